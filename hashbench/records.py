@@ -1,0 +1,330 @@
+"""The nouns of hashbench: frozen values that travel between its parts.
+
+This module imports neither torch nor any other part of hashbench, so that everything that *decides* something
+(``divergence``, ``report``) can be tested on records written by hand.
+
+Reading order is the order of a model's journey: :class:`ModelSpec` and :class:`RunOptions` are asked for,
+:class:`Trace` (or :class:`Failure`) is seen, :class:`Divergence` is concluded, :class:`Row` is shown.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+TRACE_SCHEMA = 1
+"""Version of the text form of a trace; a file of another version is refused."""
+
+ROW_SCHEMA = 1
+"""Version of the CSV and of the row files; written to ``environment.json`` as ``schema``."""
+
+ACCURACY_STATUSES = (
+    "pass",
+    "eager_two_runs_differ",
+    "eager_1st_run_fail",
+    "eager_1st_run_OOM",
+    "eager_2nd_run_fail",
+    "eager_2nd_run_OOM",
+    "model_fail_to_load",
+    "eager_fail_to_run",
+    "results_not_comparable",
+    "timeout",
+    "crashed",
+    "pass_due_to_skip",
+)
+"""Status words of ``benchmarks/dynamo``, and two it lacks: ``crashed`` (there a dead child leaves no row) and
+``results_not_comparable`` (there an unknown type is reported as ``eager_two_runs_differ``)."""
+
+ORIGINS = ("input", "state", "settings", "rng", "outside", "sequence", "kernel")
+PHASES = ("forward", "backward", "optimizer")
+MODES = ("training", "inference")
+DETERMINISTIC = ("on", "warn", "off")
+DTYPES = ("float32", "bfloat16", "float16", "amp")
+
+
+class HashbenchError(Exception):
+    """A mistake of the caller's: what, its consequence, and what to do. The command line prints it on one line."""
+
+    def __init__(self, what: str, *, consequence: str = "", tip: str = "") -> None:
+        self.what, self.consequence, self.tip = what, consequence, tip
+        text = what if not consequence else f"{what}: {consequence}"
+        super().__init__(f"{text.rstrip('.')}.{' ' + tip if tip else ''}")
+
+
+# ---------------------------------------------------------------------------------------------- asked for
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """One model of a suite, as data: a line of ``models/<suite>.csv`` or one entry of a user's ``MODELS``.
+
+    ``suite`` is a suite name or the absolute path of a zoo file. ``input_shape`` has no batch dimension.
+    ``arguments`` go to the model's constructor. ``skip_training`` and ``skip_inference`` hold the reason why
+    that mode cannot run; empty means that it can. An empty ``deterministic`` or ``optimizer`` and ``None``
+    for ``iterations`` leave the choice to the command line and then to the harness.
+    """
+
+    suite: str
+    name: str
+    task: str = ""
+    family: str = ""
+    batch_size: int | None = None
+    input_shape: tuple[int, ...] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    default: bool = False
+    skip_training: str = ""
+    skip_inference: str = ""
+    deterministic: str = ""
+    optimizer: str = ""
+    iterations: int | None = None
+    note: str = ""
+
+    def skip_reason(self, mode: str) -> str:
+        """Why this model cannot run in ``mode``; empty when it can."""
+        return self.skip_training if mode == "training" else self.skip_inference
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How every model of one sweep is run; what the flags of ``hashbench sweep`` ask for.
+
+    ``dtype`` empty means: as the model was built. ``deterministic`` empty means: as the model's data say, else
+    ``on``. ``output`` is the results folder; traces go to ``<output>/traces``.
+    """
+
+    mode: str = "inference"
+    device: str = "cpu"
+    dtype: str = ""
+    iterations: int | None = None
+    runs: int = 2
+    batch_size: int | None = None
+    threads: int | None = None
+    seed: int = 1337
+    cotangent: str = "ones"
+    deterministic: str = ""
+    hash_inputs: bool = False
+    untraced_pair: bool = False
+    keep_traces: bool = False
+    output: str = ""
+
+
+# ---------------------------------------------------------------------------------------------------- seen
+
+
+class TensorDigest(NamedTuple):
+    """The fingerprint of one tensor. ``value`` is hexadecimal, over the bytes in memory order (logical order
+    where the layout has holes), or empty for memory that was allocated and not written (*blank*)."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    value: str
+
+
+class Ref(NamedTuple):
+    """One tensor that a record read: which argument (``"0"``, ``"1.2"`` for a list element, ``"src"`` for a
+    keyword), the id of the record or leaf that wrote its storage last, the storage offset in elements, whether
+    the op also writes it, and (with ``hash_inputs``) its digest just before the call."""
+
+    argument: str
+    source: str
+    offset: int = 0
+    written: bool = False
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A tensor that no recorded op wrote, hashed when first read. ``kind`` is ``parameter``, ``buffer``,
+    ``input`` or ``other``. ``position`` is the index of the record that read it first. ``initial`` is its digest
+    at the start of the run where it was registered (parameters, buffers, inputs); empty where it was not."""
+
+    id: str
+    kind: str
+    digest: TensorDigest
+    position: int
+    initial: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OpRecord:
+    """What one dispatched op left in a trace.
+
+    ``id`` is unique in the trace and survives insertions elsewhere: phase, iteration, module path, op and a count
+    within these. ``arguments`` is the text of all non-tensor arguments. ``outputs`` are the digests of what the op
+    wrote (outputs first, then written arguments in schema order); empty for a view. ``scalar`` is the text of a
+    returned Python scalar. ``rng`` is the digest of the generator's state before a seeded op. ``forward_op`` is the
+    id of the forward record that a backward record belongs to. ``blank`` marks allocations whose content is not a
+    result. ``source`` is a source line, in a diagnosis pass only.
+    """
+
+    id: str
+    phase: str
+    iteration: int
+    module: str
+    op: str
+    inputs: tuple[Ref, ...] = ()
+    arguments: str = ""
+    outputs: tuple[TensorDigest, ...] = ()
+    scalar: str = ""
+    rng: str = ""
+    forward_op: str = ""
+    blank: bool = False
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A tensor (or Python value) by which runs are compared: ``name`` such as ``output.0``, ``loss``,
+    ``grad.fc.weight``; ``source`` the id of the record or leaf that wrote it last, empty for a Python value."""
+
+    name: str
+    digest: TensorDigest
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsMark:
+    """Torch's global settings after ``position`` records, as sorted ``(name, value)`` texts."""
+
+    position: int
+    label: str
+    settings: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Everything one run left behind. Equal runs give equal traces."""
+
+    records: tuple[OpRecord, ...]
+    leaves: tuple[Leaf, ...] = ()
+    results: tuple[Result, ...] = ()
+    marks: tuple[SettingsMark, ...] = ()
+    hashed_inputs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A run that ended with an exception. ``out_of_memory`` tells it from other failures; ``op`` is the dispatched
+    op during which it was raised (empty outside any op); ``nondeterministic_op`` is that op where torch refused it for
+    having no deterministic implementation."""
+
+    error: str
+    out_of_memory: bool = False
+    op: str = ""
+    nondeterministic_op: str = ""
+
+
+# ----------------------------------------------------------------------------------------------- concluded
+
+
+@dataclass(frozen=True, slots=True)
+class Steering:
+    """An earlier recorded scalar that differed and may have chosen another path: the record that returned it, the
+    two values, and where that difference entered."""
+
+    record: str
+    first: str
+    second: str
+    kernel: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Where the difference between two runs entered: the first record of the pair that differs *and reaches the
+    results*.
+
+    ``origin`` is one of :data:`ORIGINS`. ``node`` is the id of the record or leaf (``setting:<name>`` for settings).
+    ``kernel`` is the op's name (for a leaf: the first op that read it). ``op_index`` counts records from 0 in the first run.
+    ``first`` and ``second`` say in words what the two runs had there.
+    """
+
+    origin: str
+    node: str
+    kernel: str
+    op_index: int | None
+    phase: str
+    iteration: int
+    module: str
+    forward_op: str
+    detail: str
+    first: str = ""
+    second: str = ""
+    source: str = ""
+    opaque_producer: bool = False
+    steered_by: Steering | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The judgement on a pair: ``differing`` names the results that differ, ``divergence`` says where that entered
+    (``None`` when no result differs), ``benign`` lists the ids of records that differ without reaching a result."""
+
+    differing: tuple[str, ...]
+    divergence: Divergence | None
+    benign: tuple[str, ...]
+
+
+# ---------------------------------------------------------------------------------------------------- shown
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of ``accuracy.csv``; ``docs/csv.md`` explains every column. ``None`` and ``""`` are written as an
+    empty cell: absent, never zero."""
+
+    dev: str
+    name: str
+    batch_size: int | None
+    accuracy: str
+    suite: str = ""
+    mode: str = ""
+    dtype: str = ""
+    iterations: int | None = None
+    runs: int | None = None
+    deterministic: str = ""
+    nondeterministic_op: str = ""
+    ops: int | None = None
+    origin: str = ""
+    kernel: str = ""
+    op_index: int | None = None
+    phase: str = ""
+    iteration: int | None = None
+    module: str = ""
+    forward_op: str = ""
+    source: str = ""
+    detail: str = ""
+    steered_by: str = ""
+    cause: str = ""
+    confidence: str = ""
+    distinct: int | None = None
+    rate: float | None = None
+    rate_low: float | None = None
+    rate_high: float | None = None
+    differing_results: str = ""
+    differing_elements: int | None = None
+    max_abs_diff: float | None = None
+    max_ulp: int | None = None
+    representation: str = ""
+    benign: int | None = None
+    benign_ops: str = ""
+    confirmed: str = ""
+    untraced: str = ""
+    perturbed_ops: str = ""
+    settings_changed: str = ""
+    deterministic_doc: str = ""
+    advice: str = ""
+    repro: str = ""
+    traces: str = ""
+    seconds: float | None = None
+    overhead_seconds: float | None = None
+    peak_memory_mib: float | None = None
+    env: str = ""
+    error: str = ""
+
+
+ROW_COLUMNS: tuple[str, ...] = tuple(f.name for f in dataclasses.fields(Row))
+ROW_KEY: tuple[str, ...] = ("suite", "mode", "dtype", "dev", "name")
+"""What identifies a row: two sweeps are compared by it, and a sweep holds each at most once."""
