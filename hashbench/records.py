@@ -10,7 +10,7 @@ Reading order is the order of a model's journey: :class:`ModelSpec` and :class:`
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -121,6 +121,14 @@ class TensorDigest(NamedTuple):
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     value: str
+
+
+def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
+    """The stride, in elements, that torch gives a new contiguous tensor of this shape."""
+    stride = [1] * len(shape)
+    for place in range(len(shape) - 2, -1, -1):
+        stride[place] = stride[place + 1] * max(1, shape[place + 1])
+    return tuple(stride)
 
 
 class Ref(NamedTuple):

@@ -1,0 +1,50 @@
+"""hashbench: run each model of a zoo twice and name the first kernel whose results differ.
+
+``HashDebugTrace``, ``Workload``, ``BenchmarkRunner`` and the rest are imported when first used, so that the command line
+and everything that only reads files start without torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hashbench.divergence import find as find_divergence
+    from hashbench.records import HashbenchError, ModelSpec, Row, RunOptions, Trace
+    from hashbench.runner import BenchmarkRunner
+    from hashbench.tracing import HashDebugTrace
+    from hashbench.workload import Workload
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "BenchmarkRunner": ("hashbench.runner", "BenchmarkRunner"),
+    "HashDebugTrace": ("hashbench.tracing", "HashDebugTrace"),
+    "HashbenchError": ("hashbench.records", "HashbenchError"),
+    "ModelSpec": ("hashbench.records", "ModelSpec"),
+    "Row": ("hashbench.records", "Row"),
+    "RunOptions": ("hashbench.records", "RunOptions"),
+    "Trace": ("hashbench.records", "Trace"),
+    "Workload": ("hashbench.workload", "Workload"),
+    "find_divergence": ("hashbench.divergence", "find"),
+}
+
+__all__ = [
+    "BenchmarkRunner",
+    "HashDebugTrace",
+    "HashbenchError",
+    "ModelSpec",
+    "Row",
+    "RunOptions",
+    "Trace",
+    "Workload",
+    "find_divergence",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        module, attribute = _HOME[name]
+        return getattr(importlib.import_module(module), attribute)
+    raise AttributeError(f"module 'hashbench' has no attribute {name!r}")

@@ -1,0 +1,147 @@
+"""Tensor to digest: a fingerprint that is exact over the tensor's bytes.
+
+A digest is XXH3 (64 bits) over the bytes in memory order, so it sees positions, signs and NaN payloads. Equal content
+gives an equal digest at any address. What is hashed, by kind of tensor:
+
+* dense in any order of dimensions (contiguous, channels-last, transposed): the buffer, without a copy;
+* with holes or overlaps (a strided slice, an expanded view): a contiguous copy, in logical order;
+* sparse, nested and wrapper tensors: their component tensors, in order;
+* quantized: the stored integers and the quantization parameters;
+* on another device than the CPU: a copy on the host. Exact but slow, and it waits for the device; the accelerator
+  path replaces it.
+
+Nothing here draws random numbers, and nothing keeps the tensor. Tensors without data (``meta``) have the digest ``meta``.
+Large buffers are hashed in fixed blocks whose digests are hashed together: the value does not depend on threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import xxhash
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from hashbench.records import TensorDigest, contiguous_stride
+
+RawDigest = tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None, Any]
+"""``(dtype, shape, stride, value)`` as the tracing mode keeps it. A ``stride`` of ``None`` means contiguous; ``value`` is an
+int, a text for tensors without data, or ``None`` for blank memory."""
+
+_hash = xxhash.xxh3_64_intdigest
+_byte = ctypes.c_char
+
+EMPTY = _hash(b"")
+
+
+def hash_memory(address: int, nbytes: int) -> int:
+    """XXH3-64 of ``nbytes`` bytes at ``address``, read in place."""
+    return _hash((_byte * nbytes).from_address(address)) if nbytes else EMPTY
+
+
+def raw_digest(tensor: torch.Tensor) -> RawDigest:
+    """The digest of ``tensor``, in the form that costs least to make.
+
+    Must be called with dispatch modes disabled (inside ``__torch_dispatch__`` they are), else it traces itself.
+    """
+    if type(tensor) is not torch.Tensor and is_traceable_wrapper_subclass(tensor):
+        return tensor.dtype, () if tensor.is_nested else tuple(tensor.shape), (), _hash_parts(_wrapped(tensor))
+    if tensor.is_nested:
+        return tensor.dtype, (), (), _hash_parts([tensor.values(), tensor._nested_tensor_size()])
+    shape = tuple(tensor.shape)
+    if tensor.layout is not torch.strided:
+        return tensor.dtype, shape, (), _hash_parts(_sparse_parts(tensor))
+    stride = tensor.stride()
+    if tensor.is_meta:
+        return tensor.dtype, shape, stride, "meta"
+    if tensor.is_quantized:
+        return tensor.dtype, shape, stride, _hash_quantized(tensor)
+    return tensor.dtype, shape, stride, _hash_strided(tensor)
+
+
+def digest(tensor: torch.Tensor) -> TensorDigest:
+    """The digest of ``tensor`` as a :class:`TensorDigest`; ``value`` is 16 hexadecimal digits, or ``meta``."""
+    with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+        return readable(raw_digest(tensor))
+
+
+def readable(raw: RawDigest) -> TensorDigest:
+    """A raw digest in its final form; a value of ``None`` (blank memory) becomes the empty text."""
+    dtype, shape, stride, value = raw
+    if stride is None:
+        stride = contiguous_stride(shape)
+    text = f"{value:016x}" if type(value) is int else (value or "")
+    return TensorDigest(str(dtype).removeprefix("torch."), tuple(shape), tuple(stride), text)
+
+
+def python_digest(value: object) -> TensorDigest:
+    """The digest of a Python value that a model returned beside its tensors: its ``repr``, exactly."""
+    return TensorDigest(type(value).__name__, (), (), repr(value))
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill one block of memory without holes or overlaps, in any order of dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _hash_strided(tensor: torch.Tensor) -> int:
+    if tensor.numel() == 0:
+        return EMPTY
+    if not tensor.is_cpu:
+        tensor = tensor.detach().cpu()
+    if tensor.is_contiguous() or is_dense(tensor):
+        return hash_memory(tensor.data_ptr(), tensor.nbytes)
+    packed = tensor.detach().contiguous()
+    return hash_memory(packed.data_ptr(), packed.nbytes)
+
+
+def _hash_quantized(tensor: torch.Tensor) -> int:
+    parameters: tuple[Any, ...]
+    if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        parameters = (tensor.q_scale(), tensor.q_zero_point())
+    else:
+        scales, zero_points = tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()
+        parameters = (tensor.q_per_channel_axis(), _hash_strided(scales), _hash_strided(zero_points))
+    return _hash(repr((_hash_strided(tensor.int_repr()), tensor.qscheme(), parameters)).encode())
+
+
+def _sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    tensor = tensor.detach()
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    if tensor.layout is torch.jagged:
+        return [tensor.values(), tensor.offsets()]
+    return [tensor.to_dense()]
+
+
+def _wrapped(tensor: torch.Tensor) -> list[torch.Tensor]:
+    names, _ = tensor.__tensor_flatten__()
+    parts = (getattr(tensor, name) for name in names)
+    return [part for part in parts if isinstance(part, torch.Tensor)]
+
+
+def _hash_parts(parts: Iterable[torch.Tensor]) -> int:
+    return _hash(repr([readable(raw_digest(part)) for part in parts]).encode())
+
+
+def components(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The plain tensors that hold the data of ``tensor``: itself, or the parts of a sparse or wrapper tensor."""
+    if type(tensor) is not torch.Tensor and is_traceable_wrapper_subclass(tensor):
+        return [leaf for part in _wrapped(tensor) for leaf in components(part)]
+    if tensor.layout is not torch.strided:
+        opaque = tensor.layout is torch._mkldnn  # type: ignore[attr-defined]
+        return [] if opaque else _sparse_parts(tensor)
+    return [tensor]

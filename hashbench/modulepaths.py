@@ -1,0 +1,77 @@
+"""Which module is being called: paths such as ``ResNet.layer1.0.conv1`` for the records of a trace."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+
+class ModulePaths:
+    """Where in which model we are: paths such as ``ResNet.layer1.0.conv1``, kept by replacing ``Module.__call__``
+    while a trace is active (hooks would take every module off its fast path)."""
+
+    def __init__(self) -> None:
+        self.current = ""
+        self._paths: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = {}
+        self._state: dict[int, tuple[weakref.ref[torch.nn.Module], str, str]] = {}
+        self._roots: Counter[str] = Counter()
+
+    def register(self, root: torch.nn.Module) -> str:
+        """Name a model and all modules in it after the class of the root; a second root of one class gets ``@2``."""
+        name = type(root).__name__
+        self._roots[name] += 1
+        prefix = name if self._roots[name] == 1 else f"{name}@{self._roots[name]}"
+        for path, module in root.named_modules():
+            full, reference = f"{prefix}.{path}" if path else prefix, weakref.ref(module)
+            self._paths[id(module)] = (reference, full)
+            for attribute, tensor in module._parameters.items():
+                self._state[id(tensor)] = (reference, full, attribute)
+            for attribute, tensor in module._buffers.items():
+                self._state[id(tensor)] = (reference, full, attribute)
+        return prefix
+
+    def state_name(self, tensor: torch.Tensor) -> tuple[str, str]:
+        """``("parameter" | "buffer", path)`` of a tensor that belongs to a known module, else two empty texts."""
+        reference, path, attribute = self._state.get(id(tensor), (None, "", ""))
+        module = reference() if reference is not None else None
+        if module is None:
+            return "", ""
+        if module._parameters.get(attribute) is tensor:
+            return "parameter", f"{path}.{attribute}"
+        if module._buffers.get(attribute) is tensor:
+            return "buffer", f"{path}.{attribute}"
+        return "", ""  # the module's tensor died, and another one got its id
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Follow module calls of this thread. Uses torch's global module hooks: replacing ``Module.__call__`` would
+        invalidate Python's caches of every module class, which costs 0.2 ms and slows what comes after."""
+        owner, outer = threading.get_ident(), list[str]()
+
+        def enter(module: torch.nn.Module, _inputs: Any) -> None:
+            if threading.get_ident() == owner:
+                outer.append(self.current)
+                known = self._paths.get(id(module))
+                self.current = known[1] if known is not None and known[0]() is module else self.register(module)
+
+        def leave(_module: torch.nn.Module, _inputs: Any, _output: Any) -> None:
+            if threading.get_ident() == owner and outer:
+                self.current = outer.pop()
+
+        handles = [
+            register_module_forward_pre_hook(enter),
+            register_module_forward_hook(leave, always_call=True),
+        ]
+        try:
+            yield
+        finally:
+            self.current = ""
+            for handle in handles:
+                handle.remove()

@@ -1,0 +1,140 @@
+"""What a call of an op means, read off its schema once: what it writes, whether it draws random numbers, and so on."""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_ALLOCATIONS = frozenset(
+    {
+        # Their content is whatever was in memory. torch marks them by no tag; the list is that of
+        # torch.utils.deterministic.fill_uninitialized_memory's documentation plus their variants in native_functions.yaml.
+        "aten::empty",
+        "aten::empty_like",
+        "aten::empty_strided",
+        "aten::empty_permuted",
+        "aten::empty_quantized",
+        "aten::_empty_affine_quantized",
+        "aten::_empty_per_channel_affine_quantized",
+        "aten::new_empty",
+        "aten::new_empty_strided",
+    }
+)
+
+
+class Pattern(enum.Enum):
+    """The three commonest ways in which ops write; anything else is ``GENERAL``."""
+
+    FRESH = "returns one new tensor and writes nothing else"
+    INPLACE = "writes its first argument, a tensor, and returns it"
+    VIEW = "returns one tensor that shares memory with an argument"
+    GENERAL = "anything else"
+
+
+@dataclass(frozen=True, slots=True)
+class OpPlan:
+    """What the schema of one op overload says, in the form the hot path needs.
+
+    ``written`` and ``written_names`` are the arguments whose content the op changes, by position and by name.
+    ``running_statistics`` are positions that batch and instance norm write when their ``training`` argument (at ``training``)
+    is true: the schema of ``native_batch_norm`` and its relatives omits that mutation. ``fresh``: no output shares
+    memory with an argument, as far as the schema says. ``traced`` is false for ops without any tensor, such as the
+    profiler's marks.
+    """
+
+    name: str
+    call: Callable[..., Any]
+    pattern: Pattern = Pattern.GENERAL
+    written: tuple[int, ...] = ()
+    written_names: tuple[str, ...] = ()
+    running_statistics: tuple[int, ...] = ()
+    training: int = -1
+    fresh: bool = True
+    blank: bool = False
+    resizes: bool = False
+    seeded: bool = False
+    traced: bool = True
+
+    writes_arguments: bool = False
+
+    def writes(self, place: int | str) -> bool:
+        """Whether the argument at ``place`` (position, name, or ``position.index`` in a list) is written."""
+        if isinstance(place, str):
+            head, _, _ = place.partition(".")
+            return head in self.written_names or (head.isdigit() and int(head) in self.written)
+        return place in self.written
+
+    def written_values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The arguments of one call whose content it changes, in the schema's order."""
+        values = [args[position] for position in self.written if position < len(args)]
+        values += [kwargs[name] for name in self.written_names if name in kwargs]
+        if self.running_statistics and (self.training < 0 or (self.training < len(args) and args[self.training])):
+            values += [args[position] for position in self.running_statistics if position < len(args)]
+        return values
+
+
+@functools.cache
+def plan_of(func: Any) -> OpPlan:
+    """The plan of an op overload, read off ``func._schema`` and ``func.tags``; of anything else (a higher-order
+    operator), one that treats every output as freshly written."""
+    schema = getattr(func, "_schema", None)
+    if schema is None:
+        return OpPlan(name=str(func), call=func)
+    metadata_only = torch.Tag.inplace_view in func.tags
+    arguments = list(schema.arguments)
+    written = [
+        (position, argument)
+        for position, argument in enumerate(arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write and not metadata_only
+    ]
+    names = [argument.name for argument in arguments]
+    tensors = [item for item in [*arguments, *schema.returns] if _is_tensor_type(item.type)]
+    returns_scalar = any(str(item.type) in ("number", "int", "float", "bool") for item in schema.returns)
+    statistics = () if written else _running_statistics(names)
+    return OpPlan(
+        name=str(func),
+        call=func._op,  # what OpOverload.__call__ calls, without that Python frame
+        pattern=_pattern(schema, metadata_only=metadata_only, undeclared=bool(statistics)),
+        writes_arguments=bool(written or statistics),
+        written=tuple(position for position, argument in written if not argument.kwarg_only),
+        written_names=tuple(argument.name for _, argument in written),
+        running_statistics=statistics,
+        training=next((names.index(name) for name in ("training", "train", "use_input_stats") if name in names), -1),
+        fresh=all(item.alias_info is None for item in schema.returns) and not metadata_only,
+        blank=schema.name in _ALLOCATIONS,
+        resizes=metadata_only,
+        seeded=torch.Tag.nondeterministic_seeded in func.tags or any("Generator" in str(a.type) for a in arguments),
+        traced=bool(tensors) or returns_scalar,
+    )
+
+
+def _pattern(schema: Any, *, metadata_only: bool, undeclared: bool) -> Pattern:
+    if len(schema.returns) != 1 or str(schema.returns[0].type) != "Tensor" or metadata_only or undeclared:
+        return Pattern.GENERAL
+    aliases = [(place, item.alias_info) for place, item in enumerate(schema.arguments) if item.alias_info is not None]
+    written = [place for place, alias in aliases if alias.is_write]
+    returned = schema.returns[0].alias_info
+    if returned is None:
+        return Pattern.GENERAL if written else Pattern.FRESH
+    if not returned.is_write:
+        return Pattern.GENERAL if written else Pattern.VIEW
+    first = schema.arguments[0]
+    return (
+        Pattern.INPLACE if written == [0] and str(first.type) == "Tensor" and not first.kwarg_only else Pattern.GENERAL
+    )
+
+
+def _is_tensor_type(kind: Any) -> bool:
+    return "Tensor" in str(kind)
+
+
+def _running_statistics(names: Sequence[str]) -> tuple[int, ...]:
+    # Only the forward of a norm has the factor by which it moves its statistics; its backward merely reads them.
+    if "momentum" not in names and "exponential_average_factor" not in names:
+        return ()
+    return tuple(names.index(name) for name in ("running_mean", "running_var") if name in names)

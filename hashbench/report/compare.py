@@ -1,0 +1,345 @@
+"""Two sweeps in, what became of every model out. Pure: reads no file, prints nothing.
+
+:func:`decide` is the rule, over two status words; the rest finds which rows belong together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Literal, NamedTuple
+
+from hashbench.records import HashbenchError, Row
+from hashbench.report.csvfile import row_key
+from hashbench.report.environments import EnvironmentChange, environment_changes
+from hashbench.report.load import Sweep
+
+
+class Outcome(StrEnum):
+    """What became of a model, the worst first."""
+
+    REGRESSED = "regressed"
+    NOW_SKIPPED = "now skipped"
+    MISSING = "missing"
+    DIFFERS_ELSEWHERE = "differs in another kernel"
+    FAILS_OTHERWISE = "fails otherwise"
+    NOT_COMPARABLE = "not comparable"
+    STILL_DIFFERS = "still differs"
+    STILL_FAILS = "still fails"
+    FIXED = "fixed"
+    NEW = "new"
+    STILL_SKIPPED = "still skipped"
+    NOT_SELECTED = "not selected"
+    UNCHANGED = "unchanged"
+
+
+WORSE = frozenset(
+    {
+        Outcome.REGRESSED,  # it was no failure and now it is one
+        Outcome.NOW_SKIPPED,  # what was looked at is not looked at any more: a difference could hide there
+        Outcome.MISSING,  # it was asked for and left no result: absent is never equal
+        Outcome.DIFFERS_ELSEWHERE,  # a kernel that nobody knew to differ
+        Outcome.FAILS_OTHERWISE,  # the failure that is known is not the failure that is seen
+        Outcome.NOT_COMPARABLE,  # it may have got worse; unknown is never equal
+    }
+)
+"""The outcomes for which ``hashbench compare`` ends with exit code 1. Not among them: what is as bad as it was
+(``still …``), a model that BASE says nothing about (``new``), and one that NEW was not asked to run."""
+
+CONDITIONS = ("dev", "dtype", "batch_size", "iterations", "runs", "deterministic")
+"""Columns that must agree, where both rows have them, before two results can be compared."""
+
+PLACE = ("origin", "kernel", "module")
+"""Columns that say where a difference entered."""
+
+Verdict = Literal["absent", "pass", "skip", "differ", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What became of one model. ``key`` follows :data:`~hashbench.records.ROW_KEY`; ``note`` is one line on what is
+    different; ``whole_group`` says that no model of its suite, mode, dtype and device is on the other side."""
+
+    key: tuple[str, ...]
+    outcome: Outcome
+    base: Row | None
+    new: Row | None
+    note: str = ""
+    whole_group: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The result: ``base`` and ``new`` are the labels of the sweeps, ``changes`` holds every model of either side,
+    the worst first, ``remarks`` are sentences on what this comparison cannot see."""
+
+    base: str
+    new: str
+    environment: tuple[EnvironmentChange, ...]
+    changes: tuple[Change, ...]
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def counts(self) -> dict[Outcome, int]:
+        """How many models had each outcome, the worst first; outcomes that nothing had are left out."""
+        found = Counter(change.outcome for change in self.changes)
+        return {outcome: found[outcome] for outcome in Outcome if outcome in found}
+
+    @property
+    def got_worse(self) -> bool:
+        """Whether any outcome is one of :data:`WORSE`."""
+        return any(change.outcome in WORSE for change in self.changes)
+
+
+# ------------------------------------------------------------------------------------------------ the rule
+
+
+def decide(base: str, new: str, *, selected: bool = True, comparable: bool = True, same_place: bool = True) -> Outcome:
+    """What became of a model with the accuracy ``base`` that now has ``new``; ``""`` means that there is no row.
+
+    ``selected``: NEW was asked to run this model. ``comparable``: both ran under the same conditions.
+    ``same_place``: where both differ, the difference entered at the same origin, kernel and module.
+
+    Raises:
+        ValueError: neither side has a row.
+    """
+    match (verdict_of(base), verdict_of(new)):
+        case ("absent", "absent"):
+            raise ValueError("neither sweep has a row: there is nothing to decide")
+        case ("absent", _):
+            return Outcome.NEW
+        case (_, "absent"):
+            return Outcome.MISSING if selected else Outcome.NOT_SELECTED
+        case _ if not comparable:
+            return Outcome.NOT_COMPARABLE
+        case ("pass", "pass"):
+            return Outcome.UNCHANGED
+        case ("skip", "skip"):
+            return Outcome.STILL_SKIPPED
+        case (_, "skip"):
+            return Outcome.NOW_SKIPPED
+        case (_, "pass"):
+            return Outcome.FIXED
+        case ("differ", "differ"):
+            return Outcome.STILL_DIFFERS if same_place else Outcome.DIFFERS_ELSEWHERE
+        case ("pass" | "skip", _):
+            return Outcome.REGRESSED
+        case _:
+            return Outcome.STILL_FAILS if base == new else Outcome.FAILS_OTHERWISE
+
+
+def verdict_of(accuracy: str) -> Verdict:
+    """The five kinds of status word; a word that is not known (dynamo has more than hashbench) is a failure."""
+    match accuracy:
+        case "":
+            return "absent"
+        case "pass":
+            return "pass"
+        case "pass_due_to_skip":
+            return "skip"
+        case "eager_two_runs_differ":
+            return "differ"
+        case _:
+            return "fail"
+
+
+# ------------------------------------------------------------------------------------------------- pairing
+
+
+def compare(base: Sweep, new: Sweep) -> Comparison:
+    """What became of every model of ``base`` and ``new``.
+
+    Rows belong together when their keys are equal; against dynamo's files, when device and name (or the name, where
+    there is no device) are. A row whose only counterpart has another device or dtype is ``not comparable``.
+
+    Raises:
+        HashbenchError: BASE has no rows, or a side has several rows where the other side's files tell only names.
+    """
+    if not base.rows:
+        raise HashbenchError(
+            f"{base.label} holds no rows", consequence="there is nothing to compare with", tip="Name a finished sweep."
+        )
+    pairs = _pairs(base, new)
+    compared = [pair for pair in pairs if pair.base and pair.new]
+    order = {outcome: position for position, outcome in enumerate(Outcome)}
+    return Comparison(
+        base=base.label,
+        new=new.label,
+        environment=_environment_changes(base, new, compared),
+        changes=tuple(sorted(_changes(base, new, pairs), key=lambda change: (order[change.outcome], change.key))),
+        remarks=tuple(_remarks(base, new, compared=len(compared))),
+    )
+
+
+class _Pair(NamedTuple):
+    """The rows of one model, one of them perhaps absent."""
+
+    base: Row | None
+    new: Row | None
+
+    @property
+    def row(self) -> Row:
+        """The row that is there, rather NEW's than BASE's."""
+        row = self.new or self.base
+        if row is None:
+            raise ValueError("a pair has a row on one side at least")
+        return row
+
+
+def _pairs(base: Sweep, new: Sweep) -> list[_Pair]:
+    exact, loose = _keys(base, new)
+    first, second = _by_key(base, exact), _by_key(new, exact)
+    pairs = [_Pair(row, second.get(key)) for key, row in first.items()]
+    pairs += [_Pair(None, row) for key, row in second.items() if key not in first]
+    return _paired_loosely(pairs, loose)
+
+
+RowKey = Callable[[Row], Hashable]
+
+
+def _keys(base: Sweep, new: Sweep) -> tuple[RowKey, RowKey]:
+    """What identifies a row on both sides, and what still does when device and dtype may differ."""
+    kinds = {base.kind, new.kind}
+    if "dynamo_expected" in kinds:
+        return _name, _name
+    if "dynamo" in kinds:
+        return (lambda row: (row.dev, row.name)), _name
+    return row_key, (lambda row: (row.suite, row.mode, row.name))
+
+
+def _name(row: Row) -> str:
+    return row.name
+
+
+def _by_key(sweep: Sweep, key: RowKey) -> dict[Hashable, Row]:
+    found: dict[Hashable, Row] = {}
+    for row in sweep.rows:
+        if found.setdefault(key(row), row) is not row:
+            raise HashbenchError(
+                f"{sweep.label} holds {row.name} more than once",
+                consequence="the other side does not tell suites, modes and dtypes apart",
+                tip="Name one of its CSVs.",
+            )
+    return found
+
+
+def _paired_loosely(pairs: list[_Pair], key: RowKey) -> list[_Pair]:
+    """Join a row that only BASE has with one that only NEW has, where their looser key makes them unique."""
+    lonely_base = _unique((pair.base for pair in pairs if pair.base and not pair.new), key)
+    lonely_new = _unique((pair.new for pair in pairs if pair.new and not pair.base), key)
+    joined = [_Pair(row, lonely_new[name]) for name, row in lonely_base.items() if name in lonely_new]
+    taken = {id(row) for pair in joined for row in pair}
+    return [pair for pair in pairs if id(pair.row) not in taken] + joined
+
+
+def _unique(rows: Iterable[Row], key: RowKey) -> dict[Hashable, Row]:
+    candidates = tuple(rows)
+    count = Counter(map(key, candidates))
+    return {key(row): row for row in candidates if count[key(row)] == 1}
+
+
+# ------------------------------------------------------------------------------------------------- changes
+
+
+def _changes(base: Sweep, new: Sweep, pairs: Iterable[_Pair]) -> Iterator[Change]:
+    ours = base.kind == new.kind == "hashbench"
+    base_groups, new_groups = ({_group(row) for row in sweep.rows} for sweep in (base, new))
+    for pair in pairs:
+        others = new_groups if pair.base else base_groups
+        yield Change(
+            key=row_key(pair.row),
+            outcome=(outcome := _outcome(pair, selected=_is_selected(new, pair.row), places_known=ours)),
+            base=pair.base,
+            new=pair.new,
+            note=_note(outcome, pair),
+            whole_group=ours and not (pair.base and pair.new) and _group(pair.row) not in others,
+        )
+
+
+def _group(row: Row) -> tuple[str, ...]:
+    return row_key(row)[:-1]
+
+
+def _outcome(pair: _Pair, *, selected: bool, places_known: bool) -> Outcome:
+    base, new = pair
+    if base is None or new is None:
+        return decide(base.accuracy if base else "", new.accuracy if new else "", selected=selected)
+    return decide(
+        base.accuracy,
+        new.accuracy,
+        comparable=not _differing(base, new, CONDITIONS, both=True),
+        same_place=not places_known or not _differing(base, new, PLACE),
+    )
+
+
+def _is_selected(sweep: Sweep, row: Row) -> bool:
+    """Whether ``sweep`` was asked for ``row``; without a ``sweep.json`` for its suite and mode it counts as asked."""
+    selections = [selection for selection in sweep.selections if selection.concerns(row)]
+    return not selections or any(selection.covers(row) for selection in selections)
+
+
+def _differing(base: Row, new: Row, columns: Iterable[str], *, both: bool = False) -> list[str]:
+    """``column old → new`` for every column that differs; with ``both``, only where neither side is empty."""
+    texts = []
+    for column in columns:
+        old, now = getattr(base, column), getattr(new, column)
+        if old != now and not (both and (old in (None, "") or now in (None, ""))):
+            texts.append(f"{column} {_or_none(old)} → {_or_none(now)}")
+    return texts
+
+
+def _or_none(value: Any) -> str:
+    return "(none)" if value in (None, "") else str(value)
+
+
+def _note(outcome: Outcome, pair: _Pair) -> str:
+    base, new = pair
+    if base and new and outcome is Outcome.NOT_COMPARABLE:
+        return "; ".join(_differing(base, new, CONDITIONS, both=True))
+    if base and new and outcome is Outcome.DIFFERS_ELSEWHERE:
+        return "; ".join(_differing(base, new, PLACE))
+    if base and outcome is Outcome.FIXED:
+        return _what_happened(base)
+    return _what_happened(new) if new else ""
+
+
+def _what_happened(row: Row) -> str:
+    """The error of a row that failed; for one that differs, where."""
+    if row.error:
+        return row.error
+    where = f"{row.kernel} in {row.module}" if row.kernel and row.module else row.kernel
+    return f"{row.origin}: {where}" if row.origin and where else where or row.origin
+
+
+# ------------------------------------------------------------------------------------------------- remarks
+
+
+def _environment_changes(base: Sweep, new: Sweep, compared: Iterable[_Pair]) -> tuple[EnvironmentChange, ...]:
+    """Only of the environments in which the compared rows were made; none where a side does not tell its own."""
+    if not base.environments or not new.environments:
+        return ()
+    pairs = tuple(compared)
+    return environment_changes(
+        _environments_of(base, {pair.base.env for pair in pairs if pair.base}),
+        _environments_of(new, {pair.new.env for pair in pairs if pair.new}),
+    )
+
+
+def _environments_of(sweep: Sweep, used: Collection[str]) -> list[Mapping[str, Any]]:
+    """The environments that are ``used``; all of them where the rows do not say."""
+    keys = [key for key in sweep.environments if key in used]
+    return [sweep.environments[key] for key in keys or sweep.environments]
+
+
+def _remarks(base: Sweep, new: Sweep, *, compared: int) -> Iterator[str]:
+    for side, sweep in (("BASE", base), ("NEW", new)):
+        if sweep.kind == "hashbench" and not sweep.environments:
+            yield f"{side} has no environment.json: whether the machine or its settings changed is not known."
+        if sweep.kind == "dynamo":
+            yield f"{side} is dynamo's: rows are matched by device and name, and it names no kernels."
+        if sweep.kind == "dynamo_expected":
+            yield f"{side} is a list that dynamo's CI expects: rows are matched by name alone, and it names no kernels."
+    if not compared:
+        yield "No model is on both sides: nothing was compared."

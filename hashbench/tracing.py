@@ -1,0 +1,512 @@
+"""``HashDebugTrace``: one dispatched call becomes one record.
+
+The mode is a thin adapter. It writes down what a call read and wrote and decides nothing: what an op means is read off
+its schema (``opplan``), what a difference means is for ``divergence``. The hot path costs a few microseconds a call;
+everything that can wait is done by ``building`` when the run is over.
+
+How the graph is kept: every storage that a recorded op wrote carries the number of that record as an attribute
+of its Python object, which lives and dies with the storage (``marks``). Nothing else refers to a tensor, so nothing is
+kept alive, and a recycled address is never mistaken for the tensor that lived there before.
+
+What a trace does not see: kernels inside a fused or custom op (one record for the whole op), work that an extension
+does without the dispatcher, Python threads of the model's own (torch's dispatch modes are per thread; autograd's own
+threads are seen), and writes behind torch's back (a NumPy view) unless ``hash_inputs`` is on.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from hashbench import inspection, tracefile
+from hashbench.building import RawLeaf, RawResult, build_trace, plain_digest
+from hashbench.digest import EMPTY, RawDigest, _byte, _hash, components, python_digest, raw_digest, readable
+from hashbench.marks import (
+    LeafViews,
+    Mark,
+    covers_storage,
+    get_mark,
+    offset,
+    place_in_storage,
+    set_mark,
+    storage_bytes,
+    storage_key,
+)
+from hashbench.modulepaths import ModulePaths
+from hashbench.opplan import OpPlan, Pattern, plan_of
+from hashbench.records import SettingsMark, Trace
+
+_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
+_current_autograd_node = torch._C._current_autograd_node
+_get_sequence_nr = torch._C._autograd._get_sequence_nr
+_FRESH, _INPLACE, _VIEW = Pattern.FRESH, Pattern.INPLACE, Pattern.VIEW
+
+_PLAIN_TYPES = frozenset(
+    (int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+)
+
+
+class HashDebugTrace(TorchDispatchMode):
+    """Records every dispatched op between ``__enter__`` and ``__exit__`` with digests of all that it wrote.
+
+    ``with HashDebugTrace() as trace:`` alone is enough; afterwards ``trace.finish()`` is a
+    :class:`~hashbench.records.Trace`, and ``trace.save(path)`` writes it as text made for ``diff -u``. The trace does not
+    change results: it draws no random numbers, keeps no tensor alive and, on the CPU, waits for nothing.
+
+    Args:
+        log_path: write the text form there on exit. Default: no file.
+        verbose: print each record as it is made.
+        max_ops_logged: print at most so many records (``verbose``). A log file is always whole.
+        include_timestamp: add the time of each call to its line in the log, in seconds since the epoch. Such notes are
+            ignored by ``hashbench diff``, but ``diff -u`` sees them.
+        show_exec_time: add the run time of each op to its line, in seconds; see ``include_timestamp``.
+        hash_inputs: also hash every tensor just before an op reads it, which exposes writes that bypassed the
+            dispatcher, and just after, which exposes writes that the op's schema does not declare.
+        source_lines: record the line of the caller's code for every op.
+        model: name the modules, parameters and buffers of this model from the start, and hash its state now.
+        inputs: hash these example inputs now (any nesting of tensors) and name them ``input/…``.
+        settings: a function that returns torch's global settings as text by name; called at every mark.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # The base class would wrap __torch_dispatch__ in torch._disable_dynamo: one more Python frame for every op.
+        # Under torch.compile the mode is hidden by ignore_compile_internals, so dynamo never traces it.
+        return False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __init__(
+        self,
+        log_path: str | Path | None = None,
+        *,
+        verbose: bool = False,
+        max_ops_logged: int | None = None,
+        include_timestamp: bool = False,
+        show_exec_time: bool = False,
+        hash_inputs: bool = False,
+        source_lines: bool = False,
+        model: torch.nn.Module | None = None,
+        inputs: Any = None,
+        settings: Callable[[], Mapping[str, str]] | None = None,
+    ) -> None:
+        super().__init__()
+        self.log_path = None if log_path is None else Path(log_path)
+        self.verbose, self.max_ops_logged = verbose, max_ops_logged
+        self.include_timestamp, self.show_exec_time = include_timestamp, show_exec_time
+        self.hash_inputs, self.source_lines = hash_inputs, source_lines
+        self.iteration = 0
+        self.failed_op = ""
+        self._notes_wanted = hash_inputs or source_lines or verbose or include_timestamp or show_exec_time
+        self._settings = settings
+        self._token = object()
+        self._records: list[tuple[Any, ...]] = []
+        self._leaves: list[RawLeaf] = []
+        self._results: list[RawResult] = []
+        self._setting_marks: list[SettingsMark] = []
+        self._notes: dict[int, dict[str, Any]] = {}
+        self._registered: dict[int, tuple[str, str, RawDigest]] = {}
+        self._leaf_counts: dict[tuple[str, str], int] = {}
+        self._modules = ModulePaths()
+        self._plans: dict[int, OpPlan] = {}
+        self._optimizing = False
+        self._undo: ExitStack | None = None
+        self._finished: Trace | None = None
+        with _disable_current_modes(), torch.no_grad():
+            if model is not None:
+                self._register_state(model)
+            if inputs is not None:
+                self._register_inputs(inputs)
+
+    # ----------------------------------------------------------------------------------- entering and leaving
+
+    def __enter__(self) -> HashDebugTrace:
+        with ExitStack() as undo:
+            undo.enter_context(self._modules.watched())
+            undo.callback(register_optimizer_step_pre_hook(lambda *_: self._set_optimizing(True)).remove)
+            undo.callback(register_optimizer_step_post_hook(lambda *_: self._set_optimizing(False)).remove)
+            self._undo = undo.pop_all()
+        self.mark("start")
+        return super().__enter__()  # type: ignore[no-any-return]
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        if self._undo is not None:
+            self._undo.close()
+            self._undo = None
+        self.mark("end")
+        if self.log_path is not None:
+            self.save(self.log_path)
+
+    def is_active(self) -> bool:
+        """Whether ops are being recorded now."""
+        return self._undo is not None
+
+    def mark(self, label: str) -> None:
+        """Note torch's global settings at this point of the run, where ``settings=`` was given."""
+        if self._settings is not None:
+            found = tuple(sorted(self._settings().items()))
+            self._setting_marks.append(SettingsMark(len(self._records), label, found))
+
+    def _set_optimizing(self, value: bool) -> None:
+        self._optimizing = value
+
+    def _register_state(self, model: torch.nn.Module) -> None:
+        self._modules.register(model)
+        for tensor in [*model.parameters(), *model.buffers()]:
+            key = storage_key(tensor)
+            if key is not None:
+                self._registered.setdefault(key, (*self._modules.state_name(tensor), raw_digest(tensor)))
+
+    def _register_inputs(self, inputs: Any) -> None:
+        for path, tensor in inspection.named_tensors(inputs):
+            key = storage_key(tensor)
+            if key is not None:
+                self._registered.setdefault(key, ("input", path, raw_digest(tensor)))
+
+    # ----------------------------------------------------------------------------------------------- hot path
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        plan = self._plans.get(id(func)) or self._plan(func)
+        if not plan.traced:
+            return func(*args, **(kwargs or {}))
+        number, token = len(self._records), self._token
+        reads: list[Any] = []
+        others: list[Any] = []
+        for place, value in enumerate(args):
+            kind = type(value)
+            if kind is _Tensor or kind is _Parameter:
+                try:
+                    owner, node, views = value.untyped_storage()._hashbench_writer
+                    if owner is token and views is None:
+                        reads += (place, node, value.storage_offset())
+                        continue
+                except AttributeError:
+                    if value.is_contiguous() and covers_storage(value):
+                        reads += (place, self._new_leaf(value, None), value.storage_offset())
+                        continue
+                except (NotImplementedError, RuntimeError):
+                    pass  # without a storage: sparse, nested, opaque
+                self._read(place, value, reads, others)
+            elif kind in _PLAIN_TYPES:
+                others.append(value)
+            else:
+                self._read(place, value, reads, others)
+        if kwargs:
+            for name, value in kwargs.items():
+                if type(value) in _PLAIN_TYPES:
+                    others.append((name, value))
+                else:
+                    self._read(name, value, reads, others)
+        else:
+            kwargs = {}
+        node = _current_autograd_node()
+        if node is not None:
+            phase, sequence = "backward", node._sequence_nr()
+        else:
+            phase = "optimizer" if self._optimizing else "forward"
+            sequence = _get_sequence_nr() - 1
+        rng = inspection.generator_digest(args, kwargs) if plan.seeded else None
+        noted = self._note_before(plan, args, kwargs) if self._notes_wanted or plan.resizes else None
+        try:
+            output = plan.call(*args, **kwargs)
+        except BaseException:
+            self.failed_op = plan.name
+            raise
+        scalar = None
+        mark = (token, number, None)
+        pattern = plan.pattern
+        if pattern is _FRESH:
+            written: tuple[RawDigest, ...] = (self._write(output, mark, plan.blank),)
+        elif pattern is _INPLACE:
+            written = (self._write(args[0], mark, False),)
+        elif pattern is _VIEW and self._is_marked(output):
+            written = ()
+        else:
+            if type(output) in _PLAIN_TYPES:
+                scalar = output
+            written = self._write_all(plan, args, kwargs, output, mark)
+        self._records.append(
+            (plan, phase, self.iteration, self._modules.current, sequence, reads, others, written, scalar, rng)
+        )
+        if noted is not None:
+            self._note_after(number, plan, args, kwargs, noted)
+        return output
+
+    def _write(self, tensor: torch.Tensor, mark: Mark, blank: bool) -> RawDigest:
+        """The digest of a tensor just written; its storage gets ``mark``. A stride of ``None`` means contiguous."""
+        try:
+            kind = type(tensor)
+            plain = kind is _Tensor or kind is _Parameter
+            if plain and tensor.is_contiguous() and tensor.is_cpu and not tensor.is_quantized:
+                tensor.untyped_storage()._hashbench_writer = mark  # type: ignore[attr-defined]
+                if blank:
+                    return tensor.dtype, tensor.shape, None, None
+                size = tensor.nbytes
+                if size:
+                    return tensor.dtype, tensor.shape, None, _hash((_byte * size).from_address(tensor.data_ptr()))
+                return tensor.dtype, tensor.shape, None, EMPTY
+        except (NotImplementedError, RuntimeError):
+            pass  # a tensor without a storage or strides: sparse, nested, opaque
+        set_mark(tensor, mark)
+        found = raw_digest(tensor)
+        return (*found[:3], None) if blank else found
+
+    def _plan(self, func: Any) -> OpPlan:
+        self._plans[id(func)] = plan = plan_of(func)
+        return plan
+
+    # --------------------------------------------------------------------------- what the hot path seldom needs
+
+    def _write_all(
+        self, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any, mark: Mark
+    ) -> tuple[RawDigest, ...]:
+        """Digests of all that a call wrote: fresh outputs first, then written arguments in the schema's order."""
+        targets = inspection.tensors_in(plan.written_values(args, kwargs)) if plan.writes_arguments else []
+        seen = {id(tensor) for tensor in targets}
+        fresh = [
+            tensor
+            for tensor in inspection.tensors_in(output)
+            if id(tensor) not in seen and (plan.fresh or not self._is_marked(tensor))
+        ]
+        return tuple([self._write(tensor, mark, plan.blank) for tensor in fresh + targets])
+
+    def _is_marked(self, tensor: torch.Tensor) -> bool:
+        try:
+            found: bool = tensor.untyped_storage()._hashbench_writer[0] is self._token  # type: ignore[attr-defined]
+        except (AttributeError, NotImplementedError, RuntimeError):
+            mark = get_mark(tensor) if isinstance(tensor, _Tensor) else None
+            return mark is not None and mark[0] is self._token
+        return found
+
+    def _read(self, place: int | str, value: Any, reads: list[Any], others: list[Any]) -> None:
+        """One argument that is not simply a marked tensor: a leaf, a list, an odd tensor, or any other object."""
+        if isinstance(value, torch.Tensor):
+            for part in components(value) or [value]:
+                reads += (place, self._node(part), offset(part))
+            if value.is_complex() and value.is_conj():
+                others.append(("conj", place))
+            return
+        plain = value
+        if isinstance(value, (list, tuple)):
+            plain = []
+            for index, item in enumerate(value):
+                if isinstance(item, torch.Tensor):
+                    self._read(f"{place}.{index}", item, reads, others)
+                else:
+                    plain.append(item)
+            if value and not plain:
+                return
+        others.append((place, plain) if isinstance(place, str) else plain)
+
+    def _node(self, tensor: torch.Tensor) -> int:
+        """The number of the record or leaf that wrote this tensor last; an unknown tensor becomes a leaf."""
+        mark = get_mark(tensor)
+        if mark is not None and mark[0] is not self._token:
+            mark = None
+        if mark is not None and mark[2] is None:
+            return mark[1]
+        place = place_in_storage(tensor)
+        views: LeafViews | None = mark[2] if mark is not None else None
+        if views is None and not covers_storage(tensor):
+            views = LeafViews()
+        if views is not None and place in views.numbers:
+            return views.numbers[place]
+        return self._new_leaf(tensor, views)
+
+    def _new_leaf(self, tensor: torch.Tensor, views: LeafViews | None) -> int:
+        """Hash a tensor that no op of this trace wrote, name it, and mark its storage with its number."""
+        kind, name = self._modules.state_name(tensor)
+        initial = None
+        if self._registered:
+            kind, name, initial = self._registered.get(storage_key(tensor) or 0, (kind, name, None))
+        if not kind:
+            kind = "parameter" if isinstance(tensor, _Parameter) else "other"
+            name = self._modules.current
+        count = self._leaf_counts.get((kind, name), 0)
+        self._leaf_counts[kind, name] = count + 1
+        leaf_id = f"{kind}/{name}#{count}" if count or kind == "other" else f"{kind}/{name}"
+        number = -1 - len(self._leaves)
+        if views is None:
+            found = self._write(tensor, (self._token, number, None), blank=False)
+        else:
+            views.numbers[place_in_storage(tensor)] = number
+            set_mark(tensor, (self._token, number, views))
+            found = raw_digest(tensor)
+        changed = initial if initial is not None and readable(initial) != readable(found) else None
+        self._leaves.append((leaf_id, kind, found, len(self._records), changed))
+        return number
+
+    # ------------------------------------------------------------ notes: the diagnosis pass, verbose, resize_
+
+    def _note_before(self, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        noted: dict[str, Any] = {}
+        if plan.resizes:
+            noted["sizes"] = [
+                (tensor, storage_bytes(tensor)) for tensor in inspection.tensors_in([*args, *kwargs.values()])
+            ]
+        if self.hash_inputs:
+            noted["inputs"] = {path: raw_digest(tensor) for path, tensor in inspection.named_arguments(args, kwargs)}
+        if self.source_lines:
+            noted["source"] = inspection.caller_line(sys._getframe(2))
+        noted["time"], noted["clock"] = time.time(), time.perf_counter()
+        return noted
+
+    def _note_after(
+        self, number: int, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], noted: dict[str, Any]
+    ) -> None:
+        kept: dict[str, Any] = {}
+        for tensor, size in noted.get("sizes", ()):
+            if storage_bytes(tensor) > size:  # resize_ grew it: the new part is memory that nobody wrote
+                set_mark(tensor, (self._token, number, None))
+                self._replace_written(number, ((*raw_digest(tensor)[:3], None),))
+        if self.hash_inputs:
+            kept["inputs"] = noted["inputs"]
+            self._note_undeclared_writes(number, plan, args, kwargs, noted["inputs"])
+        if self.source_lines:
+            kept["source"] = noted["source"]
+        if self.include_timestamp:
+            kept["time"] = f"{noted['time']:.6f}"
+        if self.show_exec_time:
+            kept["seconds"] = f"{time.perf_counter() - noted['clock']:.6f}"
+        if kept:
+            self._notes[number] = kept
+        if self.verbose and (self.max_ops_logged is None or number < self.max_ops_logged):
+            print(self._line(number))
+
+    def _note_undeclared_writes(
+        self, number: int, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], before: Mapping[str, RawDigest]
+    ) -> None:
+        """An argument that changed although the schema does not say so was written by this op all the same."""
+        declared = {id(tensor) for tensor in inspection.tensors_in(plan.written_values(args, kwargs))}
+        changed = []
+        for path, tensor in inspection.named_arguments(args, kwargs):
+            if id(tensor) not in declared and not plan.resizes and raw_digest(tensor) != before[path]:
+                set_mark(tensor, (self._token, number, None))
+                changed.append(raw_digest(tensor))
+        if changed:
+            self._replace_written(number, self._records[number][7] + tuple(changed))
+
+    def _replace_written(self, number: int, written: tuple[RawDigest, ...]) -> None:
+        record = self._records[number]
+        self._records[number] = (*record[:7], written, *record[8:])
+
+    def _line(self, number: int) -> str:
+        from hashbench.arguments import argument_text
+
+        plan, phase, _, module, _, _, others, written, scalar, _ = self._records[number]
+        values = " ".join(f"{d.dtype}{list(d.shape)}:{d.value or 'blank'}" for d in map(readable, written))
+        shown = f" = {scalar!r}" if scalar is not None else ""
+        notes = self._notes.get(number, {})
+        extra = "".join(f" {key}={notes[key]}" for key in ("source", "time", "seconds") if key in notes)
+        return f"[{number:03d}] {phase} {module} {plan.name}({argument_text(others)}) {values}{shown}{extra}"
+
+    # ------------------------------------------------------------------------------------ results and finishing
+
+    def add_result(self, name: str, value: Any) -> None:
+        """Note something by which runs are compared, at its final content: a tensor, or a plain Python value."""
+        if not isinstance(value, torch.Tensor):
+            self._results.append((name, python_digest(value), None))
+            return
+        with _disable_current_modes(), torch.no_grad():
+            mark: Mark | None = get_mark((components(value) or [value])[0])
+            node = mark[1] if mark is not None and mark[0] is self._token else None
+            if mark is not None and node is not None and mark[2] is not None:
+                node = mark[2].numbers.get(place_in_storage(value), node)
+            self._results.append((name, readable(raw_digest(value)), node))
+
+    def finish(self) -> Trace:
+        """Everything recorded, as a :class:`~hashbench.records.Trace`; the raw records are released."""
+        if self._finished is None:
+            self._finished = build_trace(
+                self._records,
+                self._leaves,
+                self._results,
+                marks=tuple(self._setting_marks),
+                notes=self._notes,
+                hashed_inputs=self.hash_inputs,
+            )
+            self._records, self._leaves, self._results = [], [], []
+        return self._finished
+
+    def save(self, path: str | Path) -> None:
+        """Write the trace as text (see ``tracefile``), atomically."""
+        notes = {
+            number: " ".join(f"{key}={kept[key]}" for key in ("time", "seconds") if key in kept)
+            for number, kept in self._notes.items()
+        }
+        tracefile.write(self.finish(), Path(path), notes={n: text for n, text in notes.items() if text})
+
+    # ----------------------------------------------------------------------- the ancestor's questions to a trace
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """``total_ops``, ``tensor_ops`` (that read or wrote a tensor), ``unique_tensors`` (set of digests),
+        ``operation_types`` (calls by op)."""
+        trace = self.finish() if not self.is_active() else self._peek()
+        return {
+            "total_ops": len(trace.records),
+            "tensor_ops": sum(1 for record in trace.records if record.inputs or record.outputs),
+            "unique_tensors": {found.value for record in trace.records for found in record.outputs if found.value},
+            "operation_types": Counter(record.op for record in trace.records),
+        }
+
+    def _peek(self) -> Trace:
+        return build_trace(
+            self._records, self._leaves, self._results, marks=(), notes=self._notes, hashed_inputs=self.hash_inputs
+        )
+
+    def print_summary(self, top: int = 10) -> None:
+        """Print how many ops of which kind were recorded."""
+        stats = self.stats
+        print(f"{stats['total_ops']} ops, {len(stats['unique_tensors'])} different tensors")
+        for name, count in stats["operation_types"].most_common(top):
+            print(f"{count:7d}  {name}")
+
+    def get_tensor_flow_graph(self) -> list[dict[str, Any]]:
+        """One entry per record: ``operation``, ``op_id``, ``inputs`` (ids of the writers), ``outputs`` (digests)."""
+        return [
+            {
+                "operation": record.op,
+                "op_id": record.id,
+                "module": record.module,
+                "inputs": [ref.source for ref in record.inputs],
+                "outputs": [plain_digest(found) for found in record.outputs],
+            }
+            for record in self.finish().records
+        ]
+
+    def find_tensor_by_hash(self, value: str) -> list[dict[str, str]]:
+        """Where a digest (its hexadecimal text, or its beginning) was written and read: ``op_id``, ``operation``, ``role``."""
+        trace = self.finish()
+        owners = {leaf.id for leaf in trace.leaves if leaf.digest.value.startswith(value)}
+        found = [{"op_id": leaf, "operation": "", "role": "leaf"} for leaf in sorted(owners)]
+        for record in trace.records:
+            if any(ref.source in owners for ref in record.inputs):
+                found.append({"op_id": record.id, "operation": record.op, "role": "input"})
+            if any(output.value.startswith(value) for output in record.outputs if output.value):
+                owners.add(record.id)
+                found.append({"op_id": record.id, "operation": record.op, "role": "output"})
+        return found
+
+    def export_to_json(self, path: str | Path) -> None:
+        """Write the trace as one JSON document: ``records``, ``leaves``, ``results``."""
+        tracefile.write_json(self.finish(), Path(path))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.finish().records)

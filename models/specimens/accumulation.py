@@ -1,0 +1,141 @@
+"""Specimens whose sums are added up by several threads in whatever order they arrive (origin ``kernel``).
+
+Floating-point addition is not associative, so every order of more than two addends may round differently. The
+kernels here add with atomic operations unless ``torch.use_deterministic_algorithms`` is on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+Example = tuple[nn.Module, tuple[torch.Tensor, ...]]
+
+
+class Gather(nn.Module):
+    """The rows of a table; the backward of this indexing adds up the gradients of rows taken more than once."""
+
+    def forward(self, table: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return table[rows]
+
+
+class MessagePassing(nn.Module):
+    """Three rounds on a graph in which each edge carries the features of its source node to its target node."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.encode = nn.Linear(features, features)
+        self.gather = Gather()
+        self.update = nn.Linear(features, features)
+
+    def forward(self, nodes: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        hidden = self.encode(nodes)
+        for _ in range(3):
+            messages = self.gather(hidden, sources)
+            received = torch.zeros_like(hidden).index_add(0, targets, messages)
+            hidden = torch.tanh(hidden + self.update(received))
+        return hidden
+
+
+def message_passing() -> Example:
+    nodes, edges, features = 500, 100_000, 16
+    inputs = (torch.randn(nodes, features), torch.randint(nodes, (edges,)), torch.randint(nodes, (edges,)))
+    return MessagePassing(features), inputs
+
+
+class CombineByIndexPut(nn.Module):
+    """Sum the experts' outputs per token with ``index_put(accumulate=True)``."""
+
+    def forward(self, outputs: torch.Tensor, token_of: torch.Tensor, tokens: int) -> torch.Tensor:
+        return outputs.new_zeros(tokens, outputs.shape[1]).index_put_((token_of,), outputs, accumulate=True)
+
+
+class CombineByIndexAdd(nn.Module):
+    """The same sum with ``index_add``, which adds in the order of the index on a CPU."""
+
+    def forward(self, outputs: torch.Tensor, token_of: torch.Tensor, tokens: int) -> torch.Tensor:
+        return outputs.new_zeros(tokens, outputs.shape[1]).index_add_(0, token_of, outputs)
+
+
+class ExpertMixture(nn.Module):
+    """Two passes of a mixture of experts in which each expert chooses the half of the tokens that suits it best."""
+
+    def __init__(self, features: int, experts: int, combine: nn.Module) -> None:
+        super().__init__()
+        self.router = nn.Linear(features, experts)
+        self.experts = nn.ModuleList(nn.Linear(features, features) for _ in range(experts))
+        self.combine = combine
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            weights, chosen = self.router(tokens).softmax(dim=-1).topk(len(tokens) // 2, dim=0)
+            outputs = [
+                expert(tokens.index_select(0, chosen[:, number])) * weights[:, number, None]
+                for number, expert in enumerate(self.experts)
+            ]
+            tokens = torch.tanh(tokens + self.combine(torch.cat(outputs), chosen.t().flatten(), len(tokens)))
+        return tokens
+
+
+def expert_mixture(combine: Callable[[], nn.Module]) -> Example:
+    tokens, features, experts = 2048, 64, 16
+    return ExpertMixture(features, experts, combine()), (torch.randn(tokens, features),)
+
+
+class SoftHistogram(nn.Module):
+    """A bag of visual words: each pixel adds a learned weight to the bin of its word."""
+
+    def __init__(self, bins: int, *, by_put: bool) -> None:
+        super().__init__()
+        self.weigh = nn.Linear(3, 1)
+        self.classify = nn.Linear(bins, 10)
+        self.bins, self.by_put = bins, by_put
+
+    def forward(self, pixels: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        weights = torch.sigmoid(self.weigh(pixels)).flatten()
+        empty = weights.new_zeros(self.bins)
+        if self.by_put:
+            histogram = empty.put_(words, weights, accumulate=True)
+        else:
+            histogram = empty.scatter_add_(0, words, weights)
+        return self.classify(histogram)
+
+
+def soft_histogram(*, by_put: bool) -> Example:
+    pixels, bins = 1_000_000, 512
+    return SoftHistogram(bins, by_put=by_put), (torch.rand(pixels, 3), torch.randint(bins, (pixels,)))
+
+
+class ToneCurve(nn.Module):
+    """A learned brightness curve: every 8-bit level of an image is looked up in a table of 256 values."""
+
+    def __init__(self, *, by_take: bool) -> None:
+        super().__init__()
+        self.curve = nn.Parameter(torch.linspace(0, 1, 256))
+        self.sharpen = nn.Conv2d(1, 1, 3, padding=1)
+        self.by_take = by_take
+
+    def forward(self, levels: torch.Tensor) -> torch.Tensor:
+        if self.by_take:
+            brightness = self.curve.take(levels)
+        else:
+            brightness = self.curve.index_select(0, levels.flatten()).view_as(levels)
+        return self.sharpen(brightness)
+
+
+def tone_curve(*, by_take: bool) -> Example:
+    return ToneCurve(by_take=by_take), (torch.randint(256, (4, 1, 512, 512)),)
+
+
+MODELS = {
+    "message_passing": message_passing,
+    "message_passing_twin": message_passing,
+    "expert_mixture": lambda: expert_mixture(CombineByIndexPut),
+    "expert_mixture_twin": lambda: expert_mixture(CombineByIndexAdd),
+    "soft_histogram": lambda: soft_histogram(by_put=True),
+    "soft_histogram_twin": lambda: soft_histogram(by_put=False),
+    "tone_curve": lambda: tone_curve(by_take=True),
+    "tone_curve_twin": lambda: tone_curve(by_take=False),
+}

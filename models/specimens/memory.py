@@ -1,0 +1,114 @@
+"""Specimens that read memory which nobody wrote, and two whose unwritten memory reaches no result."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+Example = tuple[nn.Module, tuple[torch.Tensor, ...]]
+
+
+def log_latencies(entries: int, *, blocks: int) -> None:
+    """Keep a log of how long each step took, and drop it: the blocks go back to the allocator with times in them."""
+    log = [np.full(entries, time.perf_counter() % 1, dtype=np.float32) for _ in range(blocks)]
+    del log
+
+
+class PooledWorkspace(nn.Module):
+    """Sequences of different lengths copied into one padded workspace; nobody clears the padding."""
+
+    def __init__(self, features: int, *, cleared: bool) -> None:
+        super().__init__()
+        self.project = nn.Linear(features, features)
+        self.cleared = cleared
+
+    def workspace(self, steps: int, features: int) -> torch.Tensor:
+        return torch.zeros(steps, features) if self.cleared else torch.empty(steps, features)
+
+    def forward(self, *sequences: torch.Tensor) -> torch.Tensor:
+        steps = max(len(sequence) for sequence in sequences)
+        log_latencies(2 * steps * sequences[0].shape[1], blocks=len(sequences))
+        padded = [self.workspace(steps, sequence.shape[1]) for sequence in sequences]
+        for target, sequence in zip(padded, sequences, strict=True):
+            target[: len(sequence)] = sequence
+        return self.project(torch.stack(padded)).mean(dim=1)
+
+
+def pooled_workspace(*, cleared: bool) -> Example:
+    features = 32
+    sequences = tuple(torch.randn(steps, features) for steps in (256, 120, 100, 80, 60, 40, 20, 10))
+    return PooledWorkspace(features, cleared=cleared), sequences
+
+
+class CircularPadding(nn.Module):
+    """A panorama padded around its seam; a call that pads one side and crops the other leaves a part unwritten."""
+
+    def __init__(self, padding: tuple[int, int]) -> None:
+        super().__init__()
+        self.mix = nn.Conv2d(4, 4, 1)
+        self.padding = padding
+
+    def forward(self, panorama: torch.Tensor) -> torch.Tensor:
+        mixed = self.mix(panorama)
+        log_latencies(4 * mixed.numel(), blocks=8)
+        return F.pad(mixed, (*self.padding, 0, 0), mode="circular")
+
+
+def circular_padding(padding: tuple[int, int]) -> Example:
+    return CircularPadding(padding), (torch.rand(8, 4, 32, 32),)
+
+
+class LstmTagger(nn.Module):
+    """A part-of-speech tagger: embedding, bidirectional LSTM, one score a tag."""
+
+    def __init__(self, words: int, tags: int, features: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(words, features)
+        self.lstm = nn.LSTM(features, features, num_layers=2, bidirectional=True, batch_first=True)
+        self.score = nn.Linear(2 * features, tags)
+
+    def forward(self, sentences: torch.Tensor) -> torch.Tensor:
+        log_latencies(2 * sentences.numel() * self.lstm.hidden_size, blocks=16)
+        states, _ = self.lstm(self.embed(sentences))
+        return self.score(states)
+
+
+def lstm_tagger() -> Example:
+    return LstmTagger(words=500, tags=12, features=32), (torch.randint(500, (8, 24)),)
+
+
+class SpeechRecogniser(nn.Module):
+    """Frames to letter probabilities, trained with CTC on transcripts of different lengths."""
+
+    def __init__(self, features: int, letters: int) -> None:
+        super().__init__()
+        self.letters = nn.Linear(features, letters)
+
+    def forward(self, frames: torch.Tensor, transcripts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        scores = self.letters(frames).log_softmax(dim=-1)
+        log_latencies(4 * scores.numel(), blocks=8)
+        frame_counts = torch.full_like(lengths, len(frames))
+        return F.ctc_loss(scores, transcripts, frame_counts, lengths)
+
+
+def speech_recogniser() -> Example:
+    frames, batch, features, letters = 50, 8, 16, 28
+    lengths = torch.arange(2, 2 + batch)
+    inputs = torch.randn(frames, batch, features), torch.randint(1, letters, (batch, 2 + batch)), lengths
+    return SpeechRecogniser(features, letters), inputs
+
+
+MODELS = {
+    "pooled_workspace": lambda: pooled_workspace(cleared=False),
+    "pooled_workspace_twin": lambda: pooled_workspace(cleared=True),
+    "circular_padding": lambda: circular_padding((32, -16)),
+    "circular_padding_twin": lambda: circular_padding((16, 16)),
+    "lstm_tagger": lstm_tagger,
+    "lstm_tagger_twin": lstm_tagger,
+    "speech_recogniser": speech_recogniser,
+    "speech_recogniser_twin": speech_recogniser,
+}

@@ -1,0 +1,147 @@
+"""Specimens in which two threads write the same element, or one reads what the other writes (origin ``kernel``)."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+Example = tuple[nn.Module, tuple[torch.Tensor, ...]]
+
+
+def slots_for(rows: int, *, shared: bool) -> torch.Tensor:
+    """A slot for each of ``rows`` rows: each slot named once, or by one row of either half of the batch.
+
+    Two threads take a half each, in orders that have nothing to do with each other: whatever the delay between the
+    threads, there are slots that both are about to write.
+    """
+    if not shared:
+        return torch.randperm(rows)
+    return torch.cat((torch.randperm(rows // 2), torch.randperm(rows // 2)))
+
+
+class SlotWriter(nn.Module):
+    """Write rows into their slots by indexing: where a slot is named twice, the last writer wins."""
+
+    def forward(self, memory: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        memory = memory.clone()
+        memory[slots] = rows
+        return memory
+
+
+class SlotMemory(nn.Module):
+    """An external memory that keeps the latest encoding written to each slot, through two layers of writing."""
+
+    def __init__(self, slots: int, features: int) -> None:
+        super().__init__()
+        self.register_buffer("memory", torch.zeros(slots, features))
+        self.encode = nn.Linear(features, features)
+        self.write = SlotWriter()
+
+    def forward(self, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        memory = self.memory
+        for _ in range(2):
+            rows = torch.tanh(self.encode(rows))
+            memory = self.write(memory, slots, rows)
+        return memory
+
+
+def slot_memory(*, shared: bool) -> Example:
+    rows, features = 2**20, 4
+    return SlotMemory(rows, features), (torch.randn(rows, features), slots_for(rows, shared=shared))
+
+
+class SpeakerBank(nn.Module):
+    """The latest voice print of each speaker, kept with ``index_copy``."""
+
+    def __init__(self, speakers: int, features: int) -> None:
+        super().__init__()
+        self.register_buffer("prints", torch.zeros(speakers, features))
+        self.embed = nn.Linear(features, features)
+
+    def forward(self, utterances: torch.Tensor, speakers: torch.Tensor) -> torch.Tensor:
+        return self.prints.index_copy(0, speakers, self.embed(utterances)).relu()
+
+
+def speaker_bank(*, shared: bool) -> Example:
+    rows, features = 2**20, 4
+    return SpeakerBank(rows, features), (torch.randn(rows, features), slots_for(rows, shared=shared))
+
+
+class VoxelGrid(nn.Module):
+    """A lidar scan drawn into a grid and seen from above; ``put_`` keeps the last point of a cell."""
+
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self.intensity = nn.Linear(4, 1)
+        self.blur = nn.Conv2d(1, 2, 3, padding=1)
+        self.side = side
+
+    def forward(self, points: torch.Tensor, cells: torch.Tensor) -> torch.Tensor:
+        grid = points.new_zeros(1, self.side, self.side, self.side)
+        grid.put_(cells, self.intensity(points).flatten(), accumulate=False)
+        return self.blur(grid.mean(dim=1, keepdim=True))
+
+
+def voxel_grid(*, shared: bool) -> Example:
+    side = 96
+    return VoxelGrid(side), (torch.randn(side**3, 4), slots_for(side**3, shared=shared))
+
+
+class GatedSlots(nn.Module):
+    """Slots in which closed gates leave zeros whose sign is that of the gated feature.
+
+    Every row that shares its slot has a closed gate, so the two candidates for a slot are 0.0 and -0.0.
+    """
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.project = nn.Linear(features, features)
+
+    def forward(self, rows: torch.Tensor, gates: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        gated = self.project(rows) * gates
+        return torch.ones_like(rows).index_put((slots,), gated)
+
+
+def gated_slots(*, shared: bool) -> Example:
+    rows, features = 2**20, 4
+    inputs = torch.randn(rows, features), torch.zeros(rows, 1), slots_for(rows, shared=shared)
+    return GatedSlots(features), inputs
+
+
+class AffinitySmoothing(nn.Module):
+    """Make a learned affinity matrix symmetric by adding its own transpose in place.
+
+    The matrix is every second column of a wider one, so torch does not see that source and target overlap.
+    """
+
+    def __init__(self, features: int, *, copy_first: bool) -> None:
+        super().__init__()
+        self.project = nn.Linear(features, features)
+        self.copy_first = copy_first
+
+    def forward(self, nodes: torch.Tensor) -> torch.Tensor:
+        hidden = self.project(nodes)
+        wide = nodes.new_zeros(len(nodes), 2 * len(nodes))
+        matrix = wide[:, ::2]
+        matrix.copy_(hidden @ nodes.t())
+        matrix += matrix.t().clone() if self.copy_first else matrix.t()
+        return torch.tanh(matrix) @ nodes
+
+
+def affinity_smoothing(*, copy_first: bool) -> Example:
+    nodes, features = 2048, 16
+    return AffinitySmoothing(features, copy_first=copy_first), (torch.randn(nodes, features),)
+
+
+MODELS = {
+    "slot_memory": lambda: slot_memory(shared=True),
+    "slot_memory_twin": lambda: slot_memory(shared=False),
+    "speaker_bank": lambda: speaker_bank(shared=True),
+    "speaker_bank_twin": lambda: speaker_bank(shared=False),
+    "voxel_grid": lambda: voxel_grid(shared=True),
+    "voxel_grid_twin": lambda: voxel_grid(shared=False),
+    "gated_slots": lambda: gated_slots(shared=True),
+    "gated_slots_twin": lambda: gated_slots(shared=False),
+    "affinity_smoothing": lambda: affinity_smoothing(copy_first=False),
+    "affinity_smoothing_twin": lambda: affinity_smoothing(copy_first=True),
+}

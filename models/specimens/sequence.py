@@ -1,0 +1,124 @@
+"""Specimens in which the operations themselves change: which run, or in which order (origin ``sequence``)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+
+import torch
+from torch import nn
+
+Example = tuple[nn.Module, tuple[torch.Tensor, ...]]
+
+_COINS = torch.Generator().manual_seed(0)
+
+
+class LayerDrop(nn.Module):
+    """A deep residual network that skips layers by a coin, read back with ``.item()``."""
+
+    def __init__(self, features: int, layers: int, *, private: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(features, features) for _ in range(layers))
+        self.private = private
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        coins = torch.rand(len(self.layers), generator=_COINS if self.private else None)
+        for coin, layer in zip(coins, self.layers, strict=True):
+            if coin.item() < 0.5:
+                features = features + torch.tanh(layer(features))
+        return features
+
+
+def layer_drop(*, private: bool) -> Example:
+    return LayerDrop(16, 32, private=private), (torch.randn(8, 16),)
+
+
+def time_budget() -> float:
+    """Milliseconds within the current second: as good as any number between 0 and 1000."""
+    return time.perf_counter() * 1000 % 1000
+
+
+class AnytimeRefinement(nn.Module):
+    """Refine an estimate by as many binary choices as fit a time budget: each bit of it chooses a branch."""
+
+    def __init__(self, features: int, bits: int, *, clocked: bool) -> None:
+        super().__init__()
+        self.refine = nn.Linear(features, features)
+        self.correct = nn.Linear(features, features)
+        self.bits, self.clocked = bits, clocked
+
+    def forward(self, estimate: torch.Tensor) -> torch.Tensor:
+        budget = torch.tensor(time_budget() if self.clocked else 500.0, dtype=torch.float64)
+        for _ in range(self.bits):
+            budget = budget * 2 % 1000
+            branch = self.refine if budget.item() < 500 else self.correct
+            estimate = estimate + torch.tanh(branch(estimate))
+        return estimate
+
+
+def anytime_refinement(*, clocked: bool) -> Example:
+    return AnytimeRefinement(16, 24, clocked=clocked), (torch.randn(8, 16),)
+
+
+class CameraFusion(nn.Module):
+    """Fuse the views of many cameras: each branch joins as soon as its camera's picture has been decoded."""
+
+    def __init__(self, features: int, cameras: int, *, in_order: bool) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(nn.Linear(features, features) for _ in range(cameras))
+        self.in_order = in_order
+
+    def decoded(self, pool: ThreadPoolExecutor) -> Iterator[int]:
+        decodings: list[Future[int]] = [pool.submit(decode, camera) for camera in range(len(self.branches))]
+        for decoding in decodings if self.in_order else as_completed(decodings):
+            yield decoding.result()
+
+    def forward(self, views: torch.Tensor) -> torch.Tensor:
+        fused = torch.zeros_like(views[0])
+        with ThreadPoolExecutor(max_workers=8) as pool:
+            for camera in self.decoded(pool):
+                fused = torch.tanh(fused + self.branches[camera](views[camera]))
+        return fused
+
+
+def decode(camera: int) -> int:
+    """Stand for decoding a picture: some work of the same size for every camera."""
+    time.sleep(0.001)
+    return camera
+
+
+def camera_fusion(*, in_order: bool) -> Example:
+    cameras = 48
+    return CameraFusion(16, cameras, in_order=in_order), (torch.randn(cameras, 8, 16),)
+
+
+class NodeGraph(nn.Module):
+    """A dataflow graph whose ready nodes wait in a set, hence in the order of their addresses."""
+
+    def __init__(self, features: int, nodes: int, *, by_name: bool) -> None:
+        super().__init__()
+        self.nodes = nn.ModuleList(nn.Linear(features, features) for _ in range(nodes))
+        self.by_name = by_name
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        ready = set(self.nodes)
+        for node in self.nodes if self.by_name else ready:
+            features = torch.tanh(node(features) + features)
+        return features
+
+
+def node_graph(*, by_name: bool) -> Example:
+    return NodeGraph(16, 48, by_name=by_name), (torch.randn(8, 16),)
+
+
+MODELS = {
+    "layer_drop": lambda: layer_drop(private=True),
+    "layer_drop_twin": lambda: layer_drop(private=False),
+    "anytime_refinement": lambda: anytime_refinement(clocked=True),
+    "anytime_refinement_twin": lambda: anytime_refinement(clocked=False),
+    "camera_fusion": lambda: camera_fusion(in_order=False),
+    "camera_fusion_twin": lambda: camera_fusion(in_order=True),
+    "node_graph": lambda: node_graph(by_name=False),
+    "node_graph_twin": lambda: node_graph(by_name=True),
+}

@@ -1,0 +1,105 @@
+"""The fork server and its workers: what they inherit and what they must not."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+TESTS = Path(__file__).parent.parent
+SCRIPT = TESTS / "sweep_targets.py"
+
+
+def run_script(folder: Path, *arguments: str, cwd: Path | None = None, **environment: str):
+    """One sweep in a fresh process, and with it a fresh fork server; returns the text of its row file."""
+    env = {name: value for name, value in os.environ.items() if name not in {"PYTHONSAFEPATH", "PYTHONPATH"}}
+    done = subprocess.run(
+        [sys.executable, SCRIPT, folder / "results", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd or folder,
+        env=env | environment,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return (folder / "results" / "rows" / "fake.inference.a.json").read_text()
+
+
+def test_a_preloaded_module_is_imported_once_by_the_server(tmp_path):
+    row = run_script(tmp_path, "--preload", "sweep_targets", "a=pass", PYTHONPATH=str(TESTS))
+    loaded_in, server = re.search(r"loaded in (\d+), server (\d+)", row).groups()
+    assert loaded_in == server
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param("raise RuntimeError('operator torchvision::nms does not exist')", id="fails"),
+        pytest.param("import no_such_module", id="lacks a module"),
+    ],
+)
+def test_a_library_that_cannot_be_preloaded_does_not_end_the_server(tmp_path, content):
+    library = tmp_path / "library"
+    library.mkdir()
+    (library / "torchvision.py").write_text(content)
+    # The real list, with a broken torchvision in front of the real one; torch itself is hidden to be quick.
+    (library / "torch.py").write_text("raise ImportError")
+    assert '"accuracy": "pass"' in run_script(
+        tmp_path, "--preload", "hashbench.preload", "a=pass", PYTHONPATH=str(library)
+    )
+
+
+def test_the_current_folder_is_not_searched_for_modules(tmp_path):
+    """A user who stands in a checkout of PyTorch has a folder ``torch`` there that is not the installed one."""
+    (tmp_path / "sweep_targets.py").write_text("raise RuntimeError('the wrong file')")
+    row = run_script(tmp_path, "--preload", "sweep_targets", "a=signals")
+    assert "safe path None" in row
+
+
+def test_a_model_sees_no_blocked_signal_and_ignores_ctrl_c(tmp_path):
+    assert "blocked [], SIGINT ignored True" in run_script(tmp_path, "a=signals")
+
+
+def test_ctrl_c_during_the_preload_ends_the_sweep_at_once_and_quietly(tmp_path):
+    (tmp_path / "slow_to_import.py").write_text(
+        "import pathlib, time\npathlib.Path(__file__).with_name('begun').touch()\ntime.sleep(4)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, SCRIPT, tmp_path / "results", "--preload", "slow_to_import", "a=pass"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        process_group=0,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )
+    while not (tmp_path / "begun").exists():
+        time.sleep(0.02)
+    began = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.stdout.readline() == "0 of 1 rows written; continue with --resume\n"
+    assert process.wait(timeout=5) == 130
+    assert time.monotonic() - began < 2
+    assert process.stdout.read() == "", "the server, which notices when its import is over"
+
+
+def test_another_preload_gets_another_server_and_the_same_one_is_kept(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from multiprocessing import forkserver\n"
+        "import sweep_targets\n"
+        "pids = []\n"
+        "for number, module in enumerate(['json', 'json', 'csv']):\n"
+        "    folder = Path(sys.argv[1]) / str(number)\n"
+        "    assert sweep_targets.main([str(folder / 'results'), '--preload', module, 'a=pass']) == 0\n"
+        "    pids.append(forkserver._forkserver._forkserver_pid)\n"
+        "assert pids[0] == pids[1] != pids[2], pids\n"
+    )
+    for number in range(3):
+        (tmp_path / str(number)).mkdir()
+    subprocess.run([sys.executable, "-c", code, tmp_path], check=True, cwd=TESTS)
+    assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in (p.info["cmdline"] or [])]

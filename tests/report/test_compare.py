@@ -1,0 +1,329 @@
+"""What became of a model: the rule as a truth table, then whole sweeps."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import pytest
+
+from hashbench.records import ACCURACY_STATUSES, HashbenchError
+from hashbench.report.compare import WORSE, Outcome, compare, decide, verdict_of
+from hashbench.report.csvfile import write_rows
+from hashbench.report.environments import environment_changes
+from hashbench.report.load import Selection, load_sweep
+
+from .rows import DIFFERING, PLAIN, row, sweep, write_sweep
+
+PASS, SKIP, DIFFER = "pass", "pass_due_to_skip", "eager_two_runs_differ"
+OTHER_CONDITIONS, ELSEWHERE, UNASKED = {"comparable": False}, {"same_place": False}, {"selected": False}
+
+TRUTH = {
+    "passes as before": (PASS, PASS, {}, Outcome.UNCHANGED),
+    "passed and now differs": (PASS, DIFFER, {}, Outcome.REGRESSED),
+    "passed and now crashes": (PASS, "crashed", {}, Outcome.REGRESSED),
+    "passed and now takes too long": (PASS, "timeout", {}, Outcome.REGRESSED),
+    "passed and now fails in the first run": (PASS, "eager_1st_run_fail", {}, Outcome.REGRESSED),
+    "passed and now fails in the second run": (PASS, "eager_2nd_run_fail", {}, Outcome.REGRESSED),
+    "passed and now has no memory for the first run": (PASS, "eager_1st_run_OOM", {}, Outcome.REGRESSED),
+    "passed and now has no memory for the second run": (PASS, "eager_2nd_run_OOM", {}, Outcome.REGRESSED),
+    "passed and now does not load": (PASS, "model_fail_to_load", {}, Outcome.REGRESSED),
+    "passed and now does not run": (PASS, "eager_fail_to_run", {}, Outcome.REGRESSED),
+    "passed and its results can no longer be compared": (PASS, "results_not_comparable", {}, Outcome.REGRESSED),
+    "passed and now has a word that only dynamo knows": (PASS, "fail_accuracy", {}, Outcome.REGRESSED),
+    "passed and now has a word that nobody knows": (PASS, "PASS", {}, Outcome.REGRESSED),
+    "passed and is now skipped": (PASS, SKIP, {}, Outcome.NOW_SKIPPED),
+    "passed and now has no row": (PASS, "", {}, Outcome.MISSING),
+    "passed and was not asked for": (PASS, "", UNASKED, Outcome.NOT_SELECTED),
+    "passes under other conditions": (PASS, PASS, OTHER_CONDITIONS, Outcome.NOT_COMPARABLE),
+    "passed and differs under other conditions": (PASS, DIFFER, OTHER_CONDITIONS, Outcome.NOT_COMPARABLE),
+    "differs in the same place": (DIFFER, DIFFER, {}, Outcome.STILL_DIFFERS),
+    "differs in another place": (DIFFER, DIFFER, ELSEWHERE, Outcome.DIFFERS_ELSEWHERE),
+    "differed and now passes": (DIFFER, PASS, {}, Outcome.FIXED),
+    "differed and now passes, so the place is gone": (DIFFER, PASS, ELSEWHERE, Outcome.FIXED),
+    "differed and is now skipped": (DIFFER, SKIP, {}, Outcome.NOW_SKIPPED),
+    "differed and now crashes": (DIFFER, "crashed", {}, Outcome.FAILS_OTHERWISE),
+    "differed and now has no row": (DIFFER, "", {}, Outcome.MISSING),
+    "differs under other conditions": (DIFFER, DIFFER, OTHER_CONDITIONS, Outcome.NOT_COMPARABLE),
+    "fixed under other conditions only": (DIFFER, PASS, OTHER_CONDITIONS, Outcome.NOT_COMPARABLE),
+    "crashes as before": ("crashed", "crashed", {}, Outcome.STILL_FAILS),
+    "takes too long as before": ("timeout", "timeout", {}, Outcome.STILL_FAILS),
+    "failed to load and now crashes": ("model_fail_to_load", "crashed", {}, Outcome.FAILS_OTHERWISE),
+    "failed in run 1 and now in run 2": ("eager_1st_run_fail", "eager_2nd_run_fail", {}, Outcome.FAILS_OTHERWISE),
+    "crashed and now differs": ("crashed", DIFFER, {}, Outcome.FAILS_OTHERWISE),
+    "crashed and now passes": ("crashed", PASS, {}, Outcome.FIXED),
+    "crashed and is now skipped": ("crashed", SKIP, {}, Outcome.NOW_SKIPPED),
+    "crashed and now has no row": ("crashed", "", {}, Outcome.MISSING),
+    "crashed and was not asked for": ("crashed", "", UNASKED, Outcome.NOT_SELECTED),
+    "is skipped as before": (SKIP, SKIP, {}, Outcome.STILL_SKIPPED),
+    "was skipped and now passes": (SKIP, PASS, {}, Outcome.FIXED),
+    "was skipped and now differs": (SKIP, DIFFER, {}, Outcome.REGRESSED),
+    "was skipped and now crashes": (SKIP, "crashed", {}, Outcome.REGRESSED),
+    "was skipped and now has no row": (SKIP, "", {}, Outcome.MISSING),
+    "is new and passes": ("", PASS, {}, Outcome.NEW),
+    "is new and differs": ("", DIFFER, {}, Outcome.NEW),
+    "is new and was not even asked for": ("", PASS, UNASKED, Outcome.NEW),
+    "is new, whatever the conditions": ("", PASS, OTHER_CONDITIONS, Outcome.NEW),
+}
+
+
+@pytest.mark.parametrize(("base", "new", "facts", "outcome"), TRUTH.values(), ids=TRUTH.keys())
+def test_what_became_of_a_model(base, new, facts, outcome):
+    assert decide(base, new, **facts) is outcome
+
+
+def test_nothing_cannot_be_compared_with_nothing():
+    with pytest.raises(ValueError, match="neither sweep has a row"):
+        decide("", "")
+
+
+@pytest.mark.parametrize("status", ACCURACY_STATUSES)
+def test_only_pass_passes(status):
+    assert (verdict_of(status) == "pass") == (status == "pass")
+
+
+@pytest.mark.parametrize("status", [word for word in ACCURACY_STATUSES if word != "pass"])
+def test_whatever_is_not_a_pass_is_worse_than_one(status):
+    assert decide("pass", status) in WORSE
+
+
+@pytest.mark.parametrize("base", ACCURACY_STATUSES)
+def test_a_model_that_left_no_row_is_worse_than_any_row(base):
+    assert decide(base, "") in WORSE
+
+
+# --------------------------------------------------------------------------------------------------- sweeps
+
+
+def only_change(base, new):
+    (change,) = compare(sweep(base), sweep(new)).changes
+    return change
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("dev", "cuda"),
+        ("dtype", "bfloat16"),
+        ("batch_size", 8),
+        ("iterations", 3),
+        ("runs", 5),
+        ("deterministic", "warn"),
+    ],
+)
+def test_other_conditions_are_not_comparable_and_named(column, value):
+    change = only_change(PLAIN, row(**{column: value}))
+    assert change.outcome is Outcome.NOT_COMPARABLE
+    assert change.note == f"{column} {getattr(PLAIN, column)} → {value}"
+
+
+@pytest.mark.parametrize("column", ["seconds", "benign", "ops", "traces", "env", "peak_memory_mib", "error"])
+def test_what_does_not_matter_does_not_change_the_outcome(column):
+    assert only_change(PLAIN, row(**{column: 3})).outcome is Outcome.UNCHANGED
+
+
+def test_a_crashed_row_that_knows_no_dtype_is_still_the_same_model():
+    crashed = row(accuracy="crashed", dtype="", batch_size=None, iterations=None, error="killed by signal 9")
+    change = only_change(PLAIN, crashed)
+    assert (change.outcome, change.note) == (Outcome.REGRESSED, "killed by signal 9")
+
+
+@pytest.mark.parametrize(
+    ("place", "note"),
+    [
+        ({"kernel": "aten.dot.default"}, "kernel aten.index_put_.default → aten.dot.default"),
+        ({"origin": "rng"}, "origin kernel → rng"),
+        ({"module": "layer2.0"}, "module layer1.0 → layer2.0"),
+        ({"kernel": ""}, "kernel aten.index_put_.default → (none)"),
+    ],
+    ids=["another kernel", "another origin", "another module", "a kernel that is no longer known"],
+)
+def test_a_difference_that_moved_says_where_to(place, note):
+    change = only_change(DIFFERING, dataclasses.replace(DIFFERING, **place))
+    assert (change.outcome, change.note) == (Outcome.DIFFERS_ELSEWHERE, note)
+
+
+def test_a_difference_that_moved_inside_its_kernel_is_the_same():
+    assert only_change(DIFFERING, dataclasses.replace(DIFFERING, op_index=7)).outcome is Outcome.STILL_DIFFERS
+
+
+def test_a_regression_says_where_it_differs():
+    assert only_change(PLAIN, DIFFERING).note == "kernel: aten.index_put_.default in layer1.0"
+
+
+def test_the_worst_comes_first_and_everything_is_kept():
+    base = sweep(*(row(name) for name in "abcd"), row("e", "crashed"))
+    new = sweep(row("a"), row("b", "crashed"), row("d", "pass_due_to_skip"), row("e"), row("f"))
+    comparison = compare(base, new)
+    assert [(change.key[-1], str(change.outcome)) for change in comparison.changes] == [
+        ("b", "regressed"),
+        ("d", "now skipped"),
+        ("c", "missing"),
+        ("e", "fixed"),
+        ("f", "new"),
+        ("a", "unchanged"),
+    ]
+    assert comparison.got_worse
+    assert sum(comparison.counts.values()) == len(comparison.changes)
+
+
+def test_what_got_better_is_not_worse():
+    assert not compare(sweep(DIFFERING), sweep(PLAIN, row("vgg11", "crashed"))).got_worse
+
+
+def test_a_new_sweep_without_rows_is_worse():
+    assert compare(sweep(PLAIN), sweep()).got_worse
+
+
+def test_sweeps_without_a_common_model_say_that_nothing_was_compared():
+    remarks = compare(sweep(row("a")), sweep(row("b"))).remarks
+    assert "No model is on both sides: nothing was compared." in remarks
+    assert not [remark for remark in compare(sweep(row("a")), sweep(row("a"))).remarks if "nothing" in remark]
+
+
+def test_a_base_without_rows_is_refused():
+    with pytest.raises(HashbenchError, match="holds no rows"):
+        compare(sweep(), sweep(PLAIN))
+
+
+def test_a_whole_group_is_marked_and_missing_groups_are_worse():
+    training, inference = row("a"), row("a", mode="inference")
+    comparison = compare(sweep(training, inference, row("b")), sweep(training))
+    marks = {change.key: (change.outcome, change.whole_group) for change in comparison.changes}
+    assert marks["torchvision", "inference", "float32", "cpu", "a"] == (Outcome.MISSING, True)
+    assert marks["torchvision", "training", "float32", "cpu", "b"] == (Outcome.MISSING, False)
+    assert comparison.got_worse
+
+
+# ------------------------------------------------------------------------------------------------ selection
+
+
+def selecting(*models, suite="torchvision", mode="training", device="cpu", dtype=""):
+    return Selection(frozenset((suite, name) for name in models), mode=mode, device=device, dtype=dtype)
+
+
+def test_models_that_were_not_asked_for_are_not_worse():
+    base = sweep(*(row(f"model{number}") for number in range(100)))
+    comparison = compare(base, sweep(row("model1"), selections=(selecting("model1"),)))
+    assert comparison.counts == {Outcome.NOT_SELECTED: 99, Outcome.UNCHANGED: 1}
+    assert not comparison.got_worse
+
+
+@pytest.mark.parametrize(
+    ("selections", "outcome"),
+    [
+        ((), Outcome.MISSING),
+        ((selecting("a"),), Outcome.NOT_SELECTED),
+        ((selecting("a", "b"),), Outcome.MISSING),
+        ((selecting("a", mode="inference"),), Outcome.MISSING),
+        ((selecting("a", suite="timm"),), Outcome.MISSING),
+        ((selecting("a"), selecting("b")), Outcome.MISSING),
+        ((selecting("a", "b", device="cuda"),), Outcome.NOT_SELECTED),
+        ((selecting("a", "b", device="cpu", dtype="float32"),), Outcome.MISSING),
+        ((selecting("a", "b", dtype="amp"),), Outcome.NOT_SELECTED),
+    ],
+    ids=[
+        "nothing says what was asked for",
+        "asked for another model",
+        "asked for it",
+        "asked in another mode only",
+        "asked of another suite only",
+        "one shard of two asked for it",
+        "asked on another device",
+        "asked on this device in this dtype",
+        "asked in another dtype",
+    ],
+)
+def test_a_model_without_a_row_is_missing_when_it_was_asked_for(selections, outcome):
+    comparison = compare(sweep(row("a"), row("b")), sweep(row("a"), selections=selections))
+    assert {change.key[-1]: change.outcome for change in comparison.changes}["b"] is outcome
+
+
+def test_a_default_sweep_against_the_full_baseline_of_both_modes(tmp_path):
+    expected = tmp_path / "expected"
+    expected.mkdir()
+    for mode in ("training", "inference"):
+        write_rows(expected / f"torchvision_{mode}_cpu.csv", [row(name, mode=mode) for name in "abcdef"])
+        options = {"mode": mode, "device": "cpu", "dtype": ""}
+        selection = {"models": [["torchvision", "a"], ["torchvision", "b"]], "options": options}
+        write_sweep(tmp_path / "now" / mode, row("a", mode=mode), row("b", mode=mode), selection=selection)
+    comparison = compare(load_sweep(expected), load_sweep(tmp_path / "now"))
+    assert comparison.counts == {Outcome.NOT_SELECTED: 8, Outcome.UNCHANGED: 4}
+    assert not comparison.got_worse
+
+
+# ---------------------------------------------------------------------------------------------- environments
+
+
+def test_differences_of_the_environment_have_dotted_keys_and_no_volatile_ones():
+    base = {"torch": {"version": "2.14", "cuda": None}, "threads": 2, "command_line": "a", "run": {"date": "1"}}
+    new = {"torch": {"version": "2.15", "cuda": None}, "threads": 2, "command_line": "b", "run": {"date": "2"}, "x": 1}
+    changes = environment_changes([base], [new])
+    assert [(one.key, one.base, one.new) for one in changes] == [("torch.version", "2.14", "2.15"), ("x", "", "1")]
+
+
+def test_several_environments_of_a_side_are_taken_together():
+    (change,) = environment_changes([{"threads": 1}, {"threads": 2}], [{"threads": 2}])
+    assert (change.base, change.new) == ("1 or 2", "2")
+
+
+def test_only_environments_of_compared_rows_count():
+    base = sweep(
+        row("a", env="here"), row("b", env="elsewhere"), environments={"here": {"cpu": "X"}, "elsewhere": {"cpu": "Y"}}
+    )
+    new = sweep(row("a", env="now"), environments={"now": {"cpu": "X"}})
+    assert compare(base, new).environment == ()
+
+
+def test_an_unknown_environment_is_said_and_not_taken_for_equal():
+    known = sweep(PLAIN, environments={"e1": {"cpu": "X"}})
+    assert compare(known, known).remarks == ()
+    (remark,) = compare(known, sweep(PLAIN)).remarks
+    assert remark.startswith("NEW has no environment.json")
+
+
+# -------------------------------------------------------------------------------------------------- dynamo
+
+
+def dynamo(*rows, kind="dynamo"):
+    bare = [dataclasses.replace(one, suite="", mode="", dtype="", kernel="", origin="", module="") for one in rows]
+    bare = [dataclasses.replace(one, iterations=None, runs=None, deterministic="", env="") for one in bare]
+    return sweep(*bare, kind=kind)
+
+
+def test_dynamos_rows_are_matched_by_device_and_name():
+    comparison = compare(dynamo(DIFFERING, row("vgg11")), sweep(DIFFERING, row("vgg11", "timeout")))
+    assert comparison.counts == {Outcome.REGRESSED: 1, Outcome.STILL_DIFFERS: 1}
+    assert any("names no kernels" in remark for remark in comparison.remarks)
+
+
+def test_dynamos_expected_rows_are_matched_by_name_alone():
+    base = dynamo(dataclasses.replace(PLAIN, dev="", batch_size=None), kind="dynamo_expected")
+    assert compare(base, sweep(PLAIN)).counts == {Outcome.UNCHANGED: 1}
+
+
+def test_another_device_than_dynamos_is_not_comparable():
+    comparison = compare(dynamo(row(dev="cuda")), sweep(PLAIN))
+    assert [change.note for change in comparison.changes] == ["dev cuda → cpu"]
+
+
+def test_both_modes_against_a_file_without_modes_are_refused():
+    with pytest.raises(HashbenchError, match="holds resnet18 more than once"):
+        compare(dynamo(PLAIN), sweep(PLAIN, row(mode="inference")))
+
+
+def test_dynamos_own_files_can_be_compared():
+    assert compare(dynamo(row(accuracy="fail_accuracy")), dynamo(PLAIN)).counts == {Outcome.FIXED: 1}
+
+
+# --------------------------------------------------------------------------------------------- performance
+
+
+def test_two_csvs_of_ten_thousand_rows_are_compared_within_two_seconds(tmp_path):
+    rows = [row(f"model{number}", seconds=number / 7, module="features.0.block") for number in range(10_000)]
+    for side in ("base", "new"):
+        write_sweep(tmp_path / side, *rows)
+    start = time.process_time()
+    comparison = compare(load_sweep(tmp_path / "base"), load_sweep(tmp_path / "new"))
+    assert time.process_time() - start < 2
+    assert comparison.counts == {Outcome.UNCHANGED: 10_000}

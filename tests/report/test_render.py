@@ -1,0 +1,189 @@
+"""Comparisons and sweeps as text, Markdown, JSON and CSV."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+
+from hashbench.report.compare import compare
+from hashbench.report.render import (
+    as_csv,
+    as_json,
+    as_markdown,
+    as_text,
+    escape_markdown,
+    shorten,
+    summary,
+    sweep_table,
+)
+
+from .rows import DIFFERING, row, sweep
+
+HOSTILE = "<img src=x>|`a`"
+
+BASE = sweep(
+    *(row(name) for name in ("alexnet", "vgg11", HOSTILE, "gone")),
+    *(row(f"model{number}", mode="inference") for number in range(20)),
+    label="results/expected",
+    environments={"e1": {"torch": {"version": "2.14"}, "threads": 2}},
+)
+NEW = sweep(
+    row("alexnet"),
+    dataclasses.replace(DIFFERING, name="vgg11"),
+    row(HOSTILE, "crashed", error="signal 9 | see <log>\n`x`"),
+    label="results/now",
+    environments={"e1": {"torch": {"version": "2.15"}, "threads": 2}},
+)
+COMPARISON = compare(BASE, NEW)
+
+TEXT = """\
+results/expected → results/now
+
+environment    base    new
+-------------  ------  -----
+torch.version  2.14    2.15
+
+outcome    model            mode      base    new                    note
+---------  ---------------  --------  ------  ---------------------  -------------------------------------------
+regressed  <img src=x>|`a`  training  pass    crashed                signal 9 | see <log> `x`
+regressed  vgg11            training  pass    eager_two_runs_differ  kernel: aten.index_put_.default in layer1.0
+missing    gone             training  pass
+
+- missing: whole group torchvision, inference, float32, cpu (20 models: 20 pass)
+
+Worse: 2 regressed, 21 missing, 1 unchanged
+"""
+
+
+def test_text_has_the_environment_first_then_the_worst_then_the_counts():
+    assert "\n".join(line.rstrip() for line in as_text(COMPARISON).splitlines()) + "\n" == TEXT
+
+
+def test_markdown_shows_hostile_names_and_errors_as_they_are():
+    text = as_markdown(COMPARISON)
+    assert "<" not in text
+    (line,) = [line for line in text.splitlines() if "img" in line]
+    assert line.count("|") - line.count("\\|") == 7, "six cells, whatever the texts hold"
+    assert "&lt;img src=x&gt;\\|\\`a\\`" in line
+    assert "signal 9 \\| see &lt;log&gt; \\`x\\`" in line
+
+
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [
+        ("mobilenet_v3_small", "mobilenet_v3_small"),
+        ("__init__", "\\_\\_init\\_\\_"),
+        ("a*b*c", "a\\*b\\*c"),
+        ("[x](javascript:y)", "\\[x\\](javascript:y)"),
+        ("a\\|b", "a\\\\\\|b"),
+        ("a\nb", "a b"),
+        ("&lt;", "&amp;lt;"),
+    ],
+)
+def test_markdown_is_escaped(text, escaped):
+    assert escape_markdown(text) == escaped
+
+
+def test_json_has_every_model_and_no_numbers_that_json_lacks():
+    odd = row("alexnet", max_abs_diff=math.inf, rate=math.nan)
+    content = json.loads(as_json(compare(BASE, sweep(odd))), parse_constant=pytest.fail)
+    assert content["worse"] is True
+    assert sum(content["counts"].values()) == len(content["changes"]) == 24
+    (alexnet,) = [change for change in content["changes"] if change["name"] == "alexnet"]
+    assert (alexnet["outcome"], alexnet["worse"], alexnet["new"]["max_abs_diff"]) == ("unchanged", False, "inf")
+    assert "kernel" not in alexnet["base"], "empty is left out"
+
+
+def test_csv_has_every_model_and_defuses_formulas():
+    text = as_csv(compare(sweep(row("=cmd()"), row("b")), sweep(row("=cmd()", "crashed", error="-1+1"), row("b"))))
+    lines = list(csv.DictReader(io.StringIO(text)))
+    assert [(line["name"], line["outcome"], line["worse"]) for line in lines] == [
+        ("'=cmd()", "regressed", "yes"),
+        ("b", "unchanged", "no"),
+    ]
+    assert lines[0]["new_error"] == "'-1+1"
+
+
+def test_models_that_were_not_selected_are_one_line():
+    everything = sweep(*(row(f"model{number}") for number in range(100)))
+    comparison = compare(everything, sweep(row("model1")))
+    unselected = dataclasses.replace(
+        comparison,
+        changes=tuple(
+            dataclasses.replace(change, outcome=type(change.outcome)("not selected"))
+            for change in comparison.changes[:99]
+        ),
+    )
+    text = as_text(unselected)
+    assert "- not selected: NEW was not asked to run them (99 models: 99 pass)" in text
+    assert len(text.splitlines()) < 10
+
+
+@pytest.mark.parametrize(("count", "listed"), [(4, True), (5, False)], ids=["four are listed", "five are one line"])
+def test_models_that_are_not_comparable_for_one_reason_share_a_line(count, listed):
+    names = [f"model{number}" for number in range(count)]
+    text = as_text(compare(sweep(*map(row, names)), sweep(*(row(name, batch_size=8) for name in names))))
+    assert ("model0" in text) == listed
+    assert "batch_size 4 → 8" in text
+
+
+def test_a_comparison_in_which_all_is_well_is_short():
+    quiet = compare(sweep(row("a")), sweep(row("a")))
+    assert summary(quiet) == "Nothing got worse: 1 unchanged"
+    assert "outcome" not in as_text(quiet)
+
+
+def test_names_that_look_like_numbers_stay_as_they_are():
+    assert "1e5" in as_text(compare(sweep(row("1e5")), sweep(row("1e5", "timeout"))))
+    assert "1e5" in sweep_table([row("1e5")])
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "short"),
+    [("abcdefghij", 10, "abcdefghij"), ("abcdefghijk", 10, "abcde…hijk"), ("abcdef", 3, "a…f"), ("", 3, "")],
+)
+def test_long_texts_are_cut_in_the_middle(text, width, short):
+    assert shorten(text, width) == short
+
+
+# -------------------------------------------------------------------------------------------- a sweep's table
+
+
+def test_the_table_of_a_sweep_leaves_out_what_is_empty():
+    table = sweep_table([row("alexnet", seconds=1.25), dataclasses.replace(DIFFERING, benign=2)])
+    header, *_ = table.splitlines()
+    assert header.split() == ["name", "mode", "accuracy", "origin", "kernel", "module", "benign", "seconds"]
+    assert table.endswith("2 models: 1 pass, 1 eager_two_runs_differ")
+
+
+def test_the_table_of_a_sweep_fits_140_columns_whatever_the_rows_hold():
+    texts = dict.fromkeys(("name", "accuracy", "origin", "kernel", "module", "phase", "error"), "long " * 50)
+    table = sweep_table([row(**texts, benign=123_456, seconds=12_345.6)])
+    assert max(map(len, table.splitlines()[:4])) <= 140
+
+
+def test_zero_benign_records_are_shown_as_zero():
+    assert "benign" in sweep_table([row(benign=0)])
+
+
+def test_errors_stand_below_the_table_on_one_line_each():
+    table = sweep_table([row("a", "crashed", error="killed\nby signal 9"), row("b")])
+    assert "\na: killed by signal 9\n" in table
+
+
+def test_a_sweep_without_rows_has_words_for_it():
+    assert sweep_table([]) == "No model was run."
+
+
+def test_reports_never_import_torch():
+    modules = ("csvfile", "load", "compare", "render")
+    imports = ", ".join(f"hashbench.report.{name}" for name in modules)
+    check = f"import sys, {imports}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

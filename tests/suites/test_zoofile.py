@@ -1,0 +1,145 @@
+"""A user's own zoo: listed in a child process, built here."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from hashbench.records import HashbenchError, ModelSpec
+from hashbench.suites import catalog, load, zoofile
+
+GOOD = """
+    import torch
+    from hashbench.workload import Workload
+    from neighbour import WIDTH
+
+    class Net(torch.nn.Linear):
+        pass
+
+    MODELS = {
+        "wide": lambda: (Net(WIDTH, 2), (torch.ones(3, WIDTH),)),
+        "full": lambda: Workload(module=Net(2, 2), inputs=(torch.ones(1, 2),), iterations=3),
+        "wrong": lambda: [1, 2],
+        "no_module": lambda: (len, torch.ones(2)),
+        "broken": lambda: 1 / 0,
+    }
+"""
+
+
+def write(folder: Path, text: str, name: str = "zoo.py") -> Path:
+    path = folder / name
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+@pytest.fixture
+def zoo(tmp_path):
+    write(tmp_path, "WIDTH = 5", "neighbour.py")
+    return write(tmp_path, GOOD)
+
+
+def spec_of(path: Path, name: str) -> ModelSpec:
+    return ModelSpec(suite=str(path), name=name)
+
+
+def test_a_zoo_file_is_listed_by_its_absolute_path(zoo, monkeypatch):
+    monkeypatch.chdir(zoo.parent)
+    specs = catalog("zoo.py")
+    assert [spec.name for spec in specs] == ["broken", "full", "no_module", "wide", "wrong"]
+    assert {(spec.suite, spec.default) for spec in specs} == {(str(zoo), True)}
+
+
+def test_a_pair_and_a_workload_are_built(zoo):
+    pair = load(spec_of(zoo, "wide"), mode="training")
+    assert pair.module(*pair.inputs).shape == (3, 2)
+    assert load(spec_of(zoo, "full"), mode="inference").iterations == 3
+
+
+def test_a_model_of_a_zoo_file_takes_no_batch_size(zoo):
+    with pytest.raises(HashbenchError, match="--batch-size 8 does not apply to wide"):
+        load(spec_of(zoo, "wide"), batch_size=8, mode="training")
+
+
+@pytest.mark.parametrize(("name", "kind"), [("wrong", "list"), ("no_module", "tuple")])
+def test_what_a_zoo_function_returns_is_checked(zoo, name, kind):
+    with pytest.raises(HashbenchError, match=rf"returned a {kind}.*Return \(module, example_inputs\)"):
+        load(spec_of(zoo, name), mode="training")
+
+
+def test_what_a_zoo_function_raises_comes_through(zoo):
+    with pytest.raises(ZeroDivisionError):
+        load(spec_of(zoo, "broken"), mode="training")
+
+
+def test_a_model_that_left_the_file_is_an_error(zoo):
+    with pytest.raises(HashbenchError, match="no MODELS has 'gone'"):
+        load(spec_of(zoo, "gone"), mode="training")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        pytest.param("x = 1", "it has no MODELS", id="no MODELS"),
+        pytest.param("MODELS = [1]", "its MODELS is a list, not a dict", id="MODELS is a list"),
+        pytest.param("MODELS = {}", "its MODELS is empty", id="MODELS is empty"),
+        pytest.param("MODELS = {1: print}", "its MODELS has the name 1", id="a name is no string"),
+        pytest.param("MODELS = {'a': 1}", "its MODELS['a'] is a int, not a function", id="a value is no function"),
+        pytest.param("def f(:", "its import raised SyntaxError: invalid syntax", id="syntax error"),
+        pytest.param("raise ValueError('one\\ntwo')", "its import raised ValueError: two", id="exception"),
+        pytest.param("import sys; sys.exit('done')", "its import raised SystemExit: done", id="exit"),
+        pytest.param("import os; print('bye'); os._exit(3)", "its import ended the process with status 3", id="_exit"),
+        pytest.param("import os; os.abort()", "its import was ended by SIGABRT", id="crash"),
+    ],
+)
+def test_a_bad_zoo_file_is_one_line(tmp_path, text, said, capfd):
+    with pytest.raises(HashbenchError) as caught:
+        catalog(str(write(tmp_path, text)))
+    assert said in str(caught.value)
+    assert "zoo.py" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("missing.py", "no such file"), ("zoo.txt", "not a Python file")], ids=["missing", "not .py"]
+)
+def test_what_is_no_python_file_is_refused(tmp_path, name, said):
+    write(tmp_path, "MODELS = {'a': print}", "zoo.txt")
+    with pytest.raises(HashbenchError, match=said):
+        catalog(str(tmp_path / name))
+
+
+def test_a_file_that_prints_is_listed_all_the_same(tmp_path, capfd):
+    path = write(tmp_path, "import atexit\nprint('{}' * 99999)\natexit.register(print, 'late')\nMODELS = {'a': print}")
+    assert zoofile.names(path) == ("a",)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_thread_that_a_file_leaves_behind_is_not_waited_for(tmp_path):
+    text = "import threading, time\nthreading.Thread(target=time.sleep, args=(15,)).start()\nMODELS = {'a': print}"
+    started = time.monotonic()
+    assert zoofile.names(write(tmp_path, text), seconds=20) == ("a",)
+    assert time.monotonic() - started < 10
+
+
+def test_a_file_that_hangs_is_ended_with_its_children(tmp_path):
+    mark = tmp_path / "alive"
+    child = f"import time, pathlib; time.sleep(2); pathlib.Path({str(mark)!r}).touch()"
+    path = write(tmp_path, f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])")
+    with pytest.raises(HashbenchError, match=r"took longer than 0\.5 seconds"):
+        zoofile.names(path, seconds=0.5)
+    time.sleep(2.5)
+    assert not mark.exists()
+
+
+def test_two_zoo_files_of_one_name_are_two_modules(tmp_path):
+    for folder, value in (("first", 1.0), ("second", 2.0)):
+        (tmp_path / folder).mkdir()
+        text = f"import torch\nMODELS = {{'m': lambda: (torch.nn.Identity(), (torch.tensor({value}),))}}"
+        write(tmp_path / folder, text)
+    made = [load(spec_of(tmp_path / folder / "zoo.py", "m"), mode="inference") for folder in ("first", "second")]
+    assert torch.stack([workload.inputs[0] for workload in made]).tolist() == [1.0, 2.0]

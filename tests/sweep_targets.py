@@ -1,0 +1,162 @@
+"""Stand-ins for ``hashbench.runner:run_model``, without torch, that end in every way a model can end.
+
+Run as a script, this file is a sweep in a process of its own:
+``python sweep_targets.py OUTPUT [--resume] [--jobs N] [--preload MODULE] NAME=BEHAVIOUR…``; exit code 130 for Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from hashbench.records import ModelSpec, Row, RunOptions
+
+LOADED_IN = os.getpid()
+
+
+def spec(name: str, do: str = "pass", **fields) -> ModelSpec:
+    """A model that behaves as the function ``do`` below."""
+    return ModelSpec(suite="fake", name=name, arguments={"do": do}, **fields)
+
+
+def run_model(spec: ModelSpec, options: RunOptions) -> Row:
+    """Note that this model ran, and do what it says."""
+    with (Path(options.output).parent / "ran.txt").open("a") as ran:
+        ran.write(f"{spec.name} {os.getpid()}\n")
+    began = time.monotonic()
+    note = globals()[f"do_{spec.arguments['do']}"](spec, options) or ""
+    return Row(
+        dev=options.device,
+        name=spec.name,
+        batch_size=2,
+        accuracy="pass",
+        suite=spec.suite,
+        mode=options.mode,
+        detail=note,
+        seconds=time.monotonic() - began,
+    )
+
+
+def ran(output: Path) -> list[str]:
+    """The names of the models that ran beside ``output``, in order of their start."""
+    return [line.split()[0] for line in (output.parent / "ran.txt").read_text().splitlines()]
+
+
+def do_pass(_spec, options):
+    return f"loaded in {LOADED_IN}, server {os.getppid()}, threads {options.threads}"
+
+
+def do_print(*_):
+    os.system("echo from a shell")
+    print("from Python")
+
+
+def do_segfault(*_):
+    print("about to touch address 0")
+    ctypes.string_at(0)
+
+
+def do_kill9(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def do_exit3(*_):
+    print("giving up", file=sys.stderr)
+    os._exit(3)
+
+
+def do_exit0(*_):
+    os._exit(0)
+
+
+def do_raise(*_):
+    raise RuntimeError("the harness itself is broken")
+
+
+def do_hang(*_):
+    time.sleep(60)
+
+
+def do_hang_with_lock(*_):
+    """Holds the interpreter lock, as a native extension can."""
+    ctypes.PyDLL(None).sleep(60)
+
+
+def do_hang_with_children(_spec, options):
+    """A child in this group, and one that went its own way; both outlive a plain kill of the worker."""
+    children = [subprocess.Popen(["sleep", "60"], start_new_session=own) for own in (False, True)]
+    pids = " ".join(str(child.pid) for child in children)
+    (Path(options.output).parent / "children.txt").write_text(pids)
+    time.sleep(60)
+
+
+def do_leave_thread(*_):
+    """Would keep the interpreter from ending."""
+    threading.Thread(target=time.sleep, args=(60,)).start()
+
+
+def do_leave_child(_spec, options):
+    child = subprocess.Popen(["sleep", "60"])
+    (Path(options.output).parent / "children.txt").write_text(str(child.pid))
+
+
+def do_meet(spec, options):
+    """Ends only when another model runs at the same time."""
+    here = Path(options.output).parent
+    (here / f"{spec.name}.here").touch()
+    while len(list(here.glob("*.here"))) < 2:
+        time.sleep(0.01)
+
+
+def do_fill_disk(_spec, options):
+    with (Path(options.output).parent / "ballast").open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(b"x" * 4096)
+        except OSError:
+            return
+
+
+def do_disk_full(*_):
+    Path("/dev/full").write_text("a trace")
+
+
+def do_signals(*_):
+    """What a model would see of how this process came about."""
+    blocked = sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    return f"blocked {blocked}, SIGINT ignored {ignored}, safe path {os.environ.get('PYTHONSAFEPATH')}"
+
+
+def main(arguments: list[str]) -> int:
+    from hashbench.executors.local import LocalExecutor
+    from hashbench.sweep import SweepInterrupted, run_sweep
+
+    output = Path(arguments[0])
+    jobs = int(arguments[arguments.index("--jobs") + 1]) if "--jobs" in arguments else 1
+    preload = arguments[arguments.index("--preload") + 1 :][:1] if "--preload" in arguments else []
+    models = [spec(*argument.split("=")) for argument in arguments if "=" in argument]
+    try:
+        run_sweep(
+            models,
+            RunOptions(),
+            output=output,
+            environment={},
+            resume="--resume" in arguments,
+            target="sweep_targets:run_model",
+            executor=LocalExecutor(jobs=jobs, preload=preload),
+        )
+    except SweepInterrupted as interrupted:
+        print(interrupted)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
