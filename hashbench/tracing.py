@@ -129,7 +129,7 @@ class HashDebugTrace(TorchDispatchMode):
             if model is not None:
                 self._register_state(model)
             if inputs is not None:
-                self._register_inputs(inputs)
+                self.register_inputs(inputs)
 
     # ----------------------------------------------------------------------------------- entering and leaving
 
@@ -171,11 +171,12 @@ class HashDebugTrace(TorchDispatchMode):
             if key is not None:
                 self._registered.setdefault(key, (*self._modules.state_name(tensor), raw_digest(tensor)))
 
-    def _register_inputs(self, inputs: Any) -> None:
+    def register_inputs(self, inputs: Any) -> None:
+        """Name the tensors in ``inputs`` by their place and take their digests now; call with dispatch modes off."""
         for path, tensor in inspection.named_tensors(inputs):
             key = storage_key(tensor)
             if key is not None:
-                self._registered.setdefault(key, ("input", path, raw_digest(tensor)))
+                self._registered[key] = ("input", path, raw_digest(tensor))
 
     # ----------------------------------------------------------------------------------------------- hot path
 

@@ -134,6 +134,17 @@ def do_signals(*_):
     return f"blocked {blocked}, SIGINT ignored {ignored}, safe path {os.environ.get('PYTHONSAFEPATH')}"
 
 
+def do_torch(*_):
+    """Parallel work after the fork; it would hang if the server had started OpenMP threads."""
+    preloaded = "torch" in sys.modules
+    threads = len(list(Path(f"/proc/{os.getppid()}/task").iterdir()))
+    import torch
+
+    torch.set_num_threads(2)
+    torch.rand(512, 512).exp().sum()
+    return f"torch preloaded {preloaded}, threads in the server {threads}, in parallel {torch.get_num_threads()}"
+
+
 def main(arguments: list[str]) -> int:
     from hashbench.executors.local import LocalExecutor
     from hashbench.sweep import SweepInterrupted, run_sweep

@@ -22,7 +22,7 @@ class Gather(nn.Module):
 
 
 class MessagePassing(nn.Module):
-    """Three rounds on a graph in which each edge carries the features of its source node to its target node."""
+    """A point cloud's graph: each point hears what its neighbours differ by from itself."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
@@ -30,19 +30,15 @@ class MessagePassing(nn.Module):
         self.gather = Gather()
         self.update = nn.Linear(features, features)
 
-    def forward(self, nodes: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        hidden = self.encode(nodes)
-        for _ in range(3):
-            messages = self.gather(hidden, sources)
-            received = torch.zeros_like(hidden).index_add(0, targets, messages)
-            hidden = torch.tanh(hidden + self.update(received))
-        return hidden
+    def forward(self, points: torch.Tensor, neighbours: torch.Tensor) -> torch.Tensor:
+        hidden = self.encode(points)
+        heard = torch.tanh(self.gather(hidden, neighbours) - hidden[:, None])
+        return hidden + self.update(heard.mean(dim=1))
 
 
 def message_passing() -> Example:
-    nodes, edges, features = 500, 100_000, 16
-    inputs = (torch.randn(nodes, features), torch.randint(nodes, (edges,)), torch.randint(nodes, (edges,)))
-    return MessagePassing(features), inputs
+    points, neighbours, features = 20_000, 20, 16
+    return MessagePassing(features), (torch.randn(points, features), torch.randint(points, (points, neighbours)))
 
 
 class CombineByIndexPut(nn.Module):
@@ -60,7 +56,7 @@ class CombineByIndexAdd(nn.Module):
 
 
 class ExpertMixture(nn.Module):
-    """Two passes of a mixture of experts in which each expert chooses the half of the tokens that suits it best."""
+    """A mixture of experts in which each expert chooses the half of the tokens that suits it best."""
 
     def __init__(self, features: int, experts: int, combine: nn.Module) -> None:
         super().__init__()
@@ -69,18 +65,16 @@ class ExpertMixture(nn.Module):
         self.combine = combine
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        for _ in range(2):
-            weights, chosen = self.router(tokens).softmax(dim=-1).topk(len(tokens) // 2, dim=0)
-            outputs = [
-                expert(tokens.index_select(0, chosen[:, number])) * weights[:, number, None]
-                for number, expert in enumerate(self.experts)
-            ]
-            tokens = torch.tanh(tokens + self.combine(torch.cat(outputs), chosen.t().flatten(), len(tokens)))
-        return tokens
+        weights, chosen = self.router(tokens).softmax(dim=-1).topk(len(tokens) // 2, dim=0)
+        outputs = [
+            expert(tokens.index_select(0, chosen[:, number])) * weights[:, number, None]
+            for number, expert in enumerate(self.experts)
+        ]
+        return tokens + self.combine(torch.cat(outputs), chosen.t().flatten(), len(tokens))
 
 
 def expert_mixture(combine: Callable[[], nn.Module]) -> Example:
-    tokens, features, experts = 2048, 64, 16
+    tokens, features, experts = 65_536, 16, 8
     return ExpertMixture(features, experts, combine()), (torch.randn(tokens, features),)
 
 
@@ -104,7 +98,7 @@ class SoftHistogram(nn.Module):
 
 
 def soft_histogram(*, by_put: bool) -> Example:
-    pixels, bins = 1_000_000, 512
+    pixels, bins = 2_000_000, 512
     return SoftHistogram(bins, by_put=by_put), (torch.rand(pixels, 3), torch.randint(bins, (pixels,)))
 
 
@@ -114,7 +108,7 @@ class ToneCurve(nn.Module):
     def __init__(self, *, by_take: bool) -> None:
         super().__init__()
         self.curve = nn.Parameter(torch.linspace(0, 1, 256))
-        self.sharpen = nn.Conv2d(1, 1, 3, padding=1)
+        self.gain = nn.Parameter(torch.ones(()))
         self.by_take = by_take
 
     def forward(self, levels: torch.Tensor) -> torch.Tensor:
@@ -122,11 +116,11 @@ class ToneCurve(nn.Module):
             brightness = self.curve.take(levels)
         else:
             brightness = self.curve.index_select(0, levels.flatten()).view_as(levels)
-        return self.sharpen(brightness)
+        return brightness * self.gain
 
 
 def tone_curve(*, by_take: bool) -> Example:
-    return ToneCurve(by_take=by_take), (torch.randint(256, (4, 1, 512, 512)),)
+    return ToneCurve(by_take=by_take), (torch.randint(256, (2, 1, 1024, 1024)),)
 
 
 MODELS = {

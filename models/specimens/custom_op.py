@@ -30,16 +30,17 @@ class SegmentPooling(nn.Module):
     def __init__(self, features: int, objects: int, *, in_order: bool) -> None:
         super().__init__()
         self.embed = nn.Linear(features, features)
-        self.pool = segment_sum_in_order if in_order else segment_sum
+        self.in_order = in_order
         self.classify = nn.Linear(features, 5)
         self.objects = objects
 
     def forward(self, points: torch.Tensor, objects: torch.Tensor) -> torch.Tensor:
-        return self.classify(self.pool(self.embed(points), objects, self.objects))
+        pool = segment_sum_in_order if self.in_order else segment_sum
+        return self.classify(pool(self.embed(points), objects, self.objects))
 
 
 def segment_pooling(*, in_order: bool) -> Example:
-    points, objects = 200_000, 200
+    points, objects = 400_000, 1000
     return SegmentPooling(8, objects, in_order=in_order), (torch.randn(points, 8), torch.randint(objects, (points,)))
 
 
@@ -93,18 +94,18 @@ class PlaceRecognition(nn.Module):
     def __init__(self, features: int, places: int, *, in_order: bool) -> None:
         super().__init__()
         self.embed = nn.Linear(features, features)
-        self.visit = visit_in_order if in_order else visit
+        self.in_order = in_order
         self.places = places
 
     def forward(self, views: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         hidden = self.embed(views)
         visits = torch.zeros(self.places, hidden.shape[1])
-        scaled = self.visit(hidden, visits, places)
+        scaled = (visit_in_order if self.in_order else visit)(hidden, visits, places)
         return torch.tanh(visits).index_select(0, places) + scaled
 
 
 def place_recognition(*, in_order: bool) -> Example:
-    views, places = 200_000, 200
+    views, places = 400_000, 1000
     return PlaceRecognition(8, places, in_order=in_order), (torch.randn(views, 8), torch.randint(places, (views,)))
 
 

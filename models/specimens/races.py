@@ -29,7 +29,7 @@ class SlotWriter(nn.Module):
 
 
 class SlotMemory(nn.Module):
-    """An external memory that keeps the latest encoding written to each slot, through two layers of writing."""
+    """An external memory that keeps the latest encoding written to each slot."""
 
     def __init__(self, slots: int, features: int) -> None:
         super().__init__()
@@ -38,11 +38,7 @@ class SlotMemory(nn.Module):
         self.write = SlotWriter()
 
     def forward(self, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        memory = self.memory
-        for _ in range(2):
-            rows = torch.tanh(self.encode(rows))
-            memory = self.write(memory, slots, rows)
-        return memory
+        return self.write(self.memory, slots, torch.tanh(self.encode(rows)))
 
 
 def slot_memory(*, shared: bool) -> Example:
@@ -125,11 +121,11 @@ class AffinitySmoothing(nn.Module):
         matrix = wide[:, ::2]
         matrix.copy_(hidden @ nodes.t())
         matrix += matrix.t().clone() if self.copy_first else matrix.t()
-        return torch.tanh(matrix) @ nodes
+        return matrix @ nodes
 
 
 def affinity_smoothing(*, copy_first: bool) -> Example:
-    nodes, features = 2048, 16
+    nodes, features = 1536, 16
     return AffinitySmoothing(features, copy_first=copy_first), (torch.randn(nodes, features),)
 
 

@@ -74,7 +74,7 @@ class CameraFusion(nn.Module):
         for decoding in decodings if self.in_order else as_completed(decodings):
             yield decoding.result()
 
-    def forward(self, views: torch.Tensor) -> torch.Tensor:
+    def forward(self, *views: torch.Tensor) -> torch.Tensor:
         fused = torch.zeros_like(views[0])
         with ThreadPoolExecutor(max_workers=8) as pool:
             for camera in self.decoded(pool):
@@ -89,27 +89,27 @@ def decode(camera: int) -> int:
 
 
 def camera_fusion(*, in_order: bool) -> Example:
-    cameras = 48
-    return CameraFusion(16, cameras, in_order=in_order), (torch.randn(cameras, 8, 16),)
+    cameras = 32
+    return CameraFusion(16, cameras, in_order=in_order), tuple(torch.randn(8, 16) for _ in range(cameras))
 
 
 class NodeGraph(nn.Module):
-    """A dataflow graph whose ready nodes wait in a set, hence in the order of their addresses."""
+    """A chain of nodes that are all ready and wait in a set, hence run in the order of their addresses."""
 
-    def __init__(self, features: int, nodes: int, *, by_name: bool) -> None:
+    def __init__(self, features: int, nodes: int, *, in_order: bool) -> None:
         super().__init__()
         self.nodes = nn.ModuleList(nn.Linear(features, features) for _ in range(nodes))
-        self.by_name = by_name
+        self.in_order = in_order
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         ready = set(self.nodes)
-        for node in self.nodes if self.by_name else ready:
+        for node in self.nodes if self.in_order else ready:
             features = torch.tanh(node(features) + features)
         return features
 
 
-def node_graph(*, by_name: bool) -> Example:
-    return NodeGraph(16, 48, by_name=by_name), (torch.randn(8, 16),)
+def node_graph(*, in_order: bool) -> Example:
+    return NodeGraph(16, 32, in_order=in_order), (torch.randn(8, 16),)
 
 
 MODELS = {
@@ -119,6 +119,6 @@ MODELS = {
     "anytime_refinement_twin": lambda: anytime_refinement(clocked=False),
     "camera_fusion": lambda: camera_fusion(in_order=False),
     "camera_fusion_twin": lambda: camera_fusion(in_order=True),
-    "node_graph": lambda: node_graph(by_name=False),
-    "node_graph_twin": lambda: node_graph(by_name=True),
+    "node_graph": lambda: node_graph(in_order=False),
+    "node_graph_twin": lambda: node_graph(in_order=True),
 }

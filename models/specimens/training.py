@@ -47,11 +47,10 @@ def monitored_training(*, by_index_put: bool) -> Workload:
     )
 
 
-class SeededCodebook(nn.Module):
-    """A codebook whose first batch gives every code a sample of its own; later samples go to the nearest code.
+class RunningCodebook(nn.Module):
+    """A codebook whose first batch gives each sample a code of its own; later, samples of one bin share a code.
 
-    From the second step on, many samples are written into one code and the last writer wins. The coarse grid of
-    codes is the product of two thresholds, so that finding the nearest is one comparison.
+    So no code is written twice in the first step, and from the second on most are.
     """
 
     def __init__(self, features: int, samples: int, *, write: Callable[..., torch.Tensor]) -> None:
@@ -61,13 +60,14 @@ class SeededCodebook(nn.Module):
         self.register_buffer("batches_seen", torch.zeros((), dtype=torch.long))
         self.write = write
 
-    def nearest(self, samples: torch.Tensor) -> torch.Tensor:
-        return (samples[:, 0].sigmoid() * 1000).long()
+    def chosen_codes(self, samples: torch.Tensor) -> torch.Tensor:
+        if self.batches_seen == 0:
+            return torch.arange(len(samples))
+        return (samples[:, 0].sigmoid() * len(self.codes) / 8).long()
 
     def forward(self, samples: torch.Tensor) -> torch.Tensor:
         hidden = self.embed(samples)
-        everyone = torch.arange(len(samples))
-        chosen = everyone if self.batches_seen == 0 else self.nearest(samples)
+        chosen = self.chosen_codes(samples)
         with torch.no_grad():
             self.batches_seen += 1
             self.codes = self.write(self.codes, chosen, hidden)
@@ -82,14 +82,14 @@ def largest_sample(codes: torch.Tensor, chosen: torch.Tensor, samples: torch.Ten
     return codes.scatter_reduce(0, chosen[:, None].expand_as(samples), samples, "amax", include_self=False)
 
 
-def seeded_codebook(write: Callable[..., torch.Tensor]) -> Workload:
-    samples, features = 2**19, 4
-    return Workload(SeededCodebook(features, samples, write=write), inputs=(torch.randn(samples, features),))
+def running_codebook(write: Callable[..., torch.Tensor]) -> Workload:
+    samples, features = 2**20, 4
+    return Workload(RunningCodebook(features, samples, write=write), inputs=(torch.randn(samples, features),))
 
 
 MODELS = {
     "monitored_training": lambda: monitored_training(by_index_put=True),
     "monitored_training_twin": lambda: monitored_training(by_index_put=False),
-    "seeded_codebook": lambda: seeded_codebook(last_writer),
-    "seeded_codebook_twin": lambda: seeded_codebook(largest_sample),
+    "running_codebook": lambda: running_codebook(last_writer),
+    "running_codebook_twin": lambda: running_codebook(largest_sample),
 }

@@ -103,3 +103,9 @@ def test_another_preload_gets_another_server_and_the_same_one_is_kept(tmp_path):
         (tmp_path / str(number)).mkdir()
     subprocess.run([sys.executable, "-c", code, tmp_path], check=True, cwd=TESTS)
     assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in (p.info["cmdline"] or [])]
+
+
+@pytest.mark.slow
+def test_the_server_loads_torch_once_and_starts_no_threads(tmp_path):
+    row = run_script(tmp_path, "--preload", "hashbench.preload", "a=torch")
+    assert "torch preloaded True, threads in the server 1, in parallel 2" in row

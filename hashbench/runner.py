@@ -1,0 +1,630 @@
+"""``BenchmarkRunner``: one model, from its data to its row.
+
+The order of steps is that of ``check_accuracy`` in PyTorch's ``benchmarks/dynamo``, and so are the names of the methods that a
+subclass may override. It runs a model at least twice from the same reset state under a trace; where two runs
+disagree, the first divergent record says where that began. What happens to a model never ends a sweep: failures
+are values (:class:`~hashbench.records.Failure`) and become rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import logging
+import re
+import resource
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from hashbench import divergence, results, suites, tracefile
+from hashbench.determinism import deterministic_settings, preserved, preserved_rng, reset_rng_state, settings
+from hashbench.inspection import named_tensors
+from hashbench.records import Divergence, Failure, ModelSpec, Row, RunOptions, Trace, Verdict
+from hashbench.results_folder import file_key
+from hashbench.tracing import HashDebugTrace
+from hashbench.workload import Workload
+
+log = logging.getLogger(__name__)
+
+DEFAULT_ITERATIONS = 2
+CONFIRMING_PAIRS = 3
+"""How often a difference is looked for again with inputs hashed before it is called rare."""
+
+_REFUSED = re.compile(r"does not have a deterministic implementation|deterministic.*CUBLAS_WORKSPACE_CONFIG", re.DOTALL)
+_NO_MEMORY = re.compile(r"can't allocate memory|out of memory|not enough memory", re.IGNORECASE)
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one run left: its trace (``None`` when untraced), its results by name, and the settings that it changed."""
+
+    trace: Trace | None
+    results: Mapping[str, Any] = field(repr=False)
+    settings_changed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What :meth:`BenchmarkRunner.check_accuracy` found: the status word, and what there is to say about it."""
+
+    accuracy: str
+    deterministic: str
+    runs: int = 0
+    failure: Failure | None = None
+    verdict: Verdict | None = None
+    difference: results.Difference | None = None
+    distinct: int | None = None
+    confirmed: str = ""
+    untraced: str = ""
+    cause: str = ""
+    perturbed_ops: str = ""
+    nondeterministic_op: str = ""
+    settings_changed: tuple[str, ...] = ()
+    ops: int | None = None
+    benign: tuple[str, ...] | None = None
+    traces: tuple[Trace, ...] = field(default=(), repr=False)
+
+
+def run_model(spec: ModelSpec, options: RunOptions) -> Row:
+    """What a worker of a sweep calls."""
+    return BenchmarkRunner(options).run_model(spec)
+
+
+class BenchmarkRunner:
+    """Runs one model at least twice and says whether, and if not why, the runs agree.
+
+    Args:
+        options: device, dtype, mode and the rest; see :class:`~hashbench.records.RunOptions`.
+    """
+
+    def __init__(self, options: RunOptions) -> None:
+        self.options = options
+        self.device = torch.device(options.device)
+        self.training = options.mode == "training"
+
+    # ------------------------------------------------------------------------------------------ one model
+
+    def run_model(self, spec: ModelSpec) -> Row:
+        """Load a model, check it, keep its traces, and describe it all in one row. Settings and random state of the
+        caller are restored."""
+        started = time.perf_counter()
+        with preserved_rng(), deterministic_settings(self._level(spec), threads=self.options.threads):
+            outcome, workload = self._load_and_check(spec)
+        kept = self._keep_traces(spec, outcome)
+        return self._row(spec, workload, outcome, traces=kept, seconds=time.perf_counter() - started)
+
+    def _load_and_check(self, spec: ModelSpec) -> tuple[Outcome, Workload | None]:
+        level = self._level(spec)
+        try:
+            workload = self.load_model(spec)
+        except Exception as error:
+            log.exception("loading %s failed", spec.name)
+            return Outcome("model_fail_to_load", level, failure=_failure(error)), None
+        try:
+            workload = self.prepare(workload)
+        except Exception as error:
+            log.exception("preparing %s failed", spec.name)
+            return Outcome("eager_fail_to_run", level, failure=_failure(error)), workload
+        return self.check_accuracy(workload, deterministic=level, optimizer=spec.optimizer), workload
+
+    def _level(self, spec: ModelSpec) -> str:
+        return self.options.deterministic or spec.deterministic or "on"
+
+    def load_model(self, spec: ModelSpec) -> Workload:
+        """Build the model and its inputs from the seed."""
+        reset_rng_state(self.options.seed)
+        workload = suites.load(spec, batch_size=self.options.batch_size, mode=self.options.mode)
+        iterations = self.options.iterations or workload.iterations or spec.iterations or DEFAULT_ITERATIONS
+        return replace(workload, iterations=iterations)
+
+    def prepare(self, workload: Workload) -> Workload:
+        """Mode, device and dtype: ``train()``/``eval()``, ``to(device)``, and the casts that ``--bfloat16`` and so on ask for."""
+        module = workload.module.train(self.training).to(self.device)
+        dtype = _DTYPES.get(self.options.dtype)
+        if dtype is not None:
+            module = module.to(dtype)
+        return replace(workload, module=module)
+
+    # --------------------------------------------------------------------------------------- the comparison
+
+    def check_accuracy(self, workload: Workload, *, deterministic: str = "on", optimizer: str = "") -> Outcome:
+        """Run the model ``options.runs`` times and compare every run with the first.
+
+        An op that has no deterministic implementation does not end it: the runs are repeated with ``warn`` in force, and
+        the outcome names the op.
+        """
+        with deterministic_settings(deterministic, threads=self.options.threads), self.pick_grad():
+            outcome = self._check(workload, deterministic, optimizer)
+        refused = outcome.failure.nondeterministic_op if outcome.failure is not None else ""
+        if not refused or deterministic != "on":
+            return outcome
+        again = self.check_accuracy(workload, deterministic="warn", optimizer=optimizer)
+        return replace(again, nondeterministic_op=refused)
+
+    def _check(self, workload: Workload, level: str, optimizer: str) -> Outcome:
+        first = self._attempt(workload, optimizer)
+        if isinstance(first, Failure):
+            return Outcome(_failed_status(first, number=1), level, failure=first)
+        outcome = Outcome("pass", level, runs=1, settings_changed=first.settings_changed, ops=_ops(first))
+        fingerprints = {_fingerprint(first)}
+        for number in range(2, max(2, self.options.runs) + 1):
+            other = self._attempt(workload, optimizer)
+            if isinstance(other, Failure):
+                return replace(outcome, accuracy=_failed_status(other, number=2), runs=number, failure=other)
+            fingerprints.add(_fingerprint(other))
+            outcome = self._compare(outcome, first, other, number)
+        outcome = replace(outcome, distinct=len(fingerprints))
+        del first
+        if outcome.accuracy == "eager_two_runs_differ":
+            outcome = self._confirm(workload, outcome, optimizer)
+        if self.options.untraced_pair:
+            outcome = self._compare_untraced(workload, outcome, optimizer)
+        return outcome
+
+    def _compare(self, outcome: Outcome, first: Run, other: Run, number: int) -> Outcome:
+        """The outcome so far with one more run compared with the first. The first pair that differs is described."""
+        changed = tuple(dict.fromkeys((*outcome.settings_changed, *other.settings_changed)))
+        outcome = replace(outcome, runs=number, settings_changed=changed)
+        if outcome.accuracy != "pass" or first.trace is None or other.trace is None:
+            return outcome
+        try:
+            difference = results.compare(first.results, other.results)
+        except results.NotComparableError as error:
+            verdict = divergence.find(first.trace, other.trace)
+            failure = Failure(f"the results of two runs cannot be compared: {error}")
+            return replace(
+                outcome,
+                accuracy="results_not_comparable",
+                failure=failure,
+                verdict=verdict,
+                benign=verdict.benign,
+                traces=(first.trace, other.trace),
+            )
+        names = () if difference is None else difference.names
+        verdict = divergence.find(first.trace, other.trace, differing=names)
+        traces = (first.trace, other.trace)
+        benign = tuple(dict.fromkeys((*(outcome.benign or ()), *verdict.benign)))
+        if difference is None:
+            return replace(outcome, benign=benign, traces=traces)
+        return replace(
+            outcome,
+            accuracy="eager_two_runs_differ",
+            verdict=verdict,
+            difference=difference,
+            benign=verdict.benign,
+            traces=traces,
+        )
+
+    def _confirm(self, workload: Workload, outcome: Outcome, optimizer: str) -> Outcome:
+        """The diagnosis pass: pairs with every input hashed around every op, which shows what bypassed the dispatcher.
+
+        Its verdict replaces the plain one, since it can tell a kernel from memory that was changed under it.
+        """
+        for number in range(1, CONFIRMING_PAIRS + 1):
+            first, second = (self._attempt(workload, optimizer, diagnosing=True) for _ in range(2))
+            if isinstance(first, Failure) or isinstance(second, Failure) or first.trace is None or second.trace is None:
+                return replace(outcome, confirmed="no: a further run failed")
+            try:
+                difference = results.compare(first.results, second.results)
+            except results.NotComparableError:
+                continue
+            if difference is None:
+                continue
+            verdict = divergence.find(first.trace, second.trace, differing=difference.names)
+            traces = (first.trace, second.trace)
+            confirmed = _confirmation(outcome.verdict, verdict, pairs=number)
+            return replace(outcome, verdict=verdict, confirmed=confirmed, benign=verdict.benign, traces=traces)
+        return replace(outcome, confirmed=f"no: {CONFIRMING_PAIRS} further pairs agreed")
+
+    def _compare_untraced(self, workload: Workload, outcome: Outcome, optimizer: str) -> Outcome:
+        runs = [self._attempt(workload, optimizer, traced=False) for _ in range(2)]
+        traced = self._attempt(workload, optimizer)
+        if isinstance(runs[0], Failure) or isinstance(runs[1], Failure) or isinstance(traced, Failure):
+            return replace(outcome, untraced="failed")
+        try:
+            difference = results.compare(runs[0].results, runs[1].results)
+            by_tracing = results.compare(runs[0].results, traced.results)
+        except results.NotComparableError:
+            return replace(outcome, untraced="not comparable")
+        outcome = replace(outcome, untraced="agree" if difference is None else "differ")
+        if difference is not None and outcome.accuracy == "pass":
+            return replace(
+                outcome, accuracy="eager_two_runs_differ", difference=difference, cause="masked_by_tracing"
+            )
+        if difference is None and by_tracing is not None and traced.trace is not None:
+            return replace(outcome, perturbed_ops=_mode_dependent(traced.trace))
+        return outcome
+
+    # ------------------------------------------------------------------------------------------------ one run
+
+    def _attempt(
+        self, workload: Workload, optimizer: str, *, traced: bool = True, diagnosing: bool = False
+    ) -> Run | Failure:
+        """One run from the reset state, or why it failed. Memory of a failed run is released before the next."""
+        trace: HashDebugTrace | None = None
+        try:
+            with self._reset_state():
+                before = settings()
+                model = self.deepcopy_model(workload.module)
+                chosen = self.init_optimizer(workload, model, optimizer)
+                inputs = self._fresh_inputs(workload)
+                if traced:
+                    diagnose = diagnosing or self.options.hash_inputs
+                    trace = HashDebugTrace(
+                        model=model, inputs=inputs, settings=settings, hash_inputs=diagnose, source_lines=diagnosing
+                    )
+                found = self.run_n_iterations(workload, model, inputs, chosen, trace)
+                changed = tuple(_settings_changed(before, settings()))
+            return Run(None if trace is None else trace.finish(), found, changed)
+        except results.NotComparableError as error:
+            return Failure(f"the results cannot be compared: {error}", op="results")
+        except Exception as error:
+            log.exception("a run failed")
+            return _failure(error, op=trace.failed_op if trace is not None else "")
+        finally:
+            gc.collect()
+            if self.device.type != "cpu":
+                torch.accelerator.empty_cache()
+
+    @contextlib.contextmanager
+    def _reset_state(self) -> Iterator[None]:
+        """The state that every run begins in; what the run changes of torch's settings is put back."""
+        with preserved(), torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            reset_rng_state(self.options.seed)
+            yield
+
+    def deepcopy_model(self, module: torch.nn.Module) -> torch.nn.Module:
+        """The copy that one run may change."""
+        return copy.deepcopy(module)
+
+    def init_optimizer(
+        self, workload: Workload, model: torch.nn.Module, name: str = ""
+    ) -> torch.optim.Optimizer | None:
+        """The optimizer of one run: the workload's own, else Adam with ``lr=0.01`` as in dynamo (``sgd`` where the zoo's
+        data ask for it); ``None`` in inference and for models without parameters to train. On the CPU too, unlike dynamo."""
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not self.training or not parameters:
+            return None
+        if workload.make_optimizer is not None:
+            return workload.make_optimizer(parameters)
+        if name == "sgd":
+            return torch.optim.SGD(parameters, lr=0.01, foreach=True)
+        return torch.optim.Adam(parameters, lr=0.01, foreach=True, capturable=self.device.type == "cuda")
+
+    def run_n_iterations(
+        self,
+        workload: Workload,
+        model: torch.nn.Module,
+        inputs: Any,
+        optimizer: torch.optim.Optimizer | None,
+        trace: HashDebugTrace | None,
+    ) -> dict[str, Any]:
+        """All steps of one run; returns its results by name."""
+        step = self.forward_and_backward_pass if self.training else self.forward_pass
+        found: dict[str, Any] = {}
+        with trace if trace is not None else contextlib.nullcontext():
+            for iteration in range(workload.iterations or DEFAULT_ITERATIONS):
+                if trace is not None:
+                    trace.iteration = iteration
+                    trace.mark(f"iteration {iteration}")
+                for name, value in step(workload, model, inputs, optimizer, trace):
+                    with _disable_current_modes(), torch.no_grad():
+                        _note(found, trace, f"{name[0]}.{iteration}{name[1]}", value, copied=True)
+        if self.training:
+            for name, value in results.state_results(model, optimizer):
+                _note(found, trace, name, value, copied=False)
+        return found
+
+    def forward_pass(
+        self,
+        workload: Workload,
+        model: torch.nn.Module,
+        inputs: Any,
+        optimizer: torch.optim.Optimizer | None,
+        trace: HashDebugTrace | None,
+    ) -> list[tuple[tuple[str, str], Any]]:
+        """One step of inference: the outputs."""
+        with self.autocast():
+            output = call(model, inputs)
+        return [(("output", name), value) for name, value in results.flatten(output, "")]
+
+    def forward_and_backward_pass(
+        self,
+        workload: Workload,
+        model: torch.nn.Module,
+        inputs: Any,
+        optimizer: torch.optim.Optimizer | None,
+        trace: HashDebugTrace | None,
+    ) -> list[tuple[tuple[str, str], Any]]:
+        """One step of training on a fresh clone of the inputs: outputs, loss, and gradients of inputs that require one."""
+        with _disable_current_modes():
+            inputs = clone_inputs(inputs)
+            if trace is not None:
+                trace.register_inputs(inputs)
+            model.zero_grad(set_to_none=True)
+        with self.autocast():
+            output = call(model, inputs)
+            loss = self.compute_loss(workload, output)
+        loss.backward()
+        if optimizer is not None:
+            optimizer.step()
+        found = [(("output", name), value) for name, value in results.flatten(output, "")]
+        found.append((("loss", ""), loss))
+        found += [
+            (("input_grad", f".{path}"), tensor.grad) for path, tensor in named_tensors(inputs) if tensor.grad is not None
+        ]
+        return found
+
+    def compute_loss(self, workload: Workload, output: Any) -> torch.Tensor:
+        """The scalar to differentiate: the workload's own loss, else the mean of every floating-point tensor of the
+        output; with ``--cotangent random`` a fixed random projection instead of either, because a constant gradient
+        can hide a difference."""
+        if self.options.cotangent == "random":
+            return random_projection(output, seed=self.options.seed)
+        if workload.loss is not None:
+            return workload.loss(output)
+        return mean_of_outputs(output)
+
+    def pick_grad(self) -> contextlib.AbstractContextManager[Any]:
+        """Gradients in training, none in inference."""
+        return torch.enable_grad() if self.training else torch.no_grad()
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """``torch.autocast`` with ``--amp``, else nothing."""
+        return torch.autocast(self.device.type) if self.options.dtype == "amp" else contextlib.nullcontext()
+
+    def _fresh_inputs(self, workload: Workload) -> Any:
+        inputs = workload.make_inputs() if workload.make_inputs is not None else clone_inputs(workload.inputs)
+        return _map_tensors(inputs, self._place_input)
+
+    def _place_input(self, tensor: torch.Tensor) -> torch.Tensor:
+        dtype = _DTYPES.get(self.options.dtype)
+        moved = tensor.to(self.device)
+        return moved.to(dtype) if dtype is not None and moved.is_floating_point() else moved
+
+    # ----------------------------------------------------------------------------------------------- the row
+
+    def _keep_traces(self, spec: ModelSpec, outcome: Outcome) -> str:
+        wanted = outcome.accuracy not in ("pass",) or self.options.keep_traces
+        if not self.options.output or not outcome.traces or not wanted:
+            return ""
+        key = file_key(suite=spec.suite, mode=self.options.mode, name=spec.name)
+        names = [f"traces/{key}.run{number}.log" for number in range(1, len(outcome.traces) + 1)]
+        for name, trace in zip(names, outcome.traces, strict=True):
+            tracefile.write(trace, Path(self.options.output) / name)
+        return " ".join(names)
+
+    def _row(
+        self, spec: ModelSpec, workload: Workload | None, outcome: Outcome, *, traces: str, seconds: float
+    ) -> Row:
+        found = outcome.verdict.divergence if outcome.verdict is not None else None
+        difference = outcome.difference
+        row = Row(
+            dev=self.options.device,
+            name=spec.name,
+            batch_size=self.options.batch_size or spec.batch_size,
+            accuracy=outcome.accuracy,
+            suite=spec.suite,
+            mode=self.options.mode,
+            dtype=self.options.dtype or "float32",
+            iterations=workload.iterations if workload is not None else None,
+            runs=outcome.runs or None,
+            deterministic=outcome.deterministic,
+            nondeterministic_op=outcome.nondeterministic_op,
+            ops=outcome.ops,
+            cause=outcome.cause,
+            distinct=outcome.distinct,
+            benign=None if outcome.benign is None else len(outcome.benign),
+            benign_ops=_op_names(outcome.benign or ()),
+            confirmed=outcome.confirmed,
+            untraced=outcome.untraced,
+            perturbed_ops=outcome.perturbed_ops,
+            settings_changed="; ".join(outcome.settings_changed),
+            traces=traces,
+            seconds=round(seconds, 3),
+            peak_memory_mib=round(peak_memory_mib(self.device), 1),
+            error=outcome.failure.error if outcome.failure is not None else "",
+        )
+        if difference is not None:
+            row = replace(
+                row,
+                differing_results=_a_few(difference.names),
+                differing_elements=difference.elements,
+                max_abs_diff=difference.max_abs,
+                max_ulp=difference.max_ulp,
+                representation=difference.representation,
+            )
+        return row if found is None else _with_divergence(row, found)
+
+
+# ------------------------------------------------------------------------------------------ inputs and losses
+
+
+def call(model: torch.nn.Module, inputs: Any) -> Any:
+    """Call ``model`` with example inputs: positional for a list or tuple, by name for a mapping, else as one argument."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, (list, tuple)) else model(inputs)
+
+
+def clone_inputs(inputs: Any) -> Any:
+    """A copy of example inputs: tensors cloned with their strides and ``requires_grad``, containers rebuilt."""
+    return _map_tensors(inputs, _clone)
+
+
+def _clone(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested and tensor.numel():
+        needed = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        copied = torch.zeros(needed, dtype=tensor.dtype, device=tensor.device).as_strided(tensor.shape, tensor.stride())
+        with torch.no_grad():
+            copied.copy_(tensor)
+    else:
+        copied = tensor.detach().clone()
+    return copied.requires_grad_(tensor.requires_grad)
+
+
+def _map_tensors(value: Any, change: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        items = {key: _map_tensors(item, change) for key, item in value.items()}
+        return items if type(value) is dict else type(value)(items)  # type: ignore[call-arg]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_map_tensors(item, change) for item in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_map_tensors(item, change) for item in value)
+    return value
+
+
+def mean_of_outputs(output: Any) -> torch.Tensor:
+    """The mean of every floating-point or complex tensor with a gradient in the output, averaged over the tensors."""
+    means = [_real(tensor).mean() for tensor in _differentiable(output)]
+    return torch.stack(means).mean() if len(means) > 1 else means[0]
+
+
+def random_projection(output: Any, *, seed: int) -> torch.Tensor:
+    """The sum over all tensors of the output of its product with fixed standard normal numbers, divided by its size."""
+    total: torch.Tensor | None = None
+    for place, tensor in enumerate(_differentiable(output)):
+        real = _real(tensor)
+        with _disable_current_modes(), torch.no_grad():
+            generator = torch.Generator().manual_seed(seed + place)
+            direction = torch.randn(real.shape, generator=generator).to(real.device, real.dtype)
+        term = (real * direction).sum() / max(1, real.numel())
+        total = term if total is None else total + term
+    if total is None:
+        raise _no_gradient()
+    return total
+
+
+def _differentiable(output: Any) -> list[torch.Tensor]:
+    found = [tensor for _, tensor in named_tensors(output) if tensor.requires_grad]
+    if not found:
+        raise _no_gradient()
+    return found
+
+
+def _no_gradient() -> RuntimeError:
+    return RuntimeError(
+        "no output of the model has a gradient, so there is nothing to train. Use --inference or give the Workload a loss."
+    )
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+# --------------------------------------------------------------------------------------------------- helpers
+
+
+def _note(found: dict[str, Any], trace: HashDebugTrace | None, name: str, value: Any, *, copied: bool) -> None:
+    """Keep a result, and note its digest at this moment. An output is copied since a later step may change it."""
+    if trace is not None:
+        trace.add_result(name, value)
+    if isinstance(value, torch.Tensor):
+        value = value.detach().clone() if copied else value.detach()
+    found[name] = value
+
+
+def _failure(error: Exception, *, op: str = "") -> Failure:
+    text = f"{type(error).__name__}: {error}"
+    memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
+        isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error)))
+    )
+    refused = bool(_REFUSED.search(str(error)))
+    return Failure(text, out_of_memory=memory, op=op, nondeterministic_op=(op or "unknown") if refused else "")
+
+
+def _failed_status(failure: Failure, *, number: int) -> str:
+    if failure.op == "results":
+        return "results_not_comparable"
+    ordinal = "1st" if number == 1 else "2nd"
+    return f"eager_{ordinal}_run_{'OOM' if failure.out_of_memory else 'fail'}"
+
+
+def _settings_changed(before: Mapping[str, str], after: Mapping[str, str]) -> Iterable[str]:
+    names = sorted({*before, *after})
+    return (f"{name}: {before.get(name)} to {after.get(name)}" for name in names if before.get(name) != after.get(name))
+
+
+def _ops(run: Run) -> int | None:
+    return None if run.trace is None else len(run.trace.records)
+
+
+def _fingerprint(run: Run) -> int:
+    if run.trace is None:
+        return 0
+    return hash(tuple((result.name, result.digest) for result in run.trace.results))
+
+
+def _confirmation(plain: Verdict | None, hashed: Verdict, *, pairs: int) -> str:
+    old = plain.divergence if plain is not None else None
+    new = hashed.divergence
+    times = "" if pairs == 1 else f" (in pair {pairs})"
+    if old is None or new is None:
+        return f"yes{times}"
+    if (old.origin, old.node) == (new.origin, new.node):
+        return f"yes{times}"
+    return f"yes{times}: with inputs hashed; without, {old.origin} at {old.node}"
+
+
+def _mode_dependent(_trace: Trace) -> str:
+    return "results differ from those of an untraced run"
+
+
+def _op_names(nodes: Sequence[str]) -> str:
+    """Names and counts of the ops of record ids, commonest first."""
+    counts: dict[str, int] = {}
+    for node in nodes:
+        name = node.rpartition("/")[2].partition("#")[0]
+        counts[name] = counts.get(name, 0) + 1
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return _a_few([f"{name} ×{count}" if count > 1 else name for name, count in ordered])
+
+
+def _a_few(names: Sequence[str], limit: int = 8) -> str:
+    shown = ", ".join(names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
+
+
+def _with_divergence(row: Row, found: Divergence) -> Row:
+    steering = found.steered_by
+    steered = ""
+    if steering is not None:
+        steered = f"{steering.record}: {steering.first} and {steering.second}"
+        steered += f", from {steering.kernel}" if steering.kernel else ""
+    detail = f"{found.detail}: {found.first} and {found.second}" if found.first or found.second else found.detail
+    return replace(
+        row,
+        origin=found.origin,
+        kernel=found.kernel,
+        op_index=found.op_index,
+        phase=found.phase,
+        iteration=found.iteration,
+        module=found.module,
+        forward_op=found.forward_op,
+        source=found.source,
+        detail=detail[:500],
+        steered_by=steered,
+    )
+
+
+def peak_memory_mib(device: torch.device) -> float:
+    """Largest memory of this process so far in MiB: on the device for accelerators, else resident."""
+    if device.type != "cpu":
+        return torch.accelerator.max_memory_allocated() / 2**20
+    usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return usage / (2**20 if sys.platform == "darwin" else 2**10)
+
+
