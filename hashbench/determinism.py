@@ -137,14 +137,14 @@ def deterministic_settings(deterministic: str, *, threads: int | None = None) ->
 def reset_rng_state(seed: int = 1337) -> None:
     """Seed Python's, NumPy's and torch's global generators, the latter on every device (torch does all of them)."""
     random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - the legacy global generator is what models draw from
+    np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
 @contextmanager
 def preserved_rng() -> Iterator[None]:
     """Put the global generators of Python, NumPy and torch back on leaving, on every device that is in use."""
-    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     backend = getattr(torch, device.type) if device is not None else None
     accelerators = backend.get_rng_state_all() if backend is not None and backend.is_initialized() else None
@@ -152,7 +152,7 @@ def preserved_rng() -> Iterator[None]:
         yield
     finally:
         random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
+        np.random.set_state(numpy)
         torch.set_rng_state(cpu)
         if backend is not None and accelerators is not None:
             backend.set_rng_state_all(accelerators)

@@ -310,8 +310,14 @@ class _Judgement:
         chosen = self._choose(reached) if differing or judged_by_records else None
         if chosen is None and differing:
             chosen = self._after_the_last_write(differing, results_a, results_b)
-        benign = tuple(node for node in self.records if node in self.differs and node not in reached)
+        if chosen is not None and chosen.origin in ("sequence", "outside"):
+            reached |= self._slice(self.scalars)  # a scalar reaches the results also by choosing what is run
+        benign = tuple(node for node in self.records if node in self.differs - reached and self._wrote(node))
         return Verdict(tuple(differing), None if chosen is None else self._divergence(chosen), benign)
+
+    def _wrote(self, node: str) -> bool:
+        """Whether the record left anything; a view that was taken differently left nothing of its own."""
+        return any(record is not None and (record.outputs or record.scalar) for record in self.records[node])
 
     def _roots(
         self, differing: Sequence[str], results_a: dict[str, Result], results_b: dict[str, Result]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 
-MODULES = ("torch", "torch._dynamo", "torchvision", "hashbench.runner", "hashbench.suites")
+MODULES = ("torch", "torch._dynamo", "torchvision", "hashbench.runner", "hashbench.suites.torchvision")
 
 for _name in MODULES:
     with contextlib.suppress(Exception):

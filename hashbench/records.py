@@ -109,6 +109,11 @@ class RunOptions:
     keep_traces: bool = False
     output: str = ""
 
+    @property
+    def dtype_column(self) -> str:
+        """The ``dtype`` of every row of the sweep, also of models that never answered."""
+        return self.dtype or "float32"
+
 
 # ---------------------------------------------------------------------------------------------------- seen
 

@@ -85,19 +85,21 @@ def state_results(model: torch.nn.Module, optimizer: torch.optim.Optimizer | Non
 
 
 def compare(first: Results, second: Results) -> Difference | None:
-    """The difference between two runs' results, bit by bit; ``None`` where there is none.
+    """The difference between two runs' results, bit by bit; ``None`` where there is none. A gradient or an optimizer
+    state that only one run has is a difference.
 
     Raises:
-        NotComparableError: the runs have results of other names or types.
+        NotComparableError: the runs have outputs of other names or types.
     """
     _check_structure(first, second)
-    names = tuple(name for name in first if not bitwise_equal(first[name], second[name]))
+    every = [*first, *(name for name in second if name not in first)]
+    names = tuple(name for name in every if not bitwise_equal(first.get(name), second.get(name)))
     return _measure(names, first, second) if names else None
 
 
 def bitwise_equal(first: Any, second: Any) -> bool:
     """Whether two results have the same dtype, shape and bits; their strides may differ."""
-    if not isinstance(first, torch.Tensor):
+    if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
         return type(first) is type(second) and repr(first) == repr(second)
     if first.dtype != second.dtype or first.layout != second.layout or first.device != second.device:
         return False
@@ -109,22 +111,28 @@ def bitwise_equal(first: Any, second: Any) -> bool:
     return digest(first.detach().contiguous()).value == digest(second.detach().contiguous()).value
 
 
+_OPTIONAL = ("grad.", "input_grad.", "optimizer.")
+"""What a step may leave or not, depending on which parameters took part in it."""
+
+
 def _check_structure(first: Results, second: Results) -> None:
-    only = sorted(set(first) ^ set(second))
+    only = sorted(name for name in set(first) ^ set(second) if not name.startswith(_OPTIONAL))
     if only:
         where = "first" if only[0] in first else "second"
-        raise NotComparableError(f"only the {where} run has {only[0]} ({len(only)} names in one run only)")
-    for name, value in first.items():
-        other = second[name]
-        if isinstance(value, torch.Tensor) != isinstance(other, torch.Tensor):
-            raise NotComparableError(f"{name} is a {type(value).__name__} in one run, a {type(other).__name__} in the other")
+        raise NotComparableError(f"only the {where} run has {only[0]} ({len(only)} such names)")
+    for name in sorted(set(first) & set(second)):
+        types = [type(results[name]).__name__ for results in (first, second)]
+        if isinstance(first[name], torch.Tensor) != isinstance(second[name], torch.Tensor):
+            raise NotComparableError(f"{name} is a {types[0]} in the first run, a {types[1]} in the second")
 
 
 def _measure(names: tuple[str, ...], first: Results, second: Results) -> Difference:
-    elements, largest, ulps, kinds = 0, None, None, set[str]()
+    elements, kinds = 0, set[str]()
+    largest: float | None = None
+    ulps: float | None = None
     for name in names:
-        a, b = first[name], second[name]
-        if not isinstance(a, torch.Tensor) or a.shape != b.shape or a.dtype != b.dtype or a.layout != torch.strided:
+        a, b = first.get(name), second.get(name)
+        if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or not _same_form(a, b):
             kinds.add("value")
             continue
         part = _measure_tensors(_plain(a), _plain(b))
@@ -134,6 +142,10 @@ def _measure(names: tuple[str, ...], first: Results, second: Results) -> Differe
         kinds.add(part.representation)
     representation = ", ".join(sorted(kinds)) if "value" not in kinds else ""
     return Difference(names, elements or None, largest, None if ulps is None else int(ulps), representation)
+
+
+def _same_form(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and a.layout == b.layout == torch.strided
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -159,14 +171,18 @@ def _measure_tensors(a: torch.Tensor, b: torch.Tensor) -> Difference:
     nan = a.isnan() & b.isnan()
     zero = (a == 0) & (b == 0)
     other = ~(nan | zero)
-    kinds = [kind for kind, found in (("NaN payload", nan), ("sign of zero", zero), ("value", other)) if bool(found.any())]
+    kinds = [
+        kind for kind, found in (("NaN payload", nan), ("sign of zero", zero), ("value", other)) if bool(found.any())
+    ]
     if kinds[-1:] != ["value"]:
         return Difference((), count, 0.0, 0, ", ".join(kinds))
     finite = other & a.isfinite() & b.isfinite()
     if not bool(finite.any()):
         return Difference((), count, None, None, "value")
     gap = (a[finite].double() - b[finite].double()).abs().max()
-    ulp = int((_ordered(a_bits[finite]) - _ordered(b_bits[finite])).abs().max()) if a_bits.dtype != torch.uint8 else None
+    ulp = (
+        int((_ordered(a_bits[finite]) - _ordered(b_bits[finite])).abs().max()) if a_bits.dtype != torch.uint8 else None
+    )
     return Difference((), count, float(gap), ulp, "value")
 
 

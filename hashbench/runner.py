@@ -238,9 +238,7 @@ class BenchmarkRunner:
             return replace(outcome, untraced="not comparable")
         outcome = replace(outcome, untraced="agree" if difference is None else "differ")
         if difference is not None and outcome.accuracy == "pass":
-            return replace(
-                outcome, accuracy="eager_two_runs_differ", difference=difference, cause="masked_by_tracing"
-            )
+            return replace(outcome, accuracy="eager_two_runs_differ", difference=difference, cause="masked_by_tracing")
         if difference is None and by_tracing is not None and traced.trace is not None:
             return replace(outcome, perturbed_ops=_mode_dependent(traced.trace))
         return outcome
@@ -318,9 +316,9 @@ class BenchmarkRunner:
                 if trace is not None:
                     trace.iteration = iteration
                     trace.mark(f"iteration {iteration}")
-                for name, value in step(workload, model, inputs, optimizer, trace):
+                for (kind, place), value in step(workload, model, inputs, optimizer, trace):
                     with _disable_current_modes(), torch.no_grad():
-                        _note(found, trace, f"{name[0]}.{iteration}{name[1]}", value, copied=True)
+                        _note(found, trace, f"{kind}.{iteration}{place}", value, copied=True)
         if self.training:
             for name, value in results.state_results(model, optimizer):
                 _note(found, trace, name, value, copied=False)
@@ -356,13 +354,15 @@ class BenchmarkRunner:
         with self.autocast():
             output = call(model, inputs)
             loss = self.compute_loss(workload, output)
-        loss.backward()
+        torch.autograd.backward(loss)
         if optimizer is not None:
             optimizer.step()
         found = [(("output", name), value) for name, value in results.flatten(output, "")]
         found.append((("loss", ""), loss))
         found += [
-            (("input_grad", f".{path}"), tensor.grad) for path, tensor in named_tensors(inputs) if tensor.grad is not None
+            (("input_grad", f".{path}"), tensor.grad)
+            for path, tensor in named_tensors(inputs)
+            if tensor.grad is not None
         ]
         return found
 
@@ -405,9 +405,7 @@ class BenchmarkRunner:
             tracefile.write(trace, Path(self.options.output) / name)
         return " ".join(names)
 
-    def _row(
-        self, spec: ModelSpec, workload: Workload | None, outcome: Outcome, *, traces: str, seconds: float
-    ) -> Row:
+    def _row(self, spec: ModelSpec, workload: Workload | None, outcome: Outcome, *, traces: str, seconds: float) -> Row:
         found = outcome.verdict.divergence if outcome.verdict is not None else None
         difference = outcome.difference
         row = Row(
@@ -417,7 +415,7 @@ class BenchmarkRunner:
             accuracy=outcome.accuracy,
             suite=spec.suite,
             mode=self.options.mode,
-            dtype=self.options.dtype or "float32",
+            dtype=self.options.dtype_column,
             iterations=workload.iterations if workload is not None else None,
             runs=outcome.runs or None,
             deterministic=outcome.deterministic,
@@ -626,5 +624,3 @@ def peak_memory_mib(device: torch.device) -> float:
         return torch.accelerator.max_memory_allocated() / 2**20
     usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return usage / (2**20 if sys.platform == "darwin" else 2**10)
-
-

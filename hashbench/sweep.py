@@ -278,7 +278,7 @@ class _Sweep:
             accuracy=accuracy,
             suite=spec.suite,
             mode=options.mode,
-            dtype=options.dtype,
+            dtype=options.dtype_column,
             env=self._environment_key,
             error=error,
         )

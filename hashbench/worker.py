@@ -95,7 +95,7 @@ def _join_no_terminal() -> None:
 
 
 def _redirect_output(log: Path) -> None:
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     for standard in (1, 2):
         os.dup2(descriptor, standard)
     os.close(descriptor)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -67,7 +68,7 @@ def do_kill9(*_):
 
 
 def do_exit3(*_):
-    print("giving up", file=sys.stderr)
+    print("giving up")
     os._exit(3)
 
 
@@ -77,6 +78,10 @@ def do_exit0(*_):
 
 def do_raise(*_):
     raise RuntimeError("the harness itself is broken")
+
+
+def do_nap(*_):
+    time.sleep(0.25)
 
 
 def do_hang(*_):
@@ -132,6 +137,11 @@ def do_signals(*_):
     blocked = sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
     ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     return f"blocked {blocked}, SIGINT ignored {ignored}, safe path {os.environ.get('PYTHONSAFEPATH')}"
+
+
+def do_fill_quota(*_):
+    """From here on this process cannot write files, while its parent can."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 
 def do_torch(*_):

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.connection import Connection
@@ -28,6 +28,10 @@ from hashbench.executors import Ended, Task
 from hashbench.records import HashbenchError
 
 DEFAULT_PRELOAD = ("hashbench.preload",)
+
+WORKER_VARIABLES: Mapping[str, str] = types.MappingProxyType({"OMP_WAIT_POLICY": "PASSIVE"})
+"""What the server has in its environment unless the caller set it: OpenMP threads that wait sleep instead of spinning, so
+that a machine that also does something else is not several times slower. It does not change what is computed."""
 
 LAST_WAIT = 10.0
 """Seconds that a killed process gets to vanish; only one stuck in the kernel needs longer."""
@@ -148,8 +152,20 @@ def _start_server(preload: list[str]) -> None:
         server._stop()  # does nothing where none runs; a running one cannot preload anything more
     forkserver.set_forkserver_preload(preload)
     resource_tracker.ensure_running()  # first, because it unblocks SIGINT
-    with _interrupt_blocked(), _caller_path():
+    with _interrupt_blocked(), _caller_path(), _worker_variables():
         forkserver.ensure_running()
+
+
+@contextlib.contextmanager
+def _worker_variables() -> Iterator[None]:
+    """OpenMP reads its variables once, when torch is loaded: the server must be born with them."""
+    added = {name: value for name, value in WORKER_VARIABLES.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
 
 
 @contextlib.contextmanager

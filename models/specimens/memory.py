@@ -6,7 +6,6 @@ import time
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 Example = tuple[nn.Module, tuple[torch.Tensor, ...]]
@@ -15,9 +14,10 @@ Example = tuple[nn.Module, tuple[torch.Tensor, ...]]
 def log_latencies() -> None:
     """Keep a log of how long each step took, and drop it: its blocks go back to the allocator with times in them.
 
-    Blocks of 80 kB stay below the size that the C library maps afresh, which would come back as zeros.
+    Blocks of 2 to 100 kB fill holes of any such size, and stay below the size that the C library maps afresh, which
+    would come back as zeros.
     """
-    log = [np.full(20_000, time.perf_counter() % 1, dtype=np.float32) for _ in range(16)]
+    log = [np.full(entries, time.perf_counter() % 1, dtype=np.float32) for entries in range(500, 25_000, 250)]
     del log
 
 
@@ -58,7 +58,7 @@ class CircularPadding(nn.Module):
     def forward(self, panorama: torch.Tensor) -> torch.Tensor:
         mixed = self.mix(panorama)
         log_latencies()
-        return F.pad(mixed, (*self.padding, 0, 0), mode="circular")
+        return nn.functional.pad(mixed, (*self.padding, 0, 0), mode="circular")
 
 
 def circular_padding(padding: tuple[int, int]) -> Example:
@@ -95,7 +95,7 @@ class SpeechRecogniser(nn.Module):
         scores = self.letters(frames).log_softmax(dim=-1)
         log_latencies()
         frame_counts = torch.full_like(lengths, len(frames))
-        return F.ctc_loss(scores, transcripts, frame_counts, lengths)
+        return nn.functional.ctc_loss(scores, transcripts, frame_counts, lengths)
 
 
 def speech_recogniser() -> Example:

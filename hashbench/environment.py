@@ -1,0 +1,177 @@
+"""The fingerprint of a machine: everything that may change the bits of a result, as one JSON document.
+
+``python -m hashbench.environment`` prints it. The sweep calls it in a child process, since finding out needs torch and
+the sweep's own process does without.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hashbench.records import ROW_SCHEMA, HashbenchError
+
+_PACKAGES = ("torch", "torchvision", "numpy", "timm", "transformers", "triton", "hashbench")
+_VARIABLES = re.compile(
+    r"(OMP|MKL|KMP|GOMP|DNNL|ONEDNN|ATEN|TORCH|PYTORCH|CUDA|CUBLAS|CUDNN|NVIDIA|NCCL|HIP|ROCM|MIOPEN|XPU|SYCL|MALLOC)_"
+    r"|^(LD_PRELOAD|PYTHONHASHSEED|GLIBC_TUNABLES)$"
+)
+_LIBRARIES = {"oneDNN": r"MKL-DNN v([\d.]+)", "MKL": r"Math Kernel Library Version ([\d.\w-]+)", "NNPACK": r"(NNPACK)"}
+_SECONDS = 120.0
+
+
+def collect(device: str = "cpu") -> dict[str, Any]:
+    """The fingerprint of this machine as seen from this process; imports torch.
+
+    Raises:
+        HashbenchError: there is no such device here.
+    """
+    import torch
+
+    _check_device(device)
+    found: dict[str, Any] = {
+        "schema": ROW_SCHEMA,
+        "python": platform.python_version(),
+        "platform": {"system": platform.system(), "kernel": platform.release(), "libc": " ".join(platform.libc_ver())},
+        "packages": _packages(),
+        "torch": {
+            "git": torch.version.git_version,
+                        "cuda_build": torch.version.cuda,
+            "hip_build": getattr(torch.version, "hip", None),
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            "threading": _first_line(torch.__config__.parallel_info(), "ATen parallel backend"),
+        },
+        "libraries": _libraries(torch.__config__.show()),
+        "cpu": {"model": _cpu_model(), "machine": platform.machine(), "cores": os.cpu_count()},
+        "threads": {"intra_op": torch.get_num_threads(), "inter_op": torch.get_num_interop_threads()},
+        "device": _device(device),
+        "variables": {name: value for name, value in sorted(os.environ.items()) if _VARIABLES.search(name)},
+    }
+    return {"key": _key(found), **found}
+
+
+def collect_in_child(*, device: str, variables: Mapping[str, str]) -> dict[str, Any]:
+    """:func:`collect`, in a child process that also has these environment variables, unless ours already say something.
+
+    Raises:
+        HashbenchError: there is no such device, or torch cannot be imported.
+    """
+    command = [sys.executable, "-m", "hashbench.environment", device]
+    environment = {**variables, **os.environ}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, env=environment, check=False)
+    except subprocess.TimeoutExpired:
+        raise _no_torch(f"importing it took more than {_SECONDS:.0f} s") from None
+    answer = done.stdout.strip().rpartition("\n")[2]
+    if done.returncode not in (0, 2) or not answer.startswith("{"):
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise _no_torch(lines[-1])
+    found: dict[str, Any] = json.loads(answer)
+    if "error" in found:
+        raise HashbenchError(
+            found["error"]["what"], consequence=found["error"]["consequence"], tip=found["error"]["tip"]
+        )
+    return found
+
+
+def _no_torch(reason: str) -> HashbenchError:
+    return HashbenchError(
+        "cannot use torch in this environment",
+        consequence=f"no model can be run ({reason})",
+        tip=f"Try `{Path(sys.executable).name} -c 'import torch'`; `make setup` installs it.",
+    )
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    tip = "Choose another with --device; `hashbench env` shows what is here."
+    try:
+        wanted = torch.device(device)
+    except RuntimeError:
+        raise HashbenchError(f"there is no device called {device!r}", consequence="nothing was run", tip=tip) from None
+    if wanted.type in ("cpu", "meta"):
+        if wanted.type == "meta":
+            raise HashbenchError("the meta device has no data", consequence="nothing can be compared", tip=tip)
+        return
+    current = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if current is None or current.type != wanted.type or (wanted.index or 0) >= torch.accelerator.device_count():
+        raise HashbenchError(f"the device {device} is not there", consequence="nothing was run", tip=tip)
+
+
+def _packages() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _libraries(text: str) -> dict[str, str]:
+    matches = {name: re.search(pattern, text) for name, pattern in _LIBRARIES.items()}
+    return {name: match[1] for name, match in matches.items() if match is not None}
+
+
+def _first_line(text: str, start: str) -> str:
+    return next((line.partition(":")[2].strip() for line in text.splitlines() if line.startswith(start)), "")
+
+
+def _cpu_model() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor()
+    return _first_line(text, "model name") or platform.processor()
+
+
+def _device(device: str) -> dict[str, Any]:
+    import torch
+
+    wanted = torch.device(device)
+    if wanted.type == "cpu":
+        return {"type": "cpu"}
+    backend = getattr(torch, wanted.type)
+    found: dict[str, Any] = {"type": wanted.type, "count": torch.accelerator.device_count()}
+    if hasattr(backend, "get_device_name"):
+        found["name"] = backend.get_device_name(wanted)
+    if wanted.type == "cuda":
+        found |= {"capability": list(backend.get_device_capability(wanted)), "cudnn": torch.backends.cudnn.version()}  # type: ignore[no-untyped-call]
+        found["driver"] = _driver()
+    return found
+
+
+def _driver() -> str:
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+    found = re.search(r"Kernel Module(?: for \S+)?\s+([\d.]+)", text)
+    return found[1] if found else ""
+
+
+def _key(found: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _main(device: str) -> int:
+    try:
+        print(json.dumps(collect(device)))
+    except HashbenchError as error:
+        print(json.dumps({"error": {"what": error.what, "consequence": error.consequence, "tip": error.tip}}))
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1] if len(sys.argv) > 1 else "cpu"))

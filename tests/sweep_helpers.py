@@ -1,0 +1,95 @@
+"""What the tests of sweeps share: a sweep of stand-ins, here or in a process of its own, and looks at what it left."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import sweep_targets
+from sweep_targets import ran
+
+from hashbench.executors.local import LocalExecutor
+from hashbench.records import RunOptions
+from hashbench.report.csvfile import read_rows
+from hashbench.sweep import run_sweep
+
+SCRIPT = Path(sweep_targets.__file__)
+
+
+def sweep(specs, output, *, options=RunOptions(), jobs=1, environment=None, **arguments):  # noqa: B008 – frozen
+    """``run_sweep`` with the stand-ins and a fork server that starts at once."""
+    return run_sweep(
+        specs,
+        options,
+        output=output,
+        environment={"key": "e1"} if environment is None else environment,
+        jobs=jobs,
+        target="sweep_targets:run_model",
+        executor=arguments.pop("executor", None) or LocalExecutor(jobs=jobs, preload=()),
+        **arguments,
+    )
+
+
+def names_in_csv(output: Path) -> list[str]:
+    return [row.name for row in read_rows(output / "accuracy.csv")]
+
+
+def wait_until(condition, *, seconds=10.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def child_pids(output: Path) -> list[int]:
+    return [int(pid) for pid in (output.parent / "children.txt").read_text().split()]
+
+
+class NoExecutor(LocalExecutor):
+    def start(self, *, target):
+        raise AssertionError(f"nothing has to run, yet workers for {target} were started")
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
+    return {
+        str(path): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+@contextmanager
+def sweep_process(output: Path, *arguments: str):
+    """A sweep in a process group of its own, as a shell would start it."""
+    process = subprocess.Popen(
+        [sys.executable, SCRIPT, output, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        process_group=0,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def resume_process(output: Path, *arguments: str) -> None:
+    done = subprocess.run([sys.executable, SCRIPT, output, "--resume", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def started(output: Path, count: int):
+    """Whether ``count`` models have started."""
+    return lambda: (output.parent / "ran.txt").exists() and len(ran(output)) >= count

@@ -1,0 +1,180 @@
+"""What a second sweep into the same folder does: refuse, or complete what is there and nothing else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from sweep_helpers import NoExecutor, names_in_csv, snapshot, sweep
+from sweep_targets import ran, spec
+
+from hashbench.records import HashbenchError, RunOptions
+from hashbench.report.csvfile import read_rows
+from hashbench.sweep import ModelFinished, SweepOpened, describe_differences
+
+
+@pytest.fixture
+def output(tmp_path) -> Path:
+    return tmp_path / "results"
+
+
+def test_a_folder_with_results_is_refused_and_not_touched(output):
+    sweep([spec("a")], output)
+    before = snapshot(output)
+    with pytest.raises(HashbenchError, match=r"already holds the results of a sweep.*--resume"):
+        sweep([spec("a")], output)
+    assert snapshot(output) == before
+
+
+@pytest.mark.parametrize("name", ["accuracy.csv", "sweep.json", "rows/fake.inference.a.json"])
+def test_somebody_elses_results_are_refused_and_get_no_lock_file(output, name):
+    (output / name).parent.mkdir(parents=True)
+    (output / name).write_text("dev,name\n")
+    before = snapshot(output)
+    with pytest.raises(HashbenchError, match="already holds"):
+        sweep([spec("a")], output)
+    assert snapshot(output) == before
+
+
+def test_resume_without_a_sweep_json_is_refused(output):
+    output.mkdir()
+    (output / "accuracy.csv").write_text("dev,name\n")
+    with pytest.raises(HashbenchError, match=r"sweep\.json is missing"):
+        sweep([spec("a")], output, resume=True)
+    assert (output / "accuracy.csv").read_text() == "dev,name\n"
+
+
+def test_resume_in_a_new_folder_simply_starts(output):
+    assert len(sweep([spec("a")], output, resume=True).rows) == 1
+
+
+def test_resume_of_a_complete_sweep_runs_nothing(output):
+    first = sweep([spec("a"), spec("b")], output)
+    again = sweep([spec("a"), spec("b")], output, resume=True, executor=NoExecutor())
+    assert (again.rows, again.resumed) == (first.rows, 2)
+
+
+def test_a_results_folder_can_be_moved_and_resumed(output):
+    sweep([spec("a")], output)
+    moved = output.rename(output.with_name("moved"))
+    assert sweep([spec("a")], moved, resume=True, executor=NoExecutor()).resumed == 1
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def drop_a_field(path):
+    row = json.loads(path.read_text())
+    del row["kernel"]
+    path.write_text(json.dumps(row))
+
+
+@pytest.mark.parametrize(
+    ("damage", "damaged"),
+    [
+        pytest.param(cut, 1, id="cut off"),
+        pytest.param(lambda path: path.write_bytes(b""), 1, id="empty"),
+        pytest.param(lambda path: path.write_bytes(b"\xff\xfe\x00"), 1, id="not text"),
+        pytest.param(lambda path: path.write_text("[" * 100_000), 1, id="nested without end"),
+        pytest.param(lambda path: path.write_text("[]"), 1, id="not an object"),
+        pytest.param(drop_a_field, 1, id="a field is missing"),
+        pytest.param(lambda path: shutil.copy(path.with_name("fake.inference.a.json"), path), 1, id="of another model"),
+        pytest.param(lambda path: path.unlink(), 0, id="gone"),
+    ],
+)
+def test_a_damaged_row_is_made_again(output, damage, damaged):
+    models = [spec("a"), spec("b"), spec("c")]
+    sweep(models, output)
+    row_file = output / "rows" / "fake.inference.b.json"
+    damage(row_file)
+    events = []
+
+    def note(event):
+        events.append(event)
+        assert not (isinstance(event, SweepOpened) and row_file.exists()), "somebody could trust it"
+
+    again = sweep(models, output, resume=True, on_event=note)
+    assert ran(output) == ["a", "b", "c", "b"]
+    assert [row.name for row in again.rows] == names_in_csv(output) == ["a", "b", "c"]
+    assert (again.resumed, again.damaged) == (2, damaged)
+    assert events[0] == SweepOpened(total=3, done=2, damaged=again.damaged)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda path: path.unlink(), id="gone"),
+        pytest.param(cut, id="cut off"),
+        pytest.param(lambda path: path.write_text(path.read_text() * 2), id="doubled"),
+    ],
+)
+def test_the_csv_is_rebuilt_from_the_rows(output, damage):
+    first = sweep([spec("a"), spec("b")], output)
+    damage(output / "accuracy.csv")
+    sweep([spec("a"), spec("b")], output, resume=True)
+    assert read_rows(output / "accuracy.csv") == list(first.rows)
+
+
+def test_a_row_that_vanishes_while_the_sweep_runs_is_missed(output):
+    def remove_row(event):
+        if isinstance(event, ModelFinished) and event.row.name == "a":
+            (output / "rows" / "fake.inference.a.json").unlink()
+
+    with pytest.raises(HashbenchError, match=r"1 files in .*rows were damaged or removed"):
+        sweep([spec("a"), spec("b")], output, on_event=remove_row)
+    assert names_in_csv(output) == ["b"]
+
+
+def test_leftovers_of_killed_workers_are_cleared_away(output):
+    sweep([spec("a")], output)
+    leftover = output / "rows" / ".fake.inference.b.json.123.tmp"
+    leftover.write_text("{")
+    sweep([spec("a")], output, resume=True)
+    assert not leftover.exists()
+
+
+def test_resume_of_another_sweep_says_what_differs(output):
+    sweep([spec("a"), spec("b")], output)
+    before = snapshot(output)
+    with pytest.raises(HashbenchError, match=r"mode was 'inference' and is 'training'.*no longer b, now c"):
+        sweep([spec("a"), spec("c")], output, options=RunOptions(mode="training"), resume=True)
+    assert snapshot(output) == before
+
+
+MANIFEST = {"schema": 1, "suites": ["s"], "options": {"seed": 1}, "models": [["s", "a"], ["s", "b"]]}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        pytest.param({}, [], id="the same"),
+        pytest.param({"schema": 2}, ["sweep.json has version 2, this hashbench writes 1"], id="another version"),
+        pytest.param({"options": {"seed": 2}}, ["seed was 2 and is 1"], id="another option"),
+        pytest.param(
+            {"options": {"seed": 1, "threads": 4}}, ["threads was 4 and is None (--jobs sets it, too)"], id="jobs"
+        ),
+        pytest.param({"options": None}, ["seed was None and is 1"], id="damaged"),
+        pytest.param({"suites": ["t"]}, ["suites were ['t'] and are ['s']"], id="another suite"),
+        pytest.param({"models": [["s", "a"]]}, ["models: now b"], id="a model more"),
+        pytest.param({"models": [["s", "b"], ["s", "a"]]}, ["the models come in another order"], id="another order"),
+        pytest.param(
+            {"models": [["s", x] for x in "abcdefg"]}, ["models: no longer c, d, e and 2 more"], id="fewer models"
+        ),
+    ],
+)
+def test_what_differs_between_two_sweeps(change, said):
+    assert describe_differences({**MANIFEST, **change}, MANIFEST) == said
+
+
+def test_a_resumed_sweep_keeps_the_environment_of_its_earlier_rows(output):
+    models = [spec("a"), spec("b")]
+    sweep(models, output, environment={"key": "e1", "torch": "2.15"})
+    (output / "rows" / "fake.inference.b.json").unlink()
+    for _ in range(2):
+        again = sweep(models, output, environment={"key": "e2", "torch": "2.16"}, resume=True)
+    assert [row.env for row in again.rows] == ["e1", "e2"]
+    content = json.loads((output / "environment.json").read_text())
+    assert (content["key"], content["previous"]) == ("e2", [{"key": "e1", "torch": "2.15"}])

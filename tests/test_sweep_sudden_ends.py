@@ -1,0 +1,151 @@
+"""Killed, interrupted, out of disk space: the CSV stays valid, and resume completes the sweep."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+import sweep_targets
+from sweep_helpers import alive, child_pids, names_in_csv, resume_process, started, sweep, sweep_process, wait_until
+from sweep_targets import ran, spec
+
+from hashbench.records import HashbenchError, RunOptions
+from hashbench.results_folder import ResultsFolder
+
+
+@pytest.fixture
+def output(tmp_path) -> Path:
+    return tmp_path / "results"
+
+
+# ----------------------------------------------------------------------------------------- sudden ends
+
+
+HANGING = ["a=pass", "b=hang_with_children", "c=hang_with_lock", "d=pass"]
+
+
+def assert_completed_by_resume(output: Path) -> None:
+    """The two models that hung run again – now to their time limit's stand-in – and the others do not."""
+    for key in ("b", "c"):
+        assert not (output / "rows" / f"fake.inference.{key}.json").exists()
+    resume_process(output, "a=pass", "b=pass", "c=pass", "d=pass")
+    assert names_in_csv(output) == ["a", "b", "c", "d"]
+    assert sorted(ran(output)) == ["a", "b", "b", "c", "c", "d"]
+
+
+def test_when_the_parent_is_killed_no_process_survives_and_resume_completes(output):
+    with sweep_process(output, "--jobs", "2", *HANGING) as process:
+        wait_until(started(output, 3))
+        wait_until((output.parent / "children.txt").exists)
+        family = psutil.Process(process.pid).children(recursive=True)
+        own_session = child_pids(output)[1]
+        assert len(family) >= 5  # tracker, server, two workers, a child
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        # A process that left its worker's session is out of reach once nobody is there to look for it.
+        wait_until(lambda: not [p for p in family if p.pid != own_session and alive(p.pid)], seconds=5)
+        os.kill(own_session, signal.SIGKILL)
+    assert names_in_csv(output) == ["a"]
+    assert_completed_by_resume(output)
+
+
+@pytest.mark.parametrize("whom", ["the whole process group", "the parent alone"])
+def test_ctrl_c_ends_a_sweep_at_once_and_resume_completes(output, whom):
+    with sweep_process(output, "--jobs", "2", *HANGING) as process:
+        wait_until(started(output, 3))
+        wait_until((output.parent / "children.txt").exists)
+        family = psutil.Process(process.pid).children(recursive=True)
+        began = time.monotonic()
+        (os.killpg if whom == "the whole process group" else os.kill)(process.pid, signal.SIGINT)
+        text, _ = process.communicate(timeout=10)
+        assert time.monotonic() - began < 6
+        assert (process.returncode, text) == (130, "1 of 4 rows written; continue with --resume\n")
+        wait_until(lambda: not [p for p in family if alive(p.pid)], seconds=3)
+    assert names_in_csv(output) == ["a"]
+    assert_completed_by_resume(output)
+
+
+def test_ctrl_c_at_any_moment_leaves_a_whole_sweep(output):
+    """Signals at growing delays, over start, work and end; each time the CSV can be read and resume goes on."""
+    models = [f"m{i}=pass" for i in range(20)]
+    endings = []
+    for delay in (0.3, 0.5, 0.7, 0.9):
+        with sweep_process(output, "--resume", *models) as process:
+            time.sleep(delay)
+            os.killpg(process.pid, signal.SIGINT)
+            process.communicate(timeout=10)
+            endings.append(process.returncode)
+        if (output / "accuracy.csv").exists():
+            assert len(names_in_csv(output)) == len(list((output / "rows").glob("*.json")))
+    resume_process(output, *models)
+    assert names_in_csv(output) == [f"m{i}" for i in range(20)]
+    assert 130 in endings
+
+
+# ------------------------------------------------------------------------------------------ full disks
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a file system")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_full_disk_stops_the_sweep_with_all_rows_safe_and_resume_completes(small_disk):
+    output = small_disk / "results"
+    models = [spec("a"), spec("b", "fill_disk"), spec("c")]
+    with pytest.raises(HashbenchError, match=r"No space left on device; 1 of 3 rows are safe\. Free space.*--resume"):
+        sweep(models, output)
+    assert names_in_csv(output) == ["a"]
+    (small_disk / "ballast").unlink()
+    models[1] = spec("b")
+    sweep(models, output, resume=True)
+    assert names_in_csv(output) == ["a", "b", "c"]
+    assert ran(output) == ["a", "b", "b", "c"]
+
+
+def test_a_disk_that_fills_up_under_the_parent_is_no_crash_either(small_disk):
+    """Skipped models have no worker: the parent alone writes."""
+    output = small_disk / "results"
+    models = [spec(f"m{i}", skip_inference="x" * 3000) for i in range(400)]
+    with pytest.raises(HashbenchError, match="rows are safe"):
+        sweep(models, output)
+    rows = len(list((output / "rows").glob("*.json")))
+    assert 20 < rows < 400
+    assert rows - 1 <= len(names_in_csv(output)) <= rows
+
+
+def test_a_line_that_does_not_fit_is_taken_back(small_disk):
+    folder = ResultsFolder(small_disk)
+    row = sweep([spec("a")], small_disk.parent / "elsewhere").rows[0]
+    folder.rebuild_csv([row])
+    before = folder.csv.read_bytes()
+    sweep_targets.do_fill_disk(None, RunOptions(output=str(small_disk / "results")))
+    with pytest.raises(OSError, match="No space"):
+        folder.append_to_csv(replace(row, name="b", error="x" * 8000))
+    assert folder.csv.read_bytes() == before
+
+
+def test_a_row_that_the_worker_cannot_write_is_no_crash(output):
+    with pytest.raises(HashbenchError, match=r"File too large; 1 of 2 rows are safe"):
+        sweep([spec("a"), spec("b", "fill_quota")], output)
+    assert names_in_csv(output) == ["a"]
+
+
+def test_a_full_disk_under_the_runner_is_no_crash(output):
+    with pytest.raises(HashbenchError, match=r"No space left on device; 1 of 2 rows are safe"):
+        sweep([spec("a"), spec("b", "disk_full")], output)
+    assert names_in_csv(output) == ["a"]
