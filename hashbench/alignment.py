@@ -6,10 +6,13 @@ Pure: no torch, no I/O. Records correspond when they are the same op in the same
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 
 from hashbench.records import OpRecord
+
+EDIT_LIMIT = 400
+"""Runs that differ by at most so many insertions and removals are aligned exactly, in time ``n + edits²``."""
 
 MATCHER_LIMIT = 3000
 """Longer stretches are aligned by anchors (ids that both have) in n log n; difflib is quadratic in the worst case."""
@@ -50,11 +53,12 @@ def _middle(
     range_a: range,
     range_b: range,
 ) -> Iterator[Pair]:
-    if len(range_a) <= MATCHER_LIMIT and len(range_b) <= MATCHER_LIMIT:
-        part_a, part_b = keys_a[range_a.start : range_a.stop], keys_b[range_b.start : range_b.stop]
+    part_a, part_b = keys_a[range_a.start : range_a.stop], keys_b[range_b.start : range_b.stop]
+    anchors = _few_edits(part_a, part_b)
+    if anchors is None and len(range_a) <= MATCHER_LIMIT and len(range_b) <= MATCHER_LIMIT:
         blocks = SequenceMatcher(None, part_a, part_b, autojunk=False).get_matching_blocks()
         anchors = [(block.a + n, block.b + n) for block in blocks for n in range(block.size)]
-    else:
+    elif anchors is None:
         anchors = _anchors([first[i].id for i in range_a], [second[j].id for j in range_b])
     at_a, at_b = range_a.start, range_b.start
     for anchor_a, anchor_b in [*anchors, (len(range_a), len(range_b))]:
@@ -64,6 +68,47 @@ def _middle(
         if stop_a < range_a.stop and stop_b < range_b.stop:
             yield stop_a, stop_b
         at_a, at_b = stop_a + 1, stop_b + 1
+
+
+def _few_edits(left: Sequence[Hashable], right: Sequence[Hashable]) -> list[tuple[int, int]] | None:
+    """The longest common subsequence by Myers' greedy algorithm ("An O(ND) Difference Algorithm", 1986), as pairs of
+    indices; ``None`` where it leaves more than :data:`EDIT_LIMIT` items over."""
+    if abs(len(left) - len(right)) > EDIT_LIMIT:
+        return None
+    furthest = {1: 0}
+    history: list[dict[int, int]] = []
+    for edits in range(EDIT_LIMIT + 1):
+        history.append(dict(furthest))
+        for diagonal in range(-edits, edits + 1, 2):
+            x = _step(furthest, diagonal, edits)
+            while x < len(left) and x - diagonal < len(right) and left[x] == right[x - diagonal]:
+                x += 1
+            furthest[diagonal] = x
+            if x >= len(left) and x - diagonal >= len(right):
+                return _path(history, len(left), len(right))
+    return None
+
+
+def _step(furthest: Mapping[int, int], diagonal: int, edits: int) -> int:
+    """How far in ``left`` the last edit brings us on this diagonal, before any matches."""
+    if _came_down(furthest, diagonal, edits):
+        return furthest[diagonal + 1]
+    return furthest[diagonal - 1] + 1
+
+
+def _came_down(furthest: Mapping[int, int], diagonal: int, edits: int) -> bool:
+    return diagonal == -edits or (diagonal != edits and furthest[diagonal - 1] < furthest[diagonal + 1])
+
+
+def _path(history: Sequence[Mapping[int, int]], x: int, y: int) -> list[tuple[int, int]]:
+    matched: list[tuple[int, int]] = []
+    for edits in range(len(history) - 1, -1, -1):
+        start = _step(history[edits], x - y, edits)
+        while x > start:
+            x, y = x - 1, y - 1
+            matched.append((x, y))
+        x, y = (x, y - 1) if _came_down(history[edits], x - y, edits) else (x - 1, y)
+    return matched[::-1]
 
 
 def _anchors(ids_a: Sequence[str], ids_b: Sequence[str]) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ from hashbench.digest import RawDigest, readable
 from hashbench.records import Leaf, OpRecord, Ref, Result, SettingsMark, TensorDigest, Trace
 
 RawLeaf = tuple[str, str, RawDigest, int, RawDigest | None]
-"""``(id, kind, digest, position of the first reader, digest at registration if that was another)``"""
+"""``(kind, name, digest, position of the first reader, digest at registration if that was another)``"""
 
 RawResult = tuple[str, TensorDigest, int | None]
 """``(name, digest, number of the writer)``"""
@@ -30,7 +30,7 @@ def build_trace(
     hashed_inputs: bool,
 ) -> Trace:
     """Give every record its id, turn numbers into ids, and backward records into children of their forward op."""
-    ids = _Ids([leaf[0] for leaf in leaves])
+    ids = _Ids(_leaf_ids(leaves))
     built: list[OpRecord] = []
     forward_records: dict[int, int] = {}
     for number, raw in enumerate(records):
@@ -44,7 +44,7 @@ def build_trace(
         built.append(_build_record(raw, ids, forward, notes.get(number, {})))
     return Trace(
         records=tuple(built),
-        leaves=tuple(_build_leaf(leaf) for leaf in leaves),
+        leaves=tuple(map(_build_leaf, ids.leaves, leaves)),
         results=tuple(Result(name, found, "" if node is None else ids.of(node)) for name, found, node in results),
         marks=marks,
         hashed_inputs=hashed_inputs,
@@ -103,8 +103,19 @@ def _value_of(found: RawDigest | None) -> str:
     return "" if found is None else readable(found).value
 
 
-def _build_leaf(leaf: RawLeaf) -> Leaf:
-    leaf_id, kind, found, position, initial = leaf
+def _leaf_ids(leaves: Sequence[RawLeaf]) -> list[str]:
+    """``kind/name``, with a count where several leaves share it and always for those that no model or caller named."""
+    counts: Counter[tuple[str, str]] = Counter()
+    ids = []
+    for kind, name, *_ in leaves:
+        count = counts[kind, name]
+        counts[kind, name] = count + 1
+        ids.append(f"{kind}/{name}#{count}" if count or kind == "other" else f"{kind}/{name}")
+    return ids
+
+
+def _build_leaf(leaf_id: str, leaf: RawLeaf) -> Leaf:
+    kind, _, found, position, initial = leaf
     return Leaf(leaf_id, kind, readable(found), position, "" if initial is None else readable(initial).value)
 
 

@@ -3,22 +3,22 @@
 Pure: imports no torch, reads no files. The rules are those of the table in ``docs/design.md``, "The verdict on a pair":
 
 1. align the two runs (``alignment``);
-2. for every pair of records, decide whether what it *wrote* differs, and if so whether it *introduced* the difference (and
-   how: its origin) or only passed on what it read;
-3. from the results that differ, walk back through whatever differs (the causal slice); the first introduction in it is the
-   divergence. Records that differ outside the slice are benign.
+2. for every pair of records, decide whether what it *wrote* differs, and if so whether it *introduced* the difference
+   (and how: its origin) or only passed on what it read;
+3. from the results that differ, walk back through whatever differs (the causal slice); the first introduction in it is
+   the divergence. Records that differ outside the slice are benign.
 
 Nodes are ids of records and leaves of the first run; what only the second run has is a node too, with ``2:`` before it.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hashbench.alignment import align
+from hashbench.coverage import Coverage
 from hashbench.records import (
     Divergence,
     HashbenchError,
@@ -72,6 +72,17 @@ class _Source:
 _RANK = {"input": 0, "state": 1}
 """Origins that lie before the first op, wherever the tensor is first read."""
 
+_ALIASES = frozenset({"alias", "detach", "lift_fresh"})
+"""Views that show exactly what they view: one more or less of them changes nothing."""
+
+_COPIES = frozenset({"_to_copy", "cat", "clone", "copy", "copy_", "lift_fresh_copy", "stack"})
+"""Ops that only move elements, so that no kernel of theirs can be what differs."""
+
+_OVERWRITING = frozenset(
+    {"_index_put_impl_", "copy_", "fill_", "index_copy_", "index_fill_", "index_put_", "put_", "scatter_", "zero_"}
+)
+"""In-place ops whose result is not computed from what was there before."""
+
 
 class _Judgement:
     """The two traces side by side, and what is known of every node so far."""
@@ -87,10 +98,14 @@ class _Judgement:
         self.node_of_b: dict[str, str] = {}
         self.differs: set[str] = set()
         self.tainted: set[str] = set()
-        self.edges: dict[str, set[str]] = {}
+        self.hidden_edges: dict[str, list[str]] = {}
         self.sources: dict[str, _Source] = {}
         self.odd_views: dict[str, str] = {}
         self.scalars: list[str] = []
+        self.lone_scalars: list[str] = []
+        self.lone_draws: dict[tuple[bool, str], str] = {}
+        self.shifted_by = ""
+        self.coverage_a, self.coverage_b = Coverage(first), Coverage(second)
         self._map_nodes()
         self._judge_leaves()
         for node in self.records:
@@ -129,18 +144,16 @@ class _Judgement:
 
     def _judge_record(self, node: str) -> None:
         a, b = self.records[node]
-        self.edges[node] = set(self._reads(a, b))
         if a is None or b is None:
             self._judge_unmatched(node, a, b)
             return
         wrote_differently = a.outputs != b.outputs or a.scalar != b.scalar
         source = self._introduced(node, a, b, wrote_differently)
         is_view = not a.outputs and not b.outputs and not a.scalar and not b.scalar
-        if is_view and source is not None:
-            self.differs.add(node)
-            self.sources[node] = source
-            for ref in a.inputs:
-                self.odd_views[ref.source] = node
+        if is_view:
+            if source is not None or a.arguments != b.arguments:
+                self._remember_view(node, a, b)
+                self.sources.update({node: source} if source is not None else {})
             return
         if a.scalar != b.scalar:
             self.scalars.append(node)
@@ -149,14 +162,12 @@ class _Judgement:
             self.tainted.add(node)
             if source is not None:
                 self.sources[node] = source
-        elif self._leaves_taint(a):
+        elif any(r.written and r.source in self.tainted and self._writes_only_part(a, r) for r in a.inputs):
             self.tainted.add(node)
 
-    def _reads(self, a: OpRecord | None, b: OpRecord | None) -> Iterator[str]:
-        if a is not None:
-            yield from (ref.source for ref in a.inputs)
-        if b is not None:
-            yield from (self.node_of_b[ref.source] for ref in b.inputs)
+    def _writes_only_part(self, a: OpRecord, ref: Ref) -> bool:
+        """Whether a difference stays in memory that ``a`` writes to, beside what it writes."""
+        return self.coverage_a.writes_only_part(a, ref.source)
 
     def _judge_unmatched(self, node: str, a: OpRecord | None, b: OpRecord | None) -> None:
         record = a or b
@@ -173,65 +184,114 @@ class _Judgement:
             _seen(a),
             _seen(b),
         )
-        if not record.outputs and not record.scalar:
-            for ref in record.inputs:
-                self.odd_views[ref.source if a is not None else self.node_of_b[ref.source]] = node
+        if record.rng:
+            self.lone_draws.setdefault((a is not None, record.rng), node)
+        if record.scalar:
+            self.lone_scalars.append(node)
+        elif not record.outputs and _name(record) not in _ALIASES:
+            self._remember_view(node, a, b)
+
+    def _remember_view(self, node: str, a: OpRecord | None, b: OpRecord | None) -> None:
+        """A view taken differently, or in one run only: what reads that memory may be reading other elements."""
+        self.differs.add(node)
+        for source in self._read_by(a, b):
+            self.odd_views[source] = node
+
+    def _read_by(self, a: OpRecord | None, b: OpRecord | None) -> Iterator[str]:
+        if a is not None:
+            yield from (ref.source for ref in a.inputs)
+        if b is not None:
+            yield from (self.node_of_b[ref.source] for ref in b.inputs)
 
     def _introduced(self, node: str, a: OpRecord, b: OpRecord, wrote_differently: bool) -> _Source | None:
         """How this pair of records introduced a difference; ``None`` where it only passed one on, or has none."""
         at = self.position[node]
-        if a.rng != b.rng:
+        if a.rng != b.rng and not self._explained_by_draw(node, a, b):
             detail = "the random generator was in another state before this op"
             return _Source("rng", node, at, detail, f"generator state {a.rng}", f"generator state {b.rng}")
-        if a.arguments != b.arguments and not self._explained_by_scalar(node, a, b):
-            detail = "an argument that is not a tensor has another value"
-            return _Source("outside", node, at, detail, f"({a.arguments})", f"({b.arguments})")
+        explained = a.rng != b.rng
+        if a.arguments != b.arguments:
+            if not self._explained_by_scalar(node, a, b):
+                detail = "an argument that is not a tensor has another value"
+                return _Source("outside", node, at, detail, f"({a.arguments})", f"({b.arguments})")
+            explained = True
         behind = self._written_behind(node, a, b) if wrote_differently else None
         if behind is not None:
             return behind
         if self._wired_differently(a, b):
-            return self._blame_view(a, b) or _Source(
-                "sequence", node, at, "it reads another tensor than in the first run", _wiring(a), _wiring(b)
+            return (
+                None
+                if self._explained_by_view(node, a, b)
+                else _Source(
+                    "sequence", node, at, "it reads another tensor than in the first run", _wiring(a), _wiring(b)
+                )
             )
-        if wrote_differently and not self._read_a_difference(a, b):
-            return self._blame_view(a, b) or self._blame_memory(node, a) or _kernel_source(node, at, a, b)
-        return None
+        if not wrote_differently or explained or self._read_a_difference(a, b) or self._explained_by_view(node, a, b):
+            return None
+        return self._blame_memory(a) or self._blame_hidden_write(node, a, b) or _kernel_source(node, at, a, b)
 
     def _explained_by_scalar(self, node: str, a: OpRecord, b: OpRecord) -> bool:
-        """Whether the arguments differ by a scalar that an earlier record returned (``.item()``): then it flowed from there."""
+        """Whether the arguments differ by a scalar that an earlier record returned: then it flowed from there."""
         words_a, words_b = _words(a.arguments), _words(b.arguments)
         for name in reversed(self.scalars):
             old, new = self.records[name]
             if old is not None and new is not None and old.scalar in words_a and new.scalar in words_b:
-                self.edges[node].add(name)
+                self.hidden_edges.setdefault(node, []).append(name)
                 return True
         return False
+
+    def _explained_by_draw(self, node: str, a: OpRecord, b: OpRecord) -> bool:
+        """Whether the generator is ahead in one run because only that run drew from it before: then that draw is the
+        cause, also of every later state that differs."""
+        extra = self.lone_draws.get((False, a.rng)) or self.lone_draws.get((True, b.rng))
+        self.shifted_by = self.shifted_by or extra or ""
+        if self.shifted_by:
+            self.hidden_edges.setdefault(node, []).append(self.shifted_by)
+        return bool(self.shifted_by)
+
+    def _explained_by_view(self, node: str, a: OpRecord, b: OpRecord) -> bool:
+        """Whether an input was viewed differently (another slice, another order): then the view is to blame."""
+        view = next((self.odd_views[name] for name in self._read_by(a, b) if name in self.odd_views), None)
+        if view is None or view == node:
+            return False
+        self.hidden_edges.setdefault(node, []).append(view)
+        return True
 
     def _wired_differently(self, a: OpRecord, b: OpRecord) -> bool:
         if len(a.inputs) != len(b.inputs):
             return True
         for ref_a, ref_b in zip(a.inputs, b.inputs, strict=True):
-            same_leaf_kind = ref_a.source == self.node_of_b[ref_b.source]
-            if not same_leaf_kind or ref_a.offset != ref_b.offset or ref_a.argument != ref_b.argument:
+            if ref_a.offset != ref_b.offset or ref_a.argument != ref_b.argument:
+                return True
+            if ref_a.source != self.node_of_b[ref_b.source] and not self._same_content(ref_a, ref_b):
                 return True
         return False
+
+    def _same_content(self, ref_a: Ref, ref_b: Ref) -> bool:
+        """Whether two reads of different nodes saw the same, as a reader of an extra copy does."""
+        if ref_a.digest and ref_b.digest:
+            return ref_a.digest == ref_b.digest
+        content = self.coverage_a.content(ref_a.source)
+        return content is not None and content == self.coverage_b.content(ref_b.source)
+
+    def _carries(self, ref_a: Ref, ref_b: Ref) -> bool:
+        """Whether a difference may come in here. Memory that is also written keeps what lies beside the write."""
+        if ref_a.source == self.node_of_b[ref_b.source]:
+            return ref_a.written or not self.hashed or ref_a.digest != ref_b.digest
+        return ref_a.offset != ref_b.offset or not self._same_content(ref_a, ref_b)
 
     def _read_a_difference(self, a: OpRecord, b: OpRecord) -> bool:
         """Whether any input differed, by its content where that was hashed and else by its last writer."""
         if self.hashed:
             return any(x.digest != y.digest for x, y in zip(a.inputs, b.inputs, strict=True) if not self._is_target(x))
-        return any(ref.source in self.tainted for ref in a.inputs)
+        return any(x.source in self.tainted for x, y in zip(a.inputs, b.inputs, strict=True) if self._carries(x, y))
 
     def _is_target(self, ref: Ref) -> bool:
         """Whether ``ref`` is fresh memory that the op fills: its old content is blank and says nothing."""
-        return ref.written and self._is_blank(ref.source)
-
-    def _is_blank(self, node: str) -> bool:
-        record = self.records.get(node, (None, None))[0]
-        return record is not None and record.blank
+        return ref.written and bool(self.coverage_a.allocation_behind(ref.source))
 
     def _written_behind(self, node: str, a: OpRecord, b: OpRecord) -> _Source | None:
-        """An input whose content differs although whatever wrote it last, as far as torch knows, agreed in both runs."""
+        """An input whose content differs although whatever wrote it last, as torch knows it, agreed in both runs."""
         if not self.hashed or len(a.inputs) != len(b.inputs):
             return None
         for ref_a, ref_b in zip(a.inputs, b.inputs, strict=True):
@@ -248,52 +308,35 @@ class _Judgement:
             return _Source("outside", node, at, detail, ref_a.digest, ref_b.digest, opaque_producer=True)
         return None
 
-    def _blame_view(self, a: OpRecord, b: OpRecord) -> _Source | None:
-        """A view of an input that was taken differently (another slice, another order) is to blame, not its reader."""
-        read = [ref.source for ref in a.inputs] + [self.node_of_b[ref.source] for ref in b.inputs]
-        view = next((self.odd_views[name] for name in read if name in self.odd_views), None)
-        return None if view is None else self.sources.get(view)
-
-    def _blame_memory(self, node: str, a: OpRecord) -> _Source | None:
+    def _blame_memory(self, a: OpRecord) -> _Source | None:
         """An op whose inputs are equal but for memory that nobody wrote: the allocation is to blame."""
         if a.blank:
             return None
-        blank = next((r.source for r in a.inputs if not r.written and self._is_blank(r.source)), None)
-        return None if blank is None else self._unwritten_memory(blank)
-
-    def _unwritten_memory(self, name: str) -> _Source | None:
-        """The allocation behind a tensor, if no recorded write since then covered all of it."""
-        for step, record in self._writers(name):
-            if record.blank:
-                detail = "memory that this op allocated was read before it was written"
-                return _Source("kernel", step, self.position[step], detail, "uninitialised", "uninitialised")
-            size = max((_elements(found) for found in record.outputs), default=0)
-            if any(size >= self._size(ref.source) for ref in record.inputs if ref.written):
-                return None
+        reads_its_target = a.op.startswith("aten.") and _name(a).endswith("_") and _name(a) not in _OVERWRITING
+        for ref in a.inputs:
+            is_read = reads_its_target and ref.argument[:1].isdigit() if ref.written else not self.hashed
+            memory = self._unwritten_memory(ref.source) if is_read else None
+            if memory is not None:
+                return memory
         return None
 
-    def _writers(self, name: str) -> Iterator[tuple[str, OpRecord]]:
-        """The record that wrote a storage last, the one before it, and so on back to the op that allocated it."""
-        seen: set[str] = set()
-        step: str | None = name
-        while step is not None and step not in seen:
-            seen.add(step)
-            record = self.records.get(step, (None, None))[0]
-            if record is None:
-                return
-            yield step, record
-            step = next((ref.source for ref in record.inputs if ref.written), None)
+    def _unwritten_memory(self, name: str) -> _Source | None:
+        """The allocation behind a tensor, if the recorded writes since then did not cover all of it."""
+        allocation = self.coverage_a.allocation_behind(name)
+        if not allocation:
+            return None
+        detail = "memory that this op allocated was read before it was written"
+        return _Source("kernel", allocation, self.position[allocation], detail, "uninitialised", "uninitialised")
 
-    def _size(self, name: str) -> int:
-        """Elements of the whole tensor that ``name`` is or wrote into."""
-        sizes = [max((_elements(found) for found in record.outputs), default=0) for _, record in self._writers(name)]
-        leaf = self.leaves_a.get(name)
-        return max([*sizes, _elements(leaf.digest) if leaf is not None else 0], default=0)
-
-    def _leaves_taint(self, a: OpRecord) -> bool:
-        """Whether a write into part of a tensor leaves a difference in the rest of it."""
-        size = max((_elements(found) for found in a.outputs), default=0)
-        return any(r.written and r.source in self.tainted and size < self._size(r.source) for r in a.inputs)
+    def _blame_hidden_write(self, node: str, a: OpRecord, b: OpRecord) -> _Source | None:
+        """A copy cannot change what it copies: one that differs read memory that was written behind torch's back."""
+        written = {ref.source for ref in a.inputs if ref.written}
+        races = any(ref.source in written for ref in a.inputs if not ref.written)
+        if self.hashed or races or _name(a) not in _COPIES or not a.inputs:
+            return None
+        detail = "a copy of equal memory differs, so that memory was written behind torch's back"
+        shown = [" ".join(map(_shown, record.outputs)) for record in (a, b)]
+        return _Source("outside", node, self.position[node], detail, *shown, opaque_producer=True)
 
     # --------------------------------------------------------------------------------------------- verdict
 
@@ -311,7 +354,9 @@ class _Judgement:
         if chosen is None and differing:
             chosen = self._after_the_last_write(differing, results_a, results_b)
         if chosen is not None and chosen.origin in ("sequence", "outside"):
-            reached |= self._slice(self.scalars)  # a scalar reaches the results also by choosing what is run
+            reached |= self._slice(
+                [*self.scalars, *self.lone_scalars]
+            )  # a scalar reaches the results also by choosing what is run
         benign = tuple(node for node in self.records if node in self.differs - reached and self._wrote(node))
         return Verdict(tuple(differing), None if chosen is None else self._divergence(chosen), benign)
 
@@ -343,8 +388,19 @@ class _Judgement:
             source = self.sources.get(node)
             if source is not None and source.node != node:
                 waiting.append(source.node)
-            waiting.extend(name for name in self.edges.get(node, ()) if name in self.tainted or name in self.differs)
+            waiting.extend(name for name in self._edges(node) if name in self.tainted or name in self.differs)
         return reached
+
+    def _edges(self, node: str) -> Iterator[str]:
+        """The nodes from which a difference may have come into this one."""
+        yield from self.hidden_edges.get(node, ())
+        a, b = self.records.get(node, (None, None))
+        if a is None or b is None or len(a.inputs) != len(b.inputs):
+            yield from self._read_by(a, b)
+            return
+        for ref_a, ref_b in zip(a.inputs, b.inputs, strict=True):
+            if self._carries(ref_a, ref_b):
+                yield from (ref_a.source, self.node_of_b[ref_b.source])
 
     def _choose(self, reached: set[str]) -> _Source | None:
         candidates = [self.sources[node] for node in reached if node in self.sources]
@@ -391,7 +447,8 @@ class _Judgement:
             detail = f"the result {name} was not computed by any recorded op"
         at = self.position.get(writer, max(0, len(self.first.records) - 1))
         shown = ["absent" if x is None else x.digest.value for x in (a, b)]
-        return _Source("outside", writer, at, detail, *shown, opaque_producer=bool(writer))
+        hidden = bool(writer) and a is not None and b is not None
+        return _Source("outside", writer, at, detail, *shown, opaque_producer=hidden)
 
     def _divergence(self, source: _Source) -> Divergence:
         a, b = self.records.get(source.node, (None, None))
@@ -467,6 +524,11 @@ def _seen(record: OpRecord | None) -> str:
     return "absent" if record is None else f"{record.op}({record.arguments})"
 
 
+def _name(record: OpRecord) -> str:
+    """The op without namespace and overload: ``add_`` of ``aten.add_.Tensor``."""
+    return record.op.partition(".")[2].partition(".")[0]
+
+
 def _wiring(record: OpRecord) -> str:
     return ", ".join(f"{ref.argument}={ref.source}" + (f"+{ref.offset}" if ref.offset else "") for ref in record.inputs)
 
@@ -485,7 +547,3 @@ def _returned(records: tuple[OpRecord | None, OpRecord | None], value: str) -> b
 
 def _content(result: Result | None) -> tuple[object, ...] | None:
     return None if result is None else tuple(result.digest)
-
-
-def _elements(digest: TensorDigest) -> int:
-    return math.prod(digest.shape)

@@ -28,9 +28,10 @@ _ALLOCATIONS = frozenset(
 
 
 class Pattern(enum.Enum):
-    """The three commonest ways in which ops write; anything else is ``GENERAL``."""
+    """The commonest ways in which ops write; anything else is ``GENERAL``."""
 
     FRESH = "returns one new tensor and writes nothing else"
+    SEVERAL = "returns several new tensors and writes nothing else"
     INPLACE = "writes its first argument, a tensor, and returns it"
     VIEW = "returns one tensor that shares memory with an argument"
     GENERAL = "anything else"
@@ -114,8 +115,11 @@ def plan_of(func: Any) -> OpPlan:
 
 
 def _pattern(schema: Any, *, metadata_only: bool, undeclared: bool) -> Pattern:
-    if len(schema.returns) != 1 or str(schema.returns[0].type) != "Tensor" or metadata_only or undeclared:
+    if metadata_only or undeclared or any(str(item.type) != "Tensor" for item in schema.returns):
         return Pattern.GENERAL
+    if len(schema.returns) != 1:
+        alone = all(item.alias_info is None for item in [*schema.arguments, *schema.returns])
+        return Pattern.SEVERAL if alone and schema.returns else Pattern.GENERAL
     aliases = [(place, item.alias_info) for place, item in enumerate(schema.arguments) if item.alias_info is not None]
     written = [place for place, alias in aliases if alias.is_write]
     returned = schema.returns[0].alias_info

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from hashbench import inspection, tracefile
 from hashbench.building import RawLeaf, RawResult, build_trace, plain_digest
-from hashbench.digest import EMPTY, RawDigest, _byte, _hash, components, python_digest, raw_digest, readable
+from hashbench.digest import EMPTY, RawDigest, _buffer, _hash, components, python_digest, raw_digest, readable
 from hashbench.marks import (
     LeafViews,
     Mark,
@@ -48,7 +48,7 @@ from hashbench.records import SettingsMark, Trace
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _current_autograd_node = torch._C._current_autograd_node
 _get_sequence_nr = torch._C._autograd._get_sequence_nr
-_FRESH, _INPLACE, _VIEW = Pattern.FRESH, Pattern.INPLACE, Pattern.VIEW
+_FRESH, _INPLACE, _VIEW, _SEVERAL = Pattern.FRESH, Pattern.INPLACE, Pattern.VIEW, Pattern.SEVERAL
 
 _PLAIN_TYPES = frozenset(
     (int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -119,7 +119,6 @@ class HashDebugTrace(TorchDispatchMode):
         self._setting_marks: list[SettingsMark] = []
         self._notes: dict[int, dict[str, Any]] = {}
         self._registered: dict[int, tuple[str, str, RawDigest]] = {}
-        self._leaf_counts: dict[tuple[str, str], int] = {}
         self._modules = ModulePaths()
         self._plans: dict[int, OpPlan] = {}
         self._optimizing = False
@@ -193,19 +192,19 @@ class HashDebugTrace(TorchDispatchMode):
             kind = type(value)
             if kind is _Tensor or kind is _Parameter:
                 try:
-                    owner, node, views = value.untyped_storage()._hashbench_writer
+                    storage = value.untyped_storage()
+                    owner, node, views = storage._hashbench_writer
+                    if owner is not token and value.nbytes >= storage.nbytes() and value.is_contiguous():
+                        node, views = self._new_leaf(value, None), None
+                        owner = token
                     if owner is token and views is None:
                         reads += (place, node, value.storage_offset())
-                        continue
-                except AttributeError:
-                    if value.is_contiguous() and covers_storage(value):
-                        reads += (place, self._new_leaf(value, None), value.storage_offset())
                         continue
                 except (NotImplementedError, RuntimeError):
                     pass  # without a storage: sparse, nested, opaque
                 self._read(place, value, reads, others)
-            elif kind in _PLAIN_TYPES:
-                others.append(value)
+            elif kind in _PLAIN_TYPES or (kind is list and value and type(value[0]) is int):
+                others.append(value)  # the schema knows no list that mixes tensors with sizes
             else:
                 self._read(place, value, reads, others)
         if kwargs:
@@ -238,6 +237,9 @@ class HashDebugTrace(TorchDispatchMode):
             written = (self._write(args[0], mark, False),)
         elif pattern is _VIEW and self._is_marked(output):
             written = ()
+        elif pattern is _SEVERAL and type(output) is tuple:
+            # A backward that was not asked for some gradient returns None in its place.
+            written = tuple([self._write(tensor, mark, plan.blank) for tensor in output if tensor is not None])
         else:
             if type(output) in _PLAIN_TYPES:
                 scalar = output
@@ -260,7 +262,7 @@ class HashDebugTrace(TorchDispatchMode):
                     return tensor.dtype, tensor.shape, None, None
                 size = tensor.nbytes
                 if size:
-                    return tensor.dtype, tensor.shape, None, _hash((_byte * size).from_address(tensor.data_ptr()))
+                    return tensor.dtype, tensor.shape, None, _hash(_buffer[size](tensor.data_ptr()))
                 return tensor.dtype, tensor.shape, None, EMPTY
         except (NotImplementedError, RuntimeError):
             pass  # a tensor without a storage or strides: sparse, nested, opaque
@@ -339,9 +341,6 @@ class HashDebugTrace(TorchDispatchMode):
         if not kind:
             kind = "parameter" if isinstance(tensor, _Parameter) else "other"
             name = self._modules.current
-        count = self._leaf_counts.get((kind, name), 0)
-        self._leaf_counts[kind, name] = count + 1
-        leaf_id = f"{kind}/{name}#{count}" if count or kind == "other" else f"{kind}/{name}"
         number = -1 - len(self._leaves)
         if views is None:
             found = self._write(tensor, (self._token, number, None), blank=False)
@@ -350,7 +349,7 @@ class HashDebugTrace(TorchDispatchMode):
             set_mark(tensor, (self._token, number, views))
             found = raw_digest(tensor)
         changed = initial if initial is not None and readable(initial) != readable(found) else None
-        self._leaves.append((leaf_id, kind, found, len(self._records), changed))
+        self._leaves.append((kind, name, found, len(self._records), changed))
         return number
 
     # ------------------------------------------------------------ notes: the diagnosis pass, verbose, resize_

@@ -103,12 +103,12 @@ def soft_histogram(*, by_put: bool) -> Example:
 
 
 class ToneCurve(nn.Module):
-    """A learned brightness curve: every 8-bit level of an image is looked up in a table of 256 values."""
+    """A learned brightness curve, looked up for every 8-bit level of an image that darkens towards one side."""
 
-    def __init__(self, *, by_take: bool) -> None:
+    def __init__(self, width: int, *, by_take: bool) -> None:
         super().__init__()
         self.curve = nn.Parameter(torch.linspace(0, 1, 256))
-        self.gain = nn.Parameter(torch.ones(()))
+        self.register_buffer("shade", torch.linspace(0.1, 1, width))
         self.by_take = by_take
 
     def forward(self, levels: torch.Tensor) -> torch.Tensor:
@@ -116,11 +116,12 @@ class ToneCurve(nn.Module):
             brightness = self.curve.take(levels)
         else:
             brightness = self.curve.index_select(0, levels.flatten()).view_as(levels)
-        return brightness * self.gain
+        return brightness * self.shade
 
 
 def tone_curve(*, by_take: bool) -> Example:
-    return ToneCurve(by_take=by_take), (torch.randint(256, (2, 1, 1024, 1024)),)
+    width = 1024
+    return ToneCurve(width, by_take=by_take), (torch.randint(256, (2, 1, 1024, width)),)
 
 
 MODELS = {

@@ -14,8 +14,8 @@ Example = tuple[nn.Module, tuple[torch.Tensor, ...]]
 _COINS = torch.Generator().manual_seed(0)
 
 
-class LayerDrop(nn.Module):
-    """A deep residual network that skips layers by a coin, read back with ``.item()``."""
+class RandomActivation(nn.Module):
+    """A deep residual network that picks each layer's activation by a coin, read back with ``.item()``."""
 
     def __init__(self, features: int, layers: int, *, private: bool) -> None:
         super().__init__()
@@ -25,13 +25,13 @@ class LayerDrop(nn.Module):
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         coins = torch.rand(len(self.layers), generator=_COINS if self.private else None)
         for coin, layer in zip(coins, self.layers, strict=True):
-            if coin.item() < 0.5:
-                features = features + torch.tanh(layer(features))
+            activation = torch.relu if coin.item() < 0.5 else torch.tanh
+            features = features + activation(layer(features))
         return features
 
 
-def layer_drop(*, private: bool) -> Example:
-    return LayerDrop(16, 32, private=private), (torch.randn(8, 16),)
+def random_activation(*, private: bool) -> Example:
+    return RandomActivation(16, 32, private=private), (torch.randn(8, 16),)
 
 
 def time_budget() -> float:
@@ -113,8 +113,8 @@ def node_graph(*, in_order: bool) -> Example:
 
 
 MODELS = {
-    "layer_drop": lambda: layer_drop(private=True),
-    "layer_drop_twin": lambda: layer_drop(private=False),
+    "random_activation": lambda: random_activation(private=True),
+    "random_activation_twin": lambda: random_activation(private=False),
     "anytime_refinement": lambda: anytime_refinement(clocked=True),
     "anytime_refinement_twin": lambda: anytime_refinement(clocked=False),
     "camera_fusion": lambda: camera_fusion(in_order=False),

@@ -1,0 +1,63 @@
+# hashbench. `make help` lists the targets; only Python 3.11 or newer, make and pip are needed.
+
+PYTHON  ?= python3
+SUITE   ?= torchvision
+MODELS  ?= default
+MODES   ?= training inference
+ONLY    ?=
+FLAGS   ?=
+VENV    := .venv
+BIN     := $(VENV)/bin
+STAMP   := $(VENV)/.installed
+CHOICE   = $(if $(ONLY),--only $(ONLY),--models $(MODELS))
+
+ifndef OUTPUT
+OUTPUT := results/$(shell date +%Y-%m-%d_%H%M%S)
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help setup sweep compare bench test lint types check clean
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@echo
+	@echo "  make sweep ONLY=\"resnet18 vit_b_16\" SUITE=torchvision MODELS=all MODES=training OUTPUT=results/mine FLAGS=\"--runs 5\""
+	@echo "  make compare BASE=results/expected NEW=results/mine"
+
+setup: $(STAMP) ## Make the environment in .venv
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("hashbench needs Python 3.11 or newer, $(PYTHON) is %d.%d. Say which with make PYTHON=python3.12." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+	@# Debian's python3 without python3-venv cannot make pip in a new environment; the pip outside of it can.
+	@test -x $(BIN)/python && $(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) 2>/dev/null \
+		|| { $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install pip; }
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --quiet -e '.[dev]'
+	@touch $@
+
+sweep: $(STAMP) ## Run the zoo: each model twice, training and inference; prints where the results are
+	@for mode in $(MODES); do \
+		$(BIN)/hashbench sweep --suite $(SUITE) --$$mode $(CHOICE) --output $(OUTPUT)/$$mode $(FLAGS) || exit $$?; \
+	done
+	@echo "All results of this sweep: $(OUTPUT)"
+
+compare: $(STAMP) ## What changed from BASE to NEW (CSV files or results folders)
+	@test -n "$(BASE)" && test -n "$(NEW)" || { echo "make compare needs both: make compare BASE=results/expected NEW=results/mine" >&2; exit 2; }
+	@$(BIN)/hashbench compare $(BASE) $(NEW) $(FLAGS)
+
+bench: $(STAMP) ## The overhead and throughput benchmarks, as tables
+	$(BIN)/python -m benchmarks $(FLAGS)
+
+test: $(STAMP) ## The tests
+	$(BIN)/python -m pytest $(FLAGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+check: lint types test ## What CI runs: lint, strict types on the package, tests
+
+clean: ## Remove the environment and caches; results stay
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

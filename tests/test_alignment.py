@@ -1,0 +1,108 @@
+"""Which record of one run corresponds to which of another: properties over random runs, and a few that read as pictures."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+
+import pytest
+
+from hashbench import alignment
+from hashbench.alignment import align
+from hashbench.records import OpRecord
+
+
+def run_of(ops: list[str] | str) -> tuple[OpRecord, ...]:
+    """A run with one record for every op, named as a run names them."""
+    counts: Counter[str] = Counter()
+    records = []
+    for op in ops:
+        records.append(OpRecord(f"forward.0/Net/{op}#{counts[op]}", "forward", 0, "Net", op))
+        counts[op] += 1
+    return tuple(records)
+
+
+def picture(first: str, second: str) -> str:
+    """Matched ops as they are, ``-x`` for one that only the first run has, ``+x`` for the second."""
+    a, b = run_of(first), run_of(second)
+    shown = []
+    for i, j in align(a, b):
+        shown.append(a[i].op if i is not None and j is not None else f"-{a[i].op}" if i is not None else f"+{b[j].op}")
+    return " ".join(shown)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        pytest.param("abc", "abc", "a b c", id="equal runs"),
+        pytest.param("", "ab", "+a +b", id="an empty run"),
+        pytest.param("abc", "xabc", "+x a b c", id="inserted at the beginning"),
+        pytest.param("abc", "abxc", "a b +x c", id="inserted in the middle"),
+        pytest.param("abcx", "abc", "a b c -x", id="removed at the end"),
+        pytest.param("abc", "axc", "a -b +x c", id="replaced"),
+        pytest.param("xaby", "xacby", "x a +c b y", id="repeated neighbours stay matched"),
+        pytest.param("ab", "cd", "-a -b +c +d", id="nothing in common"),
+    ],
+)
+def test_alignment_reads_as(first: str, second: str, expected: str) -> None:
+    assert picture(first, second) == expected
+
+
+def edited(ops: list[str], edits: int, rng: random.Random) -> list[str]:
+    result = list(ops)
+    for _ in range(edits):
+        place = rng.randrange(len(result) + 1)
+        match rng.choice(("insert", "remove", "move")):
+            case "insert":
+                result.insert(place, rng.choice("abcdex"))
+            case "remove" if result:
+                del result[place - 1]
+            case "move" if result:
+                result.insert(place - 1, result.pop(rng.randrange(len(result))))
+    return result
+
+
+@pytest.mark.parametrize("limits", [(400, 3000), (2, 3000), (2, 0)], ids=["exact", "difflib", "anchors"])
+def test_every_index_occurs_once_and_in_order(limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alignment, "EDIT_LIMIT", limits[0])
+    monkeypatch.setattr(alignment, "MATCHER_LIMIT", limits[1])
+    rng = random.Random(1)
+    for _ in range(300):
+        ops = [rng.choice("abcde") for _ in range(rng.randrange(30))]
+        a, b = run_of(ops), run_of(edited(ops, rng.randrange(8), rng))
+        pairs = align(a, b)
+        assert [i for i, _ in pairs if i is not None] == list(range(len(a)))
+        assert [j for _, j in pairs if j is not None] == list(range(len(b)))
+        assert all(a[i].op == b[j].op for i, j in pairs if i is not None and j is not None)
+
+
+def longest_common(first: list[str], second: list[str]) -> int:
+    row = [0] * (len(second) + 1)
+    for x in first:
+        diagonal = 0
+        for place, y in enumerate(second, 1):
+            diagonal, row[place] = row[place], diagonal + 1 if x == y else max(row[place], row[place - 1])
+    return row[-1]
+
+
+def test_few_edits_leave_as_many_records_matched_as_can_be() -> None:
+    rng = random.Random(2)
+    for _ in range(200):
+        first = [rng.choice("abc") for _ in range(rng.randrange(25))]
+        second = edited(first, rng.randrange(10), rng)
+        matched = sum(None not in pair for pair in align(run_of(first), run_of(second)))
+        assert matched == longest_common(first, second)
+
+
+def test_a_few_insertions_into_a_long_run_without_modules_unmatch_nothing_else() -> None:
+    rng = random.Random(3)
+    first = [rng.choice("abcde") for _ in range(20_000)]
+    second = list(first)
+    for place in (1_000, 9_000, 19_000):
+        second.insert(place, "x")
+    started = time.process_time()
+    pairs = align(run_of(first), run_of(second))
+    assert time.process_time() - started < 1
+    assert [second[j] for i, j in pairs if i is None and j is not None] == ["x"] * 3
+    assert all(j is not None for _, j in pairs)

@@ -1,0 +1,61 @@
+"""What the documentation says can be typed in: every command parses, every zoo in it loads."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from hashbench import cli
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "benchmarks" / "README.md"]
+BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def _commands(program: str) -> list[tuple[str, str]]:
+    found = []
+    for page in PAGES:
+        for block in BLOCK.finditer(page.read_text(encoding="utf-8")):
+            lines = block["text"].splitlines() if block["language"] in ("", "sh", "bash", "console") else []
+            commands = [line.removeprefix("$ ").partition("  #")[0].strip() for line in lines]
+            found += [(page.name, command) for command in commands if command.split()[:1] == [program]]
+    return found
+
+
+def test_there_are_commands_to_check() -> None:
+    assert len(_commands("hashbench")) >= 5
+    assert len(_commands("make")) >= 3
+
+
+@pytest.mark.parametrize(("page", "command"), _commands("hashbench"))
+def test_every_hashbench_command_parses(page: str, command: str) -> None:
+    parsed = cli._parser().parse_args(shlex.split(command)[1:])
+
+    assert callable(parsed.command), page
+
+
+@pytest.mark.parametrize(("page", "command"), _commands("make"))
+def test_every_make_command_names_a_target(page: str, command: str) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = [word for word in shlex.split(command)[1:] if "=" not in word and not word.startswith("-")]
+
+    assert named, page
+    assert set(named) <= targets, page
+
+
+def test_the_zoo_of_the_documentation_is_a_zoo(tmp_path: Path) -> None:
+    from hashbench import suites
+
+    blocks = BLOCK.finditer((ROOT / "docs" / "zoo.md").read_text(encoding="utf-8"))
+    code = next(block["text"] for block in blocks if block["language"] == "python")
+    path = tmp_path / "zoo.py"
+    path.write_text(code, encoding="utf-8")
+
+    specs = suites.catalog(str(path))
+
+    assert [spec.name for spec in specs] == ["classifier", "with_everything"]
+    for spec in specs:
+        assert suites.load(spec, mode="training").module is not None
