@@ -335,8 +335,7 @@ class _Judgement:
         if self.hashed or races or _name(a) not in _COPIES or not a.inputs:
             return None
         detail = "a copy of equal memory differs, so that memory was written behind torch's back"
-        shown = [" ".join(map(_shown, record.outputs)) for record in (a, b)]
-        return _Source("outside", node, self.position[node], detail, *shown, opaque_producer=True)
+        return _Source("outside", node, self.position[node], detail, _left(a), _left(b), opaque_producer=True)
 
     # --------------------------------------------------------------------------------------------- verdict
 
@@ -446,9 +445,9 @@ class _Judgement:
         else:
             detail = f"the result {name} was not computed by any recorded op"
         at = self.position.get(writer, max(0, len(self.first.records) - 1))
-        shown = ["absent" if x is None else x.digest.value for x in (a, b)]
+        old, new = ("absent" if x is None else x.digest.value for x in (a, b))
         hidden = bool(writer) and a is not None and b is not None
-        return _Source("outside", writer, at, detail, *shown, opaque_producer=hidden)
+        return _Source("outside", writer, at, detail, old, new, opaque_producer=hidden)
 
     def _divergence(self, source: _Source) -> Divergence:
         a, b = self.records.get(source.node, (None, None))
@@ -512,8 +511,12 @@ def _kernel_source(node: str, at: int, a: OpRecord, b: OpRecord) -> _Source:
     names = [place for place, (x, y) in enumerate(zip(a.outputs, b.outputs, strict=False)) if x != y]
     which = f"output {', '.join(map(str, names))}" if names and len(a.outputs) > 1 else "the output"
     detail = f"{which} differs although every input is equal"
-    shown = [" ".join(map(_shown, record.outputs)) + record.scalar for record in (a, b)]
-    return _Source("kernel", node, at, detail, *shown)
+    return _Source("kernel", node, at, detail, _left(a), _left(b))
+
+
+def _left(record: OpRecord) -> str:
+    """All that a record left, as text."""
+    return " ".join(map(_shown, record.outputs)) + record.scalar
 
 
 def _shown(digest: TensorDigest) -> str:

@@ -45,7 +45,8 @@ class OpPlan:
     ``running_statistics`` are positions that batch and instance norm write when their ``training`` argument (at ``training``)
     is true: the schema of ``native_batch_norm`` and its relatives omits that mutation. ``fresh``: no output shares
     memory with an argument, as far as the schema says. ``traced`` is false for ops without any tensor, such as the
-    profiler's marks.
+    profiler's marks. ``leading``: the positions of the tensor arguments, where those are plain tensors that come before all
+    other arguments; ``None`` where each argument must be looked at.
     """
 
     name: str
@@ -60,7 +61,7 @@ class OpPlan:
     resizes: bool = False
     seeded: bool = False
     traced: bool = True
-
+    leading: tuple[int, ...] | None = None
     writes_arguments: bool = False
 
     def writes(self, place: int | str) -> bool:
@@ -94,7 +95,7 @@ def plan_of(func: Any) -> OpPlan:
         if argument.alias_info is not None and argument.alias_info.is_write and not metadata_only
     ]
     names = [argument.name for argument in arguments]
-    tensors = [item for item in [*arguments, *schema.returns] if _is_tensor_type(item.type)]
+    tensors = [item for item in [*arguments, *schema.returns] if _holds_tensors(item.type)]
     returns_scalar = any(str(item.type) in ("number", "int", "float", "bool") for item in schema.returns)
     statistics = () if written else _running_statistics(names)
     return OpPlan(
@@ -111,7 +112,14 @@ def plan_of(func: Any) -> OpPlan:
         resizes=metadata_only,
         seeded=torch.Tag.nondeterministic_seeded in func.tags or any("Generator" in str(a.type) for a in arguments),
         traced=bool(tensors) or returns_scalar,
+        leading=_leading_tensors(arguments),
     )
+
+
+def _leading_tensors(arguments: Sequence[Any]) -> tuple[int, ...] | None:
+    kinds = [str(argument.type) for argument in arguments if not argument.kwarg_only]
+    count = next((place for place, kind in enumerate(kinds) if kind != "Tensor"), len(kinds))
+    return None if any(map(_holds_tensors, kinds[count:])) else tuple(range(count))
 
 
 def _pattern(schema: Any, *, metadata_only: bool, undeclared: bool) -> Pattern:
@@ -133,7 +141,7 @@ def _pattern(schema: Any, *, metadata_only: bool, undeclared: bool) -> Pattern:
     )
 
 
-def _is_tensor_type(kind: Any) -> bool:
+def _holds_tensors(kind: object) -> bool:
     return "Tensor" in str(kind)
 
 

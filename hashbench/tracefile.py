@@ -1,14 +1,14 @@
-"""The text form of a trace: one line per record, made for ``diff -u``; written whole or not at all, and read with suspicion.
+"""The text form of a trace: one line per record, made for ``diff -u``; written whole or not at all, read with suspicion.
 
-Equal runs give equal files, byte for byte. A changed op changes its own line and the lines of those that read from it, because
-a line shows, beside the name of every writer it reads from, the first digits of what that writer left. Lines in order:
+Equal runs give equal files, byte for byte. A changed op changes its own line and the lines of those that read from it,
+because a line shows, beside the name of every writer it reads from, the first digits of what that writer left. Lines in order:
 
 * ``hashbench-trace`` and the schema version;
 * ``setting``: torch's global settings at a point of the run (all of them first, later only what changed);
 * ``leaf``: id, kind, digest, and ``was=`` with the digest at the start of the run where that was another;
 * ``op``: id (``phase.iteration/module/op#count``), what it read (``place=writer:digits``, ``+offset`` into the storage,
-  ``!`` where it also writes there, ``=digest`` where inputs were hashed), its other arguments, ``->`` what it wrote, then
-  ``scalar=``, ``rng=``, ``forward=``, ``source=`` where they apply, and notes after ``;``;
+  ``!`` where it also writes there, ``=digest`` where inputs were hashed), its other arguments, ``->`` what it wrote,
+  then ``scalar=``, ``rng=``, ``forward=``, ``source=`` where they apply, and notes after ``;``;
 * ``result``: name, digest, and the writer;
 * ``end``: the number of lines before it and the XXH3-64 of their bytes, which proves that the file is whole.
 """
@@ -42,14 +42,15 @@ from hashbench.records import (
 _MAGIC = "hashbench-trace"
 _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", " ": "\\s"}
 _UNESCAPES = {"\\": "\\", "t": "\t", "n": "\n", "r": "\r", "s": " "}
-_NOTE = "\t; "
+_NOTE = "; "
+_BLANK = "blank"
 
 
 # ------------------------------------------------------------------------------------------------------ writing
 
 
 def dumps(trace: Trace, *, notes: Mapping[int, str] | None = None) -> str:
-    """The text form of a trace. ``notes`` are appended to the lines of records, by record index, and ignored when read."""
+    """The text form of a trace. ``notes`` by record index are appended to their lines, and ignored when read."""
     lines = [f"{_MAGIC}\t{TRACE_SCHEMA}\t{'hashed-inputs' if trace.hashed_inputs else 'plain'}"]
     lines += _body(trace, notes or {})
     text = "\n".join(lines) + "\n"
@@ -67,7 +68,7 @@ def write_json(trace: Trace, path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace ``path`` by ``text`` so that a reader, or a crash, sees the old file or the new one and nothing between."""
+    """Replace ``path`` by ``text`` so that a reader, or a crash, sees the old file or the new one, nothing between."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -99,7 +100,8 @@ def digest_text(digest: TensorDigest) -> str:
     """``dtype[shape]{stride}:value``; the stride is left out where the tensor is contiguous."""
     shape = ",".join(map(str, digest.shape))
     stride = "" if digest.stride == contiguous_stride(digest.shape) else f"{{{','.join(map(str, digest.stride))}}}"
-    return f"{digest.dtype}[{shape}]{stride}:{_escape(digest.value) or 'blank'}"
+    value = "\\blank" if digest.value == _BLANK else _escape(digest.value) or _BLANK
+    return f"{_escape(digest.dtype)}[{shape}]{stride}:{value}"
 
 
 def _body(trace: Trace, notes: Mapping[int, str]) -> Iterator[str]:
@@ -112,12 +114,13 @@ def _body(trace: Trace, notes: Mapping[int, str]) -> Iterator[str]:
             yield _mark_line(mark, known)
             known, mark = dict(mark.settings), next(marks, None)
         while leaf is not None and leaf.position <= number:
-            digits[leaf.id] = leaf.digest.value[:8]
+            digits[leaf.id] = leaf.digest.value[:8] or _BLANK
             yield _leaf_line(leaf)
             leaf = next(leaves, None)
         if number < len(trace.records):
             record = trace.records[number]
-            yield record_line(record, digits) + (f"{_NOTE}{notes[number]}" if number in notes else "")
+            note = f"\t{_NOTE}{_escape(notes[number], spaces=False)}" if number in notes else ""
+            yield record_line(record, digits) + note
             if record.outputs:
                 digits[record.id] = _short(record.outputs)
     for result in trace.results:
@@ -144,7 +147,7 @@ def _ref_text(ref: Ref, digits: Mapping[str, str]) -> str:
 
 def _short(outputs: Sequence[TensorDigest]) -> str:
     if len(outputs) == 1:
-        return outputs[0].value[:8] or "blank"
+        return outputs[0].value[:8] or _BLANK
     return xxhash.xxh3_64_hexdigest("".join(found.value for found in outputs).encode())[:8]
 
 
@@ -196,10 +199,10 @@ def _whole_lines(text: str, name: str) -> list[str]:
         raise _unreadable(name, f"it has schema version {version}, this hashbench reads {TRACE_SCHEMA}")
     body, end, tail = text.rpartition("end\t")
     fields = tail.split("\t")
-    lines = body.splitlines() if body.isascii() else body.split("\n")[:-1]
+    lines = body.split("\n")[:-1]  # not splitlines, which also splits at form feeds
     if not end or not body.endswith("\n") or len(fields) != 2 or not tail.endswith("\n"):
         raise _unreadable(name, "it is truncated (the closing line is missing)")
-    if fields[0] != str(len(lines)) or fields[1].rstrip("\n") != _checksum(body):
+    if fields[0] != str(len(lines)) or fields[1] != f"{_checksum(body)}\n":
         raise _unreadable(name, "it is damaged (the closing line does not match what is before it)")
     return lines
 
@@ -219,7 +222,7 @@ def _parse(lines: Sequence[str]) -> Trace:
     marks: list[SettingsMark] = []
     settings: dict[str, str] = {}
     for line in lines[1:]:
-        kind, *fields = line.partition(_NOTE)[0].split("\t")
+        kind, *fields = line.split("\t")
         match kind:
             case "op":
                 records.append(_parse_record(fields))
@@ -247,8 +250,8 @@ def _parse_record(fields: Sequence[str]) -> OpRecord:
     where, _, rest = record_id.partition("/")
     module, _, op_count = rest.rpartition("/")
     phase, _, iteration = where.partition(".")
-    written = fields[3].removeprefix("->").split()
-    extras = dict(field.split("=", 1) for field in fields[4:])
+    written = fields[3].split(" ")[1:]
+    extras = dict(field.split("=", 1) for field in fields[4:] if not field.startswith(_NOTE))
     outputs = tuple(map(_parse_digest, written))
     return OpRecord(
         id=record_id,
@@ -256,7 +259,7 @@ def _parse_record(fields: Sequence[str]) -> OpRecord:
         iteration=int(iteration),
         module=module,
         op=op_count.rpartition("#")[0],
-        inputs=tuple(map(_parse_ref, fields[1].split())),
+        inputs=tuple(map(_parse_ref, fields[1].split(" "))) if fields[1] else (),
         arguments=_unescape(fields[2]),
         outputs=outputs,
         scalar=_unescape(extras.get("scalar", "")),
@@ -288,8 +291,8 @@ def _parse_digest(text: str) -> TensorDigest:
     found = _DIGEST.fullmatch(text) or _fail(f"no digest: {text!r}")
     shape = _integers(found["shape"])
     stride = contiguous_stride(shape) if found["stride"] is None else _integers(found["stride"])
-    value = _unescape(found["value"])
-    return TensorDigest(found["dtype"], shape, stride, "" if value == "blank" else value)
+    value = "" if found["value"] == _BLANK else _unescape(found["value"])
+    return TensorDigest(_unescape(found["dtype"]), shape, stride, value)
 
 
 def _parse_leaf(fields: Sequence[str], position: int) -> Leaf:
@@ -312,7 +315,7 @@ def _integers(text: str) -> tuple[int, ...]:
 
 
 def _unescape(text: str) -> str:
-    return re.sub(r"\\(.)", lambda found: _UNESCAPES[found[1]], text) if "\\" in text else text
+    return re.sub(r"\\(.)", lambda found: _UNESCAPES.get(found[1], found[1]), text) if "\\" in text else text
 
 
 def _fail(reason: str) -> NoReturn:

@@ -50,6 +50,7 @@ _current_autograd_node = torch._C._current_autograd_node
 _get_sequence_nr = torch._C._autograd._get_sequence_nr
 _FRESH, _INPLACE, _VIEW, _SEVERAL = Pattern.FRESH, Pattern.INPLACE, Pattern.VIEW, Pattern.SEVERAL
 
+_PLAIN_TENSORS = frozenset((_Tensor, _Parameter))
 _PLAIN_TYPES = frozenset(
     (int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 )
@@ -187,32 +188,24 @@ class HashDebugTrace(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         number, token = len(self._records), self._token
         reads: list[Any] = []
-        others: list[Any] = []
-        for place, value in enumerate(args):
-            kind = type(value)
-            if kind is _Tensor or kind is _Parameter:
+        if plan.leading is None:
+            others: Sequence[Any] = self._read_each(args, reads)
+        else:  # nearly all calls: the schema says where the tensors are, and each bears the mark of its writer
+            others = args[len(plan.leading) :]
+            for place in plan.leading:
+                value = args[place]
                 try:
-                    storage = value.untyped_storage()
-                    owner, node, views = storage._hashbench_writer
-                    if owner is not token and value.nbytes >= storage.nbytes() and value.is_contiguous():
-                        node, views = self._new_leaf(value, None), None
-                        owner = token
-                    if owner is token and views is None:
+                    owner, node, views = value.untyped_storage()._hashbench_writer
+                    if owner is token and views is None and type(value) in _PLAIN_TENSORS:
                         reads += (place, node, value.storage_offset())
                         continue
-                except (NotImplementedError, RuntimeError):
-                    pass  # without a storage: sparse, nested, opaque
-                self._read(place, value, reads, others)
-            elif kind in _PLAIN_TYPES or (kind is list and value and type(value[0]) is int):
-                others.append(value)  # the schema knows no list that mixes tensors with sizes
-            else:
-                self._read(place, value, reads, others)
+                except (AttributeError, NotImplementedError, RuntimeError):
+                    pass  # no tensor, or one without a storage: sparse, nested, opaque
+                reads.clear()
+                others = self._read_each(args, reads)
+                break
         if kwargs:
-            for name, value in kwargs.items():
-                if type(value) in _PLAIN_TYPES:
-                    others.append((name, value))
-                else:
-                    self._read(name, value, reads, others)
+            others = [*others, *self._read_named(kwargs, reads)]
         else:
             kwargs = {}
         node = _current_autograd_node()
@@ -296,6 +289,39 @@ class HashDebugTrace(TorchDispatchMode):
             mark = get_mark(tensor) if isinstance(tensor, _Tensor) else None
             return mark is not None and mark[0] is self._token
         return found
+
+    def _read_each(self, args: Sequence[Any], reads: list[Any]) -> list[Any]:
+        """Note what each positional argument is: tensors go to ``reads``, the others are returned."""
+        others: list[Any] = []
+        for place, value in enumerate(args):
+            kind = type(value)
+            if kind in _PLAIN_TENSORS:
+                try:
+                    storage = value.untyped_storage()
+                    owner, node, views = storage._hashbench_writer
+                    if owner is not self._token and value.nbytes >= storage.nbytes() and value.is_contiguous():
+                        owner, node, views = self._token, self._new_leaf(value, None), None
+                    if owner is self._token and views is None:
+                        reads += (place, node, value.storage_offset())
+                        continue
+                except (NotImplementedError, RuntimeError):
+                    pass  # without a storage: sparse, nested, opaque
+                self._read(place, value, reads, others)
+            elif kind in _PLAIN_TYPES or (kind is list and value and type(value[0]) is int):
+                others.append(value)  # the schema knows no list that mixes tensors with sizes
+            else:
+                self._read(place, value, reads, others)
+        return others
+
+    def _read_named(self, kwargs: Mapping[str, Any], reads: list[Any]) -> list[Any]:
+        """The same for keyword arguments, which are returned with their names."""
+        others: list[Any] = []
+        for name, value in kwargs.items():
+            if type(value) in _PLAIN_TYPES:
+                others.append((name, value))
+            else:
+                self._read(name, value, reads, others)
+        return others
 
     def _read(self, place: int | str, value: Any, reads: list[Any], others: list[Any]) -> None:
         """One argument that is not simply a marked tensor: a leaf, a list, an odd tensor, or any other object."""

@@ -1,4 +1,4 @@
-"""Which record of one run corresponds to which of another: properties over random runs, and a few that read as pictures."""
+"""Which record of one run corresponds to which of another: properties over random runs, and a few pictures."""
 
 from __future__ import annotations
 

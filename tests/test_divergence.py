@@ -642,7 +642,7 @@ def terms_are_added_in_another_order(run: Run) -> None:
     run.result(total, run.either("ab", "ba"))
 
 
-@blames("sequence", "exp", either_order=False)
+@blames("sequence", "neg", either_order=False)
 def ops_are_reordered(run: Run) -> None:
     x, content = run.leaf("input/0", "x"), "x"
     for name in run.either(("neg", "exp"), ("exp", "neg")):

@@ -68,7 +68,7 @@ class VoxelGrid(nn.Module):
 
     def __init__(self, side: int) -> None:
         super().__init__()
-        self.intensity = nn.Linear(4, 1)
+        self.intensity = nn.Linear(2, 1)
         self.blur = nn.Conv2d(1, 2, 3, padding=1)
         self.side = side
 
@@ -79,8 +79,8 @@ class VoxelGrid(nn.Module):
 
 
 def voxel_grid(*, shared: bool) -> Example:
-    side = 96
-    return VoxelGrid(side), (torch.randn(side**3, 4), slots_for(side**3, shared=shared))
+    side = 160
+    return VoxelGrid(side), (torch.randn(side**3, 2), slots_for(side**3, shared=shared))
 
 
 class GatedSlots(nn.Module):

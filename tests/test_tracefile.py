@@ -1,0 +1,210 @@
+"""The text form of a trace: it comes back as it was, whatever is in it, and a file that was touched is refused."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from hashbench import tracefile
+from hashbench.records import (
+    HashbenchError,
+    Leaf,
+    OpRecord,
+    Ref,
+    Result,
+    SettingsMark,
+    TensorDigest,
+    Trace,
+    contiguous_stride,
+)
+
+NASTY = [
+    "",
+    "a",
+    "; ",
+    ";",
+    "\t; x",
+    "a b",
+    "a\tb",
+    "a\nb",
+    "a\r\nb",
+    "\\",
+    "\\n",
+    "\x0c",
+    "\x1c",
+    "\x85",
+    "\u2028",
+    "é",
+    "日",
+]
+NASTY += ["=", ":", "+3", "!", "x=y:z+1!", "->", "end\t3", "#0", "blank", "\xa0", "[0]", "{1}", "Net.layer1", "@2"]
+
+
+class Writer:
+    """Draws traces from everything that a trace may hold."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+
+    def text(self) -> str:
+        return "".join(self.rng.choice(NASTY) for _ in range(self.rng.randrange(4)))
+
+    def hexadecimal(self) -> str:
+        return f"{self.rng.getrandbits(64):016x}"
+
+    def digest(self, *, blank: bool = False) -> TensorDigest:
+        shape = tuple(self.rng.randrange(4) for _ in range(self.rng.randrange(4)))
+        stride = contiguous_stride(shape) if self.rng.random() < 0.5 else tuple(self.rng.randrange(9) for _ in shape)
+        return TensorDigest("float32", shape, stride, "" if blank else self.rng.choice([self.hexadecimal(), "meta"]))
+
+    def reference(self, sources: list[str]) -> Ref:
+        offset, written = self.rng.choice([0, 0, 7]), self.rng.random() < 0.3
+        argument = self.rng.choice(["0", "1.2", "src", "out"])
+        return Ref(argument, self.rng.choice(sources), offset, written, self.rng.choice(["", self.hexadecimal()]))
+
+    def leaf(self, number: int, position: int) -> Leaf:
+        name = f"other/{self.text()}#{number}"
+        return Leaf(name, "other", self.digest(), position, self.rng.choice(["", self.hexadecimal()]))
+
+    def record(self, number: int, sources: list[str]) -> OpRecord:
+        module, op, blank = self.text(), f"aten.op{self.rng.randrange(3)}.default", self.rng.random() < 0.2
+        return OpRecord(
+            id=f"forward.1/{module}/{op}#{number}",
+            phase="forward",
+            iteration=1,
+            module=module,
+            op=op,
+            inputs=tuple(self.reference(sources) for _ in range(self.rng.randrange(3)) if sources),
+            arguments=self.text(),
+            outputs=tuple(self.digest(blank=blank) for _ in range(self.rng.randrange(int(blank), 3))),
+            scalar=self.text(),
+            rng=self.rng.choice(["", self.hexadecimal()]),
+            forward_op=self.text(),
+            source=self.text(),
+        )
+
+    def trace(self) -> Trace:
+        records: list[OpRecord] = []
+        leaves: list[Leaf] = []
+        marks: list[SettingsMark] = []
+        for number in range(self.rng.randrange(8)):
+            if self.rng.random() < 0.5:
+                leaves.append(self.leaf(number, len(records)))
+            if self.rng.random() < 0.3:
+                settings = {name: self.text() for name in self.rng.sample(["threads", "dtype", "a b"], 2)}
+                marks.append(SettingsMark(len(records), self.text(), tuple(sorted(settings.items()))))
+            record = self.record(number, [*(leaf.id for leaf in leaves), *(record.id for record in records)])
+            blank = any(not found.value for found in record.outputs)
+            records.append(OpRecord(**{name: getattr(record, name) for name in OpRecord.__slots__} | {"blank": blank}))
+        results = [
+            Result(self.text(), self.digest(), self.rng.choice(["", *(r.id for r in records)])) for _ in range(2)
+        ]
+        results.append(Result("python", TensorDigest("str", (), (), repr(self.text())), ""))
+        return Trace(tuple(records), tuple(leaves), tuple(results), tuple(marks), self.rng.random() < 0.5)
+
+
+def small_trace() -> Trace:
+    digest = TensorDigest("float32", (2, 3), (3, 1), "0123456789abcdef")
+    leaf = Leaf("input/0", "input", digest, 0)
+    relu = OpRecord(
+        "forward.0/Nét/aten.relu.default#0", "forward", 0, "Nét", "aten.relu.default", (Ref("0", "input/0"),)
+    )
+    relu = OpRecord(*[getattr(relu, name) if name != "outputs" else (digest,) for name in OpRecord.__slots__])
+    mark = SettingsMark(0, "start", (("threads", "2"),))
+    return Trace((relu,), (leaf,), (Result("output", digest, relu.id),), (mark,))
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_a_trace_comes_back_as_it_was(seed: int) -> None:
+    trace = Writer(seed).trace()
+    assert tracefile.loads(tracefile.dumps(trace)) == trace
+
+
+@pytest.mark.parametrize("note", ["time=1.5", "a\tb\nc", "; x", "rng=forged"], ids=repr)
+def test_notes_are_not_read(note: str) -> None:
+    text = tracefile.dumps(small_trace(), notes={0: note})
+    assert len(text) > len(tracefile.dumps(small_trace()))
+    assert tracefile.loads(text) == small_trace()
+
+
+def test_one_record_is_one_line() -> None:
+    trace = next(
+        trace for trace in map(Writer.trace, map(Writer, range(99))) if trace.leaves and len(trace.records) > 3
+    )
+    lines = tracefile.dumps(trace).split("\n")
+    assert sum(line.startswith("op\t") for line in lines) == len(trace.records) > 0
+    assert sum(line.startswith("leaf\t") for line in lines) == len(trace.leaves) > 0
+
+
+def test_every_truncation_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    data = tracefile.dumps(small_trace()).encode()
+    for length in range(len(data)):
+        path.write_bytes(data[:length])
+        with pytest.raises(HashbenchError, match="nothing was compared"):
+            tracefile.read(path)
+
+
+@pytest.mark.parametrize("flip", [0x01, 0x20, 0x80], ids=hex)
+def test_every_flipped_byte_is_refused(flip: int, tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    data = tracefile.dumps(small_trace()).encode()
+    for place in range(len(data)):
+        path.write_bytes(data[:place] + bytes([data[place] ^ flip]) + data[place + 1 :])
+        with pytest.raises(HashbenchError, match="nothing was compared"):
+            tracefile.read(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda _: "", id="empty file"),
+        pytest.param(lambda text: text + "\n", id="a line added"),
+        pytest.param(lambda text: text + text, id="two traces in one file"),
+        pytest.param(lambda text: text.replace("\n", "\r\n"), id="other line ends"),
+        pytest.param(lambda text: text.replace("hashbench-trace\t1", "hashbench-trace\t2"), id="another version"),
+        pytest.param(lambda _: "dev,name,batch_size,accuracy\n", id="another kind of file"),
+        pytest.param(lambda text: "\n".join(text.split("\n")[:2] + text.split("\n")[3:]), id="a line removed"),
+        pytest.param(lambda text: "\ufeff" + text, id="a byte order mark"),
+    ],
+)
+def test_a_file_that_was_touched_is_refused(change, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "trace"
+    path.write_text(change(tracefile.dumps(small_trace())), encoding="utf-8", newline="")
+    with pytest.raises(HashbenchError, match="cannot read the trace"):
+        tracefile.read(path)
+
+
+def resealed(text: str) -> str:
+    """The text with a closing line that fits it, as somebody who edits traces by hand would make it."""
+    body = text[: text.rindex("end\t")]
+    return f"{body}end\t{body.count(chr(10))}\t{tracefile._checksum(body)}\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        pytest.param("0=input/0", "0=input/1", id="a reference to nothing"),
+        pytest.param("op\t", "what\t", id="an unknown kind of line"),
+        pytest.param("[2,3]", "[2,x]", id="a shape that is none"),
+        pytest.param("forward.0/", "forward.x/", id="an iteration that is none"),
+    ],
+)
+def test_a_line_without_meaning_is_refused_though_the_closing_line_fits(old: str, new: str) -> None:
+    with pytest.raises(HashbenchError, match="no meaning"):
+        tracefile.loads(resealed(tracefile.dumps(small_trace()).replace(old, new)))
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HashbenchError, match="No such file"):
+        tracefile.read(tmp_path / "nothing")
+
+
+def test_writing_replaces_the_file_and_leaves_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "trace"
+    tracefile.write(small_trace(), path)
+    tracefile.write(small_trace(), path)
+    assert [entry.name for entry in path.parent.iterdir()] == ["trace"]
+    assert tracefile.read(path) == small_trace()
