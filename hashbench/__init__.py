@@ -1,7 +1,7 @@
 """hashbench: run each model of a zoo twice and name the first kernel whose results differ.
 
-``HashDebugTrace``, ``Workload``, ``BenchmarkRunner`` and the rest are imported when first used, so that the command line
-and everything that only reads files start without torch.
+``HashDebugTrace``, ``Workload``, ``BenchmarkRunner`` and the rest are imported when first used, so that the command
+line and everything that only reads files start without torch.
 """
 
 from __future__ import annotations

@@ -28,8 +28,12 @@ def build_trace(
     marks: tuple[SettingsMark, ...],
     notes: Mapping[int, Mapping[str, Any]],
     hashed_inputs: bool,
+    first_sequence: int = 0,
 ) -> Trace:
-    """Give every record its id, turn numbers into ids, and backward records into children of their forward op."""
+    """Give every record its id, turn numbers into ids, and backward records into children of their forward op.
+
+    Autograd nodes numbered below ``first_sequence`` were made before the trace, so no record is their forward op.
+    """
     ids = _Ids(_leaf_ids(leaves))
     built: list[OpRecord] = []
     forward_records: dict[int, int] = {}
@@ -39,7 +43,7 @@ def build_trace(
         if phase == "backward":
             place = forward_records.get(sequence)
             forward = built[place] if place is not None else None
-        else:
+        elif sequence >= first_sequence:
             forward_records.setdefault(sequence, number)
         built.append(_build_record(raw, ids, forward, notes.get(number, {})))
     return Trace(
@@ -73,8 +77,8 @@ class _Ids:
 
 def _build_record(raw: tuple[Any, ...], ids: _Ids, forward: OpRecord | None, notes: Mapping[str, Any]) -> OpRecord:
     plan, phase, iteration, module, _, reads, others, written, scalar, rng = raw
-    if forward is not None:
-        module = forward.module
+    if forward is not None and forward.module.startswith(module):
+        module = forward.module  # else a module is being called in backward: it computes its forward again
     digests = notes.get("inputs", {})
     inputs = tuple(
         [
@@ -95,7 +99,7 @@ def _build_record(raw: tuple[Any, ...], ids: _Ids, forward: OpRecord | None, not
         rng="" if rng is None else f"{rng:016x}",
         forward_op=forward.id if forward is not None else "",
         blank=any(found[3] is None for found in written),
-        source=notes.get("source") or (forward.source if forward is not None else ""),
+        source=(forward.source if forward is not None else "") or notes.get("source", ""),
     )
 
 

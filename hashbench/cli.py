@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import time
@@ -21,6 +22,8 @@ from tabulate import tabulate
 from hashbench.records import DTYPES, HashbenchError, ModelSpec, RunOptions
 
 EXIT_DIFFERENCE, EXIT_USAGE, EXIT_FAULT, EXIT_INTERRUPTED = 1, 2, 70, 130
+LARGEST_SEED = 2**32 - 1  # NumPy takes no larger one
+LONGEST_SECONDS = 1e6  # eleven days; the kernel counts a wait in 31 bits of milliseconds
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -194,7 +197,7 @@ class _OneLineParser(argparse.ArgumentParser):
         self.exit(EXIT_USAGE, f"{self.prog}: {message}. See `{self.prog} --help`.\n")
 
 
-def _at_least(lowest: float, kind: type = int) -> Callable[[str], Any]:
+def _at_least(lowest: float, kind: type = int, *, most: float = math.inf) -> Callable[[str], Any]:
     def check(text: str) -> Any:
         try:
             value = kind(text)
@@ -202,6 +205,8 @@ def _at_least(lowest: float, kind: type = int) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
         if not value >= lowest:
             raise argparse.ArgumentTypeError(f"{text} is too small, the least is {lowest:g}")
+        if value > most:
+            raise argparse.ArgumentTypeError(f"{text} is too large, the most is {most:.0f}")
         return value
 
     return check
@@ -283,7 +288,7 @@ def _add_run(sweep: argparse.ArgumentParser) -> None:
         "--runs", type=_at_least(2), default=2, metavar="N", help="all compared with the first (default 2)"
     )
     run.add_argument("--threads", "-t", type=_at_least(1), metavar="N", help="torch.set_num_threads")
-    run.add_argument("--seed", type=_at_least(0), default=1337, metavar="N")
+    run.add_argument("--seed", type=_at_least(0, most=LARGEST_SEED), default=1337, metavar="N")
     run.add_argument("--deterministic", choices=("on", "warn", "off"), help="use_deterministic_algorithms (default on)")
     run.add_argument(
         "--cotangent", choices=("ones", "random"), default="ones", help="random: a random projection as loss"
@@ -299,6 +304,10 @@ def _add_machinery(sweep: argparse.ArgumentParser) -> None:
     machinery.add_argument("--resume", action="store_true", help="complete the sweep in --output")
     machinery.add_argument("--jobs", type=_at_least(1), default=1, metavar="N", help="models at once")
     machinery.add_argument(
-        "--timeout", type=_at_least(0.1, float), default=2000.0, metavar="S", help="seconds for one model"
+        "--timeout",
+        type=_at_least(0.1, float, most=LONGEST_SECONDS),
+        default=2000.0,
+        metavar="S",
+        help="seconds for one model",
     )
     machinery.add_argument("--strict", action="store_true", help="exit 1 where any model is no pass")

@@ -5,6 +5,7 @@ Pure: no torch. One pass over a trace; the writers of a storage form a chain, ea
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Sequence
@@ -82,5 +83,11 @@ class Coverage:
 
 
 def _bytes(digest: TensorDigest) -> int:
-    bits = _BITS.search(digest.dtype)
-    return math.prod(digest.shape) * max(1, int(bits[0]) // 8 if bits is not None else 1)
+    return math.prod(digest.shape) * _item_size(digest.dtype)
+
+
+@functools.cache
+def _item_size(dtype: str) -> int:
+    """Bytes of one element, from the first number in the name of its dtype: ``float8_e4m3fn`` has 1, ``bool`` too."""
+    bits = _BITS.search(dtype)
+    return max(1, int(bits[0]) // 8 if bits is not None else 1)

@@ -1,21 +1,23 @@
 """The settings and the random state of a run: put in force, snapshotted, restored.
 
-The settings are those of ``benchmarks/dynamo``'s ``setup_determinism`` and of the accuracy block of its ``run()``. Unlike
-there, everything is put back afterwards, on error too, and ``torch.manual_seed`` is not replaced.
+The settings are those of ``benchmarks/dynamo``'s ``setup_determinism`` and of the accuracy block of its ``run()``.
+Unlike there, everything is put back afterwards, on error too, and ``torch.manual_seed`` is not replaced.
 """
 
 from __future__ import annotations
 
+import operator
 import os
 import random
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 import torch
 
-_Setter = Callable[[Any], None]
+_Setter = Callable[[Any], object]
 
 
 def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], _Setter]:
@@ -38,6 +40,42 @@ def _autocast(device: str) -> tuple[Callable[[], Any], _Setter]:
     return lambda: torch.is_autocast_enabled(device), lambda value: torch.set_autocast_enabled(device, value)
 
 
+def _autocast_dtype(device: str) -> tuple[Callable[[], Any], _Setter]:
+    return lambda: torch.get_autocast_dtype(device), lambda value: torch.set_autocast_dtype(device, value)
+
+
+def _default_device() -> torch.device | None:
+    """``None`` where nobody has set one: to set even ``cpu`` would put a mode around every later call."""
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return None if context is None else context.device
+
+
+def _flushes_denormals() -> bool:
+    """torch cannot say, but Python's floats obey the same flag of this thread's processor."""
+    return sys.float_info.min / 2 == 0.0
+
+
+_PRECISIONS = (
+    "cuda.matmul",
+    "cudnn",
+    "cudnn.conv",
+    "cudnn.rnn",
+    "mkldnn",
+    "mkldnn.matmul",
+    "mkldnn.conv",
+    "mkldnn.rnn",
+)
+"""Where ``torch.backends`` has the newer name of the TF32 settings (torch 2.9 on)."""
+
+
+def _precision(path: str) -> tuple[Callable[[], Any], _Setter]:
+    get_owner = operator.attrgetter(path)
+    return (
+        lambda: get_owner(torch.backends).fp32_precision,
+        lambda value: setattr(get_owner(torch.backends), "fp32_precision", value),
+    )
+
+
 def _known_settings() -> dict[str, tuple[Callable[[], Any], _Setter]]:
     """Every global setting of torch that can change a result, as a getter and a setter by name."""
     cuda, cudnn, mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
@@ -46,12 +84,15 @@ def _known_settings() -> dict[str, tuple[Callable[[], Any], _Setter]]:
         "fill_uninitialized_memory": _attribute(torch.utils.deterministic, "fill_uninitialized_memory"),
         "num_threads": (torch.get_num_threads, torch.set_num_threads),
         "default_dtype": (torch.get_default_dtype, torch.set_default_dtype),
-        "default_device": (torch.get_default_device, torch.set_default_device),
+        "default_device": (_default_device, torch.set_default_device),
+        "flush_denormal": (_flushes_denormals, torch.set_flush_denormal),
         "float32_matmul_precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
         "grad_enabled": (torch.is_grad_enabled, _set_grad_enabled),
         "inference_mode": (torch.is_inference_mode_enabled, _cannot_set),
         "autocast_cpu": _autocast("cpu"),
         "autocast_cuda": _autocast("cuda"),
+        "autocast_cpu_dtype": _autocast_dtype("cpu"),
+        "autocast_cuda_dtype": _autocast_dtype("cuda"),
         "cudnn.enabled": _attribute(cudnn, "enabled"),
         "cudnn.deterministic": _attribute(cudnn, "deterministic"),
         "cudnn.benchmark": _attribute(cudnn, "benchmark"),
@@ -59,6 +100,9 @@ def _known_settings() -> dict[str, tuple[Callable[[], Any], _Setter]]:
         "cuda.matmul.allow_tf32": _attribute(cuda.matmul, "allow_tf32"),
         "mkldnn.deterministic": _attribute(mkldnn, "deterministic"),
         "mkldnn.enabled": _attribute(mkldnn, "enabled"),
+        "cuda.matmul.fp16_reduction": _attribute(cuda.matmul, "allow_fp16_reduced_precision_reduction"),
+        "cuda.matmul.bf16_reduction": _attribute(cuda.matmul, "allow_bf16_reduced_precision_reduction"),
+        "sdp.cudnn": (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
         "sdp.flash": (cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
         "sdp.mem_efficient": (cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
         "sdp.math": (cuda.math_sdp_enabled, cuda.enable_math_sdp),
@@ -67,8 +111,10 @@ def _known_settings() -> dict[str, tuple[Callable[[], Any], _Setter]]:
             cuda.allow_fp16_bf16_reduction_math_sdp,
         ),
         "quantized.engine": _attribute(torch.backends.quantized, "engine"),
+        "opt_einsum.enabled": _attribute(torch.backends.opt_einsum, "enabled"),
+        "opt_einsum.strategy": _attribute(torch.backends.opt_einsum, "strategy"),
     }
-    return settings
+    return settings | {f"{path}.fp32_precision": _precision(path) for path in _PRECISIONS}
 
 
 def _cannot_set(_value: Any) -> None:
@@ -87,6 +133,18 @@ def settings() -> dict[str, str]:
     return found
 
 
+def _put_back(get: Callable[[], Any], put: _Setter, value: Any) -> None:
+    """Set what is not as it was. Where a body mixed torch's older and newer names for the precision of matmuls, reading
+    raises until all are put back; nothing of that may keep the other settings from it."""
+    try:
+        if get() == value:
+            return
+    except (AttributeError, RuntimeError):
+        pass
+    with suppress(AttributeError, RuntimeError):
+        put(value)
+
+
 @contextmanager
 def preserved() -> Iterator[None]:
     """Put torch's global settings, and the environment variables that hashbench sets, back on leaving."""
@@ -101,10 +159,9 @@ def preserved() -> Iterator[None]:
     try:
         yield
     finally:
-        for name, value in before.items():
-            get, put = known[name]
-            if get() != value:
-                put(value)
+        for _ in range(2):  # some setters of torch also change what another one set
+            for name, value in before.items():
+                _put_back(*known[name], value)
         if workspace is None:
             os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
         else:

@@ -36,8 +36,8 @@ _hash = xxhash.xxh3_64_intdigest
 class _BufferTypes(dict[int, Callable[[int], Any]]):
     """By size in bytes: the function from an address to a buffer of that size.
 
-    ctypes itself keeps the type ``c_char * size`` only while somebody uses it: the garbage collector takes it away between
-    two calls, and making it anew costs 10 µs.
+    ctypes itself keeps the type ``c_char * size`` only while somebody uses it: the garbage collector takes it away
+    between two calls, and making it anew costs 10 µs.
     """
 
     MOST = 4096  # a type is about 1 KB; models with sizes that depend on their data would add to it for ever
@@ -116,20 +116,32 @@ def _hash_strided(tensor: torch.Tensor) -> int:
         return EMPTY
     if not tensor.is_cpu:
         tensor = tensor.detach().cpu()
+    if tensor.is_conj() or tensor.is_neg():  # views whose bytes are those of the tensor they conjugate or negate
+        tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.is_contiguous() or is_dense(tensor):
         return hash_memory(tensor.data_ptr(), tensor.nbytes)
-    packed = tensor.detach().contiguous()
+    packed = _without_repetition(tensor.detach()).contiguous()
     return hash_memory(packed.data_ptr(), packed.nbytes)
+
+
+def _without_repetition(tensor: torch.Tensor) -> torch.Tensor:
+    """One of each row that an expanded tensor shows many times: its shape and stride say the rest."""
+    shape = [1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    return tensor.as_strided(shape, tensor.stride())
 
 
 def _hash_quantized(tensor: torch.Tensor) -> int:
     parameters: tuple[Any, ...]
-    if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+    try:
+        scheme = tensor.qscheme()
+    except RuntimeError:  # allocated without quantization parameters: there are only bytes
+        return hash_memory(tensor.data_ptr(), tensor.untyped_storage().nbytes())
+    if scheme in (torch.per_tensor_affine, torch.per_tensor_symmetric):
         parameters = (tensor.q_scale(), tensor.q_zero_point())
     else:
         scales, zero_points = tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()
         parameters = (tensor.q_per_channel_axis(), _hash_strided(scales), _hash_strided(zero_points))
-    return _hash(repr((_hash_strided(tensor.int_repr()), tensor.qscheme(), parameters)).encode())
+    return _hash(repr((_hash_strided(tensor.int_repr()), scheme, parameters)).encode())
 
 
 def _sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from hashbench.alignment import align
 from hashbench.coverage import Coverage
@@ -105,11 +106,20 @@ class _Judgement:
         self.lone_scalars: list[str] = []
         self.lone_draws: dict[tuple[bool, str], str] = {}
         self.shifted_by = ""
-        self.coverage_a, self.coverage_b = Coverage(first), Coverage(second)
         self._map_nodes()
         self._judge_leaves()
         for node in self.records:
             self._judge_record(node)
+
+    @cached_property
+    def coverage_a(self) -> Coverage:
+        """Needed only where something differs."""
+        return Coverage(self.first)
+
+    @cached_property
+    def coverage_b(self) -> Coverage:
+        """The same of the second run; needed only where ops differ too."""
+        return Coverage(self.second)
 
     # ----------------------------------------------------------------------------------------------- nodes
 
@@ -314,7 +324,7 @@ class _Judgement:
             return None
         reads_its_target = a.op.startswith("aten.") and _name(a).endswith("_") and _name(a) not in _OVERWRITING
         for ref in a.inputs:
-            is_read = reads_its_target and ref.argument[:1].isdigit() if ref.written else not self.hashed
+            is_read = reads_its_target if ref.written else not self.hashed
             memory = self._unwritten_memory(ref.source) if is_read else None
             if memory is not None:
                 return memory
@@ -356,7 +366,8 @@ class _Judgement:
             reached |= self._slice(
                 [*self.scalars, *self.lone_scalars]
             )  # a scalar reaches the results also by choosing what is run
-        benign = tuple(node for node in self.records if node in self.differs - reached and self._wrote(node))
+        idle = self.differs - reached
+        benign = tuple(node for node in self.records if node in idle and self._wrote(node))
         return Verdict(tuple(differing), None if chosen is None else self._divergence(chosen), benign)
 
     def _wrote(self, node: str) -> bool:

@@ -27,6 +27,13 @@ _VARIABLES = re.compile(
 )
 _LIBRARIES = {"oneDNN": r"MKL-DNN v([\d.]+)", "MKL": r"Math Kernel Library Version ([\d.\w-]+)", "NNPACK": r"(NNPACK)"}
 _SECONDS = 120.0
+# With -P, so that a folder called torch where the user happens to stand is not taken for torch.
+_COLLECTOR = """
+import sys
+sys.path.append(sys.argv[1])
+from hashbench.environment import main
+sys.exit(main(sys.argv[2]))
+"""
 
 
 def collect(device: str = "cpu") -> dict[str, Any]:
@@ -45,7 +52,7 @@ def collect(device: str = "cpu") -> dict[str, Any]:
         "packages": _packages(),
         "torch": {
             "git": torch.version.git_version,
-                        "cuda_build": torch.version.cuda,
+            "cuda_build": torch.version.cuda,
             "hip_build": getattr(torch.version, "hip", None),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
             "threading": _first_line(torch.__config__.parallel_info(), "ATen parallel backend"),
@@ -65,7 +72,8 @@ def collect_in_child(*, device: str, variables: Mapping[str, str]) -> dict[str, 
     Raises:
         HashbenchError: there is no such device, or torch cannot be imported.
     """
-    command = [sys.executable, "-m", "hashbench.environment", device]
+    package_parent = str(Path(__file__).resolve().parents[1])
+    command = [sys.executable, "-P", "-c", _COLLECTOR, package_parent, device]
     environment = {**variables, **os.environ}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, env=environment, check=False)
@@ -164,7 +172,8 @@ def _key(found: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def _main(device: str) -> int:
+def main(device: str) -> int:
+    """Print the fingerprint, or the error, as JSON; returns the exit code."""
     try:
         print(json.dumps(collect(device)))
     except HashbenchError as error:
@@ -174,4 +183,4 @@ def _main(device: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_main(sys.argv[1] if len(sys.argv) > 1 else "cpu"))
+    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else "cpu"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -13,6 +14,9 @@ from hashbench.digest import hash_memory
 
 _HERE = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
+_ZOO = str(Path(__file__).parent / "models")
+_STANDARD = sysconfig.get_path("stdlib")
+_INSTALLED = sysconfig.get_path("purelib")
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
@@ -25,7 +29,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def named_tensors(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """All tensors in nested lists, tuples, mappings and dataclass-like outputs, with their place such as ``0.boxes``."""
+    """All tensors in nested lists, tuples, mappings and dataclass-like outputs, with their place (``0.boxes``)."""
     if isinstance(value, torch.Tensor):
         yield path, value
     elif isinstance(value, Mapping):
@@ -63,15 +67,23 @@ def _default_generator(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.
     if device.type == "cpu":
         return torch.default_generator
     generators = getattr(getattr(torch, device.type, None), "default_generators", ())
+    if not generators:  # meta, and devices without random numbers of their own
+        return torch.default_generator
     index = device.index if device.index is not None else torch.accelerator.current_device_index()
     return generators[index] if index < len(generators) else torch.default_generator
 
 
 def caller_line(frame: FrameType | None) -> str:
-    """``file:line function`` of the nearest caller outside torch and hashbench; empty in autograd's threads."""
+    """``file:line function`` of the nearest caller outside torch, hashbench and Python's own library; empty where
+    there is none, as in autograd's threads."""
     while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((_TORCH, _HERE, "<")):
-            return f"{Path(name).name}:{frame.f_lineno} {frame.f_code.co_name}"
+        if _is_users(frame.f_code.co_filename):
+            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"
         frame = frame.f_back
     return ""
+
+
+def _is_users(file: str) -> bool:
+    if file.startswith((_INSTALLED, _HERE)):  # torchvision's code is the model's, and so is an installed zoo
+        return file.startswith(_ZOO) or not file.startswith((_TORCH, _HERE))
+    return not file.startswith((_STANDARD, _TORCH, "<"))

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hashbench.digest import components
+from hashbench.digest import components, is_dense
 
 Mark = tuple[object, int, Any]
 
@@ -68,9 +68,14 @@ def offset(tensor: torch.Tensor) -> int:
 
 
 def covers_storage(tensor: torch.Tensor) -> bool:
-    """Whether the tensor shows every byte of its storage (or has none)."""
+    """Whether the tensor shows every byte of its storage (or has none). An expanded one may be larger and show less."""
     storage = _storage(tensor)
-    return storage is None or tensor.nbytes >= storage.nbytes()
+    return storage is None or (tensor.nbytes >= storage.nbytes() and is_dense(tensor))
+
+
+def whole_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """All bytes of the tensor's storage, as a flat tensor that shares it."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:

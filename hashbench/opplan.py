@@ -45,8 +45,8 @@ class OpPlan:
     ``running_statistics`` are positions that batch and instance norm write when their ``training`` argument (at ``training``)
     is true: the schema of ``native_batch_norm`` and its relatives omits that mutation. ``fresh``: no output shares
     memory with an argument, as far as the schema says. ``traced`` is false for ops without any tensor, such as the
-    profiler's marks. ``leading``: the positions of the tensor arguments, where those are plain tensors that come before all
-    other arguments; ``None`` where each argument must be looked at.
+    profiler's marks. ``leading``: the positions of the tensor arguments, where those are plain tensors that come
+    before all other arguments; ``None`` where each argument must be looked at.
     """
 
     name: str

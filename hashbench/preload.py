@@ -18,8 +18,8 @@ for _name in MODULES:
     with contextlib.suppress(Exception):
         importlib.import_module(_name)
 
-# The 500 000 objects of these modules live as long as the workers do. Frozen, they are neither searched by the collector
-# (0.2 s a time) nor copied by the pages that it would touch in every worker.
+# The 500 000 objects of these modules live as long as the workers do. Frozen, they are neither searched by the
+# collector (0.2 s a time) nor copied with the pages that it would touch in every worker.
 gc.collect()
 gc.freeze()
 # What is frozen when the server ends counts as leaked: triton's bindings would print a page about it.

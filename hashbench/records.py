@@ -250,8 +250,8 @@ class Divergence:
     results*.
 
     ``origin`` is one of :data:`ORIGINS`. ``node`` is the id of the record or leaf (``setting:<name>`` for settings).
-    ``kernel`` is the op's name (for a leaf: the first op that read it). ``op_index`` counts records from 0 in the first run.
-    ``first`` and ``second`` say in words what the two runs had there.
+    ``kernel`` is the op's name (for a leaf: the first op that read it). ``op_index`` counts records of the first run
+    from 0. ``first`` and ``second`` say in words what the two runs had there.
     """
 
     origin: str

@@ -1,13 +1,14 @@
 """What a run leaves to be compared: collecting it, and comparing two runs bit by bit.
 
-Results are a flat mapping from a name to a tensor or a plain Python value: ``output.0.<place>`` and ``loss.0`` for every
-iteration, ``grad.<parameter>``, ``input_grad.<place>``, ``parameter.<name>``, ``buffer.<name>`` and
+Results are a flat mapping from a name to a tensor or a plain Python value: ``output.0.<place>`` and ``loss.0`` for
+every iteration, ``grad.<parameter>``, ``input_grad.<place>``, ``parameter.<name>``, ``buffer.<name>`` and
 ``optimizer.<parameter>.<state>`` after the last one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,15 +43,18 @@ def flatten(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     """The comparable leaves of a model's output, with their names.
 
     Knows tensors, NumPy arrays, plain Python values, lists, tuples, sets of plain values, mappings, dataclasses and
-    objects of ``transformers``' ``ModelOutput`` kind (which are mappings).
+    objects of ``transformers``' ``ModelOutput`` kind (which are mappings). An empty container is a leaf: a run that
+    found nothing must not look like one that was not asked.
 
     Raises:
         NotComparableError: a value of any other type.
     """
-    if isinstance(value, torch.Tensor) or isinstance(value, _PLAIN):
+    if isinstance(value, (torch.Tensor, *_PLAIN)):
         yield name, value
     elif isinstance(value, (np.ndarray, np.generic)):
-        yield name, torch.from_numpy(np.ascontiguousarray(value))
+        yield name, _from_numpy(value, name)
+    elif isinstance(value, (Mapping, list, tuple)) and not value:
+        yield name, f"empty {type(value).__name__}"
     elif isinstance(value, Mapping):
         for key, item in value.items():
             yield from flatten(item, f"{name}.{key}")
@@ -59,11 +63,19 @@ def flatten(value: Any, name: str) -> Iterator[tuple[str, Any]]:
             yield from flatten(item, f"{name}.{index}")
     elif isinstance(value, (set, frozenset)) and all(isinstance(item, _PLAIN) for item in value):
         yield name, repr(sorted(value, key=repr))
-    elif hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
-        for field in value.__dataclass_fields__:
-            yield from flatten(getattr(value, field), f"{name}.{field}")
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from flatten(getattr(value, field.name), f"{name}.{field.name}")
     else:
         raise NotComparableError(f"{name} is a {type(value).__module__}.{type(value).__qualname__}")
+
+
+def _from_numpy(value: Any, name: str) -> torch.Tensor:
+    array = np.array(value, order="C")
+    try:
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+    except TypeError:
+        raise NotComparableError(f"{name} is a NumPy array of {array.dtype}") from None
 
 
 def state_results(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[str, Any]]:
@@ -81,19 +93,22 @@ def state_results(model: torch.nn.Module, optimizer: torch.optim.Optimizer | Non
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         for place, parameter in enumerate(parameters):
             owner = names.get(id(parameter), str(place))
-            yield from flatten(dict(optimizer.state.get(parameter, {})), f"optimizer.{owner}")
+            state = dict(optimizer.state.get(parameter, {}))
+            if state:
+                yield from flatten(state, f"optimizer.{owner}")
 
 
-def compare(first: Results, second: Results) -> Difference | None:
+def compare(first: Results, second: Results, *, known: Collection[str] = ()) -> Difference | None:
     """The difference between two runs' results, bit by bit; ``None`` where there is none. A gradient or an optimizer
-    state that only one run has is a difference.
+    state that only one run has is a difference. ``known`` names results that are known to have differed when they were
+    noted, whatever a tensor that both runs share holds by now.
 
     Raises:
         NotComparableError: the runs have outputs of other names or types.
     """
     _check_structure(first, second)
     every = [*first, *(name for name in second if name not in first)]
-    names = tuple(name for name in every if not bitwise_equal(first.get(name), second.get(name)))
+    names = tuple(name for name in every if name in known or not bitwise_equal(first.get(name), second.get(name)))
     return _measure(names, first, second) if names else None
 
 
@@ -103,12 +118,24 @@ def bitwise_equal(first: Any, second: Any) -> bool:
         return type(first) is type(second) and repr(first) == repr(second)
     if first.dtype != second.dtype or first.layout != second.layout or first.device != second.device:
         return False
+    first, second = _resolved(first), _resolved(second)
     one, two = digest(first), digest(second)
     if one == two:
         return True
     if one.shape != two.shape or one.stride == two.stride:
         return False
-    return digest(first.detach().contiguous()).value == digest(second.detach().contiguous()).value
+    return logical_value(first) == logical_value(second)
+
+
+def logical_value(tensor: torch.Tensor) -> str:
+    """The value of the digest of a tensor in logical order: the same for every stride."""
+    tensor = _resolved(tensor)
+    return digest(tensor.contiguous() if tensor.layout is torch.strided else tensor).value
+
+
+def _resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """Without the conjugate and negative bits, which change what memory means."""
+    return tensor.detach().resolve_conj().resolve_neg()
 
 
 _OPTIONAL = ("grad.", "input_grad.", "optimizer.")
@@ -127,72 +154,89 @@ def _check_structure(first: Results, second: Results) -> None:
 
 
 def _measure(names: tuple[str, ...], first: Results, second: Results) -> Difference:
-    elements, kinds = 0, set[str]()
-    largest: float | None = None
-    ulps: float | None = None
-    for name in names:
-        a, b = first.get(name), second.get(name)
-        if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or not _same_form(a, b):
-            kinds.add("value")
-            continue
-        part = _measure_tensors(_plain(a), _plain(b))
-        elements += part.elements or 0
-        largest = _larger(largest, part.max_abs)
-        ulps = _larger(ulps, part.max_ulp)
-        kinds.add(part.representation)
-    representation = ", ".join(sorted(kinds)) if "value" not in kinds else ""
-    return Difference(names, elements or None, largest, None if ulps is None else int(ulps), representation)
+    parts = [_measure_one(first.get(name), second.get(name)) for name in names]
+    kinds = {kind for part in parts for kind in part.representation.split(", ")}
+    return Difference(
+        names,
+        sum(part.elements or 0 for part in parts) or None,
+        max((part.max_abs for part in parts if part.max_abs is not None), default=None),
+        max((part.max_ulp for part in parts if part.max_ulp is not None), default=None),
+        ", ".join(sorted(kinds)) if _VALUE not in kinds else "",
+    )
+
+
+_VALUE = "value"
+"""The kind of a difference that is more than one of representation."""
+
+
+def _measure_one(a: Any, b: Any) -> Difference:
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or not _same_form(a, b):
+        return Difference((), representation=_VALUE)
+    a, b = _plain(a), _plain(b)
+    differs = _bits(a) != _bits(b)
+    count = int(differs.any(dim=1).sum())
+    if not count:  # quantized tensors of equal values and other parameters
+        return Difference((), representation=_VALUE)
+    a_bits, b_bits = _bits(a)[differs], _bits(b)[differs]
+    if not a.dtype.is_floating_point:
+        return Difference(
+            (), count, float(_distance(_integers(a_bits, a.dtype), _integers(b_bits, a.dtype))), None, _VALUE
+        )
+    try:
+        return _measure_floats(a_bits.view(a.dtype), b_bits.view(b.dtype), elements=count)
+    except NotImplementedError:  # packed formats such as float4, which torch cannot convert
+        return Difference((), count, representation=_VALUE)
 
 
 def _same_form(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and a.layout == b.layout == torch.strided
+    if a.is_nested or b.is_nested or a.layout is not torch.strided or b.layout is not torch.strided:
+        return False
+    return a.shape == b.shape and a.dtype == b.dtype
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    tensor = tensor.detach().cpu()
-    tensor = tensor.int_repr() if tensor.is_quantized else tensor.resolve_conj().resolve_neg()
-    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).contiguous()
+    """On the host, one row for each element: its real and imaginary part, else itself. Quantized tensors by value."""
+    tensor = _resolved(tensor).cpu()
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    return torch.view_as_real(tensor).reshape(-1, 2) if tensor.is_complex() else tensor.reshape(-1, 1)
 
 
-def _measure_tensors(a: torch.Tensor, b: torch.Tensor) -> Difference:
-    a, b = a.reshape(-1), b.reshape(-1)
-    if a.itemsize == 1 and a.dtype.is_floating_point:
-        a_bits, b_bits = a.view(torch.uint8), b.view(torch.uint8)
-        a, b = a.float(), b.float()
-    else:
-        bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.itemsize]
-        a_bits, b_bits = a.view(bits), b.view(bits)
-    differs = a_bits != b_bits
-    a, b, a_bits, b_bits = a[differs], b[differs], a_bits[differs], b_bits[differs]
-    count = int(differs.sum())
-    if not a.dtype.is_floating_point:
-        gap = (a.double() - b.double()).abs().max() if count else torch.tensor(0.0)
-        return Difference((), count, float(gap), None, "value")
-    nan = a.isnan() & b.isnan()
-    zero = (a == 0) & (b == 0)
-    other = ~(nan | zero)
-    kinds = [
-        kind for kind, found in (("NaN payload", nan), ("sign of zero", zero), ("value", other)) if bool(found.any())
-    ]
-    if kinds[-1:] != ["value"]:
-        return Difference((), count, 0.0, 0, ", ".join(kinds))
-    finite = other & a.isfinite() & b.isfinite()
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize])
+
+
+def _measure_floats(a: torch.Tensor, b: torch.Tensor, *, elements: int) -> Difference:
+    """``a`` and ``b`` are flat, and their bits differ everywhere."""
+    a_value, b_value = a.double(), b.double()
+    nan = a_value.isnan() & b_value.isnan()
+    zero = (a_value == 0) & (b_value == 0)
+    if bool((nan | zero).all()):
+        kinds = [kind for kind, found in (("NaN payload", nan), ("sign of zero", zero)) if bool(found.any())]
+        return Difference((), elements, 0.0, 0, ", ".join(kinds))
+    finite = ~(nan | zero) & a_value.isfinite() & b_value.isfinite()
     if not bool(finite.any()):
-        return Difference((), count, None, None, "value")
-    gap = (a[finite].double() - b[finite].double()).abs().max()
-    ulp = (
-        int((_ordered(a_bits[finite]) - _ordered(b_bits[finite])).abs().max()) if a_bits.dtype != torch.uint8 else None
-    )
-    return Difference((), count, float(gap), ulp, "value")
+        return Difference((), elements, representation=_VALUE)
+    gap = (a_value - b_value)[finite].abs().max()
+    return Difference((), elements, float(gap), _distance(_ordered(a)[finite], _ordered(b)[finite]), _VALUE)
 
 
-def _ordered(bits: torch.Tensor) -> torch.Tensor:
-    """Floating-point bit patterns as integers in the order of their values, so that a difference counts ULPs."""
+def _ordered(tensor: torch.Tensor) -> torch.Tensor:
+    """Floating-point numbers as integers in the order of their values, so that a difference counts ULPs."""
+    bits = _bits(tensor)
     wide = bits.to(torch.int64)
-    lowest = torch.iinfo(bits.dtype).min
-    return torch.where(wide < 0, lowest - wide, wide)
+    if tensor.dtype is torch.float8_e8m0fnu:  # has no sign
+        return wide & 0xFF
+    return torch.where(wide < 0, torch.iinfo(bits.dtype).min - wide, wide)
 
 
-def _larger(left: float | None, right: float | None) -> float | None:
-    values = [value for value in (left, right) if value is not None]
-    return max(values, default=None)
+def _integers(bits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Integers of ``dtype``, given by their bits, as ``int64``; those of ``uint64`` shifted down to fit."""
+    if dtype is torch.uint64:
+        return bits ^ torch.iinfo(torch.int64).min
+    return bits.view(dtype).to(torch.int64)
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor) -> int:
+    """The largest distance of two tensors of ``int64``, exact: the difference, which wraps around, is below 2**64."""
+    return int((torch.maximum(a, b) - torch.minimum(a, b)).numpy().view(np.uint64).max())

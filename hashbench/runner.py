@@ -1,8 +1,8 @@
 """``BenchmarkRunner``: one model, from its data to its row.
 
-The order of steps is that of ``check_accuracy`` in PyTorch's ``benchmarks/dynamo``, and so are the names of the methods that a
-subclass may override. It runs a model at least twice from the same reset state under a trace; where two runs
-disagree, the first divergent record says where that began. What happens to a model never ends a sweep: failures
+The order of steps is that of ``check_accuracy`` in PyTorch's ``benchmarks/dynamo``, and so are the names of the
+methods that a subclass may override. It runs a model at least twice from the same reset state under a trace; where two
+runs disagree, the first divergent record says where that began. What happens to a model never ends a sweep: failures
 are values (:class:`~hashbench.records.Failure`) and become rows.
 """
 
@@ -17,7 +17,7 @@ import resource
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,21 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from hashbench import divergence, results, suites, tracefile
+from hashbench import divergence, formulas, results, suites, tracefile
 from hashbench.determinism import deterministic_settings, preserved, preserved_rng, reset_rng_state, settings
 from hashbench.inspection import named_tensors
-from hashbench.records import Divergence, Failure, ModelSpec, Row, RunOptions, Trace, Verdict
+from hashbench.marks import storage_key
+from hashbench.records import (
+    Divergence,
+    Failure,
+    ModelSpec,
+    Result,
+    Row,
+    RunOptions,
+    Trace,
+    Verdict,
+    contiguous_stride,
+)
 from hashbench.results_folder import file_key
 from hashbench.tracing import HashDebugTrace
 from hashbench.workload import Workload
@@ -39,7 +50,10 @@ DEFAULT_ITERATIONS = 2
 CONFIRMING_PAIRS = 3
 """How often a difference is looked for again with inputs hashed before it is called rare."""
 
-_REFUSED = re.compile(r"does not have a deterministic implementation|deterministic.*CUBLAS_WORKSPACE_CONFIG", re.DOTALL)
+_REFUSED = re.compile(
+    r"(?P<kernel>[^\n]*?) does not have a deterministic implementation|deterministic.*CUBLAS_WORKSPACE_CONFIG",
+    re.DOTALL,
+)
 _NO_MEMORY = re.compile(r"can't allocate memory|out of memory|not enough memory", re.IGNORECASE)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -98,27 +112,29 @@ class BenchmarkRunner:
         """Load a model, check it, keep its traces, and describe it all in one row. Settings and random state of the
         caller are restored."""
         started = time.perf_counter()
-        with preserved_rng(), deterministic_settings(self._level(spec), threads=self.options.threads):
-            outcome, workload = self._load_and_check(spec)
+        level = self.options.deterministic or spec.deterministic or "on"
+        with preserved_rng():
+            outcome, workload = self._load_and_check(spec, level)
+            refused = _refused_op(outcome)
+            if refused and outcome.deterministic == "on":
+                outcome, workload = self._load_and_check(spec, "warn")
+                outcome = replace(outcome, nondeterministic_op=refused)
         kept = self._keep_traces(spec, outcome)
         return self._row(spec, workload, outcome, traces=kept, seconds=time.perf_counter() - started)
 
-    def _load_and_check(self, spec: ModelSpec) -> tuple[Outcome, Workload | None]:
-        level = self._level(spec)
-        try:
-            workload = self.load_model(spec)
-        except Exception as error:
-            log.exception("loading %s failed", spec.name)
-            return Outcome("model_fail_to_load", level, failure=_failure(error)), None
-        try:
-            workload = self.prepare(workload)
-        except Exception as error:
-            log.exception("preparing %s failed", spec.name)
-            return Outcome("eager_fail_to_run", level, failure=_failure(error)), workload
-        return self.check_accuracy(workload, deterministic=level, optimizer=spec.optimizer), workload
-
-    def _level(self, spec: ModelSpec) -> str:
-        return self.options.deterministic or spec.deterministic or "on"
+    def _load_and_check(self, spec: ModelSpec, level: str) -> tuple[Outcome, Workload | None]:
+        with deterministic_settings(level, threads=self.options.threads):
+            try:
+                workload = self.load_model(spec)
+            except Exception as error:
+                log.exception("loading %s failed", spec.name)
+                return Outcome("model_fail_to_load", level, failure=_failure(error)), None
+            try:
+                workload = self.prepare(workload)
+            except Exception as error:
+                log.exception("preparing %s failed", spec.name)
+                return Outcome("eager_fail_to_run", level, failure=_failure(error)), workload
+            return self.check_accuracy(workload, deterministic=level, optimizer=spec.optimizer), workload
 
     def load_model(self, spec: ModelSpec) -> Workload:
         """Build the model and its inputs from the seed."""
@@ -128,7 +144,7 @@ class BenchmarkRunner:
         return replace(workload, iterations=iterations)
 
     def prepare(self, workload: Workload) -> Workload:
-        """Mode, device and dtype: ``train()``/``eval()``, ``to(device)``, and the casts that ``--bfloat16`` and so on ask for."""
+        """Mode, device and dtype: ``train()`` or ``eval()``, ``to(device)``, and the casts that flags ask for."""
         module = workload.module.train(self.training).to(self.device)
         dtype = _DTYPES.get(self.options.dtype)
         if dtype is not None:
@@ -140,12 +156,12 @@ class BenchmarkRunner:
     def check_accuracy(self, workload: Workload, *, deterministic: str = "on", optimizer: str = "") -> Outcome:
         """Run the model ``options.runs`` times and compare every run with the first.
 
-        An op that has no deterministic implementation does not end it: the runs are repeated with ``warn`` in force, and
-        the outcome names the op.
+        An op that has no deterministic implementation does not end it: the runs are repeated with ``warn`` in force,
+        and the outcome names the op.
         """
         with deterministic_settings(deterministic, threads=self.options.threads), self.pick_grad():
             outcome = self._check(workload, deterministic, optimizer)
-        refused = outcome.failure.nondeterministic_op if outcome.failure is not None else ""
+        refused = _refused_op(outcome)
         if not refused or deterministic != "on":
             return outcome
         again = self.check_accuracy(workload, deterministic="warn", optimizer=optimizer)
@@ -156,6 +172,7 @@ class BenchmarkRunner:
         if isinstance(first, Failure):
             return Outcome(_failed_status(first, number=1), level, failure=first)
         outcome = Outcome("pass", level, runs=1, settings_changed=first.settings_changed, ops=_ops(first))
+        outcome = replace(outcome, perturbed_ops=_perturbed_ops(first))
         fingerprints = {_fingerprint(first)}
         for number in range(2, max(2, self.options.runs) + 1):
             other = self._attempt(workload, optimizer)
@@ -164,7 +181,7 @@ class BenchmarkRunner:
             fingerprints.add(_fingerprint(other))
             outcome = self._compare(outcome, first, other, number)
         outcome = replace(outcome, distinct=len(fingerprints))
-        del first
+        del first, other
         if outcome.accuracy == "eager_two_runs_differ":
             outcome = self._confirm(workload, outcome, optimizer)
         if self.options.untraced_pair:
@@ -178,7 +195,7 @@ class BenchmarkRunner:
         if outcome.accuracy != "pass" or first.trace is None or other.trace is None:
             return outcome
         try:
-            difference = results.compare(first.results, other.results)
+            difference = _difference(first, other)
         except results.NotComparableError as error:
             verdict = divergence.find(first.trace, other.trace)
             failure = Failure(f"the results of two runs cannot be compared: {error}")
@@ -208,21 +225,26 @@ class BenchmarkRunner:
     def _confirm(self, workload: Workload, outcome: Outcome, optimizer: str) -> Outcome:
         """The diagnosis pass: pairs with every input hashed around every op, which shows what bypassed the dispatcher.
 
-        Its verdict replaces the plain one, since it can tell a kernel from memory that was changed under it.
+        Its verdict replaces a plain one that blames a kernel, since it can tell a kernel from memory that was changed
+        under it. Any other plain verdict rests on what both runs show directly, and on the first run of the process,
+        which is special where a state survives: it stays.
         """
         for number in range(1, CONFIRMING_PAIRS + 1):
             first, second = (self._attempt(workload, optimizer, diagnosing=True) for _ in range(2))
             if isinstance(first, Failure) or isinstance(second, Failure) or first.trace is None or second.trace is None:
                 return replace(outcome, confirmed="no: a further run failed")
             try:
-                difference = results.compare(first.results, second.results)
-            except results.NotComparableError:
-                continue
+                difference = _difference(first, second)
+            except results.NotComparableError as error:
+                return replace(outcome, confirmed=f"yes, in another way: {error}")
             if difference is None:
                 continue
             verdict = divergence.find(first.trace, second.trace, differing=difference.names)
             traces = (first.trace, second.trace)
             confirmed = _confirmation(outcome.verdict, verdict, pairs=number)
+            plain = outcome.verdict.divergence if outcome.verdict is not None else None
+            if plain is not None and plain.origin != "kernel" and not _same_place(plain, verdict.divergence):
+                return replace(outcome, confirmed=confirmed)
             return replace(outcome, verdict=verdict, confirmed=confirmed, benign=verdict.benign, traces=traces)
         return replace(outcome, confirmed=f"no: {CONFIRMING_PAIRS} further pairs agreed")
 
@@ -239,8 +261,9 @@ class BenchmarkRunner:
         outcome = replace(outcome, untraced="agree" if difference is None else "differ")
         if difference is not None and outcome.accuracy == "pass":
             return replace(outcome, accuracy="eager_two_runs_differ", difference=difference, cause="masked_by_tracing")
-        if difference is None and by_tracing is not None and traced.trace is not None:
-            return replace(outcome, perturbed_ops=_mode_dependent(traced.trace))
+        if difference is None and by_tracing is not None:
+            known = outcome.perturbed_ops or "unknown"
+            return replace(outcome, perturbed_ops=f"{known} (results differ from those of an untraced run)")
         return outcome
 
     # ------------------------------------------------------------------------------------------------ one run
@@ -289,8 +312,9 @@ class BenchmarkRunner:
     def init_optimizer(
         self, workload: Workload, model: torch.nn.Module, name: str = ""
     ) -> torch.optim.Optimizer | None:
-        """The optimizer of one run: the workload's own, else Adam with ``lr=0.01`` as in dynamo (``sgd`` where the zoo's
-        data ask for it); ``None`` in inference and for models without parameters to train. On the CPU too, unlike dynamo."""
+        """The optimizer of one run: the workload's own, else Adam with ``lr=0.01`` as in dynamo (``sgd`` where the
+        zoo's data ask for it); ``None`` in inference and for models without parameters to train. On the CPU too,
+        unlike dynamo."""
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not self.training or not parameters:
             return None
@@ -320,22 +344,23 @@ class BenchmarkRunner:
                     with _disable_current_modes(), torch.no_grad():
                         _note(found, trace, f"{kind}.{iteration}{place}", value, copied=True)
         if self.training:
+            shared = _share_memory(workload.module, model)
             for name, value in results.state_results(model, optimizer):
-                _note(found, trace, name, value, copied=False)
+                _note(found, trace, name, value, copied=shared)
         return found
 
     def forward_pass(
         self,
-        workload: Workload,
+        workload: Workload,  # noqa: ARG002 – takes what forward_and_backward_pass takes
         model: torch.nn.Module,
         inputs: Any,
-        optimizer: torch.optim.Optimizer | None,
-        trace: HashDebugTrace | None,
+        optimizer: torch.optim.Optimizer | None,  # noqa: ARG002
+        trace: HashDebugTrace | None,  # noqa: ARG002
     ) -> list[tuple[tuple[str, str], Any]]:
         """One step of inference: the outputs."""
         with self.autocast():
             output = call(model, inputs)
-        return [(("output", name), value) for name, value in results.flatten(output, "")]
+        return _named_outputs(output)
 
     def forward_and_backward_pass(
         self,
@@ -345,7 +370,7 @@ class BenchmarkRunner:
         optimizer: torch.optim.Optimizer | None,
         trace: HashDebugTrace | None,
     ) -> list[tuple[tuple[str, str], Any]]:
-        """One step of training on a fresh clone of the inputs: outputs, loss, and gradients of inputs that require one."""
+        """One step of training on a fresh clone of the inputs: outputs, loss, gradients of inputs that require one."""
         with _disable_current_modes():
             inputs = clone_inputs(inputs)
             if trace is not None:
@@ -357,7 +382,7 @@ class BenchmarkRunner:
         torch.autograd.backward(loss)
         if optimizer is not None:
             optimizer.step()
-        found = [(("output", name), value) for name, value in results.flatten(output, "")]
+        found = _named_outputs(output)
         found.append((("loss", ""), loss))
         found += [
             (("input_grad", f".{path}"), tensor.grad)
@@ -450,7 +475,7 @@ class BenchmarkRunner:
 
 
 def call(model: torch.nn.Module, inputs: Any) -> Any:
-    """Call ``model`` with example inputs: positional for a list or tuple, by name for a mapping, else as one argument."""
+    """Call ``model`` with example inputs: positional for a list or tuple, by name for a mapping, else the one."""
     if isinstance(inputs, Mapping):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, (list, tuple)) else model(inputs)
@@ -462,27 +487,33 @@ def clone_inputs(inputs: Any) -> Any:
 
 
 def _clone(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested and tensor.numel():
-        needed = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        copied = torch.zeros(needed, dtype=tensor.dtype, device=tensor.device).as_strided(tensor.shape, tensor.stride())
-        with torch.no_grad():
-            copied.copy_(tensor)
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    if type(plain) in (torch.Tensor, torch.nn.Parameter) and _has_plain_memory(plain):
+        needed = 1 + sum((size - 1) * stride for size, stride in zip(plain.shape, plain.stride(), strict=True))
+        memory = plain.as_strided((needed,), (1,)).clone()  # overlapping tensors cannot be copied element by element
+        copied = memory.as_strided(plain.shape, plain.stride(), 0)
     else:
-        copied = tensor.detach().clone()
+        copied = plain.clone()
     return copied.requires_grad_(tensor.requires_grad)
 
 
-def _map_tensors(value: Any, change: Any) -> Any:
+def _has_plain_memory(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested and tensor.numel() > 0
+
+
+def _map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A copy of nested containers with other tensors in them; anything that is no container is copied deeply."""
     if isinstance(value, torch.Tensor):
         return change(value)
-    if isinstance(value, Mapping):
-        items = {key: _map_tensors(item, change) for key, item in value.items()}
-        return items if type(value) is dict else type(value)(items)  # type: ignore[call-arg]
+    if isinstance(value, MutableMapping):
+        copied = copy.copy(value)  # a subclass may have a constructor of its own
+        copied.update({key: _map_tensors(item, change) for key, item in value.items()})
+        return copied
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(_map_tensors(item, change) for item in value))
     if isinstance(value, (list, tuple)):
         return type(value)(_map_tensors(item, change) for item in value)
-    return value
+    return copy.deepcopy(value)
 
 
 def mean_of_outputs(output: Any) -> torch.Tensor:
@@ -515,7 +546,8 @@ def _differentiable(output: Any) -> list[torch.Tensor]:
 
 def _no_gradient() -> RuntimeError:
     return RuntimeError(
-        "no output of the model has a gradient, so there is nothing to train. Use --inference or give the Workload a loss."
+        "no output of the model has a gradient, so there is nothing to train. "
+        "Use --inference or give the Workload a loss."
     )
 
 
@@ -526,8 +558,31 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
 # --------------------------------------------------------------------------------------------------- helpers
 
 
+def _named_outputs(output: Any) -> list[tuple[tuple[str, str], Any]]:
+    return [(("output", name.removeprefix("output")), value) for name, value in results.flatten(output, "output")]
+
+
+def _difference(first: Run, second: Run) -> results.Difference | None:
+    """How two traced runs differ. A tensor that both hold (a buffer that survives the deep copy) has changed since the
+    first run noted it, so the digests of that moment count too."""
+    noted = [
+        {} if run.trace is None else {item.name: item.digest for item in run.trace.results} for run in (first, second)
+    ]
+    known = {
+        name
+        for name in noted[0].keys() & noted[1].keys()
+        if noted[0][name] != noted[1][name] and noted[0][name].stride == noted[1][name].stride
+    }
+    return results.compare(first.results, second.results, known=known)
+
+
 def _note(found: dict[str, Any], trace: HashDebugTrace | None, name: str, value: Any, *, copied: bool) -> None:
-    """Keep a result, and note its digest at this moment. An output is copied since a later step may change it."""
+    """Keep a result, and note its digest at this moment. An output is copied since a later step may change it.
+
+    Two results of one name (the keys ``1`` and ``"1"`` of a dict) are both kept.
+    """
+    while name in found:
+        name += "'"
     if trace is not None:
         trace.add_result(name, value)
     if isinstance(value, torch.Tensor):
@@ -535,13 +590,24 @@ def _note(found: dict[str, Any], trace: HashDebugTrace | None, name: str, value:
     found[name] = value
 
 
+def _share_memory(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    """Whether a copy of a model is none, since its class copies itself by hand: the next run would change it."""
+    places = [{storage_key(tensor) for tensor in (*model.parameters(), *model.buffers())} for model in (one, other)]
+    return bool(places[0] & places[1] - {None})
+
+
 def _failure(error: Exception, *, op: str = "") -> Failure:
     text = f"{type(error).__name__}: {error}"
     memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
         isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error)))
     )
-    refused = bool(_REFUSED.search(str(error)))
-    return Failure(text, out_of_memory=memory, op=op, nondeterministic_op=(op or "unknown") if refused else "")
+    refused = _REFUSED.search(str(error))
+    refused_op = "" if refused is None else op or refused["kernel"] or "unknown"
+    return Failure(text, out_of_memory=memory, op=op, nondeterministic_op=refused_op)
+
+
+def _refused_op(outcome: Outcome) -> str:
+    return outcome.failure.nondeterministic_op if outcome.failure is not None else ""
 
 
 def _failed_status(failure: Failure, *, number: int) -> str:
@@ -561,24 +627,36 @@ def _ops(run: Run) -> int | None:
 
 
 def _fingerprint(run: Run) -> int:
+    """Equal for runs whose results are equal bit by bit, whatever their strides."""
     if run.trace is None:
         return 0
-    return hash(tuple((result.name, result.digest) for result in run.trace.results))
+    return hash(tuple((found.name, *_logical(found, run.results[found.name])) for found in run.trace.results))
+
+
+def _logical(result: Result, value: Any) -> tuple[object, ...]:
+    dtype, shape, stride, text = result.digest
+    if isinstance(value, torch.Tensor) and stride != contiguous_stride(shape):
+        text = results.logical_value(value)
+    return dtype, shape, text
 
 
 def _confirmation(plain: Verdict | None, hashed: Verdict, *, pairs: int) -> str:
     old = plain.divergence if plain is not None else None
     new = hashed.divergence
     times = "" if pairs == 1 else f" (in pair {pairs})"
-    if old is None or new is None:
+    if old is None or new is None or _same_place(old, new):
         return f"yes{times}"
-    if (old.origin, old.node) == (new.origin, new.node):
-        return f"yes{times}"
-    return f"yes{times}: with inputs hashed; without, {old.origin} at {old.node}"
+    if old.origin == "kernel":
+        return f"yes{times}: with inputs hashed; without, {old.origin} at {old.node}"
+    return f"differs again{times}, there by {new.origin} at {new.node}"
 
 
-def _mode_dependent(_trace: Trace) -> str:
-    return "results differ from those of an untraced run"
+def _same_place(one: Divergence, other: Divergence | None) -> bool:
+    return other is not None and (one.origin, one.node) == (other.origin, other.node)
+
+
+def _perturbed_ops(run: Run) -> str:
+    return "" if run.trace is None else _a_few(formulas.mode_dependent(run.trace))
 
 
 def _op_names(nodes: Sequence[str]) -> str:
@@ -588,7 +666,7 @@ def _op_names(nodes: Sequence[str]) -> str:
         name = node.rpartition("/")[2].partition("#")[0]
         counts[name] = counts.get(name, 0) + 1
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return _a_few([f"{name} ×{count}" if count > 1 else name for name, count in ordered])
+    return _a_few([f"{name} ×{count}" if count > 1 else name for name, count in ordered])  # noqa: RUF001
 
 
 def _a_few(names: Sequence[str], limit: int = 8) -> str:

@@ -1,7 +1,8 @@
-"""The text form of a trace: one line per record, made for ``diff -u``; written whole or not at all, read with suspicion.
+"""The text form of a trace: a line per record, made for ``diff -u``; written whole or not at all, read with suspicion.
 
 Equal runs give equal files, byte for byte. A changed op changes its own line and the lines of those that read from it,
-because a line shows, beside the name of every writer it reads from, the first digits of what that writer left. Lines in order:
+because a line shows, beside the name of every writer it reads from, the first digits of what that writer left.
+Lines in order:
 
 * ``hashbench-trace`` and the schema version;
 * ``setting``: torch's global settings at a point of the run (all of them first, later only what changed);
@@ -122,7 +123,7 @@ def _body(trace: Trace, notes: Mapping[int, str]) -> Iterator[str]:
             note = f"\t{_NOTE}{_escape(notes[number], spaces=False)}" if number in notes else ""
             yield record_line(record, digits) + note
             if record.outputs:
-                digits[record.id] = _short(record.outputs)
+                digits[record.id] = short_digest(record.outputs)
     for result in trace.results:
         yield "\t".join(["result", _escape(result.name), digest_text(result.digest), _escape(result.source) or "-"])
 
@@ -145,7 +146,8 @@ def _ref_text(ref: Ref, digits: Mapping[str, str]) -> str:
     return f"{ref.argument}={_escape(ref.source)}:{digits.get(ref.source, '-')}{at}{written}{hashed}"
 
 
-def _short(outputs: Sequence[TensorDigest]) -> str:
+def short_digest(outputs: Sequence[TensorDigest]) -> str:
+    """The first digits of what a record left, as the lines of those that read from it show them."""
     if len(outputs) == 1:
         return outputs[0].value[:8] or _BLANK
     return xxhash.xxh3_64_hexdigest("".join(found.value for found in outputs).encode())[:8]

@@ -25,7 +25,11 @@ from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 
 from hashbench import inspection, tracefile
 from hashbench.building import RawLeaf, RawResult, build_trace, plain_digest
@@ -40,10 +44,11 @@ from hashbench.marks import (
     set_mark,
     storage_bytes,
     storage_key,
+    whole_storage,
 )
 from hashbench.modulepaths import ModulePaths
 from hashbench.opplan import OpPlan, Pattern, plan_of
-from hashbench.records import SettingsMark, Trace
+from hashbench.records import HashbenchError, SettingsMark, Trace
 
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _current_autograd_node = torch._C._current_autograd_node
@@ -51,6 +56,9 @@ _get_sequence_nr = torch._C._autograd._get_sequence_nr
 _FRESH, _INPLACE, _VIEW, _SEVERAL = Pattern.FRESH, Pattern.INPLACE, Pattern.VIEW, Pattern.SEVERAL
 
 _PLAIN_TENSORS = frozenset((_Tensor, _Parameter))
+_PLAIN_DTYPES = frozenset(
+    dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype) and not name.startswith("q")
+)
 _PLAIN_TYPES = frozenset(
     (int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 )
@@ -123,6 +131,7 @@ class HashDebugTrace(TorchDispatchMode):
         self._modules = ModulePaths()
         self._plans: dict[int, OpPlan] = {}
         self._optimizing = False
+        self._first_sequence = 0
         self._undo: ExitStack | None = None
         self._finished: Trace | None = None
         with _disable_current_modes(), torch.no_grad():
@@ -134,6 +143,8 @@ class HashDebugTrace(TorchDispatchMode):
     # ----------------------------------------------------------------------------------- entering and leaving
 
     def __enter__(self) -> HashDebugTrace:
+        self._refuse_to_share()
+        self._first_sequence = _get_sequence_nr()
         with ExitStack() as undo:
             undo.enter_context(self._modules.watched())
             undo.callback(register_optimizer_step_pre_hook(lambda *_: self._set_optimizing(True)).remove)
@@ -150,6 +161,20 @@ class HashDebugTrace(TorchDispatchMode):
         self.mark("end")
         if self.log_path is not None:
             self.save(self.log_path)
+
+    def _refuse_to_share(self) -> None:
+        if self._finished is not None:
+            raise HashbenchError(
+                "cannot enter a trace that is finished",
+                consequence="its records are closed, so new ones would be lost",
+                tip="Make a new HashDebugTrace for every run.",
+            )
+        if any(isinstance(mode, HashDebugTrace) for mode in _get_current_dispatch_mode_stack()):
+            raise HashbenchError(
+                "cannot enter a trace inside another",
+                consequence="each would take the other's tensors for its own inputs",
+                tip="Leave the outer trace first, or use one for both.",
+            )
 
     def is_active(self) -> bool:
         """Whether ops are being recorded now."""
@@ -187,26 +212,29 @@ class HashDebugTrace(TorchDispatchMode):
         if not plan.traced:
             return func(*args, **(kwargs or {}))
         number, token = len(self._records), self._token
-        reads: list[Any] = []
+        reads: tuple[Any, ...] = ()  # no list: what a record keeps must be small, cold memory is most of its cost
+        others: Sequence[Any]
+        storage: Any = None
         if plan.leading is None:
-            others: Sequence[Any] = self._read_each(args, reads)
+            reads, others = self._read_each(plan, args)
         else:  # nearly all calls: the schema says where the tensors are, and each bears the mark of its writer
             others = args[len(plan.leading) :]
             for place in plan.leading:
                 value = args[place]
                 try:
-                    owner, node, views = value.untyped_storage()._hashbench_writer
+                    storage = value.untyped_storage()
+                    owner, node, views = storage._hashbench_writer
                     if owner is token and views is None and type(value) in _PLAIN_TENSORS:
                         reads += (place, node, value.storage_offset())
                         continue
                 except (AttributeError, NotImplementedError, RuntimeError):
                     pass  # no tensor, or one without a storage: sparse, nested, opaque
-                reads.clear()
-                others = self._read_each(args, reads)
+                reads, others = self._read_each(plan, args)
                 break
         if kwargs:
-            others = [*others, *self._read_named(kwargs, reads)]
-        else:
+            named_reads, named_others = self._read_named(plan, kwargs)
+            reads, others = reads + named_reads, (*others, *named_others)
+        elif kwargs is None:
             kwargs = {}
         node = _current_autograd_node()
         if node is not None:
@@ -222,21 +250,22 @@ class HashDebugTrace(TorchDispatchMode):
             self.failed_op = plan.name
             raise
         scalar = None
-        mark = (token, number, None)
+        written: tuple[RawDigest, ...] = ()
         pattern = plan.pattern
-        if pattern is _FRESH:
-            written: tuple[RawDigest, ...] = (self._write(output, mark, plan.blank),)
+        if pattern is _VIEW and self._shows(output, storage):
+            pass  # half of all calls: nothing was written
+        elif pattern is _FRESH:
+            written = (self._write(output, (token, number, None), plan.blank),)
         elif pattern is _INPLACE:
-            written = (self._write(args[0], mark, False),)
-        elif pattern is _VIEW and self._is_marked(output):
-            written = ()
+            written = (self._write(args[0], (token, number, None), False),)
         elif pattern is _SEVERAL and type(output) is tuple:
+            mark = (token, number, None)
             # A backward that was not asked for some gradient returns None in its place.
             written = tuple([self._write(tensor, mark, plan.blank) for tensor in output if tensor is not None])
         else:
             if type(output) in _PLAIN_TYPES:
                 scalar = output
-            written = self._write_all(plan, args, kwargs, output, mark)
+            written = self._write_all(plan, args, kwargs, output, (token, number, None))
         self._records.append(
             (plan, phase, self.iteration, self._modules.current, sequence, reads, others, written, scalar, rng)
         )
@@ -247,16 +276,15 @@ class HashDebugTrace(TorchDispatchMode):
     def _write(self, tensor: torch.Tensor, mark: Mark, blank: bool) -> RawDigest:
         """The digest of a tensor just written; its storage gets ``mark``. A stride of ``None`` means contiguous."""
         try:
-            kind = type(tensor)
-            plain = kind is _Tensor or kind is _Parameter
-            if plain and tensor.is_contiguous() and tensor.is_cpu and not tensor.is_quantized:
+            dtype = tensor.dtype
+            if type(tensor) in _PLAIN_TENSORS and dtype in _PLAIN_DTYPES and tensor.is_cpu and tensor.is_contiguous():
                 tensor.untyped_storage()._hashbench_writer = mark  # type: ignore[attr-defined]
                 if blank:
-                    return tensor.dtype, tensor.shape, None, None
+                    return dtype, tensor.shape, None, None
                 size = tensor.nbytes
                 if size:
-                    return tensor.dtype, tensor.shape, None, _hash(_buffer[size](tensor.data_ptr()))
-                return tensor.dtype, tensor.shape, None, EMPTY
+                    return dtype, tensor.shape, None, _hash(_buffer[size](tensor.data_ptr()))
+                return dtype, tensor.shape, None, EMPTY
         except (NotImplementedError, RuntimeError):
             pass  # a tensor without a storage or strides: sparse, nested, opaque
         set_mark(tensor, mark)
@@ -282,6 +310,13 @@ class HashDebugTrace(TorchDispatchMode):
         ]
         return tuple([self._write(tensor, mark, plan.blank) for tensor in fresh + targets])
 
+    def _shows(self, tensor: torch.Tensor, storage: Any) -> bool:
+        """Whether a view shows ``storage``, that of the argument last read, or any other that this trace knows."""
+        try:
+            return tensor.untyped_storage() is storage or self._is_marked(tensor)
+        except (NotImplementedError, RuntimeError):
+            return self._is_marked(tensor)
+
     def _is_marked(self, tensor: torch.Tensor) -> bool:
         try:
             found: bool = tensor.untyped_storage()._hashbench_writer[0] is self._token  # type: ignore[attr-defined]
@@ -290,8 +325,9 @@ class HashDebugTrace(TorchDispatchMode):
             return mark is not None and mark[0] is self._token
         return found
 
-    def _read_each(self, args: Sequence[Any], reads: list[Any]) -> list[Any]:
-        """Note what each positional argument is: tensors go to ``reads``, the others are returned."""
+    def _read_each(self, plan: OpPlan, args: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """What a call reads, place, writer and offset after each other, and its other positional arguments."""
+        reads: list[Any] = []
         others: list[Any] = []
         for place, value in enumerate(args):
             kind = type(value)
@@ -306,28 +342,29 @@ class HashDebugTrace(TorchDispatchMode):
                         continue
                 except (NotImplementedError, RuntimeError):
                     pass  # without a storage: sparse, nested, opaque
-                self._read(place, value, reads, others)
+                self._read(plan, place, value, reads, others)
             elif kind in _PLAIN_TYPES or (kind is list and value and type(value[0]) is int):
                 others.append(value)  # the schema knows no list that mixes tensors with sizes
             else:
-                self._read(place, value, reads, others)
-        return others
+                self._read(plan, place, value, reads, others)
+        return tuple(reads), tuple(others)
 
-    def _read_named(self, kwargs: Mapping[str, Any], reads: list[Any]) -> list[Any]:
-        """The same for keyword arguments, which are returned with their names."""
+    def _read_named(self, plan: OpPlan, kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """The same for keyword arguments; the others are kept with their names."""
+        reads: list[Any] = []
         others: list[Any] = []
         for name, value in kwargs.items():
             if type(value) in _PLAIN_TYPES:
                 others.append((name, value))
             else:
-                self._read(name, value, reads, others)
-        return others
+                self._read(plan, name, value, reads, others)
+        return tuple(reads), tuple(others)
 
-    def _read(self, place: int | str, value: Any, reads: list[Any], others: list[Any]) -> None:
+    def _read(self, plan: OpPlan, place: int | str, value: Any, reads: list[Any], others: list[Any]) -> None:
         """One argument that is not simply a marked tensor: a leaf, a list, an odd tensor, or any other object."""
         if isinstance(value, torch.Tensor):
             for part in components(value) or [value]:
-                reads += (place, self._node(part), offset(part))
+                reads += (place, self._node(part, written=plan.writes(place)), offset(part))
             if value.is_complex() and value.is_conj():
                 others.append(("conj", place))
             return
@@ -336,14 +373,14 @@ class HashDebugTrace(TorchDispatchMode):
             plain = []
             for index, item in enumerate(value):
                 if isinstance(item, torch.Tensor):
-                    self._read(f"{place}.{index}", item, reads, others)
+                    self._read(plan, f"{place}.{index}", item, reads, others)
                 else:
                     plain.append(item)
             if value and not plain:
                 return
         others.append((place, plain) if isinstance(place, str) else plain)
 
-    def _node(self, tensor: torch.Tensor) -> int:
+    def _node(self, tensor: torch.Tensor, *, written: bool) -> int:
         """The number of the record or leaf that wrote this tensor last; an unknown tensor becomes a leaf."""
         mark = get_mark(tensor)
         if mark is not None and mark[0] is not self._token:
@@ -354,11 +391,13 @@ class HashDebugTrace(TorchDispatchMode):
         views: LeafViews | None = mark[2] if mark is not None else None
         if views is None and not covers_storage(tensor):
             views = LeafViews()
+        if views is not None and written:  # the rest of the memory was seen by nobody, and is no leaf after the write
+            return self._new_leaf(tensor, None, content=whole_storage(tensor))
         if views is not None and place in views.numbers:
             return views.numbers[place]
         return self._new_leaf(tensor, views)
 
-    def _new_leaf(self, tensor: torch.Tensor, views: LeafViews | None) -> int:
+    def _new_leaf(self, tensor: torch.Tensor, views: LeafViews | None, *, content: torch.Tensor | None = None) -> int:
         """Hash a tensor that no op of this trace wrote, name it, and mark its storage with its number."""
         kind, name = self._modules.state_name(tensor)
         initial = None
@@ -369,12 +408,13 @@ class HashDebugTrace(TorchDispatchMode):
             name = self._modules.current
         number = -1 - len(self._leaves)
         if views is None:
-            found = self._write(tensor, (self._token, number, None), blank=False)
+            found = self._write(tensor if content is None else content, (self._token, number, None), blank=False)
         else:
             views.numbers[place_in_storage(tensor)] = number
             set_mark(tensor, (self._token, number, views))
             found = raw_digest(tensor)
-        changed = initial if initial is not None and readable(initial) != readable(found) else None
+        seen = found if content is None else raw_digest(tensor)
+        changed = initial if initial is not None and readable(initial) != readable(seen) else None
         self._leaves.append((kind, name, found, len(self._records), changed))
         return number
 
@@ -384,7 +424,8 @@ class HashDebugTrace(TorchDispatchMode):
         noted: dict[str, Any] = {}
         if plan.resizes:
             noted["sizes"] = [
-                (tensor, storage_bytes(tensor)) for tensor in inspection.tensors_in([*args, *kwargs.values()])
+                (tensor, storage_key(tensor), storage_bytes(tensor))
+                for tensor in inspection.tensors_in([*args, *kwargs.values()])
             ]
         if self.hash_inputs:
             noted["inputs"] = {path: raw_digest(tensor) for path, tensor in inspection.named_arguments(args, kwargs)}
@@ -397,8 +438,9 @@ class HashDebugTrace(TorchDispatchMode):
         self, number: int, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], noted: dict[str, Any]
     ) -> None:
         kept: dict[str, Any] = {}
-        for tensor, size in noted.get("sizes", ()):
-            if storage_bytes(tensor) > size:  # resize_ grew it: the new part is memory that nobody wrote
+        for tensor, storage, size in noted.get("sizes", ()):
+            if storage_key(tensor) == storage and storage_bytes(tensor) > size:
+                # resize_ grew it: the new part is memory that nobody wrote
                 set_mark(tensor, (self._token, number, None))
                 self._replace_written(number, ((*raw_digest(tensor)[:3], None),))
         if self.hash_inputs:
@@ -466,6 +508,7 @@ class HashDebugTrace(TorchDispatchMode):
                 marks=tuple(self._setting_marks),
                 notes=self._notes,
                 hashed_inputs=self.hash_inputs,
+                first_sequence=self._first_sequence,
             )
             self._records, self._leaves, self._results = [], [], []
         return self._finished
@@ -494,7 +537,13 @@ class HashDebugTrace(TorchDispatchMode):
 
     def _peek(self) -> Trace:
         return build_trace(
-            self._records, self._leaves, self._results, marks=(), notes=self._notes, hashed_inputs=self.hash_inputs
+            self._records,
+            self._leaves,
+            self._results,
+            marks=(),
+            notes=self._notes,
+            hashed_inputs=self.hash_inputs,
+            first_sequence=self._first_sequence,
         )
 
     def print_summary(self, top: int = 10) -> None:

@@ -17,7 +17,8 @@ class Workload:
 
     Args:
         module: the model, on the CPU or already on its device. It is deep-copied for every run and never run itself.
-        inputs: a tuple or list (positional arguments), a mapping (keyword arguments) or one tensor. Cloned for every run.
+        inputs: a tuple or list (positional arguments), a mapping (keyword arguments) or one tensor. Cloned for every
+            run.
         make_inputs: called without arguments, afresh for every run and inside the reset random state, in place
             of ``inputs``.
         make_optimizer: called with the parameters of the copy that requires gradients; returns the optimizer of that

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import random
 import subprocess
 import sys
 import time
@@ -584,6 +586,23 @@ def garbage_in_an_auxiliary_output_is_not_blamed_where_inputs_were_hashed(run: R
     run.result(run.op("put", seen(x, "out"), wrote=run.either("y", "Y")), run.either("y", "Y"))
 
 
+@blames("kernel", "bmm")
+def kernel_that_fills_blank_memory_whose_garbage_was_hashed(run: Run) -> None:
+    run.hashed = True
+    out = Ref("out", run.empty(), 0, True, run.either("g", "G"))
+    x = run.op("bmm", seen(run.leaf("input/0"), "w"), out, wrote=run.either("s", "S"))
+    run.result(x, run.either("s", "S"))
+
+
+@blames("kernel", "index_put")
+def hashed_write_beside_a_difference_passes_it_on(run: Run) -> None:
+    run.hashed = True
+    x = run.op("index_put", seen(run.leaf("input/0"), "w"), wrote=tensor(run.either("a", "A"), 8))
+    x = run.op("add_", into(x, 0, "p"), wrote=tensor("q", 4))
+    s = run.op("sum", seen(x, run.either("r", "R")), wrote=run.either("s", "S"))
+    run.result(s, run.either("s", "S"))
+
+
 # --------------------------------------------------------------------------------------------------- sequence
 
 
@@ -843,3 +862,74 @@ def test_a_long_chain_of_writes_into_one_tensor_is_judged_in_linear_time() -> No
 def test_the_decision_imports_no_torch() -> None:
     program = "import sys, hashbench.divergence, hashbench.tracefile; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def random_program(run: Run, rng: random.Random, *, noisy: int) -> list[str]:
+    """A random graph of ops whose contents follow from what they read; in the second run, op ``noisy`` errs.
+
+    Returns the nodes in order. Views, in-place writes, and ops that round differences away occur.
+    """
+    contents = {run.leaf(f"input/{n}", f"x{n}"): f"x{n}" for n in range(3)}
+    nodes: list[str] = []
+    alive = list(contents)
+    for number in range(25):
+        kind = rng.choice(["fresh", "fresh", "in place", "round", "view"])
+        read, other = rng.choice(alive), rng.choice(alive)
+        error = "!" if run.second and number == noisy else ""
+        if kind == "view":
+            run.view("detach", read)
+            nodes.append("")
+            continue
+        if kind == "in place" and read.startswith("forward"):
+            content = _mixed("add_", contents[read], contents[other]) + error
+            node = run.op("add_", into(read), other, wrote=content)
+            alive.remove(read)
+        elif kind == "round":
+            content = _mixed("round", str(number)) + error
+            node = run.op("round", read, wrote=content)
+        else:
+            content = _mixed("mul", contents[read], contents[other]) + error
+            node = run.op("mul", read, other, wrote=content)
+        contents[node] = content
+        alive.append(node)
+        nodes.append(node)
+    for place, node in enumerate(rng.sample(alive, 3)):
+        run.result(node, contents[node], f"output.{place}")
+    return nodes
+
+
+def _mixed(*parts: str) -> str:
+    return hashlib.md5("|".join(parts).encode()).hexdigest()[:12]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_in_a_random_program_the_op_that_erred_is_blamed_if_and_only_if_a_result_differs(seed: int) -> None:
+    blamed = 0
+    for noisy in range(25):
+        runs = Run(second=False), Run(second=True)
+        nodes, _ = (random_program(run, random.Random(seed), noisy=noisy) for run in runs)
+        first, second = (run.trace() for run in runs)
+        differing = tuple(a.name for a, b in zip(first.results, second.results, strict=True) if a != b)
+        verdict = find(first, second)
+        assert verdict.differing == differing
+        changed = [a.id for a, b in zip(first.records, second.records, strict=True) if a != b]
+        if differing:
+            assert verdict.divergence is not None
+            assert (verdict.divergence.origin, verdict.divergence.node) == ("kernel", nodes[noisy])
+            blamed += 1
+        else:
+            assert verdict.divergence is None
+            assert list(verdict.benign) == changed
+    assert blamed
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_two_random_runs_get_a_verdict_that_does_not_depend_on_their_order(seed: int) -> None:
+    runs = Run(second=False), Run(second=False)
+    for place, run in enumerate(runs):
+        random_program(run, random.Random(seed * 2 + place), noisy=-1)
+    first, second = (run.trace() for run in runs)
+    there, back = find(first, second), find(second, first)
+    assert set(there.differing) == set(back.differing)
+    assert there.divergence is not None
+    assert back.divergence is not None

@@ -30,8 +30,8 @@ from hashbench.records import HashbenchError
 DEFAULT_PRELOAD = ("hashbench.preload",)
 
 WORKER_VARIABLES: Mapping[str, str] = types.MappingProxyType({"OMP_WAIT_POLICY": "PASSIVE"})
-"""What the server has in its environment unless the caller set it: OpenMP threads that wait sleep instead of spinning, so
-that a machine that also does something else is not several times slower. It does not change what is computed."""
+"""What the server has in its environment unless the caller set it. OpenMP threads that wait sleep instead of spinning:
+on a machine that also does something else that is several times faster. It does not change what is computed."""
 
 LAST_WAIT = 10.0
 """Seconds that a killed process gets to vanish; only one stuck in the kernel needs longer."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from hashbench.alignment import align
 from hashbench.records import Divergence, OpRecord, Trace, Verdict
-from hashbench.tracefile import digest_text, record_line
+from hashbench.tracefile import record_line, short_digest
 
 _BENIGN_SHOWN = 10
 
@@ -87,7 +87,7 @@ def _digits(trace: Trace) -> dict[str, str]:
     digits = {leaf.id: leaf.digest.value[:8] for leaf in trace.leaves}
     for record in trace.records:
         if record.outputs:
-            digits[record.id] = digest_text(record.outputs[0]).rpartition(":")[2][:8]
+            digits[record.id] = short_digest(record.outputs)
     return digits
 
 

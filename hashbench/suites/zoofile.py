@@ -103,7 +103,7 @@ def _unusable(path: Path, problem: str, *, tip: str) -> HashbenchError:
 def _list_in_child(path: Path, *, answer: Path, printed: Path, seconds: float) -> int | None:
     """Exit status of the child, or ``None`` when its time ran out. Files, not pipes: no reader to be kept waiting."""
     package_parent = str(Path(__file__).resolve().parents[2])
-    command = [sys.executable, "-c", _LISTER, package_parent, str(path), str(answer)]
+    command = [sys.executable, "-P", "-c", _LISTER, package_parent, str(path), str(answer)]
     with printed.open("wb") as sink:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True)
         try:

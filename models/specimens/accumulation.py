@@ -83,7 +83,7 @@ class SoftHistogram(nn.Module):
 
     def __init__(self, bins: int, *, by_put: bool) -> None:
         super().__init__()
-        self.weigh = nn.Linear(3, 1)
+        self.weigh = nn.Linear(2, 1)
         self.classify = nn.Linear(bins, 10)
         self.bins, self.by_put = bins, by_put
 
@@ -98,16 +98,16 @@ class SoftHistogram(nn.Module):
 
 
 def soft_histogram(*, by_put: bool) -> Example:
-    pixels, bins = 2_000_000, 512
-    return SoftHistogram(bins, by_put=by_put), (torch.rand(pixels, 3), torch.randint(bins, (pixels,)))
+    pixels, bins = 4_000_000, 65_536
+    return SoftHistogram(bins, by_put=by_put), (torch.rand(pixels, 2), torch.randint(bins, (pixels,)))
 
 
 class ToneCurve(nn.Module):
-    """A learned brightness curve, looked up for every 8-bit level of an image that darkens towards one side."""
+    """A learned brightness curve, looked up for every 16-bit level of an image that darkens towards one side."""
 
     def __init__(self, width: int, *, by_take: bool) -> None:
         super().__init__()
-        self.curve = nn.Parameter(torch.linspace(0, 1, 256))
+        self.curve = nn.Parameter(torch.linspace(0, 1, 65_536))
         self.register_buffer("shade", torch.linspace(0.1, 1, width))
         self.by_take = by_take
 
@@ -120,8 +120,8 @@ class ToneCurve(nn.Module):
 
 
 def tone_curve(*, by_take: bool) -> Example:
-    width = 1024
-    return ToneCurve(width, by_take=by_take), (torch.randint(256, (2, 1, 1024, width)),)
+    width = 1536
+    return ToneCurve(width, by_take=by_take), (torch.randint(65_536, (2, 1, 1536, width)),)
 
 
 MODELS = {

@@ -14,7 +14,7 @@ from hashbench.workload import Workload
 class MonitoredSGD(torch.optim.SGD):
     """SGD that also sums the gradients' magnitudes by size class; the sums are for looking at, no step reads them."""
 
-    classes = 64
+    classes = 4096
 
     def __init__(self, parameters: Iterable[nn.Parameter], *, by_index_put: bool) -> None:
         super().__init__(parameters, lr=0.01, momentum=0.9)
@@ -41,8 +41,8 @@ class MonitoredSGD(torch.optim.SGD):
 def monitored_training(*, by_index_put: bool) -> Workload:
     """A wide two-layer network trained by :class:`MonitoredSGD`."""
     return Workload(
-        nn.Sequential(nn.Linear(256, 2048), nn.ReLU(), nn.Linear(2048, 256)),
-        inputs=(torch.randn(16, 256),),
+        nn.Sequential(nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 8)),
+        inputs=(torch.randn(16, 2048),),
         make_optimizer=lambda parameters: MonitoredSGD(parameters, by_index_put=by_index_put),
     )
 

@@ -1,0 +1,160 @@
+"""What tracing costs: one training step with and without it, beside a mode that does nothing and beside DebugMode."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.table import Table, against
+from benchmarks.workloads import WORKLOADS, TrainingStep
+from hashbench import HashDebugTrace
+
+Arm = Callable[[], AbstractContextManager[Any]]
+
+TOTAL_GOAL, ADDED_GOAL = 1.25, 5.0
+_WARM_UPS, _FEWEST = 3, 5
+
+
+class NoOp(TorchDispatchMode):
+    """A mode as users write it, that does nothing: what Python dispatch itself costs."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class LeanNoOp(NoOp):
+    """The same with the switch that ``HashDebugTrace`` uses: without the frame of ``torch._disable_dynamo``."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def finished_trace() -> Iterator[None]:
+    """Full tracing, and the raw records made into a :class:`~hashbench.records.Trace` afterwards."""
+    with HashDebugTrace() as trace:
+        yield
+    trace.finish()
+
+
+@contextlib.contextmanager
+def debug_mode(**options: bool) -> Iterator[None]:
+    """torch's own ``DebugMode`` with its hash of every output, on a torch that has it."""
+    from torch.utils._debug_mode import DebugMode
+
+    with DebugMode(**options), DebugMode.log_tensor_hashes(hash_fn="hash_tensor"):
+        yield
+
+
+def _stack_and_modules() -> AbstractContextManager[None]:
+    return debug_mode(record_stack_trace=True, record_nn_module=True)
+
+
+ARMS: Mapping[str, Arm] = {
+    "no mode": contextlib.nullcontext,
+    "no-op mode": NoOp,
+    "lean no-op mode": LeanNoOp,
+    "hashbench": HashDebugTrace,
+    "hashbench + finish": finished_trace,
+    "DebugMode": debug_mode,
+    "DebugMode + stack, modules": _stack_and_modules,
+}
+
+
+def measure(*, seconds: float) -> list[Table]:
+    """One row for each workload: time as a multiple of the untraced step, then the two goals.
+
+    Args:
+        seconds: measure each workload for about so long, at least five repetitions.
+    """
+    torch.manual_seed(0)
+    measured = {name: interleaved(make(), seconds=seconds) for name, make in WORKLOADS.items()}
+    return [_multiples(measured), _goals(measured)]
+
+
+def interleaved(step: TrainingStep, *, seconds: float) -> dict[str, list[float]]:
+    """Seconds by arm, one entry a repetition. Each repetition runs every arm once, in random order, so that whatever
+    else happens on the machine meets all arms alike."""
+    order, draw = list(ARMS), random.Random(0)
+    taken: dict[str, list[float]] = {name: [] for name in ARMS}
+    end = 0.0
+    for repetition in range(100_000):
+        if repetition == _WARM_UPS:
+            end = time.perf_counter() + seconds
+        draw.shuffle(order)
+        for name in order:
+            duration = _timed(ARMS[name], step)
+            if repetition >= _WARM_UPS:
+                taken[name].append(duration)
+        if repetition >= _WARM_UPS + _FEWEST - 1 and time.perf_counter() > end:
+            break
+    return taken
+
+
+def _timed(arm: Arm, step: TrainingStep) -> float:
+    # CPU time where one thread works: time that other processes take is not counted. With several threads, waiting for
+    # each other is part of the cost.
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    mode = arm()
+    begin = clock()
+    with mode:
+        step()
+    return clock() - begin
+
+
+def _ratio(times: Sequence[float], base: Sequence[float]) -> float:
+    return statistics.median(one / other for one, other in zip(times, base, strict=True))
+
+
+def _added(taken: Mapping[str, Sequence[float]], name: str) -> float:
+    return statistics.median(one - base for one, base in zip(taken[name], taken["no mode"], strict=True))
+
+
+def _multiples(measured: Mapping[str, Mapping[str, Sequence[float]]]) -> Table:
+    rows = []
+    for workload, taken in measured.items():
+        base = taken["no mode"]
+        multiples = [f"{_ratio(times, base):.2f}" for name, times in taken.items() if name != "no mode"]
+        rows.append((workload, f"{statistics.median(base) * 1e3:.1f} ms", *multiples, len(base)))
+    return Table(
+        title="One training step under tracing, as a multiple of the untraced step",
+        headers=("workload", *ARMS, "repetitions"),
+        rows=tuple(rows),
+        notes=("Medians of ratios within one repetition; in each, every arm runs once in random order.",),
+    )
+
+
+def _goals(measured: Mapping[str, Mapping[str, Sequence[float]]]) -> Table:
+    rows: list[tuple[object, ...]] = []
+    for workload, taken in measured.items():
+        total = _ratio(taken["hashbench"], taken["no-op mode"])
+        lean = _ratio(taken["hashbench"], taken["lean no-op mode"])
+        times_less = _added(taken, "DebugMode") / max(1e-9, _added(taken, "hashbench"))
+        rows.append(
+            (
+                workload,
+                *against(total, goal=TOTAL_GOAL),
+                f"{lean:.3g}",
+                *against(times_less, goal=ADDED_GOAL, at_most=False),
+            )
+        )
+    return Table(
+        title="Goals of tracing",
+        headers=(
+            *("workload", "hashbench / no-op mode", "goal", "reached", "hashbench / lean no-op mode"),
+            *("added by DebugMode / added by hashbench", "goal", "reached"),
+        ),
+        rows=tuple(rows),
+    )

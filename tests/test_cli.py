@@ -1,0 +1,337 @@
+"""The command line through real processes: what it says, where it says it, and with which exit code."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import hashbench
+from hashbench.records import ROW_COLUMNS
+from hashbench.report.csvfile import read_rows
+
+CHECKOUT = Path(hashbench.__file__).parents[1]
+NO_TORCH = """
+import sys
+class Refuses:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "torchvision"):
+            raise RuntimeError(f"{name} is imported")
+sys.meta_path.insert(0, Refuses())
+"""
+ZOO = """
+def drifting():
+    import torch
+
+    class Drifts(torch.nn.Module):
+        runs = 0
+
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+
+        def __deepcopy__(self, memo):
+            self.runs += 1
+            return self
+
+        def forward(self, x):
+            return self.second(self.first(x) + self.runs)
+
+    return Drifts(), torch.ones(1, 2)
+
+def steady():
+    import torch
+
+    return torch.nn.Linear(2, 2), torch.ones(1, 2)
+
+MODELS = {"drifting": drifting, "steady": steady}
+"""
+"""It imports torch when a model is built, so that listing its names takes no time."""
+
+ZOO_SWEEP = ("sweep", "--suite", "zoo.py", "--inference", "--keep-traces")
+
+
+def run(*arguments: object, cwd: Path, path: Path | None = None, code: str = "") -> subprocess.CompletedProcess[str]:
+    """``python -m hashbench …`` in ``cwd``; ``path`` comes first on the module path; ``code`` runs in its place."""
+    command = [sys.executable, *(("-c", code) if code else ("-m", "hashbench")), *map(str, arguments)]
+    paths = os.pathsep.join(map(str, [*([path] if path else []), CHECKOUT]))
+    environment = {**os.environ, "PYTHONPATH": paths, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A folder with ``zoo.py``, and in ``out`` the strict sweep of its two models, one of which differs."""
+    folder = tmp_path_factory.mktemp("swept")
+    (folder / "zoo.py").write_text(ZOO)
+    done = run(*ZOO_SWEEP, "--output", "out", "--strict", cwd=folder)
+    return folder, done
+
+
+@pytest.fixture
+def folder(tmp_path: Path, swept: tuple[Path, subprocess.CompletedProcess[str]]) -> Path:
+    """A copy of that folder, and some files that are not what they should be."""
+    here = tmp_path / "here"
+    shutil.copytree(swept[0], here)
+    (here / "raises.py").write_text("raise RuntimeError('no licence')\n")
+    (here / "a_file").write_text("This is no CSV, no trace and no folder.\n")
+    rows = (here / "out" / "accuracy.csv").read_text().splitlines(keepends=True)
+    (here / "twice.csv").write_text("".join([*rows, rows[1]]))
+    shutil.copytree(here / "out", here / "future")
+    environment = json.loads((here / "future" / "environment.json").read_text())
+    (here / "future" / "environment.json").write_text(json.dumps({**environment, "schema": 99}))
+    trace = trace_of(here, "steady").read_text()
+    (here / "whole.log").write_text(trace)
+    (here / "truncated.log").write_text(trace[: len(trace) // 2])
+    (here / "damaged.log").write_text(trace.replace("float32", "float64", 1))
+    return here
+
+
+def trace_of(folder: Path, model: str, run: int = 1) -> Path:
+    row = next(row for row in read_rows(folder / "out" / "accuracy.csv") if row.name == model)
+    return folder / "out" / row.traces.split()[run - 1]
+
+
+# ------------------------------------------------------------------------------------------------- without torch
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--help",
+        "--version",
+        "sweep --help",
+        "list --suite torchvision specimens",
+        "diff whole.log whole.log",
+        "compare out out",
+        "compare out out --format json",
+        "sweep --inference --only nothing",
+    ],
+)
+def test_torch_is_not_imported_for(arguments: str, folder: Path) -> None:
+    (folder / "first").mkdir()
+    (folder / "first" / "sitecustomize.py").write_text(NO_TORCH)
+    done = run(*arguments.split(), cwd=folder, path=folder / "first")
+    assert "is imported" not in done.stderr
+    assert done.returncode == (2 if "nothing" in arguments else 0), done.stderr
+
+
+def test_that_check_would_see_an_import(folder: Path) -> None:
+    (folder / "sitecustomize.py").write_text(NO_TORCH)
+    assert "torch is imported" in run(cwd=folder, path=folder, code="import hashbench.runner").stderr
+
+
+# --------------------------------------------------------------------------------------------------- bad input
+
+SWEEP = "sweep --inference --output new"
+OWN_ZOO = f"{SWEEP} --suite zoo.py"
+BAD = {
+    "unknown suite": (f"{SWEEP} --suite torchvison", "unknown suite 'torchvison'", "torchvision"),
+    "unknown model": (f"{SWEEP} --only resnet81", "unknown model 'resnet81'", "resnet18"),
+    "neither mode": ("sweep --output new", "--training --inference is required", "--help"),
+    "both modes": (f"{SWEEP} --training", "not allowed with", "--help"),
+    "a device that is not there": (f"{OWN_ZOO} -d cuda:99", "cuda:99 is not there", "--device"),
+    "a device that never was": (f"{OWN_ZOO} -d nonsense", "no device called 'nonsense'", "--device"),
+    "two dtypes": (f"{SWEEP} --amp --bfloat16", "not allowed with", "--help"),
+    "partition 3 of 2": (f"{SWEEP} --total-partitions 2 --partition-id 3", "no partition 3 of 2", "0 to 1"),
+    "batch size 0": (f"{SWEEP} --batch-size 0", "--batch-size: 0 is too small", "the least is 1"),
+    "batch size for a zoo file": (f"{OWN_ZOO} --batch-size 2", "--batch-size does not apply to", "Leave it out"),
+    "one run": (f"{SWEEP} --runs 1", "--runs: 1 is too small", "the least is 2"),
+    "no thread": (f"{SWEEP} --threads 0", "--threads/-t: 0 is too small", "the least is 1"),
+    "no iteration": (f"{SWEEP} --iterations 0", "--iterations: 0 is too small", "the least is 1"),
+    "a negative time": (f"{SWEEP} --timeout -1", "--timeout: -1 is too small", "the least is 0.1"),
+    "a time for ever": (f"{SWEEP} --timeout inf", "--timeout: inf is too large", "the most is 1000000"),
+    "a time that is no number": (f"{SWEEP} --timeout nan", "--timeout: nan is too small", "the least is 0.1"),
+    "a seed that NumPy refuses": (f"{SWEEP} --seed 4294967296", "--seed: 4294967296 is too large", "4294967295"),
+    "a word for a number": (f"{SWEEP} --runs many", "'many' is not a number", "--help"),
+    "no regular expression": (f"{SWEEP} -k [", "'[' is not a regular expression", "backslash"),
+    "no regular expression to exclude": (f"{SWEEP} -x *", "'*' is not a regular expression", "backslash"),
+    "nothing selected": (f"{SWEEP} -k resnet -x .", "no model is selected", "hashbench list"),
+    "a zoo file that raises": (f"{SWEEP} --suite raises.py", "RuntimeError: no licence", "Try: python"),
+    "a zoo file that is missing": (f"{SWEEP} --suite none.py", "there is no such file", "Check the path"),
+    "a zoo twice": (f"{SWEEP} --suite zoo.py zoo.py", "twice", "Name it once"),
+    "a results folder in use": (f"{OWN_ZOO} --output out", "out", "--resume"),
+    "an output that is a file": (f"{OWN_ZOO} --output a_file", "a_file", "--output"),
+    "a CSV that is none": ("compare a_file out", "a_file", ""),
+    "a CSV that is missing": ("compare out none.csv", "none.csv", ""),
+    "a CSV with duplicates": ("compare twice.csv out", "twice.csv", ""),
+    "results of another version": ("compare out future", "99", ""),
+    "a trace that is none": ("diff whole.log a_file", "not a trace", "--keep-traces"),
+    "a truncated trace": ("diff truncated.log whole.log", "truncated", "--keep-traces"),
+    "a damaged trace": ("diff whole.log damaged.log", "damaged", "--keep-traces"),
+    "a trace that is missing": ("diff whole.log none.log", "No such file", "--keep-traces"),
+    "a trace that is a folder": ("diff whole.log out", "directory", "--keep-traces"),
+    "an unknown command": ("swep", "invalid choice", "--help"),
+    "no command": ("", "COMMAND", "--help"),
+    "an unknown flag": ("compare out out --strict", "--strict", "--help"),
+    "an unknown suite to list": ("list --suite timmm", "unknown suite 'timmm'", ""),
+}
+
+
+@pytest.mark.parametrize(("arguments", "what", "tip"), BAD.values(), ids=BAD)
+def test_bad_input_gets_one_line_and_writes_nothing(arguments: str, what: str, tip: str, folder: Path) -> None:
+    before = files_in(folder)
+    done = run(*arguments.split(), cwd=folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("hashbench")
+    assert what in done.stderr
+    assert tip in done.stderr
+    assert files_in(folder) == before
+    assert not (folder / "new").exists()
+
+
+def test_duplicates_are_named(folder: Path) -> None:
+    assert "drifting" in run("compare", "twice.csv", "out", cwd=folder).stderr
+
+
+# -------------------------------------------------------------------------------------------------- other endings
+
+
+def test_fault_of_hashbench_shows_its_trace(tmp_path: Path) -> None:
+    code = "import sys, hashbench.cli as c; c._listed = lambda spec: 1 / 0; sys.exit(c.main(['list']))"
+    done = run(cwd=tmp_path, code=code)
+    assert done.returncode == 70
+    assert "ZeroDivisionError" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("hashbench: this is a fault of hashbench")
+
+
+def test_ctrl_c_is_no_fault(tmp_path: Path) -> None:
+    code = (
+        "import sys, signal, os, hashbench.cli as c\n"
+        "c._listed = lambda spec: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.exit(c.main(['list']))"
+    )
+    done = run(cwd=tmp_path, code=code)
+    assert (done.returncode, done.stderr) == (130, "hashbench: stopped\n")
+
+
+def test_reader_that_goes_away_is_no_fault(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m hashbench list | head -n 1"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(CHECKOUT)}, capture_output=True
+    )
+    assert done.stderr == b""
+
+
+# ------------------------------------------------------------------------------------------------------ the work
+
+
+def test_strict_sweep_of_a_zoo_that_differs_exits_with_1(swept: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, done = swept
+    assert done.returncode == 1, done.stderr
+    rows = {row.name: row for row in read_rows(folder / "out" / "accuracy.csv")}
+    assert {name: row.accuracy for name, row in rows.items()} == {
+        "drifting": "eager_two_runs_differ",
+        "steady": "pass",
+    }
+    assert rows["drifting"].env == json.loads((folder / "out" / "environment.json").read_text())["key"]
+
+
+def test_csv_begins_with_the_columns_of_dynamo(swept: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    with (swept[0] / "out" / "accuracy.csv").open(newline="") as file:
+        header = next(csv.reader(file))
+    assert header[:4] == ["dev", "name", "batch_size", "accuracy"]
+    assert tuple(header) == ROW_COLUMNS
+
+
+def test_sweep_prints_the_table_and_where_the_results_are(
+    swept: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    lines = swept[1].stdout.splitlines()
+    assert any("drifting" in line and "eager_two_runs_differ" in line for line in lines)
+    assert lines[-1].startswith("Results: ")
+    assert (swept[0] / lines[-1].removeprefix("Results: ")).samefile(swept[0] / "out" / "accuracy.csv")
+
+
+def test_finished_sweep_resumes_to_the_same_rows_and_is_not_strict_unless_asked(
+    swept: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    csv_file = swept[0] / "out" / "accuracy.csv"
+    before = csv_file.read_bytes()
+    done = run(*ZOO_SWEEP, "--output", "out", "--resume", cwd=swept[0])
+    assert done.returncode == 0, done.stderr
+    assert csv_file.read_bytes() == before
+
+
+def test_diff_shows_both_records_their_neighbours_and_the_module(folder: Path) -> None:
+    done = run("diff", trace_of(folder, "drifting", 1), trace_of(folder, "drifting", 2), cwd=folder)
+    assert done.returncode == 1, done.stderr
+    lines = done.stdout.splitlines()
+    facts = {line.partition(":")[0]: line.partition(":")[2].strip() for line in lines if line and line[0] not in "+- "}
+    assert facts["origin"] == "outside"
+    assert facts["kernel"] == "aten.add.Tensor"
+    marked = [line for line in lines if line.startswith(("- op\t", "+ op\t"))]
+    node = facts["first divergence"]
+    assert [line[0] for line in marked if line.split("\t")[1] == node] == ["-", "+"]
+    neighbours = [line.split("\t")[1] for line in lines if line.startswith(("  op\t", "- op\t"))]
+    assert [node.split("/", 1)[1].split("#")[0] for node in neighbours] == [
+        "Drifts.first/aten.t.default",
+        "Drifts.first/aten.addmm.default",
+        "Drifts/aten.add.Tensor",
+        "Drifts.second/aten.t.default",
+        "Drifts.second/aten.addmm.default",
+        "Drifts.first/aten.t.default",
+    ]
+    assert "2 results differ: output.0, output.1" in done.stdout
+
+
+def test_diff_of_equal_traces_says_so(folder: Path) -> None:
+    done = run("diff", "whole.log", trace_of(folder, "steady", 2), cwd=folder)
+    assert done.returncode == 0
+    assert done.stdout.startswith("The traces are equal: ")
+
+
+def test_diff_of_other_models_is_a_difference(folder: Path) -> None:
+    assert run("diff", "whole.log", trace_of(folder, "drifting"), cwd=folder).returncode == 1
+
+
+def test_compare_with_itself_is_no_difference_and_with_a_better_one_is(folder: Path) -> None:
+    better = (folder / "out" / "accuracy.csv").read_text().replace("eager_two_runs_differ", "pass")
+    (folder / "better.csv").write_text(better)
+    assert run("compare", "out", "out", cwd=folder).returncode == 0
+    worse = run("compare", "better.csv", "out", cwd=folder)
+    assert worse.returncode == 1
+    assert "drifting" in worse.stdout
+
+
+def test_list_shows_the_models_of_a_zoo_file(folder: Path) -> None:
+    done = run("list", "--suite", "zoo.py", cwd=folder)
+    assert done.returncode == 0
+    assert done.stdout.rstrip().endswith("2 models")
+    assert "drifting" in done.stdout
+
+
+IN_PLACE = "import sys; sys.path.remove(''); from hashbench.cli import main; sys.exit(main())"
+"""As the installed command does: the folder where the user stands is not on the module path."""
+
+
+def test_zoo_file_imports_nothing_from_where_the_user_stands(folder: Path) -> None:
+    (folder / "xxhash.py").write_text("raise RuntimeError('the wrong one')\n")
+    (folder / "zoos").mkdir()
+    (folder / "zoos" / "zoo.py").write_text(f"import xxhash\n{ZOO}")
+    done = run("list", "--suite", "zoos/zoo.py", cwd=folder, code=IN_PLACE)
+    assert done.returncode == 0, done.stderr
+
+
+def test_env_prints_the_fingerprint_of_this_machine_wherever_the_user_stands(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise RuntimeError('the wrong torch')\n")
+    done = run("env", cwd=tmp_path, code=IN_PLACE)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    keys = "key schema python platform packages torch libraries cpu threads device variables"
+    assert list(found) == keys.split()
+    assert found["packages"]["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
+    assert (found["threads"]["intra_op"], found["variables"]["OMP_NUM_THREADS"]) == (1, "1")
+    assert found["device"] == {"type": "cpu"}

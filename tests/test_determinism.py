@@ -1,0 +1,162 @@
+"""Settings and random state: in force inside, put back afterwards, on error too."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import numpy as np
+import pytest
+import torch
+
+from hashbench.determinism import deterministic_settings, preserved, preserved_rng, reset_rng_state, settings
+
+
+@contextmanager
+def nothing_left() -> Iterator[None]:
+    """Fails when a global setting, or what is installed around calls, is another afterwards."""
+    before, modes = settings(), torch.overrides._get_current_function_mode_stack()
+    workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    yield
+    assert settings() == before
+    assert torch.overrides._get_current_function_mode_stack() == modes
+    assert os.environ.get("CUBLAS_WORKSPACE_CONFIG") == workspace
+
+
+@pytest.mark.parametrize(("asked", "mode"), [("on", 2), ("warn", 1), ("off", 0)])
+def test_the_settings_are_in_force_inside_and_gone_outside(asked: str, mode: int) -> None:
+    with nothing_left(), deterministic_settings(asked, threads=1):
+        assert torch.get_deterministic_debug_mode() == mode
+        assert torch.backends.cudnn.deterministic
+        assert not torch.backends.cudnn.benchmark
+        assert not torch.backends.cudnn.allow_tf32
+        assert not torch.backends.cuda.matmul.allow_tf32
+        assert torch.backends.mkldnn.deterministic
+        assert torch.get_num_threads() == 1
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+
+
+def test_the_settings_are_put_back_on_error() -> None:
+    with nothing_left(), suppress(ZeroDivisionError), deterministic_settings("on", threads=1):
+        raise ZeroDivisionError
+
+
+def _set(owner: object, name: str, value: object) -> Callable[[], None]:
+    return lambda: setattr(owner, name, value)
+
+
+CHANGES = {
+    "deterministic_algorithms": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+    "fill_uninitialized_memory": _set(torch.utils.deterministic, "fill_uninitialized_memory", False),
+    "num_threads": lambda: torch.set_num_threads(torch.get_num_threads() + 1),
+    "default_dtype": lambda: torch.set_default_dtype(torch.float64),
+    "default_device": lambda: torch.set_default_device("meta"),
+    "flush_denormal": lambda: torch.set_flush_denormal(True),
+    "float32_matmul_precision": lambda: torch.set_float32_matmul_precision("medium"),
+    "grad_enabled": lambda: torch._C._set_grad_enabled(False),
+    "autocast_cpu": lambda: torch.set_autocast_enabled("cpu", True),
+    "autocast_cpu_dtype": lambda: torch.set_autocast_dtype("cpu", torch.float16),
+    "cudnn.enabled": _set(torch.backends.cudnn, "enabled", False),
+    "cudnn.deterministic": _set(torch.backends.cudnn, "deterministic", True),
+    "cudnn.benchmark": _set(torch.backends.cudnn, "benchmark", True),
+    "cudnn.allow_tf32": _set(torch.backends.cudnn, "allow_tf32", False),
+    "cuda.matmul.allow_tf32": _set(torch.backends.cuda.matmul, "allow_tf32", True),
+    "cuda.matmul.fp16_reduction": _set(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False),
+    "mkldnn.deterministic": _set(torch.backends.mkldnn, "deterministic", True),
+    "mkldnn.enabled": _set(torch.backends.mkldnn, "enabled", False),
+    "sdp.flash": lambda: torch.backends.cuda.enable_flash_sdp(False),
+    "sdp.math": lambda: torch.backends.cuda.enable_math_sdp(False),
+    "sdp.mem_efficient": lambda: torch.backends.cuda.enable_mem_efficient_sdp(False),
+    "opt_einsum.strategy": _set(torch.backends.opt_einsum, "strategy", "greedy"),
+    "CUBLAS_WORKSPACE_CONFIG": lambda: os.environ.__setitem__("CUBLAS_WORKSPACE_CONFIG", ":16:8"),
+}
+
+
+if not torch.backends.opt_einsum.is_available():
+    del CHANGES["opt_einsum.strategy"]
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_setting_that_a_body_changes_is_seen_and_put_back(name: str) -> None:
+    with nothing_left(), preserved():
+        before = settings()
+        CHANGES[name]()
+        changed = {key for key, value in settings().items() if before.get(key) != value}
+        assert name in changed
+        with deterministic_settings("off"):
+            pass
+
+
+def test_a_body_that_changes_everything_is_put_back() -> None:
+    with nothing_left(), suppress(ZeroDivisionError), deterministic_settings("on"):
+        for change in CHANGES.values():
+            change()
+        raise ZeroDivisionError
+
+
+def test_a_setting_that_cannot_be_put_back_does_not_keep_the_others_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(torch, "set_default_dtype", _refuse)
+    with preserved():
+        torch._C._set_default_dtype(torch.float64)
+        torch.set_num_threads(threads + 1)
+        torch.backends.cudnn.benchmark = True
+    torch._C._set_default_dtype(torch.float32)
+    assert (torch.get_num_threads(), torch.backends.cudnn.benchmark) == (threads, False)
+
+
+def _refuse(_value: object) -> None:
+    raise RuntimeError("not now")
+
+
+def test_the_newer_names_of_precision_settings_do_not_keep_others_from_being_put_back() -> None:
+    names = [(torch.backends, "fp32_precision"), (torch.backends.cuda.matmul, "fp32_precision")]
+    if not all(hasattr(owner, name) for owner, name in names):
+        pytest.skip("this torch has only the older names")
+    before = [getattr(owner, name) for owner, name in names]
+    try:
+        with nothing_left(), deterministic_settings("on"):
+            torch.backends.cuda.matmul.fp32_precision = "tf32"
+            torch.set_default_dtype(torch.float64)
+            torch.backends.cudnn.benchmark = True
+        assert [getattr(owner, name) for owner, name in names] == before
+    finally:
+        for (owner, name), value in zip(names, before, strict=True):
+            setattr(owner, name, value)
+
+
+def draws() -> tuple[float, float, float]:
+    """One number of each global generator."""
+    return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
+def test_resetting_the_random_state_resets_python_numpy_and_torch() -> None:
+    with preserved_rng():
+        reset_rng_state(7)
+        first = draws()
+        reset_rng_state(7)
+        assert draws() == first
+        reset_rng_state(8)
+        assert all(new != old for new, old in zip(draws(), first, strict=True))
+
+
+@pytest.mark.parametrize("seed", [0, 2**32 - 1, 2**40])
+def test_any_seed_that_torch_takes_will_do(seed: int) -> None:
+    with preserved_rng():
+        reset_rng_state(seed)
+        assert torch.initial_seed() == seed
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["normally", "by an exception"])
+def test_the_random_state_is_put_back(fails: bool) -> None:
+    reset_rng_state(3)
+    expected = draws()
+    reset_rng_state(3)
+    with suppress(ZeroDivisionError), preserved_rng():
+        reset_rng_state(4)
+        draws()
+        if fails:
+            raise ZeroDivisionError
+    assert draws() == expected

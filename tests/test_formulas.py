@@ -1,0 +1,119 @@
+"""Ops that torch computes by another formula because a mode is active: found in traces, named in rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from hashbench import HashDebugTrace, formulas
+from hashbench.records import RunOptions
+from hashbench.runner import BenchmarkRunner, Outcome
+from hashbench.workload import Workload
+
+
+def traced(function: Callable[[], object]) -> tuple[str, ...]:
+    with HashDebugTrace() as trace:
+        function()
+    return formulas.mode_dependent(trace.finish())
+
+
+def weights(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(shape, generator=generator).to(dtype).requires_grad_()
+
+
+FOUND = {
+    "the derivative of prod": (lambda: weights(5).prod().backward(), ("aten.prod.default",)),
+    "the derivative of prod over a dimension": (
+        lambda: weights(5, 3).prod(0).sum().backward(),
+        ("aten.prod.dim_int",),
+    ),
+    "singular values without a gradient": (
+        lambda: torch.linalg.svdvals(weights(4, 4).detach()),
+        ("aten._linalg_svd.default",),
+    ),
+    "a complex pseudo-inverse": (
+        lambda: torch.linalg.pinv(weights(4, 3, dtype=torch.complex64)),
+        ("aten.linalg_pinv.atol_rtol_tensor",),
+    ),
+    "a product with a batch of one, without a gradient": (
+        lambda: weights(8, 1, 96).detach() @ weights(1, 96, 32).detach(),
+        ("aten.mm.default",),
+    ),
+}
+NOT_FOUND = {
+    "prod without a derivative": lambda: weights(5).detach().prod(),
+    "prod whose derivative is not computed": lambda: weights(5).prod(),
+    "singular values with a gradient": lambda: torch.linalg.svdvals(weights(4, 4)).sum().backward(),
+    "a real pseudo-inverse": lambda: torch.linalg.pinv(weights(4, 3)),
+    "a product of two matrices": lambda: weights(8, 96).detach() @ weights(96, 32).detach(),
+    "nothing at all": lambda: None,
+}
+
+
+@pytest.mark.parametrize(("function", "ops"), FOUND.values(), ids=FOUND)
+def test_a_trace_shows_that_a_mode_changed_the_formula_of(function: Callable[[], object], ops: tuple[str, ...]) -> None:
+    assert traced(function) == ops
+
+
+@pytest.mark.parametrize("function", NOT_FOUND.values(), ids=NOT_FOUND)
+def test_a_mode_does_not_change_the_formula_of(function: Callable[[], object]) -> None:
+    assert traced(function) == ()
+
+
+def test_every_line_of_the_table_can_match_something() -> None:
+    assert formulas.table()
+    for entry in formulas.table():
+        assert entry.op.startswith("aten."), entry
+        assert entry.phase in formulas.PHASES, entry
+        assert not entry.signature or entry.op in entry.signature, entry
+
+
+# ---------------------------------------------------------------------------------------------------- in a row
+
+
+class Product(torch.nn.Module):
+    """The product of a layer's outputs along one dimension; its derivative depends on a mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(6, 6)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layer(inputs).prod(1)
+
+
+def check(module: torch.nn.Module, *, untraced_pair: bool = False) -> Outcome:
+    torch.manual_seed(0)
+    runner = BenchmarkRunner(RunOptions(mode="training", untraced_pair=untraced_pair, iterations=1))
+    return runner.check_accuracy(Workload(module=module.train(), inputs=(torch.randn(5, 6),), iterations=1))
+
+
+@pytest.mark.parametrize(
+    ("module", "ops"),
+    [
+        pytest.param(Product(), "aten.prod.dim_int", id="a product, with its name"),
+        pytest.param(torch.nn.Linear(6, 6), "", id="a linear layer, with nothing"),
+    ],
+)
+def test_a_row_passes_and_names_the_ops_that_tracing_changes_for(module: torch.nn.Module, ops: str) -> None:
+    outcome = check(module)
+    assert (outcome.accuracy, outcome.perturbed_ops) == ("pass", ops)
+
+
+def test_an_untraced_pair_confirms_that_tracing_changed_the_results() -> None:
+    outcome = check(Product(), untraced_pair=True)
+    assert (outcome.accuracy, outcome.untraced) == ("pass", "agree")
+    assert outcome.perturbed_ops == "aten.prod.dim_int (results differ from those of an untraced run)"
+
+
+def test_an_untraced_pair_says_where_no_known_op_explains_the_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formulas, "table", lambda: ())
+    outcome = check(Product(), untraced_pair=True)
+    assert outcome.perturbed_ops == "unknown (results differ from those of an untraced run)"
+
+
+def test_an_untraced_pair_of_an_unchanged_model_names_nothing() -> None:
+    assert check(torch.nn.Linear(6, 6), untraced_pair=True).perturbed_ops == ""

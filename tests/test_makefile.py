@@ -1,0 +1,82 @@
+"""The Makefile's promises: what `make help` lists works, with one line where something is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import hashbench
+from hashbench.report.csvfile import read_rows
+
+CHECKOUT = Path(hashbench.__file__).parents[1]
+STAMP = Path(".venv", ".installed")
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("make") is None, reason="there is no make here"),
+    pytest.mark.skipif(not (CHECKOUT / "Makefile").exists(), reason="hashbench is installed, there is no Makefile"),
+]
+needs_environment = pytest.mark.skipif(
+    not (CHECKOUT / STAMP).exists(), reason="there is no .venv in the checkout; `make setup` makes it"
+)
+
+
+def make(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """``make`` in the checkout. It takes .venv as it is (``-o``), since tests install nothing, and no variable of the
+    make that may have started the tests."""
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+    }
+    command = ["make", "--no-print-directory", "-o", str(STAMP), *arguments]
+    return subprocess.run(
+        command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.mark.parametrize("arguments", [(), ("help",)], ids=["make", "make help"])
+def test_help_lists_the_targets(arguments: tuple[str, ...]) -> None:
+    done = make(*arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    listed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("  make ")]
+    assert listed[:8] == ["help", "setup", "sweep", "compare", "bench", "test", "check", "clean"]
+
+
+@needs_environment
+@pytest.mark.parametrize("arguments", [(), ("BASE=results/expected",), ("NEW=results/mine",)], ids=str)
+def test_compare_without_both_says_so_on_one_line(arguments: tuple[str, ...]) -> None:
+    done = make("compare", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    said, make_itself = done.stderr.splitlines()
+    assert said == "make compare needs both: make compare BASE=results/expected NEW=results/mine"
+    assert make_itself.startswith("make: ***")
+
+
+def test_old_python_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    old = tmp_path / "python3"
+    old.write_text('#!/bin/sh\nexec python3 -c "import sys; sys.version_info = (3, 9, 1); $2"\n')
+    old.chmod(0o755)
+    shutil.copy(CHECKOUT / "Makefile", tmp_path)
+    shutil.copy(CHECKOUT / "pyproject.toml", tmp_path)
+    command = ["make", "--no-print-directory", "setup", f"PYTHON={old}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0] == (
+        f"hashbench needs Python 3.11 or newer, {old} is 3.9. Say which with make PYTHON=python3.12."
+    )
+    assert not (tmp_path / ".venv").exists()
+
+
+@needs_environment
+def test_sweep_of_one_model_then_compare(tmp_path: Path) -> None:
+    output = tmp_path / "mine"
+    flags = "FLAGS=--batch-size 1 --iterations 1"
+    done = make("sweep", "ONLY=squeezenet1_1", "MODES=inference", f"OUTPUT={output}", flags)
+    assert done.returncode == 0, done.stderr
+    (row,) = read_rows(output / "inference" / "accuracy.csv")
+    assert (row.name, row.accuracy, row.mode, row.batch_size) == ("squeezenet1_1", "pass", "inference", 1)
+    assert done.stdout.splitlines()[-1] == f"All results of this sweep: {output}"
+    compared = make("compare", f"BASE={output}/inference", f"NEW={output}/inference")
+    assert compared.returncode == 0, compared.stderr

@@ -1,0 +1,857 @@
+"""``BenchmarkRunner``: the steps of a run, what is compared, the statuses, the flags, on models of a few numbers."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import copy
+import gc
+import logging
+import random
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from hashbench import suites, tracefile
+from hashbench.determinism import settings
+from hashbench.records import ModelSpec, Row, RunOptions
+from hashbench.runner import BenchmarkRunner, Outcome, call, clone_inputs
+from hashbench.workload import Workload
+
+RUNS: list[int] = [0]
+"""Counts the runs of a model across its deep copies: what differs from run to run in these tests."""
+
+TRAINING = RunOptions(mode="training")
+INFERENCE = RunOptions(mode="inference")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen_modules() -> Iterator[None]:
+    """As the fork server does: the runner collects garbage after each run, which costs 0.2 s with all of torch."""
+    row_of(workload)  # imports the rest of it
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def _from_the_first_run() -> None:
+    RUNS[0] = 0
+
+
+@pytest.fixture
+def no_log() -> Iterator[None]:
+    """pytest keeps what is logged, with the exceptions and all that these hold."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
+class Counting(torch.nn.Module):
+    """Knows in which run it is: a deep copy is made for each."""
+
+    run = 0
+
+    def __deepcopy__(self, memo):
+        RUNS[0] += 1
+        memo[id(self)] = made = self.__class__.__new__(self.__class__)
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        made.run = RUNS[0]
+        return made
+
+
+class Linear(Counting):
+    """One layer with a buffer; ``change`` may act on it in every forward pass, knowing the run."""
+
+    def __init__(self, change: Callable[[Linear, torch.Tensor], torch.Tensor | None] | None = None) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2)
+        self.register_buffer("count", torch.zeros(1))
+        self.change = change
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.layer(x)
+        changed = self.change(self, out) if self.change is not None else None
+        return out if changed is None else changed
+
+
+def workload(change=None, **parts) -> Workload:
+    return Workload(**{"module": Linear(change), "inputs": (torch.ones(4, 3),), **parts})
+
+
+def check(made: Workload, options: RunOptions = INFERENCE, **arguments) -> Outcome:
+    torch.manual_seed(0)
+    return BenchmarkRunner(options).check_accuracy(replace(made, iterations=made.iterations or 1), **arguments)
+
+
+class _Suite(BenchmarkRunner):
+    """A runner whose suite is one function."""
+
+    build: Callable[[], Workload]
+
+    def load_model(self, spec: ModelSpec) -> Workload:
+        made, suites.load = suites.load, lambda *_, **__: self.build()
+        try:
+            return super().load_model(spec)
+        finally:
+            suites.load = made
+
+
+def row_of(build: Callable[[], Workload], options: RunOptions = INFERENCE, **spec) -> Row:
+    runner = _Suite(options)
+    runner.build = build
+    return runner.run_model(ModelSpec(suite="here", name="model", **spec))
+
+
+def differing(outcome: Outcome) -> tuple[str, ...]:
+    assert outcome.difference is not None, outcome
+    return outcome.difference.names
+
+
+# ------------------------------------------------------------------------------------------------ order of steps
+
+
+class _Watched(BenchmarkRunner):
+    def __init__(self, options: RunOptions) -> None:
+        super().__init__(options)
+        self.steps: list[str] = []
+
+    def deepcopy_model(self, module):
+        drawn = torch.rand(()).item(), random.random(), np.random.rand()
+        stance = torch._dynamo.eval_frame._stance.stance
+        self.steps.append(f"copy under {stance} with {drawn}")
+        seed_all(self.options.seed)
+        return super().deepcopy_model(module)
+
+    def init_optimizer(self, workload, model, name=""):
+        made = super().init_optimizer(workload, model, name)
+        self.steps.append(f"optimizer {type(made).__name__}")
+        return made
+
+    def forward_and_backward_pass(self, *arguments):
+        self.steps.append("step")
+        return super().forward_and_backward_pass(*arguments)
+
+
+def seed_all(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+def test_each_run_resets_copies_makes_an_optimizer_and_steps() -> None:
+    runner = _Watched(RunOptions(mode="training", runs=3))
+    runner.check_accuracy(workload(iterations=2))
+    first = runner.steps[:4]
+    assert "under force_eager" in first[0]
+    assert [step.split()[0] for step in first] == ["copy", "optimizer", "step", "step"]
+    assert first[1] == "optimizer Adam"
+    assert runner.steps == first * 3
+
+
+def test_each_generator_is_reset_to_the_seed_before_each_run() -> None:
+    drawn = []
+
+    def draw(_model, out):
+        drawn.append((torch.rand(()).item(), random.random(), float(np.random.rand())))
+        return out + drawn[-1][0] + drawn[-1][1] + drawn[-1][2]
+
+    assert check(workload(draw)).accuracy == "pass"
+    seed_all(1337)
+    assert drawn == [(torch.rand(()).item(), random.random(), float(np.random.rand()))] * 2
+
+
+def test_dropout_is_the_same_in_both_runs_and_without_tracing() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(3, 64), torch.nn.Dropout(), torch.nn.Linear(64, 1))
+    made = Workload(module=module, inputs=torch.randn(4, 3), iterations=2)
+    outcome = check(made, replace(TRAINING, untraced_pair=True))
+    assert (outcome.accuracy, outcome.untraced, outcome.perturbed_ops) == ("pass", "agree", "")
+
+
+def test_weights_move_on_the_cpu() -> None:
+    seen = []
+    check(workload(lambda model, _out: seen.append(model.layer.weight.detach().clone()), iterations=3), TRAINING)
+    assert len(seen) == 6
+    assert not torch.equal(seen[0], seen[1])
+    assert torch.equal(seen[2], seen[5])
+
+
+def test_model_itself_is_never_run_nor_changed() -> None:
+    made = workload(lambda model, _out: model.count.add_(1))
+    before = {name: value.clone() for name, value in made.module.state_dict().items()}
+    check(made, TRAINING)
+    assert made.module.run == 0
+    assert all(torch.equal(before[name], value) for name, value in made.module.state_dict().items())
+
+
+def test_example_inputs_are_cloned_for_every_run() -> None:
+    class Spoils(torch.nn.Module):
+        def forward(self, batch):
+            return batch["x"].add_(1) + batch["sizes"][0]
+
+    made = Workload(module=Spoils(), inputs=({"x": torch.zeros(2), "sizes": [torch.ones(1)]},))
+    assert check(made).accuracy == "pass"
+    assert torch.equal(made.inputs[0]["x"], torch.zeros(2))
+
+
+# ------------------------------------------------------------------------------------------- what is compared
+
+
+class _Grad(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, extra):
+        ctx.extra = extra
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad + ctx.extra, None
+
+
+def _in_second_run(model: Linear) -> float:
+    return float(model.run % 2 == 0)
+
+
+def _buffer(model, _out):
+    model.count.add_(_in_second_run(model))
+
+
+def _gradient(model, _out):
+    # Adds the difference to the gradient of the bias alone: a gradient that the optimizer below does not use.
+    model.layer.bias.register_hook(lambda grad: grad + _in_second_run(model))
+
+
+def no_optimizer(_parameters) -> torch.optim.Optimizer:
+    return torch.optim.SGD(_parameters, lr=0.0)
+
+
+def _output_only(model, out):
+    return out, torch.full((1,), _in_second_run(model))
+
+
+def first_of(output) -> torch.Tensor:
+    return (output[0] if isinstance(output, tuple) else output).mean()
+
+
+class _InputGradient(Linear):
+    def forward(self, x):
+        return self.layer(_Grad.apply(x, _in_second_run(self)))
+
+
+class _OddOptimizer(torch.optim.SGD):
+    """Leaves one more number in its state, another in each second run."""
+
+    made = 0
+
+    def __init__(self, parameters, *, which: str) -> None:
+        super().__init__(parameters, lr=0.0)
+        _OddOptimizer.made += 1
+        self.which, self.odd = which, float(_OddOptimizer.made % 2)
+
+    def step(self, closure=None):
+        super().step(closure)
+        parameter = self.param_groups[0]["params"][0]
+        if self.which == "state":
+            self.state[parameter]["odd"] = torch.full((1,), self.odd)
+        else:
+            with torch.no_grad():
+                parameter.add_(self.odd)
+
+
+PLANTED = {
+    "an output": (lambda: workload(_output_only, loss=first_of), ["output.0.1"]),
+    "a gradient": (lambda: workload(_gradient, make_optimizer=no_optimizer), ["grad.layer.bias"]),
+    "a buffer": (lambda: workload(_buffer), ["buffer.count"]),
+    "an input gradient": (
+        lambda: Workload(
+            module=_InputGradient(), inputs=(torch.ones(4, 3, requires_grad=True),), make_optimizer=no_optimizer
+        ),
+        ["input_grad.0.0"],
+    ),
+    "the loss": (
+        lambda: workload(loss=lambda out: out.mean() + float(RUNS[0] % 2)),
+        ["loss.0"],
+    ),
+    "the optimizer state": (
+        lambda: workload(make_optimizer=lambda p: _OddOptimizer(p, which="state")),
+        ["optimizer.layer.weight.odd"],
+    ),
+    "a parameter": (
+        lambda: workload(make_optimizer=lambda p: _OddOptimizer(p, which="parameter")),
+        ["parameter.layer.weight"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("build", "names"), PLANTED.values(), ids=PLANTED)
+def test_a_difference_in_one_result_alone_is_found_and_named(build, names: list[str]) -> None:
+    row = row_of(build, replace(TRAINING, iterations=1))
+    assert (row.accuracy, row.error) == ("eager_two_runs_differ", "")
+    assert row.differing_results.split(", ") == names
+
+
+def test_inference_compares_the_outputs_of_each_iteration() -> None:
+    def once(model, out):
+        model.count.add_(1)
+        return out + _in_second_run(model) if model.count.item() == 2 else out
+
+    assert differing(check(workload(once, iterations=3), INFERENCE)) == ("output.1",)
+
+
+def test_training_compares_loss_and_outputs_of_each_iteration() -> None:
+    def once(model, out):
+        model.count.add_(1)
+        return out + _in_second_run(model) if model.count.item() == 1 else out
+
+    found = differing(check(workload(once, iterations=2, make_optimizer=no_optimizer), TRAINING))
+    assert found == ("output.0", "loss.0")
+
+
+def test_results_of_a_model_that_is_not_really_copied_are_kept_from_the_next_run() -> None:
+    class Same(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(3))
+
+        def __deepcopy__(self, memo):
+            return self
+
+        def forward(self, _x):
+            return self.weight.sum() * 0
+
+    assert differing(check(Workload(module=Same(), inputs=torch.ones(3), make_optimizer=Moving), TRAINING)) == (
+        "parameter.weight",
+    )
+
+
+class Moving(torch.optim.SGD):
+    """Moves the first parameter whatever its gradient is."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        with torch.no_grad():
+            self.param_groups[0]["params"][0].add_(1)
+
+
+def test_outputs_of_equal_names_are_both_compared() -> None:
+    def two(model, out):
+        return {"1": torch.full((1,), _in_second_run(model)), 1: out}
+
+    assert check(workload(two)).accuracy == "eager_two_runs_differ"
+
+
+def test_other_strides_are_no_difference_and_no_other_outcome() -> None:
+    def strided(model, out):
+        return out.t().contiguous().t() if model.run % 2 else out.contiguous()
+
+    outcome = check(workload(strided), replace(INFERENCE, runs=4))
+    assert (outcome.accuracy, outcome.distinct) == ("pass", 1)
+
+
+# ---------------------------------------------------------------------------------------------------- statuses
+
+
+def raising(error: BaseException) -> Callable[..., Workload]:
+    def build(*_arguments):
+        raise error
+
+    return build
+
+
+class _CannotMove(torch.nn.Linear):
+    def train(self, _mode=True):
+        raise RuntimeError("cannot be switched")
+
+
+def failing_in_run(number: int, error: Exception) -> Callable[[], Workload]:
+    def change(model, _out):
+        if model.run == number:
+            raise error
+
+    return lambda: workload(change)
+
+
+def _unknown(_model, out):
+    return {"boxes": [out, object()]}
+
+
+def _other_structure(model, out):
+    return [out] * model.run
+
+
+STATUSES = {
+    "loading fails": (raising(ImportError("no module flash")), "model_fail_to_load", "ImportError: no module flash"),
+    "the constructor is not implemented": (
+        raising(NotImplementedError("CPU")),
+        "model_fail_to_load",
+        "NotImplementedError: CPU",
+    ),
+    "it cannot be prepared": (
+        lambda: Workload(module=_CannotMove(1, 1), inputs=torch.ones(1, 1)),
+        "eager_fail_to_run",
+        "cannot be switched",
+    ),
+    "the first run fails": (failing_in_run(1, ValueError("bad")), "eager_1st_run_fail", "ValueError: bad"),
+    "the second run fails": (failing_in_run(2, ValueError("bad")), "eager_2nd_run_fail", "ValueError: bad"),
+    "the first run has no memory": (failing_in_run(1, MemoryError()), "eager_1st_run_OOM", "MemoryError"),
+    "the second run has no memory": (
+        failing_in_run(2, torch.OutOfMemoryError("CUDA out of memory")),
+        "eager_2nd_run_OOM",
+        "out of memory",
+    ),
+    "the CPU allocator has no memory": (
+        failing_in_run(1, RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")),
+        "eager_1st_run_OOM",
+        "allocate",
+    ),
+    "an output has an unknown type": (
+        lambda: workload(_unknown),
+        "results_not_comparable",
+        ".boxes.1 is a builtins.object",
+    ),
+    "the runs have other structures": (
+        lambda: workload(_other_structure),
+        "results_not_comparable",
+        "only the second run has output.0.1",
+    ),
+    "all is well": (workload, "pass", ""),
+}
+
+
+@pytest.mark.parametrize(("build", "accuracy", "error"), STATUSES.values(), ids=STATUSES)
+def test_status_when(build, accuracy: str, error: str) -> None:
+    row = row_of(build)
+    assert row.accuracy == accuracy
+    assert error in row.error
+    assert bool(row.error) == (accuracy != "pass")
+
+
+def test_no_gradient_to_train_is_said() -> None:
+    row = row_of(lambda: workload(lambda _model, out: out.detach()), TRAINING)
+    assert row.accuracy == "eager_1st_run_fail"
+    assert "no output of the model has a gradient" in row.error
+
+
+def _put(_model, out):
+    return out + torch.zeros(4).put_(torch.tensor([0, 1]), torch.ones(2), accumulate=False).sum()
+
+
+def test_op_without_deterministic_kernel_is_named_and_the_pair_runs_with_warnings() -> None:
+    row = row_of(lambda: workload(_put))
+    assert (row.accuracy, row.deterministic, row.nondeterministic_op) == ("pass", "warn", "aten.put_.default")
+
+
+@pytest.mark.parametrize("level", ["warn", "off"])
+def test_op_without_deterministic_kernel_just_runs_where_that_is_allowed(level: str) -> None:
+    row = row_of(lambda: workload(_put), replace(INFERENCE, deterministic=level))
+    assert (row.accuracy, row.deterministic, row.nondeterministic_op) == ("pass", level, "")
+    assert RUNS[0] == 2
+
+
+def test_constructor_that_uses_such_an_op_is_built_again_with_warnings() -> None:
+    def build() -> Workload:
+        _put(None, torch.zeros(1))
+        return workload()
+
+    row = row_of(build)
+    assert (row.accuracy, row.deterministic) == ("pass", "warn")
+    assert row.nondeterministic_op.startswith("put_")
+
+
+def test_level_of_the_zoo_counts_unless_the_flag_says_otherwise() -> None:
+    seen = []
+
+    def build() -> Workload:
+        seen.append(torch.get_deterministic_debug_mode())
+        return workload(lambda *_: seen.append(torch.get_deterministic_debug_mode()))
+
+    assert row_of(build, deterministic="off").deterministic == "off"
+    assert row_of(build, replace(INFERENCE, deterministic="on"), deterministic="off").deterministic == "on"
+    assert seen == [0] * 5 + [2] * 5
+
+
+# ------------------------------------------------------------------------------------------------------- flags
+
+
+@pytest.mark.parametrize(
+    ("dtype", "layer", "output"),
+    [
+        ("float32", torch.float32, torch.float32),
+        ("bfloat16", torch.bfloat16, torch.bfloat16),
+        ("float16", torch.float16, torch.float16),
+        ("amp", torch.float32, torch.bfloat16),
+    ],
+    ids=lambda value: str(value),
+)
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_dtype_flag_casts_model_and_inputs(dtype: str, layer: torch.dtype, output: torch.dtype, mode: str) -> None:
+    seen = set()
+    made = workload(lambda model, out: seen.add((model.layer.weight.dtype, out.dtype)))
+    row = row_of(lambda: made, RunOptions(mode=mode, dtype=dtype, iterations=1))
+    assert (row.accuracy, row.dtype, row.error) == ("pass", dtype, "")
+    assert seen == {(layer, output)}
+
+
+def test_cast_inputs_keep_their_gradients() -> None:
+    def build() -> Workload:
+        return Workload(module=_InputGradient(), inputs=(torch.ones(4, 3, requires_grad=True),))
+
+    row = row_of(build, replace(TRAINING, dtype="bfloat16"))
+    assert "input_grad.0.0" in row.differing_results
+
+
+@pytest.mark.parametrize(
+    ("flag", "own", "data", "expected"),
+    [(None, None, None, 2), (None, None, 3, 3), (None, 4, 3, 4), (5, 4, 3, 5)],
+    ids=["the default", "the zoo's data", "the workload's own", "the flag"],
+)
+def test_iterations_come_from(flag, own, data, expected: int) -> None:
+    steps = []
+    made = workload(lambda *_: steps.append(1), iterations=own)
+    row = row_of(lambda: made, replace(INFERENCE, iterations=flag), iterations=data)
+    assert (row.iterations, len(steps)) == (expected, 2 * expected)
+
+
+def test_every_run_is_compared_with_the_first() -> None:
+    def third(model, out):
+        return out + (model.run == 4)
+
+    row = row_of(lambda: workload(third), replace(INFERENCE, runs=5))
+    assert (row.accuracy, row.runs, row.distinct) == ("eager_two_runs_differ", 5, 2)
+    assert row_of(workload, replace(INFERENCE, runs=5)).distinct == 1
+
+
+def test_distinct_counts_all_outcomes() -> None:
+    assert row_of(lambda: workload(lambda model, out: out + model.run % 3), replace(INFERENCE, runs=5)).distinct == 3
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_threads_are_in_force_while_it_runs(threads: int) -> None:
+    seen, before = [], torch.get_num_threads()
+    row_of(lambda: workload(lambda *_: seen.append(torch.get_num_threads())), replace(INFERENCE, threads=threads))
+    assert set(seen) == {threads}
+    assert torch.get_num_threads() == before
+
+
+def test_seed_decides_weights_and_draws() -> None:
+    def draw(seed: int) -> list[float]:
+        drawn: list[float] = []
+
+        def note(model, _out):
+            drawn.extend([model.layer.weight[0, 0].item(), torch.rand(()).item(), random.random(), np.random.rand()])
+
+        row_of(lambda: workload(note), replace(INFERENCE, seed=seed, iterations=1))
+        assert drawn[:4] == drawn[4:]
+        return drawn[:4]
+
+    assert draw(1) == draw(1)
+    assert not set(draw(1)) & set(draw(2))
+
+
+class _HiddenByOnes(Linear):
+    """Its backward swaps the gradients of two outputs in each second run: invisible where both are equal."""
+
+    def forward(self, x):
+        out = self.layer(x)
+        swap = bool(_in_second_run(self))
+        out.register_hook(lambda grad: grad.flip(1) if swap else grad)
+        return out
+
+
+@pytest.mark.parametrize(
+    ("cotangent", "accuracy"), [("ones", "pass"), ("random", "eager_two_runs_differ")], ids=["ones", "random"]
+)
+def test_random_cotangent_shows_what_a_constant_gradient_hides(cotangent: str, accuracy: str) -> None:
+    def build() -> Workload:
+        return Workload(module=_HiddenByOnes(), inputs=(torch.ones(4, 3),))
+
+    row = row_of(build, replace(TRAINING, cotangent=cotangent))
+    assert row.accuracy == accuracy
+
+
+def test_random_cotangent_is_fixed_and_draws_from_no_global_generator() -> None:
+    drawn = []
+    made = workload(lambda _model, _out: drawn.append(torch.rand(()).item()), iterations=2)
+    assert check(made, replace(TRAINING, cotangent="random")).accuracy == "pass"
+    ones = list(drawn)
+    drawn.clear()
+    check(made, TRAINING)
+    assert drawn == ones
+
+
+def _honest_when_watched(_model, out):
+    # Different in every call, but only where nobody looks.
+    return out if _get_current_dispatch_mode() is not None else out + random.SystemRandom().random()
+
+
+def test_untraced_pair_shows_what_tracing_hides() -> None:
+    row = row_of(lambda: workload(_honest_when_watched), replace(INFERENCE, untraced_pair=True))
+    assert (row.accuracy, row.cause, row.untraced) == ("eager_two_runs_differ", "masked_by_tracing", "differ")
+    assert row.differing_results == "output.0, output.1"
+    assert row_of(lambda: workload(_honest_when_watched)).accuracy == "pass"
+
+
+def test_formula_that_changes_under_a_mode_is_reported_and_no_difference() -> None:
+    class Product(torch.nn.Module):
+        def forward(self, x):
+            return x.prod() if _get_current_dispatch_mode() is None else x.flip(0).cumprod(0)[-1]
+
+    made = Workload(module=Product(), inputs=(torch.linspace(0.1, 3, 101),))
+    row = row_of(lambda: made, replace(INFERENCE, untraced_pair=True))
+    assert (row.accuracy, row.untraced) == ("pass", "agree")
+    assert row.perturbed_ops
+
+
+def test_unperturbed_model_says_so() -> None:
+    row = row_of(workload, replace(TRAINING, untraced_pair=True))
+    assert (row.untraced, row.perturbed_ops) == ("agree", "")
+
+
+# ----------------------------------------------------------------------------------------- the parts of a Workload
+
+
+def test_make_inputs_is_called_for_every_run_inside_the_reset_state() -> None:
+    made = []
+
+    def inputs():
+        made.append(torch.rand(4, 3))
+        return (made[-1],)
+
+    row = row_of(lambda: workload(make_inputs=inputs, inputs=None), replace(INFERENCE, runs=3))
+    assert row.accuracy == "pass"
+    assert len(made) == 3
+    assert torch.equal(made[0], made[1])
+    assert made[0].data_ptr() != made[1].data_ptr()
+
+
+def test_make_inputs_that_differ_are_blamed_on_the_input() -> None:
+    row = row_of(lambda: workload(make_inputs=lambda: (torch.full((4, 3), float(RUNS[0])),), inputs=None))
+    assert (row.accuracy, row.origin) == ("eager_two_runs_differ", "input")
+
+
+def test_optimizer_of_the_workload_or_of_the_data() -> None:
+    runner = BenchmarkRunner(TRAINING)
+    made = workload(make_optimizer=lambda p: torch.optim.Adagrad(p))
+    assert isinstance(runner.init_optimizer(made, made.module), torch.optim.Adagrad)
+    assert isinstance(runner.init_optimizer(workload(), made.module, "sgd"), torch.optim.SGD)
+    assert BenchmarkRunner(INFERENCE).init_optimizer(made, made.module) is None
+
+
+def test_frozen_parameters_are_not_given_to_the_optimizer() -> None:
+    made = workload()
+    made.module.layer.weight.requires_grad_(False)
+    optimizer = BenchmarkRunner(TRAINING).init_optimizer(made, made.module)
+    assert optimizer is not None
+    assert optimizer.param_groups[0]["params"] == [made.module.layer.bias]
+
+
+def test_loss_of_the_workload_is_used() -> None:
+    seen = []
+
+    def loss(out):
+        seen.append(out.shape)
+        return out.square().sum()
+
+    assert check(workload(loss=loss), TRAINING).accuracy == "pass"
+    assert seen == [(4, 2)] * 2
+
+
+INPUTS = {
+    "a tensor": torch.ones(2),
+    "a tuple": (torch.ones(2), 3),
+    "keywords": {"x": torch.ones(2)},
+}
+
+
+@pytest.mark.parametrize("inputs", INPUTS.values(), ids=INPUTS)
+def test_model_is_called_with(inputs) -> None:
+    class Adds(torch.nn.Module):
+        def forward(self, x, more=0):
+            return x + more
+
+    assert call(Adds(), inputs).shape == (2,)
+
+
+TENSORS = {
+    "a transposed one": torch.arange(6.0).reshape(2, 3).t(),
+    "one with holes": torch.arange(12.0)[::3],
+    "an expanded one": torch.ones(3).expand(4, 3),
+    "overlapping windows": torch.arange(6.0).unfold(0, 3, 1),
+    "a conjugate": torch.tensor([1 + 1j]).conj(),
+    "an empty one": torch.empty(0, 3),
+    "a sparse one": torch.eye(3).to_sparse(),
+}
+
+
+@pytest.mark.parametrize("tensor", TENSORS.values(), ids=TENSORS)
+def test_clone_of_input_keeps_values_and_strides(tensor: torch.Tensor) -> None:
+    made = clone_inputs([tensor])[0]
+    assert torch.equal(made.to_dense(), tensor.to_dense())
+    if tensor.layout is torch.strided:
+        assert made.stride() == tensor.stride()
+        assert not tensor.numel() or made.data_ptr() != tensor.data_ptr()
+
+
+def test_clone_of_inputs_rebuilds_containers() -> None:
+    batch = collections.defaultdict(list, {"x": (torch.ones(1), "name"), "more": [{"y": torch.ones(1)}]})
+    made = clone_inputs(batch)
+    made["x"][0].add_(1)
+    made["more"][0]["y"].add_(1)
+    made["new"].append(1)
+    assert type(made) is collections.defaultdict
+    assert (batch["x"][0].item(), batch["more"][0]["y"].item(), list(batch)) == (1.0, 1.0, ["x", "more"])
+
+
+def test_clone_keeps_the_wish_for_a_gradient() -> None:
+    made = clone_inputs((torch.ones(2, requires_grad=True), torch.ones(2)))
+    assert [tensor.requires_grad for tensor in made] == [True, False]
+    assert made[0].is_leaf
+
+
+# --------------------------------------------------------------------------------------------- what is left behind
+
+SETTINGS = {
+    "default dtype": (lambda: torch.set_default_dtype(torch.float64), "default_dtype: torch.float32 to torch.float64"),
+    "default device": (lambda: torch.set_default_device("cpu"), "default_device: None to cpu"),
+    "denormals": (lambda: torch.set_flush_denormal(True), "flush_denormal: False to True"),
+    "autocast dtype": (
+        lambda: torch.set_autocast_dtype("cpu", torch.float16),
+        "autocast_cpu_dtype: torch.bfloat16 to torch.float16",
+    ),
+    "determinism": (lambda: torch.use_deterministic_algorithms(False), "deterministic_algorithms: on to off"),
+    "a backend flag": (lambda: setattr(torch.backends.mkldnn, "enabled", False), "mkldnn.enabled: True to False"),
+    "threads": (lambda: torch.set_num_threads(3), "num_threads: 2 to 3"),
+    "grad mode": (lambda: torch._C._set_grad_enabled(True), "grad_enabled: False to True"),
+}
+
+
+@pytest.mark.parametrize(("change", "text"), SETTINGS.values(), ids=SETTINGS)
+def test_setting_that_a_run_changes_is_reported_and_put_back(change, text: str) -> None:
+    before, seen = settings(), []
+
+    def spoil(_model, out):
+        seen.append(settings())
+        change()
+        return out.detach() * 1
+
+    row = row_of(lambda: workload(spoil), replace(INFERENCE, iterations=1, threads=2))
+    assert text in row.settings_changed
+    assert row.accuracy == "pass"
+    assert seen[0] == seen[1]
+    assert settings() == before
+
+
+def state_of_generators() -> tuple[object, ...]:
+    numpy = np.random.get_state()
+    return random.getstate(), numpy[1].tolist(), numpy[2], torch.get_rng_state().tolist()
+
+
+@pytest.mark.parametrize(
+    "build",
+    [workload, raising(ValueError("load")), failing_in_run(1, ValueError("run")), lambda: workload(_put)],
+    ids=["a run that ends well", "a model that does not load", "a run that fails", "a run that is repeated"],
+)
+def test_settings_and_generators_of_the_caller_survive(build) -> None:
+    before = settings(), state_of_generators()
+    row_of(build, replace(TRAINING, threads=1))
+    assert (settings(), state_of_generators()) == before
+
+
+def test_nothing_is_kept_alive() -> None:
+    references = []
+
+    def build() -> Workload:
+        made = workload(_output_only, loss=first_of)
+        references.append(weakref.ref(made.module))
+        references.append(weakref.ref(made.inputs[0]))
+        return made
+
+    row = row_of(build, TRAINING)
+    assert row.accuracy == "eager_two_runs_differ"
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
+
+
+@pytest.mark.usefixtures("no_log")
+def test_memory_of_a_failed_run_is_free_before_the_next_model() -> None:
+    references = []
+
+    def build() -> Workload:
+        def fail(_model, out):
+            references.append(weakref.ref(out))
+            raise ValueError("bad")
+
+        return workload(fail)
+
+    assert row_of(build, TRAINING).accuracy == "eager_1st_run_fail"
+    assert references[0]() is None
+
+
+@pytest.mark.parametrize("keep", [False, True], ids=["only those of a difference", "all of them"])
+def test_traces_are_kept(keep: bool, tmp_path: Path) -> None:
+    options = replace(INFERENCE, output=str(tmp_path), keep_traces=keep)
+    passing = row_of(workload, options)
+    assert len(passing.traces.split()) == (2 if keep else 0)
+    row = row_of(lambda: workload(lambda model, out: out + model.run), options)
+    first, second = (tracefile.read(tmp_path / name) for name in row.traces.split())
+    assert [record.op for record in first.records] == [record.op for record in second.records]
+    assert first.results != second.results
+    assert len(list((tmp_path / "traces").iterdir())) == 2
+
+
+def test_without_a_folder_no_trace_is_written(tmp_path: Path) -> None:
+    with contextlib.chdir(tmp_path):
+        assert row_of(lambda: workload(lambda model, out: out + model.run)).traces == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------------------ the diagnosis
+
+
+def test_difference_that_comes_again_is_confirmed() -> None:
+    row = row_of(lambda: workload(lambda model, out: out + model.run))
+    assert row.confirmed.startswith("yes")
+    assert (row.origin, row.op_index is not None) == ("outside", True)
+
+
+def test_difference_that_never_comes_again_is_not_confirmed() -> None:
+    row = row_of(lambda: workload(lambda model, out: out + (model.run == 2)))
+    assert (row.accuracy, row.confirmed) == ("eager_two_runs_differ", "no: 3 further pairs agreed")
+    assert RUNS[0] == 2 + 2 * 3
+
+
+def test_harmless_garbage_is_counted_and_passes() -> None:
+    class Reader(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = torch.nn.LSTM(16, 16)
+
+        def forward(self, x):
+            torch.full((1 << 16,), float(RUNS[0] + 1))  # freed memory of another content in each run
+            RUNS[0] += 1
+            return self.lstm(x)[0]
+
+    def build() -> Workload:
+        return Workload(module=Reader(), inputs=(torch.randn(5, 2, 16),))
+
+    row = row_of(build, replace(TRAINING, deterministic="off", runs=4))
+    assert row.accuracy == "pass"
+    assert row.benign
+    assert "mkldnn_rnn_layer" in row.benign_ops
+
+
+def test_row_of_torchvisions_cheapest_model_says_all() -> None:
+    spec = next(spec for spec in suites.catalog("torchvision") if spec.name == "squeezenet1_1")
+    options = RunOptions(mode="inference", batch_size=1, iterations=1)
+    row = BenchmarkRunner(options).run_model(spec)
+    assert (row.accuracy, row.batch_size, row.runs, row.distinct, row.benign) == ("pass", 1, 2, 1, 0)
+    assert row.ops
+    assert row.seconds
+    assert row.peak_memory_mib

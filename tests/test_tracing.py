@@ -1,0 +1,865 @@
+"""The rules of tracing (docs/design.md), one by one, on real torch ops."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import random
+import re
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import optimizer as optimizer_module
+from torch.utils.checkpoint import checkpoint
+
+from hashbench import HashDebugTrace, tracefile
+from hashbench.digest import digest
+from hashbench.divergence import find
+from hashbench.opplan import OpPlan, Pattern, plan_of
+from hashbench.records import HashbenchError, OpRecord, Trace
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+def ops(trace: HashDebugTrace | Trace) -> list[str]:
+    """The names of all recorded ops, without namespace and overload."""
+    found = trace.finish() if isinstance(trace, HashDebugTrace) else trace
+    return [record.op.split(".")[1] for record in found.records]
+
+
+def record(trace: HashDebugTrace, op: str, nth: int = 0) -> OpRecord:
+    """The nth record of an op."""
+    return [r for r in trace.finish().records if r.op.split(".")[1] == op][nth]
+
+
+def values(found: OpRecord) -> list[str]:
+    return [output.value for output in found.outputs]
+
+
+def value(tensor: torch.Tensor) -> str:
+    return digest(tensor).value
+
+
+# ------------------------------------------------------------------------------- 1. every byte that is written
+
+
+def test_an_op_that_returns_nothing_records_every_tensor_of_its_list() -> None:
+    x, y = torch.rand(3), torch.rand(5)
+    with HashDebugTrace() as trace:
+        torch._foreach_add_([x, y], 1.0)
+    assert values(record(trace, "_foreach_add_")) == [value(x), value(y)]
+
+
+@pytest.mark.parametrize("options", [{"foreach": True}, {"fused": True}, {"foreach": False}], ids=str)
+def test_an_optimizer_step_records_parameters_and_state(options: dict[str, bool]) -> None:
+    weight = nn.Parameter(torch.rand(4))
+    weight.grad = torch.rand(4)
+    optimizer = torch.optim.Adam([weight], **options)
+    with HashDebugTrace() as trace:
+        optimizer.step()
+    left = {digest for r in trace.finish().records for digest in values(r)}
+    state = optimizer.state[weight]
+    assert {value(weight), value(state["exp_avg"]), value(state["exp_avg_sq"]), value(state["step"])} <= left
+    assert {r.phase for r in trace.finish().records} == {"optimizer"}
+
+
+@pytest.mark.parametrize("track", [True, False], ids=["training", "evaluation"])
+def test_batch_norm_records_its_running_statistics_when_it_moves_them(track: bool) -> None:
+    model = nn.BatchNorm1d(3).train(track)
+    with HashDebugTrace() as trace:
+        out = model(torch.rand(4, 3))
+    left = [v for r in trace.finish().records for v in values(r)]
+    assert value(out) in left
+    assert (value(model.running_mean) in left) == (value(model.running_var) in left) == track
+
+
+def test_an_op_that_returns_a_tuple_records_every_output() -> None:
+    x = torch.rand(4, 5)
+    with HashDebugTrace() as trace:
+        first, second = torch.sort(x)
+    assert values(record(trace, "sort")) == [value(first), value(second)]
+
+
+def test_lstm_is_traced_without_changing_it() -> None:
+    model, x = nn.LSTM(4, 5, 2), torch.rand(3, 2, 4)
+    expected = model(x)[0]
+    with HashDebugTrace() as trace:
+        found = model(x)[0]
+    assert torch.equal(found, expected)
+    assert value(found) in [v for r in trace.finish().records for v in values(r)]
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        pytest.param(lambda x: x.split(2), id="split"),
+        pytest.param(lambda x: x.chunk(2), id="chunk"),
+        pytest.param(lambda x: x.unbind(), id="unbind"),
+        pytest.param(lambda x: x.t(), id="transpose"),
+        pytest.param(lambda x: x[1:], id="slice"),
+        pytest.param(lambda x: x.view(-1), id="view"),
+        pytest.param(lambda x: x.detach(), id="detach"),
+        pytest.param(lambda x: x.expand(2, 4, 4), id="expand"),
+        pytest.param(lambda x: x.diagonal(), id="diagonal"),
+        pytest.param(lambda x: torch.view_as_real(torch.view_as_complex(x.view(4, 2, 2))), id="complex views"),
+    ],
+)
+@pytest.mark.parametrize("computed", [True, False], ids=["of a computed tensor", "of a leaf"])
+def test_a_view_writes_nothing(take: Any, computed: bool) -> None:
+    x = torch.rand(4, 4)
+    with HashDebugTrace() as trace:
+        take(x * 2 if computed else x)
+    views = trace.finish().records[int(computed) :]
+    assert views
+    assert all(view.outputs == () for view in views)
+
+
+def test_an_out_variant_records_what_it_wrote_into() -> None:
+    x, out = torch.rand(3), torch.zeros(3)
+    with HashDebugTrace() as trace:
+        torch.add(x, x, out=out)
+        out.mul(1)
+    (ref,) = [ref for ref in record(trace, "add").inputs if ref.argument == "out"]
+    assert ref.written
+    assert values(record(trace, "add")) == [value(out)]
+    assert record(trace, "mul").inputs[0].source == record(trace, "add").id
+
+
+def test_an_out_variant_that_grows_its_target_records_the_grown_tensor() -> None:
+    out = torch.empty(0)
+    with HashDebugTrace() as trace:
+        torch.add(torch.ones(3), 1, out=out)
+        out.mul(1)
+    assert values(record(trace, "add")) == [value(out)]
+    assert record(trace, "mul").inputs[0].source == record(trace, "add").id
+
+
+@pytest.mark.parametrize(
+    "allocate",
+    [
+        pytest.param(lambda: torch.empty(3), id="empty"),
+        pytest.param(lambda: torch.empty_like(torch.zeros(3)), id="empty like"),
+        pytest.param(lambda: torch.empty_strided((3, 2), (2, 1)), id="empty strided"),
+        pytest.param(lambda: torch.zeros(2).new_empty(3), id="new empty"),
+        pytest.param(lambda: torch.zeros(2).resize_(300), id="growing by resize"),
+    ],
+)
+def test_an_allocation_is_blank(allocate: Any) -> None:
+    with HashDebugTrace() as trace:
+        allocate()
+    last = trace.finish().records[-1]
+    assert last.blank
+    assert values(last) == [""]
+
+
+def test_a_resize_that_stays_within_the_storage_is_no_allocation() -> None:
+    with HashDebugTrace() as trace:
+        torch.zeros(4).resize_(2)
+    assert not record(trace, "resize_").blank
+
+
+@pytest.mark.parametrize(
+    ("read", "expected"),
+    [
+        (lambda x: x.sum().item(), "3.0"),
+        (lambda x: bool(x.sum() > 1), "True"),
+        (lambda x: int(x.long().sum()), "3"),
+        (lambda x: torch.equal(x, x), "True"),
+    ],
+    ids=["item", "bool", "int", "equal"],
+)
+def test_a_python_scalar_that_an_op_returns_is_recorded(read: Any, expected: str) -> None:
+    with HashDebugTrace() as trace:
+        read(torch.ones(3))
+    assert trace.finish().records[-1].scalar == expected
+
+
+# ----------------------------------------------------------------------------------------- 2. every leaf once
+
+
+def test_every_kind_of_leaf_is_hashed_once_and_named() -> None:
+    model = nn.BatchNorm1d(3).eval()
+    x, other = torch.rand(4, 3), torch.rand(4, 3)
+    with HashDebugTrace(model=model, inputs=(x,)) as trace:
+        model(x) + other + x + other
+    found = {leaf.id: leaf.digest.value for leaf in trace.finish().leaves}
+    assert found == {
+        "input/0": value(x),
+        "parameter/BatchNorm1d.weight": value(model.weight),
+        "parameter/BatchNorm1d.bias": value(model.bias),
+        "buffer/BatchNorm1d.running_mean": value(model.running_mean),
+        "buffer/BatchNorm1d.running_var": value(model.running_var),
+        "other/#0": value(other),
+    }
+
+
+def test_a_parameter_is_named_without_registration_too() -> None:
+    model = nn.Linear(2, 2)
+    with HashDebugTrace() as trace:
+        model(torch.ones(1, 2))
+    assert {"parameter/Linear.weight", "parameter/Linear.bias"} <= {leaf.id for leaf in trace.finish().leaves}
+
+
+def test_tied_weights_are_one_leaf() -> None:
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    model[1].weight = model[0].weight
+    with HashDebugTrace(model=model) as trace:
+        model(torch.ones(1, 3))
+    assert [leaf.id for leaf in trace.finish().leaves if leaf.kind == "parameter"] == ["parameter/Sequential.0.weight"]
+
+
+def test_two_parts_of_one_storage_are_two_leaves() -> None:
+    whole = torch.rand(8)
+    first, second = whole[:4], whole[4:]
+    with HashDebugTrace() as trace:
+        first + second
+        first + first
+    assert [leaf.digest.value for leaf in trace.finish().leaves] == [value(first), value(second)]
+
+
+def test_an_expanded_leaf_does_not_hide_the_rest_of_its_storage() -> None:
+    whole = torch.rand(4)
+    expanded, rest = whole[:1].expand(4), whole[2:]
+    with HashDebugTrace() as trace:
+        expanded + 1
+        rest + 1
+    assert [leaf.digest.value for leaf in trace.finish().leaves][1:] == [value(rest)]
+
+
+def test_a_leaf_in_part_written_by_an_op_still_shows_what_it_did_not_write() -> None:
+    traces = []
+    for rest in (2.0, 3.0):
+        whole = torch.tensor([1.0, 1.0, rest, rest])
+        with HashDebugTrace() as trace:
+            whole[:2].add_(1)
+            result = whole[2:] + 1
+        trace.add_result("output", result)
+        traces.append(trace.finish())
+    found = find(*traces).divergence
+    assert found is not None
+    assert (found.origin, found.node) == ("outside", "other/#0")
+
+
+def test_a_leaf_that_was_written_between_registration_and_reading_says_so() -> None:
+    x = torch.rand(4)
+    before = value(x)
+    trace = HashDebugTrace(inputs=(x,))
+    x.numpy()[0] = 5
+    with trace:
+        x + 1
+    (leaf,) = trace.finish().leaves
+    assert (leaf.initial, leaf.digest.value) == (before, value(x))
+
+
+# ---------------------------------------------------------------------------------------------- 3. the graph
+
+
+@pytest.mark.parametrize(
+    "through",
+    [
+        pytest.param(lambda x: x, id="directly"),
+        pytest.param(lambda x: x.t()[0], id="a view of a view"),
+        pytest.param(lambda x: x.detach(), id="detach"),
+        pytest.param(lambda x: x.data, id="data"),
+        pytest.param(lambda x: torch.empty(0).set_(x), id="set_"),
+        pytest.param(lambda x: nn.Parameter(x), id="a parameter"),
+        pytest.param(lambda x: x.unflatten(0, (2, 2)), id="unflatten"),
+    ],
+)
+def test_a_reader_refers_to_the_last_writer(through: Any) -> None:
+    with HashDebugTrace() as trace:
+        x = torch.ones(4, 4) * 2
+        y = through(x)
+        y + 1
+        x.mul_(3)
+        y - 1
+    assert record(trace, "add").inputs[0].source == record(trace, "mul").id
+    assert record(trace, "mul_").inputs[0] == record(trace, "mul_").inputs[0]._replace(
+        source=record(trace, "mul").id, written=True
+    )
+    assert record(trace, "sub").inputs[0].source == record(trace, "mul_").id
+
+
+def test_a_reference_has_the_place_in_the_storage() -> None:
+    with HashDebugTrace() as trace:
+        x = torch.ones(4, 4) * 2
+        x[2] + 1
+    assert record(trace, "add").inputs[0].offset == 8
+
+
+def test_a_recycled_address_is_not_mistaken_for_the_tensor_that_lived_there() -> None:
+    with HashDebugTrace() as trace:
+        for number in range(20):
+            x = torch.ones(1000) * number
+            del x
+            torch.from_numpy(np.full(1000, number, dtype=np.float32)) + 1
+    for number in range(20):
+        assert record(trace, "add", number).inputs[0].source == f"other/#{number}"
+
+
+# ----------------------------------------------------------------------------- 4. phases, modules, forward ops
+
+
+class Twice(nn.Module):
+    """Calls one module twice and a shared one from two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+        self.again = self.inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.again(self.inner(x)) + 1
+
+
+def test_module_paths_follow_nesting_repetition_and_sharing() -> None:
+    with HashDebugTrace() as trace:
+        Twice()(torch.ones(1, 3))
+    found = [(r.op.split(".")[1], r.module) for r in trace.finish().records if r.outputs]
+    once = [("addmm", "Twice.inner.0"), ("relu", "Twice.inner.1")]
+    assert found[-5:] == [*once, *once, ("add", "Twice")]
+
+
+class Catches(nn.Module):
+    """Catches the exception of a module inside it."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        try:
+            return self.inner(x)
+        except RuntimeError:
+            return x + 1
+
+
+def test_the_path_is_right_after_an_exception_that_the_model_caught() -> None:
+    with HashDebugTrace() as trace:
+        Catches(Catches(nn.Sequential(nn.Linear(7, 7))))(torch.ones(1, 3)).mul(2)
+    assert (record(trace, "add").module, record(trace, "mul").module) == ("Catches.inner", "")
+
+
+def test_phases_and_the_forward_op_of_a_backward_op() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
+    with HashDebugTrace() as trace:
+        loss = model(torch.rand(2, 3)).sum()
+        loss.backward()
+        optimizer.step()
+        loss * 2
+    tanh = record(trace, "tanh_backward")
+    assert (tanh.phase, tanh.module, tanh.forward_op) == ("backward", "Sequential.1", record(trace, "tanh").id)
+    assert record(trace, "mm").forward_op == record(trace, "addmm", 1).id
+    assert {r.phase for r in trace.finish().records if "_foreach" in r.op} == {"optimizer"}
+    assert trace.finish().records[-1].phase == "forward"
+
+
+def test_a_second_backward_through_the_same_graph_belongs_to_the_same_forward_op() -> None:
+    with HashDebugTrace() as trace:
+        y = torch.rand(3, requires_grad=True).tanh().sum()
+        y.backward(retain_graph=True)
+        y.backward()
+    assert [record(trace, "tanh_backward", n).forward_op for n in (0, 1)] == [record(trace, "tanh").id] * 2
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpointed_module_is_computed_again_in_backward(reentrant: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    with HashDebugTrace() as trace:
+        x = torch.rand(2, 3, requires_grad=True)
+        checkpoint(model, x, use_reentrant=reentrant).sum().backward()
+    backward = record(trace, "tanh_backward")
+    assert backward.phase == record(trace, "tanh", 1).phase == "backward"
+    assert record(trace, "tanh", 1).module == "Sequential.1"
+    if not reentrant:
+        assert backward.module == "Sequential.1"
+
+
+class Double(torch.autograd.Function):
+    """A custom function with an op of its own in both directions."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(_ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad.mul(2)
+
+
+def test_a_custom_function_links_backward_to_forward() -> None:
+    with HashDebugTrace() as trace:
+        Double.apply(torch.rand(3, requires_grad=True)).sum().backward()
+    assert record(trace, "mul", 1).forward_op == record(trace, "mul", 0).id
+
+
+def test_a_graph_that_was_built_before_the_trace_has_no_forward_op() -> None:
+    y = torch.rand(3, requires_grad=True).tanh()
+    with HashDebugTrace() as trace:
+        torch.ones(3).neg()
+        y.backward(torch.ones(3))
+    assert record(trace, "tanh_backward").forward_op == ""
+
+
+def test_ops_in_hooks_are_recorded_in_backward() -> None:
+    x = torch.rand(3, requires_grad=True)
+    x.register_hook(lambda grad: grad * 3)
+    with HashDebugTrace() as trace:
+        (x + 1).sum().backward()
+    assert record(trace, "mul").phase == "backward"
+
+
+# ----------------------------------------------------------------------------------------------- 5. seeded ops
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        pytest.param(lambda _: nn.functional.dropout(torch.ones(8)), id="dropout"),
+        pytest.param(lambda _: torch.ones(8).bernoulli_(), id="bernoulli_"),
+        pytest.param(lambda _: torch.randn(8), id="randn"),
+        pytest.param(lambda _: torch.randperm(8), id="randperm"),
+        pytest.param(lambda _: torch.multinomial(torch.ones(8), 2), id="multinomial"),
+        pytest.param(lambda own: torch.rand(8, generator=own), id="a generator of its own"),
+        pytest.param(lambda own: torch.ones(8).normal_(generator=own), id="in place from a generator of its own"),
+    ],
+)
+def test_a_seeded_op_records_the_state_of_its_generator(draw: Any) -> None:
+    def states(seed: int) -> list[str]:
+        torch.manual_seed(seed)
+        own = torch.Generator().manual_seed(seed)
+        with HashDebugTrace() as trace:
+            draw(own)
+        return [r.rng for r in trace.finish().records if r.rng]
+
+    assert states(1) == states(1) != states(2)
+    assert len(states(1)) == 1
+
+
+def test_drawing_on_the_meta_device_is_traced() -> None:
+    with HashDebugTrace() as trace:
+        torch.rand(3, device="meta") + 1
+    assert values(record(trace, "add")) == ["meta"]
+
+
+# -------------------------------------------------------------------------------- inputs hashed, source lines
+
+
+def test_hashed_inputs_expose_a_write_behind_torch() -> None:
+    with HashDebugTrace(hash_inputs=True) as trace:
+        x = torch.ones(4) * 2
+        x.numpy()[0] = 7
+        x + 1
+    (ref,) = record(trace, "add").inputs
+    assert ref.digest == value(x) != values(record(trace, "mul"))[0]
+
+
+def test_hashed_inputs_expose_a_write_that_the_schema_does_not_declare() -> None:
+    with torch.library._scoped_library("hashbench_test", "DEF") as library:
+        library.define("hidden(Tensor x) -> Tensor")
+        library.impl("hidden", lambda x: x.numpy().__setitem__(0, 9) or x.clone(), "CPU")
+        with HashDebugTrace(hash_inputs=True) as trace:
+            x = torch.ones(4) * 2
+            torch.ops.hashbench_test.hidden(x)
+            x + 1
+    assert values(record(trace, "hidden"))[-1] == value(x)
+    assert record(trace, "add").inputs[0].source == record(trace, "hidden").id
+
+
+def test_source_lines_name_the_line_of_the_caller() -> None:
+    with HashDebugTrace(source_lines=True) as trace:
+        x = torch.rand(3, requires_grad=True)
+        y = x.tanh()
+        y.sum().backward()
+    assert re.fullmatch(r"test_tracing\.py:\d+ test_source_lines_\w+", record(trace, "tanh").source)
+    assert record(trace, "tanh_backward").source == record(trace, "tanh").source
+
+
+# -------------------------------------------------------------------------------- 7. nothing is changed by it
+
+
+class Dropping(nn.Module):
+    """A small network with a dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.GELU(), nn.Linear(8, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)
+
+
+class Attending(nn.Module):
+    """A small transformer layer over tokens, with an embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.embed((x * 9).long().abs() % 10))
+
+
+class Convolving(nn.Module):
+    """Convolution in channels-last, pooling and an LSTM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3, padding=1).to(memory_format=torch.channels_last)
+        self.lstm = nn.LSTM(8, 4, batch_first=True, dropout=0.5, num_layers=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x[None, None].contiguous(memory_format=torch.channels_last))
+        return self.lstm(nn.functional.adaptive_avg_pool2d(y, (4, 8)).flatten(0, 1))[0]
+
+
+def train(kind: type[nn.Module], steps: int = 2, **options: Any) -> list[torch.Tensor]:
+    """What two steps of training leave, from a fixed seed."""
+    torch.manual_seed(3)
+    model = kind()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, **options)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        out = model(torch.rand(5, 6))
+        out.square().mean().backward()
+        optimizer.step()
+    state = [entry for parameter in optimizer.state.values() for entry in parameter.values()]
+    return [out.detach(), *model.parameters(), *model.buffers(), *state, torch.get_rng_state()]
+
+
+@pytest.mark.parametrize("options", [{}, {"hash_inputs": True, "source_lines": True}], ids=["plain", "all noted"])
+@pytest.mark.parametrize("kind", [Dropping, Attending, Convolving])
+def test_results_and_generators_are_the_same_with_and_without_a_trace(
+    kind: type[nn.Module], options: dict[str, bool]
+) -> None:
+    random.seed(1), np.random.seed(1)
+    expected = train(kind)
+    with HashDebugTrace(**options) as trace:
+        found = train(kind)
+    assert [value(tensor) for tensor in found] == [value(tensor) for tensor in expected]
+    assert (random.random(), np.random.rand()) == (random.Random(1).random(), np.random.RandomState(1).rand())
+    assert len(trace.finish().records) > 50
+
+
+@pytest.mark.parametrize("options", [{}, {"hash_inputs": True, "verbose": True}], ids=["plain", "all noted"])
+def test_no_tensor_is_kept_alive(options: dict[str, bool], capsys: pytest.CaptureFixture[str]) -> None:
+    dead: list[weakref.ref[Any]] = []
+    with HashDebugTrace(**options) as trace:
+        leaf = torch.rand(10)
+        for _ in range(3):
+            x = (leaf[:5] * 2).requires_grad_()
+            y = x.tanh().sum()
+            y.backward()
+            torch.empty(4).resize_(100)
+            dead += [weakref.ref(t) for t in (x, y, x.grad, leaf[2:], x.untyped_storage())]
+            del x, y
+        gc.collect()
+        assert [reference() for reference in dead] == [None] * len(dead)
+    assert trace.finish().records
+    capsys.readouterr()
+
+
+def hooks_and_modes() -> tuple[Any, ...]:
+    """What torch has installed globally."""
+    hooks = torch.nn.modules.module
+    return (
+        dict(hooks._global_forward_hooks),
+        dict(hooks._global_forward_pre_hooks),
+        dict(hooks._global_forward_hooks_always_called),
+        dict(optimizer_module._global_optimizer_pre_hooks),
+        dict(optimizer_module._global_optimizer_post_hooks),
+        torch.utils._python_dispatch._get_current_dispatch_mode_stack(),
+        torch.overrides._get_current_function_mode_stack(),
+        nn.Module.__call__,
+        nn.Module.__dict__.get("__setattr__"),
+        torch.Tensor.__dict__.get("__torch_dispatch__"),
+    )
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["normally", "by an exception"])
+def test_nothing_stays_installed_when_a_trace_is_left(fails: bool) -> None:
+    before, trace = hooks_and_modes(), HashDebugTrace()
+    try:
+        with trace:
+            assert hooks_and_modes() != before
+            train(Dropping, 1)
+            if fails:
+                nn.Linear(7, 7)(torch.ones(1, 3))
+    except RuntimeError:
+        assert fails
+    assert hooks_and_modes() == before
+    assert trace.failed_op == ("aten.addmm.default" if fails else "")
+    assert not trace.is_active()
+    assert len(trace.finish().records) > 10
+
+
+def test_a_trace_inside_a_trace_is_refused_and_leaves_the_outer_one_working() -> None:
+    with HashDebugTrace() as trace:
+        with pytest.raises(HashbenchError, match="inside another"), HashDebugTrace():
+            pass
+        torch.ones(2) + 1
+    assert ops(trace) == ["ones", "add"]
+
+
+def test_a_finished_trace_cannot_be_entered_again() -> None:
+    with HashDebugTrace() as trace:
+        torch.ones(2)
+    trace.finish()
+    with pytest.raises(HashbenchError, match="finished"), trace:
+        pass
+
+
+def test_a_trace_left_and_entered_again_goes_on() -> None:
+    trace = HashDebugTrace()
+    for _ in range(2):
+        with trace:
+            torch.ones(2)
+    assert ops(trace) == ["ones", "ones"]
+
+
+def test_the_second_trace_of_the_same_tensors_takes_nothing_from_the_first() -> None:
+    model, x = Dropping().eval(), torch.rand(3, 6)
+
+    def once() -> Trace:
+        with HashDebugTrace(model=model, inputs=(x,)) as trace:
+            y = model(x)
+        trace.add_result("output", y)
+        return trace.finish()
+
+    assert once() == once()
+
+
+# -------------------------------------------------------------------------------------- tensors of other kinds
+
+
+def _nested() -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
+class Wrapped(torch.Tensor):
+    """A plain subclass."""
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        pytest.param(lambda: torch.eye(4).to_sparse() @ torch.rand(4, 4), id="sparse"),
+        pytest.param(lambda: torch.eye(4).to_sparse_csr() @ torch.rand(4, 4), id="sparse csr"),
+        pytest.param(lambda: (_nested() * 2).to_padded_tensor(0.0), id="nested"),
+        pytest.param(
+            lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged) * 2, id="jagged"
+        ),
+        pytest.param(
+            lambda: torch.quantize_per_tensor(torch.rand(4), 0.1, 0, torch.qint8).dequantize(), id="quantized"
+        ),
+        pytest.param(
+            lambda: torch.quantize_per_channel(torch.ones(2, 3), torch.ones(2), torch.zeros(2), 0, torch.qint8),
+            id="quantized by channel",
+        ),
+        pytest.param(lambda: torch.rand(3, 3, dtype=torch.cfloat).conj() @ torch.ones(3, 3).cfloat(), id="conjugate"),
+        pytest.param(lambda: torch.rand(3, dtype=torch.complex64).conj().imag * 2, id="negative bit"),
+        pytest.param(lambda: torch.rand(4).to(torch.float8_e4m3fn).float() * 2, id="float8"),
+        pytest.param(lambda: torch.rand(0, 3) * 2, id="zero size"),
+        pytest.param(lambda: torch.rand(3, device="meta") * 2, id="meta"),
+        pytest.param(lambda: torch.rand(1).expand(5) * 2, id="expanded"),
+        pytest.param(lambda: torch.rand(1, 3, 4, 4).to(memory_format=torch.channels_last) * 2, id="channels last"),
+        pytest.param(lambda: torch.rand(3).as_subclass(Wrapped) * 2, id="subclass"),
+        pytest.param(lambda: torch.rand(4, 4).to_mkldnn().to_dense() * 2, id="mkldnn"),
+        pytest.param(lambda: nn.functional.embedding_bag(torch.tensor([[1, 2]]), torch.rand(4, 2)), id="embedding bag"),
+        pytest.param(lambda: torch.func.vmap(torch.sin)(torch.rand(3)), id="vmap"),
+        pytest.param(lambda: torch.func.grad(lambda x: x.sin().sum())(torch.rand(3)), id="functional gradient"),
+        pytest.param(
+            lambda: torch._C._nn._upsample_bilinear2d_aa(torch.rand(1, 1, 4, 4), [2, 2], False, None), id="resize"
+        ),
+        pytest.param(lambda: torch.stft(torch.rand(64), 16, return_complex=True, window=torch.ones(16)), id="stft"),
+    ],
+)
+@pytest.mark.parametrize("hash_inputs", [False, True], ids=["plain", "hashed inputs"])
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_of_any_kind_are_traced_twice_alike_and_unchanged(compute: Any, hash_inputs: bool) -> None:
+    torch.manual_seed(5)
+    expected = compute()
+    texts = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        with HashDebugTrace(hash_inputs=hash_inputs) as trace:
+            found = compute()
+        trace.add_result("output", found)
+        assert digest(found) == digest(expected)
+        texts.append(tracefile.dumps(trace.finish()))
+        assert tracefile.loads(texts[-1]) == trace.finish()
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_higher_order_ops_are_recorded() -> None:
+    x = torch.rand(3)
+    with HashDebugTrace() as trace:
+        found = torch.ops.higher_order.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
+    assert torch.equal(found, x.sin())
+    assert value(found) in [v for r in trace.finish().records for v in values(r)]
+
+
+def test_a_tensor_from_another_thread_is_a_leaf() -> None:
+    made: list[torch.Tensor] = []
+    with HashDebugTrace() as trace:
+        thread = threading.Thread(target=lambda: made.append(torch.ones(3) * 2))
+        thread.start()
+        thread.join()
+        made[0] + 1
+    assert record(trace, "add").inputs[0].source == "other/#0"
+
+
+# ------------------------------------------------------------------------------------------------ 8. the text
+
+
+def text_of(model: nn.Module, x: torch.Tensor) -> list[str]:
+    torch.manual_seed(0)
+    model.zero_grad()
+    with HashDebugTrace(model=model, inputs=(x,)) as trace:
+        y = model(x)
+        y.sum().backward()
+    trace.add_result("output", y)
+    return tracefile.dumps(trace.finish()).splitlines()
+
+
+def test_two_equal_runs_give_equal_text() -> None:
+    assert text_of(Dropping(), torch.ones(3, 6)) != text_of(Dropping(), torch.ones(3, 6))  # other weights
+    model = Dropping().eval()
+    assert text_of(model, torch.ones(3, 6)) == text_of(model, torch.ones(3, 6))
+
+
+class Inserting(nn.Module):
+    """Two layers, with or without an op of no consequence between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.extra = nn.Linear(3, 3), nn.Linear(3, 3), False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        if self.extra:
+            y.mean()
+        return self.second(y)
+
+
+def test_an_inserted_op_changes_no_line_but_its_own() -> None:
+    model, x = Inserting(), torch.rand(2, 3)
+    before = text_of(model, x)
+    model.extra = True
+    after = text_of(model, x)
+    added = [line for line in after if line not in before and not line.startswith("end")]
+    assert ["aten.mean" in line for line in added] == [True]
+    assert [line for line in before if line not in after and not line.startswith("end")] == []
+
+
+# ------------------------------------------------------------------------------- the interface of the ancestor
+
+
+def _example(**options: Any) -> HashDebugTrace:
+    with HashDebugTrace(**options) as trace:
+        x = torch.ones(3) * 2
+        (x + x).sum().item()
+    return trace
+
+
+def test_the_log_is_written_on_exit_and_reads_back(tmp_path: Path) -> None:
+    trace = _example(log_path=tmp_path / "logs" / "a.log", include_timestamp=True, show_exec_time=True)
+    text = (tmp_path / "logs" / "a.log").read_text()
+    assert tracefile.read(tmp_path / "logs" / "a.log") == trace.finish()
+    assert len(re.findall(r"; time=\d+\.\d+ seconds=\d+\.\d+$", text, re.MULTILINE)) == len(trace.finish().records)
+
+
+def test_the_log_is_written_when_the_body_fails(tmp_path: Path) -> None:
+    def body() -> None:
+        with HashDebugTrace(log_path=tmp_path / "a.log"):
+            torch.ones(3) @ torch.ones(4)
+
+    with pytest.raises(RuntimeError):
+        body()
+    assert ops(tracefile.read(tmp_path / "a.log")) == ["ones", "ones"]
+
+
+@pytest.mark.parametrize(("limit", "lines"), [(None, 5), (2, 2), (0, 0)])
+def test_verbose_prints_each_record_up_to_the_limit(
+    limit: int | None, lines: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = _example(verbose=True, max_ops_logged=limit)
+    assert len(capsys.readouterr().out.splitlines()) == lines
+    assert len(trace.finish().records) == 5
+
+
+def test_the_ancestors_questions_are_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = _example()
+    stats = trace.stats
+    assert (stats["total_ops"], stats["tensor_ops"], len(stats["unique_tensors"])) == (5, 5, 4)
+    assert stats["operation_types"]["aten.add.Tensor"] == 1
+    trace.print_summary()
+    assert capsys.readouterr().out.startswith("5 ops, 4 different tensors\n")
+    flow = trace.get_tensor_flow_graph()
+    assert flow[2]["inputs"] == [flow[1]["op_id"]] * 2
+    doubled = value(torch.full((3,), 2.0))
+    assert [(found["operation"], found["role"]) for found in trace.find_tensor_by_hash(doubled)] == [
+        ("aten.mul.Tensor", "output"),
+        ("aten.add.Tensor", "input"),
+    ]
+    trace.export_to_json(tmp_path / "a.json")
+    assert len(json.loads((tmp_path / "a.json").read_text())["records"]) == 5
+
+
+def test_stats_may_be_asked_while_tracing() -> None:
+    with HashDebugTrace() as trace:
+        torch.ones(3)
+        assert trace.is_active()
+        assert trace.stats["total_ops"] == 1
+        torch.ones(3)
+    assert trace.stats["total_ops"] == 2
+
+
+class Careful(HashDebugTrace):
+    """Takes no short cut: looks at every argument, and lets the schema alone say what was written."""
+
+    def _plan(self, func: Any) -> OpPlan:
+        plan = dataclasses.replace(plan_of(func), leading=None, pattern=Pattern.GENERAL)
+        self._plans[id(func)] = plan
+        return plan
+
+
+def _optional_arguments() -> torch.Tensor:
+    x, y = torch.rand(3, 3, requires_grad=True), torch.rand(3, 3)
+    z = torch.clamp(x, None, y) + torch.clamp(x, y * 0, None) + torch.where(y > 0.5, x, 0.0)
+    z = nn.functional.layer_norm(z, (3,)) + torch.addmm(x[0], y, x, beta=2) + x.lerp(y, 0.5)
+    z = torch.stack([z, y, x.t()]).sum(0) + torch.einsum("ij,jk->ik", x, y[:, :3]) + x[:, y.argmax(1)]
+    z.sum().backward()
+    return z
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(lambda: train(Dropping, fused=True), id="fused optimizer"),
+        pytest.param(lambda: train(Attending, foreach=True), id="foreach optimizer"),
+        pytest.param(lambda: nn.Conv2d(1, 2, 3)(torch.rand(1, 1, 5, 5)).relu().sum().backward(), id="convolution"),
+        pytest.param(_optional_arguments, id="optional arguments"),
+    ],
+)
+def test_the_short_cuts_of_the_hot_path_record_the_same(body: Any) -> None:
+    traces = []
+    for kind in (HashDebugTrace, Careful):
+        torch.manual_seed(0)
+        with kind() as trace:
+            body()
+        traces.append(tracefile.dumps(trace.finish()).splitlines())
+    assert traces[0] == traces[1]
