@@ -59,7 +59,8 @@ def find(first: Trace, second: Trace, *, differing: Sequence[str] | None = None)
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A difference that entered at a node: the origin, what to call it, and where in the first run it is."""
+    """A difference that entered at a node: the origin, what to call it, and where in the first run it is. A setting is no
+    node; ``felt_at`` is the first record whose output it changed."""
 
     origin: str
     node: str
@@ -68,6 +69,7 @@ class _Source:
     first: str
     second: str
     opaque_producer: bool = False
+    felt_at: str = ""
 
 
 _RANK = {"input": 0, "state": 1}
@@ -363,9 +365,9 @@ class _Judgement:
         if chosen is None and differing:
             chosen = self._after_the_last_write(differing, results_a, results_b)
         if chosen is not None and chosen.origin in ("sequence", "outside"):
-            reached |= self._slice(
-                [*self.scalars, *self.lone_scalars]
-            )  # a scalar reaches the results also by choosing what is run
+            # A scalar reaches the results also by choosing what is run, if it was known before the runs parted.
+            last = chosen.position if chosen.origin == "outside" else len(self.first.records)
+            reached |= self._slice([name for name in (*self.scalars, *self.lone_scalars) if self.position[name] <= last])
         idle = self.differs - reached
         benign = tuple(node for node in self.records if node in idle and self._wrote(node))
         return Verdict(tuple(differing), None if chosen is None else self._divergence(chosen), benign)
@@ -417,7 +419,8 @@ class _Judgement:
         settings = self._settings_source()
         if settings is not None and all(settings.position <= source.position for source in candidates):
             early = [source for source in candidates if source.origin in _RANK]
-            candidates = early or [settings]
+            felt = min(candidates, key=lambda source: source.position, default=settings)
+            candidates = early or [replace(settings, felt_at=felt.node)]
         order = {node: place for place, node in enumerate([*self.leaves_a, *self.records])}
         return min(
             candidates,
@@ -461,7 +464,7 @@ class _Judgement:
         return _Source("outside", writer, at, detail, old, new, opaque_producer=hidden)
 
     def _divergence(self, source: _Source) -> Divergence:
-        a, b = self.records.get(source.node, (None, None))
+        a, b = self.records.get(source.felt_at or source.node, (None, None))
         record = a or b
         if record is None and self.first.records:
             record = self.first.records[min(source.position, len(self.first.records) - 1)]
@@ -469,8 +472,8 @@ class _Judgement:
         found = Divergence(
             origin=source.origin,
             node=source.node.removeprefix(_SECOND),
-            kernel=record.op if record is not None and source.origin != "settings" else "",
-            op_index=source.position if record is not None else None,
+            kernel=record.op if record is not None else "",
+            op_index=self.position.get(source.felt_at, source.position) if record is not None else None,
             phase=record.phase if record is not None else "",
             iteration=record.iteration if record is not None else 0,
             module=record.module if record is not None else "",

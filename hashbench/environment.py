@@ -154,7 +154,7 @@ def _device(device: str) -> dict[str, Any]:
     if hasattr(backend, "get_device_name"):
         found["name"] = backend.get_device_name(wanted)
     if wanted.type == "cuda":
-        found |= {"capability": list(backend.get_device_capability(wanted)), "cudnn": torch.backends.cudnn.version()}  # type: ignore[no-untyped-call]
+        found |= {"capability": list(backend.get_device_capability(wanted)), "cudnn": torch.backends.cudnn.version()}
         found["driver"] = _driver()
     return found
 

@@ -238,13 +238,13 @@ def leaf_changed_in_both_runs_to_something_else(run: Run) -> None:
 # -------------------------------------------------------------------------------------------------- settings
 
 
-@blames("settings", node="setting:threads")
+@blames("settings", "sum", node="setting:threads")
 def setting_differs_before_a_kernel(run: Run) -> None:
     run.mark("start", threads=run.either("2", "1"))
     run.result(run.op("sum", run.leaf("input/0"), wrote=run.either("y", "Y")), run.either("y", "Y"))
 
 
-@blames("settings", node="setting:threads")
+@blames("settings", "sum", node="setting:threads")
 def setting_changed_between_two_marks_around_a_kernel(run: Run) -> None:
     run.mark("start", threads="2")
     y = run.op("sum", run.leaf("input/0"), wrote=run.either("y", "Y"))
@@ -263,7 +263,7 @@ def setting_changed_after_the_kernel_that_differed(run: Run) -> None:
     run.result(z, run.either("z", "Z"))
 
 
-@blames("settings", node="setting:flag")
+@blames("settings", "sum", node="setting:flag")
 def setting_that_only_one_run_has(run: Run) -> None:
     run.mark("start", threads="2", **run.either({}, {"flag": "on"}))
     run.result(run.op("sum", run.leaf("input/0"), wrote=run.either("y", "Y")), run.either("y", "Y"))

@@ -90,9 +90,14 @@ def test_set_is_compared_by_content_not_by_order() -> None:
 
 
 def test_numpy_array_is_taken_as_it_is_now() -> None:
-    array = np.arange(6.0, dtype=">f8").reshape(2, 3)[:, ::-1]
+    array = np.arange(3.0)
     (found,) = leaves(array).values()
     array[:] = 0
+    assert found.tolist() == [0.0, 1.0, 2.0]
+
+
+def test_numpy_array_may_have_any_order_of_bytes_and_strides() -> None:
+    (found,) = leaves(np.arange(6.0, dtype=">f8").reshape(2, 3)[:, ::-1]).values()
     assert torch.equal(found, torch.tensor([[2.0, 1.0, 0.0], [5.0, 4.0, 3.0]], dtype=torch.float64))
 
 
@@ -149,6 +154,7 @@ UNEQUAL = {
     "the payload of a NaN": (float_bits(0x7FC00001), float_bits(0x7FC00002)),
     "two elements swapped": (torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0])),
     "the dtype": (torch.zeros(2), torch.zeros(2, dtype=torch.int32)),
+    "the dtype and the strides": (torch.zeros(2, 3), torch.zeros(3, 2, dtype=torch.int32).t()),
     "the shape": (torch.zeros(2, 3), torch.zeros(3, 2)),
     "the shape of nothing": (torch.empty(0, 3), torch.empty(3, 0)),
     "the layout": (CSR, CSR.to_sparse_csr()),
@@ -205,6 +211,11 @@ def test_neighbours_are_one_ulp_apart(dtype: torch.dtype) -> None:
     first = torch.tensor([-1.0]).to(dtype)
     second = (first.view(bits) + 1).view(dtype)
     assert difference(first, second).max_ulp == 1
+
+
+def test_neighbours_of_a_dtype_without_sign_are_one_ulp_apart() -> None:
+    first, second = (torch.tensor([value]).to(torch.float8_e8m0fnu) for value in (1.0, 2.0))
+    assert difference(first, second).max_ulp == 1  # bits 0x7f and 0x80
 
 
 def test_ulps_between_numbers_of_other_signs_count_through_zero() -> None:
