@@ -10,7 +10,7 @@ gives an equal digest at any address. What is hashed, by kind of tensor:
 * on another device than the CPU: a copy on the host. Exact but slow, and it waits for the device; the accelerator
   path replaces it.
 
-Nothing here draws random numbers, and nothing keeps the tensor. Tensors without data (``meta``) have the digest ``meta``.
+Nothing here draws random numbers, and nothing keeps the tensor. Tensors without data have the digest ``meta``.
 XXH3 runs in one thread at the speed of memory (30 GB/s where a plain read takes 40), so nothing is split into blocks.
 """
 
@@ -27,8 +27,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from hashbench.records import TensorDigest, contiguous_stride
 
 RawDigest = tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None, Any]
-"""``(dtype, shape, stride, value)`` as the tracing mode keeps it. A ``stride`` of ``None`` means contiguous; ``value`` is an
-int, a text for tensors without data, or ``None`` for blank memory."""
+"""``(dtype, shape, stride, value)`` as the tracing mode keeps it. A ``stride`` of ``None`` means contiguous; ``value`` is
+an int, a text for tensors without data, or ``None`` for blank memory."""
 
 _hash = xxhash.xxh3_64_intdigest
 
@@ -153,12 +153,12 @@ def _sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
         return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
     if tensor.layout is torch.jagged:
-        return [tensor.values(), tensor.offsets()]
+        return [tensor.values(), tensor.offsets()]  # type: ignore[attr-defined]
     return [tensor.to_dense()]
 
 
 def _wrapped(tensor: torch.Tensor) -> list[torch.Tensor]:
-    names, _ = tensor.__tensor_flatten__()
+    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
     parts = (getattr(tensor, name) for name in names)
     return [part for part in parts if isinstance(part, torch.Tensor)]
 

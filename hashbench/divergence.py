@@ -59,8 +59,8 @@ def find(first: Trace, second: Trace, *, differing: Sequence[str] | None = None)
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A difference that entered at a node: the origin, what to call it, and where in the first run it is. A setting is no
-    node; ``felt_at`` is the first record whose output it changed."""
+    """A difference that entered at a node: the origin, what to call it, and where in the first run it is. A setting is
+    no node; ``felt_at`` is the first record whose output it changed."""
 
     origin: str
     node: str
@@ -367,7 +367,9 @@ class _Judgement:
         if chosen is not None and chosen.origin in ("sequence", "outside"):
             # A scalar reaches the results also by choosing what is run, if it was known before the runs parted.
             last = chosen.position if chosen.origin == "outside" else len(self.first.records)
-            reached |= self._slice([name for name in (*self.scalars, *self.lone_scalars) if self.position[name] <= last])
+            reached |= self._slice(
+                [name for name in (*self.scalars, *self.lone_scalars) if self.position[name] <= last]
+            )
         idle = self.differs - reached
         benign = tuple(node for node in self.records if node in idle and self._wrote(node))
         return Verdict(tuple(differing), None if chosen is None else self._divergence(chosen), benign)

@@ -12,8 +12,8 @@ import torch
 
 _ALLOCATIONS = frozenset(
     {
-        # Their content is whatever was in memory. torch marks them by no tag; the list is that of
-        # torch.utils.deterministic.fill_uninitialized_memory's documentation plus their variants in native_functions.yaml.
+        # Their content is whatever was in memory. torch marks them by no tag; the list is that of the documentation of
+        # torch.utils.deterministic.fill_uninitialized_memory, plus their variants in native_functions.yaml.
         "aten::empty",
         "aten::empty_like",
         "aten::empty_strided",
@@ -42,8 +42,7 @@ class OpPlan:
     """What the schema of one op overload says, in the form the hot path needs.
 
     ``written`` and ``written_names`` are the arguments whose content the op changes, by position and by name.
-    ``running_statistics`` are positions that batch and instance norm write when their ``training`` argument (at ``training``)
-    is true: the schema of ``native_batch_norm`` and its relatives omits that mutation. ``fresh``: no output shares
+    ``running_statistics`` are positions that batch and instance norm write when their argument at ``training`` is true: the schema of ``native_batch_norm`` and its relatives omits that mutation. ``fresh``: no output shares
     memory with an argument, as far as the schema says. ``traced`` is false for ops without any tensor, such as the
     profiler's marks. ``leading``: the positions of the tensor arguments, where those are plain tensors that come
     before all other arguments; ``None`` where each argument must be looked at.

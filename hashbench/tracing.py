@@ -68,8 +68,8 @@ class HashDebugTrace(TorchDispatchMode):
     """Records every dispatched op between ``__enter__`` and ``__exit__`` with digests of all that it wrote.
 
     ``with HashDebugTrace() as trace:`` alone is enough; afterwards ``trace.finish()`` is a
-    :class:`~hashbench.records.Trace`, and ``trace.save(path)`` writes it as text made for ``diff -u``. The trace does not
-    change results: it draws no random numbers, keeps no tensor alive and, on the CPU, waits for nothing.
+    :class:`~hashbench.records.Trace`, and ``trace.save(path)`` writes it as text made for ``diff -u``. The trace does
+    not change results: it draws no random numbers, keeps no tensor alive and, on the CPU, waits for nothing.
 
     Args:
         log_path: write the text form there on exit. Default: no file.
@@ -112,7 +112,7 @@ class HashDebugTrace(TorchDispatchMode):
         inputs: Any = None,
         settings: Callable[[], Mapping[str, str]] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.log_path = None if log_path is None else Path(log_path)
         self.verbose, self.max_ops_logged = verbose, max_ops_logged
         self.include_timestamp, self.show_exec_time = include_timestamp, show_exec_time
@@ -151,10 +151,10 @@ class HashDebugTrace(TorchDispatchMode):
             undo.callback(register_optimizer_step_post_hook(lambda *_: self._set_optimizing(False)).remove)
             self._undo = undo.pop_all()
         self.mark("start")
-        return super().__enter__()  # type: ignore[no-any-return]
+        return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
 
     def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
         if self._undo is not None:
             self._undo.close()
             self._undo = None
@@ -567,7 +567,7 @@ class HashDebugTrace(TorchDispatchMode):
         ]
 
     def find_tensor_by_hash(self, value: str) -> list[dict[str, str]]:
-        """Where a digest (its hexadecimal text, or its beginning) was written and read: ``op_id``, ``operation``, ``role``."""
+        """Where a digest (its text, or its beginning) was written and read: ``op_id``, ``operation``, ``role``."""
         trace = self.finish()
         owners = {leaf.id for leaf in trace.leaves if leaf.digest.value.startswith(value)}
         found = [{"op_id": leaf, "operation": "", "role": "leaf"} for leaf in sorted(owners)]

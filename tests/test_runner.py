@@ -448,6 +448,12 @@ def test_op_without_deterministic_kernel_is_named_and_the_pair_runs_with_warning
     assert (row.accuracy, row.deterministic, row.nondeterministic_op) == ("pass", "warn", "aten.put_.default")
 
 
+def test_comparison_alone_repeats_the_pair_with_warnings_too() -> None:
+    outcome = check(workload(_put), deterministic="on")
+    assert (outcome.accuracy, outcome.deterministic) == ("pass", "warn")
+    assert outcome.nondeterministic_op == "aten.put_.default"
+
+
 @pytest.mark.parametrize("level", ["warn", "off"])
 def test_op_without_deterministic_kernel_just_runs_where_that_is_allowed(level: str) -> None:
     row = row_of(lambda: workload(_put), replace(INFERENCE, deterministic=level))
@@ -759,6 +765,7 @@ def state_of_generators() -> tuple[object, ...]:
     ids=["a run that ends well", "a model that does not load", "a run that fails", "a run that is repeated"],
 )
 def test_settings_and_generators_of_the_caller_survive(build) -> None:
+    seed_all(99)
     before = settings(), state_of_generators()
     row_of(build, replace(TRAINING, threads=1))
     assert (settings(), state_of_generators()) == before
