@@ -27,8 +27,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from hashbench.records import TensorDigest, contiguous_stride
 
 RawDigest = tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None, Any]
-"""``(dtype, shape, stride, value)`` as the tracing mode keeps it. A ``stride`` of ``None`` means contiguous; ``value`` is
-an int, a text for tensors without data, or ``None`` for blank memory."""
+"""``(dtype, shape, stride, value)`` as the tracing mode keeps it. A ``stride`` of ``None`` means contiguous; ``value``
+is an int, a text for tensors without data, or ``None`` for blank memory."""
 
 _hash = xxhash.xxh3_64_intdigest
 

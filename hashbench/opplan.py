@@ -42,8 +42,9 @@ class OpPlan:
     """What the schema of one op overload says, in the form the hot path needs.
 
     ``written`` and ``written_names`` are the arguments whose content the op changes, by position and by name.
-    ``running_statistics`` are positions that batch and instance norm write when their argument at ``training`` is true: the schema of ``native_batch_norm`` and its relatives omits that mutation. ``fresh``: no output shares
-    memory with an argument, as far as the schema says. ``traced`` is false for ops without any tensor, such as the
+    ``running_statistics`` are positions that batch and instance norm write when their argument at ``training`` is
+    true: the schema of ``native_batch_norm`` and its relatives omits that mutation. ``fresh``: no output shares memory
+    with an argument, as far as the schema says. ``traced`` is false for ops without any tensor, such as the
     profiler's marks. ``leading``: the positions of the tensor arguments, where those are plain tensors that come
     before all other arguments; ``None`` where each argument must be looked at.
     """
