@@ -56,7 +56,7 @@ EMPTY = _hash(b"")
 
 def hash_memory(address: int, nbytes: int) -> int:
     """XXH3-64 of ``nbytes`` bytes at ``address``, read in place."""
-    return _hash(_buffer[nbytes](address)) if nbytes else EMPTY
+    return _hash(_buffer[nbytes](address)) if nbytes and address else EMPTY
 
 
 def raw_digest(tensor: torch.Tensor) -> RawDigest:
@@ -114,6 +114,8 @@ def is_dense(tensor: torch.Tensor) -> bool:
 def _hash_strided(tensor: torch.Tensor) -> int:
     if tensor.numel() == 0:
         return EMPTY
+    if tensor._is_zerotensor():  # stands for zeros without holding any
+        tensor = torch.zeros(tensor.shape, dtype=tensor.dtype)
     if not tensor.is_cpu:
         tensor = tensor.detach().cpu()
     if tensor.is_conj() or tensor.is_neg():  # views whose bytes are those of the tensor they conjugate or negate

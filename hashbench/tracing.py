@@ -131,7 +131,7 @@ class HashDebugTrace(TorchDispatchMode):
         self._modules = ModulePaths()
         self._plans: dict[int, OpPlan] = {}
         self._optimizing = False
-        self._first_sequence = 0
+        self._first_sequence: int | None = None
         self._undo: ExitStack | None = None
         self._finished: Trace | None = None
         with _disable_current_modes(), torch.no_grad():
@@ -144,7 +144,8 @@ class HashDebugTrace(TorchDispatchMode):
 
     def __enter__(self) -> HashDebugTrace:
         self._refuse_to_share()
-        self._first_sequence = _get_sequence_nr()
+        if self._first_sequence is None:
+            self._first_sequence = _get_sequence_nr()
         with ExitStack() as undo:
             undo.enter_context(self._modules.watched())
             undo.callback(register_optimizer_step_pre_hook(lambda *_: self._set_optimizing(True)).remove)
@@ -281,12 +282,13 @@ class HashDebugTrace(TorchDispatchMode):
                 tensor.untyped_storage()._hashbench_writer = mark  # type: ignore[attr-defined]
                 if blank:
                     return dtype, tensor.shape, None, None
-                size = tensor.nbytes
-                if size:
-                    return dtype, tensor.shape, None, _hash(_buffer[size](tensor.data_ptr()))
-                return dtype, tensor.shape, None, EMPTY
+                size, address = tensor.nbytes, tensor.data_ptr()
+                if not size:
+                    return dtype, tensor.shape, None, EMPTY
+                if address:
+                    return dtype, tensor.shape, None, _hash(_buffer[size](address))
         except (NotImplementedError, RuntimeError):
-            pass  # a tensor without a storage or strides: sparse, nested, opaque
+            pass  # a tensor without a storage or strides: sparse, nested, opaque; without an address: zero tensors
         set_mark(tensor, mark)
         found = raw_digest(tensor)
         return (*found[:3], None) if blank else found
@@ -508,7 +510,7 @@ class HashDebugTrace(TorchDispatchMode):
                 marks=tuple(self._setting_marks),
                 notes=self._notes,
                 hashed_inputs=self.hash_inputs,
-                first_sequence=self._first_sequence,
+                first_sequence=self._first_sequence or 0,
             )
             self._records, self._leaves, self._results = [], [], []
         return self._finished
@@ -543,7 +545,7 @@ class HashDebugTrace(TorchDispatchMode):
             marks=(),
             notes=self._notes,
             hashed_inputs=self.hash_inputs,
-            first_sequence=self._first_sequence,
+            first_sequence=self._first_sequence or 0,
         )
 
     def print_summary(self, top: int = 10) -> None:

@@ -863,3 +863,33 @@ def test_the_short_cuts_of_the_hot_path_record_the_same(body: Any) -> None:
             body()
         traces.append(tracefile.dumps(trace.finish()).splitlines())
     assert traces[0] == traces[1]
+
+
+def test_tensors_without_memory_are_recorded() -> None:
+    freed = torch.randn(4)
+    freed.untyped_storage().resize_(0)
+    x = torch.randn(3, requires_grad=True)
+
+    with HashDebugTrace() as trace:
+        torch.ops.aten._efficientzerotensor([3])  # has a shape and no address
+        x.sgn().sum().backward()  # its derivative makes one, too
+        freed.view(2, 2)
+
+    records = trace.finish().records
+    assert records[0].op == "aten._efficientzerotensor.default"
+    assert records[0].outputs == (digest(torch.zeros(3)),)
+    assert records[-1].op == "aten.view.default"
+
+
+def test_one_trace_entered_twice_knows_the_forward_op_of_the_second_part() -> None:
+    layer, trace = torch.nn.Linear(3, 3), HashDebugTrace()
+
+    with trace:
+        loss = layer(torch.randn(2, 3)).sum()
+    with trace:
+        loss.backward()
+
+    backward = [
+        record for record in trace.finish().records if record.phase == "backward" and record.op == "aten.mm.default"
+    ]
+    assert [record.forward_op for record in backward] == ["forward.0/Linear/aten.addmm.default#0"]
