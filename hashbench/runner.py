@@ -271,7 +271,15 @@ class BenchmarkRunner:
     def _attempt(
         self, workload: Workload, optimizer: str, *, traced: bool = True, diagnosing: bool = False
     ) -> Run | Failure:
-        """One run from the reset state, or why it failed. Memory of a failed run is released before the next."""
+        """One run from the reset state, or why it failed. Its memory is released before the next."""
+        try:
+            return self._run_once(workload, optimizer, traced=traced, diagnosing=diagnosing)
+        finally:
+            gc.collect()  # the frame that held the copy of the model is gone
+            if self.device.type != "cpu":
+                torch.accelerator.empty_cache()
+
+    def _run_once(self, workload: Workload, optimizer: str, *, traced: bool, diagnosing: bool) -> Run | Failure:
         trace: HashDebugTrace | None = None
         try:
             with self._reset_state():
@@ -292,10 +300,6 @@ class BenchmarkRunner:
         except Exception as error:
             log.exception("a run failed")
             return _failure(error, op=trace.failed_op if trace is not None else "")
-        finally:
-            gc.collect()
-            if self.device.type != "cpu":
-                torch.accelerator.empty_cache()
 
     @contextlib.contextmanager
     def _reset_state(self) -> Iterator[None]:

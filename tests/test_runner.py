@@ -326,9 +326,19 @@ def test_results_of_a_model_that_is_not_really_copied_are_kept_from_the_next_run
         def forward(self, _x):
             return self.weight.sum() * 0
 
-    assert differing(check(Workload(module=Same(), inputs=torch.ones(3), make_optimizer=Moving), TRAINING)) == (
-        "parameter.weight",
-    )
+    outcome = check(Workload(module=Same(), inputs=torch.ones(3), make_optimizer=Moving), TRAINING)
+    assert differing(outcome) == ("parameter.weight",)
+    assert (outcome.difference.elements, outcome.difference.max_abs) == (3, 1.0)
+
+
+def test_output_that_a_later_step_overwrites_is_compared_as_it_was() -> None:
+    def count(model, _out):
+        model.count.add_(_in_second_run(model) if not model.count else -model.count)
+        return model.count
+
+    outcome = check(workload(count, iterations=2), INFERENCE)
+    assert differing(outcome) == ("output.0",)
+    assert outcome.difference.max_abs == 1.0
 
 
 class Moving(torch.optim.SGD):
@@ -784,6 +794,19 @@ def test_nothing_is_kept_alive() -> None:
     assert row.accuracy == "eager_two_runs_differ"
     gc.collect()
     assert [reference() for reference in references] == [None, None]
+
+
+def test_copy_of_one_run_is_gone_before_the_next() -> None:
+    copies: list[weakref.ref[torch.nn.Module]] = []
+    alive = []
+
+    def look(model, _out):
+        model.__dict__["itself"] = model  # reference counts alone do not free it
+        alive.append([reference() is not None for reference in copies])
+        copies.append(weakref.ref(model))
+
+    assert row_of(lambda: workload(look), replace(TRAINING, iterations=1, runs=3)).accuracy == "pass"
+    assert alive == [[], [False], [False, False]]
 
 
 @pytest.mark.usefixtures("no_log")
