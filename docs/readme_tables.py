@@ -64,9 +64,7 @@ def _replace(text: str, name: str, table: str) -> str:
 def main() -> None:
     """Read the given files, replace their tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--specimens", type=Path, help="results folder of a sweep of the specimens"
-    )
+    parser.add_argument("--specimens", type=Path, help="results folder of a sweep of the specimens")
     parser.add_argument("--benchmarks", type=Path, help="file of `python -m benchmarks --json`")
     given = parser.parse_args()
     readme = ROOT / "README.md"

@@ -1,7 +1,8 @@
 """The command line. The only place that prints and the only place with exit codes.
 
 Exit codes: 0 it did its job · 1 a difference (``compare``, ``diff``, ``sweep --strict``) · 2 what was asked is wrong
-(one line: what, consequence, what to do) · 70 a fault of hashbench, with a trace · 130 stopped by Ctrl-C.
+(one line: what, consequence, what to do) · 70 a fault of hashbench, with a trace · 130 stopped by Ctrl-C or by a
+closed pipe.
 """
 
 from __future__ import annotations

@@ -12,13 +12,10 @@ import contextlib
 import copy
 import gc
 import logging
-import re
-import resource
-import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +24,28 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from hashbench import divergence, formulas, results, suites, tracefile
 from hashbench.determinism import deterministic_settings, preserved, preserved_rng, reset_rng_state, settings
+from hashbench.inputs import call, clone_inputs, map_tensors, mean_of_outputs, random_projection
 from hashbench.inspection import named_tensors
 from hashbench.marks import storage_key
+from hashbench.outcome import (
+    Outcome,
+    Run,
+    confirmation,
+    difference_between,
+    failed_status,
+    failure_of,
+    fingerprint,
+    refused_op,
+    same_place,
+)
 from hashbench.records import (
-    Divergence,
     Failure,
     ModelSpec,
-    Result,
     Row,
     RunOptions,
-    Trace,
-    Verdict,
-    contiguous_stride,
 )
 from hashbench.results_folder import file_key
+from hashbench.rows import a_few, make_row
 from hashbench.tracing import HashDebugTrace
 from hashbench.workload import Workload
 
@@ -50,43 +55,7 @@ DEFAULT_ITERATIONS = 2
 CONFIRMING_PAIRS = 3
 """How often a difference is looked for again with inputs hashed before it is called rare."""
 
-_REFUSED = re.compile(
-    r"(?P<kernel>[^\n]*?) does not have a deterministic implementation|deterministic.*CUBLAS_WORKSPACE_CONFIG",
-    re.DOTALL,
-)
-_NO_MEMORY = re.compile(r"can't allocate memory|out of memory|not enough memory", re.IGNORECASE)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What one run left: its trace (``None`` when untraced), its results by name, and the settings that it changed."""
-
-    trace: Trace | None
-    results: Mapping[str, Any] = field(repr=False)
-    settings_changed: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What :meth:`BenchmarkRunner.check_accuracy` found: the status word, and what there is to say about it."""
-
-    accuracy: str
-    deterministic: str
-    runs: int = 0
-    failure: Failure | None = None
-    verdict: Verdict | None = None
-    difference: results.Difference | None = None
-    distinct: int | None = None
-    confirmed: str = ""
-    untraced: str = ""
-    cause: str = ""
-    perturbed_ops: str = ""
-    nondeterministic_op: str = ""
-    settings_changed: tuple[str, ...] = ()
-    ops: int | None = None
-    benign: tuple[str, ...] | None = None
-    traces: tuple[Trace, ...] = field(default=(), repr=False)
 
 
 def run_model(spec: ModelSpec, options: RunOptions) -> Row:
@@ -115,12 +84,14 @@ class BenchmarkRunner:
         level = self.options.deterministic or spec.deterministic or "on"
         with preserved_rng():
             outcome, workload = self._load_and_check(spec, level)
-            refused = _refused_op(outcome)
+            refused = refused_op(outcome)
             if refused and outcome.deterministic == "on":
                 outcome, workload = self._load_and_check(spec, "warn")
                 outcome = replace(outcome, nondeterministic_op=refused)
         kept = self._keep_traces(spec, outcome)
-        return self._row(spec, workload, outcome, traces=kept, seconds=time.perf_counter() - started)
+        iterations = workload.iterations if workload is not None else None
+        seconds = time.perf_counter() - started
+        return make_row(spec, self.options, outcome, iterations=iterations, traces=kept, seconds=seconds)
 
     def _load_and_check(self, spec: ModelSpec, level: str) -> tuple[Outcome, Workload | None]:
         with deterministic_settings(level, threads=self.options.threads):
@@ -128,12 +99,12 @@ class BenchmarkRunner:
                 workload = self.load_model(spec)
             except Exception as error:
                 log.exception("loading %s failed", spec.name)
-                return Outcome("model_fail_to_load", level, failure=_failure(error)), None
+                return Outcome("model_fail_to_load", level, failure=failure_of(error)), None
             try:
                 workload = self.prepare(workload)
             except Exception as error:
                 log.exception("preparing %s failed", spec.name)
-                return Outcome("eager_fail_to_run", level, failure=_failure(error)), workload
+                return Outcome("eager_fail_to_run", level, failure=failure_of(error)), workload
             return self.check_accuracy(workload, deterministic=level, optimizer=spec.optimizer), workload
 
     def load_model(self, spec: ModelSpec) -> Workload:
@@ -161,7 +132,7 @@ class BenchmarkRunner:
         """
         with deterministic_settings(deterministic, threads=self.options.threads), self.pick_grad():
             outcome = self._check(workload, deterministic, optimizer)
-        refused = _refused_op(outcome)
+        refused = refused_op(outcome)
         if not refused or deterministic != "on":
             return outcome
         again = self.check_accuracy(workload, deterministic="warn", optimizer=optimizer)
@@ -170,15 +141,15 @@ class BenchmarkRunner:
     def _check(self, workload: Workload, level: str, optimizer: str) -> Outcome:
         first = self._attempt(workload, optimizer)
         if isinstance(first, Failure):
-            return Outcome(_failed_status(first, number=1), level, failure=first)
+            return Outcome(failed_status(first, number=1), level, failure=first)
         outcome = Outcome("pass", level, runs=1, settings_changed=first.settings_changed, ops=_ops(first))
         outcome = replace(outcome, perturbed_ops=_perturbed_ops(first))
-        fingerprints = {_fingerprint(first)}
+        fingerprints = {fingerprint(first)}
         for number in range(2, max(2, self.options.runs) + 1):
             other = self._attempt(workload, optimizer)
             if isinstance(other, Failure):
-                return replace(outcome, accuracy=_failed_status(other, number=2), runs=number, failure=other)
-            fingerprints.add(_fingerprint(other))
+                return replace(outcome, accuracy=failed_status(other, number=2), runs=number, failure=other)
+            fingerprints.add(fingerprint(other))
             outcome = self._compare(outcome, first, other, number)
         outcome = replace(outcome, distinct=len(fingerprints))
         del first, other
@@ -195,7 +166,7 @@ class BenchmarkRunner:
         if outcome.accuracy != "pass" or first.trace is None or other.trace is None:
             return outcome
         try:
-            difference = _difference(first, other)
+            difference = difference_between(first, other)
         except results.NotComparableError as error:
             verdict = divergence.find(first.trace, other.trace)
             failure = Failure(f"the results of two runs cannot be compared: {error}")
@@ -234,16 +205,16 @@ class BenchmarkRunner:
             if isinstance(first, Failure) or isinstance(second, Failure) or first.trace is None or second.trace is None:
                 return replace(outcome, confirmed="no: a further run failed")
             try:
-                difference = _difference(first, second)
+                difference = difference_between(first, second)
             except results.NotComparableError as error:
                 return replace(outcome, confirmed=f"yes, in another way: {error}")
             if difference is None:
                 continue
             verdict = divergence.find(first.trace, second.trace, differing=difference.names)
             traces = (first.trace, second.trace)
-            confirmed = _confirmation(outcome.verdict, verdict, pairs=number)
+            confirmed = confirmation(outcome.verdict, verdict, pairs=number)
             plain = outcome.verdict.divergence if outcome.verdict is not None else None
-            if plain is not None and plain.origin != "kernel" and not _same_place(plain, verdict.divergence):
+            if plain is not None and plain.origin != "kernel" and not same_place(plain, verdict.divergence):
                 return replace(outcome, confirmed=confirmed)
             return replace(outcome, verdict=verdict, confirmed=confirmed, benign=verdict.benign, traces=traces)
         return replace(outcome, confirmed=f"no: {CONFIRMING_PAIRS} further pairs agreed")
@@ -299,7 +270,7 @@ class BenchmarkRunner:
             return Failure(f"the results cannot be compared: {error}", op="results")
         except Exception as error:
             log.exception("a run failed")
-            return _failure(error, op=trace.failed_op if trace is not None else "")
+            return failure_of(error, op=trace.failed_op if trace is not None else "")
 
     @contextlib.contextmanager
     def _reset_state(self) -> Iterator[None]:
@@ -415,14 +386,12 @@ class BenchmarkRunner:
 
     def _fresh_inputs(self, workload: Workload) -> Any:
         inputs = workload.make_inputs() if workload.make_inputs is not None else clone_inputs(workload.inputs)
-        return _map_tensors(inputs, self._place_input)
+        return map_tensors(inputs, self._place_input)
 
     def _place_input(self, tensor: torch.Tensor) -> torch.Tensor:
         dtype = _DTYPES.get(self.options.dtype)
         moved = tensor.to(self.device)
         return moved.to(dtype) if dtype is not None and moved.is_floating_point() else moved
-
-    # ----------------------------------------------------------------------------------------------- the row
 
     def _keep_traces(self, spec: ModelSpec, outcome: Outcome) -> str:
         wanted = outcome.accuracy not in ("pass",) or self.options.keep_traces
@@ -434,150 +403,12 @@ class BenchmarkRunner:
             tracefile.write(trace, Path(self.options.output) / name)
         return " ".join(names)
 
-    def _row(self, spec: ModelSpec, workload: Workload | None, outcome: Outcome, *, traces: str, seconds: float) -> Row:
-        found = outcome.verdict.divergence if outcome.verdict is not None else None
-        difference = outcome.difference
-        row = Row(
-            dev=self.options.device,
-            name=spec.name,
-            batch_size=self.options.batch_size or spec.batch_size,
-            accuracy=outcome.accuracy,
-            suite=spec.suite,
-            mode=self.options.mode,
-            dtype=self.options.dtype_column,
-            iterations=workload.iterations if workload is not None else None,
-            runs=outcome.runs or None,
-            deterministic=outcome.deterministic,
-            nondeterministic_op=outcome.nondeterministic_op,
-            ops=outcome.ops,
-            cause=outcome.cause,
-            distinct=outcome.distinct,
-            benign=None if outcome.benign is None else len(outcome.benign),
-            benign_ops=_op_names(outcome.benign or ()),
-            confirmed=outcome.confirmed,
-            untraced=outcome.untraced,
-            perturbed_ops=outcome.perturbed_ops,
-            settings_changed="; ".join(outcome.settings_changed),
-            traces=traces,
-            seconds=round(seconds, 3),
-            peak_memory_mib=round(peak_memory_mib(self.device), 1),
-            error=outcome.failure.error if outcome.failure is not None else "",
-        )
-        if difference is not None:
-            row = replace(
-                row,
-                differing_results=_a_few(difference.names),
-                differing_elements=difference.elements,
-                max_abs_diff=difference.max_abs,
-                max_ulp=difference.max_ulp,
-                representation=difference.representation,
-            )
-        return row if found is None else _with_divergence(row, found)
-
-
-# ------------------------------------------------------------------------------------------ inputs and losses
-
-
-def call(model: torch.nn.Module, inputs: Any) -> Any:
-    """Call ``model`` with example inputs: positional for a list or tuple, by name for a mapping, else the one."""
-    if isinstance(inputs, Mapping):
-        return model(**inputs)
-    return model(*inputs) if isinstance(inputs, (list, tuple)) else model(inputs)
-
-
-def clone_inputs(inputs: Any) -> Any:
-    """A copy of example inputs: tensors cloned with their strides and ``requires_grad``, containers rebuilt."""
-    return _map_tensors(inputs, _clone)
-
-
-def _clone(tensor: torch.Tensor) -> torch.Tensor:
-    plain = tensor.detach().resolve_conj().resolve_neg()
-    if type(plain) in (torch.Tensor, torch.nn.Parameter) and _has_plain_memory(plain):
-        needed = 1 + sum((size - 1) * stride for size, stride in zip(plain.shape, plain.stride(), strict=True))
-        memory = plain.as_strided((needed,), (1,)).clone()  # overlapping tensors cannot be copied element by element
-        copied = memory.as_strided(plain.shape, plain.stride(), 0)
-    else:
-        copied = plain.clone()
-    return copied.requires_grad_(tensor.requires_grad)
-
-
-def _has_plain_memory(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested and tensor.numel() > 0
-
-
-def _map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A copy of nested containers with other tensors in them; anything that is no container is copied deeply."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, MutableMapping):
-        copied = copy.copy(value)  # a subclass may have a constructor of its own
-        copied.update({key: _map_tensors(item, change) for key, item in value.items()})
-        return copied
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_map_tensors(item, change) for item in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(_map_tensors(item, change) for item in value)
-    return copy.deepcopy(value)
-
-
-def mean_of_outputs(output: Any) -> torch.Tensor:
-    """The mean of every floating-point or complex tensor with a gradient in the output, averaged over the tensors."""
-    means = [_real(tensor).mean() for tensor in _differentiable(output)]
-    return torch.stack(means).mean() if len(means) > 1 else means[0]
-
-
-def random_projection(output: Any, *, seed: int) -> torch.Tensor:
-    """The sum over all tensors of the output of its product with fixed standard normal numbers, divided by its size."""
-    total: torch.Tensor | None = None
-    for place, tensor in enumerate(_differentiable(output)):
-        real = _real(tensor)
-        with _disable_current_modes(), torch.no_grad():
-            generator = torch.Generator().manual_seed(seed + place)
-            direction = torch.randn(real.shape, generator=generator).to(real.device, real.dtype)
-        term = (real * direction).sum() / max(1, real.numel())
-        total = term if total is None else total + term
-    if total is None:
-        raise _no_gradient()
-    return total
-
-
-def _differentiable(output: Any) -> list[torch.Tensor]:
-    found = [tensor for _, tensor in named_tensors(output) if tensor.requires_grad]
-    if not found:
-        raise _no_gradient()
-    return found
-
-
-def _no_gradient() -> RuntimeError:
-    return RuntimeError(
-        "no output of the model has a gradient, so there is nothing to train. "
-        "Use --inference or give the Workload a loss."
-    )
-
-
-def _real(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
 
 # --------------------------------------------------------------------------------------------------- helpers
 
 
 def _named_outputs(output: Any) -> list[tuple[tuple[str, str], Any]]:
     return [(("output", name.removeprefix("output")), value) for name, value in results.flatten(output, "output")]
-
-
-def _difference(first: Run, second: Run) -> results.Difference | None:
-    """How two traced runs differ. A tensor that both hold (a buffer that survives the deep copy) has changed since the
-    first run noted it, so the digests of that moment count too."""
-    noted = [
-        {} if run.trace is None else {item.name: item.digest for item in run.trace.results} for run in (first, second)
-    ]
-    known = {
-        name
-        for name in noted[0].keys() & noted[1].keys()
-        if noted[0][name] != noted[1][name] and noted[0][name].stride == noted[1][name].stride
-    }
-    return results.compare(first.results, second.results, known=known)
 
 
 def _note(found: dict[str, Any], trace: HashDebugTrace | None, name: str, value: Any, *, copied: bool) -> None:
@@ -600,27 +431,6 @@ def _share_memory(one: torch.nn.Module, other: torch.nn.Module) -> bool:
     return bool(places[0] & places[1] - {None})
 
 
-def _failure(error: Exception, *, op: str = "") -> Failure:
-    text = f"{type(error).__name__}: {error}"
-    memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
-        isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error)))
-    )
-    refused = _REFUSED.search(str(error))
-    refused_op = "" if refused is None else op or refused["kernel"] or "unknown"
-    return Failure(text, out_of_memory=memory, op=op, nondeterministic_op=refused_op)
-
-
-def _refused_op(outcome: Outcome) -> str:
-    return outcome.failure.nondeterministic_op if outcome.failure is not None else ""
-
-
-def _failed_status(failure: Failure, *, number: int) -> str:
-    if failure.op == "results":
-        return "results_not_comparable"
-    ordinal = "1st" if number == 1 else "2nd"
-    return f"eager_{ordinal}_run_{'OOM' if failure.out_of_memory else 'fail'}"
-
-
 def _settings_changed(before: Mapping[str, str], after: Mapping[str, str]) -> Iterable[str]:
     names = sorted({*before, *after})
     return (f"{name}: {before.get(name)} to {after.get(name)}" for name in names if before.get(name) != after.get(name))
@@ -630,79 +440,5 @@ def _ops(run: Run) -> int | None:
     return None if run.trace is None else len(run.trace.records)
 
 
-def _fingerprint(run: Run) -> int:
-    """Equal for runs whose results are equal bit by bit, whatever their strides."""
-    if run.trace is None:
-        return 0
-    return hash(tuple((found.name, *_logical(found, run.results[found.name])) for found in run.trace.results))
-
-
-def _logical(result: Result, value: Any) -> tuple[object, ...]:
-    dtype, shape, stride, text = result.digest
-    if isinstance(value, torch.Tensor) and stride != contiguous_stride(shape):
-        text = results.logical_value(value)
-    return dtype, shape, text
-
-
-def _confirmation(plain: Verdict | None, hashed: Verdict, *, pairs: int) -> str:
-    old = plain.divergence if plain is not None else None
-    new = hashed.divergence
-    times = "" if pairs == 1 else f" (in pair {pairs})"
-    if old is None or new is None or _same_place(old, new):
-        return f"yes{times}"
-    if old.origin == "kernel":
-        return f"yes{times}: with inputs hashed; without, {old.origin} at {old.node}"
-    return f"differs again{times}, there by {new.origin} at {new.node}"
-
-
-def _same_place(one: Divergence, other: Divergence | None) -> bool:
-    return other is not None and (one.origin, one.node) == (other.origin, other.node)
-
-
 def _perturbed_ops(run: Run) -> str:
-    return "" if run.trace is None else _a_few(formulas.mode_dependent(run.trace))
-
-
-def _op_names(nodes: Sequence[str]) -> str:
-    """Names and counts of the ops of record ids, commonest first."""
-    counts: dict[str, int] = {}
-    for node in nodes:
-        name = node.rpartition("/")[2].partition("#")[0]
-        counts[name] = counts.get(name, 0) + 1
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return _a_few([f"{name} ×{count}" if count > 1 else name for name, count in ordered])  # noqa: RUF001
-
-
-def _a_few(names: Sequence[str], limit: int = 8) -> str:
-    shown = ", ".join(names[:limit])
-    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
-
-
-def _with_divergence(row: Row, found: Divergence) -> Row:
-    steering = found.steered_by
-    steered = ""
-    if steering is not None:
-        steered = f"{steering.record}: {steering.first} and {steering.second}"
-        steered += f", from {steering.kernel}" if steering.kernel else ""
-    detail = f"{found.detail}: {found.first} and {found.second}" if found.first or found.second else found.detail
-    return replace(
-        row,
-        origin=found.origin,
-        kernel=found.kernel,
-        op_index=found.op_index,
-        phase=found.phase,
-        iteration=found.iteration,
-        module=found.module,
-        forward_op=found.forward_op,
-        source=found.source,
-        detail=detail[:500],
-        steered_by=steered,
-    )
-
-
-def peak_memory_mib(device: torch.device) -> float:
-    """Largest memory of this process so far in MiB: on the device for accelerators, else resident."""
-    if device.type != "cpu":
-        return torch.accelerator.max_memory_allocated() / 2**20
-    usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return usage / (2**20 if sys.platform == "darwin" else 2**10)
+    return "" if run.trace is None else a_few(formulas.mode_dependent(run.trace))

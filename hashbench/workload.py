@@ -23,8 +23,8 @@ class Workload:
             of ``inputs``.
         make_optimizer: called with the parameters of the copy that requires gradients; returns the optimizer of that
             run. Used in training only. Default: Adam with ``lr=0.01``, as ``benchmarks/dynamo`` uses.
-        loss: called with the model's output; returns a scalar tensor with a gradient. Default: the sum over the
-            mean of every floating-point tensor in the output (``reduce_to_scalar_loss`` of dynamo, or a fixed random
+        loss: called with the model's output; returns a scalar tensor with a gradient. Default: the average of the
+            means of all floating-point tensors in the output (``reduce_to_scalar_loss`` of dynamo, or a fixed random
             projection with ``--cotangent random``).
         iterations: how many steps a run has. Default: ``--iterations``, else 2.
     """

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from hashbench import HashDebugTrace, formulas
+from hashbench.outcome import Outcome
 from hashbench.records import RunOptions
-from hashbench.runner import BenchmarkRunner, Outcome
+from hashbench.runner import BenchmarkRunner
 from hashbench.workload import Workload
 
 

@@ -20,8 +20,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from hashbench import suites, tracefile
 from hashbench.determinism import settings
+from hashbench.inputs import call, clone_inputs
+from hashbench.outcome import Outcome
 from hashbench.records import ModelSpec, Row, RunOptions
-from hashbench.runner import BenchmarkRunner, Outcome, call, clone_inputs
+from hashbench.runner import BenchmarkRunner
 from hashbench.workload import Workload
 
 RUNS: list[int] = [0]

@@ -1,0 +1,114 @@
+"""What runs of one model leave behind, and the words for it: failures, statuses, differences, confirmations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from hashbench import results
+from hashbench.records import Divergence, Failure, Result, Trace, Verdict, contiguous_stride
+
+_REFUSED = re.compile(
+    r"(?P<kernel>[^\n]*?) does not have a deterministic implementation|deterministic.*CUBLAS_WORKSPACE_CONFIG",
+    re.DOTALL,
+)
+_NO_MEMORY = re.compile(r"can't allocate memory|out of memory|not enough memory", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one run left: its trace (``None`` when untraced), its results by name, and the settings that it changed."""
+
+    trace: Trace | None
+    results: Mapping[str, Any] = field(repr=False)
+    settings_changed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What :meth:`BenchmarkRunner.check_accuracy` found: the status word, and what there is to say about it."""
+
+    accuracy: str
+    deterministic: str
+    runs: int = 0
+    failure: Failure | None = None
+    verdict: Verdict | None = None
+    difference: results.Difference | None = None
+    distinct: int | None = None
+    confirmed: str = ""
+    untraced: str = ""
+    cause: str = ""
+    perturbed_ops: str = ""
+    nondeterministic_op: str = ""
+    settings_changed: tuple[str, ...] = ()
+    ops: int | None = None
+    benign: tuple[str, ...] | None = None
+    traces: tuple[Trace, ...] = field(default=(), repr=False)
+
+
+def failure_of(error: Exception, *, op: str = "") -> Failure:
+    text = f"{type(error).__name__}: {error}"
+    memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
+        isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error)))
+    )
+    refused = _REFUSED.search(str(error))
+    refused_op = "" if refused is None else op or refused["kernel"] or "unknown"
+    return Failure(text, out_of_memory=memory, op=op, nondeterministic_op=refused_op)
+
+
+def refused_op(outcome: Outcome) -> str:
+    return outcome.failure.nondeterministic_op if outcome.failure is not None else ""
+
+
+def failed_status(failure: Failure, *, number: int) -> str:
+    if failure.op == "results":
+        return "results_not_comparable"
+    ordinal = "1st" if number == 1 else "2nd"
+    return f"eager_{ordinal}_run_{'OOM' if failure.out_of_memory else 'fail'}"
+
+
+def difference_between(first: Run, second: Run) -> results.Difference | None:
+    """How two traced runs differ. A tensor that both hold (a buffer that survives the deep copy) has changed since the
+    first run noted it, so the digests of that moment count too."""
+    noted = [
+        {} if run.trace is None else {item.name: item.digest for item in run.trace.results} for run in (first, second)
+    ]
+    known = {
+        name
+        for name in noted[0].keys() & noted[1].keys()
+        if noted[0][name] != noted[1][name] and noted[0][name].stride == noted[1][name].stride
+    }
+    return results.compare(first.results, second.results, known=known)
+
+
+def fingerprint(run: Run) -> int:
+    """Equal for runs whose results are equal bit by bit, whatever their strides."""
+    if run.trace is None:
+        return 0
+    return hash(tuple((found.name, *_logical(found, run.results[found.name])) for found in run.trace.results))
+
+
+def _logical(result: Result, value: Any) -> tuple[object, ...]:
+    dtype, shape, stride, text = result.digest
+    if isinstance(value, torch.Tensor) and stride != contiguous_stride(shape):
+        text = results.logical_value(value)
+    return dtype, shape, text
+
+
+def confirmation(plain: Verdict | None, hashed: Verdict, *, pairs: int) -> str:
+    old = plain.divergence if plain is not None else None
+    new = hashed.divergence
+    times = "" if pairs == 1 else f" (in pair {pairs})"
+    if old is None or new is None or same_place(old, new):
+        return f"yes{times}"
+    if old.origin == "kernel":
+        return f"yes{times}: with inputs hashed; without, {old.origin} at {old.node}"
+    return f"differs again{times}, there by {new.origin} at {new.node}"
+
+
+def same_place(one: Divergence, other: Divergence | None) -> bool:
+    return other is not None and (one.origin, one.node) == (other.origin, other.node)

@@ -1,0 +1,108 @@
+"""From what was found out about a model to its row."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from hashbench.outcome import Outcome
+from hashbench.records import Divergence, ModelSpec, Row, RunOptions
+
+
+def make_row(
+    spec: ModelSpec,
+    options: RunOptions,
+    outcome: Outcome,
+    *,
+    iterations: int | None,
+    traces: str,
+    seconds: float,
+) -> Row:
+    """The row of a model. ``traces`` are paths in the results folder, ``seconds`` the model's own load and runs."""
+    found = outcome.verdict.divergence if outcome.verdict is not None else None
+    difference = outcome.difference
+    row = Row(
+        dev=options.device,
+        name=spec.name,
+        batch_size=options.batch_size or spec.batch_size,
+        accuracy=outcome.accuracy,
+        suite=spec.suite,
+        mode=options.mode,
+        dtype=options.dtype_column,
+        iterations=iterations,
+        runs=outcome.runs or None,
+        deterministic=outcome.deterministic,
+        nondeterministic_op=outcome.nondeterministic_op,
+        ops=outcome.ops,
+        cause=outcome.cause,
+        distinct=outcome.distinct,
+        benign=None if outcome.benign is None else len(outcome.benign),
+        benign_ops=_op_names(outcome.benign or ()),
+        confirmed=outcome.confirmed,
+        untraced=outcome.untraced,
+        perturbed_ops=outcome.perturbed_ops,
+        settings_changed="; ".join(outcome.settings_changed),
+        traces=traces,
+        seconds=round(seconds, 3),
+        peak_memory_mib=round(peak_memory_mib(torch.device(options.device)), 1),
+        error=outcome.failure.error if outcome.failure is not None else "",
+    )
+    if difference is not None:
+        row = replace(
+            row,
+            differing_results=a_few(difference.names),
+            differing_elements=difference.elements,
+            max_abs_diff=difference.max_abs,
+            max_ulp=difference.max_ulp,
+            representation=difference.representation,
+        )
+    return row if found is None else _with_divergence(row, found)
+
+
+def _with_divergence(row: Row, found: Divergence) -> Row:
+    steering = found.steered_by
+    steered = ""
+    if steering is not None:
+        steered = f"{steering.record}: {steering.first} and {steering.second}"
+        steered += f", from {steering.kernel}" if steering.kernel else ""
+    detail = f"{found.detail}: {found.first} and {found.second}" if found.first or found.second else found.detail
+    return replace(
+        row,
+        origin=found.origin,
+        kernel=found.kernel,
+        op_index=found.op_index,
+        phase=found.phase,
+        iteration=found.iteration,
+        module=found.module,
+        forward_op=found.forward_op,
+        source=found.source,
+        detail=detail[:500],
+        steered_by=steered,
+    )
+
+
+def _op_names(nodes: Sequence[str]) -> str:
+    """Names and counts of the ops of record ids, commonest first."""
+    counts: dict[str, int] = {}
+    for node in nodes:
+        name = node.rpartition("/")[2].partition("#")[0]
+        counts[name] = counts.get(name, 0) + 1
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return a_few([f"{name} ×{count}" if count > 1 else name for name, count in ordered])  # noqa: RUF001
+
+
+def a_few(names: Sequence[str], limit: int = 8) -> str:
+    shown = ", ".join(names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
+
+
+def peak_memory_mib(device: torch.device) -> float:
+    """Largest memory of this process so far in MiB: on the device for accelerators, else resident."""
+    if device.type != "cpu":
+        return torch.accelerator.max_memory_allocated() / 2**20
+    usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return usage / (2**20 if sys.platform == "darwin" else 2**10)
