@@ -18,8 +18,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from hashbench.files import replace_file
 from hashbench.records import HashbenchError, ModelSpec, Row
-from hashbench.report.csvfile import header_line, replace_file, row_from_json, row_line, row_to_json
+from hashbench.report.csvfile import header_line, row_from_json, row_line, row_to_json
 
 _LONGEST_NAME = 80
 """Characters of a model's name in a file name; file systems take 255 bytes, and suite, mode and ending come on top."""

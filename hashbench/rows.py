@@ -11,6 +11,7 @@ import torch
 
 from hashbench.outcome import Outcome
 from hashbench.records import Divergence, ModelSpec, Row, RunOptions
+from hashbench.words import a_few
 
 
 def make_row(
@@ -93,11 +94,6 @@ def _op_names(nodes: Sequence[str]) -> str:
         counts[name] = counts.get(name, 0) + 1
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return a_few([f"{name} ×{count}" if count > 1 else name for name, count in ordered])  # noqa: RUF001
-
-
-def a_few(names: Sequence[str], limit: int = 8) -> str:
-    shown = ", ".join(names[:limit])
-    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
 
 
 def peak_memory_mib(device: torch.device) -> float:

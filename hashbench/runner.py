@@ -45,8 +45,9 @@ from hashbench.records import (
     RunOptions,
 )
 from hashbench.results_folder import file_key
-from hashbench.rows import a_few, make_row
+from hashbench.rows import make_row
 from hashbench.tracing import HashDebugTrace
+from hashbench.words import a_few
 from hashbench.workload import Workload
 
 log = logging.getLogger(__name__)

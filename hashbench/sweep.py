@@ -23,6 +23,7 @@ from hashbench.interrupts import Interrupts
 from hashbench.postmortem import describe_end, last_words
 from hashbench.records import HashbenchError, ModelSpec, Row, RunOptions
 from hashbench.results_folder import ResultsFolder, file_key
+from hashbench.words import a_few
 
 SWEEP_SCHEMA = 1
 """Version of ``sweep.json``; a sweep of another version cannot be resumed."""
@@ -377,10 +378,6 @@ _HINTS = {"threads": " (--jobs sets it, too)"}
 
 def _model_differences(before: Sequence[Sequence[str]], now: Sequence[Sequence[str]]) -> str:
     old, new = {tuple(model)[-1] for model in before}, {tuple(model)[-1] for model in now}
-    changes = [f"no longer {_a_few(old - new)}"] * bool(old - new) + [f"now {_a_few(new - old)}"] * bool(new - old)
+    phrases = (("no longer", old - new), ("now", new - old))
+    changes = [f"{phrase} {a_few(sorted(names), 3)}" for phrase, names in phrases if names]
     return f"models: {', '.join(changes)}" if changes else "the models come in another order"
-
-
-def _a_few(names: set[str]) -> str:
-    shown = sorted(names)[:3]
-    return ", ".join(shown) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

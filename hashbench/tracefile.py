@@ -18,15 +18,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import xxhash
 
+from hashbench.files import replace_file
 from hashbench.records import (
     TRACE_SCHEMA,
     HashbenchError,
@@ -60,27 +59,17 @@ def dumps(trace: Trace, *, notes: Mapping[int, str] | None = None) -> str:
 
 def write(trace: Trace, path: Path, *, notes: Mapping[int, str] | None = None) -> None:
     """Write the text form to ``path`` by temporary file and rename, creating its folder."""
-    write_text(path, dumps(trace, notes=notes))
+    _replace(path, dumps(trace, notes=notes))
 
 
 def write_json(trace: Trace, path: Path) -> None:
     """Write a trace as one JSON document, for other tools. hashbench itself reads only the text form."""
-    write_text(path, json.dumps(dataclasses.asdict(trace), indent=1))
+    _replace(path, json.dumps(dataclasses.asdict(trace), indent=1))
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace ``path`` by ``text`` so that a reader, or a crash, sees the old file or the new one, nothing between."""
+def _replace(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)  # noqa: PTH105 - temporary is a text path from mkstemp
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    replace_file(path, text)
 
 
 def record_line(record: OpRecord, digits: Mapping[str, str]) -> str:

@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Never
 
 from hashbench.executors import Task
+from hashbench.files import replace_file
 from hashbench.records import ModelSpec, Row, RunOptions
-from hashbench.report.csvfile import replace_file, row_to_json
+from hashbench.report.csvfile import row_to_json
 
 SAFE_PATH_MARK = "hashbench"
 """Value of ``PYTHONSAFEPATH`` in a fork server whose parent had not set it; the worker removes it again."""

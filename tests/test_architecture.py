@@ -20,7 +20,7 @@ PACKAGE = Path(hashbench.__file__).parent
 
 LAYERS = (
     # Each line may import from the lines above it, and within its own line as the arrows that are there say.
-    {"records"},
+    {"records", "files", "words"},
     {"arguments", "alignment", "coverage", "formulas", "workload", "interrupts", "postmortem", "report.csvtext"},
     {"divergence", "tracefile", "digest", "executors", "report.csvfile", "report.environments"},
     {"determinism", "inspection", "marks", "results", "report.load", "report.tracediff", "results_folder", "worker"},

@@ -11,13 +11,13 @@ import difflib
 import io
 import json
 import operator
-import os
 import re
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hashbench.files import replace_file
 from hashbench.records import ACCURACY_STATUSES, ROW_COLUMNS, ROW_KEY, ROW_SCHEMA, HashbenchError, Row
 from hashbench.report.csvtext import CsvTable, defuse, one_line, read_table, restore
 
@@ -57,33 +57,6 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
     kept = tuple(rows)
     refuse_duplicates(str(path), kept)
     replace_file(path, header_line() + "".join(map(row_line, kept)))
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Give ``path`` the content ``text`` (UTF-8) in one step that survives a crash. Raises ``OSError``; ``path`` is
-    then as it was and the temporary file is gone."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Without this a power cut may undo a rename (POSIX; Windows cannot open a folder)."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _cell(column: str, value: Any) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from hashbench.alignment import align
 from hashbench.records import Divergence, OpRecord, Trace, Verdict
 from hashbench.tracefile import record_line, short_digest
+from hashbench.words import a_few
 
-_BENIGN_SHOWN = 10
+_SHOWN = 10
 
 
 def as_text(first: Trace, second: Trace, verdict: Verdict, *, context: int = 3) -> str:
@@ -25,10 +26,10 @@ def _lines(first: Trace, second: Trace, verdict: Verdict, context: int) -> Itera
         yield from _excerpt(first, second, verdict.divergence, context)
     if verdict.differing:
         yield ""
-        yield f"{len(verdict.differing)} results differ: {_a_few(verdict.differing)}"
+        yield f"{len(verdict.differing)} results differ: {a_few(verdict.differing, _SHOWN)}"
     if verdict.benign:
         yield ""
-        yield f"{len(verdict.benign)} records differ without reaching a result: {_a_few(verdict.benign)}"
+        yield f"{len(verdict.benign)} records differ without reaching a result: {a_few(verdict.benign, _SHOWN)}"
 
 
 def _summary_of_equal(first: Trace, verdict: Verdict) -> str:
@@ -89,8 +90,3 @@ def _digits(trace: Trace) -> dict[str, str]:
         if record.outputs:
             digits[record.id] = short_digest(record.outputs)
     return digits
-
-
-def _a_few(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_BENIGN_SHOWN])
-    return shown if len(names) <= _BENIGN_SHOWN else f"{shown} and {len(names) - _BENIGN_SHOWN} more"

@@ -10,8 +10,8 @@ import math
 
 import pytest
 
+from hashbench import files
 from hashbench.records import ROW_COLUMNS, ROW_SCHEMA, HashbenchError, Row
-from hashbench.report import csvfile
 from hashbench.report.csvfile import header_line, read_rows, row_from_json, row_line, row_to_json, write_rows
 
 from .rows import DIFFERING, PLAIN, row
@@ -227,7 +227,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
     def full_disk(_descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(csvfile.os, "fsync", full_disk)
+    monkeypatch.setattr(files.os, "fsync", full_disk)
     with pytest.raises(OSError, match="No space left"):
         write_rows(path, [DIFFERING])
     assert read_rows(path) == [PLAIN]
