@@ -1,4 +1,4 @@
-"""Rewrite the tables in README.md from measured files, so that no result in it is typed by hand.
+"""Rewrite the tables in README.md and benchmarks/README.md from measured files: no result in them is typed by hand.
 
     python docs/readme_tables.py --specimens results/specimens/training --benchmarks benchmarks.json
 
@@ -11,7 +11,7 @@ import argparse
 import csv
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from tabulate import tabulate
@@ -31,17 +31,13 @@ def specimens(folder: Path) -> str:
     return _table(["what the model does", *SPECIMEN_COLUMNS], lines)
 
 
-def benchmarks(path: Path) -> str:
-    """Every table of ``python -m benchmarks --json`` that has goals, and the machine."""
+def benchmarks(path: Path, *, only_goals: bool) -> str:
+    """The tables of ``python -m benchmarks --json`` (``only_goals``: those with goals), and the machine."""
     found = json.loads(path.read_text(encoding="utf-8"))
     machine = ", ".join(f"{name} {value}" for name, value in found["machine"].items())
-    return "\n\n".join([*_goal_tables(found), f"Measured with `python -m benchmarks` on: {machine}."])
-
-
-def _goal_tables(found: dict[str, list[dict[str, list[str]]]]) -> Iterator[str]:
-    for table in found["tables"]:
-        if "goal" in table["headers"]:
-            yield f"**{table['title']}**\n\n{_table(table['headers'], table['rows'])}"
+    shown = [table for table in found["tables"] if not only_goals or "goal" in table["headers"]]
+    parts = [f"**{table['title']}**\n\n{_table(table['headers'], table['rows'])}" for table in shown]
+    return "\n\n".join([*parts, f"Measured with `python -m benchmarks` on: {machine}."])
 
 
 def _code(text: str) -> str:
@@ -52,13 +48,12 @@ def _table(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return tabulate(lines, headers=headers, tablefmt="github", disable_numparse=True)
 
 
-def _replace(text: str, name: str, table: str) -> str:
+def _replace(page: Path, name: str, table: str) -> None:
+    text = page.read_text(encoding="utf-8")
     block = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
     if not block.search(text):
-        raise SystemExit(
-            f"README.md has no place for {name}: nothing was written. Add <!-- {name} --> <!-- /{name} -->."
-        )
-    return block.sub(lambda found: f"{found[1]}{table}\n{found[2]}", text)
+        raise SystemExit(f"{page} has no place for {name}: it was not written. Add <!-- {name} --> to it.")
+    page.write_text(block.sub(lambda found: f"{found[1]}{table}\n{found[2]}", text), encoding="utf-8")
 
 
 def main() -> None:
@@ -67,13 +62,11 @@ def main() -> None:
     parser.add_argument("--specimens", type=Path, help="results folder of a sweep of the specimens")
     parser.add_argument("--benchmarks", type=Path, help="file of `python -m benchmarks --json`")
     given = parser.parse_args()
-    readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
     if given.specimens is not None:
-        text = _replace(text, "specimens", specimens(given.specimens))
+        _replace(ROOT / "README.md", "specimens", specimens(given.specimens))
     if given.benchmarks is not None:
-        text = _replace(text, "benchmarks", benchmarks(given.benchmarks))
-    readme.write_text(text, encoding="utf-8")
+        _replace(ROOT / "README.md", "benchmarks", benchmarks(given.benchmarks, only_goals=True))
+        _replace(ROOT / "benchmarks" / "README.md", "benchmarks", benchmarks(given.benchmarks, only_goals=False))
 
 
 if __name__ == "__main__":
