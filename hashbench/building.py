@@ -121,8 +121,3 @@ def _leaf_ids(leaves: Sequence[RawLeaf]) -> list[str]:
 def _build_leaf(leaf_id: str, leaf: RawLeaf) -> Leaf:
     kind, _, found, position, initial = leaf
     return Leaf(leaf_id, kind, readable(found), position, "" if initial is None else readable(initial).value)
-
-
-def plain_digest(found: TensorDigest) -> str:
-    """A digest as one word: ``float32[8,64,56,56]:0123456789abcdef``."""
-    return f"{found.dtype}[{','.join(map(str, found.shape))}]:{found.value or 'blank'}"

@@ -28,7 +28,6 @@ from hashbench.records import (
     Ref,
     Result,
     Steering,
-    TensorDigest,
     Trace,
     Verdict,
 )
@@ -122,6 +121,11 @@ class _Judgement:
     def coverage_b(self) -> Coverage:
         """The same of the second run; needed only where ops differ too."""
         return Coverage(self.second)
+
+    @cached_property
+    def order(self) -> dict[str, int]:
+        """The place of every node, leaves before records."""
+        return {node: place for place, node in enumerate([*self.leaves_a, *self.records])}
 
     # ----------------------------------------------------------------------------------------------- nodes
 
@@ -231,13 +235,10 @@ class _Judgement:
         if behind is not None:
             return behind
         if self._wired_differently(a, b):
-            return (
-                None
-                if self._explained_by_view(node, a, b)
-                else _Source(
-                    "sequence", node, at, "it reads another tensor than in the first run", _wiring(a), _wiring(b)
-                )
-            )
+            if self._explained_by_view(node, a, b):
+                return None
+            detail = "it reads another tensor than in the first run"
+            return _Source("sequence", node, at, detail, _wiring(a), _wiring(b))
         if not wrote_differently or explained or self._read_a_difference(a, b) or self._explained_by_view(node, a, b):
             return None
         return self._blame_memory(a) or self._blame_hidden_write(node, a, b) or _kernel_source(node, at, a, b)
@@ -423,10 +424,13 @@ class _Judgement:
             early = [source for source in candidates if source.origin in _RANK]
             felt = min(candidates, key=lambda source: source.position, default=settings)
             candidates = early or [replace(settings, felt_at=felt.node)]
-        order = {node: place for place, node in enumerate([*self.leaves_a, *self.records])}
+        return self._earliest(candidates)
+
+    def _earliest(self, candidates: Sequence[_Source]) -> _Source | None:
+        """What lies before the first op first, then by position; the order of the nodes breaks ties."""
         return min(
             candidates,
-            key=lambda source: (_RANK.get(source.origin, 2), source.position, order.get(source.node, 0)),
+            key=lambda found: (_RANK.get(found.origin, 2), found.position, self.order.get(found.node, 0)),
             default=None,
         )
 
@@ -495,16 +499,12 @@ class _Judgement:
             return None
         name = earlier[-1]
         old, new = self.records[name]
-        chosen = self._choose_source_of(name)
+        chosen = self._earliest([self.sources[node] for node in self._slice([name]) if node in self.sources])
         kernel = ""
         if chosen is not None:
             record = next((r for r in self.records.get(chosen.node, ()) if r is not None), None)
             kernel = record.op if record is not None else chosen.node
         return Steering(name, old.scalar if old else "", new.scalar if new else "", kernel)
-
-    def _choose_source_of(self, name: str) -> _Source | None:
-        candidates = [self.sources[node] for node in self._slice([name]) if node in self.sources]
-        return min(candidates, key=lambda found: (_RANK.get(found.origin, 2), found.position), default=None)
 
 
 # ------------------------------------------------------------------------------------------------------- words
@@ -520,7 +520,7 @@ def _leaf_source(a: Leaf, b: Leaf) -> _Source:
         "input": f"the model input {a.id} differs before the first op",
         "state": f"the {a.kind} {a.id.partition('/')[2]} differs before the first op",
     }.get(origin, "a tensor that no recorded op wrote has other content")
-    return _Source(origin, a.id, a.position, detail, _shown(a.digest), _shown(b.digest))
+    return _Source(origin, a.id, a.position, detail, a.digest.word(), b.digest.word())
 
 
 def _kernel_source(node: str, at: int, a: OpRecord, b: OpRecord) -> _Source:
@@ -532,11 +532,7 @@ def _kernel_source(node: str, at: int, a: OpRecord, b: OpRecord) -> _Source:
 
 def _left(record: OpRecord) -> str:
     """All that a record left, as text."""
-    return " ".join(map(_shown, record.outputs)) + record.scalar
-
-
-def _shown(digest: TensorDigest) -> str:
-    return f"{digest.dtype}[{','.join(map(str, digest.shape))}]:{digest.value or 'blank'}"
+    return " ".join(found.word() for found in record.outputs) + record.scalar
 
 
 def _seen(record: OpRecord | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,9 +39,9 @@ def named_tensors(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tenso
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
             yield from named_tensors(item, f"{path}.{index}" if path else str(index))
-    elif hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
-        for name in value.__dataclass_fields__:
-            yield from named_tensors(getattr(value, name), f"{path}.{name}" if path else name)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from named_tensors(getattr(value, field.name), f"{path}.{field.name}" if path else field.name)
 
 
 def named_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:

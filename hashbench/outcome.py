@@ -51,6 +51,7 @@ class Outcome:
 
 
 def failure_of(error: Exception, *, op: str = "") -> Failure:
+    """An exception as a value. ``op`` is the dispatched op that raised it; torch's texts tell the rest."""
     text = f"{type(error).__name__}: {error}"
     memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
         isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error)))
@@ -61,10 +62,12 @@ def failure_of(error: Exception, *, op: str = "") -> Failure:
 
 
 def refused_op(outcome: Outcome) -> str:
+    """The op that torch refused for having no deterministic implementation; empty where that did not happen."""
     return outcome.failure.nondeterministic_op if outcome.failure is not None else ""
 
 
 def failed_status(failure: Failure, *, number: int) -> str:
+    """The status word for a failure of run ``number``; dynamo counts two runs, so any later one is the second."""
     if failure.op == "results":
         return "results_not_comparable"
     ordinal = "1st" if number == 1 else "2nd"
@@ -72,17 +75,13 @@ def failed_status(failure: Failure, *, number: int) -> str:
 
 
 def difference_between(first: Run, second: Run) -> results.Difference | None:
-    """How two traced runs differ. A tensor that both hold (a buffer that survives the deep copy) has changed since the
-    first run noted it, so the digests of that moment count too."""
-    noted = [
+    """How two traced runs differ, by the digests that the traces noted; a tensor that both hold (a buffer that survives
+    the deep copy) has changed since the first run noted it. Where strides differ, the tensors are compared."""
+    old, new = (
         {} if run.trace is None else {item.name: item.digest for item in run.trace.results} for run in (first, second)
-    ]
-    known = {
-        name
-        for name in noted[0].keys() & noted[1].keys()
-        if noted[0][name] != noted[1][name] and noted[0][name].stride == noted[1][name].stride
-    }
-    return results.compare(first.results, second.results, known=known)
+    )
+    noted = {name: old[name] != new[name] for name in old.keys() & new.keys() if old[name].stride == new[name].stride}
+    return results.compare(first.results, second.results, noted=noted)
 
 
 def fingerprint(run: Run) -> int:
@@ -100,6 +99,7 @@ def _logical(result: Result, value: Any) -> tuple[object, ...]:
 
 
 def confirmation(plain: Verdict | None, hashed: Verdict, *, pairs: int) -> str:
+    """What the column ``confirmed`` says of a further pair that differed, the ``pairs``-th one tried."""
     old = plain.divergence if plain is not None else None
     new = hashed.divergence
     times = "" if pairs == 1 else f" (in pair {pairs})"
@@ -111,4 +111,5 @@ def confirmation(plain: Verdict | None, hashed: Verdict, *, pairs: int) -> str:
 
 
 def same_place(one: Divergence, other: Divergence | None) -> bool:
+    """Whether two pairs of runs part at the same record or leaf, and in the same way."""
     return other is not None and (one.origin, one.node) == (other.origin, other.node)

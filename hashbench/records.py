@@ -127,6 +127,10 @@ class TensorDigest(NamedTuple):
     stride: tuple[int, ...]
     value: str
 
+    def word(self) -> str:
+        """The digest as one word, without its stride: ``float32[8,64,56,56]:0123456789abcdef``."""
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]:{self.value or 'blank'}"
+
 
 def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
     """The stride, in elements, that torch gives a new contiguous tensor of this shape."""

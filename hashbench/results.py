@@ -8,7 +8,7 @@ every iteration, ``grad.<parameter>``, ``input_grad.<place>``, ``parameter.<name
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,17 +98,22 @@ def state_results(model: torch.nn.Module, optimizer: torch.optim.Optimizer | Non
                 yield from flatten(state, f"optimizer.{owner}")
 
 
-def compare(first: Results, second: Results, *, known: Collection[str] = ()) -> Difference | None:
+def compare(first: Results, second: Results, *, noted: Mapping[str, bool] | None = None) -> Difference | None:
     """The difference between two runs' results, bit by bit; ``None`` where there is none. A gradient or an optimizer
-    state that only one run has is a difference. ``known`` names results that are known to have differed when they were
-    noted, whatever a tensor that both runs share holds by now.
+    state that only one run has is a difference. ``noted`` says of results whether they differed when they were noted,
+    whatever a tensor that both runs share holds by now; those are not compared again.
 
     Raises:
         NotComparableError: the runs have outputs of other names or types.
     """
     _check_structure(first, second)
     every = [*first, *(name for name in second if name not in first)]
-    names = tuple(name for name in every if name in known or not bitwise_equal(first.get(name), second.get(name)))
+    noted = noted or {}
+    names = tuple(
+        name
+        for name in every
+        if (noted[name] if name in noted else not bitwise_equal(first.get(name), second.get(name)))
+    )
     return _measure(names, first, second) if names else None
 
 

@@ -38,12 +38,7 @@ from hashbench.outcome import (
     refused_op,
     same_place,
 )
-from hashbench.records import (
-    Failure,
-    ModelSpec,
-    Row,
-    RunOptions,
-)
+from hashbench.records import Failure, ModelSpec, Row, RunOptions
 from hashbench.results_folder import file_key
 from hashbench.rows import make_row
 from hashbench.tracing import HashDebugTrace
@@ -143,8 +138,14 @@ class BenchmarkRunner:
         first = self._attempt(workload, optimizer)
         if isinstance(first, Failure):
             return Outcome(failed_status(first, number=1), level, failure=first)
-        outcome = Outcome("pass", level, runs=1, settings_changed=first.settings_changed, ops=_ops(first))
-        outcome = replace(outcome, perturbed_ops=_perturbed_ops(first))
+        outcome = Outcome(
+            "pass",
+            level,
+            runs=1,
+            settings_changed=first.settings_changed,
+            ops=_ops(first),
+            perturbed_ops=_perturbed_ops(first),
+        )
         fingerprints = {fingerprint(first)}
         for number in range(2, max(2, self.options.runs) + 1):
             other = self._attempt(workload, optimizer)

@@ -32,7 +32,8 @@ from torch.utils._python_dispatch import (
 )
 
 from hashbench import inspection, tracefile
-from hashbench.building import RawLeaf, RawResult, build_trace, plain_digest
+from hashbench.arguments import argument_text
+from hashbench.building import RawLeaf, RawResult, build_trace
 from hashbench.digest import EMPTY, RawDigest, _buffer, _hash, components, python_digest, raw_digest, readable
 from hashbench.marks import (
     LeafViews,
@@ -466,9 +467,12 @@ class HashDebugTrace(TorchDispatchMode):
         declared = {id(tensor) for tensor in inspection.tensors_in(plan.written_values(args, kwargs))}
         changed = []
         for path, tensor in inspection.named_arguments(args, kwargs):
-            if id(tensor) not in declared and not plan.resizes and raw_digest(tensor) != before[path]:
+            if id(tensor) in declared or plan.resizes:
+                continue
+            after = raw_digest(tensor)
+            if after != before[path]:
                 set_mark(tensor, (self._token, number, None))
-                changed.append(raw_digest(tensor))
+                changed.append(after)
         if changed:
             self._replace_written(number, self._records[number][7] + tuple(changed))
 
@@ -477,8 +481,6 @@ class HashDebugTrace(TorchDispatchMode):
         self._records[number] = (*record[:7], written, *record[8:])
 
     def _line(self, number: int) -> str:
-        from hashbench.arguments import argument_text
-
         plan, phase, _, module, _, _, others, written, scalar, _ = self._records[number]
         values = " ".join(f"{d.dtype}{list(d.shape)}:{d.value or 'blank'}" for d in map(readable, written))
         shown = f" = {scalar!r}" if scalar is not None else ""
@@ -563,7 +565,7 @@ class HashDebugTrace(TorchDispatchMode):
                 "op_id": record.id,
                 "module": record.module,
                 "inputs": [ref.source for ref in record.inputs],
-                "outputs": [plain_digest(found) for found in record.outputs],
+                "outputs": [found.word() for found in record.outputs],
             }
             for record in self.finish().records
         ]
