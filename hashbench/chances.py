@@ -1,0 +1,145 @@
+"""What counts prove: rates with their bounds, and whether an arm differs less often than what it is compared with.
+
+Pure arithmetic on how often outcomes differed. Sources: C. J. Clopper and E. S. Pearson, "The use of confidence or
+fiducial limits illustrated in the case of the binomial", Biometrika 26 (1934); R. A. Fisher's exact test, one-sided.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from math import comb
+
+from hashbench.records import Arm, Rate
+
+ONE_OF_MANY = 0.01
+"""Chance that an arm without any effect may have of passing for a remedy, where a dozen arms are looked at: replays of
+a call, pairs of runs. With 0.05 each, one diagnosis in three would blame an arm that did nothing."""
+
+ONE_OF_FEW = 0.05
+"""The same for runs in fresh processes: two arms are looked at, and a trial costs seconds."""
+
+FEWEST = 3
+"""Trials without which an arm shows nothing, however sure the base is."""
+
+MOST_TRIALS = 2000
+"""Trials of one arm at most, however rare the difference is."""
+
+Count = tuple[int, int]
+"""How many differed, of how many."""
+
+
+def rate_of(differing: int, trials: int, *, distinct: int, of: str) -> Rate:
+    """How often outcomes differ from the first, with the Clopper–Pearson bounds at 95 %.
+
+    Where none or all differ, the whole 5 % lies on the one open side: 0 of 19 gives at most 0.146.
+
+    Raises:
+        ValueError: ``trials`` is not positive, or ``differing`` not between 0 and ``trials``.
+    """
+    if not 0 <= differing <= trials or trials == 0:
+        raise ValueError(f"{differing} of {trials} is no count of outcomes that differ")
+    low = 0.0 if differing == 0 else _bound(differing, trials - differing + 1, 0.05 if differing == trials else 0.025)
+    high = 1.0 if differing == trials else _bound(differing + 1, trials - differing, 0.975 if differing else 0.95)
+    return Rate(differing=differing, trials=trials, of=of, low=low, high=high, distinct=distinct)
+
+
+def _bound(successes: int, failures: int, quantile: float) -> float:
+    """The quantile of a beta distribution; in closed form where none or all differ, as in every clean model."""
+    if successes == 1:
+        return float(1 - (1 - quantile) ** (1 / failures))
+    if failures == 1:
+        return float(quantile ** (1 / successes))
+    from scipy.special import betaincinv  # 0.2 s to import; the command line must not pay it
+
+    return float(betaincinv(successes, failures, quantile))
+
+
+def chance(base: Count, arm: Count) -> float:
+    """Fisher's exact test: the chance that, of all that differ in both, so few or fewer fall on the arm by luck."""
+    (in_base, base_trials), (in_arm, arm_trials) = base, arm
+    both = in_base + in_arm
+    ways = sum(comb(arm_trials, k) * comb(base_trials, both - k) for k in range(in_arm + 1))
+    return ways / comb(base_trials + arm_trials, both)
+
+
+def fewer(base: Count, arm: Count, *, level: float = ONE_OF_MANY) -> bool:
+    """Whether the arm differs less often than the base, by more than luck explains; with too few trials it does not."""
+    return base[1] > 0 and arm[1] >= FEWEST and chance(base, arm) <= level
+
+
+def trials_needed(base: Count, *, level: float = ONE_OF_MANY) -> int:
+    """Trials that an arm without any difference needs for :func:`fewer` to hold against this base: 3 where 20 of 20
+    differ, 1980 where 1 of 20 does.
+
+    Raises:
+        ValueError: nothing differs in the base, so that no arm can differ less often.
+    """
+    if base[0] <= 0:
+        raise ValueError("no number of trials shows that an arm differs less often than a base that never differs")
+    few, enough = 0, 1
+    while not fewer(base, (0, enough), level=level):
+        few, enough = enough, enough * 2
+    while enough - few > 1:
+        middle = (few + enough) // 2
+        few, enough = (few, middle) if fewer(base, (0, middle), level=level) else (middle, enough)
+    return enough
+
+
+def sure_count(arm: Arm) -> Count:
+    """How many outcomes surely differ from the commonest one, of the trials of an arm.
+
+    All trials are compared with one first outcome. Where that happened to be a rare one, all differ from it and agree
+    with each other: 20 of 20 with 2 distinct outcomes is one odd outcome among 21, no more than 1 of 20 says. The
+    commonest outcome is either the first, or holds at most all that differ but one of each other kind.
+    """
+    if arm.distinct < 2:  # not counted
+        return arm.differing, arm.trials
+    return min(arm.differing, arm.trials - arm.differing + arm.distinct - 1), arm.trials
+
+
+def arm_length(base: Arm, *, asked: int) -> int:
+    """Trials that arms need beside this base: as many as were asked for, and where its difference is rare so many that
+    one which removes it can show that, up to ``MOST_TRIALS``."""
+    sure = sure_count(base)
+    return max(asked, min(trials_needed(sure), MOST_TRIALS)) if sure[0] else asked
+
+
+def is_rare(arm: Arm) -> bool:
+    """Whether at most one in ten outcomes differs from the usual one, so that there is a usual one."""
+    return arm.differing * 10 <= arm.trials
+
+
+class Effect(Enum):
+    """What an arm did to a difference."""
+
+    ABSENT = "there was no difference that it could remove"
+    NOT_RUN = "the arm was not run"
+    REMOVED = "gone, and luck does not explain it"
+    SEEMS = "gone, in too few trials to exclude luck"
+    LOWERED = "rarer, but still there"
+    STAYS = "still there"
+
+
+def luck(base: Arm, arm: Arm) -> float:
+    """The chance of so few differences in the arm if it changes nothing.
+
+    Where more differ from the base's first outcome than surely differ from its commonest, the first must have been
+    another than the commonest, or there is no such thing; the former has a chance of its own.
+    """
+    sure, trials = sure_count(base)
+    odd_first = sure / (trials + 1) if sure < base.differing else 1.0
+    return odd_first * chance((sure, trials), (arm.differing, arm.trials))
+
+
+def effect_of(base: Arm, arm: Arm) -> Effect:
+    """What ``arm`` did to the difference that ``base`` shows. A difference that became rarer is not gone: another
+    mechanism is left, or the change missed a part of it."""
+    if not base.differing:
+        return Effect.ABSENT
+    if not arm.ran:
+        return Effect.NOT_RUN
+    level = ONE_OF_FEW if arm.on == "process" else ONE_OF_MANY
+    sure = arm.trials >= FEWEST and luck(base, arm) <= level
+    if not arm.differing:
+        return Effect.REMOVED if sure else Effect.SEEMS
+    return Effect.LOWERED if sure else Effect.STAYS

@@ -1,0 +1,173 @@
+"""Experiments on a captured call: run it again and again, change one thing at a time, count how often outcomes differ.
+
+Every arm takes its turn within a time budget, those first that decide most; what finds no time is named and not run. An
+arm's outcomes are compared with its own first one, except where the question is whether a disturbance changes the one
+outcome that the undisturbed call has.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from hashbench.budget import Budget
+from hashbench.opplan import plan_of
+from hashbench.records import Arm, CallFacts, TensorDigest
+from hashbench.replay import callfacts
+from hashbench.replay.arms import SURROUNDINGS, Surroundings
+from hashbench.replay.callfacts import Snapshot
+from hashbench.replay.calls import CapturedCall, Outcome, in_force
+from hashbench.replay.laboratory import DIFFERS_IN_PLACE, NO_TIME, Laboratory
+from hashbench.replay.specialarms import SPECIAL_ARMS
+from hashbench.replay.tally import Tally
+
+Recorded = Sequence[tuple[TensorDigest, ...]]
+
+REPEAT_SHARE = 0.3
+WEIGHTS = {"poison": 3}
+"""Shares of the time, of those that get more than one: this arm says nothing with few replays."""
+
+REMOVING = ("one_thread", "exact_values", "copied_sources", "generators", "entropy", "clocks", "one_worker")
+PROVOKING = ("poison", "moved", "busy", "busy_stream", "fresh_memory")
+_AROUND = {arm.name: arm for arm in SURROUNDINGS}
+ARMS = ("repeat", *REMOVING, *PROVOKING, *(name for name in _AROUND if name not in (*REMOVING, *PROVOKING)))
+"""All arms on a call, in the order of what they decide about a call that differs when it is repeated."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replays:
+    """What the experiments on one call found. ``first`` and ``other`` are two outcomes that differ, for numbers: the
+    tensors that the call wrote; ``other`` is ``None`` where none differed, and ``first`` empty where none was made."""
+
+    arms: tuple[Arm, ...]
+    facts: CallFacts
+    first: Snapshot = ()
+    other: Snapshot | None = None
+
+    def arm(self, name: str) -> Arm:
+        """The arm of that name; one without trials where it is missing."""
+        return next((arm for arm in self.arms if arm.name == name), Arm(name, "call", note="not tried"))
+
+
+def experiments(
+    call: CapturedCall,
+    *,
+    replays: int,
+    budget: Budget,
+    recorded: Recorded = (),
+    arms: Collection[str] = ARMS,
+) -> Replays:
+    """Run the arms that make sense for the call and its device.
+
+    Args:
+        call: what to repeat. Its settings are put in force, and everything is as before afterwards.
+        replays: comparisons in each arm, at least; more where outcomes differ rarely.
+        budget: the seconds that all of it may take.
+        recorded: the outputs that the traces of the differing runs recorded for this call.
+        arms: these alone, and ``repeat``, with which they are compared.
+    """
+    with warnings.catch_warnings(), in_force(call):
+        warnings.simplefilter("ignore")  # the replays repeat what the runs have said already
+        lab = Laboratory(call, replays=replays, budget=budget)
+        found = [_attempted(lab, "repeat", share=REPEAT_SHARE)]
+        queue = [name for name in _order(lab) if name in arms] if lab.repeated.outcomes else []
+        while queue:
+            name, *queue = queue
+            share = WEIGHTS.get(name, 1) / (WEIGHTS.get(name, 1) + len(queue))
+            found.append(_attempted(lab, name, share=share))
+        return _concluded(lab, found, recorded)
+
+
+def _order(lab: Laboratory) -> list[str]:
+    """Where the call differs, those arms first that may remove that; else those first that may bring it about."""
+    quick = REMOVING[:3]  # before those that cost seconds on loaded cores
+    begin = (*quick, "poison", *REMOVING[3:]) if lab.repeated.differing else (*PROVOKING, *REMOVING)
+    names = [*begin, *(name for name in ARMS if name not in begin and name != "repeat")]
+    return [name for name in names if name in SPECIAL_ARMS or _AROUND[name].device in ("", lab.call.device.type)]
+
+
+def _attempted(lab: Laboratory, name: str, *, share: float) -> Arm:
+    """One arm within its share of what is left."""
+    left = lab.budget.left()
+    if left <= 2 * lab.cost:
+        return Arm(name, "call", note=NO_TIME)
+    budget = Budget(left * share)
+    try:
+        if name == "repeat":
+            return lab.repeat(budget)
+        return SPECIAL_ARMS[name](lab, budget) if name in SPECIAL_ARMS else _surrounded(lab, _AROUND[name], budget)
+    except Exception as error:  # the op refuses what the arm asks of it: that is what the arm has to say
+        return Arm(name, "call", note=f"raises: {_first_sentence(error)}")
+
+
+def _surrounded(lab: Laboratory, arm: Surroundings, left: Budget) -> Arm:
+    if arm.outside and not lab.custom:
+        return Arm(arm.name, "call", note="torch's own kernels read nothing from outside torch")
+    if arm.disturbs and lab.in_place is None:
+        return Arm(arm.name, "call", note=DIFFERS_IN_PLACE)
+    if arm.name == "nondeterministic" and lab.call.settings.get("deterministic_algorithms") == "off":
+        return replace(lab.repeated.arm(arm.name), note="as it was captured")
+    tally = Tally(lab.in_place if arm.disturbs else None)
+    found = lab.compared(arm.name, left, change=arm.change, each=arm.each, tally=tally)
+    if arm.disturbs:
+        lab.keep(tally)
+    return found
+
+
+def _first_sentence(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0].partition(". ")[0]
+
+
+# -------------------------------------------------------------------------------------------------- conclusions
+
+
+def _concluded(lab: Laboratory, arms: Sequence[Arm], recorded: Recorded) -> Replays:
+    copies = lab.repeated.copies
+    seen = copies if len(copies) > 1 else [*copies, *lab.provoked]
+    facts = CallFacts(
+        lab.call.op,
+        custom=lab.custom,
+        allocation=plan_of(lab.call.func).blank,
+        overlap=callfacts.has_overlap(lab.call),
+        same_values=callfacts.have_same_values(seen),
+        chosen_values=callfacts.have_chosen_values(lab.call, seen),
+        matches_record=_matches(lab, recorded),
+        representation=callfacts.representation_of(seen),
+    )
+    final = tuple(_with_controls(lab, arm) for arm in arms)
+    return Replays(final, facts, first=seen[0] if seen else (), other=seen[1] if len(seen) > 1 else None)
+
+
+def _with_controls(lab: Laboratory, arm: Arm) -> Arm:
+    """``repeat`` with the unchanged replays that were made between those of other arms."""
+    if arm.name != "repeat" or not arm.ran:
+        return arm
+    return lab.repeated.arm("repeat", note=arm.note if lab.repeated.trials < lab.replays else "")
+
+
+def _matches(lab: Laboratory, recorded: Recorded) -> bool | None:
+    """Whether a replay, in place or moved, gave what a trace recorded. A call of many outcomes need not give one of two
+    again, so that only one of a single outcome can fail to match."""
+    known = [outputs for outputs in recorded if outputs]
+    if not known or not lab.repeated.outcomes or plan_of(lab.call.func).blank:
+        return None
+    seen = [*lab.repeated.outcomes, *lab.elsewhere]
+    if any(_is_recorded(outcome, outputs) for outcome in seen for outputs in known):
+        return True
+    return None if lab.repeated.differing else False
+
+
+def _is_recorded(outcome: Outcome, outputs: tuple[TensorDigest, ...]) -> bool:
+    """Whether the outcome has the recorded outputs. Behind those that the schema declares, a trace with hashed inputs
+    also records arguments that changed all the same."""
+    given = [_without_stride(digest) for digest in outcome.arguments]
+    declared, more = outputs[: len(outcome.written)], outputs[len(outcome.written) :]
+    same = [_without_stride(digest) for digest in declared] == [_without_stride(digest) for digest in outcome.written]
+    return same and all(_without_stride(output) in given for output in more)
+
+
+def _without_stride(digest: TensorDigest) -> TensorDigest:
+    """A trace writes the common stride for a contiguous tensor, also where a dimension of size 1 has an odd one."""
+    return digest._replace(stride=())

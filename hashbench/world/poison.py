@@ -1,0 +1,162 @@
+"""Memory that nobody wrote, filled with one value or another: what then follows the value was read from such memory.
+
+The C library of Linux (glibc) can fill every block that ``malloc`` hands out, also inside kernels. Elsewhere a dispatch
+mode fills what allocation ops return, which leaves out memory that a kernel takes for itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from hashbench.inspection import tensors_in
+from hashbench.marks import whole_storage
+from hashbench.opplan import plan_of
+
+POISONS = (0x3F, 0x40)
+"""Two bytes. Repeated, they are ordinary numbers in every floating-point type (float32: 0.747 and 3.004), neither tiny
+nor ``nan``, which could vanish in a sum or be replaced; as integers they are large."""
+
+_M_PERTURB = -6
+_PROBE_BYTES = 4096
+
+
+@contextmanager
+def poisoned_memory(value: int, *, through_mode: bool = True) -> Iterator[None]:
+    """Memory that is allocated inside holds the byte ``value`` throughout until somebody writes it.
+
+    Which memory, :func:`poison_reach` says. ``torch.utils.deterministic.fill_uninitialized_memory`` would write over it
+    where deterministic algorithms are on. Contexts do not nest: the end of the inner one is the end of both. Without
+    ``through_mode`` only ``malloc`` fills, so that what torch itself writes over fresh memory stays.
+    """
+    filling = _fill_malloc(value)
+    try:
+        covered = filling and _reaches_small_tensors(value) and not torch.accelerator.is_available()
+        with nullcontext() if covered or not through_mode else _FillingMode(value):
+            yield
+    finally:
+        if filling:
+            _set_perturbation(_usual_perturbation())
+
+
+def poison_reach(device: str) -> str:
+    """What :func:`poisoned_memory` fills on a device, in words."""
+    if torch.device(device).type == "cpu" and _can_fill_malloc():
+        return (
+            "all memory of tensors, and of more than 1 KiB that kernels take for themselves; of what is smaller, the "
+            "blocks that were free before"
+        )
+    return "what empty and its relatives return; not memory that kernels take for themselves"
+
+
+# ------------------------------------------------------------------------------------------------- through malloc
+
+
+def _fill_malloc(value: int) -> bool:
+    """Whether ``malloc`` fills with ``value`` from now on; not so where another library has taken its place."""
+    if not _set_perturbation(value ^ 0xFF):  # glibc fills with the complement
+        return False
+    if _probe() == bytes([value]) * _PROBE_BYTES:
+        _fill_small_blocks(value)
+        return True
+    _set_perturbation(_usual_perturbation())
+    return False
+
+
+def _reaches_small_tensors(value: int) -> bool:
+    """Also where memory that was just freed comes back from a cache: torch asks for aligned blocks, which glibc did not
+    cache up to 2.36."""
+    with _disable_current_modes():
+        freed = torch.zeros(64, dtype=torch.uint8)
+        del freed
+        found = torch.empty(64, dtype=torch.uint8)
+        return ctypes.string_at(found.data_ptr(), found.nbytes) == bytes([value]) * found.nbytes
+
+
+def _can_fill_malloc() -> bool:
+    filling = _fill_malloc(POISONS[0])
+    if filling:
+        _set_perturbation(_usual_perturbation())
+    return filling
+
+
+def _set_perturbation(value: int) -> bool:
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        return bool(ctypes.CDLL(None).mallopt(_M_PERTURB, value))
+    except (AttributeError, OSError):  # another C library
+        return False
+
+
+def _usual_perturbation() -> int:
+    """What the user asked the C library for, else none."""
+    asked = os.environ.get("MALLOC_PERTURB_", "")
+    return int(asked) if asked.isdigit() else 0
+
+
+def _probe() -> bytes:
+    """The content of a fresh block."""
+    library = _c_library()
+    block = library.malloc(_PROBE_BYTES)
+    try:
+        return ctypes.string_at(block, _PROBE_BYTES)
+    finally:
+        library.free(block)
+
+
+def _fill_small_blocks(value: int) -> None:
+    """Small blocks that are free: glibc hands those out again as they are, from a cache of 7 a size in every thread."""
+    library = _c_library()
+    for size in range(24, 1033, 16):
+        blocks = [library.malloc(size) for _ in range(7)]
+        for block in blocks:
+            ctypes.memset(block, value, size)
+        for block in blocks:
+            library.free(block)
+
+
+def _c_library() -> Any:
+    library = ctypes.CDLL(None)
+    library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    library.free.restype, library.free.argtypes = None, [ctypes.c_void_p]
+    return library
+
+
+# ------------------------------------------------------------------------------------------- through a dispatch mode
+
+
+class _FillingMode(TorchDispatchMode):
+    """Fills what allocation ops return. Beside a trace, inside it or around it, it changes none of its records."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, value: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.value = value
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if plan_of(func).blank:
+            for tensor in tensors_in(output):
+                _fill(tensor, self.value)
+        return output
+
+
+def _fill(tensor: torch.Tensor, value: int) -> None:
+    """Every byte of its memory."""
+    with suppress(NotImplementedError, RuntimeError), _disable_current_modes():  # no memory: meta, sparse, wrappers
+        whole_storage(tensor).fill_(value)

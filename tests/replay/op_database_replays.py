@@ -1,0 +1,95 @@
+"""Prints how many calls of torch's own op database replay to the recorded digests, and which do not.
+
+
+``python tests/replay/op_database_replays.py``: a script of its own, since importing the database freezes backend flags.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+
+from hashbench import inspection
+from hashbench.determinism import preserved_rng
+from hashbench.opplan import plan_of
+from hashbench.records import TensorDigest
+from hashbench.replay.calls import CapturedCall, Outcome, in_force, outcome_of
+from hashbench.replay.capture import capture
+from hashbench.tracing import HashDebugTrace
+
+LIMIT = 2**26
+
+
+class Capturing(HashDebugTrace):
+    """A trace that captures every call that it records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[int, CapturedCall]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        before = len(self._records)
+        call = capture(func, args, kwargs or {}, limit_bytes=LIMIT)
+        output = super().__torch_dispatch__(func, types, args, kwargs)
+        if len(self._records) > before:
+            self.calls.append((before, call))
+        return output
+
+
+UNWRITTEN = ("aten._ctc_loss", "aten._sparse_mm_reduce_impl", "aten.mkldnn_rnn_layer")
+"""Some elements of their outputs are never written: reported by the poison arm, different in every run."""
+
+DTYPES = (torch.float32, torch.complex64, torch.int64, torch.bool, torch.float16)
+
+
+def traced_samples() -> Iterator[tuple[CapturedCall, tuple[TensorDigest, ...]]]:
+    """Calls from samples of torch's own op database, forward and backward, with the outputs that the trace recorded."""
+    for number, op in enumerate(op_db[::6]):
+        dtype = next(
+            (DTYPES[(number + step) % 5] for step in range(5) if DTYPES[(number + step) % 5] in op.dtypes), None
+        )
+        differentiable = dtype in (torch.float32, torch.complex64) and op.supports_autograd
+        samples: list[Any] = []
+        with suppress(Exception):  # some samples need what this build lacks
+            samples = list(op.sample_inputs("cpu", dtype, requires_grad=differentiable))[:1]
+        for sample in samples:
+            with Capturing() as trace, suppress(Exception):  # some samples are for GPUs
+                outputs = inspection.tensors_in(op(sample.input, *sample.args, **sample.kwargs))
+                roots = [output.abs().sum() for output in outputs if output.requires_grad]
+                torch.autograd.backward(roots)
+            records = trace.finish().records
+            yield from ((call, records[place].outputs) for place, call in trace.calls)
+
+
+def replayed(call: CapturedCall) -> Outcome:
+    """What one replay of ``call`` leaves."""
+    with in_force(call):
+        live = call.materialise(0)
+        live.reset()
+        return outcome_of(live.run(), live)
+
+
+def main() -> None:
+    """Print ``{"seen": 900, "wrong": []}``."""
+    seen = 0
+    wrong: list[str] = []
+    with preserved_rng():
+        for call, recorded in traced_samples():
+            if plan_of(call.func).blank or call.op.startswith(UNWRITTEN):
+                continue
+            seen += 1
+            outcome = replayed(call)
+            if [digest.word() for digest in outcome.written] != [digest.word() for digest in recorded]:
+                wrong.append(call.op)
+    print(json.dumps({"seen": seen, "wrong": wrong}))
+
+
+if __name__ == "__main__":
+    main()
