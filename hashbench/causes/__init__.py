@@ -1,0 +1,85 @@
+"""From evidence to a cause: which mechanism do the experiments show, how surely, and what is to be done?
+
+Pure: imports no torch, reads no files. :func:`decide` goes through small rules in order, and the first that answers
+decides. Rules for what came from outside are in ``causes_outside``, those for kernels in ``causes_kernel``; how arms
+are read is in ``readings``. ``docs/causes.md`` explains every cause and every arm, and ``tests/test_causes.py`` is the
+truth table.
+
+Three principles keep the rules sound. An arm *removes* a difference only if nothing differs under it and luck does not
+explain that (``chances.effect_of``); one that merely seems to supports at most ``likely``, and only where no rival arm
+seems to as well. What was seen to happen (memory follows the poison) needs no such test. And a change that makes a
+difference go away proves no mechanism where it changes several things at once: another library, a flag.
+"""
+
+from __future__ import annotations
+
+from hashbench.causes.kernel import KERNEL_RULES
+from hashbench.causes.outside import OUTSIDE_RULES
+from hashbench.causes.readings import Place, all_words, counted, told
+from hashbench.causes.remedies import decision
+from hashbench.chances import fewer, sure_count
+from hashbench.records import Arm, Decision, Evidence
+
+_RULES = {**OUTSIDE_RULES, "kernel": KERNEL_RULES}
+
+_AGAIN: tuple[Place, ...] = (("pair", "pair"), ("within_process", "process"), ("untraced", "pair"))
+"""The model run again as it was."""
+
+_REPRODUCES_NOTHING = frozenset(
+    {
+        *("deterministic", "deterministic_fill", "nondeterministic", "onednn_off", "cudnn_off"),
+        *("cudnn_benchmark", "cudnn_deterministic", "sdpa_math", "tf32_off"),
+        *("fresh_process", "fixed_order"),
+    }
+)
+"""Arms that may differ where the sweep's runs agree: they run another kernel than the sweep did, or compare runs of
+different processes, whose hash seeds differ."""
+
+
+def decide(evidence: Evidence) -> Decision:
+    """The cause that the evidence shows, the confidence in it, the numbers, and what to do."""
+    for rule in (_masked_by_tracing, _unreproduced, *_RULES.get(evidence.origin, ())):
+        found = rule(evidence)
+        if found is not None:
+            return found
+    return _unknown(evidence)
+
+
+def _masked_by_tracing(evidence: Evidence) -> Decision | None:
+    if evidence.untraced != "differ" or evidence.first_pair[0]:
+        return None
+    traced, untraced = evidence.arm("pair", "pair"), evidence.arm("untraced", "pair")
+    if untraced.ran and not untraced.differing:
+        return None  # the untraced difference did not come again
+    sure = fewer(sure_count(untraced), (traced.differing, traced.trials))
+    if traced.differing and not sure:
+        return None  # a rare difference that traced runs show too
+    compared = evidence.first_pair[1]
+    numbers = told(traced, base=untraced) or f"an untraced pair of runs differs; 0 of {compared} traced ones"
+    return decision(evidence, "masked_by_tracing", "proven" if sure else "likely", numbers)
+
+
+def _unreproduced(evidence: Evidence) -> Decision | None:
+    """The model, run again as it was, agrees, and so does every replay. Replays alone are not enough: they leave out
+    what the model did before the call. A changed setting is restored before the next run, so further runs agree."""
+    if evidence.origin == "settings" or not any(evidence.arm(*place).ran for place in _AGAIN):
+        return None
+    repeated = [arm for arm in evidence.arms if arm.ran and arm.name not in _REPRODUCES_NOTHING]
+    differing, compared = evidence.first_pair
+    if any(arm.differing for arm in repeated) or not (differing or evidence.untraced == "differ"):
+        return None
+    seen = f"{differing} of {compared} runs of the sweep differed" if differing else "an untraced pair differed"
+    because = f"{seen} from the first, then nothing did: {', '.join(map(counted, repeated))}"
+    return decision(evidence, "unreproduced", "open", because + _between_processes(evidence))
+
+
+def _between_processes(evidence: Evidence) -> str:
+    fresh: Arm = evidence.arm("fresh_process", "process")
+    return f"; {counted(fresh)} differ from each other" if fresh.differing else ""
+
+
+def _unknown(evidence: Evidence) -> Decision:
+    """Names no mechanism and keeps all evidence."""
+    limits = evidence.call.limits if evidence.call is not None else ""
+    because = f"no mechanism explains all of this: {all_words(evidence) or 'no experiment was made'}"
+    return decision(evidence, "unknown", "open", because + (f"; the call was not captured: {limits}" if limits else ""))

@@ -1,0 +1,944 @@
+"""From evidence to a cause, as a truth table over evidence written by hand. No torch here: the decision needs none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hashbench.causes import decide
+from hashbench.causes.readings import ARMS, few_outcomes
+from hashbench.causes.remedies import ADVICE
+from hashbench.records import CAUSES, CONFIDENCES, ORIGINS, Arm, CallFacts, Evidence
+
+PAGE = Path(__file__).parents[2] / "docs" / "causes.md"
+WRITTEN = re.compile(r"(\w+)/(\w+) (?:(\d+)/(\d+)(?:~(\d+))?|\((.*)\))(?: \[(.*)\])?")
+
+
+def arm(text: str) -> Arm:
+    """``call/repeat 20/20~2 [found]``; every outcome is another one where ``~distinct`` is left out. Words in
+    parentheses in place of the count say why an arm was not run."""
+    match = WRITTEN.fullmatch(text)
+    assert match, text
+    on, name, differing, trials, distinct, note, found = match.groups()
+    assert (name, on) in ARMS, f"{text} is no arm"
+    if note is not None:
+        return Arm(name, on, note=note)
+    outcomes = int(distinct or int(differing) + 1)
+    return Arm(name, on, trials=int(trials), differing=int(differing), distinct=outcomes, found=found or "")
+
+
+def seen(origin: str, *arms: str, call: CallFacts | None = None, **facts: Any) -> Evidence:
+    return Evidence(origin, call=call, arms=tuple(map(arm, arms)), **facts)
+
+
+def kernel(*arms: str, **facts: Any) -> Evidence:
+    """Evidence on a captured call of one of torch's own ops, or of a ``custom`` one."""
+    return seen("kernel", *arms, call=CallFacts("aten.some_op.default", matches_record=True, **facts))
+
+
+def custom(*arms: str, **facts: Any) -> Evidence:
+    return kernel(*arms, custom=True, **facts)
+
+
+def uncaptured(*arms: str, **facts: Any) -> Evidence:
+    return seen("kernel", *arms, call=CallFacts("aten.some_op.default", limits="it needs 9000 MiB"), **facts)
+
+
+def row(name: str, evidence: Evidence, cause: str, confidence: str) -> Any:
+    return pytest.param(evidence, cause, confidence, id=name)
+
+
+ALWAYS = "call/repeat 20/20"
+NEVER = "call/repeat 0/20"
+RARE = "call/repeat 1/20"
+TWO_OUTCOMES = "call/repeat 10/20~2"
+PAIR = "pair/pair 20/20"
+INSIDE = "process/within_process 4/4"
+
+ACCUMULATION = [
+    row(
+        "whole numbers and one thread both remove it",
+        kernel(ALWAYS, "call/exact_values 0/20", "call/one_thread 0/20"),
+        *("accumulation_order", "proven"),
+    ),
+    row(
+        "whole numbers and the deterministic kernel both remove it, one thread cannot be tried on a GPU",
+        kernel(ALWAYS, "call/exact_values 0/20", "call/one_thread (no thread of the CPU)", "call/deterministic 0/20"),
+        *("accumulation_order", "proven"),
+    ),
+    row(
+        "a custom op whose partial sums one worker puts in order",
+        custom(ALWAYS, "call/exact_values 0/20", "call/one_thread 20/20", "call/one_worker 0/20"),
+        *("accumulation_order", "proven"),
+    ),
+    row(
+        "sums in 16 bits happen to be values of the inputs, and whole numbers remove the difference",
+        kernel(ALWAYS, "call/exact_values 0/20", "call/one_thread 0/20", chosen_values=True),
+        *("accumulation_order", "proven"),
+    ),
+    row(
+        "a custom op with threads that a constant entropy only steadies",
+        custom(ALWAYS, "call/exact_values 0/20", "call/one_worker 0/20", "call/entropy 0/20"),
+        *("accumulation_order", "proven"),
+    ),
+    row(
+        "no replay gave the record, but every replay gives something new",
+        seen(
+            *("kernel", ALWAYS, "call/exact_values 0/20", "call/one_thread 0/20"),
+            call=CallFacts("aten.some_op.default", matches_record=False),
+        ),
+        *("accumulation_order", "proven"),
+    ),
+    row(
+        "no replay gave the record, though outcomes come again",
+        seen(
+            *("kernel", TWO_OUTCOMES, "call/exact_values 0/20", "call/one_thread 0/20"),
+            call=CallFacts("aten.some_op.default", matches_record=False),
+        ),
+        *("accumulation_order", "likely"),
+    ),
+    row(
+        "one thread removes it, whole numbers were not tried",
+        kernel(ALWAYS, "call/exact_values (budget)", "call/one_thread 0/20"),
+        *("accumulation_order", "likely"),
+    ),
+    row(
+        "whole numbers remove it, and on a GPU the deterministic kernel raises",
+        kernel(ALWAYS, "call/exact_values 0/20", "call/deterministic (raises: no deterministic implementation)"),
+        *("accumulation_order", "likely"),
+    ),
+    row(
+        "whole numbers remove it, and on a GPU the deterministic kernel still differs",
+        kernel(ALWAYS, "call/exact_values 0/20", "call/deterministic 20/20"),
+        *("accumulation_order", "likely"),
+    ),
+    row(
+        "whole numbers remove it, in one thread it seems gone in too few replays",
+        kernel("call/repeat 6/20", "call/exact_values 0/40", "call/one_thread 0/20"),
+        *("accumulation_order", "likely"),
+    ),
+    row(
+        "the deterministic flag removes it, and so does another library",
+        kernel(ALWAYS, "call/exact_values 0/20", "call/deterministic 0/20", "call/cudnn_deterministic 0/20"),
+        *("accumulation_order", "likely"),
+    ),
+    row(
+        "one in twenty, long arms",
+        kernel(RARE, "call/exact_values 0/2000", "call/one_thread 0/2000"),
+        *("accumulation_order", "proven"),
+    ),
+    row(
+        "one in twenty, and no arm is long enough: it shows nothing",
+        kernel(RARE, "call/exact_values 0/20", "call/one_thread 0/20", "call/deterministic 0/20"),
+        *("unknown", "open"),
+    ),
+    row(
+        "all replays differ from the first and agree with each other: one odd outcome shows nothing",
+        kernel("call/repeat 20/20~2", "call/exact_values 0/20", "call/one_thread 0/20"),
+        *("unknown", "open"),
+    ),
+    row(
+        "one thread removes it, but whole numbers still differ",
+        kernel(ALWAYS, "call/exact_values 20/20", "call/one_thread 0/20"),
+        *("unknown", "open"),
+    ),
+    row(
+        "whole numbers remove it, but one thread still differs",
+        kernel(ALWAYS, "call/exact_values 0/20", "call/one_thread 20/20", "call/deterministic 20/20"),
+        *("unknown", "open"),
+    ),
+    row(
+        "whole numbers make it rarer but not gone",
+        kernel(ALWAYS, "call/exact_values 5/20", "call/one_thread 0/20"),
+        *("unknown", "open"),
+    ),
+    row(
+        "the deterministic flag alone removes it: a flag proves nothing",
+        kernel(ALWAYS, "call/exact_values 20/20", "call/one_thread 20/20", "call/deterministic 0/20"),
+        *("unknown", "open"),
+    ),
+]
+
+RACES = [
+    row(
+        "values of the inputs, whole numbers still differ, one thread removes it",
+        kernel(ALWAYS, "call/exact_values 20/20", "call/one_thread 0/20", chosen_values=True),
+        *("write_race", "proven"),
+    ),
+    row(
+        "the same with one worker, in a custom op",
+        custom(ALWAYS, "call/exact_values 20/20", "call/one_worker 0/20", chosen_values=True),
+        *("write_race", "proven"),
+    ),
+    row(
+        "values of the inputs, one thread removes it, whole numbers were not tried",
+        kernel(ALWAYS, "call/one_thread 0/20", chosen_values=True),
+        *("write_race", "likely"),
+    ),
+    row(
+        "values of the inputs, and the deterministic kernel raises on a GPU",
+        kernel(ALWAYS, "call/exact_values 20/20", "call/deterministic (raises: none)", chosen_values=True),
+        *("write_race", "likely"),
+    ),
+    row(
+        "values of the inputs, in too few replays with one thread",
+        kernel(RARE, "call/exact_values 1/20", "call/one_thread 0/20", chosen_values=True),
+        *("write_race", "likely"),
+    ),
+    row(
+        "values of the inputs, but one thread differs too",
+        kernel(ALWAYS, "call/exact_values 20/20", "call/one_thread 20/20", chosen_values=True),
+        *("unknown", "open"),
+    ),
+    row(
+        "values that no input has",
+        kernel(ALWAYS, "call/exact_values 20/20", "call/one_thread 0/20", chosen_values=False),
+        *("unknown", "open"),
+    ),
+    row(
+        "the last writer decides between 0.0 and -0.0",
+        kernel(
+            *(ALWAYS, "call/exact_values 20/20", "call/one_thread 0/20"),
+            chosen_values=True,
+            representation="sign of zero",
+        ),
+        *("write_race", "proven"),
+    ),
+]
+
+OVERLAPS = [
+    row(
+        "copying the sources away removes it",
+        kernel(ALWAYS, "call/copied_sources 0/20", "call/one_thread 0/20", overlap=True),
+        *("overlapping_views", "proven"),
+    ),
+    row(
+        "overlap, and copying the sources was not tried",
+        kernel(ALWAYS, "call/one_thread 0/20", "call/exact_values 0/20", overlap=True),
+        *("overlapping_views", "likely"),
+    ),
+    row(
+        "overlap, and copying the sources only makes it rarer",
+        kernel(ALWAYS, "call/copied_sources 8/20", "call/one_thread 0/20", overlap=True),
+        *("overlapping_views", "likely"),
+    ),
+    row(
+        "overlap, but it differs without it as well: the sum is to blame",
+        kernel(ALWAYS, "call/copied_sources 20/20", "call/one_thread 0/20", "call/exact_values 0/20", overlap=True),
+        *("accumulation_order", "proven"),
+    ),
+    row(
+        "overlap, but it differs in one thread",
+        kernel(ALWAYS, "call/one_thread 20/20", overlap=True),
+        *("unknown", "open"),
+    ),
+    row(
+        "overlap in a call whose replays agree",
+        kernel(NEVER, "call/moved 12/18", overlap=True),
+        *("alignment", "proven"),
+    ),
+]
+
+ORDERS = [
+    row(
+        "the same values in other places",
+        kernel(ALWAYS, "call/exact_values 20/20", same_values=True),
+        *("unordered_output", "proven"),
+    ),
+    row(
+        "the same values in other places, which one worker puts in order",
+        custom(ALWAYS, "call/exact_values 20/20", "call/one_worker 0/20", same_values=True, chosen_values=True),
+        *("unordered_output", "proven"),
+    ),
+    row(
+        "the same values in other places, but whole numbers remove it",
+        kernel(ALWAYS, "call/exact_values 0/20", "call/one_thread 0/20", same_values=True),
+        *("unordered_output", "likely"),
+    ),
+    row(
+        "the same values in other places, shuffled by a private generator",
+        custom(ALWAYS, "call/generators 0/20 [models.shuffle.DRAW]", "call/one_worker 20/20", same_values=True),
+        *("rng", "proven"),
+    ),
+    row(
+        "other values",
+        kernel(ALWAYS, "call/exact_values 20/20", same_values=False),
+        *("unknown", "open"),
+    ),
+]
+
+MEMORY = [
+    row(
+        "output follows the poison",
+        kernel("call/repeat 12/20", "call/poison 20/20 [32 of 96 elements]"),
+        *("uninitialized_memory", "proven"),
+    ),
+    row(
+        "output follows the poison, replays agree by luck",
+        kernel(NEVER, "call/poison 20/20 [32 of 96 elements]", "call/moved 12/18"),
+        *("uninitialized_memory", "proven"),
+    ),
+    row(
+        "output follows the poison, and no replay gave the record",
+        seen(
+            *("kernel", NEVER, "call/poison 20/20"),
+            call=CallFacts("aten.some_op.default", matches_record=False),
+        ),
+        *("uninitialized_memory", "proven"),
+    ),
+    row(
+        "an allocation whose poison reaches the results",
+        kernel("call/poison (an allocation)", "pair/poison 2/2", allocation=True),
+        *("uninitialized_memory", "proven"),
+    ),
+    row(
+        "an allocation, poison not tried",
+        kernel(PAIR, "pair/poison (a run failed)", allocation=True),
+        *("uninitialized_memory", "likely"),
+    ),
+    row(
+        "an allocation whose poison reaches nothing: something filled it unseen",
+        kernel(PAIR, "pair/poison 0/2", allocation=True),
+        *("opaque_producer", "likely"),
+    ),
+    row(
+        "the poison of the whole pair says nothing of an op that is no allocation",
+        kernel(ALWAYS, "pair/poison 2/2"),
+        *("unknown", "open"),
+    ),
+]
+
+PLACES = [
+    row("agrees in place, differs when moved", kernel(NEVER, "call/moved 12/18 [by 4, 8]"), "alignment", "proven"),
+    row("agrees in place, differed once when moved", kernel(NEVER, "call/moved 1/18"), "alignment", "likely"),
+    row(
+        "agrees in place, differs in new memory, whatever that held before",
+        kernel(NEVER, "call/moved 0/18", "call/poison 0/20", "call/fresh_memory 15/20"),
+        *("alignment", "likely"),
+    ),
+    row(
+        "differs in new memory, which may not be written",
+        kernel(NEVER, "call/moved 0/18", "call/fresh_memory 15/20", PAIR),
+        *("unknown", "open"),
+    ),
+    row(
+        "agrees in place, differs when moved, and never gave the record",
+        seen("kernel", NEVER, "call/moved 12/18", call=CallFacts("aten.mv.default", matches_record=False)),
+        *("alignment", "likely"),
+    ),
+    row("differs in place as well as moved", kernel(ALWAYS, "call/moved 18/18"), "unknown", "open"),
+    row("agrees alone, differs under load", kernel(NEVER, "call/moved 0/18", "call/busy 9/20"), "contention", "proven"),
+    row(
+        "agrees alone, differs beside a busy stream",
+        kernel(NEVER, "call/busy_stream 20/20", "call/busy 0/20"),
+        *("contention", "proven"),
+    ),
+    row("agrees alone, differed once under load", kernel(NEVER, "call/busy 1/20"), "contention", "likely"),
+    row(
+        "agrees alone but for rare exceptions, differs under load",
+        kernel("call/repeat 8/1876", "call/busy 20/20"),
+        *("contention", "proven"),
+    ),
+    row("differs rarely alone and rarely under load", kernel("call/repeat 8/200", "call/busy 1/20"), "unknown", "open"),
+    row("differs often alone, always under load", kernel("call/repeat 8/20", "call/busy 20/20"), "unknown", "open"),
+    row(
+        "differed once when moved, often under load",
+        kernel(NEVER, "call/moved 1/18", "call/busy 20/20"),
+        *("contention", "proven"),
+    ),
+    row("differs alone as under load", kernel(ALWAYS, "call/busy 20/20"), "unknown", "open"),
+]
+
+ALGORITHMS = [
+    row(
+        "clocks decide between two outcomes that agree on whole numbers",
+        custom(TWO_OUTCOMES, "call/clocks 0/20", "call/exact_values 0/20", "call/one_thread 10/20"),
+        *("algorithm_selection", "proven"),
+    ),
+    row(
+        "clocks decide between two outcomes",
+        custom(TWO_OUTCOMES, "call/clocks 0/20", "call/exact_values 10/20"),
+        *("algorithm_selection", "likely"),
+    ),
+    row(
+        "clocks decide between ever new outcomes that agree on whole numbers",
+        custom(ALWAYS, "call/clocks 0/20", "call/exact_values 0/20", "call/one_thread 20/20"),
+        *("algorithm_selection", "likely"),
+    ),
+    row(
+        "clocks decide in the whole model, whose call could not be captured",
+        uncaptured("pair/pair 10/20~2", "pair/clocks 0/20"),
+        *("algorithm_selection", "likely"),
+    ),
+    row(
+        "a clock's value among many, some of which come again",
+        custom("call/repeat 310/320~40", "call/clocks 0/20", "call/exact_values 310/320~40"),
+        *("outside_value", "proven"),
+    ),
+    row("gone without oneDNN", kernel(ALWAYS, "call/onednn_off 0/20"), "algorithm_selection", "likely"),
+    row("gone without cuDNN", kernel(ALWAYS, "call/cudnn_off 0/20"), "algorithm_selection", "likely"),
+    row(
+        "gone with cuDNN's deterministic algorithms: the algorithm or the choice of it",
+        kernel(ALWAYS, "call/cudnn_deterministic 0/20", "call/cudnn_off 0/20"),
+        *("algorithm_selection", "likely"),
+    ),
+    row(
+        "worse while cuDNN tries algorithms out",
+        kernel("call/repeat 2/20", "call/cudnn_benchmark 18/20"),
+        *("algorithm_selection", "likely"),
+    ),
+    row("still there without oneDNN", kernel(ALWAYS, "call/onednn_off 20/20"), "unknown", "open"),
+    row(
+        "rare, and gone without any of the libraries",
+        kernel(RARE, "call/cudnn_off 0/20", "call/tf32_off 0/20"),
+        "unknown",
+        "open",
+    ),
+    row(
+        "no worse while cuDNN tries algorithms out",
+        kernel("call/repeat 10/20", "call/cudnn_benchmark 12/20"),
+        *("unknown", "open"),
+    ),
+]
+
+IN_CUSTOM_OPS = [
+    row("a private generator inside", custom(ALWAYS, "call/generators 0/20 [models.noise.DRAW]"), "rng", "proven"),
+    row("generators put back of which none had moved", custom(ALWAYS, "call/generators 0/20"), "rng", "likely"),
+    row("entropy inside", custom(ALWAYS, "call/entropy 0/20 [os.urandom]"), "outside_value", "proven"),
+    row(
+        "entropy that picks values of the inputs is no race",
+        custom(ALWAYS, "call/entropy 0/20", "call/exact_values 20/20", "call/one_thread 20/20", chosen_values=True),
+        *("outside_value", "proven"),
+    ),
+    row(
+        "a clock's value inside",
+        custom(ALWAYS, "call/clocks 0/20", "call/exact_values 20/20"),
+        "outside_value",
+        "proven",
+    ),
+    row(
+        "one in twenty, entropy seems to be it",
+        custom(RARE, "call/entropy 0/20", "call/clocks 1/20"),
+        "outside_value",
+        "likely",
+    ),
+    row(
+        "one in twenty, and everything seems to remove it",
+        custom(RARE, "call/entropy 0/20", "call/clocks 0/20", "call/generators 0/20"),
+        *("opaque_kernel", "likely"),
+    ),
+    row(
+        "threads that finish in any order",
+        custom(ALWAYS, "call/one_worker 0/20", "call/exact_values 20/20"),
+        "call_order",
+        "proven",
+    ),
+    row("a counter inside", custom(ALWAYS, PAIR, INSIDE, "process/fresh_process 0/3"), "surviving_state", "proven"),
+    row(
+        "a first call that differs, in every process",
+        custom(NEVER, "pair/pair 0/20", INSIDE, "process/fresh_process 0/3"),
+        *("surviving_state", "proven"),
+    ),
+    row(
+        "a counter inside, two processes",
+        custom(ALWAYS, PAIR, "process/within_process 2/2", "process/fresh_process 0/1"),
+        *("surviving_state", "likely"),
+    ),
+    row(
+        "no arm explains it",
+        custom(ALWAYS, "call/one_worker 20/20", "call/entropy 20/20", PAIR, INSIDE, "process/fresh_process 3/3"),
+        *("opaque_kernel", "likely"),
+    ),
+    row("nothing was tried", custom(), "opaque_kernel", "open"),
+    row(
+        "no arm explains it, and only signs of zero differ",
+        custom(ALWAYS, PAIR, INSIDE, "process/fresh_process 3/3", representation="sign of zero"),
+        *("representation", "proven"),
+    ),
+    row(
+        "only signs of zero differ, with experiments still to come",
+        custom(ALWAYS, representation="sign of zero"),
+        *("representation", "likely"),
+    ),
+    row(
+        "only signs of zero differ, and a counter decides them",
+        custom(ALWAYS, PAIR, INSIDE, "process/fresh_process 0/3", representation="sign of zero"),
+        *("surviving_state", "proven"),
+    ),
+]
+
+AROUND = [
+    row(
+        "one of torch's own kernels differs in place, so state that survives is none of its business",
+        kernel(ALWAYS, PAIR, INSIDE, "process/fresh_process 0/3"),
+        *("unknown", "open"),
+    ),
+    row(
+        "one of torch's own kernels agrees in place and the pair depends on the process",
+        kernel(NEVER, PAIR, INSIDE, "process/fresh_process 0/3"),
+        *("surviving_state", "proven"),
+    ),
+    row("not captured, a private generator", uncaptured(PAIR, "pair/generators 0/20 [a.DRAW]"), "rng", "proven"),
+    row("not captured, entropy", uncaptured(PAIR, "pair/entropy 0/20"), "outside_value", "proven"),
+    row("not captured, one worker", uncaptured(PAIR, "pair/one_worker 0/20"), "call_order", "proven"),
+    row(
+        "not captured, one thread: sums or races, nobody knows",
+        uncaptured(PAIR, "pair/one_thread 0/20"),
+        "unknown",
+        "open",
+    ),
+    row("not captured, only bits differ", uncaptured(PAIR, representation="NaN payload"), "representation", "likely"),
+    row("a copy differs from its source", seen("kernel", PAIR, opaque_producer=True), "opaque_producer", "likely"),
+    row("no experiment was made", seen("kernel"), "unknown", "open"),
+    row("replays agree and the model was not run again", kernel(NEVER, "call/moved 0/18"), "unknown", "open"),
+]
+
+UNREPRODUCED = [
+    row("a kernel, neither in replays nor in pairs", kernel(NEVER, "pair/pair 0/20"), "unreproduced", "open"),
+    row(
+        "though without deterministic algorithms the kernel would differ",
+        kernel(NEVER, "call/nondeterministic 20/20", "pair/pair 0/20"),
+        *("unreproduced", "open"),
+    ),
+    row("a value from outside, never again in pairs", seen("outside", "pair/pair 0/20"), "unreproduced", "open"),
+    row("never again inside fresh processes", seen("state", "process/within_process 0/4"), "unreproduced", "open"),
+    row("a generator, never again", seen("rng", "pair/pair 0/20"), "unreproduced", "open"),
+    row(
+        "processes differ from each other, but none in itself",
+        seen(
+            *("sequence", "pair/pair 0/20", "process/within_process 0/4"),
+            *("process/fresh_process 3/3", "process/fixed_order 0/4"),
+        ),
+        *("unreproduced", "open"),
+    ),
+    row(
+        "an untraced pair that differed once",
+        seen("", "pair/untraced 0/20", untraced="differ", first_pair=(0, 1)),
+        "unreproduced",
+        "open",
+    ),
+    row(
+        "first runs of a process only, which later pairs do not show",
+        seen("sequence", "pair/pair 0/20", INSIDE, "process/fresh_process 0/3"),
+        *("surviving_state", "proven"),
+    ),
+    row(
+        "differs when moved, which is a reproduction",
+        kernel(NEVER, "call/moved 12/18", "pair/pair 0/20"),
+        "alignment",
+        "proven",
+    ),
+    row(
+        "a setting is restored, so it cannot come again",
+        seen("settings", "pair/pair 0/20"),
+        "global_settings",
+        "proven",
+    ),
+]
+
+MASKED = [
+    row(
+        "untraced pairs differ, traced ones do not",
+        seen("", "pair/untraced 20/20", "pair/pair 0/20", untraced="differ", first_pair=(0, 1)),
+        *("masked_by_tracing", "proven"),
+    ),
+    row(
+        "untraced pairs differ far more often than traced ones",
+        seen("", "pair/untraced 20/20", "pair/pair 2/20", untraced="differ", first_pair=(0, 1)),
+        *("masked_by_tracing", "proven"),
+    ),
+    row(
+        "an untraced pair differs, nothing else was run",
+        seen("", untraced="differ", first_pair=(0, 1)),
+        "masked_by_tracing",
+        "likely",
+    ),
+    row(
+        "untraced pairs differ now and then",
+        seen("", "pair/untraced 2/20", "pair/pair 0/20", untraced="differ", first_pair=(0, 1)),
+        *("masked_by_tracing", "likely"),
+    ),
+    row(
+        "traced pairs differ as often, the first was lucky",
+        seen("", "pair/untraced 8/20", "pair/pair 7/20", untraced="differ", first_pair=(0, 1)),
+        *("unknown", "open"),
+    ),
+    row("traced runs differ too", seen("input", PAIR, untraced="differ"), "input_pipeline", "proven"),
+]
+
+OUTSIDE = [
+    row("inputs differ", seen("input", PAIR), "input_pipeline", "proven"),
+    row(
+        "inputs differ unless entropy is constant", seen("input", PAIR, "pair/entropy 0/20"), "input_pipeline", "proven"
+    ),
+    row("a setting was changed", seen("settings"), "global_settings", "proven"),
+    row("a generator's state differs", seen("rng", PAIR, "pair/generators 0/20 [noise.DRAW]"), "rng", "proven"),
+    row(
+        "state, gone in fresh processes",
+        seen("state", PAIR, INSIDE, "process/fresh_process 0/3"),
+        "surviving_state",
+        "proven",
+    ),
+    row(
+        "state, gone in too few fresh processes",
+        seen("state", PAIR, "process/within_process 2/2", "process/fresh_process 0/1"),
+        *("surviving_state", "likely"),
+    ),
+    row(
+        "state, in fresh processes too",
+        seen("state", PAIR, INSIDE, "process/fresh_process 3/3"),
+        "initial_state",
+        "proven",
+    ),
+    row("state, fresh processes not tried", seen("state", PAIR), "initial_state", "likely"),
+    row(
+        "state, in fresh processes too unless their order is fixed: they may differ for a reason of their own",
+        seen("state", PAIR, INSIDE, "process/fresh_process 3/3", "process/fixed_order 0/4"),
+        *("initial_state", "likely"),
+    ),
+    row(
+        "memory written behind torch's back", seen("outside", PAIR, opaque_producer=True), "external_mutation", "proven"
+    ),
+    row(
+        "memory written behind torch's back from entropy",
+        seen("outside", PAIR, "pair/entropy 0/20", opaque_producer=True),
+        *("external_mutation", "proven"),
+    ),
+    row("a value from a private generator", seen("outside", PAIR, "pair/generators 0/20 [a.DRAW]"), "rng", "proven"),
+    row(
+        "a private generator, which a fresh process starts anew",
+        seen("outside", PAIR, "pair/generators 0/20 [a.DRAW]", INSIDE, "process/fresh_process 0/3"),
+        *("rng", "proven"),
+    ),
+    row(
+        "a value from entropy",
+        seen("outside", PAIR, "pair/generators 20/20", "pair/entropy 0/20"),
+        "outside_value",
+        "proven",
+    ),
+    row("a value from a clock", seen("outside", PAIR, "pair/clocks 0/20"), "outside_value", "proven"),
+    row(
+        "a clock between two values",
+        seen("outside", "pair/pair 10/20~2", "pair/clocks 0/20"),
+        "outside_value",
+        "proven",
+    ),
+    row(
+        "a counter of the process",
+        seen("outside", PAIR, INSIDE, "process/fresh_process 0/3"),
+        "surviving_state",
+        "proven",
+    ),
+    row("results of threads as they finish", seen("outside", PAIR, "pair/one_worker 0/20"), "call_order", "proven"),
+    row(
+        "threads that all start cold agree in first runs, and with one worker",
+        seen("outside", PAIR, "pair/one_worker 0/20", INSIDE, "process/fresh_process 0/3"),
+        *("call_order", "proven"),
+    ),
+    row(
+        "addresses and hashes",
+        seen("outside", PAIR, INSIDE, "process/fresh_process 3/3", "process/fixed_order 0/4"),
+        *("call_order", "proven"),
+    ),
+    row(
+        "nobody knows where from",
+        seen("outside", PAIR, "pair/entropy 20/20", "pair/clocks 20/20"),
+        "outside_value",
+        "open",
+    ),
+    row(
+        "one in twenty, entropy in long arms",
+        seen("outside", "pair/pair 6/119", "pair/entropy 0/140"),
+        "outside_value",
+        "proven",
+    ),
+    row(
+        "one in twenty, entropy in short arms",
+        seen("outside", "pair/pair 1/20", "pair/entropy 0/20", "pair/clocks 1/20"),
+        *("outside_value", "likely"),
+    ),
+    row(
+        "one in twenty, and everything seems to remove it",
+        seen("outside", "pair/pair 1/20", "pair/entropy 0/20", "pair/generators 0/20 [a.DRAW]"),
+        *("outside_value", "open"),
+    ),
+]
+
+SEQUENCES = [
+    row(
+        "a coin of a private generator, read out",
+        seen("sequence", PAIR, "pair/generators 0/20 [a.COIN]", steered=True),
+        *("control_flow", "proven"),
+    ),
+    row("a clock, read out", seen("sequence", PAIR, "pair/clocks 0/20", steered=True), "control_flow", "proven"),
+    row("entropy that was never a tensor", seen("sequence", PAIR, "pair/entropy 0/20"), "control_flow", "proven"),
+    row(
+        "a counter of the process, read out",
+        seen("sequence", PAIR, INSIDE, "process/fresh_process 0/3", steered=True),
+        *("control_flow", "proven"),
+    ),
+    row(
+        "a value read out, that nothing holds still",
+        seen("sequence", PAIR, "pair/clocks 20/20", steered=True),
+        "control_flow",
+        "likely",
+    ),
+    row(
+        "a cache that is filled",
+        seen("sequence", PAIR, INSIDE, "process/fresh_process 0/3"),
+        "surviving_state",
+        "proven",
+    ),
+    row(
+        "threads as they finish", seen("sequence", PAIR, "pair/one_worker 0/20", reordered=True), "call_order", "proven"
+    ),
+    row(
+        "threads as they finish, and a value read out on the way",
+        seen("sequence", PAIR, "pair/one_worker 0/20", reordered=True, steered=True),
+        *("call_order", "proven"),
+    ),
+    row(
+        "a set in the order of addresses",
+        seen("sequence", PAIR, INSIDE, "process/fresh_process 3/3", "process/fixed_order 0/4", reordered=True),
+        *("call_order", "proven"),
+    ),
+    row(
+        "a set in the order of addresses, one in two pairs of which agree",
+        seen(
+            "sequence",
+            "pair/pair 10/20",
+            "process/within_process 2/4",
+            "process/fresh_process 2/3",
+            "process/fixed_order 0/4",
+        ),
+        *("call_order", "likely"),
+    ),
+    row(
+        "the same ops in another order",
+        seen("sequence", PAIR, "pair/one_worker 20/20", reordered=True),
+        "call_order",
+        "likely",
+    ),
+    row("other ops, and nothing explains it", seen("sequence", PAIR, "pair/entropy 20/20"), "unknown", "open"),
+    row("other ops, nothing was tried", seen("sequence"), "unknown", "open"),
+    row(
+        "processes differ from each other unless their order is fixed, and nobody looked inside one",
+        seen("sequence", "process/fresh_process 3/3", "process/fixed_order 0/4"),
+        *("unknown", "open"),
+    ),
+]
+
+TABLE = [
+    *ACCUMULATION,
+    *RACES,
+    *OVERLAPS,
+    *ORDERS,
+    *MEMORY,
+    *PLACES,
+    *ALGORITHMS,
+    *IN_CUSTOM_OPS,
+    *AROUND,
+    *UNREPRODUCED,
+    *MASKED,
+    *OUTSIDE,
+    *SEQUENCES,
+]
+
+REACHABLE = {
+    "proven": set(CAUSES) - {"opaque_kernel", "opaque_producer", "unreproduced", "unknown"},
+    "likely": set(CAUSES) - {"input_pipeline", "external_mutation", "global_settings", "unreproduced", "unknown"},
+    "open": {"outside_value", "opaque_kernel", "unreproduced", "unknown"},
+}
+"""What the rules can answer: ``docs/causes.md`` says the same of each cause."""
+
+
+@pytest.mark.parametrize(("evidence", "cause", "confidence"), TABLE)
+def test_the_cause(evidence: Evidence, cause: str, confidence: str) -> None:
+    decision = decide(evidence)
+
+    assert (decision.cause, decision.confidence) == (cause, confidence), decision.because
+    assert decision.because
+    assert decision.advice.startswith(ADVICE[cause].partition("{")[0])
+    assert decision.advice.endswith(".")
+    assert "{" not in decision.advice
+
+
+@pytest.mark.parametrize("confidence", CONFIDENCES)
+def test_the_table_has_every_cause_at_every_confidence_that_it_can_have(confidence: str) -> None:
+    held = {row.values[1] for row in TABLE if row.values[2] == confidence}
+
+    assert held == REACHABLE[confidence]
+
+
+def test_the_table_has_every_cause() -> None:
+    assert {row.values[1] for row in TABLE} == set(CAUSES) == set(ADVICE)
+
+
+def test_a_rare_difference_proves_nothing_in_arms_of_twenty() -> None:
+    """Whatever the facts are: 1 of 20, and 0 of 20 in every arm that could remove it."""
+    arms = [f"{on}/{name} 0/20" for name, on in ARMS if on != "process" and name not in ("repeat", "pair", "untraced")]
+    facts: Sequence[dict[str, bool]] = [{}, {"chosen_values": True}, {"overlap": True}, {"custom": True}]
+    for known in facts:
+        decision = decide(kernel("call/repeat 1/20", "pair/pair 1/20", *arms, **known))
+        assert decision.confidence != "proven", decision
+    for origin in ("outside", "sequence", "state"):
+        assert decide(seen(origin, "pair/pair 1/20", *arms)).confidence != "proven"
+
+
+def test_no_evidence_at_all_is_never_an_explanation_of_a_kernel() -> None:
+    for origin in ORIGINS:
+        assert decide(Evidence(origin)).because
+    assert decide(Evidence("kernel")).confidence == "open"
+
+
+@pytest.mark.parametrize(
+    ("text", "few"),
+    [
+        pytest.param("call/repeat 10/20~2", True, id="two of 20"),
+        pytest.param("call/repeat 15/20~5", True, id="five of 20"),
+        pytest.param("call/repeat 15/20~6", False, id="six of 20"),
+        pytest.param("call/repeat 6/8~4", False, id="four of 8, which may all be new"),
+        pytest.param("call/repeat 2/4~2", True, id="two of 4"),
+        pytest.param(
+            "call/repeat 300/320~40", False, id="forty of 320, which come again but are no choice among a few"
+        ),
+        pytest.param("call/repeat (budget)", False, id="none"),
+    ],
+)
+def test_a_few_outcomes_come_again(text: str, few: bool) -> None:
+    assert few_outcomes(arm(text)) is few
+
+
+# ------------------------------------------------------------------------------------------------- sentences
+
+
+def test_the_reason_carries_the_numbers() -> None:
+    decision = decide(kernel(ALWAYS, "call/exact_values 0/20", "call/one_thread 0/20", "call/deterministic (budget)"))
+
+    assert decision.because == (
+        "20 of 20 replays in place differ; 0 of 20 on whole numbers, whose sums no order changes; "
+        "0 of 20 with one thread"
+    )
+
+
+def test_the_reason_names_what_was_found() -> None:
+    decision = decide(seen("outside", PAIR, "pair/generators 0/20 [models.outside._NOISE]"))
+
+    assert decision.because == (
+        "20 of 20 pairs of runs differ; 0 of 20 with every generator put back (models.outside._NOISE)"
+    )
+    assert "Reset models.outside._NOISE at the start of every run" in decision.advice
+
+
+@pytest.mark.parametrize(
+    ("arms", "advice"),
+    [
+        pytest.param(["pair/generators 0/20 [noise.DRAW]"], "Reset noise.DRAW at the start", id="put back"),
+        pytest.param(["pair/generators 20/20", "pair/entropy 0/20"], "Seed the generator with a fixed", id="entropy"),
+    ],
+)
+def test_the_advice_for_a_generator_is_what_helped_here(arms: list[str], advice: str) -> None:
+    assert decide(seen("rng", PAIR, *arms)).advice.startswith(advice)
+
+
+def test_fresh_processes_are_said_in_words() -> None:
+    decision = decide(seen("state", PAIR, INSIDE, "process/fresh_process 0/3"))
+
+    assert (
+        decision.because == "4 of 4 pairs of runs in a fresh process each differ; 0 of 3 first runs of fresh processes"
+    )
+
+
+def test_unknown_lists_all_evidence_and_why_there_is_no_capture() -> None:
+    decision = decide(uncaptured(PAIR, "pair/one_thread 0/20", "pair/clocks (budget)"))
+
+    for part in ("pair/pair 20/20", "pair/one_thread 0/20", "pair/clocks not run (budget)", "it needs 9000 MiB"):
+        assert part in decision.because
+
+
+def test_a_likely_cause_says_what_is_missing() -> None:
+    unlike = CallFacts("aten.mv.default", matches_record=False)
+
+    assert (
+        "no replay gave what the trace had recorded"
+        in decide(seen("kernel", NEVER, "call/moved 12/18", call=unlike)).because
+    )
+    assert "neither luck" in decide(seen("outside", "pair/pair 1/20", "pair/clocks 0/20")).because
+
+
+@pytest.mark.parametrize(
+    ("arms", "words"),
+    [
+        pytest.param(
+            [
+                Arm("deterministic", "call", 20, 0, 1, seconds=0.018),
+                Arm("nondeterministic", "call", 20, 20, 21, seconds=0.01),
+            ],
+            "; torch.use_deterministic_algorithms(True) makes it identical here, at 1.8 times the time.",
+            id="identical, at a price",
+        ),
+        pytest.param(
+            [Arm("deterministic", "call", 20, 0, 1)],
+            "; torch.use_deterministic_algorithms(True) makes it identical here.",
+            id="identical, price unknown",
+        ),
+        pytest.param(
+            [Arm("deterministic", "call", 20, 20, 21)],
+            "; with torch.use_deterministic_algorithms(True) it still differs here (20 of 20 replays).",
+            id="still differs",
+        ),
+        pytest.param(
+            [Arm("deterministic", "call", note="raises: put_ has no deterministic implementation")],
+            "; torch.use_deterministic_algorithms(True) raises: put_ has no deterministic implementation.",
+            id="raises",
+        ),
+        pytest.param(
+            [Arm("deterministic", "call", 1, 0, 1)],
+            "; with torch.use_deterministic_algorithms(True) 0 of 1 replays differ here, too few to exclude luck.",
+            id="too few replays",
+        ),
+        pytest.param([Arm("deterministic", "call", note="budget")], "their last bits.", id="not run"),
+    ],
+)
+def test_the_advice_says_what_the_deterministic_kernel_did_here(arms: list[Arm], words: str) -> None:
+    plain = [arm(ALWAYS), arm("call/exact_values 0/20"), arm("call/one_thread 0/20")]
+    evidence = Evidence("kernel", call=CallFacts("aten.put_.default"), arms=(*plain, *arms))
+
+    assert decide(evidence).advice.endswith(words)
+
+
+def test_filled_memory_is_said_to_hide_what_is_unwritten() -> None:
+    arms = (ALWAYS, "call/poison 20/20", "call/deterministic 20/20", "call/deterministic_fill 0/20")
+
+    assert decide(kernel(*arms)).advice.endswith("only hides it, by filling fresh memory.")
+
+
+# ------------------------------------------------------------------------------------------------------ docs
+
+
+def test_every_cause_has_its_section_in_the_docs() -> None:
+    sections = re.findall(r"^### `(\w+)`$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+
+    assert sorted(sections) == sorted(CAUSES)
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_a_section_explains_shows_and_helps(cause: str) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    section = text.partition(f"### `{cause}`\n")[2].partition("\n### ")[0].partition("\n## ")[0]
+
+    for part in ("**Evidence.**", "**Confidence.**", "**Real case.**", "**Remedy.**"):
+        assert section.count(part) == 1, part
+    said = section.partition("**Confidence.**")[2].partition("\n\n")[0]
+    words = {word for word in CONFIDENCES if f"`{word}`" in said}
+    assert words == {word for word in CONFIDENCES if cause in REACHABLE[word]}
+
+
+def test_every_arm_has_its_line_in_the_docs() -> None:
+    lines = re.findall(r"^\| `(\w+)/(\w+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+
+    assert sorted((name, on) for on, name in lines) == sorted(ARMS)

@@ -1,0 +1,319 @@
+"""Why runs differ, from the model to the row: which experiments are run and what is concluded, on small models."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from hashbench import replay, suites
+from hashbench.determinism import settings
+from hashbench.diagnosis import conductor
+from hashbench.outcome import Outcome
+from hashbench.records import Arm, Diagnosis, Row, RunOptions
+from hashbench.runner import BenchmarkRunner
+from hashbench.workload import Workload
+
+OPTIONS = RunOptions(mode="inference", threads=2, replays=6, diagnose_budget=20.0)
+NOISE = torch.Generator().manual_seed(0)
+PRIVATE = np.random.default_rng(0)
+STATE: list[int] = [0]
+LARGE = 600_000
+"""Rows that keep two threads busy long enough to overlap, also while other processes share the cores."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen_modules() -> Iterator[None]:
+    """As the fork server does: garbage is collected after each run, and references are looked up in all that lives."""
+    outcome_of(torch.relu)  # imports the rest of torch
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def _fresh_state() -> None:
+    STATE[0] = 0
+
+
+class Computes(torch.nn.Module):
+    """A linear layer, and ``then`` on its output."""
+
+    def __init__(self, then: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+        self.then = then
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.then(self.linear(x))
+
+
+def outcome_of(then: Callable[[torch.Tensor], torch.Tensor], options: RunOptions = OPTIONS, rows: int = 4) -> Outcome:
+    torch.manual_seed(0)
+    workload = Workload(Computes(then), inputs=(torch.randn(rows, 8),), iterations=1)
+    return BenchmarkRunner(options).check_accuracy(workload, deterministic="off")
+
+
+def diagnosis_of(
+    then: Callable[[torch.Tensor], torch.Tensor], options: RunOptions = OPTIONS, rows: int = 4
+) -> Diagnosis:
+    found = outcome_of(then, options, rows).diagnosis
+    assert found is not None
+    return found
+
+
+def arm(found: Diagnosis, name: str, on: str) -> Arm:
+    return found.evidence.arm(name, on)
+
+
+# -------------------------------------------------------------------------------------------------- the models
+
+
+@torch.library.custom_op("diagnosis::jitter", mutates_args=())
+def jitter(x: torch.Tensor) -> torch.Tensor:
+    return x + np.random.default_rng().random()
+
+
+@torch.library.custom_op("diagnosis::opaque", mutates_args=())
+def opaque(x: torch.Tensor) -> torch.Tensor:
+    with Path("/dev/urandom").open("rb") as source:
+        return x + int.from_bytes(source.read(4), "little")
+
+
+def with_jitter(x: torch.Tensor) -> torch.Tensor:  # the op itself cannot be copied with a model
+    return jitter(x)
+
+
+def with_opaque(x: torch.Tensor) -> torch.Tensor:
+    return opaque(x)
+
+
+def scattered(x: torch.Tensor) -> torch.Tensor:
+    """Gradients or messages added to few targets, in any order."""
+    targets = torch.arange(len(x)) * 7919 % 512
+    return torch.zeros(512, 8).index_put((targets,), x, accumulate=True)
+
+
+def from_generator(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.rand(x.shape, generator=NOISE)
+
+
+def from_numpy(x: torch.Tensor) -> torch.Tensor:
+    return x * PRIVATE.random()
+
+
+def from_entropy(x: torch.Tensor) -> torch.Tensor:
+    return x * np.random.default_rng().random()
+
+
+def from_clock(x: torch.Tensor) -> torch.Tensor:
+    return x * (time.perf_counter() % 1)
+
+
+def first_run_only(x: torch.Tensor) -> torch.Tensor:
+    STATE[0] += 1
+    return x * (2.0 if STATE[0] == 1 else 1.0)
+
+
+def two_sources(x: torch.Tensor) -> torch.Tensor:
+    return jitter(jitter(x).relu()) * np.random.default_rng().random()
+
+
+# ------------------------------------------------------------------------------------------------------- causes
+
+
+@pytest.mark.parametrize(
+    ("then", "cause", "found"),
+    [
+        pytest.param(from_generator, "rng", "test_diagnosis.NOISE", id="a generator of torch that no reset reaches"),
+        pytest.param(from_numpy, "rng", "test_diagnosis.PRIVATE", id="a private generator of NumPy"),
+        pytest.param(from_entropy, "outside_value", "", id="entropy as a Python number"),
+        pytest.param(from_clock, "outside_value", "", id="a clock as a Python number"),
+        pytest.param(with_jitter, "outside_value", "", id="entropy inside a custom op"),
+        pytest.param(with_opaque, "opaque_kernel", "", id="a custom op that no arm explains"),
+    ],
+)
+def test_cause(then: Callable[[torch.Tensor], torch.Tensor], cause: str, found: str) -> None:
+    diagnosis = diagnosis_of(then)
+    assert diagnosis.decision.cause == cause, diagnosis.decision.because
+    assert found in diagnosis.decision.because
+    if then is not with_opaque:
+        assert diagnosis.decision.confidence == "proven"
+
+
+def test_kernel_that_adds_in_any_order_with_its_price_and_what_torch_documents() -> None:
+    found = diagnosis_of(scattered, rows=LARGE)
+    assert (found.decision.cause, found.decision.confidence) == ("accumulation_order", "proven"), found.decision.because
+    assert found.rate is not None
+    assert (found.rate.of, found.rate.trials >= 6, found.rate.high) == ("replays", True, 1.0)
+    assert "index_put" in found.deterministic_doc
+    assert found.deterministic_here.startswith("identical")
+    assert found.deterministic_price is not None
+    assert found.deterministic_price > 0
+
+
+def test_difference_of_the_first_run_only_is_not_reproduced_without_a_fresh_process() -> None:
+    found = diagnosis_of(first_run_only)
+    assert (found.decision.cause, found.decision.confidence) == ("unreproduced", "open")
+    assert arm(found, "fresh_process", "process").note == "only models of a suite can be built again"
+    assert found.rate is not None
+    assert (found.rate.of, found.rate.differing, found.rate.trials) == ("runs", 1, 1)
+
+
+# ------------------------------------------------------------------------------------------------ what it costs
+
+
+def test_clean_model_is_not_diagnosed_and_says_what_its_runs_are_worth() -> None:
+    outcome = outcome_of(torch.relu, replace(OPTIONS, runs=20))
+    assert (outcome.accuracy, outcome.diagnosis) == ("pass", None)
+
+
+def test_without_a_budget_no_experiment_is_made() -> None:
+    outcome = outcome_of(from_entropy, replace(OPTIONS, diagnose_budget=0))
+    assert (outcome.accuracy, outcome.diagnosis) == ("eager_two_runs_differ", None)
+
+
+def test_what_the_budget_does_not_allow_is_named() -> None:
+    found = diagnosis_of(from_entropy, replace(OPTIONS, diagnose_budget=0.001))
+    notes = {arm.name: arm.note for arm in found.evidence.arms if not arm.ran}
+    assert notes["clocks"] == "budget"
+    assert "clocks" in "; ".join(arm.word() for arm in found.evidence.arms)
+
+
+def test_call_above_the_limit_is_not_captured_and_says_so() -> None:
+    found = diagnosis_of(scattered, replace(OPTIONS, capture_mib=1.0), rows=LARGE)
+    assert found.evidence.call is not None
+    assert "MiB" in found.evidence.call.limits
+    assert found.decision.confidence != "proven"
+
+
+def test_settings_clocks_entropy_and_generators_are_as_before() -> None:
+    before, clock = settings(), time.perf_counter
+    diagnosis_of(with_jitter)
+    assert settings() == before
+    assert time.perf_counter is clock
+    assert np.random.default_rng().random() != np.random.default_rng().random()
+
+
+def test_a_diagnosis_that_fails_leaves_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("no experiments today")
+
+    monkeypatch.setattr(replay, "experiments", broken)
+    outcome = outcome_of(with_jitter)
+    assert (outcome.accuracy, outcome.verdict is not None) == ("eager_two_runs_differ", True)
+    assert outcome.diagnosis is not None
+    assert outcome.diagnosis.decision.because == "the diagnosis failed: RuntimeError: no experiments today"
+
+
+def test_a_full_disk_during_the_diagnosis_is_told_to_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(replay, "experiments", full)
+    with pytest.raises(OSError, match="No space left"):
+        outcome_of(with_jitter)
+
+
+def test_no_more_is_captured_than_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conductor.psutil, "virtual_memory", lambda: SimpleNamespace(available=600))
+    found = diagnosis_of(with_jitter)
+    assert found.evidence.call is not None
+    assert "MiB" in found.evidence.call.limits
+
+
+# --------------------------------------------------------------------------------------------------- all sources
+
+
+def test_all_sources_are_named_one_behind_the_other() -> None:
+    found = diagnosis_of(two_sources, replace(OPTIONS, all_sources=True))
+    first, second = found.other_sources
+    assert first.startswith("kernel: diagnosis.jitter.default")
+    assert "outside_value" in first
+    assert second.startswith("outside: aten.mul")
+    assert second.endswith("outside_value, open")
+
+
+def test_a_single_source_has_no_others() -> None:
+    assert diagnosis_of(with_jitter, replace(OPTIONS, all_sources=True)).other_sources == ()
+
+
+# -------------------------------------------------------------------------------------------------- from a zoo
+
+ZOO = """
+import torch
+
+SEEN = []
+
+
+class Caches(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        if not SEEN:
+            SEEN.append(1)
+            return self.linear(x).double().relu().float()
+        return self.linear(x).relu() * 1.0001
+
+
+class Orders(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(16))
+
+    def forward(self, x):
+        for layer in set(self.layers):
+            x = torch.tanh(layer(x) + x)
+        return x
+
+
+class Scatters(torch.nn.Module):
+    def forward(self, x):
+        targets = torch.arange(len(x)) * 7919 % 512
+        return torch.zeros(512, 8).index_put((targets,), x, accumulate=True)
+
+
+MODELS = {
+    "caches": lambda: (Caches(), (torch.randn(4, 8),)),
+    "orders": lambda: (Orders(), (torch.randn(4, 8),)),
+    "scatters": lambda: (Scatters(), (torch.randn(600_000, 8),)),
+}
+"""
+
+
+def row_of(name: str, folder: Path, **options: object) -> Row:
+    (folder / "zoo.py").write_text(ZOO)
+    spec = next(spec for spec in suites.catalog(str(folder / "zoo.py")) if spec.name == name)
+    made = replace(OPTIONS, output=str(folder / "out"), diagnose_budget=60.0, deterministic="off", **options)
+    return BenchmarkRunner(made).run_model(spec)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "cause"), [("caches", "surviving_state"), ("orders", "call_order")], ids=["a cache", "the order of a set"]
+)
+def test_what_only_fresh_processes_tell_apart(name: str, cause: str, tmp_path: Path) -> None:
+    row = row_of(name, tmp_path)
+    assert (row.cause, row.confidence) == (cause, "proven"), row.evidence
+
+
+@pytest.mark.slow
+def test_row_of_a_captured_kernel_has_a_repro_that_reproduces(tmp_path: Path) -> None:
+    row = row_of("scatters", tmp_path)
+    assert (row.cause, row.confidence) == ("accumulation_order", "proven"), row.evidence
+    folder = tmp_path / "out" / row.repro
+    assert {file.name for file in folder.iterdir()} >= {"repro.py", "tensors.pt", "call.json", "REPORT.md"}
+    assert row.reproduced.startswith("yes: ")
+    assert json.loads((folder / "call.json").read_text())["op"] == "aten.index_put.default"

@@ -1,0 +1,176 @@
+"""Fresh processes: real ones, which run nothing but what they are told, and whose end in any way is a text."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from hashbench.diagnosis import freshrun
+from hashbench.diagnosis.freshrun import FreshRuns, fresh_traces
+from hashbench.records import ModelSpec, RunOptions
+from hashbench.suites import catalog
+
+on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="addresses are fixed on Linux alone")
+
+
+def fresh(do: str, *, processes: int = 1, runs: int = 1, fixed_order: bool = False, **settings: Any) -> FreshRuns:
+    arguments = {"do": do, "list": [1, None, 2.5], **settings.pop("arguments", {})}
+    spec = ModelSpec(suite="fake", name="some model", input_shape=(3, 8), arguments=arguments)
+    return fresh_traces(
+        spec,
+        RunOptions(seed=99),
+        level="warn",
+        processes=processes,
+        runs=runs,
+        fixed_order=fixed_order,
+        **{"timeout": 60.0, "target": "fresh_targets:Runner", **settings},
+    )
+
+
+def told(found: FreshRuns) -> list[list[str]]:
+    """By process, what its runs say."""
+    assert not found.failures
+    return [[trace.records[0].arguments for trace in traces] for traces in found.processes]
+
+
+def test_each_process_makes_its_runs_and_knows_nothing_of_the_others() -> None:
+    start = "some model (3, 8) [1, None, 2.5] 99 warn"
+    assert told(fresh("tell", processes=3, runs=2)) == [[f"{start} 1", f"{start} 2"]] * 3
+
+
+@on_linux
+def test_with_fixed_order_sets_have_one_order_in_all_processes() -> None:
+    found = fresh("order", processes=4, fixed_order=True)
+    assert len({text for texts in told(found) for text in texts}) == 1
+    assert found.note == ""
+
+
+def test_without_fixed_order_sets_have_other_orders() -> None:
+    found = fresh("order", processes=4)
+    assert len({text for texts in told(found) for text in texts}) > 1
+    assert found.note == ""
+
+
+def test_where_addresses_cannot_be_fixed_a_note_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(freshrun, "LAUNCHER", freshrun.LAUNCHER.replace("0x0040000", "0"))
+    found = fresh("order", processes=2, fixed_order=True)
+    assert found.note == "memory addresses could not be fixed"
+    assert len(found.processes) == 2
+
+
+def test_a_process_has_the_environment_and_module_path_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FRESH_TEST", "inherited")
+    monkeypatch.syspath_prepend("a folder of somebody's")
+    [[text]] = told(fresh("where"))
+    assert text.startswith(f"{sys.path} inherited '' ")
+
+
+def test_what_a_process_prints_goes_nowhere(capfd: pytest.CaptureFixture[str]) -> None:
+    assert told(fresh("loud")) == [["quiet"]]
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("do", "text"),
+    [
+        ("fail", "RuntimeError: no such kernel"),
+        ("error", "RuntimeError: the file has changed"),
+        ("exit", "it ended with exit code 7"),
+        ("crash", "it was ended by signal 11 (Segmentation fault)"),
+        ("half", "cannot read the trace"),
+        ("nothing of that name", "AttributeError: 'Runner' object has no attribute 'nothing of that name'"),
+    ],
+)
+def test_a_process_that_fails_is_a_text(do: str, text: str) -> None:
+    found = fresh(do, processes=2, runs=2)
+    assert not found.processes
+    assert len(found.failures) == 2
+    assert found.failures[0].startswith(text)
+    assert "\n" not in found.failures[0]
+
+
+def test_a_target_that_is_not_there_is_a_text() -> None:
+    (text,) = fresh("tell", target="no_such_module:Runner").failures
+    assert text == "ModuleNotFoundError: No module named 'no_such_module'"
+
+
+def test_arguments_that_are_not_plain_data_are_a_text() -> None:
+    found = fresh("tell", processes=2, arguments={"function": len})
+    assert found == FreshRuns(failures=("the model's arguments cannot be written as JSON",) * 2)
+
+
+def test_two_processes_run_at_a_time(tmp_path: Path) -> None:
+    assert told(fresh("meet", processes=2, arguments={"folder": str(tmp_path)})) == [["2"], ["2"]]
+
+
+def children_in(folder: Path, *, count: int) -> list[int]:
+    ends = time.monotonic() + 20
+    while len(list(folder.glob("*.pids"))) < count and time.monotonic() < ends:
+        time.sleep(0.01)
+    return [int(pid) for note in folder.glob("*.pids") for pid in note.read_text().split()]
+
+
+def wait_until_gone(pids: list[int]) -> list[int]:
+    ends = time.monotonic() + 10
+    while (alive := [pid for pid in pids if is_running(pid)]) and time.monotonic() < ends:
+        time.sleep(0.01)
+    return alive
+
+
+def is_running(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def test_what_takes_too_long_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    began = time.monotonic()
+    found = fresh("hang", processes=3, timeout=1.5, arguments={"folder": str(tmp_path)})
+    assert time.monotonic() - began < 10
+    assert found.failures == ("it was out of time",) * 3
+    pids = children_in(tmp_path, count=2)
+    assert len(pids) == 4, "two processes and the child of each; the third was never begun"
+    assert not wait_until_gone(pids)
+
+
+def test_processes_die_with_the_one_that_wants_them(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.path[:0] = sys.argv[2:]\n"
+        "from test_freshrun import fresh\n"
+        "fresh('hang', processes=2, arguments={'folder': sys.argv[1]})"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), *sys.path])
+    pids = children_in(tmp_path, count=2)
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    assert len(pids) == 4
+    assert not wait_until_gone(pids)
+
+
+def test_no_folder_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    fresh("tell")
+    fresh("exit")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_specimen_runs_as_it_does_in_a_sweep() -> None:
+    spec = next(spec for spec in catalog("specimens") if spec.name == "annealed_attention")
+    found = fresh_traces(
+        dataclasses.replace(spec), RunOptions(), level="on", processes=2, runs=2, fixed_order=False, timeout=100
+    )
+    assert not found.failures
+    results = [[trace.results for trace in traces] for traces in found.processes]
+    assert results[0][0] == results[1][0], "a counter starts again with the process"
+    assert results[0][0] != results[0][1]

@@ -1,0 +1,149 @@
+"""Experiments on the whole model: what counts as the same difference, and arms over runs and processes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from hashbench.budget import Budget
+from hashbench.diagnosis.freshrun import FreshRuns
+from hashbench.diagnosis.pairs import Pairs, process_arms, still_there
+from hashbench.outcome import Run
+from hashbench.records import Divergence, Failure, Trace
+from hashbench.tracing import HashDebugTrace
+
+ONE = torch.Generator().manual_seed(1)
+TWO = torch.Generator().manual_seed(2)
+STEADY = np.random.default_rng(3)
+
+
+def place(node: str, op_index: int | None, origin: str = "kernel") -> Divergence:
+    return Divergence(origin, node, "aten.mm.default", op_index, "forward", 0, "", "", "")
+
+
+@pytest.mark.parametrize(
+    ("original", "found", "there"),
+    [
+        pytest.param(place("a", 5), None, False, id="runs that agree"),
+        pytest.param(place("a", 5), place("a", 5), True, id="the same record"),
+        pytest.param(place("a", 5), place("b", 9), False, id="another record later"),
+        pytest.param(place("a", 5), place("b", 2), True, id="another record before, which may hide it"),
+        pytest.param(place("a", 5, "sequence"), place("b", 9, "sequence"), True, id="runs that part at another op"),
+        pytest.param(place("a", 5, "sequence"), place("b", 9), False, id="runs that no longer part"),
+        pytest.param(place("a", None, "settings"), place("b", 9), True, id="a place that has no position"),
+        pytest.param(None, place("b", 9), True, id="any difference where none was examined"),
+    ],
+)
+def test_whether_the_difference_is_still_there(
+    original: Divergence | None, found: Divergence | None, there: bool
+) -> None:
+    assert still_there(original, found) is there
+
+
+def run_of(compute: Callable[[], torch.Tensor]) -> Callable[..., Run]:
+    def attempt(*, traced: bool = True) -> Run:
+        torch.manual_seed(0)
+        with HashDebugTrace() if traced else contextlib.nullcontext() as trace:
+            found = compute()
+        if trace is not None:
+            trace.add_result("output", found)
+        return Run(trace.finish() if trace is not None else None, {"output": found})
+
+    return attempt
+
+
+def pairs(compute: Callable[[], torch.Tensor], *, replays: int = 5, seconds: float = 60.0) -> Pairs:
+    return Pairs(run_of(compute), None, replays=replays, budget=Budget(seconds))
+
+
+def test_pairs_are_compared_with_the_first_run() -> None:
+    counter = iter(range(100))
+    arm = pairs(lambda: torch.ones(3) * (next(counter) % 2)).plain()
+    assert (arm.trials, arm.differing, arm.distinct) == (5, 3, 2)
+    assert arm.seconds is not None
+
+
+def test_an_arm_ends_with_the_budget_and_says_so() -> None:
+    arm = pairs(lambda: torch.ones(3), seconds=-1.0).plain()
+    assert (arm.ran, arm.note) == (False, "budget")
+
+
+def test_a_run_that_fails_ends_the_arm_and_is_told() -> None:
+    def attempt(*, traced: bool = True) -> Failure:  # noqa: ARG001
+        return Failure("RuntimeError: no\nmore")
+
+    arm = Pairs(attempt, None, replays=5, budget=Budget(60.0)).plain()
+    assert (arm.ran, arm.note) == (False, "a run failed: RuntimeError: no")
+
+
+def test_untraced_runs_are_compared_by_their_results() -> None:
+    def compute() -> torch.Tensor:
+        return (
+            torch.ones(3) if torch.utils._python_dispatch._get_current_dispatch_mode() else torch.rand(3, generator=ONE)
+        )
+
+    found = pairs(compute)
+    assert found.plain().differing == 0
+    assert found.untraced().differing == 5
+
+
+def test_the_generator_that_matters_is_named_among_those_that_move() -> None:
+    def compute() -> torch.Tensor:
+        TWO.get_state()
+        torch.rand(3, generator=TWO)
+        STEADY.random()
+        return torch.rand(3, generator=ONE)
+
+    arm = pairs(compute).generators()
+    assert (arm.differing, arm.found) == (0, "test_pairs.ONE")
+
+
+def test_results_that_follow_the_content_of_fresh_memory_are_counted() -> None:
+    counter = iter(range(1000))
+
+    def compute() -> torch.Tensor:
+        return torch.cat((torch.empty(500), torch.ones(500) * next(counter) * 0))
+
+    arm = pairs(compute).poison()
+    assert (arm.trials, arm.differing, arm.distinct) == (5, 5, 2)
+    assert arm.found == "1 of 1 results follow the value"
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [lambda: torch.empty(500).fill_(1.0), lambda: torch.rand(500, generator=ONE)],
+    ids=["memory that is written", "results that differ anyway"],
+)
+def test_results_that_do_not_follow_fresh_memory_are_not_counted(compute: Callable[[], torch.Tensor]) -> None:
+    arm = pairs(compute).poison()
+    assert (arm.trials, arm.differing) == (5, 0)
+
+
+def traces(*contents: float) -> Iterator[Trace]:
+    for content in contents:
+        with HashDebugTrace() as trace:
+            found = torch.full((3,), content) * 2
+        trace.add_result("output", found)
+        yield trace.finish()
+
+
+def test_processes_are_compared_by_their_first_runs_and_in_themselves() -> None:
+    fresh = FreshRuns(tuple(tuple(traces(1.0, 2.0)) for _ in range(3)))
+    across, within = process_arms(fresh, None, name="fresh_process")
+    assert (across.name, across.trials, across.differing) == ("fresh_process", 2, 0)
+    assert (within.name, within.trials, within.differing) == ("within_process", 3, 3)
+
+
+def test_processes_with_one_run_each_have_no_pair() -> None:
+    fresh = FreshRuns((tuple(traces(1.0)), tuple(traces(2.0))))
+    (across,) = process_arms(fresh, None, name="fixed_order")
+    assert (across.trials, across.differing) == (1, 1)
+
+
+def test_processes_that_failed_are_told() -> None:
+    (arm,) = process_arms(FreshRuns((), ("timeout after 3 s",)), None, name="fresh_process")
+    assert (arm.ran, arm.note) == (False, "timeout after 3 s")
