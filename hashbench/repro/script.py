@@ -1,0 +1,333 @@
+"""The text of ``repro.py``: one captured call as a script that needs torch alone.
+
+It is written to be read by somebody who has never heard of hashbench: the call as a line of Python, its tensors with
+their strides and alignment, and a loop that says how many calls differ from the first.
+"""
+
+from __future__ import annotations
+
+import json
+import keyword
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hashbench.opplan import plan_of
+from hashbench.records import Arm, Evidence
+from hashbench.replay.arms import possible_shifts
+from hashbench.replay.calls import LINE, CapturedCall, GeneratorSlot, Slot, TensorForm, generator_slots
+from hashbench.replay.capture import may_resize
+from hashbench.repro import parts
+from hashbench.repro.callvalues import bad, is_named
+from hashbench.repro.opdefinition import needs_definition
+
+_FEWEST, _USUAL, _MOST = 20, 500, 5000
+"""Calls at most: of slow ops, of any, and where they differ rarely. Many, because on a busy machine threads run one
+after the other, and what differed in each of 20 calls differs in one of a hundred. A script that sees a difference
+stops at 20."""
+
+_SECONDS = 5.0
+"""What all calls of a script together should take at most, as far as the fewest allow."""
+
+_MISS = 0.01
+"""Chance that a script shows nothing though calls differ at half the rate that was seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What makes the difference show (a key of ``parts.TRIALS``), how many calls follow the first, and what the
+    experiment singled out."""
+
+    variant: str
+    calls: int
+    found: str = ""
+
+
+_SHOWN_BY: Mapping[str, tuple[str, str]] = {
+    "poison": ("poison", "Makes the call with memory full of one byte handed out to it, then full of another."),
+    "repeat": ("repeat", "Makes the call again and again, from inputs that are restored in place."),
+    "moved": ("moved", "Makes the call with its inputs moved in memory by a few bytes, strides kept."),
+    "busy": ("busy", "Makes the call again and again while other threads keep all cores busy."),
+    "fresh": ("fresh_memory", "Makes the call again and again, with its inputs in other memory each time."),
+}
+"""By variant, the plainest first: the arm that it repeats, and what the script does, in words."""
+
+
+def plan(evidence: Evidence) -> Plan:
+    """The first variant whose arm showed a difference, with as many calls as it takes to see one."""
+    for variant, (name, _) in _SHOWN_BY.items():
+        arm = evidence.arm(name, "call")
+        if arm.differing:
+            return Plan(variant, _calls(arm), arm.found)
+    return Plan("repeat", _affordable(_USUAL, evidence.arm("repeat", "call")))
+
+
+def _calls(arm: Arm) -> int:
+    half = arm.differing / arm.trials / 2
+    return _affordable(max(_USUAL, math.ceil(math.log(_MISS) / math.log1p(-half))), arm)
+
+
+def _affordable(calls: int, arm: Arm) -> int:
+    return min(calls, _MOST, max(_FEWEST, int(_SECONDS / arm.seconds)) if arm.seconds else _MOST)
+
+
+# ---------------------------------------------------------------------------------------------------------- the text
+
+
+def source(call: CapturedCall, how: Plan, *, heading: str, definition: str = "") -> str:
+    """The script. ``heading`` says in a few lines what was seen, ``definition`` where a custom op is defined.
+
+    Raises:
+        BadCallError: an argument cannot be written as Python.
+    """
+    custom, poison, busy = needs_definition(call.func), how.variant == "poison", how.variant == "busy"
+    whole = any(not isinstance(form, TensorForm) for form in call.tensors)
+    texts = [
+        _docstring(heading, how=how, definition=definition, custom=custom),
+        _imports(call, how=how, custom=custom),
+        _preparations(call, how=how, custom=custom),
+        parts.PLACE if call.memories else "",
+        _memories(call),
+        _tensors(call, custom=custom),
+        _call(call, custom=custom, poison=poison),
+        parts.LEAVES_BEGIN + (parts.LEAVES_OF_OTHER_KINDS if whole else "") + parts.LEAVES_END,
+        parts.LOOKING,
+        _filling(call) if poison else "",
+        "\n\n",
+        parts.TRIALS[how.variant],
+        parts.COUNTING,
+        parts.STOP_BUSY if busy else "",
+        parts.RESULT,
+    ]
+    return "".join(texts)
+
+
+def _docstring(heading: str, *, how: Plan, definition: str, custom: bool) -> str:
+    lines = [
+        heading.rstrip(),
+        "",
+        f"    python repro.py{' DEFINITION' if custom else ''}",
+        "",
+        _SHOWN_BY[how.variant][1],
+    ]
+    lines += ["Exit code 1: some calls differ from the first, bit for bit. 0: all agree."]
+    if custom:
+        known = f"{definition}." if definition else "it is not known where that is."
+        lines += ["torch alone does not have this op. DEFINITION is a Python file, a library (.so) or a module that"]
+        lines += [f"defines it: {known}"]
+    text = "\n".join(lines).replace("\\", "\\\\").replace('"""', "'''")
+    return f'"""{text}\n"""\n\n'
+
+
+def _imports(call: CapturedCall, *, how: Plan, custom: bool) -> str:
+    names = {"ctypes", "hashlib", "pathlib", "sys"}
+    names |= {"importlib", "random", "runpy"} if custom else set()
+    names |= {"os", "threading"} if how.variant == "busy" else set()
+    workspace = call.settings.get("CUBLAS_WORKSPACE_CONFIG", "") if call.device.type == "cuda" else ""
+    names |= {"os"} if workspace else set()
+    early = f'\nos.environ["CUBLAS_WORKSPACE_CONFIG"] = {json.dumps(workspace)}\n' if workspace else ""
+    return "".join(f"import {name}\n" for name in sorted(names)) + f"{early}\nimport torch\n\n"
+
+
+def _preparations(call: CapturedCall, *, how: Plan, custom: bool) -> str:
+    lines = []
+    if how.variant == "moved":
+        lines += [
+            "MOVES = [  # in bytes, for each memory",
+            *(f"    {moves}," for moves in moves_of(call, how.found)),
+            "]",
+        ]
+    else:
+        lines += [f"CALLS = {how.calls}  # at most: it stops after 20 where some differ"]
+    lines += [parts.DEFINING.rstrip()] if custom else []
+    lines += ['saved = torch.load(pathlib.Path(__file__).with_name("tensors.pt"), weights_only=True)']
+    lines += [f"torch.set_num_threads({call.threads})", *_settings(call), ""]
+    return "\n".join(lines)
+
+
+_FOUND = re.compile(r"(?:all|memory (\d+)) by ([\d, ]+) bytes")
+
+
+def moves_of(call: CapturedCall, found: str) -> list[list[int]]:
+    """By how many bytes each memory moves, for each move: those that the experiment found to show a difference
+    (``all by 4, 8 bytes; memory 0 by 4 bytes``), else any that keeps elements at multiples of their size."""
+    count = len(call.memories)
+    moves = [
+        [int(shift) if place in ("", str(index)) else 0 for index in range(count)]
+        for place, shifts in _FOUND.findall(found)
+        for shift in shifts.split(",")
+    ]
+    return moves or [[shift] * count for shift in possible_shifts(call, None)]
+
+
+# ------------------------------------------------------------------------------------------------------- its settings
+
+_DEFAULTS: Mapping[str, tuple[str, str]] = {
+    "deterministic_algorithms": ("off", "torch.use_deterministic_algorithms(True{})"),
+    "fill_uninitialized_memory": ("True", "torch.utils.deterministic.fill_uninitialized_memory = {}"),
+    "default_dtype": ("torch.float32", "torch.set_default_dtype({})"),
+    "flush_denormal": ("False", "torch.set_flush_denormal({})"),
+    "float32_matmul_precision": ("highest", 'torch.set_float32_matmul_precision("{}")'),
+    "mkldnn.enabled": ("True", "torch.backends.mkldnn.enabled = {}"),
+    "mkldnn.deterministic": ("False", "torch.backends.mkldnn.deterministic = {}"),
+    "mkldnn.matmul.fp32_precision": ("none", 'torch.backends.mkldnn.matmul.fp32_precision = "{}"'),
+    "mkldnn.conv.fp32_precision": ("none", 'torch.backends.mkldnn.conv.fp32_precision = "{}"'),
+}
+"""What a new process has, and how it is given something else."""
+
+_CUDA_DEFAULTS: Mapping[str, tuple[str, str]] = {
+    "cudnn.enabled": ("True", "torch.backends.cudnn.enabled = {}"),
+    "cudnn.deterministic": ("False", "torch.backends.cudnn.deterministic = {}"),
+    "cudnn.benchmark": ("False", "torch.backends.cudnn.benchmark = {}"),
+    "cudnn.allow_tf32": ("True", "torch.backends.cudnn.allow_tf32 = {}"),
+    "cuda.matmul.allow_tf32": ("False", "torch.backends.cuda.matmul.allow_tf32 = {}"),
+}
+_SPELLED = {("deterministic_algorithms", "on"): "", ("deterministic_algorithms", "warn"): ", warn_only=True"}
+
+
+def _settings(call: CapturedCall) -> list[str]:
+    """Statements for the settings of the call that a new process does not have."""
+    table = {**_DEFAULTS, **(_CUDA_DEFAULTS if call.device.type == "cuda" else {})}
+    given = {name: call.settings.get(name, default) for name, (default, _) in table.items()}
+    return [
+        statement.format(_SPELLED.get((name, given[name]), given[name]))
+        for name, (default, statement) in table.items()
+        if given[name] != default
+    ]
+
+
+# ------------------------------------------------------------------------------------------------- inputs and the call
+
+
+def _memories(call: CapturedCall) -> str:
+    if not call.memories:
+        return "\n\ndef memories():\n    return []\n"
+    lines = []
+    for index, memory in enumerate(call.memories):
+        device = memory.content.device
+        where = "" if device.type == "cpu" else f', device="{device}"'
+        lines.append(f"        place({index}, {memory.alignment % LINE}{where}, move=moves[{index}]),\n")
+    return f"\n\ndef memories(moves=(0,) * {len(lines)}):\n    return [\n{''.join(lines)}    ]\n"
+
+
+def _tensors(call: CapturedCall, *, custom: bool) -> str:
+    lines = [f"        {_tensor(call, index, custom=custom)},  # t[{index}]\n" for index in range(len(call.tensors))]
+    return f"\n\ndef tensors(m):\n    return [\n{''.join(lines)}    ]\n" if lines else ""
+
+
+def _tensor(call: CapturedCall, index: int, *, custom: bool) -> str:
+    form = call.tensors[index]
+    if not isinstance(form, TensorForm):
+        place = sum(not isinstance(before, TensorForm) for before in call.tensors[:index])
+        return f'saved["whole"][{place}].clone()' + ("" if form.device.type == "cpu" else f'.to("{form.device}")')
+    text = f"view(m[{form.storage}], {form.dtype}, {form.shape}, {form.stride}, {form.offset})"
+    text = f"torch.conj({text})" if form.conj else text
+    text = f"torch._neg_view({text})" if form.neg else text
+    if custom and form.parameter:  # torch's own kernels see neither
+        return f"torch.nn.Parameter({text}, {form.requires_grad})"
+    return f"{text}.requires_grad_()" if custom and form.requires_grad else text
+
+
+def _call(call: CapturedCall, *, custom: bool, poison: bool) -> str:
+    lines = [
+        f"def call(m{', byte' if poison else ''}):",
+        '    """One call from the saved inputs: what it returns, and its inputs as it leaves them."""',
+    ]
+    if call.memories:
+        lines += ['    for memory, content in zip(m, saved["memories"]):']
+        lines += ["        memory.resize_(len(content))"] if _resizes_plain_memory(call) else []
+        lines += ["        memory.copy_(content.untyped_storage())"]
+    lines += ["    t = tensors(m)"] if call.tensors else ["    t = []"]
+    lines += _generators(call) + _random_states(call, custom=custom)
+    lines += ["    fill_memory(byte)"] if poison else []
+    mode = "inference_mode" if call.settings.get("inference_mode") == "True" else "no_grad"
+    lines += [f"    with torch.{mode}():", f"        out = {expression(call)}"]
+    lines += ["    fill_memory(None)"] if poison else []
+    lines += ["    return [leaf.clone() for leaf in leaves([out, t])]"]
+    return "\n\n" + "\n".join(lines) + "\n"
+
+
+def _resizes_plain_memory(call: CapturedCall) -> bool:
+    """Whether the op may give the memory of an argument another size; such memory is plain."""
+    return may_resize(call.func) and not any(memory.alignment % LINE for memory in call.memories)
+
+
+def _generators(call: CapturedCall) -> list[str]:
+    devices = {slot.index: slot.device for slot in generator_slots([call.args, call.kwargs])}
+    made = [f'torch.Generator("{devices[index]}").set_state(saved["generators"][{index}])' for index in sorted(devices)]
+    return [f"    g = [{', '.join(made)}]"] if made else []
+
+
+def _random_states(call: CapturedCall, *, custom: bool) -> list[str]:
+    """Puts the default generators back, where the op may draw from them."""
+    if not custom and not plan_of(call.func).seeded:
+        return []
+    lines = []
+    for name in call.random_states:
+        state = f'saved["random_states"]["{name}"]'
+        if name == "cpu":
+            lines.append(f"    torch.set_rng_state({state})")
+        elif name not in ("python", "numpy"):
+            lines.append(f'    torch.{torch.device(name).type}.set_rng_state({state}, "{name}")')
+    if custom:
+        lines += ["    random.seed(0)", '    if "numpy" in sys.modules:', '        sys.modules["numpy"].random.seed(0)']
+    return lines
+
+
+def _filling(call: CapturedCall) -> str:
+    if call.device.type == "cpu":
+        return parts.FILL_MALLOC
+    return parts.FILL_DEVICE.replace("@DEVICE@", str(call.device))
+
+
+# ------------------------------------------------------------------------------------------------------ as Python
+
+
+def expression(call: CapturedCall) -> str:
+    """The call as Python: ``torch.ops.aten.index_put_.default(t[0], [t[1]], t[2], True)``.
+
+    Raises:
+        BadCallError: an argument cannot be written.
+    """
+    arguments = [as_python(value) for value in call.args]
+    name = "torch.ops"
+    for part in call.op.split("."):
+        name = f'getattr({name}, "{part}")' if keyword.iskeyword(part) else f"{name}.{part}"
+    for key, value in call.kwargs.items():
+        arguments.append(
+            f"**{{{key!r}: {as_python(value)}}}" if keyword.iskeyword(key) else f"{key}={as_python(value)}"
+        )
+    return f"{name}({', '.join(arguments)})"
+
+
+def as_python(value: Any) -> str:
+    """An argument as Python, with ``t`` for the tensors and ``g`` for the generators."""
+    match value:
+        case Slot(index):
+            return f"t[{index}]"
+        case GeneratorSlot(index):
+            return f"g[{index}]"
+        case None | bool() | int() | str():
+            return repr(value)
+        case float():
+            return repr(value) if math.isfinite(value) else f'float("{value!r}")'
+        case complex():
+            return f"complex({as_python(value.real)}, {as_python(value.imag)})"
+        case torch.device():
+            return f'torch.device("{value}")'
+        case list() | tuple():
+            return _sequence(value)
+        case dict():
+            return f"{{{', '.join(f'{key!r}: {as_python(item)}' for key, item in value.items())}}}"
+    return str(value) if is_named(value) else bad(f"an argument is a {type(value).__name__}")
+
+
+def _sequence(value: Sequence[Any]) -> str:
+    items = ", ".join(map(as_python, value))
+    if isinstance(value, list):
+        return f"[{items}]"
+    return f"({items},)" if len(value) == 1 else f"({items})"

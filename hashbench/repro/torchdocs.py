@@ -1,0 +1,188 @@
+"""What the installed torch documents about an op under ``torch.use_deterministic_algorithms``.
+
+Read from that function's own docstring, never from a copied list: two lists, of what becomes deterministic and of what
+raises, whose items name public functions and modules (``torch.nn.Conv2d``) with conditions in prose. An ATen op is
+matched to them by its name, without the parts of the name that only say which library or which step computes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+UNREADABLE = "torch's text could not be read"
+NOT_LISTED = "not listed"
+
+_VERDICTS = (("act deterministically", "deterministic under the flag"), ("will throw", "raises under the flag"))
+"""Words of the sentence above each list, and how what it lists is called here."""
+
+_DEVICES = re.compile(r"\b(CPU|CUDA|MPS|XPU)\b")
+_ROLE = re.compile(r":\w+:`~?([\w.]+)`")
+_CONDITION = re.compile(r"(?<=`)\s+(?=[a-z])(?!and )")
+_DIMENSIONS = re.compile(r"_?([123])d(?=_|$)")
+_CAPITALS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
+_DECORATIONS = frozenset(
+    [
+        *("cudnn", "mkldnn", "miopen", "mps", "thnn", "slow", "depthwise", "overrideable", "unsafe", "cpu"),
+        *("forward", "backward", "impl", "fallback", "with", "indices", "dense", "sparse", "aa"),
+        *("per", "sample", "weights", "input", "weight", "bias", "data"),
+    ]
+)
+"""Words in the name of an ATen op that say which library computes, or which step or which gradient."""
+
+_PUBLIC_NAMES = {
+    "convolution": ("conv", "conv_transpose"),
+    "grid_sampler": ("grid_sample",),
+    "index": ("getitem",),
+    "upsample": ("interpolate",),
+}
+"""Where ATen's name for something is not the public one; everything else follows by rule (``nn.NLLLoss`` is
+``nll_loss``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One bullet: the public ``names`` it is about, its ``condition`` in torch's words, and the ``modes`` that it lists
+    below itself, if any."""
+
+    verdict: str
+    names: tuple[str, ...]
+    condition: str
+    modes: tuple[str, ...] = ()
+
+    @property
+    def differentiating(self) -> bool:
+        """Whether it speaks of the backward pass."""
+        return "differentiate" in self.condition or "requires grad" in self.condition
+
+    def speaks_of(self, device: str) -> bool:
+        """Whether it speaks of this type of device, or of none in particular."""
+        devices = _DEVICES.findall(self.condition)
+        return not devices or device.partition(":")[0].upper() in devices
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    """What remains of a name: ``max_pool2d_with_indices_backward`` is the stem ``max_pool``, 2 dimensions, backward."""
+
+    stem: str
+    dimensions: str = ""
+    mode: str = ""
+    backward: bool = False
+
+
+def documented(op: str, *, device: str, backward_of: str = "") -> str:
+    """What torch's documentation says of an op, on one line.
+
+    Args:
+        op: an overload of an op, ``aten.index_put_.default``; the id of a record of it does as well.
+        device: the type of the device that it ran on, ``cpu``.
+        backward_of: the op that it helps to differentiate, in the same form; empty for any other op.
+
+    Returns:
+        For example ``raises under the flag: torch.Tensor.put_ when accumulate=False``; several items are separated by
+        ``; ``. :data:`NOT_LISTED` where there is none, with what is listed for other devices in brackets.
+    """
+    items = parse(torch.use_deterministic_algorithms.__doc__ or "")
+    if not items:
+        return UNREADABLE
+    found = _matching(items, op, backward_of=backward_of)
+    here = [item for item in found if item.speaks_of(device)]
+    if here or not found:
+        return _text(here) or NOT_LISTED
+    return f"{NOT_LISTED} for {device.partition(':')[0]} ({_text(found)})"
+
+
+def parse(docstring: str) -> tuple[Item, ...]:
+    """The items of both lists of the docstring; none at all where one of the lists is not found or makes no sense."""
+    found = [_item(verdict, bullet, modes) for verdict, bullet, modes in _bullets(docstring)]
+    verdicts = {item.verdict for item in found}
+    if any(not item.names for item in found) or verdicts != {verdict for _, verdict in _VERDICTS}:
+        return ()
+    return tuple(found)
+
+
+def _bullets(docstring: str) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Each bullet of the lists: the verdict of its list, its text on one line, and the bullets below itself."""
+    verdict = ""
+    waiting: list[tuple[str, str, tuple[str, ...]]] = []
+    for paragraph in re.split(r"\n\s*\n", docstring):
+        text = " ".join(paragraph.split())
+        if text.startswith("* ") and verdict:
+            yield from waiting
+            bullets = re.split(r"^\s*\* ", paragraph, flags=re.MULTILINE)[1:]
+            waiting = [(verdict, " ".join(bullet.split()), ()) for bullet in bullets]
+        elif text.startswith("- ") and waiting:
+            waiting[-1] = (*waiting[-1][:2], tuple(text.removeprefix("- ").split(" - ")))
+        else:
+            yield from waiting
+            waiting = []
+            verdict = next((name for words, name in _VERDICTS if words in text and text.endswith(":")), "")
+    yield from waiting
+
+
+def _item(verdict: str, bullet: str, modes: Sequence[str]) -> Item:
+    head, *condition = _CONDITION.split(bullet, maxsplit=1)
+    plain = _ROLE.sub(r"\1", "".join(condition)).replace("`", "").rstrip(":")
+    return Item(verdict, tuple(_ROLE.findall(head)), plain, tuple(mode.strip("` ") for mode in modes))
+
+
+def _matching(items: Iterable[Item], op: str, *, backward_of: str) -> list[Item]:
+    own, differentiated = _aten_names(op), _aten_names(backward_of)
+    return [
+        item
+        for item in items
+        if any(_is_about(item, name, differentiating=name.backward) for name in own)
+        or (item.differentiating and any(_is_about(item, name, differentiating=True) for name in differentiated))
+    ]
+
+
+def _is_about(item: Item, name: _Name, *, differentiating: bool) -> bool:
+    """Whether an item is about an op. What torch says of calling a function holds for its backward kernel too."""
+    if item.differentiating and not differentiating:
+        return False
+    if item.modes and name.mode not in item.modes:
+        return False
+    return any(
+        public.stem == name.stem and (not name.dimensions or public.dimensions in ("", name.dimensions))
+        for public in map(_public_name, item.names)
+    )
+
+
+def _aten_names(op: str) -> tuple[_Name, ...]:
+    """The public names that an op may go by; none for an op that is not ATen's."""
+    namespace, _, rest = op.rpartition("/")[2].partition("#")[0].partition(".")
+    if namespace != "aten":
+        return ()
+    bare = rest.partition(".")[0].strip("_")
+    found = _DIMENSIONS.search(bare)
+    words = _DIMENSIONS.sub("", bare, count=1).split("_")
+    backward = "backward" in words
+    words = [word for word in words if word and word not in _DECORATIONS]
+    dimensions = found[1] if found else ""
+    if words[:1] == ["upsample"]:
+        return (_Name("interpolate", "", "_".join(words[1:]), backward),)
+    if "transpose" in words and words[0] in ("conv", "convolution"):
+        return (_Name("conv_transpose", dimensions, "", backward),)
+    stem = "_".join(words)
+    return tuple(_Name(name, dimensions, "", backward) for name in _PUBLIC_NAMES.get(stem, (stem,)))
+
+
+def _public_name(name: str) -> _Name:
+    """``torch.nn.AdaptiveAvgPool2d`` is the stem ``adaptive_avg_pool`` with 2 dimensions."""
+    snake = _CAPITALS.sub("_", name.rpartition(".")[2]).lower().strip("_")
+    found = _DIMENSIONS.search(snake)
+    return _Name(_DIMENSIONS.sub("", snake, count=1), found[1] if found else "")
+
+
+def _text(items: Iterable[Item]) -> str:
+    """The items; those of one list with one condition are named together."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for item in items:
+        shown = f"{item.condition}: {', '.join(item.modes)}" if item.modes else item.condition
+        names.setdefault((item.verdict, shown), []).extend(item.names)
+    return "; ".join(f"{verdict}: {', '.join(of)} {shown}".rstrip() for (verdict, shown), of in names.items())

@@ -1,0 +1,311 @@
+"""Files of a captured call that somebody sent: what is damaged, changed or made to harm is refused and runs nothing."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from repro_helpers import PLACE, aten, captured, document_in, signed_again
+
+from hashbench.records import HashbenchError
+from hashbench.replay.calls import CapturedCall, GeneratorSlot, Slot, in_force
+from hashbench.repro import callfile
+from hashbench.repro.callvalues import BadCallError, encoded, fits
+
+
+def call_of_all_kinds() -> CapturedCall:
+    """An op with two tensors in one memory, a generator, and keyword arguments."""
+    x = torch.randn(8)
+    return captured(aten.addmv.default, x[:2], torch.randn(2, 3), x[2:5], beta=2.0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The two files of that call."""
+    call = call_of_all_kinds()
+    torch.save(callfile.payload(call), tmp_path / "tensors.pt")
+    text = callfile.document(call, tensors=tmp_path / "tensors.pt", recorded={"arms": []})
+    (tmp_path / "call.json").write_text(text)
+    return tmp_path
+
+
+def refused(folder: Path, *words: str) -> None:
+    with pytest.raises(HashbenchError) as raised:
+        callfile.read(folder)
+    for word in words:
+        assert word in str(raised.value)
+    assert "nothing was run" in str(raised.value)
+
+
+def test_whole_files_are_read(folder: Path) -> None:
+    call, recorded = callfile.read(folder)
+    assert (call.op, call.kwargs, recorded) == ("aten.addmv.default", {"beta": 2.0}, {"arms": []})
+    assert {name: getattr(call, name) for name in PLACE} == PLACE
+
+
+def test_tensors_share_memory_again(folder: Path) -> None:
+    call, _ = callfile.read(folder)
+    with in_force(call):
+        live = call.materialise()
+    assert live.tensors[0].untyped_storage().data_ptr() == live.tensors[2].untyped_storage().data_ptr()
+
+
+# --------------------------------------------------------------------------------------------------------- damaged
+
+DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no call.json": (lambda f: (f / "call.json").unlink(), "call.json: No such file"),
+    "no tensors.pt": (lambda f: (f / "tensors.pt").unlink(), "tensors.pt: No such file"),
+    "call.json is a folder": (lambda f: ((f / "call.json").unlink(), (f / "call.json").mkdir()), "Is a directory"),
+    "an empty call.json": (lambda f: (f / "call.json").write_text(""), "truncated or no JSON"),
+    "half of call.json": (lambda f: halve(f / "call.json"), "truncated or no JSON"),
+    "half of tensors.pt": (lambda f: halve(f / "tensors.pt"), "truncated, changed, or of another call"),
+    "bytes that are no text": (lambda f: (f / "call.json").write_bytes(b"\xff\xfe{}"), "truncated or no JSON"),
+    "JSON without end": (lambda f: (f / "call.json").write_text("[" * 100_000), "truncated or no JSON"),
+    "JSON of something else": (lambda f: (f / "call.json").write_text("[1, 2]"), "describes no call"),
+    "a number changed": (lambda f: replace(f, '"beta": 2.0', '"beta": 3.0'), "call.json was changed"),
+    "one byte of the tensors changed": (lambda f: flip(f / "tensors.pt"), "truncated, changed"),
+    "another version": (lambda f: replace(f, '"schema": 1', '"schema": 99'), "version 99"),
+}
+
+
+def halve(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def replace(folder: Path, old: str, new: str) -> None:
+    text = (folder / "call.json").read_text()
+    assert old in text
+    (folder / "call.json").write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(("damage", "words"), DAMAGED.values(), ids=DAMAGED)
+def test_damaged_files_are_refused(damage: Callable[[Path], object], words: str, folder: Path) -> None:
+    damage(folder)
+    refused(folder, words, "hashbench sweep")
+
+
+# ------------------------------------------------------------------------------------------- made to harm, and signed
+
+
+def put(*path: Any, value: Any) -> Callable[[dict[str, Any]], object]:
+    """Something else at a place of the document."""
+
+    def change(found: dict[str, Any]) -> None:
+        *parents, last = path
+        for key in parents:
+            found = found[key]
+        found[last] = value
+
+    return change
+
+
+def remove(name: str) -> Callable[[dict[str, Any]], object]:
+    return lambda found: found.pop(name)
+
+
+FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "a function of Python's": (put("op", value="os.system.default"), "there is no op os.system.default"),
+    "an attribute of torch.ops": (put("op", value="load_library.x.y"), "there is no op"),
+    "a class behind a namespace": (put("op", value="aten.__class__.mro"), "there is no op"),
+    "an attribute of an op": (put("op", value="aten.add.__class__"), "is not an overload"),
+    "a name with more in it": (put("op", value="aten.add.Tensor;import os"), "no name of an op"),
+    "a name with too little": (put("op", value="aten.add"), "no name of an op"),
+    "a name that is no text": (put("op", value=["aten"]), "op is no text"),
+    "a higher-order operator": (put("op", value="higher_order.cond.default"), "there is no op"),
+    "an op that nobody defined": (put("op", value="nobody.knows.default"), "--import FILE"),
+    "another op": (put("op", value="aten.relu.default"), "takes at most 1 arguments"),
+    "an op that needs more": (put("op", value="aten.addcmul.default"), "has no such arguments"),
+    "too few arguments": (put("args", value=[{"tensor": 0}]), "needs the argument mat"),
+    "too many": (put("args", value=[{"tensor": 0}] * 9), "takes at most 3 arguments"),
+    "an argument twice": (put("kwargs", "self", value={"tensor": 0}), "has no such arguments"),
+    "an unknown keyword": (put("kwargs", "shell", value=True), "has no such arguments"),
+    "a text for a tensor": (put("args", 0, value="rm"), "the argument self of aten.addmv.default is no Tensor"),
+    "a list for a number": (put("kwargs", "beta", value=[1]), "the argument beta"),
+    "a tensor that is not there": (put("args", 0, "tensor", value=3), "tensor is no whole number from 0 to 2"),
+    "a tensor before the first": (put("args", 0, "tensor", value=-1), "tensor is no whole number"),
+    "a generator that is not there": (put("args", 0, value={"generator": 0, "device": "cpu"}), "generator is no"),
+    "an unknown kind": (put("args", 0, value={"eval": "1"}), "unknown kind 'eval'"),
+    "an empty reference": (put("args", 0, value={}), "neither a value nor a reference"),
+    "a function for a dtype": (put("kwargs", "beta", value={"torch": "torch.load"}), "'torch.load' is no argument"),
+    "a device that never was": (put("kwargs", "beta", value={"device": "abacus"}), "'abacus' is no device"),
+    "a word for a number": (put("kwargs", "beta", value={"float": "many"}), "'many' is no number"),
+    "arguments that are none": (put("args", value=None), "args is no list"),
+    "a form past the end": (put("tensors", 1, "shape", value=[4000, 3]), "reaches outside its memory"),
+    "a form that begins past the end": (put("tensors", 1, "offset", value=100), "reaches outside its memory"),
+    "an empty form far away": (
+        lambda found: found["tensors"][1].update(shape=[0, 3], offset=2**40),
+        "reaches outside its memory",
+    ),
+    "a form before the start": (put("tensors", 1, "offset", value=-4), "offset is no whole number"),
+    "strides that step back": (put("tensors", 1, "stride", value=[-3, 1]), "stride is no list of sizes"),
+    "strides past the end": (put("tensors", 1, "stride", value=[300, 1]), "reaches outside its memory"),
+    "sizes that overflow": (put("tensors", 1, "shape", value=[2**61, 2**61]), "is too large"),
+    "endless repetition": (
+        lambda found: found["tensors"][1].update(shape=[2**40, 2**40], stride=[0, 0]),
+        "is too large",
+    ),
+    "more sizes than strides": (put("tensors", 1, "shape", value=[1, 1, 1]), "another number of strides"),
+    "a wider dtype": (put("tensors", 1, "dtype", value="torch.complex128"), "reaches outside its memory"),
+    "a dtype that is none": (put("tensors", 1, "dtype", value="torch.save"), "no dtype 'torch.save'"),
+    "a quantized dtype without parameters": (put("tensors", 1, "dtype", value="torch.quint8"), "no dtype"),
+    "a memory that is not there": (put("tensors", 1, "storage", value=2), "storage is no whole number from 0 to 1"),
+    "truth by another name": (put("tensors", 1, "conj", value=1), "conj is neither true nor false"),
+    "real numbers to conjugate": (put("tensors", 1, "conj", value=True), "cannot be conjugated"),
+    "a whole tensor that is not there": (
+        put("tensors", 1, value={"whole": 0, "device": "cpu", "requires_grad": False}),
+        "missing in tensors.pt",
+    ),
+    "a memory of another size": (put("memories", 0, "bytes", value=4096), "another size in tensors.pt"),
+    "one memory more": (lambda found: found["memories"].append(found["memories"][0]), "another number of memories"),
+    "an address of another kind": (put("memories", 0, "alignment", value=5000), "alignment is no whole number"),
+    "a device that is not here": (put("memories", 0, "device", value="cuda:77"), "'cuda:77' is not here"),
+    "the device without data": (put("memories", 0, "device", value="meta"), "'meta' has no data"),
+    "a million threads": (
+        lambda found: (put("threads", value=10**6)(found), found["settings"].update(num_threads="1000000")),
+        "threads is no whole number from 1 to 4096",
+    ),
+    "two numbers of threads": (put("settings", "num_threads", value="3000"), "two numbers of threads"),
+    "a setting that is no text": (put("settings", "flush_denormal", value=True), "a setting is no text"),
+    "a function for the default dtype": (put("settings", "default_dtype", value="torch.load"), "a setting or random"),
+    "no settings": (remove("settings"), "settings is missing"),
+    "no place": (remove("place"), "place is missing"),
+}
+
+
+@pytest.mark.parametrize(("forge", "words"), FORGED.values(), ids=FORGED)
+def test_forged_call_is_refused(forge: Callable[[dict[str, Any]], object], words: str, folder: Path) -> None:
+    found = document_in(folder)
+    forge(found)
+    signed_again(folder, found)
+    refused(folder, words)
+
+
+class Harm:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, (self.path, "w")
+
+
+def content_of(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = torch.load(folder / "tensors.pt", weights_only=True)
+    return content
+
+
+def test_tensors_that_run_code_are_refused(folder: Path) -> None:
+    torch.save({**content_of(folder), "whole": [Harm(folder / "harmed")]}, folder / "tensors.pt")
+    signed_again(folder, document_in(folder))
+    refused(folder, "tensors.pt holds more than tensors")
+    assert not (folder / "harmed").exists()
+
+
+def test_plain_pickle_is_refused(folder: Path) -> None:
+    (folder / "tensors.pt").write_bytes(pickle.dumps(Harm(folder / "harmed")))
+    signed_again(folder, document_in(folder))
+    refused(folder, "tensors.pt holds more than tensors, or is damaged")
+    assert not (folder / "harmed").exists()
+
+
+def test_archive_of_something_else_is_refused(folder: Path) -> None:
+    with zipfile.ZipFile(folder / "tensors.pt", "w") as archive:
+        archive.writestr("archive/data.pkl", b"no pickle")
+    signed_again(folder, document_in(folder))
+    refused(folder, "damaged")
+
+
+FORGED_TENSORS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "no mapping": (lambda content: [content], "no tensors by name"),
+    "no memories": (lambda content: {**content, "memories": None}, "no memories"),
+    "memory of another dtype": (
+        lambda content: {**content, "memories": [m.view(torch.int8) for m in content["memories"]]},
+        "where bytes belong",
+    ),
+    "memory with holes": (
+        lambda content: {**content, "memories": [m.repeat_interleave(2)[::2] for m in content["memories"]]},
+        "not in order",
+    ),
+    "a number for memory": (lambda content: {**content, "memories": [1, 2]}, "where bytes belong"),
+    "a random state that is none": (
+        lambda content: {**content, "random_states": {"cpu": torch.zeros(9, dtype=torch.uint8)}},
+        "random state is none",
+    ),
+    "a random state of Python that is none": (
+        lambda content: {**content, "random_states": {"python": torch.zeros(9, dtype=torch.int64)}},
+        "random state is none",
+    ),
+    "a random state of a device that is not here": (
+        lambda content: {**content, "random_states": {"cuda:77": torch.zeros(16, dtype=torch.uint8)}},
+        "'cuda:77' is not here",
+    ),
+    "random states without names": (
+        lambda content: {**content, "random_states": {0: torch.zeros(9, dtype=torch.uint8)}},
+        "has no name",
+    ),
+}
+
+
+@pytest.mark.parametrize(("forge", "words"), FORGED_TENSORS.values(), ids=FORGED_TENSORS)
+def test_forged_tensors_are_refused(forge: Callable[[dict[str, Any]], object], words: str, folder: Path) -> None:
+    before = torch.get_rng_state()
+    torch.save(forge(content_of(folder)), folder / "tensors.pt")
+    signed_again(folder, document_in(folder))
+    refused(folder, words)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_sparse_tensor_that_points_outside_itself_is_refused(folder: Path) -> None:
+    call = captured(aten.mm.default, torch.eye(3).to_sparse(), torch.randn(3, 3))
+    content = callfile.payload(call)
+    torch.save(content, folder / "tensors.pt")
+    (folder / "call.json").write_text(callfile.document(call, tensors=folder / "tensors.pt", recorded={}))
+    callfile.read(folder)
+    content["whole"][0]._indices()[0, 0] = 10**6
+    torch.save(content, folder / "tensors.pt")
+    signed_again(folder, document_in(folder))
+    refused(folder, "damaged")
+
+
+# --------------------------------------------------------------------------------------------------------- values
+
+
+def test_argument_of_a_strange_type_cannot_be_written() -> None:
+    with pytest.raises(BadCallError, match="an argument is a object"):
+        encoded(object())
+
+
+FITS = {
+    "a tensor": (Slot(0), "Tensor", True),
+    "a number where a mode sees one for a tensor": (2.5, "Tensor", True),
+    "a text for a tensor": ("x", "Tensor", False),
+    "nothing for an optional tensor": (None, "Optional[Tensor]", True),
+    "nothing for a tensor": (None, "Tensor", False),
+    "a list with nothing in it": ([Slot(0), None], "List[Optional[Tensor]]", True),
+    "a list of lists": ([[1]], "List[int]", False),
+    "a dtype, which a schema calls int": (torch.float32, "Optional[int]", True),
+    "a whole number for a float": (1, "float", True),
+    "a float for a whole number": (1.5, "int", False),
+    "a complex number": (1j, "number", True),
+    "a generator": (GeneratorSlot(0), "Optional[Generator]", True),
+    "a type that files cannot hold": (1, "__torch__.torch.classes.quantized.LinearPackedParamsBase", False),
+}
+
+
+@pytest.mark.parametrize(("value", "kind", "expected"), FITS.values(), ids=FITS)
+def test_what_an_argument_takes(value: Any, kind: str, expected: bool) -> None:
+    assert fits(value, kind) is expected

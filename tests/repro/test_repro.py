@@ -1,0 +1,417 @@
+"""The repro of a captured call: written whole or not at all, read back as it was, run by a Python with torch alone."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from repro_helpers import adding_rows, aten, captured, said_of
+from torch.testing._internal.two_tensor import TwoTensor
+
+from hashbench import replay
+from hashbench.budget import Budget
+from hashbench.records import Arm, Diagnosis, HashbenchError
+from hashbench.replay.calls import CapturedCall, in_force, outcome_of
+from hashbench.repro import load_call, opdefinition, report, run_in_fresh_process, script, write_repro
+from hashbench.results import Difference
+
+REPEAT = Arm("repeat", "call", trials=20, differing=20, distinct=21, seconds=0.002)
+
+
+def written(folder: Path, call: CapturedCall, *arms: Arm) -> Path:
+    """The repro of a call in ``folder``."""
+    write_repro(folder, call, said_of(*arms, op=call.op), seen_in="in a test")
+    return folder
+
+
+def ran(folder: Path, **kwargs: Any) -> str:
+    return run_in_fresh_process(folder, timeout=120, **kwargs)
+
+
+# ---------------------------------------------------------------------------------------------------- as it was
+
+
+def aliased() -> CapturedCall:
+    x = torch.randn(6, 12)[:, ::2]
+    return captured(aten.add_.Tensor, x, x.t(), alpha=2)
+
+
+def overlapping() -> CapturedCall:
+    x = torch.randn(20)
+    return captured(aten.copy_.default, x[2::2], x[:-2:2])
+
+
+def at_an_odd_address() -> CapturedCall:
+    x = torch.randn(300)
+    return captured(aten.dot.default, x[1:101], x[103:203])
+
+
+def seen_as_another_type() -> CapturedCall:
+    x = torch.randn(8)
+    return captured(aten.bitwise_xor_.Tensor, x.view(torch.int32)[::2], x.view(torch.int32)[1::2])
+
+
+def drawing_from_a_generator() -> CapturedCall:
+    return captured(aten.normal_.default, torch.zeros(40), 1.0, 2.0, generator=torch.Generator().manual_seed(7))
+
+
+CALLS: dict[str, Callable[[], CapturedCall]] = {
+    "arguments that share memory": aliased,
+    "views that overlap": overlapping,
+    "memory that begins at an odd place": at_an_odd_address,
+    "the bits of floating-point numbers as integers": seen_as_another_type,
+    "a generator": drawing_from_a_generator,
+    "the default generator": lambda: captured(aten.native_dropout.default, torch.ones(100), 0.5, True),
+    "an overload whose name is a keyword": lambda: captured(aten.random_.__getattr__("from"), torch.zeros(9), 2, 50),
+    "a list with an absent tensor": lambda: captured(
+        aten.index.Tensor, torch.randn(3, 4), [None, torch.tensor([1, 3])]
+    ),
+    "lists of tensors, and nothing returned": lambda: captured(
+        aten._foreach_add_.List, [torch.randn(3), torch.randn(2, 2)], [torch.randn(3), torch.randn(2, 2)], alpha=0.5
+    ),
+    "an expanded tensor": lambda: captured(aten.add.Tensor, torch.randn(4, 1).expand(4, 5), 2),
+    "a transposed tensor": lambda: captured(aten.mm.default, torch.randn(3, 4).t(), torch.randn(3, 4)),
+    "a conjugated tensor": lambda: captured(aten.clone.default, torch.randn(4, dtype=torch.complex64).conj()),
+    "a negated view": lambda: captured(aten.clone.default, torch.randn(4, dtype=torch.complex64).conj().imag),
+    "bfloat16": lambda: captured(aten.mul.Tensor, torch.randn(5, 3).bfloat16(), 3.0),
+    "float8": lambda: captured(aten.clone.default, torch.randn(5).to(torch.float8_e4m3fn)),
+    "booleans": lambda: captured(aten.logical_not.default, torch.tensor([True, False])),
+    "no elements": lambda: captured(aten.add.Tensor, torch.zeros(0, 3), torch.zeros(0, 3)),
+    "no dimensions": lambda: captured(aten.add.Tensor, torch.tensor(2.5), torch.tensor(3)),
+    "no tensors": lambda: captured(
+        aten.full.default, [2, 3], 7.5, dtype=torch.float64, layout=torch.strided, device=torch.device("cpu")
+    ),
+    "numbers that are none, and infinite": lambda: captured(
+        aten.clamp.default, torch.randn(9), float("-inf"), float("nan")
+    ),
+    "a memory format": lambda: captured(aten.clone.default, torch.randn(1, 2, 3, 3), memory_format=torch.channels_last),
+    "a number returned": lambda: captured(aten._local_scalar_dense.default, torch.tensor(1.5)),
+    "a text": lambda: captured(aten.div.Tensor_mode, torch.randn(4), torch.randn(4), rounding_mode="floor"),
+    "a sparse tensor": lambda: captured(aten.mm.default, torch.eye(3).to_sparse(), torch.randn(3, 3)),
+    "a sparse result": lambda: captured(aten._to_sparse.default, torch.eye(3)),
+    "a compressed sparse tensor": lambda: captured(
+        aten.values.default, torch.eye(3).to_sparse_csr().requires_grad_(False)
+    ),
+    "a quantized tensor": lambda: captured(
+        aten.dequantize.self, torch.quantize_per_tensor(torch.randn(4, 4), 0.1, 3, torch.quint8)
+    ),
+    "a parameter": lambda: captured(aten.relu_.default, torch.nn.Parameter(torch.randn(4)).data),
+    "memory of another size afterwards": lambda: captured(
+        aten.add.out, torch.randn(9), torch.randn(9), out=torch.zeros(0)
+    ),
+}
+
+quietly = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+
+
+def run_here(folder: Path) -> tuple[Any, dict[str, Any]]:
+    """Exit code and names of the script, run in this process, where torch is loaded already."""
+    names: dict[str, Any] = {"__file__": str(folder / "repro.py")}
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    try:
+        exec(compile((folder / "repro.py").read_text(), "repro.py", "exec"), names)
+    except SystemExit as ending:
+        return ending.code, names
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic)
+    raise AssertionError("the script does not exit")
+
+
+def outcome(call: CapturedCall) -> Any:
+    with in_force(call):
+        live = call.materialise()
+        return outcome_of(live.run(), live)
+
+
+@quietly
+@pytest.mark.parametrize("make", CALLS.values(), ids=CALLS)
+def test_call_is_read_back_as_it_was(make: Callable[[], CapturedCall], tmp_path: Path) -> None:
+    call = make()
+    again = load_call(written(tmp_path / "repro", call))
+    assert (again.op, again.func, str(again.args), str(again.kwargs)) == (
+        call.op,
+        call.func,
+        str(call.args),
+        str(call.kwargs),
+    )
+    forms = [[form for form in of.tensors if not isinstance(form, torch.Tensor)] for of in (call, again)]
+    assert forms[0] == forms[1]
+    for before, after in zip(call.memories, again.memories, strict=True):
+        assert before.alignment == after.alignment
+        assert torch.equal(before.content, after.content)
+    assert (again.settings, again.threads, again.module) == (call.settings, 1, "Net.pick")
+    assert outcome(again) == outcome(call)
+
+
+@quietly
+@pytest.mark.parametrize("make", CALLS.values(), ids=CALLS)
+def test_script_makes_the_same_call(make: Callable[[], CapturedCall], tmp_path: Path) -> None:
+    call = make()
+    folder = written(tmp_path / "repro", call, Arm("repeat", "call", trials=20, seconds=1.0))
+    code, names = run_here(folder)
+    assert code == 0
+    with in_force(call):
+        live = call.materialise()
+        expected = names["leaves"]([live.run(), live.tensors])
+    assert names["digest"](names["first"]) == names["digest"](expected)
+
+
+def test_inputs_lie_at_the_addresses_that_they_had(tmp_path: Path) -> None:
+    call = at_an_odd_address()
+    folder = written(tmp_path / "repro", call, Arm("repeat", "call", trials=20, seconds=1.0))
+    _, names = run_here(folder)
+    with in_force(call):
+        there = [tensor.data_ptr() % 64 for tensor in call.materialise().tensors]
+    assert there[0] % 64 != 0
+    assert [tensor.data_ptr() % 64 for tensor in names["tensors"](names["memories"]())] == there
+    moved = names["tensors"](names["memories"]((16,)))
+    assert [tensor.data_ptr() % 64 for tensor in moved] == [(place + 16) % 64 for place in there]
+
+
+# ------------------------------------------------------------------------------------------- in a process of its own
+
+
+def test_race_of_threads_is_reproduced_and_its_output_kept(tmp_path: Path) -> None:
+    folder = written(tmp_path / "repro", adding_rows(), REPEAT)
+    said = ran(folder)
+    assert said.startswith("yes: "), said
+    assert said.endswith(" calls differ")
+    text = (folder / "REPORT.md").read_text()
+    assert f"```\n{said.removeprefix('yes: ')} from the first; " in text
+    assert report.NOT_RUN not in text
+    assert "calls differ" not in report.with_output(text, "other")
+
+
+def test_call_that_agrees_is_not(tmp_path: Path) -> None:
+    call = captured(aten.mm.default, torch.randn(30, 30), torch.randn(30, 30))
+    assert ran(written(tmp_path / "repro", call, REPEAT)) == "no: 0 of 500 calls differ"
+
+
+@pytest.mark.parametrize("op", ["dot", "mv"])
+def test_dependence_on_the_address_is_reproduced_by_moving(op: str, tmp_path: Path) -> None:
+    left = torch.randn(1001) if op == "dot" else torch.randn(64, 301)
+    call = captured(getattr(aten, op).default, left, torch.randn(left.shape[-1]))
+    found = replay.experiments(call, replays=20, budget=Budget(20.0))
+    moved = found.arm("moved")
+    assert moved.differing, moved
+    folder = written(tmp_path / "repro", call, found.arm("repeat"), moved)
+    assert ran(folder).startswith("yes: ")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is filled through glibc")
+def test_memory_that_nobody_wrote_is_reproduced_by_poison(tmp_path: Path) -> None:
+    probabilities = torch.randn(50, 16, 20).log_softmax(2)
+    targets = torch.randint(1, 20, (16, 30))
+    call = captured(aten._ctc_loss.default, probabilities, targets, [20] * 16, [3] * 16)
+    folder = written(tmp_path / "repro", call, Arm("poison", "call", trials=20, differing=20, distinct=2))
+    assert ran(folder) == "yes: 20 of 20 calls differ"
+    twin = captured(aten._ctc_loss.default, probabilities, targets, [50] * 16, [30] * 16)
+    assert run_here(written(tmp_path / "twin", twin, Arm("poison", "call", 20, 20, 2, seconds=0.5)))[0] == 0
+
+
+@pytest.mark.parametrize("arm", ["busy", "fresh_memory"])
+def test_other_surroundings_of_a_call_that_agrees_anyway(arm: str, tmp_path: Path) -> None:
+    call = captured(aten.add.Tensor, torch.randn(30), torch.randn(30))
+    code, names = run_here(written(tmp_path / "repro", call, Arm(arm, "call", trials=20, differing=1, seconds=0.2)))
+    assert (code, names["done"]) == (0, 25)
+
+
+DEFINITION = """
+import numpy
+import torch
+
+_NOISE = numpy.random.default_rng()
+
+
+@torch.library.custom_op("{name}::noisy", mutates_args=())
+def noisy(x: torch.Tensor) -> torch.Tensor:
+    return x + float(_NOISE.normal())
+"""
+
+
+def test_custom_op_is_reproduced_with_the_file_that_defines_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "my_ops.py"
+    file.write_text(DEFINITION.format(name="hashbench_repro"))
+    opdefinition.load(str(file))
+    call = captured(torch.ops.hashbench_repro.noisy.default, torch.ones(3))
+    folder = written(tmp_path / "repro", call, REPEAT)
+    definition = opdefinition.definition_of(call.func)
+    assert definition is not None
+    assert definition.file == file
+    text = (folder / "repro.py").read_text()
+    assert "file my_ops.py" in text
+    assert str(tmp_path) not in text + (folder / "REPORT.md").read_text() + (folder / "call.json").read_text()
+    monkeypatch.setattr("sys.argv", ["repro.py"])
+    assert run_here(folder)[0] == "Say what defines the op; see the top of this file."
+    assert ran(folder, definition=definition.argument).startswith("yes: ")
+
+
+def test_op_of_torch_needs_no_definition() -> None:
+    assert not opdefinition.needs_definition(aten.add.Tensor)
+
+
+def test_settings_of_the_call_are_in_force(tmp_path: Path) -> None:
+    call = captured(aten.put_.default, torch.zeros(4), torch.tensor([0, 0]), torch.ones(2))
+    call.settings["deterministic_algorithms"] = "on"
+    with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
+        run_here(written(tmp_path / "repro", call, REPEAT))
+
+
+def test_script_that_hangs_is_stopped(tmp_path: Path) -> None:
+    folder = written(tmp_path / "repro", aliased())
+    (folder / "repro.py").write_text("import time; time.sleep(60)")
+    assert run_in_fresh_process(folder, timeout=0.5) == "timeout after 0.5 s"
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [("import os; os._exit(1)", "failed: exit code 1"), ("1 / 0", "failed: ZeroDivisionError: division by zero")],
+    ids=["without a word", "with an exception"],
+)
+def test_script_that_ends_otherwise_has_failed(source: str, said: str, tmp_path: Path) -> None:
+    folder = written(tmp_path / "repro", aliased())
+    (folder / "repro.py").write_text(source)
+    assert ran(folder) == said
+
+
+# ------------------------------------------------------------------------------------------------------- its texts
+
+SHOWN: dict[str, tuple[tuple[Arm, ...], tuple[str, int]]] = {
+    "always": ((REPEAT,), ("repeat", 500)),
+    "one in twenty": ((Arm("repeat", "call", 200, 10, 3, seconds=0.001),), ("repeat", 500)),
+    "one in a hundred": ((Arm("repeat", "call", 1000, 10, 3, seconds=0.001),), ("repeat", 919)),
+    "one in two thousand": ((Arm("repeat", "call", 2000, 1, 2, seconds=0.0001),), ("repeat", 5000)),
+    "a slow call": ((Arm("repeat", "call", 20, 20, 21, seconds=3.0),), ("repeat", 20)),
+    "never": ((Arm("repeat", "call", 20, 0, 1, seconds=0.001),), ("repeat", 500)),
+    "nothing was run": ((), ("repeat", 500)),
+    "only when moved": ((Arm("repeat", "call", 20), Arm("moved", "call", 20, 3)), ("moved", 500)),
+    "only on a busy machine": ((Arm("repeat", "call", 20), Arm("busy", "call", 20, 3)), ("busy", 500)),
+    "in other memory": ((Arm("repeat", "call", 20), Arm("fresh_memory", "call", 20, 3)), ("fresh", 500)),
+    "follows the poison, and differs at times": (
+        (Arm("repeat", "call", 20, 3, 2), Arm("poison", "call", 20, 20)),
+        ("poison", 500),
+    ),
+    "the whole model, not the call": ((Arm("repeat", "call", 20), Arm("moved", "pair", 20, 3)), ("repeat", 500)),
+}
+
+
+@pytest.mark.parametrize(("arms", "expected"), SHOWN.values(), ids=SHOWN)
+def test_way_to_show_it(arms: tuple[Arm, ...], expected: tuple[str, int]) -> None:
+    plan = script.plan(said_of(*arms).evidence)
+    assert (plan.variant, plan.calls) == expected
+
+
+MOVES = {
+    "those that showed it": ("all by 4, 16 bytes; memory 1 by 8 bytes", [[4, 4], [16, 16], [0, 8]]),
+    "any, where nobody says": ("", [[8, 8], [16, 16], [32, 32], [48, 48], [64, 64]]),
+}
+
+
+@pytest.mark.parametrize(("found", "moves"), MOVES.values(), ids=MOVES)
+def test_moves(found: str, moves: list[list[int]]) -> None:
+    call = captured(aten.add.Tensor, torch.zeros(3, dtype=torch.float64), torch.zeros(3))
+    assert script.moves_of(call, found) == moves
+
+
+ALL_VARIANTS = ["repeat", "moved", "poison", "busy", "fresh_memory"]
+
+
+@pytest.mark.parametrize("arm", ALL_VARIANTS)
+def test_script_is_short_and_imports_torch_alone(arm: str, tmp_path: Path) -> None:
+    text = (written(tmp_path / "repro", adding_rows(), Arm(arm, "call", 20, 20, 2)) / "repro.py").read_text()
+    tree = ast.parse(text)
+    imported = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    assert not any(isinstance(node, ast.ImportFrom) for node in ast.walk(tree))
+    assert imported - set(sys.stdlib_module_names) == {"torch"}
+    assert sum(1 for line in text.splitlines() if line.strip()) < 105
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_script_has_the_call_as_one_line_of_python(tmp_path: Path) -> None:
+    text = (written(tmp_path / "repro", adding_rows(), REPEAT) / "repro.py").read_text()
+    assert "torch.ops.aten.index_put_.default(t[0], [t[1]], t[2], True)\n" in text
+    assert "weights_only=True" in text
+    assert "torch.set_num_threads(2)\n" in text
+
+
+def test_settings_that_a_new_process_lacks_are_set(tmp_path: Path) -> None:
+    call = aliased()
+    call.settings.update(
+        {"deterministic_algorithms": "warn", "flush_denormal": "True", "default_dtype": "torch.float64"}
+    )
+    text = (written(tmp_path / "repro", call) / "repro.py").read_text()
+    assert "torch.use_deterministic_algorithms(True, warn_only=True)\n" in text
+    assert "torch.set_flush_denormal(True)\n" in text
+    assert "torch.set_default_dtype(torch.float64)\n" in text
+    assert "cudnn" not in text
+
+
+def test_report_says_all_of_it(tmp_path: Path) -> None:
+    diagnosis = said_of(REPEAT, Arm("one_thread", "call", 20, 0, 1), Arm("clocks", "call", note="not | here"))
+    difference = Difference(("output.0",), elements=7, max_abs=0.5, max_ulp=3, total=160)
+    write_repro(tmp_path / "repro", adding_rows(), diagnosis, difference=difference, seen_in="in the model net")
+    text = (tmp_path / "repro" / "REPORT.md").read_text()
+    for words in [
+        "# aten.index_put_.default gives different results from equal inputs",
+        "Seen in the backward of Net.pick (net.py:12 forward), in the model net.",
+        "20 of 20 replays differed from the first (86.1 % to 100 %, 95 % interval)",
+        "| forward/0/Net.pick/aten.index.Tensor#0",
+        "7 of 160",
+        "# t[0]: float32 [20, 8], strides [8, 1]",
+        "**accumulation order**, likely:",
+        "Add in one order.",
+        "0 of 20",
+        "not \\| here",
+        torch.__version__,
+        str(torch.version.git_version),
+        "`python repro.py`",
+        report.NOT_RUN,
+    ]:
+        assert words.strip("| ") in text, words
+    assert str(tmp_path) not in text
+
+
+def test_every_arm_on_a_call_has_its_words() -> None:
+    names = {arm.name for arm in replay.SURROUNDINGS} | {"repeat", "fresh_memory", "poison", "moved"}
+    names |= {"exact_values", "copied_sources", "generators"}
+    assert names <= set(report.ARMS)
+
+
+# ----------------------------------------------------------------------------------------------- whole or not at all
+
+
+def test_repro_replaces_an_older_one(tmp_path: Path) -> None:
+    folder = written(tmp_path / "repro", aliased())
+    (folder / "notes").write_text("old")
+    written(folder, adding_rows())
+    assert sorted(path.name for path in folder.iterdir()) == ["REPORT.md", "call.json", "repro.py", "tensors.pt"]
+    assert load_call(folder).op == "aten.index_put_.default"
+    assert [path.name for path in tmp_path.iterdir()] == ["repro"]
+
+
+def test_call_that_cannot_be_written_leaves_the_older_repro(tmp_path: Path) -> None:
+    folder = written(tmp_path / "repro", aliased())
+    two = captured(aten.add.Tensor, TwoTensor(torch.ones(2), torch.ones(2)), 1)
+    with pytest.raises(HashbenchError, match=r"the call of aten\.add\.Tensor cannot be written to a file"):
+        written(folder, two)
+    assert load_call(folder).op == "aten.add_.Tensor"
+    assert [path.name for path in tmp_path.iterdir()] == ["repro"]
+
+
+def test_disk_that_is_full_leaves_the_older_repro(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = written(tmp_path / "repro", aliased())
+
+    def full(*_args: Any, **_kwargs: Any) -> Diagnosis:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hashbench.repro._script", full)
+    with pytest.raises(OSError, match="No space"):
+        written(folder, adding_rows())
+    assert load_call(folder).op == "aten.add_.Tensor"
+    assert [path.name for path in tmp_path.iterdir()] == ["repro"]
