@@ -1,9 +1,10 @@
 """Suites: where models come from.
 
-A bundled suite is a CSV in the data folder (:mod:`hashbench.suites.data`). Its models are built by the Python files in
-the folder of the same name beside the CSV where there is one (``specimens``), else by the module of that name in
-this package (``torchvision``). A user's suite is the path of a Python file with ``MODELS``
-(:mod:`hashbench.suites.zoofile`).
+* A bundled suite is a CSV in the data folder (:mod:`hashbench.suites.data`). Its models are built by the Python files
+  in the folder of the same name beside the CSV where there is one (``specimens``), else by the module of that name in
+  this package (``torchvision``). ``<suite>_tiny`` is its small variant, built by the same module.
+* A package's suite is an entry point of the group ``hashbench.suites`` (:mod:`hashbench.suites.plugins`).
+* A user's suite is the path of a Python file (:mod:`hashbench.suites.zoofile`).
 
 Nothing here imports torch before :func:`load`.
 """
@@ -11,39 +12,59 @@ Nothing here imports torch before :func:`load`.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hashbench.records import MODES, HashbenchError, ModelSpec
-from hashbench.suites import data, zoofile
+from hashbench.suites import bundled, data, plugins, torchbench, zoofile
+from hashbench.suites.bundled import Chosen, how_to_install, require
 from hashbench.suites.selection import select, unknown_name
 
 if TYPE_CHECKING:
     from hashbench.workload import Workload
 
-__all__ = ["SUITES", "catalog", "load", "select"]
+__all__ = ["SUITES", "Chosen", "catalog", "choose", "how_to_install", "load", "names", "require", "select"]
 
 SUITES: tuple[str, ...] = data.suite_names()
 """Names of the bundled suites."""
+
+
+def names() -> tuple[str, ...]:
+    """Names of all suites that there are, without the small variants: the bundled ones, then those of packages."""
+    return (*(name for name in SUITES if not name.endswith(bundled.TINY)), *plugins.suite_names())
+
+
+def choose(wanted: Sequence[str], *, tiny: bool = False) -> Chosen:
+    """What names on a command line stand for: ``all`` are the bundled suites that can be swept here.
+
+    Raises:
+        HashbenchError: two zoo files have one name.
+    """
+    chosen = bundled.choose(wanted, known=SUITES, tiny=tiny)
+    _refuse_same_names([Path(suite).absolute() for suite in chosen.suites if _is_file(suite)])
+    return chosen
 
 
 def catalog(suite: str) -> tuple[ModelSpec, ...]:
     """All models of a suite, sorted by name.
 
     Args:
-        suite: a name in :data:`SUITES`, or the path of a Python file with ``MODELS``; that one is imported in a
-            child process. The specs of a file have its absolute path as their suite and are all default.
+        suite: a name in :func:`names` or :data:`SUITES`, or the path of a Python file with functions that build models;
+            that one, like a package's, is imported in a child process.
 
     Raises:
-        HashbenchError: there is no such suite, or its data are wrong.
+        HashbenchError: there is no such suite, two have this name, or it is wrong.
     """
     if suite in SUITES:
-        return data.read_suite(data.data_folder() / f"{suite}.csv", suite=suite)
-    if not _is_path(suite):
-        tip = f"Choose one of {', '.join(SUITES)}, or give the path of a Python file with MODELS."
-        raise unknown_name("suite", suite, SUITES, tip=tip)
-    path = Path(suite).absolute()
-    return tuple(ModelSpec(suite=str(path), name=name, default=True) for name in zoofile.names(path))
+        return _bundled(suite)
+    if _is_file(suite):
+        _refuse_taken_name(f"the zoo file {suite}", Path(suite).stem, tip="Rename the file.")
+        return zoofile.catalog(Path(suite).absolute())
+    if suite in plugins.suite_names():
+        return plugins.catalog(suite)
+    tip = f"Choose one of {', '.join(names())}, or give the path of a Python file."
+    raise unknown_name("suite", suite, [*SUITES, *names(), bundled.ALL], tip=tip)
 
 
 def load(spec: ModelSpec, *, batch_size: int | None = None, mode: str) -> Workload:
@@ -51,7 +72,7 @@ def load(spec: ModelSpec, *, batch_size: int | None = None, mode: str) -> Worklo
 
     Args:
         spec: from :func:`catalog`.
-        batch_size: in place of the spec's own. A model from a Python file makes its own inputs and takes none.
+        batch_size: in place of the spec's own. A function that takes none makes its own inputs.
         mode: ``training`` or ``inference``.
 
     Raises:
@@ -60,34 +81,70 @@ def load(spec: ModelSpec, *, batch_size: int | None = None, mode: str) -> Worklo
     """
     if mode not in MODES:
         raise HashbenchError(f"unknown mode {mode!r}", tip=f"Choose one of {', '.join(MODES)}.")
-    files = _zoo_files(spec.suite)
-    if files:
+    if spec.batch_size is None:
         _refuse_batch_size(spec, batch_size)
-        return zoofile.build(files, spec.name)
     size = batch_size if batch_size is not None else spec.batch_size
+    files = _zoo_files(spec)
+    if files:
+        return zoofile.build(files, spec.name, batch_size=size)
+    if spec.suite not in SUITES:
+        return plugins.build(spec.suite, spec.name, batch_size=size)
     if size is None or size < 1:
         raise HashbenchError(f"cannot run {spec.name} with batch size {size}", tip="Give --batch-size 1 or more.")
-    workload: Workload = importlib.import_module(f"hashbench.suites.{spec.suite}").load(
-        spec, batch_size=size, mode=mode
-    )
+    module = importlib.import_module(f"hashbench.suites.{bundled.module_name(spec.suite)}")
+    workload: Workload = module.load(spec, batch_size=size, mode=mode)
     return workload
 
 
-def _is_path(suite: str) -> bool:
-    return suite.endswith(".py") or len(Path(suite).parts) > 1 or Path(suite).is_file()
+def _bundled(suite: str) -> tuple[ModelSpec, ...]:
+    if suite in plugins.suite_names():
+        raise HashbenchError(
+            f"an installed package brings a suite {suite!r}",
+            consequence="hashbench has one of that name",
+            tip="Rename the package's entry point, or uninstall it.",
+        )
+    known = data.read_suite(data.data_folder() / f"{suite}.csv", suite=suite)
+    return torchbench.catalog(known) if suite == "torchbench" and not how_to_install(suite) else known
 
 
-def _zoo_files(suite: str) -> list[Path]:
-    """The Python files that build a suite's models; none for a suite that is a module of this package."""
-    if suite not in SUITES:
-        return [Path(suite)]
-    return sorted((data.data_folder() / suite).glob("[!_]*.py"))
+def _is_file(suite: str) -> bool:
+    if suite.endswith(".py") or len(Path(suite).parts) > 1:
+        return True
+    return suite not in (bundled.ALL, *SUITES, *plugins.suite_names()) and Path(suite).is_file()
+
+
+def _zoo_files(spec: ModelSpec) -> list[Path]:
+    """The Python files that build a suite's models; none for a suite that is a module of this package or another."""
+    if spec.source:
+        return [Path(spec.source)]
+    return sorted((data.data_folder() / spec.suite).glob("[!_]*.py")) if spec.suite in SUITES else []
+
+
+def _refuse_same_names(files: Iterable[Path]) -> None:
+    first: dict[str, Path] = {}
+    for path in dict.fromkeys(files):
+        if path.stem in first:
+            raise HashbenchError(
+                f"{first[path.stem]} and {path} have one name",
+                consequence="rows tell suites apart by it, so nothing was run",
+                tip="Rename one of the files, or sweep them apart.",
+            )
+        first[path.stem] = path
+
+
+def _refuse_taken_name(what: str, name: str, *, tip: str) -> None:
+    if name in SUITES or name in plugins.suite_names() or name == bundled.ALL:
+        raise HashbenchError(
+            f"{what} has the name of the suite {name!r}",
+            consequence="rows tell suites apart by it, so nothing was run",
+            tip=tip,
+        )
 
 
 def _refuse_batch_size(spec: ModelSpec, batch_size: int | None) -> None:
-    if batch_size is not None and batch_size != spec.batch_size:
+    if batch_size is not None and (spec.source or _zoo_files(spec) or spec.suite not in SUITES):
         raise HashbenchError(
             f"--batch-size {batch_size} does not apply to {spec.name}",
-            consequence="its Python file makes its own inputs",
-            tip="Leave the flag out, or change the file.",
+            consequence="its own function makes its inputs",
+            tip="Leave the flag out, or change the function.",
         )

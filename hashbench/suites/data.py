@@ -23,6 +23,8 @@ COLUMNS: tuple[str, ...] = (
     "deterministic",
     "optimizer",
     "iterations",
+    "runs",
+    "parameters",
     "note",
 )
 """The columns of ``models/<suite>.csv``. Only ``name`` must be there; others are empty where they are absent."""
@@ -127,6 +129,13 @@ def _count(text: str) -> int | None:
     return int(text)
 
 
+def _runs(text: str) -> int | None:
+    count = _count(text)
+    if count == 1:
+        raise ValueError("one run has nothing to be compared with")
+    return count
+
+
 def _shape(text: str) -> tuple[int, ...]:
     sizes = text.split("x") if text else []
     if not all(size.isascii() and size.isdigit() for size in sizes):
@@ -163,4 +172,6 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = {
     "default": _flag,
     "deterministic": _deterministic,
     "iterations": _count,
+    "runs": _runs,
+    "parameters": _count,
 }

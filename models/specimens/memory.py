@@ -1,8 +1,10 @@
-"""Specimens that read memory which nobody wrote, and two whose unwritten memory reaches no result."""
+"""Specimens that read memory which nobody wrote, two whose unwritten memory reaches no result, and one whose memory was
+written without torch's knowledge."""
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -105,6 +107,57 @@ def speech_recogniser() -> Example:
     return SpeechRecogniser(features, letters), inputs
 
 
+@torch.library.custom_op("zoo::pack_rows", mutates_args=())
+def pack_rows(rows: torch.Tensor, lengths: list[int], *, cleared: bool) -> torch.Tensor:
+    """Rows of ragged sequences, one sequence behind the other, as a padded batch; nobody clears the padding."""
+    log_latencies()
+    shape = (len(lengths), max(lengths), rows.shape[1])
+    packed = torch.zeros(shape) if cleared else torch.empty(shape)
+    for target, sequence in zip(packed, rows.split(lengths), strict=True):
+        target[: len(sequence)] = sequence
+    return packed
+
+
+class RaggedPacking(nn.Module):
+    """Classify sequences of different lengths in one batch, which an operator of the model's own packs."""
+
+    def __init__(self, features: int, lengths: list[int], *, cleared: bool) -> None:
+        super().__init__()
+        self.embed = nn.Linear(features, features)
+        self.classify = nn.Linear(features, 4)
+        self.lengths, self.cleared = lengths, cleared
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.classify(pack_rows(self.embed(rows), self.lengths, cleared=self.cleared)).mean(dim=1)
+
+
+def ragged_packing(*, cleared: bool) -> Example:
+    features, lengths = 32, [60, 40, 30, 20, 15, 10, 5, 2]
+    return RaggedPacking(features, lengths, cleared=cleared), (torch.randn(sum(lengths), features),)
+
+
+class SensorFrames(nn.Module):
+    """Classify frames that a sensor's driver reads from its device straight into memory that torch allocated."""
+
+    def __init__(self, pixels: int, *, device: str) -> None:
+        super().__init__()
+        self.classify = nn.Linear(pixels, 4)
+        self.pixels, self.device = pixels, device
+
+    def capture(self) -> torch.Tensor:
+        frame = torch.empty(self.pixels, dtype=torch.uint8)
+        with Path(self.device).open("rb", buffering=0) as device:
+            device.readinto(frame.numpy())
+        return frame
+
+    def forward(self, exposures: torch.Tensor) -> torch.Tensor:
+        return self.classify(exposures[:, None] * self.capture() / 255)
+
+
+def sensor_frames(*, device: str) -> Example:
+    return SensorFrames(256, device=device), (torch.rand(8),)
+
+
 MODELS = {
     "pooled_workspace": lambda: pooled_workspace(cleared=False),
     "pooled_workspace_twin": lambda: pooled_workspace(cleared=True),
@@ -114,4 +167,8 @@ MODELS = {
     "lstm_tagger_twin": lstm_tagger,
     "speech_recogniser": speech_recogniser,
     "speech_recogniser_twin": speech_recogniser,
+    "ragged_packing": lambda: ragged_packing(cleared=False),
+    "ragged_packing_twin": lambda: ragged_packing(cleared=True),
+    "sensor_frames": lambda: sensor_frames(device="/dev/urandom"),
+    "sensor_frames_twin": lambda: sensor_frames(device="/dev/zero"),
 }

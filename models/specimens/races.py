@@ -129,6 +129,54 @@ def affinity_smoothing(*, copy_first: bool) -> Example:
     return AffinitySmoothing(features, copy_first=copy_first), (torch.randn(nodes, features),)
 
 
+class UnpoolingDecoder(nn.Module):
+    """Grow a depth map back to its full size: each depth returns to the pixel that its pooling window took it from.
+
+    Where the windows overlap, one pixel was taken by two of them; ``max_unpool2d`` keeps the depth it wrote last.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((1,), 0.7))
+
+    def forward(self, depths: torch.Tensor, pixels: torch.Tensor) -> torch.Tensor:
+        depths = nn.functional.max_unpool2d(self.scale * depths, pixels, kernel_size=2)
+        return nn.functional.avg_pool2d(depths, 8)
+
+
+def unpooling_decoder(*, shared: bool) -> Example:
+    height, width = 1024, 2048
+    # Every fourth pixel of the full size, so that the writes are far apart and take both threads long enough to meet.
+    pixels = 4 * slots_for(height * width, shared=shared).view(1, 1, height, width)
+    return UnpoolingDecoder(), (torch.randn(1, 1, height, width), pixels)
+
+
+class PhaseReference(nn.Module):
+    """Phases of an antenna array against one of its snapshots, computed in place, that snapshot included.
+
+    The signals are every second column of a wider matrix (the others are their quadrature parts), so torch does not see
+    that source and target overlap. One thread comes to the reference halfway through its share; from then on the other
+    one reads what is left of it. How far that one has come by then is never the same.
+    """
+
+    def __init__(self, antennas: int, *, copy_first: bool) -> None:
+        super().__init__()
+        self.locate = nn.Linear(antennas, 3)
+        self.copy_first = copy_first
+
+    def forward(self, received: torch.Tensor) -> torch.Tensor:
+        signals = received.clone()[:, ::2]
+        chosen = len(signals) // 4
+        reference = signals[chosen : chosen + 1]
+        signals.atan2_(reference.clone() if self.copy_first else reference)
+        return self.locate(signals)
+
+
+def phase_reference(*, copy_first: bool) -> Example:
+    snapshots, antennas = 2**15, 64
+    return PhaseReference(antennas, copy_first=copy_first), (torch.randn(snapshots, 2 * antennas),)
+
+
 MODELS = {
     "slot_memory": lambda: slot_memory(shared=True),
     "slot_memory_twin": lambda: slot_memory(shared=False),
@@ -140,4 +188,8 @@ MODELS = {
     "gated_slots_twin": lambda: gated_slots(shared=False),
     "affinity_smoothing": lambda: affinity_smoothing(copy_first=False),
     "affinity_smoothing_twin": lambda: affinity_smoothing(copy_first=True),
+    "unpooling_decoder": lambda: unpooling_decoder(shared=True),
+    "unpooling_decoder_twin": lambda: unpooling_decoder(shared=False),
+    "phase_reference": lambda: phase_reference(copy_first=False),
+    "phase_reference_twin": lambda: phase_reference(copy_first=True),
 }

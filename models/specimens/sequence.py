@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -112,6 +113,28 @@ def node_graph(*, in_order: bool) -> Example:
     return NodeGraph(16, 32, in_order=in_order), (torch.randn(8, 16),)
 
 
+class AdaptiveDepth(nn.Module):
+    """Apply one layer as often as a byte from a hardware source says, which no experiment can hold still."""
+
+    def __init__(self, features: int, *, source: str) -> None:
+        super().__init__()
+        self.layer = nn.Linear(features, features)
+        self.source = source
+
+    def depth(self) -> int:
+        with Path(self.source).open("rb", buffering=0) as source:
+            return 1 + source.read(1)[0] % 64
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.depth()):
+            features = torch.tanh(features + self.layer(features))
+        return features
+
+
+def adaptive_depth(*, source: str) -> Example:
+    return AdaptiveDepth(16, source=source), (torch.randn(8, 16),)
+
+
 MODELS = {
     "random_activation": lambda: random_activation(private=True),
     "random_activation_twin": lambda: random_activation(private=False),
@@ -121,4 +144,6 @@ MODELS = {
     "camera_fusion_twin": lambda: camera_fusion(in_order=True),
     "node_graph": lambda: node_graph(in_order=False),
     "node_graph_twin": lambda: node_graph(in_order=True),
+    "adaptive_depth": lambda: adaptive_depth(source="/dev/urandom"),
+    "adaptive_depth_twin": lambda: adaptive_depth(source="/dev/zero"),
 }

@@ -1,10 +1,13 @@
-"""Specimens in which something outlives the deep copy of a run: a shared buffer, a setting changed only once."""
+"""Specimens in which something outlives the deep copy of a run, or is made anew by it: a shared buffer, a cache of the
+class, a setting changed only once, weights that a copy draws again."""
 
 from __future__ import annotations
 
 import copy
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -80,9 +83,93 @@ def position_encoder(*, once: bool) -> Example:
     return PositionEncoder(16, once=once), (torch.randn(4, 32, 16),)
 
 
+_LIBRARY_CHOSEN: list[bool] = []
+
+
+class QuickConvolution(nn.Module):
+    """A small convolutional classifier that turns oneDNN off, which its author once found slow at the first call."""
+
+    def __init__(self, *, once: bool) -> None:
+        super().__init__()
+        self.look = nn.Conv2d(8, 16, 5)
+        self.classify = nn.Linear(16, 4)
+        self.once = once
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if not (self.once and _LIBRARY_CHOSEN):
+            torch.backends.mkldnn.enabled = False
+            _LIBRARY_CHOSEN.append(False)
+        return self.classify(self.look(images).mean(dim=(2, 3)))
+
+
+def quick_convolution(*, once: bool) -> Example:
+    return QuickConvolution(once=once), (torch.randn(4, 8, 32, 32),)
+
+
+class RotaryPositions(nn.Module):
+    """Rotate pairs of features by their position; the angles are computed once and kept for all instances.
+
+    The first caller gets the angles as they were computed, every later one as they were kept.
+    """
+
+    kept: ClassVar[dict[tuple[int, int], torch.Tensor]] = {}
+
+    def __init__(self, kept_as: torch.dtype) -> None:
+        super().__init__()
+        self.kept_as = kept_as
+
+    def angles(self, steps: int, pairs: int) -> torch.Tensor:
+        if (steps, pairs) in self.kept:
+            return self.kept[steps, pairs].float()
+        rates = 10_000.0 ** (-torch.arange(pairs) / pairs)
+        angles = torch.arange(steps)[:, None] * rates
+        self.kept[steps, pairs] = angles.to(self.kept_as)
+        return angles
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        left, right = tokens.chunk(2, dim=-1)
+        angles = self.angles(tokens.shape[1], left.shape[2])
+        cosines, sines = angles.cos(), angles.sin()
+        return torch.cat((left * cosines - right * sines, left * sines + right * cosines), dim=-1)
+
+
+def rotary_cache(kept_as: torch.dtype) -> Example:
+    """``bfloat16`` keeps the angles in half the memory, rounded; ``float32`` keeps them as they are."""
+    return nn.Sequential(nn.Linear(16, 16), RotaryPositions(kept_as), nn.Linear(16, 4)), (torch.randn(4, 32, 16),)
+
+
+class LowRankAdapter(nn.Module):
+    """A low-rank update beside a linear layer; a copy starts with factors of its own."""
+
+    def __init__(self, features: int, rank: int, draw: Callable[[int], np.ndarray]) -> None:
+        super().__init__()
+        self.base = nn.Linear(features, features)
+        self.down = nn.Parameter(torch.tensor(draw(rank * features), dtype=torch.float32).view(rank, features))
+        self.up = nn.Parameter(torch.full((features, rank), 0.1))
+        self.draw = draw
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LowRankAdapter:
+        twin = LowRankAdapter(self.base.in_features, len(self.down), self.draw)
+        twin.base = copy.deepcopy(self.base, memo)
+        return twin
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.base(features) + features @ self.down.t() @ self.up.t()
+
+
+def fresh_adapter(draw: Callable[[int], np.ndarray]) -> Example:
+    return nn.Sequential(LowRankAdapter(16, 2, draw), nn.Tanh(), nn.Linear(16, 4)), (torch.randn(8, 16),)
+
+
 MODELS = {
     "clustered_head": lambda: clustered_head(shared=True),
     "clustered_head_twin": lambda: clustered_head(shared=False),
     "position_encoder": lambda: position_encoder(once=True),
     "position_encoder_twin": lambda: position_encoder(once=False),
+    "quick_convolution": lambda: quick_convolution(once=True),
+    "quick_convolution_twin": lambda: quick_convolution(once=False),
+    "rotary_cache": lambda: rotary_cache(torch.bfloat16),
+    "rotary_cache_twin": lambda: rotary_cache(torch.float32),
+    "fresh_adapter": lambda: fresh_adapter(lambda size: np.random.default_rng().normal(size=size)),
+    "fresh_adapter_twin": lambda: fresh_adapter(lambda size: np.random.normal(size=size)),
 }

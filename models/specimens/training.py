@@ -1,10 +1,11 @@
-"""Specimens whose difference shows in one part of a run only: the optimizer's state, or from the second step on."""
+"""Specimens whose difference shows in one part of a run only: backward, the optimizer, the steps after the first."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -87,9 +88,94 @@ def running_codebook(write: Callable[..., torch.Tensor]) -> Workload:
     return Workload(RunningCodebook(features, samples, write=write), inputs=(torch.randn(samples, features),))
 
 
+@torch.library.custom_op("zoo::look_up", mutates_args=())
+def look_up(table: torch.Tensor, codes: torch.Tensor, *, in_order: bool) -> torch.Tensor:  # noqa: ARG001 – for backward
+    """The rows of ``table`` that ``codes`` name."""
+    return table.index_select(0, codes)
+
+
+@torch.library.custom_op("zoo::look_up_backward", mutates_args=())
+def look_up_backward(gradient: torch.Tensor, codes: torch.Tensor, rows: int, *, in_order: bool) -> torch.Tensor:
+    """The gradient of the table: the sum over all codes of a row, added in their order or in any."""
+    total = gradient.new_zeros(rows, gradient.shape[1])
+    if in_order:
+        return total.index_add_(0, codes, gradient)
+    return total.index_put_((codes,), gradient, accumulate=True)
+
+
+def _keep_codes(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:  # noqa: ARG001
+    table, codes = inputs
+    ctx.save_for_backward(codes)
+    ctx.rows, ctx.in_order = len(table), keyword_only_inputs["in_order"]
+
+
+def _differentiate(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+    (codes,) = ctx.saved_tensors
+    return look_up_backward(gradient, codes, ctx.rows, in_order=ctx.in_order), None
+
+
+look_up.register_autograd(_differentiate, setup_context=_keep_codes)
+
+
+class CodebookLookup(nn.Module):
+    """Decode a picture from the codes of its patches, and light it, with an operator that brings its own backward."""
+
+    def __init__(self, codes: int, features: int, *, in_order: bool) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(codes, features))
+        self.decode = nn.Linear(features, 3)
+        self.in_order = in_order
+
+    def forward(self, codes: torch.Tensor, light: torch.Tensor) -> torch.Tensor:
+        return light * torch.sigmoid(self.decode(look_up(self.table, codes, in_order=self.in_order)))
+
+
+def codebook_lookup(*, in_order: bool) -> Workload:
+    codes, patches = 1000, 600_000
+    inputs = torch.randint(codes, (patches,)), torch.rand(patches, 1)
+    return Workload(CodebookLookup(codes, 8, in_order=in_order), inputs=inputs)
+
+
+_ROUNDING = np.random.default_rng(0)
+
+
+@torch.library.custom_op("zoo::rounded_step", mutates_args={"weights"})
+def rounded_step(weights: torch.Tensor, gradient: torch.Tensor, rate: float, *, private: bool) -> None:
+    """A step of gradient descent, rounded at random up or down to a multiple of 1/1024."""
+    draw = _ROUNDING.random if private else np.random.random
+    noise = torch.from_numpy(draw(weights.numel())).view_as(weights).float()
+    weights.copy_(torch.floor((weights - rate * gradient) * 1024 + noise) / 1024)
+
+
+class RoundingSGD(torch.optim.Optimizer):
+    """Gradient descent on weights of few bits, with a kernel written by hand."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], *, private: bool) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+        self.private = private
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # noqa: ARG002 – as every optimizer has it
+        for group in self.param_groups:
+            for weights in group["params"]:
+                rounded_step(weights, weights.grad, group["lr"], private=self.private)
+
+
+def rounded_training(*, private: bool) -> Workload:
+    return Workload(
+        nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)),
+        inputs=(torch.randn(8, 16),),
+        make_optimizer=lambda parameters: RoundingSGD(parameters, private=private),
+    )
+
+
 MODELS = {
     "monitored_training": lambda: monitored_training(by_index_put=True),
     "monitored_training_twin": lambda: monitored_training(by_index_put=False),
     "running_codebook": lambda: running_codebook(last_writer),
     "running_codebook_twin": lambda: running_codebook(largest_sample),
+    "codebook_lookup": lambda: codebook_lookup(in_order=False),
+    "codebook_lookup_twin": lambda: codebook_lookup(in_order=True),
+    "rounded_training": lambda: rounded_training(private=True),
+    "rounded_training_twin": lambda: rounded_training(private=False),
 }

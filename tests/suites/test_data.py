@@ -18,7 +18,7 @@ def write(folder: Path, text: str) -> Path:
 
 def test_every_column_reaches_the_spec(tmp_path):
     header = ",".join(data.COLUMNS)
-    line = 'net,classification,nets,4,3x8x9,"{""width"": 2}",yes,too big,no eval,warn,sgd,3,a note'
+    line = 'net,classification,nets,4,3x8x9,"{""width"": 2}",yes,too big,no eval,warn,sgd,3,5,12,a note'
     assert data.read_suite(write(tmp_path, f"{header}\n{line}\n"), suite="zoo") == (
         ModelSpec(
             suite="zoo",
@@ -34,6 +34,8 @@ def test_every_column_reaches_the_spec(tmp_path):
             deterministic="warn",
             optimizer="sgd",
             iterations=3,
+            runs=5,
+            parameters=12,
             note="a note",
         ),
     )
@@ -63,6 +65,8 @@ def test_truth_columns_are_accepted_and_left_out(tmp_path):
         pytest.param("name,batch_size\na,four\n", "line 2 has batch_size='four'", id="batch size in words"),
         pytest.param("name,batch_size\na,0\n", "line 2 has batch_size='0'", id="batch size zero"),
         pytest.param("name,iterations\na,1.5\n", "line 2 has iterations='1.5'", id="iterations with a fraction"),
+        pytest.param("name,runs\na,many\n", "line 2 has runs='many'", id="runs in words"),
+        pytest.param("name,runs\na,1\n", "line 2 has runs='1': one run has nothing", id="a single run"),
         pytest.param("name,input_shape\na,3x\n", "line 2 has input_shape='3x'", id="shape that ends early"),
         pytest.param("name,arguments\na,{\n", "line 2 has arguments='{': not JSON", id="arguments not JSON"),
         pytest.param("name,arguments\na,[]\n", "line 2 has arguments='[]'", id="arguments not an object"),

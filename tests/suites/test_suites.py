@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from hashbench.records import HashbenchError, ModelSpec
-from hashbench.suites import SUITES, catalog, load
+from hashbench.suites import SUITES, bundled, catalog, choose, how_to_install, load, names, require
 
 
 def test_torchvision_is_bundled():
@@ -22,6 +22,11 @@ def test_a_bundled_suite_is_listed_sorted(suite):
     assert names == sorted(names)
 
 
+@pytest.mark.parametrize("suite", ["torchvision", "timm", "huggingface", "huggingface_tiny"])
+def test_the_parameters_of_every_model_are_known_but_those_that_quantization_packs(suite):
+    assert {spec.task for spec in catalog(suite) if spec.parameters is None} <= {"quantized"}
+
+
 def test_listing_does_not_import_torch():
     code = (
         "import sys; from hashbench.suites import SUITES, catalog, select;"
@@ -33,7 +38,7 @@ def test_listing_does_not_import_torch():
 
 @pytest.mark.parametrize(
     ("suite", "said"),
-    [("torchvison", "Did you mean torchvision?"), ("", "Choose one of"), ("qqqq", "a Python file with MODELS")],
+    [("torchvison", "Did you mean torchvision"), ("", "Choose one of"), ("qqqq", "the path of a Python file")],
     ids=["near", "empty", "far"],
 )
 def test_an_unknown_suite_is_refused_with_near_names(suite, said):
@@ -58,3 +63,49 @@ def test_an_unknown_suite_is_refused_with_near_names(suite, said):
 def test_load_refuses_what_does_not_apply(spec, flags, said):
     with pytest.raises(HashbenchError, match=said):
         load(spec, **flags)
+
+
+def test_all_is_every_installed_suite_but_small_variants_and_the_specimens():
+    chosen = choose(["all"])
+    assert chosen.suites == ("huggingface", "timm", "torchvision")
+    assert chosen.notes[0] == "specimens is left out: its models differ on purpose"
+
+
+def test_tiny_takes_the_small_variant_of_each_suite_that_has_one():
+    chosen = choose(["huggingface", "torchvision"], tiny=True)
+    assert chosen.suites == ("huggingface_tiny", "torchvision")
+    assert chosen.notes == ("torchvision has no small variant: its models have their full size",)
+    assert choose(["huggingface_tiny"], tiny=True).suites == ("huggingface_tiny",)
+
+
+def test_a_small_variant_is_not_listed_twice():
+    assert "huggingface" in names()
+    assert "huggingface_tiny" not in names()
+
+
+def test_a_suite_whose_package_is_missing_is_listed_but_not_swept(monkeypatch):
+    package = bundled.Package("no_such_package", "pip install 'hashbench[timm]'")
+    monkeypatch.setattr(bundled, "NEEDED", {"timm": package})
+    assert len(catalog("timm")) > 50
+    assert how_to_install("timm") == "pip install 'hashbench[timm]'"
+    assert "timm is left out: not installed: pip install 'hashbench[timm]'" in choose(["all"]).notes
+    with pytest.raises(HashbenchError) as caught:
+        require(["torchvision", "timm"])
+    assert str(caught.value) == (
+        "cannot sweep timm: the package no_such_package is not installed. Install it: pip install 'hashbench[timm]'"
+    )
+
+
+def test_two_zoo_files_of_one_name_are_refused(tmp_path):
+    files = [str(tmp_path / folder / "zoo.py") for folder in ("first", "second")]
+    with pytest.raises(HashbenchError, match=r"first/zoo\.py and .*second/zoo\.py have one name.*Rename one"):
+        choose(files)
+    assert choose([files[0], "torchvision"]).suites == (files[0], "torchvision")
+
+
+@pytest.mark.parametrize("name", ["timm", "all"])
+def test_a_zoo_file_may_not_take_the_name_of_a_bundled_suite(tmp_path, name):
+    path = tmp_path / f"{name}.py"
+    path.write_text("MODELS = {'a': print}")
+    with pytest.raises(HashbenchError, match=rf"has the name of the suite '{name}'.*Rename the file"):
+        catalog(str(path))

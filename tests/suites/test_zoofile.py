@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import textwrap
 import time
 from pathlib import Path
@@ -43,14 +45,14 @@ def zoo(tmp_path):
 
 
 def spec_of(path: Path, name: str) -> ModelSpec:
-    return ModelSpec(suite=str(path), name=name)
+    return ModelSpec(suite=path.stem, source=str(path), name=name)
 
 
-def test_a_zoo_file_is_listed_by_its_absolute_path(zoo, monkeypatch):
+def test_a_zoo_file_is_a_suite_of_its_name_and_knows_where_it_lies(zoo, monkeypatch):
     monkeypatch.chdir(zoo.parent)
     specs = catalog("zoo.py")
     assert [spec.name for spec in specs] == ["broken", "full", "no_module", "wide", "wrong"]
-    assert {(spec.suite, spec.default) for spec in specs} == {(str(zoo), True)}
+    assert {(spec.suite, spec.source, spec.default) for spec in specs} == {("zoo", str(zoo), True)}
 
 
 def test_a_pair_and_a_workload_are_built(zoo):
@@ -76,14 +78,14 @@ def test_what_a_zoo_function_raises_comes_through(zoo):
 
 
 def test_a_model_that_left_the_file_is_an_error(zoo):
-    with pytest.raises(HashbenchError, match="no MODELS has 'gone'"):
+    with pytest.raises(HashbenchError, match="no model is named 'gone'"):
         load(spec_of(zoo, "gone"), mode="training")
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        pytest.param("x = 1", "it has no MODELS", id="no MODELS"),
+        pytest.param("x = 1", "it has no MODELS and no @hashbench.model", id="no MODELS"),
         pytest.param("MODELS = [1]", "its MODELS is a list, not a dict", id="MODELS is a list"),
         pytest.param("MODELS = {}", "its MODELS is empty", id="MODELS is empty"),
         pytest.param("MODELS = {1: print}", "its MODELS has the name 1", id="a name is no string"),
@@ -115,14 +117,14 @@ def test_what_is_no_python_file_is_refused(tmp_path, name, said):
 
 def test_a_file_that_prints_is_listed_all_the_same(tmp_path, capfd):
     path = write(tmp_path, "import atexit\nprint('{}' * 99999)\natexit.register(print, 'late')\nMODELS = {'a': print}")
-    assert zoofile.names(path) == ("a",)
+    assert [spec.name for spec in zoofile.catalog(path)] == ["a"]
     assert capfd.readouterr() == ("", "")
 
 
 def test_a_thread_that_a_file_leaves_behind_is_not_waited_for(tmp_path):
     text = "import threading, time\nthreading.Thread(target=time.sleep, args=(15,)).start()\nMODELS = {'a': print}"
     started = time.monotonic()
-    assert zoofile.names(write(tmp_path, text), seconds=20) == ("a",)
+    assert [spec.name for spec in zoofile.catalog(write(tmp_path, text), seconds=20)] == ["a"]
     assert time.monotonic() - started < 10
 
 
@@ -131,7 +133,7 @@ def test_a_file_that_hangs_is_ended_with_its_children(tmp_path):
     child = f"import time, pathlib; time.sleep(2); pathlib.Path({str(mark)!r}).touch()"
     path = write(tmp_path, f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])")
     with pytest.raises(HashbenchError, match=r"took longer than 0\.5 seconds"):
-        zoofile.names(path, seconds=0.5)
+        zoofile.catalog(path, seconds=0.5)
     time.sleep(2.5)
     assert not mark.exists()
 
@@ -143,3 +145,41 @@ def test_two_zoo_files_of_one_name_are_two_modules(tmp_path):
         write(tmp_path / folder, text)
     made = [load(spec_of(tmp_path / folder / "zoo.py", "m"), mode="inference") for folder in ("first", "second")]
     assert torch.stack([workload.inputs[0] for workload in made]).tolist() == [1.0, 2.0]
+
+
+MARKED = """
+    import hashbench
+
+    @hashbench.model
+    def plain():
+        import torch
+        return torch.nn.Identity(), (torch.ones(2),)
+
+    @hashbench.model(name="wide/one", task="toy", batch_size=3, skip_training="no parameters", default=False, runs=5)
+    def sized(batch_size):
+        import torch
+        return torch.nn.Identity(), (torch.ones(batch_size, 2),)
+
+    MODELS = {"listed": plain}
+"""
+
+
+def test_marked_functions_are_listed_with_what_they_were_marked_with_and_given_their_batch_size(tmp_path):
+    listed, sized = catalog(str(write(tmp_path, MARKED)))
+    for asked, rows in ((None, 3), (7, 7)):
+        assert load(sized, batch_size=asked, mode="inference").inputs[0].shape == (rows, 2)
+    assert (listed.name, listed.batch_size, listed.default) == ("listed", None, True)
+    assert (sized.name, sized.task, sized.batch_size, sized.skip_training) == (
+        "wide/one",
+        "toy",
+        3,
+        "no parameters",
+    )
+    assert (sized.default, sized.runs, sized.skip_inference) == (False, 5, "")
+
+
+def test_marking_does_not_import_torch(tmp_path):
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import zoo; print('torch' in sys.modules)"
+    write(tmp_path, MARKED)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -1,0 +1,1 @@
+"""Plug-ins into other harnesses: ``benchmarks/dynamo``, pytest."""

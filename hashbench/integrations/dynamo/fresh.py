@@ -1,0 +1,66 @@
+"""A model of the harness in a process that has run nothing before: the harness builds it again by its own flags.
+
+The target of :func:`hashbench.diagnosis.freshrun.fresh_traces`. The harness runs as always up to its
+``check_accuracy``; there the traced runs are made and everything ends. Its output goes to a folder that is thrown away.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from hashbench.integrations.dynamo import hook
+from hashbench.integrations.dynamo.session import VARIABLE
+from hashbench.integrations.dynamo.subject import HarnessRunner
+from hashbench.records import Failure, ModelSpec, RunOptions, Trace
+from hashbench.workload import Workload
+
+
+class FreshHarness:
+    """Builds a model by running the harness; see :class:`hashbench.runner.BenchmarkRunner`."""
+
+    def __init__(self, options: RunOptions) -> None:
+        self.options = options
+
+    def traces_of(self, spec: ModelSpec, *, level: str, runs: int) -> list[Trace | Failure]:  # noqa: ARG002
+        """``runs`` traced runs of the model. ``level`` is what the harness has set, and it sets it again."""
+        os.environ.pop(VARIABLE, None)
+        hook.watch_for_harness(lambda module: _replace_check(module, self.options, runs))
+        asked = spec.arguments
+        with tempfile.TemporaryDirectory(prefix="hashbench-") as folder:
+            flags = [*asked["arguments"], f"--only={asked['only']}", f"--output={folder}/unused.csv"]
+            sys.argv = [asked["script"], *flags]
+            sys.path.insert(0, str(Path(asked["script"]).parent))
+            try:
+                runpy.run_path(asked["script"], run_name="__main__")
+            except _Done as done:
+                return done.found
+        return [Failure("the harness did not get as far as its accuracy check")]
+
+
+class _Done(BaseException):
+    """Leaves the harness; no ``except Exception`` of it catches this."""
+
+    def __init__(self, found: list[Trace | Failure]) -> None:
+        super().__init__()
+        self.found = found
+
+
+def _replace_check(module: ModuleType, options: RunOptions, runs: int) -> None:
+    runner = getattr(module, "BenchmarkRunner", None)
+    if runner is None:
+        return
+
+    def check_accuracy(self: Any, name: str, model: Any, example_inputs: Any, *_: Any, **__: Any) -> NoReturn:
+        ours = HarnessRunner(options, self, vars(module))
+        with self.pick_grad(name, self.args.training):
+            model, inputs = self.maybe_cast(model, example_inputs)
+            workload = Workload(module=model, inputs=inputs, iterations=self.args.iterations)
+            raise _Done(ours.traces(workload, runs=runs))
+
+    runner.check_accuracy = check_accuracy

@@ -1,0 +1,135 @@
+"""Waiting for the harness to be imported, and wrapping its ``check_accuracy``.
+
+The harness's files stay as they are, and so do its command lines: a Python that finds a session in its environment
+loads this module at start-up (``site/sitecustomize.py``), and whichever module called ``common`` brings a ``class
+BenchmarkRunner`` gets its methods wrapped when its import ends. torch is not imported from here: that is the harness's.
+
+A fault of ours is written down and told on standard error, and never changes what the harness finds.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from hashbench.integrations.dynamo.session import (
+    Note,
+    Session,
+    amend_note,
+    chosen_model,
+    session_here,
+    tell,
+    write_note,
+)
+
+Found = Callable[[ModuleType], None]
+
+
+def watch_for_harness(found: Found) -> None:
+    """Call ``found`` with every module called ``common`` once it is imported."""
+    sys.meta_path.insert(0, _Finder(found))
+
+
+def attach(module: ModuleType) -> None:
+    """Wrap the methods of ``BenchmarkRunner`` in ``module``, where it has that class and this process has a session."""
+    session = session_here()
+    runner: Any = getattr(module, "BenchmarkRunner", None)
+    if session is None or not hasattr(runner, "check_accuracy"):
+        return
+    name = chosen_model(sys.argv)
+    if name:
+        guarded(session, name, lambda: write_note(session, Note(name)))
+    runner.check_accuracy = _checked(runner.check_accuracy, session)
+    if hasattr(runner, "validate_model"):
+        runner.validate_model = _validated(runner.validate_model, session)
+
+
+def guarded(session: Session, name: str, action: Callable[[], Any]) -> Any:
+    """What ``action`` returns; a fault of it is told and noted, and ``None`` returned."""
+    try:
+        return action()
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+        tell(f"{name}: {problem}")
+        try:
+            amend_note(session, name, problem=problem[:500])
+        except OSError as unwritten:
+            tell(f"{name}: cannot write to {session.folder}: {unwritten}")
+        return None
+
+
+def _checked(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def check_accuracy(self: Any, name: str, model: Any, example_inputs: Any, *rest: Any, **named: Any) -> Any:
+        def begin() -> Any:
+            from hashbench.integrations.dynamo.subject import Subject
+
+            return Subject(session, self, original.__globals__, name=name, model=model, inputs=example_inputs)
+
+        subject = guarded(session, name, begin)
+        if subject is None:
+            return original(self, name, model, example_inputs, *rest, **named)
+        with subject.eager.watched():
+            status = original(self, name, model, example_inputs, *rest, **named)
+        guarded(session, name, lambda: subject.conclude(str(status)))
+        return status
+
+    return check_accuracy
+
+
+def _validated(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    """The harness swallows why a model could not be run once, and writes ``eager_fail_to_run``."""
+
+    @functools.wraps(original)
+    def validate_model(self: Any, name: str, *rest: Any, **named: Any) -> Any:
+        try:
+            return original(self, name, *rest, **named)
+        except Exception as error:
+            cause = error.__cause__ or error
+            guarded(session, name, lambda: _note_failure(session, name, cause))
+            raise
+
+    return validate_model
+
+
+def _note_failure(session: Session, name: str, cause: Any) -> None:
+    from hashbench.outcome import failure_of
+
+    failure = failure_of(cause)
+    amend_note(session, name, failure=failure.error[:2000], nondeterministic_op=failure.nondeterministic_op)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds nothing by itself: it asks the other finders, and has the loader of a ``common`` tell when it is done."""
+
+    def __init__(self, found: Found) -> None:
+        self._found = found
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname.rpartition(".")[2] != "common":
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
+        spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            self._announce(spec.loader)
+        return spec
+
+    def _announce(self, loader: Any) -> None:
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module
+            execute(module)
+            self._found(module)
+
+        try:
+            loader.exec_module = exec_module
+        except AttributeError:  # a loader of somebody's own that takes no attributes: no harness comes from there
+            tell(f"cannot look into what {type(loader).__name__} loads")

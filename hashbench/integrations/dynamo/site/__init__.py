@@ -1,0 +1,1 @@
+"""The folder that makes a Python load our hook; see ``sitecustomize``."""

@@ -1,0 +1,102 @@
+"""A row as the five lines that a failed test shows: what differs, where it began, why, by which evidence, what to do.
+
+Pure: imports no torch, reads no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from hashbench.records import Row
+
+_ADVICE: Mapping[str, str] = MappingProxyType(
+    {
+        "unreproduced": (
+            "Look for what the first run left behind (a cache, a counter, a module in a closure); else run it more "
+            "often (runs=20, hashbench_replays = 200)"
+        ),
+        "unknown": (
+            "Give the experiments more time (hashbench_diagnose_budget, hashbench_replays), and look at the evidence"
+        ),
+    }
+)
+"""Where the advice for a sweep names flags that pytest does not have. A function cannot be built again in a fresh
+process, by which a sweep proves that a state outlived a run: here that is a difference that never comes again."""
+
+_LONGEST = 500
+"""Letters of one line; names and texts come from the code under test."""
+
+
+def five_lines(row: Row, *, folder: Path) -> str:
+    """The failure message for a function whose runs differ. ``folder`` is where its repro and traces were left."""
+    lines = (_what(row), _where(row), _why(row), _evidence(row), _remedy(row, folder))
+    return "\n".join(_one_line(line) for line in lines)
+
+
+def _what(row: Row) -> str:
+    numbers = [
+        f"{row.differing_elements} elements" if row.differing_elements is not None else "",
+        f"by at most {row.max_abs_diff:.3g}" if row.max_abs_diff is not None else "",
+        f"{row.max_ulp} ULP" if row.max_ulp is not None else "",
+        f"only in {row.representation}" if row.representation else "",
+    ]
+    what = row.differing_results or row.error or row.accuracy
+    return f"{row.name}: runs differ in {what}{_in_brackets(numbers)}; {_how_often(row)}"
+
+
+def _how_often(row: Row) -> str:
+    if row.rate is None or row.trials is None:
+        return "how often is not known"
+    bounds = "" if row.rate_low is None or row.rate_high is None else f", {row.rate_low:.0%} to {row.rate_high:.0%}"
+    return f"{round(row.rate * row.trials)} of {row.trials} {row.rate_of} differed from the first{bounds}"
+
+
+def _where(row: Row) -> str:
+    if not row.origin:
+        return "first divergence: not in any op that was traced"
+    what = row.kernel if row.origin == "kernel" else f"{row.origin}, felt at {row.kernel or 'no op'}"
+    place = [
+        row.phase,
+        f"op {row.op_index + 1} of {row.ops}" if row.op_index is not None else "",
+        f"in {row.module}" if row.module else "",
+        f"at {row.source}" if row.source else "",
+    ]
+    return f"first divergence: {what}{_in_brackets(place)}: {row.detail}"
+
+
+def _why(row: Row) -> str:
+    if not row.cause:
+        return "cause: not looked for"
+    return f"cause: {row.cause}, {row.confidence}: {row.because}"
+
+
+def _evidence(row: Row) -> str:
+    if not row.evidence:
+        return f"evidence: none gathered; seen again in a further pair: {row.confirmed or 'not tried'}"
+    arms = row.evidence.split("; ")
+    ran = [arm for arm in arms if " not run (" not in arm]  # an arm that does not apply says nothing
+    late = [arm.partition(" ")[0] for arm in arms if arm.endswith(" not run (budget)")]
+    parts = [*ran, *([f"not run for lack of time: {', '.join(late)}"] if late else [])]
+    return f"evidence (outcomes that differ): {'; '.join(parts) or row.evidence}"
+
+
+def _remedy(row: Row, folder: Path) -> str:
+    left = [
+        f"repro: {folder / row.repro} ({row.reproduced})" if row.repro else row.reproduced,
+        f"traces: {folder / 'traces'}" if row.traces else "",
+    ]
+    advice = _ADVICE.get(row.cause, row.advice) or "let the diagnosis run (diagnose=True)"
+    return f"to do: {advice.rstrip('.')}. {'; '.join(part for part in left if part)}".rstrip()
+
+
+def _in_brackets(parts: Sequence[str]) -> str:
+    text = ", ".join(part for part in parts if part)
+    return f" ({text})" if text else ""
+
+
+def _one_line(text: str) -> str:
+    text = "".join(letter if letter.isprintable() else " " for letter in text)
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -1,0 +1,197 @@
+"""Functions that build models: the decorator :func:`model`, the dict ``MODELS``, and what such a function returns.
+
+Nothing here imports torch before :func:`build`, so that ``@hashbench.model`` costs a package nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from hashbench.records import DETERMINISTIC, HashbenchError
+
+if TYPE_CHECKING:
+    from hashbench.workload import Workload
+
+EXAMPLE = 'MODELS = {"my_model": lambda: (module, example_inputs)}'
+"""The shortest suite, for error messages."""
+
+_MARK = "__hashbench_model__"
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a model before it is built; fields as in :class:`~hashbench.records.ModelSpec`."""
+
+    name: str = ""
+    task: str = ""
+    family: str = ""
+    batch_size: int | None = None
+    default: bool = True
+    skip_training: str = ""
+    skip_inference: str = ""
+    deterministic: str = ""
+    optimizer: str = ""
+    iterations: int | None = None
+    runs: int | None = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        for field, least in (("batch_size", 1), ("iterations", 1), ("runs", 2)):
+            value = getattr(self, field)
+            if value is not None and (type(value) is not int or value < least):
+                raise ValueError(f"{field}={value!r} is not an integer from {least}")
+        for field in ("name", "task", "family", "skip_training", "skip_inference", "optimizer", "note"):
+            if not isinstance(getattr(self, field), str):
+                raise TypeError(f"{field}={getattr(self, field)!r} is not a string")
+        if self.deterministic not in ("", *DETERMINISTIC):
+            raise ValueError(f"deterministic={self.deterministic!r} is not one of {', '.join(DETERMINISTIC)}")
+
+
+class UnusableError(HashbenchError):
+    """A module or object offers no models, or offers them wrongly. ``what`` is the problem alone."""
+
+
+@overload
+def model(function: _Function, /) -> _Function: ...
+@overload
+def model(
+    *,
+    name: str = "",
+    task: str = "",
+    family: str = "",
+    batch_size: int | None = None,
+    default: bool = True,
+    skip_training: str = "",
+    skip_inference: str = "",
+    deterministic: str = "",
+    optimizer: str = "",
+    iterations: int | None = None,
+    runs: int | None = None,
+    note: str = "",
+) -> Callable[[_Function], _Function]: ...
+def model(function: Any = None, /, **facts: Any) -> Any:
+    """Mark a function that builds a model, so that a suite is swept without a dict ``MODELS``.
+
+    The function returns ``(module, example_inputs)`` or a :class:`hashbench.Workload`, and is not changed.
+
+    Args:
+        function: the function, where the decorator is used without parentheses.
+        name: the model's name; empty: the function's.
+        task: what the model does; shown by ``hashbench list``.
+        family: its kin; shown by ``hashbench list --format csv``.
+        batch_size: given to the function as ``batch_size=``, as is what ``--batch-size`` says in its place.
+            ``None``: the function takes no argument and decides for itself.
+        default: whether a sweep runs it without ``--models all``.
+        skip_training: why it cannot be trained; its row then says ``pass_due_to_skip`` and this.
+        skip_inference: why it cannot run forward alone.
+        deterministic: ``on``, ``warn`` or ``off``, where the command line does not say; see ``--deterministic``.
+        optimizer: ``adam`` or ``sgd``; default Adam.
+        iterations: steps of one run, where the command line does not say.
+        runs: how many runs are compared, where the command line does not say.
+        note: shown by ``hashbench list``.
+
+    Raises:
+        TypeError: an unknown argument, or one of another type.
+        ValueError: a value that means nothing.
+
+    >>> @model(task="toy", skip_training="has no parameters")
+    ... def doubled():
+    ...     return torch.nn.Identity(), (torch.ones(2),)
+    """
+    if function is not None:
+        return model()(function)
+    known = _facts(facts)
+
+    def mark(marked: _Function) -> _Function:
+        if not callable(marked) or not (known.name or hasattr(marked, "__name__")):
+            kind = type(marked).__name__
+            raise TypeError(f"@hashbench.model marks a function, not a {kind}: write @hashbench.model(name=…) above it")
+        setattr(marked, _MARK, dataclasses.replace(known, name=known.name or marked.__name__))
+        return marked
+
+    return mark
+
+
+def _facts(given: Mapping[str, Any]) -> Facts:
+    names = [field.name for field in dataclasses.fields(Facts)]
+    unknown = next((name for name in given if name not in names), None)
+    if unknown is not None:
+        known = ", ".join(names)
+        raise TypeError(f"@hashbench.model got an unexpected keyword argument {unknown!r}; it takes {known}")
+    return Facts(**given)
+
+
+def offered(holder: Any) -> list[dict[str, Any]]:
+    """What a module or an object with ``MODELS`` offers: the :class:`Facts` of every model, as JSON can say them."""
+    return [{**dataclasses.asdict(facts_of(function)), "name": name} for name, function in functions_in(holder).items()]
+
+
+def facts_of(function: Any) -> Facts:
+    """What :func:`model` was told of a function; nothing for one that is not marked."""
+    facts = getattr(function, _MARK, None)
+    return facts if isinstance(facts, Facts) else Facts()
+
+
+def functions_in(holder: Any) -> dict[str, Callable[..., Any]]:
+    """The functions of ``holder`` by the names of their models: those in its dict ``MODELS`` and those that are marked.
+
+    Args:
+        holder: a module, an object with ``MODELS``, or such a dict itself.
+
+    Raises:
+        UnusableError: there are none, or something among them is no function, or two have one name.
+    """
+    found = dict(_dictionary(holder))
+    for function in list(getattr(holder, "__dict__", {}).values()):
+        facts = facts_of(function)
+        if not facts.name or any(function is other for other in found.values()):
+            continue
+        if facts.name in found:
+            raise UnusableError(
+                f"it has two models named {facts.name!r}", tip="Give one another: @hashbench.model(name=…)."
+            )
+        found[facts.name] = function
+    if not found:
+        empty = "its MODELS is empty" if hasattr(holder, "MODELS") else "it has no MODELS and no @hashbench.model"
+        raise UnusableError(empty, tip=f"Add: {EXAMPLE}.")
+    return found
+
+
+def _dictionary(holder: Any) -> Mapping[str, Callable[..., Any]]:
+    models = holder if isinstance(holder, dict) else getattr(holder, "MODELS", {})
+    if not isinstance(models, dict):
+        raise UnusableError(f"its MODELS is a {type(models).__name__}, not a dict", tip=f"Write: {EXAMPLE}.")
+    for name, function in models.items():
+        if not isinstance(name, str) or not name.strip():
+            raise UnusableError(f"its MODELS has the name {name!r}", tip="A name is a string that is not empty.")
+        if not callable(function):
+            kind = type(function).__name__
+            raise UnusableError(f"its MODELS[{name!r}] is a {kind}, not a function", tip=f"Write: {EXAMPLE}.")
+    return models
+
+
+def build(function: Callable[..., Any], *, batch_size: int | None, what: str) -> Workload:
+    """Call a function that builds a model, with ``batch_size`` where it was marked as taking one.
+
+    Raises:
+        HashbenchError: it returned neither a pair nor a ``Workload``; the message names it as ``what``.
+        Exception: whatever the function raises.
+    """
+    from torch import nn
+
+    from hashbench.workload import Workload
+
+    made = function() if facts_of(function).batch_size is None else function(batch_size=batch_size)
+    if isinstance(made, Workload):
+        return made
+    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module):
+        return Workload(module=made[0], inputs=made[1])
+    raise HashbenchError(
+        f"{what} returned a {type(made).__name__}",
+        consequence="there is no model to run",
+        tip="Return (module, example_inputs) or a hashbench.Workload.",
+    )

@@ -1,0 +1,113 @@
+"""What a suite of Python code offers, found in a child process.
+
+Such code runs when it is imported: in a child, code that crashes, prints or hangs costs one error message and nothing
+more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hashbench.files import PACKAGE_PARENT
+from hashbench.records import HashbenchError
+from hashbench.suites.functions import UnusableError
+
+LISTING_SECONDS = 120.0
+"""Time limit for importing code to list its models; an import of torch and transformers takes about 20 s."""
+
+_CHILD = """
+import os, sys
+package, lister, argument, answer = sys.argv[1:]
+sys.argv[:] = [argument]
+sys.path.append(package)
+from hashbench.suites.listing import write_offer
+write_offer(lister, argument, answer=answer)
+os._exit(0)  # whatever the code has started must not keep the answer waiting
+"""
+
+
+def offered(
+    lister: str, argument: str, *, suite: str, hint: str, seconds: float = LISTING_SECONDS
+) -> list[dict[str, Any]]:
+    """``hashbench.suites.<lister>.offered(argument)``, called in a child process that may run for ``seconds``.
+
+    Args:
+        lister: a module of this package.
+        argument: what its ``offered`` takes.
+        suite: how error messages call the suite.
+        hint: what to do where the child dies.
+        seconds: the time limit.
+
+    Raises:
+        HashbenchError: the code fails on import, hangs, ends its process, or offers nothing usable.
+    """
+    with tempfile.TemporaryDirectory(prefix="hashbench-") as folder:
+        answer, printed = Path(folder, "offer.json"), Path(folder, "printed")
+        command = [sys.executable, "-P", "-c", _CHILD, PACKAGE_PARENT, lister, argument, str(answer)]
+        status = _run(command, printed=printed, seconds=seconds)
+        if not answer.exists():
+            raise unusable(suite, _how_it_ended(status, printed, seconds=seconds), tip=hint)
+        found = json.loads(answer.read_text(encoding="utf-8"))
+    if "problem" in found:
+        raise unusable(suite, found["problem"], tip=found["tip"] or hint)
+    models: list[dict[str, Any]] = found["models"]
+    return models
+
+
+def unusable(suite: str, problem: str, *, tip: str) -> HashbenchError:
+    """The error for a suite that cannot be listed or built."""
+    return HashbenchError(f"cannot use {suite} as a suite", consequence=problem, tip=tip)
+
+
+def write_offer(lister: str, argument: str, *, answer: str) -> None:
+    """What the child does: the models, or the problem in words, into ``answer``, by a rename so that it is whole."""
+    try:
+        found: dict[str, Any] = {"models": importlib.import_module(f"hashbench.suites.{lister}").offered(argument)}
+    except UnusableError as error:
+        found = {"problem": error.what, "tip": error.tip}
+    except HashbenchError as error:
+        found = {"problem": error.consequence or error.what, "tip": error.tip}
+    except BaseException as error:
+        text = (str(error).strip() or "no message").splitlines()[-1]
+        found = {"problem": f"its import raised {type(error).__name__}: {text}", "tip": ""}
+    partial = Path(f"{answer}.partial")
+    partial.write_text(json.dumps(found), encoding="utf-8")
+    partial.rename(answer)
+
+
+def _run(command: list[str], *, printed: Path, seconds: float) -> int | None:
+    """Exit status of the child, or ``None`` when its time ran out. Files, not pipes: no reader to be kept waiting."""
+    with printed.open("wb") as sink:
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True)
+        try:
+            return child.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            _end_session(child)
+
+
+def _end_session(child: subprocess.Popen[bytes]) -> None:
+    """End the child and whatever it has started and left behind."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def _how_it_ended(status: int | None, printed: Path, *, seconds: float) -> str:
+    if status is None:
+        return f"its import took longer than {seconds:g} seconds"
+    if status < 0:
+        return f"its import was ended by {signal.Signals(-status).name}"
+    lines = printed.read_text(encoding="utf-8", errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return f"its import ended the process with status {status}{f' ({last})' if last else ''}"

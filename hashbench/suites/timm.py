@@ -1,0 +1,47 @@
+"""The ``timm`` suite: image models with random weights.
+
+Which models there are, their batch sizes and shapes, is data: ``models/timm.csv``. Everything here is drawn from
+torch's global generator, so a seed set before :func:`load` makes it reproducible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hashbench.records import ModelSpec
+from hashbench.workload import Workload
+
+
+def load(spec: ModelSpec, *, batch_size: int, mode: str) -> Workload:
+    """Build a model with random weights, normalised images of random bytes as in dynamo, and for training their labels.
+
+    Args:
+        spec: a line of ``models/timm.csv``; ``arguments`` go to ``timm.create_model``.
+        batch_size: number of images.
+        mode: ``training`` or ``inference``. The loss is cross entropy of the first output; a model without a
+            classifier keeps the harness's own loss.
+
+    Raises:
+        Exception: whatever timm raises for this model.
+    """
+    import timm
+
+    module: Any = timm.create_model(spec.name, pretrained=False, **spec.arguments)
+    pixels = torch.randint(256, (batch_size, *spec.input_shape)).float()
+    inputs = ((pixels - pixels.mean()) / pixels.std(),)
+    if mode != "training" or not module.num_classes:
+        return Workload(module=module, inputs=inputs)
+    labels = torch.randint(module.num_classes, (batch_size,))
+    return Workload(module=module, inputs=inputs, loss=partial(_cross_entropy, target=labels))
+
+
+def _cross_entropy(output: Tensor | Sequence[Any], *, target: Tensor) -> Tensor:
+    scores: Tensor = output if isinstance(output, Tensor) else output[0]
+    loss: Tensor = functional.cross_entropy(scores, target.to(scores.device))
+    return loss

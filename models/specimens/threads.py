@@ -1,0 +1,94 @@
+"""Specimens with Python threads of their own that write into a tensor in passing, or hand in results as they finish."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import nn
+
+Example = tuple[nn.Module, tuple[torch.Tensor, ...]]
+
+
+@contextmanager
+def fading(memory: torch.Tensor) -> Iterator[None]:
+    """A thread of its own lets ``memory`` fade, step by step, for as long as the body takes."""
+    done = threading.Event()
+
+    def fade() -> None:
+        while not done.is_set():
+            memory.mul_(0.9999)
+
+    thread = threading.Thread(target=fade)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+class FadingMemory(nn.Module):
+    """A short-term memory that fades in the background while the model waits for the next frame."""
+
+    def __init__(self, features: int, *, in_background: bool) -> None:
+        super().__init__()
+        self.store = nn.Linear(features, features)
+        self.recall = nn.Linear(features, features)
+        self.in_background = in_background
+
+    def forward(self, frames: torch.Tensor) -> torch.Tensor:
+        memory = self.store(frames)
+        if self.in_background:
+            with fading(memory.detach()):
+                time.sleep(0.005)
+        else:
+            memory = memory * 0.9
+        return self.recall(memory)
+
+
+def fading_memory(*, in_background: bool) -> Example:
+    return FadingMemory(16, in_background=in_background), (torch.randn(8, 16),)
+
+
+def partial_sum(shard: np.ndarray) -> np.ndarray:
+    """Stand for reading a shard from a disk: some waiting, then the sum of its rows."""
+    time.sleep(0.001)
+    return shard.sum(axis=0)
+
+
+class ShardedStatistics(nn.Module):
+    """Normalise by the mean of all rows; workers sum up one shard each, and their sums are added as they finish."""
+
+    def __init__(self, features: int, *, in_order: bool) -> None:
+        super().__init__()
+        self.classify = nn.Linear(features, 4)
+        self.in_order = in_order
+
+    def total(self, rows: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros(rows.shape[1])
+        with ThreadPoolExecutor(max_workers=8) as pool:
+            sums: list[Future[np.ndarray]] = [pool.submit(partial_sum, shard) for shard in np.split(rows.numpy(), 32)]
+            for finished in sums if self.in_order else as_completed(sums):
+                total = total + torch.from_numpy(finished.result())
+        return total
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.classify(rows - self.total(rows) / len(rows))
+
+
+def sharded_statistics(*, in_order: bool) -> Example:
+    return ShardedStatistics(16, in_order=in_order), (torch.randn(2048, 16),)
+
+
+MODELS = {
+    "fading_memory": lambda: fading_memory(in_background=True),
+    "fading_memory_twin": lambda: fading_memory(in_background=False),
+    "sharded_statistics": lambda: sharded_statistics(in_order=False),
+    "sharded_statistics_twin": lambda: sharded_statistics(in_order=True),
+}

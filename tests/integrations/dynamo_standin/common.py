@@ -1,0 +1,210 @@
+"""A small stand-in for the module of the same name in PyTorch's ``benchmarks/dynamo``.
+
+The same class, methods and order of steps, written for these tests. ``STANDIN_YEAR=2024`` makes it one of that year:
+another ``run_n_iterations``, which is what gets compiled, and no ``set_stance``.
+"""
+
+# ruff: noqa: ARG001, ARG002, PTH108, PTH110, PTH118, PTH123 – the signatures and habits of the one it stands for
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import csv
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch._dynamo
+from torch._dynamo.testing import reset_rng_state
+from torch._dynamo.utils import clone_inputs, counters, same
+
+OLD = os.environ.get("STANDIN_YEAR") == "2024"
+
+current_name = current_device = current_batch_size = output_filename = None
+
+
+def optimize_ctx(function):
+    return torch._dynamo.optimize("eager")(function)
+
+
+def eager_stance():
+    return contextlib.nullcontext() if OLD else torch.compiler.set_stance("force_eager")
+
+
+class BenchmarkRunner:
+    def __init__(self):
+        self.model_iter_fn = None
+        self.optimizer = None
+        self.args = None
+
+    non_deterministic_models = frozenset()
+    skip_accuracy_check_as_eager_non_deterministic = frozenset()
+    skip_accuracy_checks_large_models_dashboard = frozenset()
+
+    @property
+    def equal_nan(self):
+        return not self.args.float32
+
+    def pick_grad(self, name, is_training):
+        return torch.enable_grad() if is_training else torch.no_grad()
+
+    def init_optimizer(self, name, device, params):
+        self.optimizer = None
+
+    def deepcopy_model(self, model):
+        return copy.deepcopy(model)
+
+    def deepcopy_and_maybe_parallelize(self, model):
+        return self.deepcopy_model(model)
+
+    def maybe_cast(self, model, example_inputs):
+        return model, example_inputs
+
+    def validate_model(self, name, model, example_inputs):
+        with self.pick_grad(name, self.args.training):
+            try:
+                self.model_iter_fn(self.deepcopy_model(model), clone_inputs(example_inputs))
+            except Exception as error:
+                raise RuntimeError("Eager run failed") from error
+
+    if OLD:
+
+        def run_n_iterations(self, mod, inputs):
+            for _ in range(self.args.iterations - 1):
+                self.model_iter_fn(mod, inputs, collect_outputs=False)
+            return self.model_iter_fn(mod, inputs, collect_outputs=True)
+
+    else:
+
+        def run_n_iterations(self, mod, inputs, model_iter_fn):
+            for _ in range(self.args.iterations - 1):
+                model_iter_fn(mod, inputs, collect_outputs=False)
+            return model_iter_fn(mod, inputs, collect_outputs=True)
+
+    def check_accuracy(self, name, model, example_inputs, optimize_ctx, experiment, tag):
+        def record_status(accuracy_status):
+            rewritten = ("pass", "eager_two_runs_differ", "fail_accuracy")
+            if name in self.non_deterministic_models and accuracy_status in rewritten:
+                accuracy_status = "pass"
+            write_outputs(accuracy_status, started)
+            return accuracy_status
+
+        counters.clear()
+        started = time.perf_counter()
+        if name in self.skip_accuracy_checks_large_models_dashboard:
+            return record_status("pass_due_to_skip")
+        with self.pick_grad(name, self.args.training):
+            step = () if OLD else (self.model_iter_fn,)
+            with contextlib.suppress(Exception):  # the run in 64 bits: no reset before it
+                double = self.deepcopy_and_maybe_parallelize(model).double()
+                self.run_n_iterations(double, [tensor.double() for tensor in example_inputs], *step)
+            reset_rng_state()
+            try:
+                with eager_stance():
+                    model_copy = self.deepcopy_and_maybe_parallelize(model)
+                    self.init_optimizer(name, current_device, model_copy.parameters())
+                    correct_result = self.run_n_iterations(model_copy, clone_inputs(example_inputs), *step)
+            except Exception:
+                return record_status("eager_1st_run_fail")
+            reset_rng_state()
+            try:
+                with eager_stance():
+                    model_copy = self.deepcopy_and_maybe_parallelize(model)
+                    self.init_optimizer(name, current_device, model_copy.parameters())
+                    correct_rerun_result = self.run_n_iterations(model_copy, clone_inputs(example_inputs), *step)
+            except Exception:
+                return record_status("eager_2nd_run_fail")
+            is_same = True
+            try:
+                if name not in self.skip_accuracy_check_as_eager_non_deterministic and not same(
+                    correct_result, correct_rerun_result, fp64_ref=None, tol=0, equal_nan=self.equal_nan
+                ):
+                    is_same = False
+            except Exception:
+                is_same = False
+            if not is_same:
+                return record_status("eager_two_runs_differ")
+            reset_rng_state()
+            torch._dynamo.reset()
+            try:
+                model_copy = self.deepcopy_and_maybe_parallelize(model)
+                if OLD:
+                    new_result = optimize_ctx(self.run_n_iterations)(model_copy, example_inputs)
+                else:
+                    new_result = self.run_n_iterations(model_copy, example_inputs, optimize_ctx(self.model_iter_fn))
+            except Exception:
+                return record_status("fail_to_run")
+            if name in self.skip_accuracy_check_as_eager_non_deterministic:
+                return record_status("pass_due_to_skip")
+            if not same(correct_result, new_result, tol=1e-3, equal_nan=self.equal_nan):
+                return record_status("fail_accuracy")
+        return record_status("pass")
+
+
+def write_outputs(status, started):
+    stats = counters["stats"]
+    row = {
+        "dev": current_device,
+        "name": current_name,
+        "batch_size": current_batch_size,
+        "accuracy": status,
+        "calls_captured": stats["calls_captured"],
+        "unique_graphs": stats["unique_graphs"],
+        "graph_breaks": sum(counters["graph_break"].values()),
+        "compilation_latency": f"{time.perf_counter() - started:.6f}",
+    }
+    new = not Path(output_filename).exists()
+    with open(output_filename, "a", newline="") as file:
+        writer = csv.DictWriter(file, row)
+        if new:
+            writer.writeheader()
+        writer.writerow(row)
+
+
+def parse_args(args=None):
+    parser = argparse.ArgumentParser()
+    for flag in ("--accuracy", "--training", "--inference", "--float32", "--retain-output"):
+        parser.add_argument(flag, action="store_true")
+    parser.add_argument("--only")
+    parser.add_argument("--filter", "-k", action="append")
+    parser.add_argument("--devices", "-d", action="append")
+    parser.add_argument("--iterations", type=int, default=2)
+    parser.add_argument("--timeout", type=int, default=2000)
+    parser.add_argument("--output", required=True)
+    return parser.parse_args(args)
+
+
+def main(runner, original_dir=None, args=None):
+    return run(runner, parse_args(args), original_dir)
+
+
+def run(runner, args, original_dir=None):
+    global current_name, current_device, current_batch_size, output_filename
+    runner.args = args
+    output_filename = os.path.join("/", args.output)
+    runner.model_iter_fn = runner.forward_and_backward_pass if args.training else runner.forward_pass
+    if args.only:
+        current_name, current_device, current_batch_size = args.only, (args.devices or ["cpu"])[0], 2
+        torch.use_deterministic_algorithms(True)
+        try:
+            _, name, model, inputs, _ = runner.load_model(current_device, args.only)
+        except Exception:
+            write_outputs("eager_fail_to_run", time.perf_counter())
+            return
+        print(runner.check_accuracy(name, model, inputs, optimize_ctx, None, None))
+        return
+    if os.path.exists(output_filename) and not args.retain_output:
+        os.unlink(output_filename)
+    for name in runner.iter_model_names(args):
+        if not any(re.search(pattern, name) for pattern in args.filter or ["."]):
+            continue
+        try:
+            subprocess.check_call([sys.executable, *sys.argv, f"--only={name}"], timeout=args.timeout)
+        except subprocess.CalledProcessError as error:
+            print("Run failed with return code: ", error.returncode, file=sys.stderr)

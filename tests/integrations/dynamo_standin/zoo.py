@@ -1,0 +1,141 @@
+"""A suite of the stand-in: a few models, each of which does one thing."""
+
+# ruff: noqa: ARG002 – the signatures of the one it stands for
+
+from __future__ import annotations
+
+import os
+import signal
+
+import torch
+from common import BenchmarkRunner, main
+from standin_ops import noisy
+from torch._dynamo.testing import collect_results, reduce_to_scalar_loss
+from torch._dynamo.utils import clone_inputs
+
+CALLS = []
+
+
+class Steady(torch.nn.Module):
+    """Two runs agree."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.linear(x).relu()
+
+
+class Noise(torch.nn.Module):
+    def forward(self, x):
+        return noisy(x)
+
+
+class Noisy(Steady):
+    """An op that draws from a generator that nobody resets."""
+
+    def __init__(self):
+        super().__init__()
+        self.noise = Noise()
+
+    def forward(self, x):
+        return self.noise(super().forward(x))
+
+
+class Listed(Noisy):
+    """The same, and the harness has it in a list of models that may differ."""
+
+
+class Exempt(Noisy):
+    """The same, and the harness does not compare its runs."""
+
+
+class Huge(Steady):
+    """The harness runs it in no accuracy check."""
+
+
+class Odd(Steady):
+    """Returns what the harness cannot compare, and we can."""
+
+    def forward(self, x):
+        return super().forward(x), torch.Size([1]), {"a": b"bytes"}
+
+
+class Stranger(Steady):
+    """Returns what nobody can compare."""
+
+    def forward(self, x):
+        return super().forward(x), object()
+
+
+class Signs(Steady):
+    """Every other call returns a zero of the other sign."""
+
+    def forward(self, x):
+        CALLS.append(1)
+        return (x.sum() * 0).abs() * (-1 if len(CALLS) // 2 % 2 else 1)
+
+
+class NotNumbers(Steady):
+    """Returns NaN, in both runs."""
+
+    def forward(self, x):
+        return super().forward(x) * float("nan")
+
+
+class Failing(Steady):
+    """Raises in every run."""
+
+    def forward(self, x):
+        raise ValueError("no such luck")
+
+
+class Refused(Steady):
+    """An op that torch has no deterministic implementation of."""
+
+    def forward(self, x):
+        return super().forward(x).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
+
+
+class Dying(Steady):
+    """Its process is killed."""
+
+
+MODELS = {
+    kind.__name__.lower(): kind
+    for kind in (Steady, Noisy, Listed, Exempt, Huge, Odd, Stranger, Signs, NotNumbers, Failing, Refused, Dying)
+}
+
+
+class ZooRunner(BenchmarkRunner):
+    suite_name = "zoo"
+    non_deterministic_models = frozenset({"listed"})
+    skip_accuracy_check_as_eager_non_deterministic = frozenset({"exempt"})
+    skip_accuracy_checks_large_models_dashboard = frozenset({"huge"})
+
+    def iter_model_names(self, args):
+        return sorted(MODELS)
+
+    def load_model(self, device, model_name, batch_size=None, extra_args=None):
+        if model_name == "dying":
+            os.kill(os.getpid(), signal.SIGKILL)
+        torch.manual_seed(1337)
+        model, inputs = MODELS[model_name]().to(device), [torch.randn(2, 4)]
+        if model_name != "failing":
+            self.validate_model(model_name, model, inputs)
+        return device, model_name, model, inputs, 2
+
+    def forward_pass(self, mod, inputs, collect_outputs=True):
+        return mod(*inputs)
+
+    def forward_and_backward_pass(self, mod, inputs, collect_outputs=True):
+        cloned = clone_inputs(inputs)
+        mod.zero_grad(True)
+        loss = reduce_to_scalar_loss(mod(*cloned))
+        loss.backward()
+        return collect_results(mod, None, loss, cloned) if collect_outputs else None
+
+
+if __name__ == "__main__":
+    main(ZooRunner())

@@ -1,0 +1,307 @@
+"""``hashbench dynamo``: what it refuses, what it starts, and what it makes of what the harness leaves."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dynamo_helpers import SCRIPT, STANDIN, a_session
+
+from hashbench.cli import dynamo, main
+from hashbench.diagnosis.freshrun import fresh_traces
+from hashbench.integrations.dynamo import launch, table
+from hashbench.integrations.dynamo.session import Note, Session, chosen_model, write_note
+from hashbench.integrations.dynamo.subject import HarnessRunner
+from hashbench.records import ModelSpec, RunOptions
+from hashbench.report.load import load_sweep
+
+MINIATURE = """
+import subprocess, sys, os, signal
+
+class BenchmarkRunner:
+    def run_n_iterations(self): ...
+    def deepcopy_and_maybe_parallelize(self): ...
+    def init_optimizer(self): ...
+    def pick_grad(self): ...
+    def check_accuracy(self):
+        reset_rng_state(), reset_rng_state(), reset_rng_state(), same(), clone_inputs(), self.run_n_iterations()
+
+def main(runner):
+    output = next(a.removeprefix("--output=") for a in sys.argv if a.startswith("--output="))
+    only = [a.removeprefix("--only=") for a in sys.argv if a.startswith("--only=")]
+    if not only:
+        for name in ("slow", "killed", "absent"):
+            subprocess.call([sys.executable, *sys.argv, f"--only={name}"])
+        sys.exit(7)
+    if only[0] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if only[0] == "slow":
+        with open(output, "w") as file:
+            file.write("dev,name,batch_size,accuracy\\ncpu,slow,0,timeout\\n")
+"""
+
+
+@pytest.fixture
+def miniature(tmp_path: Path) -> Path:
+    """A harness without torch: its parts have the right names, and one of its children is killed."""
+    folder = tmp_path / "miniature"
+    folder.mkdir()
+    (folder / "common.py").write_text(MINIATURE)
+    (folder / "zoo.py").write_text("from common import BenchmarkRunner, main\nmain(BenchmarkRunner())\n")
+    return folder / "zoo.py"
+
+
+def read(path: Path) -> dict[str, dict[str, str]]:
+    with path.open() as file:
+        return {line["name"]: line for line in csv.DictReader(file)}
+
+
+# ------------------------------------------------------------------------------------------------------ refusals
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert main(["dynamo", *map(str, arguments)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
+
+
+def test_script_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "there is no file" in refusal(capsys, tmp_path / "huggingface.py", "--accuracy")
+
+
+@pytest.mark.parametrize("script", [Path(__file__), STANDIN / "common.py", STANDIN / "standin_ops.py", STANDIN])
+def test_what_is_no_suite_is_refused_in_one_line(capsys: pytest.CaptureFixture[str], script: Path) -> None:
+    assert "nothing was run" in refusal(capsys, script, "--accuracy")
+
+
+def test_file_that_is_no_python_is_refused_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "zoo.py").write_bytes(b"\x00\xff")
+    assert "it is no Python" in refusal(capsys, tmp_path / "zoo.py")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "missing"),
+    [
+        ("class BenchmarkRunner", "class Runner", "class BenchmarkRunner"),
+        ("def check_accuracy", "def check_it", "BenchmarkRunner.check_accuracy"),
+        ("def run_n_iterations", "def run_n_times", "BenchmarkRunner.run_n_iterations"),
+        ("def deepcopy_and_maybe", "def maybe", "BenchmarkRunner.deepcopy_and_maybe_parallelize"),
+        ("            reset_rng_state()\n", "            reset()\n", "call of reset_rng_state"),
+        ("            reset_rng_state()\n            torch", "            torch", "third call of reset_rng_state"),
+        ("not same(", "not alike(", "call of same"),
+    ],
+)
+def test_harness_that_has_moved_on_is_refused_by_the_name_of_what_is_missing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, old: str, new: str, missing: str
+) -> None:
+    folder = shutil.copytree(STANDIN, tmp_path / "newer")
+    source = (folder / "common.py").read_text()
+    assert old in source
+    (folder / "common.py").write_text(source.replace(old, new))
+    error = refusal(capsys, folder / "zoo.py", "--accuracy", "--output", tmp_path / "a.csv")
+    assert f"has no {missing}" in error
+    assert not (tmp_path / "a.hashbench").exists()
+
+
+def test_folder_that_cannot_be_written_is_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert "cannot write" in refusal(capsys, "--results", tmp_path / "file", SCRIPT, "--accuracy")
+
+
+# --------------------------------------------------------------------------------------------------------- flags
+
+
+def test_flags_of_the_harness_are_passed_through_and_ours_are_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[Session] = []
+
+    def run_harness(session: Session, **_: Any) -> int:
+        seen.append(session)
+        return 5
+
+    monkeypatch.setattr(launch, "run_harness", run_harness)
+    monkeypatch.setattr(dynamo, "_write_environment", lambda _: "")
+    theirs = ["--accuracy", "--training", "-d", "cpu", "--trace", "x", "-k", "a b", "--output", str(tmp_path / "a.csv")]
+    assert main(["dynamo", "--trace", "on-demand", "--diagnose-budget", "3", str(SCRIPT), *theirs]) == 5
+    (session,) = seen
+    assert session.arguments == tuple(theirs)
+    assert (session.trace, session.budget, session.mode) == ("on-demand", 3.0, "training")
+    assert session.folder == str(tmp_path / "a.hashbench")
+    assert Session.of(session.environment()) == session
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--output", "/x/a.csv"], "/x/a.csv"),
+        (["--output=a.csv", "--output-directory=/x"], "/x/a.csv"),
+        (["--output", "a.csv"], ""),  # in a folder of torch's, which only the harness knows
+        (["--output", "/x/a.csv", "--disable-output"], ""),
+        (["--output"], ""),
+        ([], ""),
+    ],
+)
+def test_place_of_the_harness_csv_is_read_off_its_flags(arguments: list[str], expected: str) -> None:
+    assert launch.read_flags(arguments).csv == expected
+
+
+def test_last_model_named_counts() -> None:
+    assert chosen_model(["x.py", "--only", "a", "--only=b"]) == "b"
+    assert chosen_model(["x.py", "--only=a", "--only", "b"]) == "b"
+    assert chosen_model(["x.py", "--only"]) == ""
+
+
+# --------------------------------------------------------------------------------------- real processes
+
+
+def test_dead_child_has_a_row_of_ours_and_the_exit_code_is_the_harness_own(
+    miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dynamo, "_write_environment", lambda _: "")
+    users = tmp_path / "users"
+    users.mkdir()
+    (users / "sitecustomize.py").write_text(
+        f"open({str(tmp_path / 'ran')!r}, 'a').write('x')\nimport os\nassert 'HASHBENCH_DYNAMO' in os.environ\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(users))
+    assert main(["dynamo", str(miniature), "--accuracy", f"--output={tmp_path / 'a.csv'}"]) == 7
+    rows = read(tmp_path / "a.hashbench" / "hashbench.csv")
+    assert {name: row["accuracy"] for name, row in rows.items()} == {
+        "slow": "timeout",
+        "killed": "crashed",
+        "absent": "crashed",
+    }
+    assert {name: row["harness_accuracy"] for name, row in rows.items()} == {
+        "slow": "timeout",
+        "killed": "",
+        "absent": "",
+    }
+    assert "ended without a row" in rows["killed"]["error"]
+    assert (tmp_path / "ran").read_text() == "xxxx"
+    assert "ended without a row" in capsys.readouterr().out
+
+
+def test_death_of_the_one_model_asked_for_is_described(
+    miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dynamo, "_write_environment", lambda _: "")
+    command = ["dynamo", str(miniature), "--accuracy", f"--output={tmp_path / 'a.csv'}", "--only=killed"]
+    assert main(command) == 128 + signal.SIGKILL
+    (row,) = read(tmp_path / "a.hashbench" / "hashbench.csv").values()
+    assert row["accuracy"] == "crashed"
+    assert "killed by SIGKILL" in row["error"]
+
+
+def test_run_for_speed_leaves_no_model_that_looks_dead(
+    miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dynamo, "_write_environment", lambda _: "")
+    assert main(["dynamo", str(miniature), "--performance", f"--output={tmp_path / 'b.csv'}", "--only=absent"]) == 0
+    assert "made no accuracy check" in capsys.readouterr().err
+
+
+def test_sweep_of_the_harness_names_the_kernel_in_its_children(tmp_path: Path) -> None:
+    flags = ["--accuracy", "--inference", "-k", "^noisy$", f"--output={tmp_path / 'a.csv'}"]
+    command = [sys.executable, "-m", "hashbench", "dynamo", "--diagnose-budget", "0", str(SCRIPT), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (theirs,), (ours,) = (read(tmp_path / path).values() for path in ("a.csv", "a.hashbench/hashbench.csv"))
+    assert theirs["name"] == ours["name"] == "noisy"
+    assert theirs["accuracy"] == ours["accuracy"] == ours["harness_accuracy"] == "eager_two_runs_differ"
+    assert (ours["kernel"], ours["module"]) == ("standin.noisy.default", "Noisy.noise")
+    sweep = load_sweep(tmp_path / "a.hashbench")
+    assert sweep.kind == "hashbench"
+    assert [(row.suite, row.env in sweep.environments) for row in sweep.rows] == [("zoo", True)]
+
+
+def test_fresh_process_builds_the_model_by_the_harness_own_flags(tmp_path: Path) -> None:
+    output = tmp_path / "a.csv"
+    arguments = {"script": str(SCRIPT), "arguments": ["--accuracy", f"--output={output}"], "only": "steady"}
+    found = fresh_traces(
+        ModelSpec("zoo", "steady", arguments=arguments),
+        RunOptions(),
+        level="on",
+        processes=1,
+        runs=2,
+        fixed_order=False,
+        timeout=600,
+        target=HarnessRunner.fresh_target,
+    )
+    assert found.failures == ()
+    ((first, second),) = found.processes
+    assert first.records == second.records != ()
+    assert not output.exists()
+
+
+# ------------------------------------------------------------------------------------------------ both tables
+
+
+def collected(tmp_path: Path, note: Note, theirs: str, *, ended: str = "") -> list[table.Both]:
+    session = a_session(tmp_path / "ours")
+    session.prepare(anew=True)
+    path = tmp_path / "a.csv"
+    path.write_text("dev,name,batch_size,accuracy\n" + theirs)
+    write_note(session, Note(note.name, status=note.status, csv=str(path), problem=note.problem))
+    return table.collect(session, ended=ended)
+
+
+@pytest.mark.parametrize(
+    ("word", "ours"),
+    [
+        ("pass", "pass"),
+        ("fail_accuracy", "pass"),
+        ("fail_to_run", "pass"),
+        ("OOM", "pass"),
+        ("timeout", "timeout"),
+        ("model_fail_to_load", "model_fail_to_load"),
+        ("infra_error", "crashed"),
+        ("fail_to_run_at_batch_4", "pass_due_to_skip"),
+    ],
+)
+def test_word_of_a_row_that_only_the_harness_has(tmp_path: Path, word: str, ours: str) -> None:
+    (both,) = collected(tmp_path, Note("m"), f"cpu,m,0,{word}\n")
+    assert (both.row.accuracy, both.harness_accuracy, both.row.batch_size) == (ours, word, None)
+
+
+def test_model_that_timed_out_after_its_row_shows_both_words(tmp_path: Path) -> None:
+    (both,) = collected(tmp_path, Note("m", status="pass"), "cpu,m,4,pass\ncpu,m,0,timeout\n")
+    assert (both.row.accuracy, both.harness_accuracy) == ("pass", "pass, timeout")
+
+
+def test_status_that_lands_in_the_column_of_a_tag_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("dev,name,batch_size,tag,accuracy\ncpu,m,0,eager_fail_to_run,0\ncpu,n,4,t,pass\n")
+    found = table.read_harness_rows(tmp_path / "a.csv")
+    assert [(row.name, row.accuracy) for row in found] == [("m", "eager_fail_to_run"), ("n", "pass")]
+
+
+def test_model_that_still_runs_is_not_called_dead(tmp_path: Path) -> None:
+    assert collected(tmp_path, Note("m"), "") == []
+    (both,) = collected(tmp_path, Note("m"), "", ended="it died")
+    assert (both.row.accuracy, both.row.error) == ("crashed", "it died")
+
+
+def test_texts_of_models_are_defused(tmp_path: Path) -> None:
+    rows = collected(tmp_path, Note("=cmd()", status="=evil()"), "")
+    path = table.write(a_session(tmp_path / "ours"), rows)
+    assert "'=cmd()" in path.read_text()
+    assert path.read_text().splitlines()[1].endswith(",'=evil()")
+
+
+def test_new_sweep_begins_anew_and_one_model_is_added(tmp_path: Path) -> None:
+    session = a_session(tmp_path / "ours")
+    session.prepare(anew=True)
+    write_note(session, Note("m", status="pass"))
+    session.prepare(anew=False)
+    assert len(table.collect(session)) == 1
+    session.prepare(anew=True)
+    assert table.collect(session) == []

@@ -1,0 +1,232 @@
+"""Functions in place of models: what their runs share, what they do not, and what they are compared by."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hashbench.integrations.functioncopy import FunctionCall, fresh_copy
+from hashbench.integrations.functionrunner import FunctionRunner, device_of
+from hashbench.records import HashbenchError, Row, RunOptions
+
+OPTIONS = RunOptions(diagnose_budget=0)
+
+
+def examine(function, *args, options: RunOptions = OPTIONS, every_op: bool = False, **kwargs) -> Row:
+    return FunctionRunner(FunctionCall.of(function, args, kwargs), options, every_op=every_op).examine("it")
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.layer(x)
+
+    def twice(self, x: torch.Tensor) -> torch.Tensor:
+        return self(self(x))
+
+
+# ------------------------------------------------------------------------------------------------------- copies
+
+
+def test_what_shares_memory_or_refers_to_each_other_still_does_in_the_copy() -> None:
+    base, net = torch.zeros(4), Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1)
+    call = fresh_copy(FunctionCall(print, (base, base[1:3], net), {"optimizer": optimizer}))
+    call.args[0][1] = 7
+
+    assert call.args[1].tolist() == [7, 0]
+    assert call.kwargs["optimizer"].param_groups[0]["params"][0] is call.args[2].layer.weight
+    assert call.args[2] is not net
+    assert base.tolist() == [0, 0, 0, 0]
+
+
+def test_a_tensor_in_the_middle_of_a_graph_is_copied_as_a_leaf() -> None:
+    middle = torch.ones(2, requires_grad=True) * 3
+    copied = fresh_copy(FunctionCall(print, ([middle],))).args[0][0]
+
+    assert copied.is_leaf
+    assert copied.requires_grad
+    assert copied.tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("bind", [lambda net: net, lambda net: net.twice, lambda net: functools.partial(net.forward)])
+def test_a_module_that_is_called_is_copied(bind) -> None:
+    net = Net()
+    assert examine(bind(net), torch.ones(2)).accuracy == "pass"
+    assert net.calls == 0
+
+
+def test_of_fixtures_only_what_carries_random_or_trained_state_is_copied() -> None:
+    lock, generator, net, numbers = threading.Lock(), random.Random(1), Net(), np.random.default_rng(1)
+    fixtures = {"lock": lock, "nested": [{"net": net, "lock": lock}], "generator": generator, "numbers": numbers}
+    copied = fresh_copy(FunctionCall(print, (), fixtures, wholly=False)).kwargs
+
+    assert copied["lock"] is lock
+    assert copied["nested"][0]["lock"] is lock
+    assert copied["nested"][0]["net"] is not net
+    assert copied["generator"] is not generator
+    assert copied["numbers"].random() == numbers.random()
+
+
+# ----------------------------------------------------------------------------------------------- what is compared
+
+
+def entropy() -> float:
+    return random.SystemRandom().random()
+
+
+def write_into(x: torch.Tensor) -> int:
+    x.fill_(entropy())
+    return 1
+
+
+def gradient_of(x: torch.Tensor) -> int:
+    (x * entropy()).sum().backward()
+    return 1
+
+
+def train(net: nn.Module) -> int:
+    (net.layer(torch.ones(2)) * entropy()).sum().backward()
+    return 1
+
+
+def step(optimizer: torch.optim.Optimizer, net: nn.Module) -> int:
+    for parameter in net.parameters():
+        parameter.grad = torch.full_like(parameter, entropy())
+    optimizer.step()
+    return 1
+
+
+def test_an_argument_that_is_written_differently_is_a_difference() -> None:
+    assert examine(write_into, torch.ones(2)).differing_results == "input.0"
+
+
+def test_a_gradient_of_an_argument_that_differs_is_a_difference() -> None:
+    row = examine(gradient_of, x=torch.ones(2, requires_grad=True))
+    assert (row.accuracy, row.differing_results) == ("eager_two_runs_differ", "input_grad.x")
+
+
+def test_gradients_of_a_module_are_compared() -> None:
+    assert examine(train, Net()).differing_results == "grad.0.layer.weight, grad.0.layer.bias"
+
+
+def test_the_state_of_an_optimizer_is_compared() -> None:
+    net = Net()
+    row = examine(step, torch.optim.SGD(net.parameters(), lr=0, momentum=0.5), net)
+    assert "optimizer.0.0.momentum_buffer" in row.differing_results
+
+
+@pytest.mark.parametrize(("every_op", "accuracy"), [(False, "pass"), (True, "eager_two_runs_differ")])
+def test_an_op_whose_result_is_dropped_counts_where_every_op_does(every_op: bool, accuracy: str) -> None:
+    def dropped() -> torch.Tensor:
+        torch.ones(1) * entropy()
+        return torch.ones(1)
+
+    assert examine(dropped, every_op=every_op).accuracy == accuracy
+
+
+def test_a_function_that_returns_nothing_is_compared_by_its_ops() -> None:
+    row = examine(lambda: torch.full((2,), entropy()).sum() and None)
+    assert (row.accuracy, row.kernel) == ("eager_two_runs_differ", "aten.full.default")
+
+
+def test_a_second_run_without_any_op_is_a_difference() -> None:
+    ops = iter([True])
+    row = examine(lambda: torch.ones(1) and None if next(ops, False) else None)
+    assert (row.accuracy, row.origin) == ("eager_two_runs_differ", "sequence")
+
+
+def test_a_function_that_does_nothing_shows_nothing() -> None:
+    with pytest.raises(HashbenchError, match=r"nothing to compare: .* ran no op .* allow_empty=True"):
+        examine(lambda: None)
+
+
+# ---------------------------------------------------------------------------------------------------- how it runs
+
+
+def test_modules_are_named_by_their_class_and_several_by_their_place() -> None:
+    def both(one: Net, other: Net) -> torch.Tensor:
+        return one.layer(other.layer(torch.ones(2))) * entropy() + one(torch.ones(2))
+
+    single = examine(lambda net: net(torch.full((2,), entropy())), Net())
+    several = examine(lambda x, nets: nets["b"](x * entropy()), torch.ones(2), nets={"a": Net(), "b": Net()})
+
+    assert (single.kernel, several.kernel) == ("aten.full.default", "aten.mul.Tensor")
+    assert "calls" not in single.differing_results
+    assert examine(both, Net(), Net()).kernel == "aten.mul.Tensor"
+
+
+def refused() -> torch.Tensor:
+    """Torch has no deterministic implementation of this on the CPU."""
+    return torch.zeros(4).put_(torch.tensor([1]), torch.ones(1), accumulate=False)
+
+
+@pytest.mark.filterwarnings("ignore:put_ does not have a deterministic implementation")
+def test_an_op_that_is_refused_is_run_again_with_warnings() -> None:
+    row = examine(refused, options=RunOptions(deterministic="on", diagnose_budget=0))
+    assert (row.accuracy, row.deterministic, row.nondeterministic_op) == ("pass", "warn", "aten.put_.default")
+
+
+def test_an_op_that_the_callers_own_settings_refuse_raises_as_it_does_there() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(RuntimeError, match="deterministic implementation") as caught:
+            examine(refused)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert caught.value.__notes__ == ["(hashbench: raised in run 1 of 2)"]
+
+
+def test_each_run_begins_in_the_same_place_and_random_state(tmp_path) -> None:
+    seen = []
+
+    def wandering() -> torch.Tensor:
+        seen.append((os.getcwd(), random.random(), np.random.rand()))  # noqa: PTH109
+        os.chdir(tmp_path)
+        return torch.ones(1)
+
+    assert examine(wandering, options=RunOptions(runs=3, diagnose_budget=0)).runs == 3
+    assert len(set(seen)) == 1
+
+
+def test_what_a_function_raises_while_its_difference_is_diagnosed_stays_in_the_evidence() -> None:
+    runs = iter(range(5))
+
+    def fails_later() -> torch.Tensor:
+        if next(runs, None) is None:
+            raise SystemError("too often")
+        return torch.full((1,), entropy())
+
+    row = examine(fails_later, options=RunOptions(diagnose_budget=2, replays=2))
+
+    assert row.accuracy == "eager_two_runs_differ"
+    assert "a run failed: SystemError: too often" in row.evidence
+
+
+def test_an_interrupt_ends_a_diagnosis() -> None:
+    runs = iter(range(3))
+
+    def interrupted() -> torch.Tensor:
+        if next(runs, None) is None:
+            raise KeyboardInterrupt
+        return torch.full((1,), entropy())
+
+    with pytest.raises(KeyboardInterrupt):
+        examine(interrupted)
+
+
+def test_the_device_is_that_of_the_arguments() -> None:
+    assert device_of(FunctionCall(print, (torch.ones(1), Net()))) == "cpu"
+    assert device_of(FunctionCall(print, (torch.ones(1), [nn.Linear(1, 1, device="meta")]))) == "meta"

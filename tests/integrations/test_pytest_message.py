@@ -1,0 +1,98 @@
+"""The five lines of a failure, from rows written by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hashbench.causes.remedies import ADVICE
+from hashbench.integrations.pytest_message import five_lines
+from hashbench.records import Row
+
+FOLDER = Path("kept")
+ROW = Row(
+    "cpu",
+    "test_op",
+    None,
+    "eager_two_runs_differ",
+    ops=7,
+    origin="kernel",
+    kernel="aten.index_add_.default",
+    op_index=2,
+    phase="backward",
+    module="Net.embed",
+    source="net.py:12 forward",
+    detail="the output differs although every input is equal",
+    cause="accumulation_order",
+    confidence="proven",
+    because="0 of 20 with one thread",
+    evidence="call/repeat 20/20; call/clocks not run (torch's own kernels read no clock); call/one_thread 0/20",
+    trials=20,
+    rate_of="replays",
+    rate=0.5,
+    rate_low=0.3,
+    rate_high=0.7,
+    differing_results="output.0",
+    differing_elements=12,
+    max_abs_diff=9.54e-07,
+    max_ulp=3,
+    advice="Sort the targets.",
+    repro="repro/x",
+    reproduced="yes: 20 of 20 calls differ",
+    traces="traces/x.run1.log traces/x.run2.log",
+)
+
+
+def test_a_whole_diagnosis() -> None:
+    assert five_lines(ROW, folder=FOLDER).splitlines() == [
+        "test_op: runs differ in output.0 (12 elements, by at most 9.54e-07, 3 ULP); "
+        "10 of 20 replays differed from the first, 30% to 70%",
+        "first divergence: aten.index_add_.default (backward, op 3 of 7, in Net.embed, at net.py:12 forward): "
+        "the output differs although every input is equal",
+        "cause: accumulation_order, proven: 0 of 20 with one thread",
+        "evidence (outcomes that differ): call/repeat 20/20; call/one_thread 0/20",
+        "to do: Sort the targets. repro: kept/repro/x (yes: 20 of 20 calls differ); traces: kept/traces",
+    ]
+
+
+def test_what_is_not_known_is_said_to_be_unknown() -> None:
+    bare = Row("cpu", "test_op", None, "eager_two_runs_differ", differing_results="output")
+
+    assert five_lines(bare, folder=FOLDER).splitlines() == [
+        "test_op: runs differ in output; how often is not known",
+        "first divergence: not in any op that was traced",
+        "cause: not looked for",
+        "evidence: none gathered; seen again in a further pair: not tried",
+        "to do: let the diagnosis run (diagnose=True).",
+    ]
+
+
+def test_arms_for_which_time_was_lacking_are_shown() -> None:
+    evidence = "pair/pair 3/3; pair/clocks not run (budget); pair/entropy not run (budget)"
+    text = five_lines(replace(ROW, evidence=evidence), folder=FOLDER)
+    assert "differ): pair/pair 3/3; not run for lack of time: pair/clocks, pair/entropy\n" in text
+
+
+@pytest.mark.parametrize("cause", ["unreproduced", "unknown"])
+def test_no_advice_names_flags_that_pytest_lacks(cause: str) -> None:
+    row = replace(ROW, cause=cause, advice=ADVICE[cause])
+    remedy = five_lines(row, folder=FOLDER).splitlines()[-1]
+
+    assert "--" in ADVICE[cause]
+    assert "--" not in remedy
+    assert "hashbench_replays" in remedy
+
+
+def test_only_that_advice_names_flags() -> None:
+    assert {cause for cause, advice in ADVICE.items() if "--" in advice} == {"unreproduced", "unknown"}
+
+
+@pytest.mark.parametrize("text", ["two\nlines", "a\rb\x85c\u2028d", "\x1b[31mred\x07", "long " * 1000])
+def test_texts_of_the_code_under_test_stay_on_their_line(text: str) -> None:
+    row = replace(ROW, name=text, detail=text, because=text, evidence=text, advice=text, differing_results=text)
+    lines = five_lines(row, folder=FOLDER).splitlines()
+
+    assert len(lines) == 5
+    assert all(line.isprintable() and len(line) <= 500 for line in lines)

@@ -1,0 +1,132 @@
+"""The ``huggingface`` suite and its small variant: the data, and one small model for every task."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import pytest
+import torch
+
+from hashbench.records import HashbenchError
+from hashbench.suites import catalog, load
+from hashbench.suites.huggingface import OFFLINE
+from hashbench.suites.huggingface_inputs import TASKS
+
+SPECS = {spec.name: spec for spec in catalog("huggingface")}
+SMALL = {spec.name: spec for spec in catalog("huggingface_tiny")}
+OF_TASK = {
+    "masked_lm": "BigBird",
+    "causal_lm": "MixtralForCausalLM",
+    "text_to_text": "T5Small",
+    "question_answering": "BertForQuestionAnswering",
+    "sequence_classification": "GPT2ForSequenceClassification",
+    "speech_recognition": "Wav2Vec2ForCTC",
+    "speech_to_text": "openai/whisper-tiny",
+    "audio_classification": "ASTForAudioClassification",
+    "image_classification": "ViTForImageClassification",
+    "semantic_segmentation": "SegformerForSemanticSegmentation",
+    "object_detection": "DetrForObjectDetection",
+    "image_text_matching": "CLIPModel",
+    "image_text_to_text": "LlavaForConditionalGeneration",
+}
+
+
+def test_the_small_variant_has_the_same_names_tasks_and_classes():
+    kept = ("name", "task", "family", "default", "skip_training", "skip_inference")
+    facts = [
+        {name: ([getattr(spec, field) for field in kept], spec.arguments.get("class")) for name, spec in specs.items()}
+        for specs in (SPECS, SMALL)
+    ]
+    assert facts[0] == facts[1]
+
+
+def test_the_small_variant_is_small():
+    assert max(spec.parameters for spec in SMALL.values()) < 1e6
+    assert all(SMALL[name].parameters < SPECS[name].parameters for name in SPECS)
+
+
+def test_every_task_is_known_every_family_is_in_the_default_sweep_and_every_task_has_its_example():
+    assert {spec.task for spec in SPECS.values()} == set(TASKS) == set(OF_TASK)
+    assert {spec.family for spec in SPECS.values()} == {spec.family for spec in SPECS.values() if spec.default}
+    assert {name: SPECS[name].task for name in OF_TASK.values()} == {name: task for task, name in OF_TASK.items()}
+
+
+def test_every_class_is_known_to_transformers():
+    import transformers
+
+    known = set(dir(transformers))
+    assert [name for name, spec in SPECS.items() if spec.arguments.get("class", name) not in known] == []
+
+
+@pytest.mark.usefixtures("no_network")
+@pytest.mark.parametrize("name", OF_TASK.values(), ids=OF_TASK)
+def test_a_small_model_of_each_task_runs_and_learns_without_network(name):
+    torch.manual_seed(1337)
+    inference = load(SMALL[name], mode="inference")
+    assert inference.loss is None
+    assert not {"labels", "start_positions", "return_loss"} & set(inference.inputs)
+    assert sum(parameter.numel() for parameter in inference.module.parameters()) == SMALL[name].parameters
+    with torch.no_grad():
+        output = inference.module.eval()(**inference.inputs)
+    assert getattr(output, "loss", None) is None
+    assert getattr(output, "past_key_values", None) is None
+
+    training = load(SMALL[name], mode="training")
+    loss = training.loss(training.module.train()(**training.inputs))
+    loss.backward()
+    assert (loss.shape, bool(loss.isfinite())) == ((), True)
+    assert any(parameter.grad is not None and parameter.grad.any() for parameter in training.module.parameters())
+
+
+def test_a_batch_size_reaches_every_input():
+    workload = load(SMALL["T5Small"], batch_size=3, mode="training")
+    assert {name: len(value) for name, value in workload.inputs.items()} == dict.fromkeys(workload.inputs, 3)
+
+
+def test_a_seed_makes_the_same_model_and_inputs_again():
+    made = []
+    for _ in range(2):
+        torch.manual_seed(1337)
+        workload = load(SMALL["BertForQuestionAnswering"], mode="training")
+        made.append([*workload.inputs.values(), *workload.module.state_dict().values()])
+    assert all(torch.equal(first, second) for first, second in zip(*made, strict=True))
+
+
+def test_transformers_is_told_to_stay_offline_and_the_environment_is_put_back(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
+    seen = {}
+
+    def build(_spec):
+        seen.update({name: os.environ.get(name) for name in OFFLINE})
+        raise KeyError
+
+    monkeypatch.setattr("hashbench.suites.huggingface._build", build)
+    with pytest.raises(KeyError):
+        load(SMALL["T5Small"], mode="inference")
+    assert seen == OFFLINE
+    assert (os.environ["HF_HUB_OFFLINE"], "TRANSFORMERS_OFFLINE" in os.environ) == ("0", False)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"task": "divination"}, r"unknown task 'divination'.*Known tasks: masked_lm"),
+        (
+            {"arguments": {"class": "GoneForCausalLM"}},
+            r"has no GoneForCausalLM: T5Small cannot be built.*Install another",
+        ),
+    ],
+    ids=["task", "class"],
+)
+def test_what_cannot_be_built_says_why(changed, said):
+    with pytest.raises(HashbenchError, match=said):
+        load(dataclasses.replace(SMALL["T5Small"], **changed), mode="inference")
+
+
+def test_a_task_that_lacks_its_length_says_so():
+    spec = SMALL["Wav2Vec2ForCTC"]
+    spec = dataclasses.replace(spec, arguments={"config": spec.arguments["config"]})
+    with pytest.raises(HashbenchError, match="Wav2Vec2ForCTC has no target_length among its arguments"):
+        load(spec, mode="training")

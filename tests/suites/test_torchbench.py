@@ -1,0 +1,99 @@
+"""The suite of pytorch/benchmark, with a stand-in for its package that has the same names."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from hashbench.records import HashbenchError, ModelSpec
+from hashbench.suites import catalog, choose, how_to_install, load, require
+
+REGISTRY = """
+    from pathlib import Path
+
+    def _list_model_paths():
+        return [str(path) for path in sorted(Path(__file__).parent.joinpath("models").iterdir()) if path.is_dir()]
+"""
+MODEL = """
+    import torch
+
+    class Model:
+        ALLOW_CUSTOMIZE_BSIZE = {settable}
+
+        def __init__(self, test, device, batch_size=None, extra_args=()):
+            self.test, self.device, self.batch_size = test, device, batch_size or 9
+
+        def get_module(self):
+            inputs = torch.full((self.batch_size, 2), 1.0 if self.test == "train" else 0.0, device=self.device)
+            return torch.nn.Linear(2, 2), (inputs,)
+"""
+FILES = {
+    "__init__.py": REGISTRY,
+    "models/__init__.py": "",
+    "models/alexnet/__init__.py": MODEL.format(settable=True),
+    "models/own_size/__init__.py": MODEL.format(settable=False),
+    "models/nothing/__init__.py": "",
+}
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """``torchbenchmark`` with these models, importable here and in children; forgotten afterwards."""
+    for name, text in FILES.items():
+        path = tmp_path / "torchbenchmark" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    yield tmp_path / "torchbenchmark"
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchbenchmark"]:
+        del sys.modules[name]
+
+
+def test_the_registry_says_which_models_there_are_and_the_data_what_is_known(installed):
+    assert [(spec.name, spec.batch_size) for spec in catalog("torchbench")] == [
+        ("alexnet", 4),
+        ("nothing", 4),
+        ("own_size", 4),
+    ]
+    (installed / "models" / "cm3leon_generate").mkdir()
+    known = {spec.name: spec.skip_inference for spec in catalog("torchbench")}
+    assert known["cm3leon_generate"] == "runs on CUDA only"
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("name", "mode", "rows", "value"),
+    [("alexnet", "training", 4, 1.0), ("alexnet", "inference", 4, 0.0), ("own_size", "inference", 9, 0.0)],
+)
+def test_a_model_is_built_as_its_benchmark_builds_it(name, mode, rows, value):
+    workload = load(ModelSpec(suite="torchbench", name=name, batch_size=4), mode=mode)
+    assert torch.equal(workload.inputs[0], torch.full((rows, 2), value))
+    assert workload.loss is None
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_folder_without_a_model_says_so():
+    with pytest.raises(NotImplementedError, match=r"torchbenchmark\.models\.nothing has no class Model"):
+        load(ModelSpec(suite="torchbench", name="nothing", batch_size=4), mode="inference")
+
+
+def test_a_broken_registry_is_one_line(installed):
+    (installed / "__init__.py").write_text("raise ImportError('no components')")
+    with pytest.raises(
+        HashbenchError, match=r"cannot use torchbench as a suite: its import raised ImportError: no com"
+    ):
+        catalog("torchbench")
+
+
+def test_without_the_package_models_are_listed_but_not_swept():
+    assert "BERT_pytorch" in [spec.name for spec in catalog("torchbench")]
+    assert how_to_install("torchbench").startswith("git clone")
+    with pytest.raises(HashbenchError, match="cannot sweep torchbench: the package torchbenchmark is not installed"):
+        require(["torchvision", "torchbench"])
+    chosen = choose(["all"])
+    assert "torchbench" not in chosen.suites
+    assert any(note.startswith("torchbench is left out: not installed: git clone") for note in chosen.notes)
