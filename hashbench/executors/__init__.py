@@ -1,13 +1,19 @@
 """Where models run: an executor starts isolated workers, enforces the time limit and says how each one ended.
 
 It knows nothing of CSV files, of resuming or of what a row means: :mod:`hashbench.sweep` does. A worker
-leaves its row in the file that its task names (:mod:`hashbench.worker`); only that file counts.
+leaves its row in the file that its task names (:mod:`hashbench.worker`); only that file counts. An executor of several
+machines brings that file, the log, traces and repros into the results folder before it says that the task ended.
+
+Which task runs when is the sweep's decision (:mod:`hashbench.schedule`), within the :class:`Room` that the executor
+offers: an executor of one machine lets the sweep share out its cores and its memory; one that places tasks itself
+offers neither and looks at ``Task.memory_mib`` and ``Task.alone``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from hashbench.records import ModelSpec, RunOptions
 
@@ -18,6 +24,9 @@ class Task:
 
     ``target`` names the function ``(spec, options) -> Row`` as ``module:function``. The worker writes the row as JSON
     to ``row_path`` and everything the model prints to ``log_path``. ``timeout`` is in seconds, from start to end.
+    ``cpus`` are the cores that the worker may use (empty: any); ``memory_mib`` is the peak that an earlier sweep saw,
+    or an estimate (``None``: not known). ``alone``: no other task may run on the same machine meanwhile, because an
+    attempt beside others was killed or ran out of memory, or because the task takes more than the machine has.
     """
 
     key: str
@@ -27,6 +36,26 @@ class Task:
     row_path: str
     log_path: str
     timeout: float
+    cpus: tuple[int, ...] = ()
+    memory_mib: float | None = None
+    alone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the workers of an executor have, as far as the sweep shares it out.
+
+    ``threads`` is what each worker gets where ``--threads`` does not say (``None``: torch's own choice); it is the same
+    for all, since results of different thread counts are not comparable. ``slots`` holds the cores of each worker
+    that can run at once, as many entries as the capacity (empty: nothing is pinned). ``memory_mib`` is what all
+    workers together may take (``None``: the sweep does not look at memory). ``isolates``: the executor itself keeps
+    a task that is ``alone`` from all others, so that the sweep need not wait until nothing else runs.
+    """
+
+    threads: int | None = None
+    slots: tuple[tuple[int, ...], ...] = ()
+    memory_mib: float | None = None
+    isolates: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +64,10 @@ class Ended:
 
     ``wall_seconds`` counts from the request for a worker until it was reaped. ``exit_code`` is negative for a signal.
     ``timed_out`` says that the executor ended it. ``storage_error`` is not empty when the worker could not
-    write into the results folder: that is a fault of the machine, not of the model.
+    write into the results folder: that is a fault of the machine, not of the model. ``retried`` says how earlier
+    attempts ended where the executor repeated the task by itself (a machine was lost). ``environment`` is the
+    fingerprint of the machine where it is not the sweep's own: the sweep keeps it, and the row gets its ``key``. It is
+    empty where nobody knows which machine it was.
     """
 
     task: Task
@@ -43,6 +75,8 @@ class Ended:
     exit_code: int
     timed_out: bool = False
     storage_error: str = ""
+    retried: str = ""
+    environment: Mapping[str, Any] | None = None
 
 
 class Executor(Protocol):
@@ -50,7 +84,11 @@ class Executor(Protocol):
 
     @property
     def capacity(self) -> int:
-        """How many tasks may run at once."""
+        """How many tasks may run at once; asked again before every task, it may change."""
+
+    @property
+    def room(self) -> Room:
+        """What there is to share out; asked once, before :meth:`start`."""
 
     def start(self, *, target: str) -> None:
         """Get ready to run tasks of ``target``; may take seconds.
@@ -63,7 +101,8 @@ class Executor(Protocol):
         """Start a worker for ``task``. The caller keeps to :attr:`capacity`."""
 
     def wait(self) -> tuple[Ended, ...]:
-        """Block until at least one running task ends, by itself or by its time limit. Empty if none is running."""
+        """Block until at least one running task ends, by itself or by its time limit. Empty if none is running, or
+        when :attr:`capacity` grew."""
 
     def close(self) -> None:
         """End every running worker and all it started, without a result. Can be called more than once."""

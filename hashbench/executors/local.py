@@ -23,15 +23,19 @@ from typing import Any
 
 import psutil
 
-from hashbench import worker
-from hashbench.executors import Ended, Task
+from hashbench import machine, worker
+from hashbench.executors import Ended, Room, Task
 from hashbench.records import HashbenchError
+from hashbench.variables import variables
 
 DEFAULT_PRELOAD = ("hashbench.preload",)
 
 WORKER_VARIABLES: Mapping[str, str] = types.MappingProxyType({"OMP_WAIT_POLICY": "PASSIVE"})
 """What the server has in its environment unless the caller set it. OpenMP threads that wait sleep instead of spinning:
 on a machine that also does something else that is several times faster. It does not change what is computed."""
+
+SHARE_OF_MEMORY = 0.9
+"""Of the memory that is available at the start: what workers may be expected to take together."""
 
 LAST_WAIT = 10.0
 """Seconds that a killed process gets to vanish; only one stuck in the kernel needs longer."""
@@ -61,6 +65,14 @@ class LocalExecutor:
         self._preload = ["hashbench.worker", *preload]
         self._context = multiprocessing.get_context("forkserver")
         self._running: list[_Running] = []
+
+    @property
+    def room(self) -> Room:
+        """Cores and memory of this machine. One worker at a time gets all there is, and torch chooses its threads."""
+        if self.capacity == 1:
+            return Room()
+        slots = machine.divided(machine.cores(), workers=self.capacity)
+        return Room(threads=len(slots[0]), slots=slots, memory_mib=SHARE_OF_MEMORY * machine.available_memory_mib())
 
     def start(self, *, target: str) -> None:
         """Start the fork server, if it does not run yet, and let a first process import ``target``."""
@@ -152,20 +164,9 @@ def _start_server(preload: list[str]) -> None:
         server._stop()  # does nothing where none runs; a running one cannot preload anything more
     forkserver.set_forkserver_preload(preload)
     resource_tracker.ensure_running()  # first, because it unblocks SIGINT
-    with _interrupt_blocked(), _caller_path(), _worker_variables():
+    # OpenMP reads its variables once, when torch is loaded: the server must be born with them.
+    with _interrupt_blocked(), _caller_path(), variables(WORKER_VARIABLES, unless_set=True):
         forkserver.ensure_running()
-
-
-@contextlib.contextmanager
-def _worker_variables() -> Iterator[None]:
-    """OpenMP reads its variables once, when torch is loaded: the server must be born with them."""
-    added = {name: value for name, value in WORKER_VARIABLES.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            del os.environ[name]
 
 
 @contextlib.contextmanager

@@ -1,0 +1,171 @@
+"""One night: every suite swept in both modes, one after the other, and a report on what changed.
+
+A night is the folder ``<root>/<label>``. Each suite and mode has a sweep folder ``<suite>_<mode>`` in it, which can be
+resumed, and ``night.json`` says which of them there are to be and what went wrong with each, so that a night that was
+killed never looks like a whole one. Nothing here knows how a sweep is made or imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from hashbench.files import replace_file
+from hashbench.records import HashbenchError
+from hashbench.report.assessment import Assessment, assess
+from hashbench.report.junit import as_junit
+from hashbench.report.load import NIGHT_FILE
+from hashbench.report.markdown import as_markdown
+
+NIGHT_SCHEMA = 1
+"""Version of ``night.json``."""
+
+HTML_FILE, MARKDOWN_FILE, JUNIT_FILE = "report.html", "report.md", "junit.xml"
+
+_NOT_ENDED = "its sweep did not end"
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One sweep of a night: of ``suite`` in ``mode``, of the models ``only`` (none: as the flags say), in ``folder``.
+    ``error`` says what went wrong, and is empty where nothing did."""
+
+    suite: str
+    mode: str
+    folder: Path
+    only: tuple[str, ...] = ()
+    error: str = ""
+
+    @property
+    def name(self) -> str:
+        """What the rows of its sweep have as their suite."""
+        return suite_name(self.suite)
+
+
+Sweeper = Callable[[Part], None]
+"""Makes or resumes the sweep of a part; raises :class:`HashbenchError` where that cannot be."""
+
+
+def night_folder(root: Path, label: str) -> Path:
+    """The folder of the night ``label`` in ``root``.
+
+    Raises:
+        HashbenchError: the label is no name of a folder.
+    """
+    if not _LABEL.fullmatch(label):
+        raise HashbenchError(
+            f"{label!r} is no label of a night", consequence="nothing was run", tip="Use letters, digits, dots, dashes."
+        )
+    return root / label
+
+
+def plan(suites: Sequence[str], modes: Sequence[str], *, folder: Path) -> tuple[Part, ...]:
+    """The parts of a night, suite by suite; a zoo file is called as it is without its ending.
+
+    Raises:
+        HashbenchError: two suites would have one folder.
+    """
+    names = {suite: suite_name(suite) for suite in suites}
+    twice = sorted(name for name in set(names.values()) if list(names.values()).count(name) > 1)
+    if twice:
+        raise HashbenchError(
+            f"two suites are called {twice[0]}", consequence="nothing was run", tip="Rename one of the files."
+        )
+    return tuple(Part(suite, mode, folder / f"{names[suite]}_{mode}") for suite in suites for mode in modes)
+
+
+def suite_name(suite: str) -> str:
+    """The name of a suite; that of a zoo file without its folder and ending."""
+    return Path(suite).stem if suite.endswith(".py") else suite
+
+
+def sweep_all(parts: Sequence[Part], *, folder: Path, sweep: Sweeper, command_line: Sequence[str] = ()) -> None:
+    """Sweep one part after the other and keep in ``night.json`` how each ended; one that cannot be swept stops no
+    other.
+
+    Raises:
+        HashbenchError: the folder cannot be written.
+        KeyboardInterrupt: and whatever else ends the process; ``night.json`` then says which parts did not end.
+    """
+    began = datetime.now(UTC).isoformat(timespec="seconds")
+    # A part that cannot be swept has its reason already.
+    ended = [replace(part, error=part.error or _NOT_ENDED) for part in parts]
+    _write_night(folder, ended, began=began, command_line=command_line)
+    for place, part in enumerate(parts):
+        if not part.error:
+            ended[place] = replace(part, error=_swept(part, sweep))
+            _write_night(folder, ended, began=began, command_line=command_line)
+
+
+def _swept(part: Part, sweep: Sweeper) -> str:
+    try:
+        sweep(part)
+    except HashbenchError as error:
+        return str(error)
+    return ""
+
+
+def _write_night(folder: Path, parts: Sequence[Part], *, began: str, command_line: Sequence[str]) -> None:
+    content = {
+        "schema": NIGHT_SCHEMA,
+        "began": began,
+        "command_line": list(command_line),
+        "parts": [
+            {"suite": part.name, "mode": part.mode, "folder": part.folder.name, "error": part.error} for part in parts
+        ],
+    }
+    write_report(folder / NIGHT_FILE, json.dumps(content, indent=2) + "\n")
+
+
+# --------------------------------------------------------------------------------------------------- reports
+
+
+def report(root: Path, *, folder: Path, expected: Path | None) -> Assessment:
+    """Judge the night in ``folder`` against what is expected and the nights before it in ``root``, and write its
+    reports beside its sweeps: HTML, Markdown and JUnit XML.
+
+    Raises:
+        HashbenchError: the folders cannot be read, or the reports not written.
+    """
+    found = assess([root], expected=expected, until=folder)
+    for name, text in (
+        (MARKDOWN_FILE, as_markdown(found.history, found.judged)),
+        (JUNIT_FILE, as_junit(found.history, found.judged)),
+        (HTML_FILE, html_of(found, title=f"hashbench {folder.name}")),
+    ):
+        write_report(folder / name, text)
+    return found
+
+
+def html_of(found: Assessment, *, title: str) -> str:
+    """The HTML page, with the traces that its rows name."""
+    from hashbench.report.excerpts import read_excerpts
+    from hashbench.report.html import render_html
+
+    return render_html(
+        found.history,
+        judged=found.judged,
+        excerpts=read_excerpts(found.history),
+        title=title,
+        now=datetime.now(UTC),
+    )
+
+
+def write_report(path: Path, text: str) -> None:
+    """Give ``path`` the content ``text``, whole or not at all; its folder is made.
+
+    Raises:
+        HashbenchError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, text.encode("utf-8", "replace").decode())
+    except OSError as error:
+        raise HashbenchError(
+            f"cannot write {path}", consequence=error.strerror or str(error), tip="Choose another folder or file."
+        ) from error

@@ -1,0 +1,396 @@
+"""Sweeps on a real Ray cluster of this machine: a head that runs no models and two machines as processes, which do.
+
+Models are stand-ins without torch (``ray_targets``).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import ray_targets
+from sweep_helpers import alive, names_in_csv, sweep_process, wait_until
+
+from hashbench.cli import main
+from hashbench.executors import Task, raycluster
+from hashbench.records import HashbenchError, RunOptions
+from hashbench.sweep import run_sweep
+
+TESTS = Path(__file__).parent.parent
+MEMORY = 80 * 2**20  # the least that Ray takes for its objects
+
+DEAD_AFTER_SECONDS = {
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 2000,
+    "health_check_failure_threshold": 2,
+}
+"""A machine that does not answer counts as lost after seconds, not after a quarter of a minute."""
+
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Machines find ``ray_targets``; those of ``worker`` run models, one at a time each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        patch.setenv("PYTHONPATH", str(TESTS))
+        from ray.cluster_utils import Cluster
+
+        made = Cluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": 0,
+                "object_store_memory": MEMORY,
+                "include_dashboard": False,
+                "_system_config": DEAD_AFTER_SECONDS,
+            },
+        )
+        try:
+            yield made
+        finally:
+            made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def machines(cluster):
+    """Two of them; a test that ends one starts another."""
+    for _ in range(2):
+        add_machine(cluster)
+    return cluster
+
+
+def add_machine(cluster, resource="worker", **arguments):
+    return cluster.add_node(num_cpus=1, object_store_memory=MEMORY, resources={resource: 1}, **arguments)
+
+
+def sweep(address, models, notes, *, resource="worker", patience=30.0, executor=None, **arguments):
+    """``models`` maps names to behaviours."""
+    try:
+        return run_sweep(
+            [ray_targets.spec(name, do, notes=notes) for name, do in models.items()],
+            RunOptions(),
+            output=notes / "results",
+            environment={"key": "driver"},
+            target="ray_targets:run_model",
+            executor=executor or ray_targets.executor(address, resources={resource: 1}, patience=patience),
+            **arguments,
+        )
+    finally:
+        for folder in ray_targets.temporary_folders(notes):  # what is killed cannot remove its own
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def when_begun(name, notes, action):
+    """Do ``action`` with the process id of its machine once model ``name`` has begun."""
+
+    def wait_and_act():
+        wait_until(lambda: name in ray_targets.times_run(notes), seconds=30)
+        action(ray_targets.machines(notes)[name])
+
+    thread = threading.Thread(target=wait_and_act)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def kill_machine(raylet):
+    """As a power cut would: nothing of it gets to say good-bye."""
+    process = psutil.Process(raylet)
+    for one in [process, *process.children(recursive=True)]:
+        try:
+            one.kill()
+        except psutil.NoSuchProcess:
+            continue
+
+
+# --------------------------------------------------------------------------------------------------- what comes back
+
+
+@pytest.fixture(scope="module")
+def finished(machines, tmp_path_factory):
+    """One sweep whose models end in every way that matters here."""
+    notes = tmp_path_factory.mktemp("finished")
+    models = {
+        "fine": "pass",
+        "slow": "nap",
+        "files": "leave_files",
+        "dead": "segfault",
+        "draft": "segfault_in_diagnosis",
+        "hanging": "hang_with_children",
+        "ray_dies": "kill_ray_worker",
+    }
+    result = sweep(machines.address, models, notes, timeout=3.0, retries=0)
+    return notes, {row.name: row for row in result.rows}
+
+
+def kept_environments(notes):
+    content = json.loads((notes / "results" / "environment.json").read_bytes())
+    return content["key"], {one["key"] for one in content["previous"]}
+
+
+@needs_ray
+def test_every_model_has_one_row_in_the_csv(finished):
+    notes, rows = finished
+    assert sorted(names_in_csv(notes / "results")) == sorted(rows)
+    assert {name: row.accuracy for name, row in rows.items()} == {
+        "fine": "pass",
+        "slow": "pass",
+        "files": "pass",
+        "dead": "crashed",
+        "draft": "eager_two_runs_differ",
+        "hanging": "timeout",
+        "ray_dies": "crashed",
+    }
+
+
+@needs_ray
+def test_a_model_gets_its_threads_and_its_data_unchanged(finished):
+    _, rows = finished
+    assert rows["fine"].detail == "threads 1, OpenMP 1, shape (3, 4)"
+
+
+@needs_ray
+def test_logs_traces_and_repros_are_here_byte_for_byte(finished):
+    results = finished[0] / "results"
+    assert (results / "logs" / "fake.inference.files.log").read_text() == "from the model\n"
+    assert (results / "traces" / "fake.inference.files.run1.log").read_text() == "a trace\n"
+    assert (results / "repro" / "fake.inference.files" / "tensors.pt").read_bytes() == bytes(range(256))
+
+
+@needs_ray
+def test_a_sudden_end_says_what_it_says_without_a_cluster(finished):
+    _, rows = finished
+    assert rows["dead"].error.startswith("killed by SIGSEGV | Fatal Python error")
+    assert rows["draft"].error.startswith("the diagnosis did not end: killed by SIGSEGV")
+    assert rows["hanging"].error == "no result after 3 s; logs/fake.inference.hanging.log shows where it was"
+
+
+@needs_ray
+def test_a_model_that_is_out_of_time_leaves_nothing_running_on_the_machine(finished):
+    children = [int(pid) for pid in (finished[0] / "children.txt").read_text().split()]
+    assert len(children) == 2
+    assert not any(map(alive, children))
+
+
+@needs_ray
+def test_rows_name_the_environment_of_their_machine_which_is_kept(finished):
+    notes, rows = finished
+    own, others = kept_environments(notes)
+    assert own == "driver"
+    assert {rows[name].env for name in ("fine", "files", "dead", "draft", "hanging")} <= others
+    assert others == {f"machine-{raylet}" for raylet in ray_targets.machines(notes).values()}
+
+
+@needs_ray
+def test_a_task_whose_ray_worker_dies_is_tried_again_and_at_last_believed(finished):
+    notes, rows = finished
+    assert ray_targets.times_run(notes)["ray_dies"] == 4
+    assert "no answer from the cluster, 4 times: WorkerCrashedError" in rows["ray_dies"].error
+    assert "(3 times)" in rows["ray_dies"].retried
+    assert rows["ray_dies"].env == "", "nobody knows which machine it was"
+
+
+# --------------------------------------------------------------------------------------------------- lost machines
+
+
+@needs_ray
+def test_no_row_is_lost_and_none_is_twice_when_a_machine_is_killed(machines, tmp_path):
+    models = {"victim": "lose_the_machine_once"} | {f"model{number}": "nap" for number in range(6)}
+    with when_begun("victim", tmp_path, kill_machine):
+        result = sweep(machines.address, models, tmp_path)
+    add_machine(machines)
+    assert sorted(names_in_csv(tmp_path / "results")) == sorted(models)
+    rows = {row.name: row for row in result.rows}
+    assert {row.accuracy for row in rows.values()} == {"pass"}
+    assert rows["victim"].retried.startswith(("NodeDiedError", "WorkerCrashedError"))
+    assert ray_targets.times_run(tmp_path)["victim"] == 2
+
+
+@needs_ray
+def test_a_sweep_without_any_machine_left_ends_in_time_and_can_be_resumed(machines, tmp_path):
+    add_machine(machines, "only")
+    models = {"first": "pass", "victim": "lose_the_machine_once"}
+    with (
+        when_begun("victim", tmp_path, kill_machine),
+        pytest.raises(HashbenchError, match=r"no machine .* asks for CPU 1, only 1, and for 1 s none had that"),
+    ):
+        sweep(machines.address, models, tmp_path, resource="only", patience=1.0)
+    assert names_in_csv(tmp_path / "results") == ["first"]
+    result = sweep(machines.address, models, tmp_path, resume=True)
+    assert [(row.name, row.accuracy) for row in result.rows] == [("first", "pass"), ("victim", "pass")]
+    assert ray_targets.times_run(tmp_path) == {"first": 1, "victim": 2}
+
+
+@needs_ray
+def test_a_resource_that_no_machine_has_is_named(machines, tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(HashbenchError, match=r"asks for CPU 1, hashbench_xpu 1, and for 0\.5 s none had that"):
+        sweep(machines.address, {"a": "pass"}, tmp_path, resource="hashbench_xpu", patience=0.5)
+    assert not ray_targets.times_run(tmp_path)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+# ------------------------------------------------------------------------------------------------- machines that differ
+
+
+@needs_ray
+def test_a_machine_without_hashbench_is_refused(machines, tmp_path, monkeypatch):
+    (tmp_path / "hashbench.py").write_text("raise ModuleNotFoundError(\"No module named 'hashbench'\")")
+    monkeypatch.chdir(tmp_path)  # Ray's workers search where the driver stands
+    bare = add_machine(machines, "bare", env_vars={"PYTHONPATH": str(tmp_path)})
+    with pytest.raises(
+        HashbenchError, match=r"cannot run models: ModuleNotFoundError: No .*'hashbench\[ray\]=="
+    ) as caught:
+        sweep(machines.address, {"a": "pass"}, tmp_path, resource="bare")
+    machines.remove_node(bare)
+    assert "\n" not in str(caught.value)
+
+
+@needs_ray
+def test_a_target_that_machines_cannot_import_is_refused(machines, tmp_path):
+    with pytest.raises(HashbenchError, match="cannot run models: worker processes cannot import no_such_module"):
+        run_sweep(
+            [ray_targets.spec("a", notes=tmp_path)],
+            RunOptions(),
+            output=tmp_path / "results",
+            environment={},
+            target="no_such_module:run",
+            executor=ray_targets.executor(machines.address, resources={"worker": 1}),
+        )
+
+
+# -------------------------------------------------------------------------------------------------------------- Ctrl-C
+
+
+def ray_sweep(*arguments):
+    """Ray's own messages on standard error are not ours."""
+    return sweep_process(*arguments, script=TESTS / "ray_targets.py", stderr=None)
+
+
+@needs_ray
+def test_ctrl_c_leaves_nothing_running_on_a_cluster_that_goes_on(machines, tmp_path):
+    with ray_sweep(tmp_path / "results", machines.address, "a=hang_with_children", "b=hang", "c=nap") as process:
+        wait_until(lambda: (tmp_path / "children.txt").exists(), seconds=30)
+        wait_until(lambda: len(ray_targets.workers(tmp_path)) == 2)
+        servers = [psutil.Process(pid).ppid() for pid in ray_targets.workers(tmp_path)]
+        children = [int(pid) for pid in (tmp_path / "children.txt").read_text().split()]
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(timeout=20) == 130
+        assert process.stdout.read() == "0 of 3 rows written; continue with --resume\n"
+    wait_until(lambda: not any(map(alive, [*ray_targets.workers(tmp_path), *servers, *children])))
+    wait_until(lambda: not any(folder.exists() for folder in ray_targets.temporary_folders(tmp_path)))
+    assert all(map(alive, ray_targets.machines(tmp_path).values())), "the cluster is not ours"
+
+
+@needs_ray
+def test_ctrl_c_ends_a_cluster_that_the_sweep_started(tmp_path, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with ray_sweep(tmp_path / "results", "", "a=hang") as process:
+        wait_until(lambda: ray_targets.workers(tmp_path), seconds=30)
+        family = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(timeout=20) == 130
+    assert ray_targets.workers(tmp_path)[0] in family
+    wait_until(lambda: not any(map(alive, family)))
+
+
+# ------------------------------------------------------------------------------------------------- what cannot be asked
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        pytest.param(["--executor", "nonsense"], "invalid choice: 'nonsense'", id="an executor that does not exist"),
+        pytest.param(["--address", "auto"], "--address means nothing without --executor ray", id="an address alone"),
+        pytest.param(["--ray-gpus", "0"], "--ray-gpus means nothing without --executor ray", id="another flag alone"),
+        pytest.param(["--executor", "ray", "--ray-resource", "CPU"], "a name of your own", id="a resource of Ray's"),
+        pytest.param(["--executor", "ray", "--ray-resource", "a=1.5"], "not whole", id="a part of several"),
+        pytest.param(["--executor", "ray", "--memory-limit", "9"], "is for one machine", id="a limit for one machine"),
+        pytest.param(
+            ["--executor", "ray", "-d", "cuda:1"], "Ray chooses the device", id="a number of a device", marks=needs_ray
+        ),
+        pytest.param(
+            ["--executor", "ray", "--address", "ray://a:1"], "is no address", id="a client's address", marks=needs_ray
+        ),
+        pytest.param(
+            ["--executor", "ray", "--address", "somewhere"], "is no address", id="a host alone", marks=needs_ray
+        ),
+        pytest.param(
+            ["--executor", "ray", "--address", "127.0.0.1:1"],
+            "cannot join the Ray cluster at 127.0.0.1:1: Connection refused",
+            id="an address where nobody listens",
+            marks=needs_ray,
+        ),
+    ],
+)
+def test_one_line_says_what_is_wrong_with(capsys, tmp_path, flags, text):
+    arguments = ["sweep", "--inference", "--suite", "specimens", "--output", str(tmp_path / "results"), *flags]
+    try:
+        code = main(arguments)
+    except SystemExit as ended:
+        code = ended.code
+    printed = capsys.readouterr().err
+    assert (code, printed.count("\n")) == (2, 1)
+    assert text in printed
+    assert not (tmp_path / "results").exists()
+
+
+def test_without_ray_the_extra_is_named(tmp_path):
+    code = (
+        "import sys; sys.modules['ray'] = None\n"
+        "from hashbench.cli import main\n"
+        "sys.exit(main(['sweep', '--inference', '--suite', 'specimens', '--executor', 'ray']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "pip install 'hashbench[ray]'" in done.stderr
+
+
+@needs_ray
+def test_a_cluster_of_another_version_is_refused_in_one_line(cluster, monkeypatch):
+    older = raycluster._REHEARSAL.replace("import ray\n", "import ray; ray.__version__ = '1.0'\n")
+    assert older != raycluster._REHEARSAL
+    monkeypatch.setattr(raycluster, "_REHEARSAL", older)
+    with pytest.raises(HashbenchError, match=r"cannot join .* RuntimeError: Version mismatch: .*Ray: 1\.0") as caught:
+        raycluster.connect(cluster.address)
+    assert "\n" not in str(caught.value)
+
+
+@needs_ray
+def test_what_listens_but_is_no_ray_is_given_up_in_time(monkeypatch):
+    monkeypatch.setattr(raycluster, "CONNECT_SECONDS", 2.0)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        pytest.raises(HashbenchError, match="did not answer as Ray within 2 s"),
+    ):
+        raycluster.connect(f"127.0.0.1:{server.getsockname()[1]}")
+
+
+@needs_ray
+def test_a_file_that_would_land_outside_the_results_folder_is_refused(tmp_path):
+    from hashbench.executors.ray import _write_files
+
+    options = RunOptions(output=str(tmp_path / "results"))
+    spec = ray_targets.spec("a", notes=tmp_path)
+    task = Task("a", spec, options, "m:f", row_path=str(tmp_path / "results/rows/a.json"), log_path="", timeout=1)
+    _write_files(task, {"logs/a.log": b"x"})
+    with pytest.raises(ValueError, match="a file called"):
+        _write_files(task, {"../elsewhere": b"x"})
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["a.log"]

@@ -1,0 +1,96 @@
+"""Stand-ins for ``BenchmarkRunner`` in fresh processes, without torch; what a model does is in its arguments."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+from hashbench.records import Failure, ModelSpec, OpRecord, RunOptions, TensorDigest, Trace
+
+RUNS_HERE: list[int] = []
+"""State of the process: how many runs it made."""
+
+
+class Thing:
+    """Something that a set orders by its address."""
+
+
+class Runner:
+    """``traces_of`` as the real one has it: each trace is one record, whose arguments tell what the run saw."""
+
+    def __init__(self, options: RunOptions) -> None:
+        self.options = options
+
+    def traces_of(self, spec: ModelSpec, *, level: str, runs: int) -> list[Trace | Failure]:
+        behaviour = getattr(self, spec.arguments["do"])
+        return [behaviour(spec, level, number) for number in range(runs)]
+
+    def tell(self, spec: ModelSpec, level: str, number: int) -> Trace:
+        RUNS_HERE.append(number)
+        return trace(
+            f"{spec.name} {spec.input_shape} {spec.arguments['list']} {self.options.seed} {level} {len(RUNS_HERE)}"
+        )
+
+    def order(self, _spec: ModelSpec, _level: str, _number: int) -> Trace:
+        things = [Thing() for _ in range(30)]
+        by_address = [things.index(thing) for thing in set(things)]
+        return trace(f"{by_address} {list({'a', 'b', 'c', 'd', 'e'})} {id(things[0])}")
+
+    def where(self, _spec: ModelSpec, _level: str, _number: int) -> Trace:
+        return trace(f"{sys.path} {os.environ.get('FRESH_TEST')} {sys.stdin.read()!r} {uuid.uuid4()}")
+
+    def loud(self, *_: object) -> Trace:
+        os.system("echo from a shell; echo and its errors >&2")
+        print("from Python", flush=True)
+        return trace("quiet")
+
+    def fail(self, _spec: ModelSpec, _level: str, number: int) -> Trace | Failure:
+        return Failure("RuntimeError: no such kernel") if number else trace("fine")
+
+    def error(self, *_: object) -> Trace:
+        raise RuntimeError("the file has changed\nand more")
+
+    def exit(self, *_: object) -> Trace:
+        os._exit(7)
+
+    def crash(self, *_: object) -> Trace:
+        os.kill(os.getpid(), signal.SIGSEGV)
+        time.sleep(60)
+        raise AssertionError
+
+    def hang(self, spec: ModelSpec, *_: object) -> Trace:
+        child = subprocess.Popen(["sleep", "60"])
+        note = Path(spec.arguments["folder"], f"{os.getpid()}.pids")
+        note.with_suffix(".partial").write_text(f"{os.getpid()} {child.pid}")
+        note.with_suffix(".partial").rename(note)
+        time.sleep(60)
+        raise AssertionError
+
+    def meet(self, spec: ModelSpec, *_: object) -> Trace:
+        """Ends once another process is here, too."""
+        folder = Path(spec.arguments["folder"])
+        (folder / str(os.getpid())).touch()
+        ends = time.monotonic() + 20
+        while len(list(folder.iterdir())) < 2 and time.monotonic() < ends:
+            time.sleep(0.01)
+        return trace(str(len(list(folder.iterdir()))))
+
+    def half(self, _spec: ModelSpec, _level: str, number: int) -> Trace:
+        return trace("fine") if number else damaged()
+
+
+def trace(arguments: str) -> Trace:
+    """One op that says this."""
+    digest = TensorDigest("float32", (2,), (1,), "0123456789abcdef")
+    return Trace((OpRecord("forward.0//aten.rand#0", "forward", 0, "", "aten.rand", (), arguments, (digest,)),))
+
+
+def damaged() -> Trace:
+    """One that can be written, but says of an op that it reads what is not there."""
+    record = trace("").records[0]
+    return Trace((record, record))

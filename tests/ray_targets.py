@@ -1,0 +1,154 @@
+"""Stand-ins for ``hashbench.runner:run_model`` on the machines of a cluster, and a sweep of them.
+
+As in ``sweep_targets``, a model does what its name's function below does; what a test wants to see goes into the folder
+``notes`` that its arguments name, since its results folder lies on the machine where it runs.
+
+Run as a script, this file is a sweep in a process of its own: ``python ray_targets.py OUTPUT ADDRESS NAME=BEHAVIOUR…``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from hashbench.files import replace_file
+from hashbench.records import ModelSpec, Row, RunOptions
+from hashbench.report.csvfile import row_to_json
+from hashbench.results_folder import ResultsFolder, file_key
+
+
+def spec(name: str, do: str = "pass", *, notes: Path) -> ModelSpec:
+    """A model that behaves as the function ``do`` below."""
+    return ModelSpec(suite="fake", name=name, arguments={"do": do, "notes": str(notes)}, input_shape=(3, 4))
+
+
+def run_model(spec: ModelSpec, options: RunOptions) -> Row:
+    """Note that this model ran, and do what it says."""
+    notes = Path(spec.arguments["notes"])
+    with (notes / "ran.txt").open("a") as ran:
+        ran.write(f"{spec.name} {os.getpid()} {os.environ['RAY_RAYLET_PID']} {options.output}\n")
+    note = globals()[f"do_{spec.arguments['do']}"](spec, options) or ""
+    return Row(options.device, spec.name, 2, "pass", suite=spec.suite, mode=options.mode, detail=note, seconds=0.0)
+
+
+def times_run(notes: Path) -> Counter[str]:
+    """How often each model began."""
+    return Counter(name for name, *_ in _noted(notes))
+
+
+def workers(notes: Path) -> list[int]:
+    """The process ids of all models that began."""
+    return [int(pid) for _, pid, *_ in _noted(notes)]
+
+
+def machines(notes: Path) -> dict[str, int]:
+    """Where each model began last: the process id of the machine's raylet."""
+    return {name: int(raylet) for name, _, raylet, _ in _noted(notes)}
+
+
+def temporary_folders(notes: Path) -> list[Path]:
+    """What every attempt had on its machine for its results."""
+    return [Path(folder).parent for *_, folder in _noted(notes)]
+
+
+def fingerprint(*, device: str, variables: Mapping[str, str]) -> dict[str, object]:
+    """In the place of an environment: which of the machines of the test this is."""
+    return {"key": f"machine-{os.environ['RAY_RAYLET_PID']}", "device": device, "variables": dict(variables)}
+
+
+def _noted(notes: Path) -> list[list[str]]:
+    path = notes / "ran.txt"
+    return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def do_pass(spec, options):
+    return f"threads {options.threads}, OpenMP {os.environ['OMP_NUM_THREADS']}, shape {spec.input_shape}"
+
+
+def do_nap(*_):
+    time.sleep(0.3)
+
+
+def do_hang(*_):
+    time.sleep(120)
+
+
+def do_hang_with_children(spec, _options):
+    """A child in the worker's group, and one that went its own way."""
+    children = [subprocess.Popen(["sleep", "120"], start_new_session=own) for own in (False, True)]
+    (Path(spec.arguments["notes"]) / "children.txt").write_text(" ".join(str(child.pid) for child in children))
+    time.sleep(120)
+
+
+def do_segfault(*_):
+    print("about to touch address 0")
+    ctypes.string_at(0)
+
+
+def do_leave_files(spec, options):
+    """What the runner leaves beside a row."""
+    print("from the model")
+    key = file_key(suite=spec.suite, mode=options.mode, name=spec.name)
+    (Path(options.output) / "traces" / f"{key}.run1.log").write_text("a trace\n")
+    repro = Path(options.output) / "repro" / key
+    repro.mkdir(parents=True)
+    (repro / "tensors.pt").write_bytes(bytes(range(256)))
+
+
+def do_segfault_in_diagnosis(spec, options):
+    row = Row(options.device, spec.name, 2, "eager_two_runs_differ", suite=spec.suite, mode=options.mode)
+    key = file_key(suite=spec.suite, mode=options.mode, name=spec.name)
+    replace_file(ResultsFolder(Path(options.output)).draft_path(key), json.dumps(row_to_json(row)))
+    do_segfault()
+
+
+def do_lose_the_machine_once(spec, _options):
+    """Wait for the test to kill the machine; on the next one, pass."""
+    if times_run(Path(spec.arguments["notes"]))[spec.name] == 1:
+        time.sleep(120)
+
+
+def do_kill_ray_worker(*_):
+    """End the process that asked for this one, as an operating system short of memory may."""
+    import psutil
+
+    psutil.Process(psutil.Process().ppid()).parent().kill()
+    time.sleep(120)
+
+
+def executor(address: str, **arguments):
+    """One whose machines do without torch."""
+    from hashbench.executors.ray import RayExecutor
+
+    return RayExecutor(address=address, preload=(), fingerprint="ray_targets:fingerprint", **arguments)
+
+
+def main(arguments: list[str]) -> int:
+    from hashbench.sweep import SweepInterrupted, run_sweep
+
+    output, address = Path(arguments[0]), arguments[1]
+    models = [spec(*argument.split("="), notes=output.parent) for argument in arguments[2:]]
+    try:
+        run_sweep(
+            models,
+            RunOptions(),
+            output=output,
+            environment={"key": "driver"},
+            target="ray_targets:run_model",
+            executor=executor(address),
+        )
+    except SweepInterrupted as interrupted:
+        print(interrupted)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,90 @@
+"""What an earlier sweep tells of times and memory, and which one is taken."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from hashbench.earlier import EarlierSweep, newest_before, read
+from hashbench.records import HashbenchError, ModelSpec, Row
+from hashbench.report.csvfile import write_rows
+from hashbench.schedule import Job
+
+
+def row(name, **fields):
+    return Row("cpu", name, 1, fields.pop("accuracy", "pass"), suite="zoo", mode="training", dtype="float32", **fields)
+
+
+def left(folder: Path, *rows: Row, when=0, models="ab", mode="training", device="cpu") -> Path:
+    folder.mkdir(parents=True)
+    write_rows(folder / "accuracy.csv", rows)
+    asked = {"mode": mode, "device": device, "dtype": ""}
+    manifest = {"schema": 2, "options": asked, "models": [["zoo", name] for name in models]}
+    (folder / "sweep.json").write_text(json.dumps(manifest))
+    os.utime(folder / "sweep.json", (when, when))
+    return folder
+
+
+def newest(output):
+    return newest_before(output, models={("zoo", name) for name in "abcd"}, mode="training", device="cpu")
+
+
+def test_seconds_count_from_the_start_of_the_process_and_a_row_out_of_memory_tells_no_peak(tmp_path):
+    folder = left(
+        tmp_path / "one",
+        row("a", seconds=3.0, overhead_seconds=0.5, peak_memory_mib=700.0),
+        row("b", accuracy="eager_1st_run_OOM", seconds=9.0, peak_memory_mib=800.0),
+        row("c", accuracy="crashed"),
+    )
+    found = read(folder, mode="training", device="cpu")
+    assert found == EarlierSweep(str(folder), {("zoo", "a"): 3.5, ("zoo", "b"): 9.0}, {("zoo", "a"): 700.0})
+    assert read(folder / "accuracy.csv", mode="training", device="cpu").seconds == found.seconds
+
+
+@pytest.mark.parametrize(("mode", "device"), [("inference", "cpu"), ("training", "cuda")])
+def test_times_of_another_mode_or_device_are_none(tmp_path, mode, device):
+    folder = left(tmp_path / "one", row("a", seconds=3.0))
+    with pytest.raises(HashbenchError, match=f"has no times for {mode} on {device}: no order"):
+        read(folder, mode=mode, device=device)
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "job"),
+    [
+        pytest.param(ModelSpec("zoo", "a"), "cpu", Job("k", 3.0, 700.0), id="known"),
+        pytest.param(ModelSpec("zoo", "b", parameters=2**20), "cpu", Job("k", None, 1040.0, 2**20), id="estimated"),
+        pytest.param(ModelSpec("zoo", "b", parameters=2**20), "cuda", Job("k", parameters=2**20), id="not on a GPU"),
+        pytest.param(ModelSpec("other", "a"), "cpu", Job("k"), id="of another suite"),
+    ],
+)
+def test_what_is_expected_of_a_model(model, device, job):
+    known = EarlierSweep("x", {("zoo", "a"): 3.0}, {("zoo", "a"): 700.0})
+    assert known.job("k", model, mode="training", device=device) == job
+
+
+def test_the_newest_sweep_of_the_same_kind_is_taken(tmp_path):
+    left(tmp_path / "old", row("a", seconds=1.0), when=1)
+    left(tmp_path / "new", row("a", seconds=2.0), when=2)
+    left(tmp_path / "other mode", row("a", seconds=3.0), when=3, mode="inference")
+    left(tmp_path / "other models", row("a", seconds=4.0), when=4, models="axyz")
+    left(tmp_path / "other device", row("a", seconds=5.0), when=5, device="cuda")
+    left(tmp_path / "no times", row("a"), when=6)
+    (left(tmp_path / "damaged", row("a", seconds=7.0), when=7) / "accuracy.csv").write_text("dev,na")
+    (left(tmp_path / "nonsense", row("a", seconds=8.0), when=8) / "sweep.json").write_text("[")
+    left(tmp_path / "tonight", row("a", seconds=9.0), when=9)
+    assert newest(tmp_path / "tonight") == EarlierSweep(str(tmp_path / "new"), {("zoo", "a"): 2.0}, {})
+
+
+def test_of_a_nightly_folder_it_is_that_of_the_night_before(tmp_path):
+    for night, seconds in (("2026-11-18", 1.0), ("2026-11-19", 2.0)):
+        left(tmp_path / night / "zoo_training", row("a", seconds=seconds), when=seconds)
+    (tmp_path / "2026-11-20").mkdir()
+    assert newest(tmp_path / "2026-11-20" / "zoo_training").seconds == {("zoo", "a"): 2.0}
+
+
+@pytest.mark.parametrize("output", ["nowhere/at/all", "/", "/nowhere"])
+def test_where_nothing_lies_nothing_is_known(tmp_path, output):
+    assert newest(tmp_path / output) == EarlierSweep()

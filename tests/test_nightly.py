@@ -1,0 +1,151 @@
+"""A night: its sweeps one after the other, what is kept when some of them fail or the night is killed, its reports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from report.nights import differing, selection
+from report.rows import row, write_sweep
+
+from hashbench import nightly
+from hashbench.nightly import Part
+from hashbench.records import HashbenchError
+from hashbench.report.expectedfile import expect_from
+
+MODES = ("training", "inference")
+
+
+def planned(
+    root: Path, label: str = "2026-11-20", suites: tuple[str, ...] = ("torchvision", "timm")
+) -> tuple[Part, ...]:
+    return nightly.plan(suites, MODES, folder=root / label)
+
+
+def leaves(*names: str, **values):
+    """A sweeper whose sweeps find ``names`` passing, as a real one leaves them."""
+
+    def sweep(part: Part) -> None:
+        rows = [row(name, suite=part.suite, mode=part.mode, **values) for name in names]
+        write_sweep(part.folder, *rows, selection=selection(*rows))
+
+    return sweep
+
+
+def a_night(root: Path, label: str, sweep) -> None:
+    nightly.sweep_all(planned(root, label), folder=root / label, sweep=sweep)
+
+
+def errors_in(folder: Path) -> list[str]:
+    return [part["error"] for part in json.loads((folder / "night.json").read_text())["parts"]]
+
+
+def test_a_plan_has_every_suite_in_every_mode(tmp_path):
+    parts = planned(tmp_path, suites=("timm", "some/where/zoo.py"))
+    assert [(part.name, part.mode, part.folder.name) for part in parts] == [
+        ("timm", "training", "timm_training"),
+        ("timm", "inference", "timm_inference"),
+        ("zoo", "training", "zoo_training"),
+        ("zoo", "inference", "zoo_inference"),
+    ]
+
+
+def test_two_suites_of_one_name_are_refused(tmp_path):
+    with pytest.raises(HashbenchError, match="two suites are called zoo"):
+        planned(tmp_path, suites=("a/zoo.py", "b/zoo.py"))
+
+
+@pytest.mark.parametrize("label", ["", "..", "a/b", "-x", "a\nb"])
+def test_a_label_that_is_no_folder_of_the_root_is_refused(tmp_path, label):
+    with pytest.raises(HashbenchError, match="no label"):
+        nightly.night_folder(tmp_path, label)
+
+
+def test_a_suite_that_cannot_be_swept_stops_no_other_and_is_reported(tmp_path):
+    def sweep(part: Part) -> None:
+        if part.suite == "torchvision":
+            raise HashbenchError("cannot import torchvision", consequence="no model can be run")
+        leaves("a")(part)
+
+    folder = tmp_path / "2026-11-20"
+    a_night(tmp_path, folder.name, sweep)
+    assert errors_in(folder) == ["cannot import torchvision: no model can be run."] * 2 + [""] * 2
+    found = nightly.report(tmp_path, folder=folder, expected=None)
+    assert found.judged.got_worse
+    assert found.judged.problems[0] == "torchvision in training: cannot import torchvision: no model can be run."
+    assert found.history.nights[0].counts == {"pass": 2}
+
+
+def test_a_night_that_was_killed_is_not_taken_for_a_whole_one(tmp_path):
+    def sweep(part: Part) -> None:
+        if part.mode == "inference":
+            raise KeyboardInterrupt
+        leaves("a")(part)
+
+    folder = tmp_path / "2026-11-20"
+    with pytest.raises(KeyboardInterrupt):
+        a_night(tmp_path, folder.name, sweep)
+    assert errors_in(folder) == ["", *["its sweep did not end"] * 3]
+    assert nightly.report(tmp_path, folder=folder, expected=None).judged.got_worse
+    a_night(tmp_path, folder.name, leaves("a"))
+    assert not nightly.report(tmp_path, folder=folder, expected=None).judged.got_worse
+
+
+def test_a_suite_that_is_gone_since_last_night_is_missing_only_where_it_was_asked_for(tmp_path):
+    a_night(tmp_path, "2026-11-19", leaves("a"))
+    fewer = nightly.plan(("torchvision",), MODES, folder=tmp_path / "2026-11-20")
+    nightly.sweep_all(fewer, folder=tmp_path / "2026-11-20", sweep=leaves("a"))
+    assert not nightly.report(tmp_path, folder=tmp_path / "2026-11-20", expected=None).judged.got_worse
+    broken = nightly.plan(("torchvision", "timm"), MODES, folder=tmp_path / "2026-11-21")
+    broken = tuple(
+        part if part.suite == "torchvision" else Part(part.suite, part.mode, part.folder, error="gone")
+        for part in broken
+    )
+    nightly.sweep_all(broken, folder=tmp_path / "2026-11-21", sweep=leaves("a"))
+    judged = nightly.report(tmp_path, folder=tmp_path / "2026-11-21", expected=None).judged
+    assert [problem for problem in judged.problems if "timm" in problem] == [
+        "timm in training: gone",
+        "timm in inference: gone",
+    ]
+
+
+def test_the_reports_of_a_night_lie_in_its_folder_and_say_the_same(tmp_path):
+    def sweep(part: Part) -> None:
+        one = differing("drifts", suite=part.suite, mode=part.mode)
+        write_sweep(part.folder, one, selection=selection(one))
+
+    nights, expected = tmp_path / "nights", tmp_path / "expected"
+    a_night(nights, "2026-11-19", leaves("drifts"))
+    expect_from([nights / "2026-11-19"], output=expected, today="2026-11-19")
+    a_night(nights, "2026-11-20", sweep)
+    found = nightly.report(nights, folder=nights / "2026-11-20", expected=expected)
+    assert found.judged.got_worse
+    files = {name: (nights / "2026-11-20" / name).read_text() for name in ("report.html", "report.md", "junit.xml")}
+    assert "**Worse: 4 new difference**" in files["report.md"]
+    assert ElementTree.fromstring(files["junit.xml"]).get("failures") == "4"
+    assert "aten.index_put_.default" in files["report.html"]
+
+
+def test_later_nights_do_not_judge_an_earlier_one(tmp_path):
+    a_night(tmp_path, "2026-11-19", leaves("a"))
+    a_night(tmp_path, "2026-11-21", leaves("b"))
+    found = nightly.report(tmp_path, folder=tmp_path / "2026-11-19", expected=None)
+    assert (found.judged.night, len(found.history.nights)) == ("2026-11-19", 1)
+
+
+def test_a_damaged_night_json_is_a_problem_and_no_whole_night(tmp_path):
+    a_night(tmp_path, "2026-11-20", leaves("a"))
+    (tmp_path / "2026-11-20" / "night.json").write_text('{"parts": [{}]}')
+    found = nightly.report(tmp_path, folder=tmp_path / "2026-11-20", expected=None)
+    assert found.judged.got_worse
+    assert "night.json" in found.history.nights[-1].problems[0]
+    with pytest.raises(HashbenchError, match=r"night\.json"):
+        nightly.assess([tmp_path / "2026-11-20"])
+
+
+def test_reports_that_cannot_be_written_are_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HashbenchError, match="cannot write"):
+        nightly.write_report(tmp_path / "file" / "report.md", "text")

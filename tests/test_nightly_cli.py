@@ -1,0 +1,196 @@
+"""``hashbench nightly``, ``report`` and ``expect``: what they say, write and end with. A night is a real process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+import pytest
+from report.nights import differing, write_night
+from report.rows import row
+
+import hashbench
+from hashbench import cli
+from hashbench.report.csvfile import read_rows
+
+CHECKOUT = Path(hashbench.__file__).parents[1]
+ZOO = """
+def drifting():
+    import torch
+
+    class Drifts(torch.nn.Module):
+        runs = 0
+
+        def __deepcopy__(self, memo):
+            self.runs += 1
+            return self
+
+        def forward(self, x):
+            return x + self.runs
+
+    return Drifts(), torch.ones(1, 2)
+
+def steady():
+    import torch
+
+    return torch.nn.Linear(2, 2), torch.ones(1, 2)
+
+MODELS = {"drifting": drifting, "steady": steady}
+"""
+
+
+class Said(NamedTuple):
+    """What a command ended with and printed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+NIGHT = ("nightly", "--output", "nights", "--suite", "zoo.py", "--modes", "inference")
+
+
+def run(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """``python -m hashbench …`` in ``cwd``."""
+    command = [sys.executable, "-m", "hashbench", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture
+def main(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    """The command line in this process: everything but sweeps is quick."""
+
+    def call(*arguments: object, cwd: Path) -> Said:
+        monkeypatch.chdir(cwd)
+        try:
+            code = cli.main(list(map(str, arguments)))
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        return Said(code, *capfd.readouterr())
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A folder with ``zoo.py`` and its first night, of two models, one of which differs."""
+    folder = tmp_path_factory.mktemp("nightly")
+    (folder / "zoo.py").write_text(ZOO)
+    return folder, run(*NIGHT, "--label", "2026-11-19", "--annotations", "--", "--diagnose-budget", "0", cwd=folder)
+
+
+def test_the_first_night_sweeps_and_reports_and_nothing_got_worse(first):
+    folder, done = first
+    assert done.returncode == 0, done.stderr
+    night = folder / "nights" / "2026-11-19"
+    rows = read_rows(night / "zoo_inference" / "accuracy.csv")
+    assert [(one.name, one.accuracy) for one in rows] == [("drifting", "eager_two_runs_differ"), ("steady", "pass")]
+    assert {path.name for path in night.iterdir()} == {
+        *("zoo_inference", "night.json", "report.html", "report.md", "junit.xml")
+    }
+    assert done.stdout.startswith("# hashbench: 2026-11-19\n\n**Nothing got worse**\n")
+    assert done.stdout.splitlines()[-1].startswith("::warning title=drifting (zoo%2C inference)%3A no expectation::")
+    assert "2 models in inference" in done.stderr
+    assert "began" in json.loads((night / "zoo_inference" / "sweep.json").read_text())
+
+
+def test_a_night_that_lost_a_row_is_completed_and_the_rest_not_run_again(first):
+    folder, _ = first
+    night = folder / "nights" / "2026-11-19" / "zoo_inference"
+    before = read_rows(night / "accuracy.csv")
+    (lost,) = (night / "rows").glob("*steady.json")
+    lost.unlink()
+    done = run(*NIGHT, "--label", "2026-11-19", "--", "--diagnose-budget", "0", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "1 of 2 rows are there already" in done.stderr
+    after = read_rows(night / "accuracy.csv")
+    assert (after[0], after[1].accuracy) == (before[0], "pass")
+
+
+def test_what_a_night_found_is_expected_from_then_on(main, first):
+    folder, _ = first
+    night = folder / "nights" / "2026-11-19"
+    done = main("expect", night, "--output", "expected", "--link", "https://example.org/1", cwd=folder)
+    assert (done.returncode, done.stdout) == (0, "expected/zoo_inference_cpu.csv: 2 rows: 2 new\n"), done.stderr
+    report = main("report", night, "--expected", "expected", "--strict", cwd=folder)
+    assert report.returncode == 0, report.stderr
+    assert "met ([link](https://example.org/1))" in report.stdout
+
+
+WRONG = {
+    "a suite that is none": (("--suite", "torchvisoin"), "torchvision"),
+    "a model that is none": (("--only", "stedy"), "steady"),
+    "a label that is none": (("--label", "../x"), "no label"),
+    "expectations that are not there": (("--expected", "nowhere"), "there is no nowhere"),
+    "a flag that sweeps lack": (("--", "--rnus", "3"), "--rnus"),
+    "a value that sweeps refuse": (("--", "--runs", "1"), "--runs"),
+    "another output for sweeps": (("--", "--output", "elsewhere"), "--output"),
+    "another suite for sweeps": (("--", "--suite", "timm"), "--suite"),
+}
+
+
+@pytest.mark.parametrize(("flags", "said"), WRONG.values(), ids=WRONG.keys())
+def test_nothing_is_run_for(main, first, flags, said):
+    folder, _ = first
+    before = sorted((folder / "nights").iterdir())
+    done = main(*NIGHT, *flags, cwd=folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert sorted((folder / "nights").iterdir()) == before
+
+
+# ------------------------------------------------------------------------------------------------------ report
+
+
+@pytest.fixture(scope="module")
+def worse(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of two nights, ``nights``, the second of which got worse; and folders that are none."""
+    folder = tmp_path_factory.mktemp("worse")
+    write_night(folder / "nights", "2026-11-19", row("a"), row("b"))
+    write_night(folder / "nights", "2026-11-20", row("a"), differing("b"))
+    write_night(folder, "schema", row("a"), environment={"schema": 99, "key": "e"})
+    (folder / "empty").mkdir()
+    return folder
+
+
+@pytest.mark.parametrize(("flags", "code"), [((), 0), (("--strict",), 1)], ids=["without --strict", "with --strict"])
+def test_report_prints_markdown(main, worse, flags, code):
+    done = main("report", "nights", *flags, cwd=worse)
+    assert done.returncode == code, done.stderr
+    assert done.stdout.startswith("# hashbench: 2026-11-20\n\n**Worse: 1 new difference**\n")
+    assert "## Everything that does not pass" in done.stdout
+
+
+def test_report_writes_what_is_asked_for_and_says_so_in_a_line(main, worse):
+    done = main("report", "nights", "--html", "o/p.html", "--markdown", "o/s.md", "--junit", "o/j.xml", cwd=worse)
+    assert (done.returncode, done.stdout) == (0, "2026-11-20: Worse: 1 new difference\n"), done.stderr
+    assert {path.name for path in (worse / "o").iterdir()} == {"p.html", "s.md", "j.xml"}
+    assert ElementTree.parse(worse / "o" / "j.xml").getroot().get("failures") == "1"
+
+
+def test_report_prints_annotations_alone(main, worse):
+    done = main("report", "nights", "--annotations", cwd=worse)
+    assert done.returncode == 0, done.stderr
+    assert [line.partition("::b")[0] for line in done.stdout.splitlines()] == [
+        "::error title=b (torchvision%2C training)%3A new difference::new difference: eager_two_runs_differ "
+        "(aten.index_put_.default, write_race) (last night: pass); kernel: aten.index_put_.default in layer1.0"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("folder", "said"),
+    [("nowhere", "there is no nowhere"), ("empty", "holds no accuracy.csv"), ("schema", "schema 99")],
+)
+def test_report_refuses_on_one_line_what_is_no_results(main, worse, folder, said):
+    done = main("report", folder, cwd=worse)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1

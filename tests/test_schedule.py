@@ -1,0 +1,190 @@
+"""Which model starts when: decided on numbers alone."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from hashbench.schedule import PATIENCE, Job, Schedule, estimated_memory_mib, longest_first
+
+
+def job(key, memory=None, **fields):
+    return Job(key, memory_mib=memory, **fields)
+
+
+def started(schedule, *, capacity=100):
+    """The keys of all jobs that may start now, in order."""
+    found = []
+    while (start := schedule.next(capacity=capacity)) is not None:
+        found.append(start.job.key)
+    return found
+
+
+def drained(schedule, *, capacity=100, choose=min):
+    """All jobs in rounds: what starts, whenever the running job that ``choose`` picks has ended."""
+    running, rounds = set(), []
+    while schedule.unfinished:
+        new = started(schedule, capacity=capacity)
+        rounds.append(new)
+        running |= set(new)
+        ended = choose(running)
+        running.remove(ended)
+        schedule.end(ended)
+    return rounds
+
+
+# ------------------------------------------------------------------------------------------------ order
+
+
+@pytest.mark.parametrize(
+    ("jobs", "order"),
+    [
+        pytest.param([Job("a", 1.0), Job("b", 3.0), Job("c", 2.0)], "bca", id="the longest first"),
+        pytest.param([Job("a", 9.0), Job("b"), Job("c", 8.0)], "bac", id="an unknown one could be longer"),
+        pytest.param(
+            [Job("a", parameters=1), Job("b"), Job("c", parameters=7)], "cab", id="of unknown ones the largest first"
+        ),
+        pytest.param([Job("b", 1.0), Job("a", 1.0), Job("c", 1.0)], "bac", id="equals stay as they are"),
+        pytest.param([Job("b"), Job("a")], "ba", id="nothing known: as they are"),
+    ],
+)
+def test_the_order(jobs, order):
+    assert [one.key for one in longest_first(jobs)] == list(order)
+
+
+# ----------------------------------------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize(
+    ("jobs", "capacity", "now"),
+    [
+        pytest.param([job("a", 60), job("b", 60)], 4, ["a"], id="two large ones never run together"),
+        pytest.param([job("a", 60), job("b", 40)], 4, ["a", "b"], id="what fits exactly fits"),
+        pytest.param([job("a", 60), job("b", 60), job("c", 30)], 4, ["a", "c"], id="a smaller one fills the gap"),
+        pytest.param([job("a", 10), job("b", 10), job("c", 10)], 2, ["a", "b"], id="never more than were asked for"),
+        pytest.param([job("a", 10), job("b", 101), job("c", 10)], 4, ["b"], id="one larger than all there is, first"),
+        pytest.param([job(f"u{i}") for i in range(9)], 9, [f"u{i}" for i in range(4)], id="unknown: an equal share"),
+        pytest.param([job("a", 80), job("u"), job("b", 20)], 4, ["a", "b"], id="unknown: not beside a large one"),
+        pytest.param([job("a", 100), job("u")], 4, ["a"], id="what takes all there is has it for itself"),
+    ],
+)
+def test_what_starts_with_100_mib_for_4_workers(jobs, capacity, now):
+    assert started(Schedule(jobs, memory_mib=100, workers=4), capacity=capacity) == now
+
+
+@pytest.mark.parametrize("workers", [2, 3, 7, 10, 49])
+@pytest.mark.parametrize("budget", [0.1, 1.1, 100.0, 21165.37])
+def test_as_many_unknown_ones_run_as_were_asked_for(workers, budget):
+    schedule = Schedule([job(str(i)) for i in range(100)], memory_mib=budget, workers=workers)
+    assert len(started(schedule)) == workers
+
+
+def test_without_a_budget_memory_is_not_looked_at():
+    assert started(Schedule([job("a", 1e9), job("b", 1e9)])) == ["a", "b"]
+
+
+def test_memory_is_free_again_when_a_job_ends():
+    schedule = Schedule([job("a", 60), job("b", 60)], memory_mib=100)
+    assert started(schedule) == ["a"]
+    schedule.end("a")
+    assert started(schedule) == ["b"]
+
+
+def test_what_is_larger_than_everything_runs_alone_and_the_others_after_it():
+    schedule = Schedule([job("a", 10), job("big", 300), job("huge", 200), job("b", 10)], memory_mib=100)
+    assert drained(schedule) == [["big"], ["huge"], ["a", "b"], []]
+
+
+def test_a_large_one_is_overtaken_only_so_often():
+    small = [job(f"s{i:02}", 30) for i in range(40)]
+    schedule = Schedule([job("s", 50), job("large", 90), *small], memory_mib=100, workers=4)
+    order = [key for found in drained(schedule, choose=max) for key in found]
+    assert order.index("large") == 1 + PATIENCE
+    assert len(order) == 42
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_everything_starts_once_and_never_beyond_the_budget(seed):
+    """Any jobs, any ends, some repeated: nothing starves, nothing runs twice at once."""
+    generator = random.Random(seed)
+    jobs = [job(str(i), generator.choice([None, 1.0, 30.0, 60.0, 99.0, 150.0])) for i in range(60)]
+    expected = {one.key: 25.0 if one.memory_mib is None else one.memory_mib for one in jobs}
+    schedule = Schedule(jobs, memory_mib=100, workers=4)
+    running, seen, repeated = {}, [], set()
+    while schedule.unfinished:
+        while (start := schedule.next(capacity=4)) is not None:
+            assert start.slot not in [other.slot for other in running.values()]
+            assert start.slot < 4
+            running[start.job.key] = start
+            seen.append(start.job.key)
+        assert running, "it waits for nothing"
+        assert len(running) == 1 or sum(expected[key] for key in running) <= 100 + 1e-6
+        assert len(running) == 1 or not any(start.alone for start in running.values())
+        key = generator.choice(sorted(running))
+        del running[key]
+        ended, _ = schedule.end(key)
+        if generator.random() < 0.1 and key not in repeated:
+            repeated.add(key)
+            schedule.repeat(ended)
+    assert sorted(seen) == sorted([one.key for one in jobs] + list(repeated))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "mode", "mib"),
+    [
+        pytest.param(None, "training", None, id="not known"),
+        pytest.param(0, "training", None, id="none"),
+        pytest.param(2**20, "training", 1040.0, id="training"),
+        pytest.param(2**20, "inference", 616.0, id="inference"),
+    ],
+)
+def test_the_estimate_from_parameters(parameters, mode, mib):
+    assert estimated_memory_mib(parameters, mode=mode) == mib
+
+
+# ------------------------------------------------------------------------------------------ beside others
+
+
+def test_who_ran_beside_others():
+    schedule = Schedule([job("a"), job("b"), job("c")])
+    schedule.next(capacity=1)
+    assert schedule.end("a") == (job("a"), False)
+    started(schedule)
+    assert [schedule.end(key)[1] for key in "bc"] == [True, True]
+
+
+def test_one_that_another_joined_later_did_not_run_alone():
+    schedule = Schedule([job("a"), job("b")])
+    schedule.next(capacity=1)
+    schedule.next(capacity=2)
+    schedule.end("b")
+    assert schedule.end("a")[1]
+
+
+def test_what_is_repeated_comes_last_and_alone():
+    schedule = Schedule([job("a"), job("b"), job("c"), job("d")])
+    assert started(schedule, capacity=2) == ["a", "b"]
+    schedule.repeat(schedule.end("a")[0])
+    assert started(schedule, capacity=3) == ["c", "d"]
+    schedule.repeat(schedule.end("b")[0])
+    schedule.end("c")
+    assert started(schedule) == []
+    schedule.end("d")
+    assert started(schedule) == ["a"]
+    assert not schedule.end("a")[1]
+    assert started(schedule) == ["b"]
+
+
+def test_where_the_executor_isolates_nobody_waits():
+    schedule = Schedule([job("a"), job("b")], again=[job("c")], isolates=True)
+    starts = [schedule.next(capacity=3) for _ in range(3)]
+    assert [(start.job.key, start.alone) for start in starts] == [("a", False), ("b", False), ("c", True)]
+    assert not schedule.end("c")[1], "the executor kept it alone"
+
+
+def test_slots_are_used_again():
+    schedule = Schedule([job(name) for name in "abcd"])
+    assert [schedule.next(capacity=3).slot for _ in range(3)] == [0, 1, 2]
+    schedule.end("b")
+    assert schedule.next(capacity=3).slot == 1
