@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
 from hashbench.records import HashbenchError, Row
+from hashbench.report import mixed
 from hashbench.report.csvfile import row_key
 from hashbench.report.environments import EnvironmentChange, environment_changes
 from hashbench.report.load import Sweep
@@ -23,12 +24,13 @@ class Outcome(StrEnum):
     REGRESSED = "regressed"
     NOW_SKIPPED = "now skipped"
     MISSING = "missing"
-    DIFFERS_ELSEWHERE = "differs in another kernel"
+    MOVED = "moved"
     FAILS_OTHERWISE = "fails otherwise"
     NOT_COMPARABLE = "not comparable"
     STILL_DIFFERS = "still differs"
     STILL_FAILS = "still fails"
     FIXED = "fixed"
+    NOT_SEEN = "not seen"
     NEW = "new"
     STILL_SKIPPED = "still skipped"
     NOT_SELECTED = "not selected"
@@ -40,7 +42,7 @@ WORSE = frozenset(
         Outcome.REGRESSED,  # it was no failure and now it is one
         Outcome.NOW_SKIPPED,  # what was looked at is not looked at any more: a difference could hide there
         Outcome.MISSING,  # it was asked for and left no result: absent is never equal
-        Outcome.DIFFERS_ELSEWHERE,  # a kernel that nobody knew to differ
+        Outcome.MOVED,  # a kernel that nobody knew to differ, or one that differs for another reason
         Outcome.FAILS_OTHERWISE,  # the failure that is known is not the failure that is seen
         Outcome.NOT_COMPARABLE,  # it may have got worse; unknown is never equal
     }
@@ -48,11 +50,14 @@ WORSE = frozenset(
 """The outcomes for which ``hashbench compare`` ends with exit code 1. Not among them: what is as bad as it was
 (``still …``), a model that BASE says nothing about (``new``), and one that NEW was not asked to run."""
 
-CONDITIONS = ("dev", "dtype", "batch_size", "iterations", "runs", "deterministic")
+CONDITIONS = ("dev", "dtype", "batch_size", "iterations", "runs", "threads", "deterministic")
 """Columns that must agree, where both rows have them, before two results can be compared."""
 
 PLACE = ("origin", "kernel", "module")
 """Columns that say where a difference entered."""
+
+OPEN_CAUSES = frozenset({"", "unknown", "unreproduced"})
+"""Causes that contradict no other: the experiments that would tell were not made or decided nothing."""
 
 Verdict = Literal["absent", "pass", "skip", "differ", "fail"]
 
@@ -96,11 +101,21 @@ class Comparison:
 # ------------------------------------------------------------------------------------------------ the rule
 
 
-def decide(base: str, new: str, *, selected: bool = True, comparable: bool = True, same_place: bool = True) -> Outcome:
+def decide(
+    base: str,
+    new: str,
+    *,
+    selected: bool = True,
+    comparable: bool = True,
+    same_place: bool = True,
+    always: bool = True,
+) -> Outcome:
     """What became of a model with the accuracy ``base`` that now has ``new``; ``""`` means that there is no row.
 
     ``selected``: NEW was asked to run this model. ``comparable``: both ran under the same conditions.
-    ``same_place``: where both differ, the difference entered at the same origin, kernel and module.
+    ``same_place``: where both differ, the difference entered at the same origin, kernel and module, and no
+    experiments say that it has another cause. ``always``: as far as is known, the difference of ``base`` shows in every
+    pair of runs; one that shows now and then is not gone because two runs agree.
 
     Raises:
         ValueError: neither side has a row.
@@ -120,10 +135,12 @@ def decide(base: str, new: str, *, selected: bool = True, comparable: bool = Tru
             return Outcome.STILL_SKIPPED
         case (_, "skip"):
             return Outcome.NOW_SKIPPED
+        case ("differ", "pass") if not always:
+            return Outcome.NOT_SEEN
         case (_, "pass"):
             return Outcome.FIXED
         case ("differ", "differ"):
-            return Outcome.STILL_DIFFERS if same_place else Outcome.DIFFERS_ELSEWHERE
+            return Outcome.STILL_DIFFERS if same_place else Outcome.MOVED
         case ("pass" | "skip", _):
             return Outcome.REGRESSED
         case _:
@@ -148,11 +165,12 @@ def verdict_of(accuracy: str) -> Verdict:
 # ------------------------------------------------------------------------------------------------- pairing
 
 
-def compare(base: Sweep, new: Sweep) -> Comparison:
+def compare(base: Sweep, new: Sweep, *, scoped: bool = False) -> Comparison:
     """What became of every model of ``base`` and ``new``.
 
     Rows belong together when their keys are equal; against dynamo's files, when device and name (or the name, where
-    there is no device) are. A row whose only counterpart has another device or dtype is ``not comparable``.
+    there is no device) are. A row whose only counterpart has another device or dtype is ``not comparable``; with
+    ``scoped``, it says nothing about that one.
 
     Raises:
         HashbenchError: BASE has no rows, or a side has several rows where the other side's files tell only names.
@@ -161,16 +179,22 @@ def compare(base: Sweep, new: Sweep) -> Comparison:
         raise HashbenchError(
             f"{base.label} holds no rows", consequence="there is nothing to compare with", tip="Name a finished sweep."
         )
-    pairs = _pairs(base, new)
+    pairs = _pairs(base, new, scoped=scoped)
     compared = [pair for pair in pairs if pair.base and pair.new]
+    # What was skipped ran nowhere; its row has the environment of the machine that began the sweep.
+    ran = [(old, now) for old, now in compared if old and now and not _is_skipped(old) and not _is_skipped(now)]
     order = {outcome: position for position, outcome in enumerate(Outcome)}
     return Comparison(
         base=base.label,
         new=new.label,
-        environment=_environment_changes(base, new, compared),
+        environment=_environment_changes(base, new, [_Pair(*rows) for rows in ran]),
         changes=tuple(sorted(_changes(base, new, pairs), key=lambda change: (order[change.outcome], change.key))),
-        remarks=tuple(_remarks(base, new, compared=len(compared))),
+        remarks=(*_remarks(base, new, compared=len(compared)), *mixed.remarks(base, new, ran)),
     )
+
+
+def _is_skipped(row: Row) -> bool:
+    return verdict_of(row.accuracy) == "skip"
 
 
 class _Pair(NamedTuple):
@@ -188,12 +212,12 @@ class _Pair(NamedTuple):
         return row
 
 
-def _pairs(base: Sweep, new: Sweep) -> list[_Pair]:
+def _pairs(base: Sweep, new: Sweep, *, scoped: bool) -> list[_Pair]:
     exact, loose = _keys(base, new)
     first, second = _by_key(base, exact), _by_key(new, exact)
     pairs = [_Pair(row, second.get(key)) for key, row in first.items()]
     pairs += [_Pair(None, row) for key, row in second.items() if key not in first]
-    return _paired_loosely(pairs, loose)
+    return pairs if scoped else _paired_loosely(pairs, loose)
 
 
 RowKey = Callable[[Row], Hashable]
@@ -246,11 +270,12 @@ def _unique(rows: Iterable[Row], key: RowKey) -> dict[Hashable, Row]:
 def _changes(base: Sweep, new: Sweep, pairs: Iterable[_Pair]) -> Iterator[Change]:
     ours = base.kind == new.kind == "hashbench"
     base_groups, new_groups = ({_group(row) for row in sweep.rows} for sweep in (base, new))
+    suites = {row.suite for row in new.rows} | {suite for one in new.selections for suite, _ in one.models}
     for pair in pairs:
         others = new_groups if pair.base else base_groups
         yield Change(
             key=row_key(pair.row),
-            outcome=(outcome := _outcome(pair, selected=_is_selected(new, pair.row), places_known=ours)),
+            outcome=(outcome := _outcome(pair, selected=_is_selected(new, pair.row, suites), places_known=ours)),
             base=pair.base,
             new=pair.new,
             note=_note(outcome, pair),
@@ -270,12 +295,29 @@ def _outcome(pair: _Pair, *, selected: bool, places_known: bool) -> Outcome:
         base.accuracy,
         new.accuracy,
         comparable=not _differing(base, new, CONDITIONS, both=True),
-        same_place=not places_known or not _differing(base, new, PLACE),
+        same_place=not places_known or not _moved(base, new),
+        always=base.rate is None or base.rate >= 1,
     )
 
 
-def _is_selected(sweep: Sweep, row: Row) -> bool:
-    """Whether ``sweep`` was asked for ``row``; without a ``sweep.json`` for its suite and mode it counts as asked."""
+def _moved(base: Row, new: Row) -> list[str]:
+    """What says that the difference is another one; a cause says so only where both sides have established one."""
+    causes = () if _open_cause(base) or _open_cause(new) else ("cause",)
+    return _differing(base, new, (*PLACE, *causes))
+
+
+def _open_cause(row: Row) -> bool:
+    return row.cause in OPEN_CAUSES or row.confidence == "open"
+
+
+def _is_selected(sweep: Sweep, row: Row, suites: Collection[str]) -> bool:
+    """Whether ``sweep`` was asked for ``row``; without a ``sweep.json`` for its suite and mode it counts as asked,
+    unless the sweep is a night whose parts are known, or there is nothing of its suite (``suites`` are those of
+    NEW): a mode that is gone may be lost, a suite that was never named was not meant."""
+    if sweep.parts is not None and (row.suite, row.mode) not in sweep.parts:
+        return False
+    if sweep.parts is None and sweep.selections and row.suite not in suites:
+        return False
     selections = [selection for selection in sweep.selections if selection.concerns(row)]
     return not selections or any(selection.covers(row) for selection in selections)
 
@@ -298,9 +340,9 @@ def _note(outcome: Outcome, pair: _Pair) -> str:
     base, new = pair
     if base and new and outcome is Outcome.NOT_COMPARABLE:
         return "; ".join(_differing(base, new, CONDITIONS, both=True))
-    if base and new and outcome is Outcome.DIFFERS_ELSEWHERE:
-        return "; ".join(_differing(base, new, PLACE))
-    if base and outcome is Outcome.FIXED:
+    if base and new and outcome is Outcome.MOVED:
+        return "; ".join(_moved(base, new))
+    if base and outcome in (Outcome.FIXED, Outcome.NOT_SEEN):
         return _what_happened(base)
     return _what_happened(new) if new else ""
 

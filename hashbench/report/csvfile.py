@@ -18,17 +18,30 @@ from pathlib import Path
 from typing import Any
 
 from hashbench.files import replace_file
-from hashbench.records import ACCURACY_STATUSES, ROW_COLUMNS, ROW_KEY, ROW_SCHEMA, HashbenchError, Row
+from hashbench.records import (
+    ACCURACY_STATUSES,
+    READABLE_ROW_SCHEMAS,
+    ROW_COLUMNS,
+    ROW_KEY,
+    ROW_SCHEMA,
+    HashbenchError,
+    Row,
+)
 from hashbench.report.csvtext import CsvTable, defuse, one_line, read_table, restore
 
 REQUIRED_COLUMNS = ("dev", "name", "batch_size", "accuracy")
 """Dynamo's columns: no file without them is a CSV of accuracies."""
+
+EXPECTED_COLUMNS = ("since", "link", "seen")
+"""What a CSV of expected rows has beside those of :class:`Row`: a date, an address, a date."""
 
 _KINDS: dict[str, type] = {
     name: next(kind for kind in (typing.get_args(hint) or (hint,)) if kind is not type(None))
     for name, hint in typing.get_type_hints(Row).items()
 }
 """Column → ``str``, ``int`` or ``float``, from the annotations of :class:`Row`."""
+
+_key_of = operator.attrgetter(*ROW_KEY)
 
 # ------------------------------------------------------------------------------------------------ writing
 
@@ -61,7 +74,7 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
 
 def _cell(column: str, value: Any) -> str:
     """``repr`` of a float is the shortest text that reads back as the same number."""
-    if value is None:
+    if value is None or value == "":
         return ""
     kind = _KINDS[column]
     if kind is str:
@@ -80,7 +93,7 @@ def read_rows(path: Path) -> list[Row]:
     Raises:
         HashbenchError: the file is not a CSV, is damaged or cut off, lacks a required column, has columns that this
             version does not know, a status that is none, a number that is none, or two rows of the same key; or the
-            ``environment.json`` beside it is of another schema.
+            ``environment.json`` beside it is of a schema that this version does not read.
     """
     check_schema(path)
     return rows_of(read_table(path))
@@ -89,9 +102,13 @@ def read_rows(path: Path) -> list[Row]:
 def rows_of(table: CsvTable) -> list[Row]:
     """The rows of a CSV in hashbench's own columns; see :func:`read_rows` for what is refused."""
     _check_header(table)
-    numbered = [(line, _row(table, line, cells)) for line, cells in table.rows()]
-    refuse_duplicates(str(table.path), [row for _, row in numbered], lines=[line for line, _ in numbered])
-    return [row for _, row in numbered]
+    columns = [(name, _KINDS.get(name)) for name in table.header]
+    lines, rows = [], []
+    for line, cells in table.rows():
+        lines.append(line)
+        rows.append(_row(table.path, line, columns, cells))
+    refuse_duplicates(str(table.path), rows, lines=lines)
+    return rows
 
 
 def environment_file(path: Path) -> Path | None:
@@ -113,13 +130,25 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return content
 
 
+def environments_of(path: Path) -> tuple[dict[str, Any], ...]:
+    """The fingerprints of the machines that a CSV's rows were made on: the newest, then the ``previous`` ones. None
+    where no environment lies beside it."""
+    file = environment_file(path)
+    if file is None:
+        return ()
+    content = read_json_object(file)
+    previous = content.pop("previous", [])
+    earlier = previous if isinstance(previous, list) else []
+    return (content, *(one for one in earlier if isinstance(one, dict)))
+
+
 def check_schema(path: Path) -> None:
     """Refuse a CSV whose environment file was written by a version with other columns."""
     environment = environment_file(path)
     if environment is None:
         return
     schema = read_json_object(environment).get("schema", ROW_SCHEMA)
-    if schema != ROW_SCHEMA:
+    if schema not in READABLE_ROW_SCHEMAS:
         raise HashbenchError(
             f"{path} has schema {schema!r} and this hashbench reads schema {ROW_SCHEMA}",
             consequence=f"its columns may mean something else ({environment.name} says so)",
@@ -143,7 +172,8 @@ def refuse_duplicates(label: str, rows: Sequence[Row], *, lines: Sequence[int] =
 
 def row_key(row: Row) -> tuple[str, ...]:
     """What identifies ``row`` in a sweep, in the order of :data:`~hashbench.records.ROW_KEY`."""
-    return tuple(getattr(row, name) for name in ROW_KEY)
+    key: tuple[str, ...] = _key_of(row)
+    return key
 
 
 def _key_text(key: tuple[str, ...]) -> str:
@@ -166,7 +196,8 @@ def _check_header(table: CsvTable) -> None:
             consequence="its rows cannot be told apart or judged",
             tip="Make it again with hashbench sweep.",
         )
-    unknown = [one_line(name) or "(no name)" for name in table.header if name not in _KINDS]
+    known = _KINDS.keys() | set(EXPECTED_COLUMNS)
+    unknown = [one_line(name) or "(no name)" for name in table.header if name not in known]
     if unknown:
         raise HashbenchError(
             f"{table.path} has columns that this hashbench does not know: {', '.join(unknown)}",
@@ -175,16 +206,19 @@ def _check_header(table: CsvTable) -> None:
         )
 
 
-def _row(table: CsvTable, line: int, cells: list[str]) -> Row:
+def _row(path: Path, line: int, columns: Sequence[tuple[str, type | None]], cells: Sequence[str]) -> Row:
+    """The row of one line. ``columns`` have no kind where :class:`Row` has no such field. Sixty cells a row and ten
+    thousand rows a file: nothing is looked up here that is the same for all rows."""
     # Required numbers may be empty, too: a model that never loaded has no batch size.
     values: dict[str, Any] = dict.fromkeys(("batch_size",))
-    for column, cell in zip(table.header, cells, strict=True):
-        if cell:
-            values[column] = _value(table.path, line, column, cell)
+    for (column, kind), cell in zip(columns, cells, strict=True):
+        if not cell or kind is None:
+            continue
+        values[column] = restore(cell) if kind is str else _number(path, line, column, kind, cell)
     for column in ("dev", "name", "accuracy"):
         if column not in values:
-            raise HashbenchError(f"line {line} of {table.path} has no {column}", consequence="the row says nothing")
-    _check_accuracy(table.path, line, values["accuracy"])
+            raise HashbenchError(f"line {line} of {path} has no {column}", consequence="the row says nothing")
+    _check_accuracy(path, line, values["accuracy"])
     return Row(**values)
 
 
@@ -209,10 +243,7 @@ _PARSERS: dict[type, tuple[re.Pattern[str], Callable[[str], Any], str]] = {
 }
 
 
-def _value(path: Path, line: int, column: str, cell: str) -> Any:
-    kind = _KINDS[column]
-    if kind is str:
-        return restore(cell)
+def _number(path: Path, line: int, column: str, kind: type, cell: str) -> Any:
     pattern, parse, description = _PARSERS[kind]
     # Python refuses to read whole numbers of more than 4300 digits.
     if not pattern.fullmatch(cell) or len(cell) > 400:

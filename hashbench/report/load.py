@@ -8,16 +8,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
-from hashbench.records import HashbenchError, Row
-from hashbench.report.csvfile import check_schema, environment_file, read_json_object, refuse_duplicates, rows_of
-from hashbench.report.csvtext import CsvTable, one_line, read_table
+from hashbench.records import READABLE_SWEEP_SCHEMAS, SWEEP_SCHEMA, HashbenchError, Row
+from hashbench.report.auditfile import is_audit
+from hashbench.report.csvfile import (
+    EXPECTED_COLUMNS,
+    check_schema,
+    environments_of,
+    read_json_object,
+    refuse_duplicates,
+    row_key,
+    rows_of,
+)
+from hashbench.report.csvtext import CsvTable, one_line, read_table, restore
 
 ACCURACY_FILE = "accuracy.csv"
 SELECTION_FILE = "sweep.json"
+NIGHT_FILE = "night.json"
 
 Kind = Literal["hashbench", "dynamo", "dynamo_expected"]
 
@@ -31,6 +42,10 @@ class Selection:
     mode: str
     device: str
     dtype: str = ""
+    suites: frozenset[str] = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "suites", frozenset(suite for suite, _ in self.models))
 
     def covers(self, row: Row) -> bool:
         """Whether the sweep was asked for the model of ``row`` on its device and with its dtype."""
@@ -42,19 +57,33 @@ class Selection:
 
     def concerns(self, row: Row) -> bool:
         """Whether the sweep ran any model of the suite of ``row`` in its mode."""
-        return row.mode == self.mode and any(suite == row.suite for suite, _ in self.models)
+        return row.mode == self.mode and row.suite in self.suites
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """What a CSV of expected rows says of one: since when it is expected and when it was seen last (dates as ISO 8601),
+    and the address of the issue that tells more. Empty where it says nothing."""
+
+    since: str = ""
+    link: str = ""
+    seen: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
     """What a comparison reads. ``label`` is the path as the user gave it; ``environments`` maps the ``env`` of a row
-    to the fingerprint of its machine; ``selections`` is empty where no ``sweep.json`` says what was asked for."""
+    to the fingerprint of its machine; ``selections`` is empty where no ``sweep.json`` says what was asked for.
+    ``parts`` are the ``(suite, mode)`` that a night was asked for (``None``: nothing says). ``provenance`` has those
+    rows of a CSV of expected rows that say something, by their keys."""
 
     label: str
     rows: tuple[Row, ...]
     environments: Mapping[str, Mapping[str, Any]]
     kind: Kind
     selections: tuple[Selection, ...] = ()
+    parts: frozenset[tuple[str, str]] | None = None
+    provenance: Mapping[tuple[str, ...], Provenance] = field(default_factory=dict)
 
 
 def load_sweep(path: Path | str) -> Sweep:
@@ -65,7 +94,16 @@ def load_sweep(path: Path | str) -> Sweep:
         HashbenchError: there is no such file, it is no CSV of accuracies (see
             :func:`~hashbench.report.csvfile.read_rows`), a model has two results, or the files are of several kinds.
     """
-    parts = [_load_file(file) for file in _csv_files(Path(path))]
+    return joined([load_file(file) for file in csv_files(Path(path))], path=Path(path))
+
+
+def joined(parts: Collection[Sweep], *, path: Path, damaged_night: bool = False) -> Sweep:
+    """One sweep of several parts, all of them in the folder ``path``; ``parts`` may be empty where it is a night's.
+    With ``damaged_night``, a ``night.json`` that cannot be read counts as none, so that all models count as asked for.
+
+    Raises:
+        HashbenchError: a model has two results, or the files are of several kinds.
+    """
     kinds = {part.kind for part in parts}
     if len(kinds) > 1:
         raise HashbenchError(
@@ -79,12 +117,15 @@ def load_sweep(path: Path | str) -> Sweep:
         label=str(path),
         rows=rows,
         environments={key: value for part in parts for key, value in part.environments.items()},
-        kind=kinds.pop(),
-        selections=tuple(selection for part in parts for selection in part.selections),
+        kind=kinds.pop() if kinds else "hashbench",
+        selections=(selections := tuple(selection for part in parts for selection in part.selections)),
+        parts=_night_parts(path / NIGHT_FILE, selections, damaged=damaged_night),
+        provenance={key: value for part in parts for key, value in part.provenance.items()},
     )
 
 
-def _csv_files(path: Path) -> list[Path]:
+def csv_files(path: Path) -> list[Path]:
+    """The CSVs that make up the sweep at ``path``, sorted; see :func:`load_sweep`."""
     if not path.exists():
         raise HashbenchError(
             f"there is no {path}", consequence="no sweep can be read from it", tip="Name an accuracy.csv or its folder."
@@ -92,7 +133,7 @@ def _csv_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     for pattern in (ACCURACY_FILE, f"*/{ACCURACY_FILE}", "*.csv"):
-        found = sorted(path.glob(pattern))
+        found = [file for file in sorted(path.glob(pattern)) if not is_audit(file)]  # which may lie beside
         if found:
             return found
     raise HashbenchError(
@@ -102,7 +143,8 @@ def _csv_files(path: Path) -> list[Path]:
     )
 
 
-def _load_file(path: Path) -> Sweep:
+def load_file(path: Path) -> Sweep:
+    """The sweep of one CSV; see :func:`load_sweep`."""
     check_schema(path)
     table = read_table(path)
     kind = kind_of(table.header)
@@ -110,10 +152,61 @@ def _load_file(path: Path) -> Sweep:
     return Sweep(
         label=str(path),
         rows=rows,
-        environments=_environments(path),
+        environments=environments_beside(path),
         kind=kind,
-        selections=_selections(path.with_name(SELECTION_FILE)) if path.name == ACCURACY_FILE else (),
+        selections=selections_beside(path),
+        provenance=_provenance(table, rows) if kind == "hashbench" else {},
     )
+
+
+# ----------------------------------------------------------------------------------------------- what is expected
+
+
+def _provenance(table: CsvTable, rows: Collection[Row]) -> dict[tuple[str, ...], Provenance]:
+    columns = [column for column in table.header if column in EXPECTED_COLUMNS]
+    if not columns:
+        return {}
+    places = {column: table.header.index(column) for column in columns}
+    found = {}
+    for row, (line, cells) in zip(rows, table.rows(), strict=True):
+        values = {column: restore(cells[place]) for column, place in places.items()}
+        if any(values.values()):
+            _check_provenance(values, place=f"line {line} of {table.path}")
+            found[row_key(row)] = Provenance(**values)
+    return found
+
+
+def _check_provenance(values: Mapping[str, str], *, place: str) -> None:
+    for column in ("since", "seen"):
+        if not is_date(values.get(column, "")):
+            raise HashbenchError(
+                f"{place} has {one_line(values[column])[:40]!r} as {column}",
+                consequence="that is no date",
+                tip="Write it as 2026-11-20, or leave it empty.",
+            )
+    if not is_link(values.get("link", "")):
+        raise HashbenchError(
+            f"{place} has {one_line(values['link'])[:80]!r} as link",
+            consequence="that is no address",
+            tip="It begins with https:// and holds no spaces or quotes.",
+        )
+
+
+def is_date(text: str) -> bool:
+    """Whether ``text`` is a date such as ``2026-11-20``, or empty."""
+    try:
+        return not text or date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
+
+
+_LINK = re.compile(r"https?://[^\s<>()\[\]\"'`\\|]+")
+"""Only what needs no escaping in HTML attributes and Markdown, and never ``javascript:``."""
+
+
+def is_link(text: str) -> bool:
+    """Whether ``text`` is an address that may become a link, or empty."""
+    return not text or _LINK.fullmatch(text) is not None
 
 
 # ------------------------------------------------------------------------------------------------- dynamo
@@ -161,23 +254,29 @@ def _dynamo_row(table: CsvTable, line: int, cells: list[str]) -> Row:
 # ------------------------------------------------------------------------------------- beside an accuracy.csv
 
 
-def _environments(path: Path) -> dict[str, Mapping[str, Any]]:
+def environments_beside(path: Path) -> dict[str, Mapping[str, Any]]:
     """``env`` of a row → fingerprint: the environment of the sweep and, after a resume, its ``previous`` ones. Each
     holds its own ``key``."""
-    file = environment_file(path)
-    if file is None:
-        return {}
-    content = read_json_object(file)
-    previous = content.pop("previous", [])
-    environments = [content, *(one for one in previous if isinstance(one, dict))]
-    return {str(environment.get("key", "")): environment for environment in environments}
+    return {str(environment.get("key", "")): environment for environment in environments_of(path)}
 
 
-def _selections(path: Path) -> tuple[Selection, ...]:
-    """What ``sweep.json`` says was selected; nothing where there is none."""
-    if not path.is_file():
+def selections_beside(file: Path) -> tuple[Selection, ...]:
+    """What the ``sweep.json`` beside an ``accuracy.csv`` says was selected; nothing where there is none.
+
+    Raises:
+        HashbenchError: it is damaged or of another version.
+    """
+    path = file.with_name(SELECTION_FILE)
+    if file.name != ACCURACY_FILE or not path.is_file():
         return ()
     content = read_json_object(path)
+    schema = content.get("schema", SWEEP_SCHEMA)
+    if schema not in READABLE_SWEEP_SCHEMAS:
+        raise HashbenchError(
+            f"{path} has schema {schema!r} and this hashbench reads schema {SWEEP_SCHEMA}",
+            consequence="what it says of the selection may mean something else",
+            tip="Read it with the version that wrote it.",
+        )
     try:
         options, models = content["options"], frozenset((suite, name) for suite, name in content["models"])
         return (Selection(models, mode=options["mode"], device=options["device"], dtype=options["dtype"]),)
@@ -187,3 +286,45 @@ def _selections(path: Path) -> tuple[Selection, ...]:
             consequence="its models and options do not say what was selected",
             tip="It is damaged or of another version; to compare without it, copy the CSV elsewhere.",
         ) from error
+
+
+def night_problems(folder: Path, *, named: bool = False) -> tuple[str, ...]:
+    """A sentence for each sweep that a night was to have and that did not end well, as its ``night.json`` says.
+
+    Raises:
+        HashbenchError: the user ``named`` this night and its ``night.json`` cannot be read.
+    """
+    path = folder / NIGHT_FILE
+    if not path.is_file():
+        return ()
+    try:
+        return tuple(f"{suite} in {mode}: {error}" for suite, mode, error in _asked_parts(path) if error)
+    except HashbenchError as error:
+        if named:
+            raise
+        return (str(error),)
+
+
+def _asked_parts(path: Path) -> list[tuple[str, str, str]]:
+    try:
+        return [(str(one["suite"]), str(one["mode"]), str(one["error"])) for one in read_json_object(path)["parts"]]
+    except (KeyError, TypeError) as error:
+        raise HashbenchError(
+            f"cannot read {path}",
+            consequence="it does not say which suites and modes were asked for",
+            tip="It is damaged or of another version; run `hashbench nightly` again to make it anew.",
+        ) from error
+
+
+def _night_parts(path: Path, selections: Collection[Selection], *, damaged: bool) -> frozenset[tuple[str, str]] | None:
+    """The suites and modes of a night: as its sweeps say, and of those that could not begin or are gone, as
+    ``night.json`` does."""
+    if not path.is_file():
+        return None
+    try:
+        asked = {(suite, mode) for suite, mode, _ in _asked_parts(path)}
+    except HashbenchError:
+        if not damaged:
+            raise
+        return None
+    return frozenset(asked | {(suite, one.mode) for one in selections for suite, _ in one.models})

@@ -34,17 +34,19 @@ def shorten(text: str, width: int) -> str:
 # -------------------------------------------------------------------------------------------- a sweep's table
 
 SWEEP_WIDTHS = {
-    "name": 22,
-    "mode": 9,
-    "accuracy": 22,
+    "name": 18,
+    "accuracy": 21,
     "origin": 8,
-    "kernel": 25,
-    "module": 16,
+    "kernel": 21,
+    "module": 12,
     "phase": 9,
+    "cause": 20,
+    "confidence": 10,
     "benign": 6,
     "seconds": 7,
 }
-"""Column → its widest, in characters; with the gaps the table fits 140 columns, and 80 where no model differs."""
+"""Column → its widest, in characters; with the gaps the table fits 140 columns, and 80 where no model differs. A cause
+says more than an origin, which is shown where there is none."""
 
 ERROR_WIDTH = 116
 
@@ -58,6 +60,8 @@ def sweep_table(rows: Sequence[Row]) -> str:
         column: [shorten(_shown(getattr(row, column)), width) for row in rows] for column, width in SWEEP_WIDTHS.items()
     }
     used = [column for column, texts in cells.items() if any(texts)]
+    if "cause" in used and "origin" in used:
+        used.remove("origin")
     table = _table(used, zip(*(cells[column] for column in used), strict=True))
     errors = [
         f"{shorten(_shown(row.name), SWEEP_WIDTHS['name'])}: {shorten(_shown(row.error), ERROR_WIDTH)}"
@@ -66,7 +70,21 @@ def sweep_table(rows: Sequence[Row]) -> str:
     ]
     counts = Counter(row.accuracy for row in rows)
     summary = ", ".join(f"{count} {status}" for status, count in counts.most_common())
-    return "\n\n".join(filter(None, [table, "\n".join(errors), f"{_models(len(rows))}: {summary}"]))
+    modes = " and ".join(dict.fromkeys(row.mode for row in rows if row.mode))
+    total = _models(len(rows)) + (f" in {modes}" if modes else "")
+    return "\n\n".join(filter(None, [table, "\n".join(errors), f"{total}: {summary}", _what_passing_proves(rows)]))
+
+
+def _what_passing_proves(rows: Sequence[Row]) -> str:
+    """How many further runs may differ although those that were made agree: two equal runs prove little."""
+    bounds = [(row.rate_high, row.runs) for row in rows if row.accuracy == "pass" and row.rate_high is not None]
+    if not bounds:
+        return ""
+    high, runs = max(bounds)
+    return (
+        f"Where {runs} runs agree, at most {high:.1%} of further runs may differ from the first (95 % confidence); "
+        "more --runs lower that."
+    )
 
 
 def _shown(value: object) -> str:

@@ -38,7 +38,7 @@ TRUTH = {
     "passes under other conditions": (PASS, PASS, OTHER_CONDITIONS, Outcome.NOT_COMPARABLE),
     "passed and differs under other conditions": (PASS, DIFFER, OTHER_CONDITIONS, Outcome.NOT_COMPARABLE),
     "differs in the same place": (DIFFER, DIFFER, {}, Outcome.STILL_DIFFERS),
-    "differs in another place": (DIFFER, DIFFER, ELSEWHERE, Outcome.DIFFERS_ELSEWHERE),
+    "differs in another place": (DIFFER, DIFFER, ELSEWHERE, Outcome.MOVED),
     "differed and now passes": (DIFFER, PASS, {}, Outcome.FIXED),
     "differed and now passes, so the place is gone": (DIFFER, PASS, ELSEWHERE, Outcome.FIXED),
     "differed and is now skipped": (DIFFER, SKIP, {}, Outcome.NOW_SKIPPED),
@@ -140,7 +140,7 @@ def test_a_crashed_row_that_knows_no_dtype_is_still_the_same_model():
 )
 def test_a_difference_that_moved_says_where_to(place, note):
     change = only_change(DIFFERING, dataclasses.replace(DIFFERING, **place))
-    assert (change.outcome, change.note) == (Outcome.DIFFERS_ELSEWHERE, note)
+    assert (change.outcome, change.note) == (Outcome.MOVED, note)
 
 
 def test_a_difference_that_moved_inside_its_kernel_is_the_same():
@@ -239,6 +239,13 @@ def test_a_model_without_a_row_is_missing_when_it_was_asked_for(selections, outc
     assert {change.key[-1]: change.outcome for change in comparison.changes}["b"] is outcome
 
 
+def test_suites_of_the_baseline_that_a_sweep_does_not_know_were_not_asked_for():
+    base = sweep(row("a"), row("b", suite="timm"))
+    whole = compare(base, sweep(row("a"), selections=(selecting("a"),)))
+    assert whole.counts == {Outcome.NOT_SELECTED: 1, Outcome.UNCHANGED: 1}
+    assert compare(base, sweep(row("a"))).counts == {Outcome.MISSING: 1, Outcome.UNCHANGED: 1}
+
+
 def test_a_default_sweep_against_the_full_baseline_of_both_modes(tmp_path):
     expected = tmp_path / "expected"
     expected.mkdir()
@@ -280,6 +287,51 @@ def test_an_unknown_environment_is_said_and_not_taken_for_equal():
     assert compare(known, known).remarks == ()
     (remark,) = compare(known, sweep(PLAIN)).remarks
     assert remark.startswith("NEW has no environment.json")
+
+
+TWO_MACHINES = {
+    "a": {"key": "a", "cpu": {"model": "X"}, "host": "one"},
+    "b": {"key": "b", "cpu": {"model": "Y"}, "host": "two"},
+    "a2": {"key": "a2", "cpu": {"model": "X"}, "host": "three"},
+}
+
+
+def test_models_that_changed_machines_are_named_though_both_sweeps_used_the_same_ones():
+    base = sweep(row("p", env="a"), row("q", env="b"), environments=TWO_MACHINES)
+    new = sweep(row("p", env="b"), row("q", env="b"), row("r", env="a"), environments=TWO_MACHINES)
+    base = dataclasses.replace(base, rows=(*base.rows, row("r", env="a")))
+    comparison = compare(base, new)
+    assert comparison.environment == ()
+    assert comparison.remarks == (
+        "BASE mixes 2 environments, which differ in cpu.model.",
+        "NEW mixes 2 environments, which differ in cpu.model.",
+        "1 of 3 models ran in another environment than in BASE, which may be why they changed: p.",
+    )
+
+
+def test_machines_that_differ_in_nothing_that_matters_are_one_environment():
+    base = sweep(row("p", env="a"), row("q", env="a2"), environments=TWO_MACHINES)
+    assert compare(base, sweep(row("p", env="a2"), row("q", env="a"), environments=TWO_MACHINES)).remarks == ()
+
+
+def test_two_sweeps_of_one_machine_each_need_no_remark_beside_what_changed():
+    base, new = (sweep(row("p", env=key), environments={key: TWO_MACHINES[key]}) for key in "ab")
+    comparison = compare(base, new)
+    assert comparison.remarks == ()
+    assert [change.key for change in comparison.environment] == ["cpu.model"]
+
+
+def test_what_was_skipped_ran_on_no_machine():
+    base = sweep(row("p", env="a"), row("q", "pass_due_to_skip", env="a"), environments=TWO_MACHINES)
+    new = sweep(row("p", env="a"), row("q", "pass_due_to_skip", env="b"), environments=TWO_MACHINES)
+    comparison = compare(base, new)
+    assert (comparison.environment, comparison.remarks) == ((), ())
+
+
+def test_a_row_that_does_not_tell_its_environment_is_named():
+    base = sweep(row("p", env="a"), environments=TWO_MACHINES)
+    new = sweep(row("p", "crashed", env=""), environments=TWO_MACHINES)
+    assert compare(base, new).remarks == ("NEW does not tell in which environment p ran.",)
 
 
 # -------------------------------------------------------------------------------------------------- dynamo

@@ -159,14 +159,33 @@ def test_long_texts_are_cut_in_the_middle(text, width, short):
 def test_the_table_of_a_sweep_leaves_out_what_is_empty():
     table = sweep_table([row("alexnet", seconds=1.25), dataclasses.replace(DIFFERING, benign=2)])
     header, *_ = table.splitlines()
-    assert header.split() == ["name", "mode", "accuracy", "origin", "kernel", "module", "benign", "seconds"]
-    assert table.endswith("2 models: 1 pass, 1 eager_two_runs_differ")
+    assert header.split() == ["name", "accuracy", "origin", "kernel", "module", "benign", "seconds"]
+    assert table.endswith("2 models in training: 1 pass, 1 eager_two_runs_differ")
+
+
+def test_the_table_of_a_sweep_gives_the_cause_in_the_place_of_the_origin():
+    table = sweep_table([row("a"), dataclasses.replace(DIFFERING, cause="write_race", confidence="proven")])
+    header, _, _, line, *_ = table.splitlines()
+    assert header.split()[-2:] == ["cause", "confidence"]
+    assert "origin" not in header
+    assert line.split()[-2:] == ["write_race", "proven"]
 
 
 def test_the_table_of_a_sweep_fits_140_columns_whatever_the_rows_hold():
-    texts = dict.fromkeys(("name", "accuracy", "origin", "kernel", "module", "phase", "error"), "long " * 50)
+    texts = dict.fromkeys(
+        ("name", "accuracy", "kernel", "module", "phase", "cause", "confidence", "error"), "long " * 50
+    )
     table = sweep_table([row(**texts, benign=123_456, seconds=12_345.6)])
     assert max(map(len, table.splitlines()[:4])) <= 140
+
+
+def test_the_table_of_a_sweep_says_what_agreeing_runs_prove():
+    few, many = row("a", runs=2, rate_high=0.95), row("b", runs=20, rate_high=0.14586)
+    failed = row("c", "crashed", runs=2, rate_high=0.99)
+    proved = "at most 14.6% of further runs may differ from the first"
+    assert sweep_table([many, failed]).splitlines()[-1].startswith(f"Where 20 runs agree, {proved}")
+    assert "Where 2 runs agree, at most 95.0%" in sweep_table([few, many])
+    assert "runs agree" not in sweep_table([failed])
 
 
 def test_zero_benign_records_are_shown_as_zero():

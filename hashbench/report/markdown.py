@@ -1,0 +1,329 @@
+"""A night as GitHub's Markdown, for the summary of a CI job: what changed first, then totals, then everything else.
+
+Names and errors come from models and are escaped. A summary may have 1 MiB; what does not fit is counted, and nothing
+is cut in the middle.
+"""
+
+from __future__ import annotations
+
+import html
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tabulate import tabulate
+
+from hashbench.records import Row
+from hashbench.report.compare import verdict_of
+from hashbench.report.csvtext import one_line
+from hashbench.report.environments import EnvironmentChange
+from hashbench.report.expectations import STALE_AFTER, Judged, Judgement, Standing
+from hashbench.report.history import History, ModelHistory, Spell
+from hashbench.report.load import is_link
+from hashbench.report.render import escape_markdown, shorten
+
+LIMIT = 900_000
+"""Bytes of UTF-8; GitHub shows no summary of a step that has more than 1 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """How much of everything is shown."""
+
+    lines: int
+    details: int
+
+
+_ROOMS = (_Room(500, 100), _Room(200, 30), _Room(60, 8), _Room(15, 0))
+_NAME, _CELL, _SENTENCE = 60, 90, 700
+
+Thing = TypeVar("Thing")
+
+
+def as_markdown(history: History, judged: Judged) -> str:
+    """The summary of the last night; at most :data:`LIMIT` bytes."""
+    for room in _ROOMS:
+        text = "\n\n".join(_sections(history, judged, room)) + "\n"
+        if len(text.encode()) <= LIMIT:
+            return text
+    return "\n\n".join(_head(history, judged)) + "\n"
+
+
+def as_summary(history: History, judged: Judged) -> str:
+    """The beginning of it, for a terminal: what changed, and the totals."""
+    room = _Room(40, 0)
+    parts = (_head(history, judged), _problems(judged, room), _worse(judged, room), _changed(history, judged, room))
+    rest = (_environment(judged, room), _totals(judged))
+    return "\n\n".join(section for part in (*parts, *rest) for section in part) + "\n"
+
+
+def _sections(history: History, judged: Judged, room: _Room) -> Iterator[str]:
+    yield from _head(history, judged)
+    yield from _problems(judged, room)
+    yield from _worse(judged, room)
+    yield from _changed(history, judged, room)
+    yield from _environment(judged, room)
+    yield from _totals(judged)
+    yield from _not_passing(history, judged, room)
+    yield from _expectations(judged, room)
+    yield from _older_problems(history, room)
+    yield from _details(judged, room)
+
+
+# ------------------------------------------------------------------------------------------------ what changed
+
+
+def _head(history: History, judged: Judged) -> Iterator[str]:
+    yield f"# hashbench: {_text(judged.night, _NAME)}"
+    yield f"**{verdict(judged)}**"
+    since = f", compared with {_text(judged.last, _NAME)}" if judged.last else ""
+    began = f", began {history.nights[-1].when}" if history.nights[-1].when else ""
+    yield f"{_count(history.nights, 'night')} of history{since}{began}."
+    if judged.remarks:
+        yield _bullets(judged.remarks)
+
+
+def verdict(judged: Judged) -> str:
+    """One line: whether anything got worse, and what."""
+    worse = Counter(str(one.standing) for one in judged.judgements if one.worse)
+    parts = [f"{count} {word}" for word, count in worse.items()]
+    if judged.problems:
+        parts.append(_count(judged.problems, "problem") + " of the night itself")
+    return f"Worse: {', '.join(parts)}" if parts else "Nothing got worse"
+
+
+def _problems(judged: Judged, room: _Room) -> Iterator[str]:
+    if judged.problems:
+        yield "## What went wrong with this night"
+        yield _bullets(judged.problems, most=room.lines)
+
+
+def _worse(judged: Judged, room: _Room) -> Iterator[str]:
+    worse = [one for one in judged.judgements if one.worse]
+    if worse:
+        yield "## Worse"
+        yield _table(("what", *_MODEL, "expected", "now", "why", "link"), worse, _worse_cells, room.lines)
+
+
+def _worse_cells(one: Judgement) -> list[str]:
+    before, now = (row.accuracy if row else "no row" for row in (one.base, one.new))
+    expected = f"{before} since {one.since}" if one.since else f"{before}{'' if one.expected else ' (last night)'}"
+    return [_text(one.word), *_model_cells(one.key), _text(expected), _text(now), _text(one.note), _link(one.link)]
+
+
+def _changed(history: History, judged: Judged, room: _Room) -> Iterator[str]:
+    """Models that did something else last night than the night before, whatever is expected of them."""
+    last = len(history.nights) - 1
+    if judged.before is None:
+        return
+    before = judged.before
+    moves = ((model.key, _did(_spell_in(model, before)), _did(_spell_in(model, last))) for model in history.models)
+    changes = [move for move in moves if move[1] != move[2]]
+    yield f"## What changed since {_text(judged.last, _NAME)}"
+    if not changes:
+        yield "Nothing: every model did what it did the night before."
+        return
+    changes.sort(key=lambda change: (change[2] == "pass", change[0]))
+    yield _table((*_MODEL, "before", "now"), changes, _changed_cells, room.lines)
+
+
+def _changed_cells(change: tuple[tuple[str, ...], str, str]) -> list[str]:
+    key, before, now = change
+    return [*_model_cells(key), _text(before), _text(now)]
+
+
+def _spell_in(model: ModelHistory, night: int) -> Spell | None:
+    return next((spell for spell in reversed(model.spells) if spell.first <= night <= spell.last), None)
+
+
+def _did(spell: Spell | None) -> str:
+    if spell is None:
+        return "no row"
+    what = ", ".join(filter(None, (spell.kernel, spell.cause)))
+    return f"{spell.accuracy} ({what})" if what else spell.accuracy
+
+
+def _environment(judged: Judged, room: _Room) -> Iterator[str]:
+    if judged.environment:
+        yield "## What changed in the environment"
+        yield _table(("what", "before", "now"), judged.environment, _environment_cells, room.lines)
+
+
+def _environment_cells(one: EnvironmentChange) -> list[str]:
+    return [_text(one.key), _text(one.base), _text(one.new)]
+
+
+# ---------------------------------------------------------------------------------------------------- totals
+
+
+def _totals(judged: Judged) -> Iterator[str]:
+    rows = [one.new for one in judged.judgements if one.new]
+    yield "## Totals"
+    if not rows:
+        yield "This night has no rows."
+        return
+    statuses = [status for status, _ in Counter(row.accuracy for row in rows).most_common()]
+    groups = sorted({_group(row) for row in rows})
+    counts = Counter((_group(row), row.accuracy) for row in rows)
+    lines = [[*map(_text, group), *(str(counts[group, status]) for status in statuses)] for group in groups]
+    if len(groups) > 1:
+        lines.append(["all", "", "", "", *(str(sum(row.accuracy == status for row in rows)) for status in statuses)])
+    yield _table(("suite", "mode", "dtype", "device", *map(_text, statuses)), lines, list, 200)
+
+
+def _group(row: Row) -> tuple[str, ...]:
+    return row.suite, row.mode, row.dtype, row.dev
+
+
+def _not_passing(history: History, judged: Judged, room: _Room) -> Iterator[str]:
+    found = [one for one in judged.judgements if one.new and verdict_of(one.new.accuracy) not in ("pass", "skip")]
+    if not found:
+        return
+    models = {model.key: model for model in history.models}
+    labels = [night.label for night in history.nights]
+    headers = ("status", *_MODEL, "kernel", "cause", "module", "rate", "expected", "for nights", "what to do")
+    yield "## Everything that does not pass"
+    yield _table(headers, found, lambda one: _row_cells(one, models.get(one.key), labels), room.lines)
+    skipped = sum(one.new is not None and verdict_of(one.new.accuracy) == "skip" for one in judged.judgements)
+    if skipped:
+        yield f"{skipped} more were skipped."
+
+
+def _row_cells(one: Judgement, model: ModelHistory | None, labels: Sequence[str]) -> list[str]:
+    row = one.new
+    if row is None:
+        return []
+    cause = f"{row.cause} ({row.confidence})" if row.cause and row.confidence else row.cause
+    rate = "" if row.rate is None else f"{row.rate:.0%} of {row.trials} {row.rate_of}".strip()
+    return [
+        _text(row.accuracy),
+        *_model_cells(one.key),
+        _text(row.kernel or row.origin),
+        _text(cause),
+        _text(row.module),
+        _text(rate),
+        _text(one.word) + (f" ({_link(one.link)})" if one.link else ""),
+        _text(_since(model, labels)),
+        _text(row.advice or row.error, 2 * _CELL),
+    ]
+
+
+def _since(model: ModelHistory | None, labels: Sequence[str]) -> str:
+    if model is None or not model.spells:
+        return ""
+    spell = model.spells[-1]
+    return f"{spell.last - spell.first + 1}, since {labels[spell.first]}"
+
+
+# ----------------------------------------------------------------------------------------------- expectations
+
+_TOLD = {
+    Standing.STALE: f"Not seen in {STALE_AFTER} nights or more: take the expectation out if the difference is gone",
+    Standing.FIXED: "Passes and was expected not to",
+    Standing.NOT_SEEN: "Differs only now and then, and did not tonight",
+    Standing.UNEXPECTED: "New, and does not pass",
+    Standing.NOT_ASKED: "Expected, and this night was not asked to run it",
+}
+
+
+def _expectations(judged: Judged, room: _Room) -> Iterator[str]:
+    lots = {standing: [one for one in judged.judgements if _concerns(one, standing)] for standing in _TOLD}
+    if not any(lots.values()):
+        return
+    yield "## Expectations"
+    for standing, lot in lots.items():
+        if standing is Standing.NOT_ASKED and lot:
+            yield f"{_TOLD[standing]}: {_count(lot, 'model')}."
+        elif lot:
+            yield f"{_TOLD[standing]}:"
+            yield _table(
+                (*_MODEL, "expected", "nights not seen", "last seen", "link"), lot, _expected_cells, room.lines
+            )
+
+
+def _concerns(one: Judgement, standing: Standing) -> bool:
+    if one.standing is not standing or one.worse:
+        return False
+    passes = one.new is None or verdict_of(one.new.accuracy) in ("pass", "skip")
+    return not (standing is Standing.UNEXPECTED and passes)
+
+
+def _expected_cells(one: Judgement) -> list[str]:
+    before = one.base.accuracy if one.base else ""
+    since = f"{before} since {one.since}" if one.since else before
+    return [*_model_cells(one.key), _text(since), str(one.unseen or ""), _text(one.seen), _link(one.link)]
+
+
+def _older_problems(history: History, room: _Room) -> Iterator[str]:
+    lines = [f"{night.label}: {problem}" for night in history.nights[:-1] for problem in night.problems]
+    if lines:
+        yield "## Earlier nights that could not be read wholly"
+        yield _bullets(lines[::-1], most=room.lines)
+
+
+# --------------------------------------------------------------------------------------------------- details
+
+
+def _details(judged: Judged, room: _Room) -> Iterator[str]:
+    rows = [one.new for one in judged.judgements if one.new and (one.new.because or one.new.detail)]
+    if rows and room.details:
+        yield "## Diagnoses"
+    for row in rows[: room.details]:
+        told = [f"- {label}: {_text(value, _SENTENCE)}" for label, value in _told(row) if value]
+        title = " ".join(filter(None, (row.name, row.mode, row.kernel)))
+        # Up to the blank line this is HTML, where Markdown's backslashes would be seen.
+        summary = f"<summary>{html.escape(one_line(shorten(title, _CELL)))}</summary>"
+        yield "\n\n".join([f"<details>{summary}", "\n".join(told), "</details>"])
+    if len(rows) > room.details:
+        yield f"{len(rows) - room.details} more diagnoses are in accuracy.csv and in the HTML report."
+
+
+def _told(row: Row) -> list[tuple[str, str]]:
+    return [
+        ("what differs", row.detail),
+        ("where", ", ".join(filter(None, (row.module, row.phase, row.source)))),
+        ("cause", ", ".join(filter(None, (row.cause, row.confidence)))),
+        ("because", row.because),
+        ("evidence", row.evidence),
+        ("under deterministic algorithms", row.deterministic_here),
+        ("what to do", row.advice),
+        ("repro", ": ".join(filter(None, (row.repro, row.reproduced)))),
+        ("error", row.error),
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------- pieces
+
+_MODEL = ("model", "suite", "mode", "dtype", "device")
+
+
+def _model_cells(key: Sequence[str]) -> list[str]:
+    suite, mode, dtype, dev, name = key
+    return [_text(name, _NAME), *map(_text, (suite, mode, dtype, dev))]
+
+
+def _text(text: str, width: int = _CELL) -> str:
+    return escape_markdown(shorten(text, width))
+
+
+def _link(link: str) -> str:
+    return f"[link]({link})" if link and is_link(link) else ""
+
+
+def _count(things: Sequence[object], word: str) -> str:
+    return f"{len(things)} {word}{'' if len(things) == 1 else 's'}"
+
+
+def _bullets(lines: Sequence[str], *, most: int = 50) -> str:
+    shown = [f"- {_text(line, _SENTENCE)}" for line in lines[:most]]
+    return "\n".join([*shown, *([f"- and {len(lines) - most} more"] if len(lines) > most else [])])
+
+
+def _table(headers: Sequence[str], things: Sequence[Thing], cells: Callable[[Thing], Sequence[str]], most: int) -> str:
+    """A table with a line for each thing, at most ``most``, without the columns that are empty throughout."""
+    shown = [cells(thing) for thing in things[:most]]
+    used = [place for place in range(len(headers)) if any(line[place] for line in shown)]
+    body = [[line[place] for place in used] for line in shown]
+    text = tabulate(body, headers=[headers[place] for place in used], tablefmt="pipe", disable_numparse=True)
+    return text if len(things) <= most else f"{text}\n\n{len(things) - most} more are not shown here."

@@ -1,0 +1,195 @@
+"""What tonight makes of what was expected: the rule as a truth table, then whole nights."""
+
+from __future__ import annotations
+
+import pytest
+
+from hashbench.report.compare import WORSE, Outcome, compare
+from hashbench.report.expectations import STALE_AFTER, Standing, judge, standing_of, unseen_nights
+from hashbench.report.history import History, ModelHistory, Night, Spell
+from hashbench.report.load import Provenance, Selection, Sweep
+
+from .nights import DIFFER, differing
+from .rows import row, sweep
+
+PASS, SKIP = "pass", "pass_due_to_skip"
+FLAKY = {"rate": 0.3}
+SINCE = Provenance(since="2026-10-01", link="https://example.org/1", seen="2026-11-01")
+
+# What is expected (None: nothing), tonight's row (None: there is none), how it stands, whether that is worse.
+TRUTH = {
+    "passes as expected": (row(), row(), Standing.MET, False),
+    "differs as expected": (differing(), differing(), Standing.MET, False),
+    "fails as expected": (row(accuracy="crashed"), row(accuracy="crashed"), Standing.MET, False),
+    "is skipped as expected": (row(accuracy=SKIP), row(accuracy=SKIP), Standing.MET, False),
+    "differs and should pass": (row(), differing(), Standing.NEW_DIFFERENCE, True),
+    "differs and should fail": (row(accuracy="timeout"), differing(), Standing.NEW_DIFFERENCE, True),
+    "crashes and should pass": (row(), row(accuracy="crashed"), Standing.BROKEN, True),
+    "crashes and should differ": (differing(), row(accuracy="crashed"), Standing.BROKEN, True),
+    "crashes and should time out": (row(accuracy="timeout"), row(accuracy="crashed"), Standing.BROKEN, True),
+    "differs in another kernel": (differing(), differing(kernel="aten.dot.default"), Standing.MOVED, True),
+    "differs in another module": (differing(), differing(module="fc"), Standing.MOVED, True),
+    "differs for another cause": (differing(), differing(cause="rng"), Standing.MOVED, True),
+    "differs for a cause that was not found": (differing(), differing(cause="unknown"), Standing.MET, False),
+    "differs for a cause that is open": (differing(), differing(cause="rng", confidence="open"), Standing.MET, False),
+    "differs and was not diagnosed": (differing(), differing(cause="", confidence=""), Standing.MET, False),
+    "differed always and passes": (differing(), row(), Standing.FIXED, False),
+    "differed now and then and passes": (differing(**FLAKY), row(), Standing.NOT_SEEN, False),
+    "differed now and then and does": (differing(**FLAKY), differing(), Standing.MET, False),
+    "failed and passes": (row(accuracy="crashed"), row(), Standing.FIXED, False),
+    "is skipped and should run": (row(), row(accuracy=SKIP), Standing.NOW_SKIPPED, True),
+    "is missing": (row(), None, Standing.MISSING, True),
+    "is missing and should differ": (differing(), None, Standing.MISSING, True),
+    "ran with other threads": (row(threads=2), row(threads=4), Standing.NOT_COMPARABLE, True),
+    "is new and passes": (None, row(), Standing.UNEXPECTED, False),
+    "is new and differs": (None, differing(), Standing.UNEXPECTED, False),
+    "is of another device": (row(dev="cuda"), row(), Standing.UNEXPECTED, False),
+}
+
+
+def history(*models: ModelHistory, nights: int = 2, problems: tuple[str, ...] = ()) -> History:
+    made = [
+        Night(f"night {n}", "", folder=None, counts={"pass": 1}, seconds=0.0, environments={}) for n in range(nights)
+    ]
+    made[-1] = Night("tonight", "", folder=None, counts={}, seconds=0.0, environments={}, problems=problems)
+    return History(nights=tuple(made), models=models)
+
+
+def expecting(*rows, provenance=SINCE) -> Sweep:
+    keys = [(one.suite, one.mode, one.dtype, one.dev, one.name) for one in rows]
+    return sweep(*rows, provenance=dict.fromkeys(keys, provenance))
+
+
+def asked(*names: str) -> Selection:
+    return Selection(frozenset(("torchvision", name) for name in names), mode="training", device="cpu")
+
+
+def tonight(*rows, models: tuple[str, ...] = ("resnet18", "vgg11")) -> Sweep:
+    return sweep(*rows, selections=(asked(*models),))
+
+
+@pytest.mark.parametrize(("expected", "new", "standing", "worse"), TRUTH.values(), ids=TRUTH.keys())
+def test_a_model_that(expected, new, standing, worse):
+    judged = judge(
+        history(),
+        tonight(*([new] if new else [])),
+        expected=expecting(*([expected] if expected else [])),
+    )
+    found = {one.standing for one in judged.judgements} - {Standing.NOT_ASKED}
+    assert found == {standing}
+    assert judged.got_worse is worse
+
+
+OF_BOTH = {name: (old, new, worse) for name, (old, new, _, worse) in TRUTH.items() if old and old.dev == "cpu"}
+"""``hashbench compare`` says nothing about what BASE does not know, and it pairs rows over devices."""
+
+
+@pytest.mark.parametrize(("expected", "new", "worse"), OF_BOTH.values(), ids=OF_BOTH.keys())
+def test_compare_gives_the_same_answer_for_a_model_that(expected, new, worse):
+    comparison = compare(expecting(expected), tonight(*([new] if new else [])))
+    assert comparison.got_worse is worse
+
+
+def test_every_outcome_has_a_standing():
+    assert {standing_of(outcome, PASS) for outcome in Outcome} <= set(Standing)
+
+
+@pytest.mark.parametrize("unseen", [0, STALE_AFTER - 1, STALE_AFTER, 999])
+def test_no_number_of_nights_makes_what_is_worse_stale(unseen):
+    for outcome in WORSE:
+        assert standing_of(outcome, DIFFER, unseen=unseen) is not Standing.STALE
+
+
+# -------------------------------------------------------------------------------------------------- stale
+
+
+def course(*spells: tuple[int, int, str, str]) -> ModelHistory:
+    key = ("torchvision", "training", "float32", "cpu", "resnet18")
+    return ModelHistory(key=key, spells=tuple(Spell(*spell) for spell in spells))
+
+
+KERNEL = "aten.index_put_.default"
+UNSEEN = {
+    "never seen": (course((0, 39, PASS, "")), 40),
+    "seen in the last night": (course((0, 5, PASS, ""), (6, 6, DIFFER, KERNEL)), 0),
+    "seen three nights ago": (course((0, 5, DIFFER, KERNEL), (6, 8, PASS, "")), 3),
+    "seen before nights in which it was skipped": (
+        course((0, 5, DIFFER, KERNEL), (6, 9, SKIP, ""), (10, 11, PASS, "")),
+        2,
+    ),
+    "seen before nights without a row": (course((0, 5, DIFFER, KERNEL), (30, 31, PASS, "")), 2),
+    "seen in another kernel only": (course((0, 3, PASS, ""), (4, 9, DIFFER, "aten.dot.default")), 10),
+    "seen where the kernel is not known": (course((0, 3, DIFFER, "")), 0),
+    "crashed since": (course((0, 3, DIFFER, KERNEL), (4, 5, "crashed", "")), 2),
+    "without a history": (None, 0),
+}
+
+
+@pytest.mark.parametrize(("model", "nights"), UNSEEN.values(), ids=UNSEEN.keys())
+def test_nights_without_what_is_expected(model, nights):
+    assert unseen_nights(model, differing()) == nights
+
+
+@pytest.mark.parametrize(
+    ("passed", "rate", "standing"),
+    [(29, 0.3, Standing.NOT_SEEN), (29, 1.0, Standing.FIXED), (30, 0.3, Standing.STALE), (30, 1.0, Standing.STALE)],
+)
+def test_an_expectation_is_stale_after_thirty_nights_in_which_the_model_ran(passed, rate, standing):
+    model = course((0, 0, DIFFER, KERNEL), (1, passed, PASS, ""))
+    judged = judge(history(model, nights=passed + 1), tonight(row()), expected=expecting(differing(rate=rate)))
+    (one,) = judged.judgements
+    assert (one.standing, one.unseen, one.worse) == (standing, passed, False)
+    assert (one.since, one.link, one.seen) == (SINCE.since, SINCE.link, SINCE.seen)
+
+
+# ---------------------------------------------------------------------------------------- expected, or last night
+
+
+def test_what_is_expected_counts_and_not_last_night():
+    judged = judge(history(), tonight(differing()), expected=expecting(differing(**FLAKY)), last=sweep(row()), before=0)
+    (one,) = judged.judgements
+    assert (one.standing, one.expected, judged.got_worse) == (Standing.MET, True, False)
+
+
+def test_last_night_counts_where_nothing_is_expected():
+    judged = judge(
+        history(), tonight(differing(), row("vgg11")), expected=expecting(row("vgg11")), last=sweep(row()), before=0
+    )
+    standings = {one.key[-1]: (one.standing, one.expected) for one in judged.judgements}
+    assert standings == {"resnet18": (Standing.NEW_DIFFERENCE, False), "vgg11": (Standing.MET, True)}
+    assert [one.word for one in judge(history(), tonight(row()), last=sweep(row())).judgements] == ["as last night"]
+
+
+def test_what_was_not_asked_for_is_not_missing():
+    judged = judge(history(), tonight(row(), models=("resnet18",)), expected=expecting(row(), row("vgg11")))
+    assert [one.standing for one in judged.judgements] == [Standing.MET, Standing.NOT_ASKED]
+    assert not judged.got_worse
+
+
+def test_a_suite_that_the_night_was_not_asked_for_is_not_missing_and_one_that_it_was_is():
+    expected = expecting(row(), row("bert", suite="huggingface"))
+    parts = frozenset({("torchvision", "training")})
+    new = sweep(row(), selections=(asked("resnet18"),), parts=parts)
+    assert not judge(history(), new, expected=expected).got_worse
+    failed = sweep(row(), selections=(asked("resnet18"),), parts=parts | {("huggingface", "training")})
+    assert judge(history(), failed, expected=expected).got_worse
+
+
+def test_a_night_with_problems_is_worse_even_when_no_model_is():
+    judged = judge(
+        history(problems=("timm in training: its sweep did not end",)), tonight(row()), expected=expecting(row())
+    )
+    assert (judged.got_worse, judged.problems) == (True, ("timm in training: its sweep did not end",))
+
+
+def test_the_first_night_of_all_is_not_worse():
+    judged = judge(history(nights=1), tonight(differing(), row("vgg11")))
+    assert {one.standing for one in judged.judgements} == {Standing.UNEXPECTED}
+    assert not judged.got_worse
+    assert "There is no earlier night to compare with." in judged.remarks
+
+
+def test_the_worst_comes_first():
+    expected = expecting(row("a"), differing("b"), row("c"), differing("d"))
+    new = tonight(row("a"), row("b"), differing("c"), differing("d"), models=("a", "b", "c", "d"))
+    assert [one.key[-1] for one in judge(history(), new, expected=expected).judgements] == ["c", "b", "a", "d"]

@@ -1,0 +1,288 @@
+"""Many nights become one history; what cannot be read is named, and never read as a pass."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hashbench.records import HashbenchError
+from hashbench.report.csvfile import header_line, row_line
+from hashbench.report.history import History, Spell, load_history
+from hashbench.report.load import load_file
+from hashbench.report.nightfolders import find_nights
+from hashbench.report.nightrows import Memory, read_night_rows
+
+from .nights import differing, write_night
+from .rows import row, write_sweep
+
+KEY = ("torchvision", "training", "float32", "cpu", "resnet18")
+
+
+def spells_of(history: History, name: str = "resnet18") -> list[tuple[int, int, str]]:
+    (model,) = (model for model in history.models if model.key[-1] == name)
+    return [(spell.first, spell.last, spell.accuracy) for spell in model.spells]
+
+
+# ------------------------------------------------------------------------------------------------------ spells
+
+
+def test_nights_become_spells(tmp_path):
+    for day, accuracy in enumerate(["pass", "pass", "crashed", "pass", "pass"], start=1):
+        write_night(tmp_path, f"2026-11-{day:02d}", row("resnet18", accuracy), row("vgg11"))
+    history = load_history([tmp_path])
+    assert [night.label[-2:] for night in history.nights] == ["01", "02", "03", "04", "05"]
+    assert spells_of(history) == [(0, 1, "pass"), (2, 2, "crashed"), (3, 4, "pass")]
+    assert spells_of(history, "vgg11") == [(0, 4, "pass")]
+
+
+def test_another_kernel_or_cause_begins_another_spell(tmp_path):
+    for day, values in enumerate([{}, {"kernel": "aten.dot.default"}, {"cause": "rng"}, {}], start=1):
+        write_night(tmp_path, f"2026-11-0{day}", differing(**values))
+    (model,) = load_history([tmp_path]).models
+    assert [(spell.kernel, spell.cause) for spell in model.spells] == [
+        ("aten.index_put_.default", "write_race"),
+        ("aten.dot.default", "write_race"),
+        ("aten.index_put_.default", "rng"),
+        ("aten.index_put_.default", "write_race"),
+    ]
+
+
+def test_a_night_without_a_row_belongs_to_no_spell(tmp_path):
+    write_night(tmp_path, "2026-11-01", row("resnet18"), row("vgg11"))
+    write_night(tmp_path, "2026-11-02", row("vgg11"))
+    write_night(tmp_path, "2026-11-03", row("resnet18"), row("vgg11"))
+    assert spells_of(load_history([tmp_path])) == [(0, 0, "pass"), (2, 2, "pass")]
+
+
+def test_the_last_night_and_the_newest_trouble_are_whole_rows(tmp_path):
+    trouble = differing(because="=1+1, a \"quoted\" 'word'", seconds=1.5)
+    write_night(tmp_path, "2026-11-01", differing(because="older"))
+    write_night(tmp_path, "2026-11-02", trouble)
+    write_night(tmp_path, "2026-11-03", row("resnet18", seconds=2.5))
+    (model,) = load_history([tmp_path]).models
+    assert (model.told, model.told_night) == (trouble, 1)
+    assert model.newest == row("resnet18", seconds=2.5)
+
+
+def test_a_model_that_is_gone_has_no_newest_row(tmp_path):
+    write_night(tmp_path, "2026-11-01", row("resnet18"))
+    write_night(tmp_path, "2026-11-02", row("vgg11"))
+    gone = load_history([tmp_path]).models[0]
+    assert (gone.key, gone.newest, gone.told) == (KEY, None, None)
+
+
+def test_counts_seconds_and_environments_of_each_night(tmp_path):
+    rows = (row("a", seconds=1.5), row("b", "crashed"), row("c", mode="inference", seconds=2.0))
+    write_night(tmp_path, "2026-11-01", *rows, environment={"schema": 3, "key": "e1", "packages": {"torch": "2.14"}})
+    write_night(tmp_path, "2026-11-02", *rows, environment={"schema": 3, "key": "e2", "packages": {"torch": "2.15"}})
+    first, second = load_history([tmp_path]).nights
+    assert (first.counts, first.seconds, first.changed) == ({"pass": 2, "crashed": 1}, 3.5, ())
+    assert [(one.key, one.base, one.new) for one in second.changed] == [("packages.torch", "2.14", "2.15")]
+
+
+# ---------------------------------------------------------------------------------------------- which nights
+
+
+def test_a_sweep_a_night_and_a_folder_of_nights_can_be_named(tmp_path):
+    night = write_night(tmp_path / "nights", "2026-11-02", row("a"), row("a", mode="inference"))
+    write_night(tmp_path / "nights", "2026-11-01", row("a"))
+    labels = {
+        "a folder of nights": (find_nights([tmp_path / "nights"]), ["2026-11-01", "2026-11-02"]),
+        "a night": (find_nights([night]), ["2026-11-02"]),
+        "a sweep": (find_nights([night / "torchvision_training"]), ["torchvision_training"]),
+        "a CSV": (find_nights([night / "torchvision_training" / "accuracy.csv"]), ["torchvision_training"]),
+        "twice the same": (find_nights([night, night]), ["2026-11-02"]),
+    }
+    for what, (nights, expected) in labels.items():
+        assert [one.label for one in nights] == expected, what
+
+
+def test_training_and_inference_side_by_side_are_one_night_and_dated_sweeps_are_many(tmp_path):
+    for mode in ("training", "inference"):
+        write_sweep(tmp_path / "one" / mode, row("a", mode=mode))
+    for day in (1, 2):
+        write_sweep(tmp_path / "many" / f"2026-11-0{day}_torchvision_training", row("a"))
+    assert len(find_nights([tmp_path / "one"])) == 1
+    assert len(find_nights([tmp_path / "many"])) == 2
+
+
+def test_nights_are_ordered_by_when_they_say_they_began_else_by_their_names(tmp_path):
+    late = write_night(tmp_path, "aaa", row("a"))
+    manifest = late / "torchvision_training" / "sweep.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"began": "2026-11-05T01:00:00+02:00"}))
+    write_night(tmp_path, "2026-11-05_1200", row("a"))
+    write_night(tmp_path, "2026-11-04", row("a"))
+    nights = find_nights([tmp_path])
+    assert [(one.label, one.when) for one in nights] == [
+        ("2026-11-04", "2026-11-04T00:00:00+00:00"),
+        ("aaa", "2026-11-04T23:00:00+00:00"),
+        ("2026-11-05_1200", "2026-11-05T12:00:00+00:00"),
+    ]
+
+
+def test_a_night_without_sweeps_is_ordered_by_when_its_night_json_says_it_began(tmp_path):
+    night = write_night(tmp_path, "2026-11-20", row("a"))
+    selected = night / "torchvision_training" / "sweep.json"
+    selected.write_text(json.dumps({**json.loads(selected.read_text()), "began": "2026-11-20T01:00:00+00:00"}))
+    (tmp_path / "2026-11-20-again").mkdir()
+    content = {"began": "2026-11-20T09:00:00+00:00", "parts": []}
+    (tmp_path / "2026-11-20-again" / "night.json").write_text(json.dumps(content))
+    assert [night.label for night in load_history([tmp_path]).nights] == ["2026-11-20", "2026-11-20-again"]
+
+
+def test_later_nights_than_the_one_asked_for_are_left_out(tmp_path):
+    for day in (1, 2, 3):
+        write_night(tmp_path, f"2026-11-0{day}", row("a"))
+    history = load_history([tmp_path], until=tmp_path / "2026-11-02")
+    assert [night.label for night in history.nights] == ["2026-11-01", "2026-11-02"]
+
+
+# ------------------------------------------------------------------------------------------- what cannot be read
+
+
+def damage(path: Path, kind: str) -> None:
+    text = path.read_text()
+    lines = text.splitlines(keepends=True)
+    new = {
+        "is cut off in its last line": text[:-9],
+        "is cut off and goes on": "".join([lines[0], lines[1][:40] + "\n", lines[2]]),
+        "has a column too many": text.replace("accuracy,", "accuracy,colour,", 1),
+        "has a cell too many": "".join([lines[0], lines[1].rstrip("\n") + ",\n", lines[2]]),
+        "lacks a cell": "".join([lines[0], lines[1].rstrip("\n")[:-1] + "\n", lines[2]]),
+        "has a status that is none": text.replace("pass", "psas", 1),
+        "has one model twice": text + lines[1],
+        "has no name in a row": text.replace("resnet18", "", 1),
+        "is empty": "",
+        "is binary": "\0\1",
+        "has an open quote": text.replace("cpu,", '"cpu,', 1),
+    }
+    path.write_text(new[kind])
+
+
+KINDS = [
+    "is cut off in its last line",
+    "is cut off and goes on",
+    "has a column too many",
+    "has a cell too many",
+    "lacks a cell",
+    "has a status that is none",
+    "has one model twice",
+    "has no name in a row",
+    "is empty",
+    "is binary",
+    "has an open quote",
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_old_csv_that(tmp_path, kind):
+    """… cannot be read is a problem of its night, with its name; the other nights and files are read."""
+    damaged = write_night(tmp_path, "2026-11-01", row("resnet18"), row("vgg11"), row("b", mode="inference"))
+    write_night(tmp_path, "2026-11-02", row("resnet18"), row("vgg11"))
+    damage(damaged / "torchvision_training" / "accuracy.csv", kind)
+    history = load_history([tmp_path])
+    (problem,) = history.nights[0].problems
+    assert "2026-11-01/torchvision_training" in problem
+    assert history.nights[0].counts == {"pass": 1}
+    assert spells_of(history) == [(1, 1, "pass")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_csv_of_a_night_that_was_named(tmp_path, kind):
+    """… is refused."""
+    night = write_night(tmp_path, "2026-11-01", row("resnet18"), row("vgg11"), row("b", mode="inference"))
+    damage(night / "torchvision_training" / "accuracy.csv", kind)
+    with pytest.raises(HashbenchError, match=r"accuracy\.csv"):
+        load_history([night])
+
+
+def test_another_schema_is_named(tmp_path):
+    write_night(tmp_path, "2026-11-01", row("a"), environment={"schema": 99, "key": "e"})
+    write_night(tmp_path, "2026-11-02", row("a"))
+    assert "schema 99" in load_history([tmp_path]).nights[0].problems[0]
+    with pytest.raises(HashbenchError, match="schema 99"):
+        load_history([tmp_path / "2026-11-01"])
+
+
+def test_a_night_that_died_before_its_first_row_is_there(tmp_path):
+    (tmp_path / "2026-11-02").mkdir()
+    write_night(tmp_path, "2026-11-01", row("a"))
+    night = load_history([tmp_path]).nights[1]
+    assert (night.label, night.counts) == ("2026-11-02", {})
+    assert "holds no accuracy.csv" in night.problems[0]
+
+
+def test_nothing_that_can_be_read_is_an_error(tmp_path):
+    with pytest.raises(HashbenchError, match="there is no"):
+        load_history([tmp_path / "nowhere"])
+    with pytest.raises(HashbenchError, match=r"holds no accuracy\.csv"):
+        load_history([tmp_path])
+    write_night(tmp_path, "2026-11-01", row("a"), environment={"schema": 99, "key": "e"})
+    with pytest.raises(HashbenchError, match=r"no night can be read: .*schema 99"):
+        load_history([tmp_path])
+
+
+def test_two_sweeps_of_one_night_cannot_both_have_a_model(tmp_path):
+    night = write_night(tmp_path, "2026-11-01", row("a"))
+    write_sweep(night / "again", row("a"))
+    write_night(tmp_path, "2026-11-02", row("a"))
+    assert "holds a (torchvision, training, float32, cpu) again" in load_history([tmp_path]).nights[0].problems[0]
+
+
+# ------------------------------------------------------------------------------------------------ the fast way
+
+
+def rows_through(path: Path, *, wholly: bool) -> tuple[object, ...]:
+    found = read_night_rows(path, memory=Memory(), wholly=wholly)
+    return list(found.keys), list(found.states), found.seconds, [found.row(index) for index in range(len(found.keys))]
+
+
+ODD = {
+    "names that a spreadsheet would execute": [row("=1+1"), row("'=a"), row("-x"), row("'plain")],
+    "names with quotes and commas": [row('a"b'), row("a,b"), row("NA"), row("nan"), row("1e5"), row(" a ")],
+    "errors with quotes and commas": [row("a", "crashed", error='said "no", then died'), row("b", seconds=0.25)],
+    "letters beyond ASCII": [row("模型"), row("naïve"), row("b\N{NO-BREAK SPACE}")],
+    "another suite in the same file": [row("a"), row("a", suite="timm"), row("a", dtype="amp")],
+    "no rows": [],
+}
+
+
+@pytest.mark.parametrize("rows", ODD.values(), ids=ODD.keys())
+def test_the_fast_way_reads_what_the_exact_one_reads(tmp_path, rows):
+    path = write_sweep(tmp_path, *rows) / "accuracy.csv"
+    assert rows_through(path, wholly=False) == rows_through(path, wholly=True)
+    assert list(load_file(path).rows) == rows
+
+
+def test_the_fast_way_is_taken(tmp_path, monkeypatch):
+    path = write_sweep(tmp_path, row("a,b"), differing()) / "accuracy.csv"
+    monkeypatch.setattr("hashbench.report.nightrows.load_file", None)
+    assert [key[-1] for key in read_night_rows(path, memory=Memory()).keys] == ["a,b", "resnet18"]
+
+
+def test_what_was_met_before_is_known_again_and_what_changed_is_seen(tmp_path):
+    memory = Memory()
+    for number, rows in enumerate([[row("a", seconds=1.0), row("b")], [row("a", seconds=2.5), differing("b")]]):
+        path = write_sweep(tmp_path / str(number), *rows) / "accuracy.csv"
+        found = read_night_rows(path, memory=memory)
+    assert [state[0] for state in found.states] == ["pass", "eager_two_runs_differ"]
+    assert (found.seconds, found.row(0).seconds) == (2.5, 2.5)
+
+
+def test_a_comma_in_a_text_after_the_times_shifts_none_of_them(tmp_path):
+    memory = Memory()
+    path = write_sweep(tmp_path, row("a", seconds=2.0, error="first, second")) / "accuracy.csv"
+    assert [read_night_rows(path, memory=memory).seconds for _ in range(2)] == [2.0, 2.0]
+
+
+def test_files_of_other_tools_and_times_are_read(tmp_path):
+    dynamo = tmp_path / "2026-11-01" / "dynamo" / "accuracy.csv"
+    crlf = tmp_path / "2026-11-02" / "crlf" / "accuracy.csv"
+    for path, text in ((dynamo, "dev,name,batch_size,accuracy\ncpu,a,4,pass\n"), (crlf, None)):
+        path.parent.mkdir(parents=True)
+        path.write_bytes((text or (header_line() + row_line(row("a"))).replace("\n", "\r\n")).encode())
+    history = load_history([tmp_path])
+    assert [night.counts for night in history.nights] == [{"pass": 1}, {"pass": 1}]
+    assert history.models[0].spells == (Spell(0, 0, "pass"),)

@@ -1,0 +1,320 @@
+"""The page as text: complete, safe whatever models are called, and small however many there are."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from hashbench import tracefile
+from hashbench.records import Row
+from hashbench.report.excerpts import read_excerpts
+from hashbench.report.expectations import Judged
+from hashbench.report.history import History, ModelHistory, Night, Spell
+from hashbench.report.html import headline, policy_for, render_html
+from hashbench.report.html_models import DETAILS, how_much, how_often, model_views
+from hashbench.report.html_payload import as_script_content, changes_text, first_night_shown, payload_of
+from hashbench.report.html_totals import course_of, totals_of
+from hashbench.report.told import spell_at, worth_telling
+from tests.report.histories import DIAGNOSED, TORCH_CHANGED, diagnosed, failed, history, judgement, passing, traces
+from tests.report.rows import row
+
+HOSTILE = "<img src=x onerror=alert(1)></script><!--\u2028\u202e'\"&{{7*7}}"
+
+
+def page(*nights: list[Row], **values: object) -> str:
+    found = history(*nights, **values)
+    return render_html(found, judged=judgement(found, *nights))
+
+
+def data_of(text: str) -> dict:
+    (content,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    return json.loads(content)
+
+
+# ------------------------------------------------------------------------------------------------ one file
+
+
+def test_the_page_names_nothing_outside_itself() -> None:
+    text = page([passing(DIAGNOSED)], [DIAGNOSED])
+    without = text.replace("http-equiv", "")
+    assert not re.findall(r"https?:|src=|@import|url\(|<link", without)
+
+
+def test_the_policy_admits_the_style_and_the_script_of_the_page_and_nothing_else() -> None:
+    text = page([DIAGNOSED])
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
+    (style,) = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    for kind, content in (("style", style), ("script", script)):
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{kind}-src &#39;sha256-{digest}&#39;" in policy
+    assert policy.startswith("default-src &#39;none&#39;")
+    assert "unsafe" not in policy
+
+
+def test_no_element_has_a_style_or_a_handler_of_its_own() -> None:
+    text = page([passing(DIAGNOSED)], [DIAGNOSED])
+    body = re.sub(r"<(script|style).*?</\1>", "", text, flags=re.DOTALL)
+    assert not re.findall(r"<[^>]*\s(?:style|on\w+)=", body)
+
+
+def test_a_policy_follows_its_content() -> None:
+    assert policy_for("a", "b") != policy_for("a", "c")
+
+
+# ------------------------------------------------------------------------------------------ untrusted texts
+
+TEXTS = ("name", "suite", "kernel", "module", "detail", "because", "advice", "evidence", "error", "source", "repro")
+
+
+@pytest.mark.parametrize("column", TEXTS)
+def test_no_text_of_a_model_becomes_markup(column: str) -> None:
+    value = f"call/repeat not run ({HOSTILE}); call/one_thread 1/2 [{HOSTILE}]" if column == "evidence" else HOSTILE
+    bad = dataclasses.replace(DIAGNOSED, **{column: value})
+    text = page([passing(bad)], [bad])
+    assert "<img" not in text
+    assert text.count("</script>") == 2
+    assert "<!--" not in text
+
+
+def test_names_of_nights_and_environments_are_escaped() -> None:
+    changed = (dataclasses.replace(TORCH_CHANGED[0], key=HOSTILE, base=HOSTILE, new=HOSTILE),)
+    found = history([DIAGNOSED], [DIAGNOSED], changed={1: changed}, problems=(HOSTILE,))
+    nights = tuple(dataclasses.replace(night, label=HOSTILE) for night in found.nights)
+    text = render_html(dataclasses.replace(found, nights=nights), title=HOSTILE)
+    assert "<img" not in text
+    assert text.count("</script>") == 2
+
+
+def test_text_inside_the_script_reads_back_as_it_was() -> None:
+    content = as_script_content({"name": HOSTILE})
+    assert not set("<>&\u2028") & set(content)
+    assert json.loads(content) == {"name": HOSTILE}
+
+
+def test_control_characters_and_lone_surrogates_are_shown_as_text() -> None:
+    bad = diagnosed("a\x00b\x1bc\ud800d")
+    text = page([bad])
+    text.encode("utf-8")
+    assert not re.search(r"[\x00-\x08\x0b-\x1f]", text)
+    assert "a b c\\ud800d" in text
+
+
+def test_an_endless_error_is_cut() -> None:
+    assert len(page([failed("a", error="x" * 1_000_000)])) < 200_000
+
+
+# ------------------------------------------------------------------------------------------------ what it says
+
+
+def test_what_changed_comes_before_the_totals_and_names_kernel_cause_and_advice() -> None:
+    text = page([passing(DIAGNOSED), row("steady")], [DIAGNOSED, row("steady")])
+    changes = text[text.index('id="changes"') : text.index('id="totals"')]
+    for word in ("New difference", "index_put", "Net.<wbr>gather", "accumulation_order", "proven", DIAGNOSED.advice):
+        assert word in changes
+    assert "steady" not in changes
+
+
+@pytest.mark.parametrize(
+    ("nights", "words"),
+    [
+        ([[row("a")], [diagnosed("a", suite="torchvision")]], "1 model got worse"),
+        ([[row("a"), row("b")], [failed("a"), failed("b")]], "2 models got worse"),
+        ([[row("a")], [row("a")]], "Nothing got worse"),
+        ([[failed("a")], [row("a")]], "Nothing got worse"),
+    ],
+)
+def test_the_headline_is(nights: list[list[Row]], words: str) -> None:
+    found = history(*nights)
+    assert headline(found, judgement(found, *nights)) == words
+
+
+def test_a_night_that_is_not_whole_is_said_in_the_headline() -> None:
+    judged = Judged("2", "1", (), problems=("a CSV is cut off",))
+    assert headline(history([row("a")]), judged) == "Nothing got worse, but the night is not whole"
+
+
+def test_a_first_night_is_not_said_to_have_got_no_worse() -> None:
+    nights = ([DIAGNOSED, row("a")],)
+    found = history(*nights)
+    assert headline(found, judgement(found, *nights)) == "Of 2 models, 1 differs"
+
+
+def test_without_a_judgement_the_headline_counts_what_is_wrong() -> None:
+    assert headline(history([DIAGNOSED, failed("b"), row("c")]), None) == "Of 3 models, 1 differs and 1 fails"
+    assert headline(history([row("c")]), None) == "None of 1 model differs or fails"
+
+
+def test_an_empty_history_is_a_page_too() -> None:
+    assert "No sweep" in render_html(History((), ()))
+
+
+def test_the_time_of_making_is_told() -> None:
+    assert "Made on 2026-11-20 06:30 UTC" in render_html(
+        history([row("a")]), now=datetime(2026, 11, 20, 6, 30, tzinfo=UTC)
+    )
+
+
+def test_a_diagnosis_has_its_evidence_its_traces_its_repro_and_its_history(tmp_path: Path) -> None:
+    for number, trace in enumerate(traces(), start=1):
+        tracefile.write(trace, tmp_path / "specimens_training" / "traces" / f"one.run{number}.log")
+    found = history([passing(DIAGNOSED)], [DIAGNOSED], folder=tmp_path)
+    text = render_html(found, excerpts=read_excerpts(found))
+    body = text[text.index('<section id="models"') :]
+    for words in (
+        "with one thread",
+        "33 of 33",
+        "✓ gone",
+        "the outcome differs in place",
+        "float32[4]:aaaa000000000000",
+        "float32[4]:cccc000000000000",
+        "Where in the model",
+        str(tmp_path / "specimens_training" / DIAGNOSED.repro),
+        "deterministic under the flag",
+        "2026-11-01",
+    ):
+        assert words in body, words
+
+
+def test_a_model_that_recovered_says_so_and_keeps_its_diagnosis() -> None:
+    text = page([DIAGNOSED], [passing(DIAGNOSED)])
+    assert "It is a pass now" in text
+    assert "until 2026-11-01" in text
+
+
+def test_environment_changes_are_marked_and_listed() -> None:
+    text = page([DIAGNOSED], [DIAGNOSED], changed={1: TORCH_CHANGED})
+    assert "packages.torch 2.15.0 → 2.16.0" in text
+    assert data_of(text)["marks"] == {"1": "packages.torch 2.15.0 → 2.16.0"}
+    assert 'class="mark"' in text
+
+
+def test_files_that_could_not_be_read_are_told_at_the_top() -> None:
+    text = page([row("a")], [row("a")], problems=("x/accuracy.csv is cut off",))
+    assert text.index("x/accuracy.csv is cut off") < text.index('id="totals"')
+
+
+def test_a_long_list_of_changes_is_told_in_part() -> None:
+    assert changes_text(TORCH_CHANGED * 5).endswith("and 2 more")
+
+
+# ----------------------------------------------------------------------------------------------------- facts
+
+
+def test_a_rate_is_told_with_its_bounds() -> None:
+    assert how_often(DIAGNOSED) == "33 of 33 replays (95 % interval: 91.0% to 100.0%), 34 different outcomes"
+    assert how_often(row("a")) == ""
+
+
+def test_a_size_is_told_in_what_is_known_of_it() -> None:
+    assert how_much(DIAGNOSED) == "101\u202f169 elements, at most 3.5e-07 apart"
+    assert how_much(row("a")) == ""
+
+
+def test_totals_count_the_last_night_and_what_changed_since_the_one_before() -> None:
+    totals = totals_of(history([row("a"), row("b")], [row("a"), diagnosed("b", suite="torchvision")]))
+    assert [(tile.kind, tile.count, tile.change) for tile in totals.tiles] == [
+        ("differ", 1, 1),
+        ("fail", 0, 0),
+        ("skip", 0, 0),
+        ("pass", 1, -1),
+    ]
+    assert totals.kernels == (("aten.index_put.default", "accumulation_order", 1),)
+    assert totals.suites == (("torchvision", "training", {"differ": 1, "fail": 0, "skip": 0, "pass": 1}),)
+
+
+def test_the_first_night_has_nothing_to_be_compared_with() -> None:
+    assert {tile.change for tile in totals_of(history([row("a")])).tiles} == {None}
+
+
+def test_a_night_that_could_not_be_read_is_not_compared_with() -> None:
+    totals = totals_of(history([row("a")], [], [failed("a")]))
+    assert [tile.change for tile in totals.tiles] == [0, 1, 0, -1]
+
+
+def test_the_course_is_drawn_in_steps() -> None:
+    found = history([DIAGNOSED], [DIAGNOSED], [passing(DIAGNOSED), failed("b")], changed={2: TORCH_CHANGED})
+    course = course_of(found.nights)
+    assert (course.differ, course.both, course.top, course.marks) == (
+        "M0 100V0H2V100H3V100Z",
+        "M0 100V0H3V100Z",
+        1,
+        (2,),
+    )
+
+
+def test_the_newest_trouble_comes_first() -> None:
+    old, new, over, fails = diagnosed("old"), diagnosed("new"), diagnosed("over"), failed("fails", suite="specimens")
+    found = history([old, passing(new), over], [old, new, passing(over), fails])
+    assert [found.models[index].key[-1] for index in worth_telling(found)] == ["new", "fails", "old", "over"]
+
+
+def test_a_night_without_a_row_is_in_no_spell() -> None:
+    found = history([DIAGNOSED], [], [DIAGNOSED])
+    assert spell_at(found.models[0], 1) is None
+    assert spell_at(found.models[0], None) is None
+    assert spell_at(found.models[0], 2) == found.models[0].spells[1]
+
+
+# ------------------------------------------------------------------------------------------------- payload
+
+
+def test_spells_are_kept_as_gaps_and_lengths() -> None:
+    found = history([DIAGNOSED], [DIAGNOSED], [], [passing(DIAGNOSED)])
+    content = payload_of(found)
+    assert content["models"] == [[0, "message_passing", 0, [0, 2, 0, 1, 1, 1]]]
+    assert content["states"] == [
+        ["eager_two_runs_differ", "D", "differ", "aten.index_put.default", "accumulation_order"],
+        ["pass", "P", "pass", "", ""],
+    ]
+    assert content["scopes"] == [["specimens", "training", "float32", "cpu"]]
+
+
+def flickering(nights: int, models: int) -> History:
+    spells = tuple(Spell(n, n, "pass" if n % 2 else "timeout") for n in range(nights))
+    return History(
+        tuple(Night(f"night {n}", "", Path(), {"pass": models}, 0.0, {}) for n in range(nights)),
+        tuple(ModelHistory(("s", "training", "float32", "cpu", f"m{m}"), spells) for m in range(models)),
+    )
+
+
+def test_the_oldest_nights_are_left_out_where_spells_are_too_many() -> None:
+    found = flickering(nights=10, models=4)
+    assert first_night_shown(found, limit=40) == 0
+    assert first_night_shown(found, limit=12) == 7
+    assert first_night_shown(found, limit=1) == 9
+
+
+def test_ten_thousand_models_over_a_thousand_nights_fit_into_one_page() -> None:
+    spells = (Spell(0, 499, "pass"), Spell(500, 520, "eager_two_runs_differ", "aten.cumsum.default", "rng"))
+    quiet = (Spell(0, 999, "pass"),)
+    told = diagnosed("x" * 40)
+    found = History(
+        tuple(Night(f"2026-{n:04}", "", Path(), {"pass": 10_000, "timeout": n % 7}, 0.0, {}) for n in range(1000)),
+        tuple(
+            ModelHistory(
+                ("suite", "training", "float32", "cpu", f"model_{m:05}_{'x' * 30}"),
+                spells if m % 10 == 0 else quiet,
+                None,
+                told if m % 10 == 0 else None,
+                520 if m % 10 == 0 else None,
+            )
+            for m in range(10_000)
+        ),
+    )
+    text = render_html(found)
+    assert len(text.encode()) < 5_000_000
+    assert len(data_of(text)["models"]) == 10_000
+    assert f"{1000 - DETAILS} older ones have no room here" in text
+
+
+def test_views_are_limited() -> None:
+    found = history([diagnosed(f"m{n}") for n in range(5)])
+    assert len(model_views(found, {}, limit=3)) == 3

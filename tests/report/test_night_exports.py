@@ -1,0 +1,240 @@
+"""A night as Markdown, JUnit XML and GitHub annotations: whole, in order, and harmless whatever models are called."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from xml.etree import ElementTree
+
+import pytest
+
+from hashbench.report import annotations, markdown
+from hashbench.report.annotations import MOST, as_annotations
+from hashbench.report.assessment import Assessment, assess
+from hashbench.report.expectedfile import expect_from
+from hashbench.report.junit import as_junit
+from hashbench.report.markdown import LIMIT, as_markdown, as_summary
+
+from .nights import differing, write_night
+from .rows import row
+
+EVIL = "a|b\n<script>`x`</script> [l](javascript:1) *b* ::error::"
+NAMES = ["steady", "drifts", "moved", "flaky", "gone", "broken", "skipped"]
+
+
+@pytest.fixture(scope="module")
+def night(tmp_path_factory: pytest.TempPathFactory) -> Assessment:
+    """A night of seven models, each in another way from what was expected, and a suite that did not end."""
+    root = tmp_path_factory.mktemp("nights")
+    before = [
+        row("steady", seconds=1.25),
+        differing("drifts"),
+        differing("moved"),
+        differing("flaky", rate=0.2),
+        row("gone"),
+        row("broken"),
+        row("skipped", "pass_due_to_skip", error="no CUDA"),
+    ]
+    first = write_night(root / "nights", "2026-11-01", *before)
+    expect_from([first], output=root / "expected", link="https://example.org/7", today="2026-11-01")
+    write_night(
+        root / "nights",
+        "2026-11-02",
+        row("steady", seconds=1.25),
+        differing("drifts"),
+        differing("moved", kernel="aten.dot.default"),
+        row("flaky"),
+        row("broken", "crashed", error=EVIL),
+        row("skipped", "pass_due_to_skip", error="no CUDA"),
+        row("new"),
+        differing("new and evil" + EVIL, module="\N{RIGHT-TO-LEFT OVERRIDE}x\ud800\x07"),
+        environment={"schema": 3, "key": "e2", "cpu": "Y"},
+    )
+    manifest = root / "nights" / "2026-11-02" / "torchvision_training" / "sweep.json"
+    manifest.write_text(manifest.read_text().replace('"models": [', '"models": [["torchvision", "gone"], '))
+    parts = '{"parts": [{"suite": "timm", "mode": "training", "error": "no <b>timm"}]}'
+    (root / "nights" / "2026-11-02" / "night.json").write_text(parts)
+    return assess([root / "nights"], expected=root / "expected")
+
+
+# ---------------------------------------------------------------------------------------------------- Markdown
+
+
+def test_markdown_says_first_what_got_worse_and_then_what_changed(night):
+    text = as_markdown(night.history, night.judged)
+    headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert headings == [
+        "What went wrong with this night",
+        "Worse",
+        "What changed since 2026-11-01",
+        "What changed in the environment",
+        "Totals",
+        "Everything that does not pass",
+        "Expectations",
+        "Diagnoses",
+    ]
+    assert "**Worse: 1 broken, 1 moved, 1 missing, 1 problem of the night itself**" in text
+    assert "- timm in training: no &lt;b&gt;timm" in text
+    assert as_summary(night.history, night.judged) == text[: text.index("\n## Everything")]
+
+
+def test_markdown_has_a_line_for_everything_that_does_not_pass(night):
+    section = as_markdown(night.history, night.judged).partition("## Everything")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith(("| eager", "| crashed"))]
+    assert len(lines) == 4
+    (known,) = (line for line in lines if "drifts" in line)
+    cells = [cell.strip() for cell in known.strip("|").split("|")]
+    assert cells[6:] == [
+        r"aten.index_put\_.default",
+        "write_race (proven)",
+        "layer1.0",
+        "100% of 20 replays",
+        "met ([link](https://example.org/7))",
+        "2, since 2026-11-01",
+        "Use one thread.",
+    ]
+
+
+def test_names_and_errors_stay_inside_their_cells(night):
+    text = as_markdown(night.history, night.judged)
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    widths = {len(re.split(r"(?<!\\)\|", line)) for line in tables if "evil" in line}
+    headers = {len(line.split("|")) for line in tables if set(line) <= set("|:-")}
+    assert widths <= headers
+    assert "<script>" not in text
+    assert not re.search(r"(?<!\\)\]\(javascript", text)
+    assert not re.search(r"^\s*(::|##\[)", text, re.MULTILINE)
+
+
+def test_a_link_that_is_none_is_not_one():
+    assert markdown._link("https://example.org/7") == "[link](https://example.org/7)"
+    assert markdown._link("javascript:alert(1)") == ""
+
+
+def test_markdown_of_ten_thousand_failures_fits_a_job_summary(tmp_path):
+    long = "模" * 1000
+    rows = [differing(f"m{number}", because=long, advice=long, error=long, evidence=long) for number in range(1500)]
+    write_night(tmp_path, "2026-11-01", row("m0"))
+    write_night(tmp_path, "2026-11-02", *rows)
+    found = assess([tmp_path])
+    text = as_markdown(found.history, found.judged)
+    assert len(text.encode()) <= LIMIT < 1024 * 1024
+    assert "more are not shown here." in text
+    assert "1 of the night" not in text
+    assert len(text) > 100_000
+
+
+# -------------------------------------------------------------------------------------------------- JUnit XML
+
+
+def cases(night: Assessment) -> dict[str, ElementTree.Element]:
+    root = ElementTree.fromstring(as_junit(night.history, night.judged))
+    return {case.get("name", ""): case for case in root.iter("testcase")}
+
+
+def test_junit_has_a_case_for_every_model_with_what_it_means(night):
+    kinds = {name: sorted(child.tag for child in case) for name, case in cases(night).items() if "evil" not in name}
+    assert kinds == {
+        "steady": [],
+        "new": [],
+        "drifts": ["skipped", "system-out"],
+        "moved": ["failure"],
+        "flaky": ["system-out"],
+        "gone": ["failure"],
+        "broken": ["failure"],
+        "skipped": ["skipped"],
+        "timm in training: no <b>timm": ["failure"],
+    }
+
+
+def test_junit_says_why_in_its_messages(night):
+    found = cases(night)
+    assert found["moved"][0].get("message") == (
+        "moved: eager_two_runs_differ (aten.dot.default, write_race) (expected: eager_two_runs_differ "
+        "since 2026-11-01, not seen for 1 night); kernel aten.index_put_.default → aten.dot.default https://example.org/7"
+    )
+    assert found["drifts"][0].get("message", "").startswith("met: eager_two_runs_differ (aten.index_put_.default")
+    assert "because: 20 of 20 calls differ" in (found["drifts"].findtext("system-out") or "")
+    assert found["skipped"][0].get("message") == "no CUDA"
+    assert found["steady"].attrib == {
+        "classname": "torchvision.training.float32.cpu",
+        "name": "steady",
+        "time": "1.250",
+    }
+
+
+def test_junit_counts_what_it_holds(night):
+    root = ElementTree.fromstring(as_junit(night.history, night.judged))
+    assert root.tag == "testsuites"
+    for suite in root:
+        assert suite.tag == "testsuite"
+        assert int(suite.attrib["tests"]) == len(suite.findall("testcase"))
+        assert int(suite.attrib["failures"]) == len(suite.findall("testcase/failure"))
+        assert int(suite.attrib["skipped"]) == len(suite.findall("testcase/skipped"))
+    for name in ("tests", "failures", "skipped", "errors"):
+        assert int(root.attrib[name]) == sum(int(suite.attrib[name]) for suite in root)
+    assert root.attrib["failures"] == "4"
+
+
+def test_junit_holds_no_character_that_xml_cannot(tmp_path):
+    everything = "".join(map(chr, [*range(1, 32), 0xD800, 0xFFFE, 0x1F600]))
+    write_night(tmp_path, "2026-11-01", row("a", "crashed"))
+    found = assess([tmp_path])
+    (one,) = found.judged.judgements
+    text = as_junit(found.history, type(found.judged)(everything, "", (one,), problems=(everything,)))
+    assert ElementTree.fromstring(text.encode()).get("name", "").endswith("\N{GRINNING FACE}")
+
+
+# ------------------------------------------------------------------------------------------------ annotations
+
+
+def test_annotations_name_what_got_worse_and_what_asks_for_attention(night):
+    lines = as_annotations(night.judged).splitlines()
+    assert [line.partition(" ")[0] for line in lines] == ["::error"] * 4 + ["::warning"] * 2
+    assert lines[0] == "::error title=The night is not whole::timm in training: no <b>timm"
+    assert lines[1].startswith(
+        "::error title=broken (torchvision%2C training)%3A broken::broken: crashed (expected: pass"
+    )
+    assert lines[4] == "::warning title=The environment changed::cpu: X → Y"
+
+
+def test_annotations_are_escaped_as_github_asks():
+    assert annotations._told("error", "a,b:c%", "x:y,z%0A") == "::error title=a%2Cb%3Ac%25::x:y,z%250A"
+    assert "\n" not in annotations._told("error", "a\r\nb", "c\r\nd")
+
+
+def test_more_annotations_than_github_shows_are_summed_up(tmp_path):
+    write_night(tmp_path, "2026-11-01", *(row(f"m{number}") for number in range(25)))
+    write_night(tmp_path, "2026-11-02", *(row(f"m{number}", "crashed") for number in range(25)))
+    lines = as_annotations(assess([tmp_path]).judged).splitlines()
+    assert len(lines) == MOST
+    assert lines[-1] == (
+        "::error title=16 more errors of hashbench::16 more errors of hashbench are in the report. In all: 25 broken."
+    )
+
+
+def test_a_quiet_night_has_none(tmp_path):
+    write_night(tmp_path, "2026-11-01", row("a"))
+    assert as_annotations(assess([tmp_path]).judged) == ""
+
+
+@pytest.mark.parametrize("damaged", ["2026-11-01", "2026-11-02"])
+@pytest.mark.parametrize("file", ["night.json", "torchvision_training/sweep.json"])
+def test_a_damaged_json_file_of_one_night_stops_no_report_and_is_named(tmp_path, damaged, file):
+    for label in ("2026-11-01", "2026-11-02"):
+        write_night(tmp_path, label, row("a"))
+    (tmp_path / damaged / file).write_text("{garbage")
+    found = assess([tmp_path])
+    night = next(one for one in found.history.nights if one.label == damaged)
+    assert any("it is not JSON" in problem for problem in night.problems)
+    assert found.judged.got_worse == (damaged == "2026-11-02")
+
+
+def test_a_sweep_that_is_gone_from_its_night_leaves_its_models_missing(tmp_path):
+    for label in ("2026-11-01", "2026-11-02"):
+        night = write_night(tmp_path, label, row("a"), row("a", mode="inference"))
+        modes = [{"suite": "torchvision", "mode": mode, "error": ""} for mode in ("training", "inference")]
+        (night / "night.json").write_text(json.dumps({"parts": modes}))
+    shutil.rmtree(tmp_path / "2026-11-02" / "torchvision_inference")
+    assert "1 missing" in as_markdown((found := assess([tmp_path])).history, found.judged)
