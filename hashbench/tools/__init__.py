@@ -1,0 +1,1 @@
+"""Tools for single questions. Importing one imports no other."""

@@ -1,0 +1,129 @@
+"""What a call left, and whether two runs of it left the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+
+from hashbench.digest import raw_digest
+from hashbench.inspection import tensors_in
+from hashbench.marks import storage_bytes, storage_key
+from hashbench.opplan import OpPlan
+from hashbench.replay.capture import is_plain
+from hashbench.results import Difference, bitwise_equal, flatten, measure
+from hashbench.tools.bitwise.repeating import argument_names, refuse_without_content
+
+Equality = Literal["bits", "values"]
+Left = dict[str, Any]
+
+
+def left_by(plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any, *, all_arguments: bool) -> Left:
+    """What a call left, by name: new outputs and numbers, and the arguments that it wrote (or all of them). A view of
+    an argument is nothing new.
+
+    Raises:
+        NotComparableError: it returned something that is neither tensor nor plain value.
+        CaptureError: a result has no content (meta, fake).
+    """
+    arguments = tensors_in([*args, *kwargs.values()])
+    known, given = {id(tensor) for tensor in arguments}, {storage_key(tensor) for tensor in arguments} - {None}
+    writes = all_arguments or plan.writes_arguments
+    written = (arguments if all_arguments else tensors_in(plan.written_values(args, kwargs))) if writes else []
+    names = argument_names(args, kwargs) if written else {}
+    left: Left = {names[id(tensor)]: tensor for tensor in written}
+    for name, value in flatten(output, "output") if output is not None else ():
+        if not isinstance(value, torch.Tensor):
+            left[name] = value
+        elif id(value) not in known and storage_key(value) not in given:
+            refuse_without_content(value)
+            left[name] = value
+    return left
+
+
+def same(first: Any, second: Any, *, equal: Equality) -> Difference | None:
+    """``None`` where two results are the same: in every bit, or (``values``) but for NaN payloads and signs of zero."""
+    if _same_bits(first, second):
+        return None
+    if equal == "values" and _same_numbers(first, second):
+        return None
+    found = measure(first, second)
+    return None if equal == "values" and _only_representation(found) else found
+
+
+def _same_bits(first: Any, second: Any) -> bool:
+    if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
+        return bitwise_equal(first, second)
+    if first.is_cpu and second.is_cpu:  # nearly always the digests agree, in their raw form too
+        return raw_digest(first) == raw_digest(second) or bitwise_equal(first, second)
+    return same_on_device(first, second) if _comparable_there(first, second) else bitwise_equal(first, second)
+
+
+def _comparable_there(first: torch.Tensor, second: torch.Tensor) -> bool:
+    plain = is_plain(first) and is_plain(second) and not (first.is_conj() or first.is_neg())
+    return plain and (first.dtype, first.shape, first.device) == (second.dtype, second.shape, second.device)
+
+
+def same_on_device(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Bit by bit without a copy to the host: two plain tensors of one dtype, shape and device. Waits for the device."""
+    if first.is_complex():
+        first, second = torch.view_as_real(first.detach()), torch.view_as_real(second.detach())
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[first.itemsize]
+    return torch.equal(first.detach().view(bits), second.detach().view(bits))
+
+
+def _same_numbers(first: Any, second: Any) -> bool:
+    if type(first) is not type(second) or not isinstance(first, (float, complex)):
+        return False
+    pairs = [(complex(first).real, complex(second).real), (complex(first).imag, complex(second).imag)]
+    return all(one == other or (math.isnan(one) and math.isnan(other)) for one, other in pairs)
+
+
+def _only_representation(found: Difference) -> bool:
+    return found.elements is not None and found.representation not in ("", "value")
+
+
+def share_memory(first: Left, second: Left) -> bool:
+    """Whether the second run wrote its results over those of the first, so that there is nothing to compare."""
+    one, other = (
+        {storage_key(tensor) for tensor in tensors_in(list(left.values())) if tensor.numel()}
+        for left in (first, second)
+    )
+    return bool(one & other - {None})
+
+
+# ------------------------------------------------------------------------------------------------ unwritten memory
+
+
+def fill_freed_memory(left: Left, value: int) -> None:
+    """Blocks of the sizes of the results, filled with the byte ``value`` and freed: on an accelerator torch hands those
+    out next, also to kernels, which :func:`~hashbench.world.poisoned_memory` does not reach there."""
+    tensors = [tensor for tensor in tensors_in(list(left.values())) if is_plain(tensor)]
+    blocks = [
+        torch.full((storage_bytes(tensor),), value, dtype=torch.uint8, device=tensor.device) for tensor in tensors
+    ]
+    del blocks
+
+
+def unwritten_elements(first: Any, second: Any, *, filled: Sequence[Any], bytes_filled: Sequence[int]) -> int | None:
+    """How many elements differ, where all that do were left unwritten; ``None`` where one was written.
+
+    ``filled`` are results of runs in which fresh memory held nothing but the byte of ``bytes_filled`` beside each. An
+    element that holds just that in each of them was not written.
+    """
+    tensors = [first, second, *filled]
+    if not all(isinstance(tensor, torch.Tensor) and is_plain(tensor) for tensor in tensors):
+        return None
+    if len({(tensor.shape, tensor.dtype) for tensor in tensors}) != 1:
+        return None
+    one, other, *runs = (_bytes(tensor) for tensor in tensors)
+    differs = (one != other).any(dim=1)
+    unwritten = [bool((run[differs] == value).all()) for run, value in zip(runs, bytes_filled, strict=True)]
+    return int(differs.sum()) if all(unwritten) else None
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
+    return flat.contiguous().view(torch.uint8).reshape(len(flat), -1)

@@ -1,0 +1,181 @@
+"""What the bitwise mode found, as frozen values, and how it is said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hashbench.results import Difference
+
+
+class BitwiseMismatchError(RuntimeError):
+    """An op gave two results from identical inputs (``raise_on_mismatch``): ``mismatches``, those of one call."""
+
+    def __init__(self, message: str, mismatches: Sequence[Mismatch] = ()) -> None:
+        super().__init__(message)
+        self.mismatches = tuple(mismatches)
+
+
+class BitwiseMismatchWarning(UserWarning):
+    """The same without ``raise_on_mismatch``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardCall:
+    """The forward op that a backward op belongs to, the module it was called in, and the caller's line."""
+
+    op: str
+    module: str = ""
+    source: str = ""
+
+    def text(self) -> str:
+        """``aten.embedding.default in Net.embed, at train.py:12 forward``."""
+        return self.op + (f" in {self.module}" if self.module else "") + (f", at {self.source}" if self.source else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a call stood: ``phase`` is ``forward``, ``backward`` or ``optimizer``; ``source`` the caller's line, which
+    a call in autograd's own threads does not have."""
+
+    phase: str = "forward"
+    module: str = ""
+    source: str = ""
+    forward: ForwardCall | None = None
+
+    def text(self) -> str:
+        """In brackets after an op."""
+        words = [self.phase, self.module, f"at {self.source}" if self.source else ""]
+        return f"({', '.join(filter(None, words))})"
+
+    def full_text(self) -> str:
+        """The same with the forward call."""
+        return self.text() if self.forward is None else f"{self.text()[:-1]}; forward call: {self.forward.text()})"
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch(Mapping[str, Any]):
+    """One tensor (or number) that an op left in two ways.
+
+    ``call`` counts the ops that the mode has run again, from 1. ``place`` says what differs: ``output``, ``output.1``,
+    ``argument 0``, ``generator cpu``. ``run`` is the first run that differed from run 1, ``runs_differing`` how many
+    did. Shapes and dtypes are those of run 1 and of that run. ``difference`` has the numbers; ``None`` where there are
+    none to give. ``error`` is what a later run raised, while the first did not.
+
+    It is also a mapping with the keys of the records of ``bitwise_equivalence_mode``: ``function``, ``tensor1_shape``,
+    ``tensor2_shape``, and ``max_diff`` (a number, ``None`` or ``"Shape mismatch"``).
+    """
+
+    op: str
+    call: int
+    place: str
+    run: int
+    where: Place
+    shape: tuple[int, ...] | None = None
+    other_shape: tuple[int, ...] | None = None
+    dtype: str = ""
+    other_dtype: str = ""
+    difference: Difference | None = None
+    runs_differing: int = 1
+    runs: int = 2
+    error: str = ""
+
+    @property
+    def phase(self) -> str:
+        """``forward``, ``backward`` or ``optimizer``."""
+        return self.where.phase
+
+    @property
+    def module(self) -> str:
+        """The module that was being called; for a backward op, the one that its forward op was called in."""
+        forward = self.where.forward
+        return self.where.module if forward is None else forward.module
+
+    @property
+    def forward_op(self) -> str:
+        """The forward op that a backward op belongs to; else empty."""
+        return "" if self.where.forward is None else self.where.forward.op
+
+    @property
+    def forward_source(self) -> str:
+        """The line that called it; else empty."""
+        return "" if self.where.forward is None else self.where.forward.source
+
+    @property
+    def source(self) -> str:
+        """The line that made this call (of a backward op: that called ``backward``); empty in autograd's threads."""
+        return self.where.source
+
+    def text(self) -> str:
+        """What differs, in one line without the op."""
+        if self.error:
+            return f"run {self.run} raised {self.error}"
+        return f"{self.place} differs in {self.runs_differing} of {self.runs - 1} repetitions: {self._how()}"
+
+    def _how(self) -> str:
+        if self.shape != self.other_shape:
+            return f"shapes {_list(self.shape)} and {_list(self.other_shape)}"
+        if self.dtype != self.other_dtype:
+            return f"dtypes {self.dtype} and {self.other_dtype}"
+        found = self.difference
+        if found is None or found.elements is None:
+            return "its content"
+        counted = f"{found.elements} of {found.total} elements"
+        if found.representation:
+            return f"{counted}, {found.representation} only"
+        far = f", by at most {found.max_abs:.3g}" if found.max_abs is not None else ""
+        return counted + far + (f" ({found.max_ulp} ULP)" if found.max_ulp is not None else "")
+
+    def _as_ancestor(self) -> dict[str, Any]:
+        size = None if self.difference is None else self.difference.max_abs
+        return {
+            "function": self.op,
+            "tensor1_shape": self.shape,
+            "tensor2_shape": self.other_shape,
+            "max_diff": "Shape mismatch" if self.shape != self.other_shape else size,
+        }
+
+    def __getitem__(self, key: str) -> Any:
+        return self._as_ancestor()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._as_ancestor())
+
+    def __len__(self) -> int:
+        return len(self._as_ancestor())
+
+
+def _list(shape: tuple[int, ...] | None) -> str:
+    return "none" if shape is None else str(list(shape))
+
+
+@dataclass(frozen=True, slots=True)
+class Unwritten:
+    """An output of which the op left ``elements`` unwritten: they hold whatever was in the memory before. That was
+    shown: they took each of two values that fresh memory was filled with. All the rest is the same in all runs."""
+
+    op: str
+    call: int
+    place: str
+    elements: int
+    where: Place = field(default_factory=Place)
+
+
+@dataclass(frozen=True, slots=True)
+class Unchecked:
+    """Calls of an op that were made once only, and why; their results are not known to be the same in a second run."""
+
+    op: str
+    reason: str
+    calls: int = 1
+
+
+def message(found: Sequence[Mismatch]) -> str:
+    """What a warning or exception says about the mismatches of one call."""
+    first = found[0]
+    lines = [f"Bitwise mismatch detected in {first.op} {first.where.text()}"]
+    lines += [f"  {mismatch.text()}" for mismatch in found]
+    if first.where.forward is not None:
+        lines.append(f"  forward call: {first.where.forward.text()}")
+    return "\n".join(lines)

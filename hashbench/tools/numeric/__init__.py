@@ -1,0 +1,229 @@
+"""Numeric check: a model before and after a transformation, compared by tolerance and bit by bit.
+
+The transformation may be a fusion, a quantization, another backend, ``torch.compile``. The functions have the names and
+positional arguments of torch's own ``torch/_inductor/fx_passes/numeric_utils.py``, so that a user of it changes one
+import. What they return is true and false as there, and says more; what differs is said in ``docs/numeric.md``.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hashbench.determinism import reset_rng_state
+from hashbench.tools.numeric.checking import Request, check
+from hashbench.tools.numeric.findings import (
+    STAGES,
+    Comparison,
+    Parting,
+    Raised,
+    Rename,
+    Report,
+    Rule,
+    TensorComparison,
+    without_wrapper,
+)
+from hashbench.tools.numeric.measuring import compare_mappings, leaves_of
+from hashbench.tools.numeric.running import MAIN_RANDOM_SEED, MakeOptimizer, Plan
+from hashbench.tools.numeric.showing import as_json, as_text
+
+__all__ = [
+    "MAIN_RANDOM_SEED",
+    "STAGES",
+    "Comparison",
+    "Parting",
+    "Raised",
+    "Report",
+    "TensorComparison",
+    "as_json",
+    "as_text",
+    "clean_memory",
+    "compare_dict_tensors",
+    "compare_forward_output",
+    "compare_gradients",
+    "compare_parameters",
+    "compare_tuple_tensors",
+    "numeric_check_if_enabled",
+    "run_model",
+    "set_deterministic",
+]
+
+
+def set_deterministic() -> None:
+    """Seed Python's, NumPy's and torch's generators with :data:`MAIN_RANDOM_SEED` and turn deterministic algorithms on.
+
+    It stays so: that is what the function is for. :func:`run_model` does not need it and leaves nothing behind.
+    """
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    reset_rng_state(MAIN_RANDOM_SEED)
+    torch.use_deterministic_algorithms(True)
+
+
+def clean_memory() -> None:
+    """Release what nobody holds any more, on the accelerator too where there is one."""
+    gc.collect()
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()
+
+
+def compare_dict_tensors(
+    dict_base: Mapping[Any, Any],
+    dict_control: Mapping[Any, Any],
+    precision: float | None = None,
+    *,
+    rename: Rename = None,
+    ignore: Collection[str] = (),
+) -> Comparison:
+    """Tensors compared name by name.
+
+    Args:
+        dict_base, dict_control: tensors, or nested containers of them, by name, before and after. ``None`` against
+            ``None`` agrees; a name that one lacks, and ``None`` against a tensor, are differences.
+        precision: ``rtol`` and ``atol``; ``None``: those of ``torch.testing.assert_close`` for the dtype.
+        rename: from a name before to the name after; see :func:`~hashbench.tools.numeric.findings.renamed`.
+        ignore: differences of form that count as none, of ``dtype``, ``device``, ``layout``.
+
+    Raises:
+        HashbenchError: a tolerance or name that means nothing.
+    """
+    named = [_flat(values) for values in (dict_base, dict_control)]
+    return compare_mappings("tensors", *named, rule=_rule(precision, ignore), rename=rename)
+
+
+def _flat(values: Mapping[Any, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= leaves_of(value, str(key))
+    return found
+
+
+def compare_tuple_tensors(
+    tuple_base: Any, tuple_control: Any, precision: float | None = None, *, ignore: Collection[str] = ()
+) -> Comparison:
+    """Outputs compared place by place: tuples, or any nesting of lists, dicts and dataclasses. Another length is a
+    difference; see :func:`compare_dict_tensors` for the rest."""
+    before, after = leaves_of(tuple_base, "output"), leaves_of(tuple_control, "output")
+    return compare_mappings("outputs", before, after, rule=_rule(precision, ignore))
+
+
+def compare_parameters(
+    model_base: torch.nn.Module,
+    model_control: torch.nn.Module,
+    precision: float | None = None,
+    *,
+    rename: Rename = None,
+    ignore: Collection[str] = (),
+) -> Comparison:
+    """The parameters of two models compared by name; see :func:`compare_dict_tensors`."""
+    named = [_parameters(model) for model in (model_base, model_control)]
+    return compare_mappings("parameters", *named, rule=_rule(precision, ignore), rename=rename)
+
+
+def compare_forward_output(
+    pred_base: Any, pred_control: Any, precision: float | None = None, *, ignore: Collection[str] = ()
+) -> Comparison:
+    """The same as :func:`compare_tuple_tensors`."""
+    return compare_tuple_tensors(pred_base, pred_control, precision, ignore=ignore)
+
+
+def compare_gradients(
+    model_base: torch.nn.Module,
+    model_control: torch.nn.Module,
+    precision: float | None = None,
+    *,
+    rename: Rename = None,
+    ignore: Collection[str] = (),
+) -> Comparison:
+    """The gradients of two models' parameters compared by name. A gradient that one model lacks is a difference."""
+    named = [
+        {name: tensor.grad for name, tensor in _parameters(model).items()} for model in (model_base, model_control)
+    ]
+    return compare_mappings("gradients", *named, rule=_rule(precision, ignore), rename=rename)
+
+
+def _parameters(model: torch.nn.Module) -> dict[str, Any]:
+    return {without_wrapper(name): tensor for name, tensor in model.named_parameters()}
+
+
+def _rule(precision: float | None, ignore: Collection[str]) -> Rule:
+    return Rule(precision, ignore=frozenset(ignore))
+
+
+def run_model(
+    model_base: Callable[..., Any],
+    model_control: Callable[..., Any],
+    model_input: Sequence[Any] | Mapping[str, Any] | torch.Tensor,
+    num_iterations: int = 10,
+    precision: float | None = 1e-4,
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+    training: bool | None = None,
+    stages: Collection[str] = STAGES,
+    rename: Rename = None,
+    ignore: Collection[str] = (),
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    make_optimizer: MakeOptimizer | None = None,
+    requires_optimizer: bool = True,
+    deterministic: str = "on",
+    seed: int = MAIN_RANDOM_SEED,
+    trace: bool = False,
+) -> Report:
+    """Run two models on the same inputs, some iterations long, and compare all that they leave.
+
+    Copies of the models are run; models, inputs, random state and settings of the caller are as they were afterwards.
+    In every iteration, and before every stage of it, the generators are seeded anew, and the inputs are cloned; the
+    parameters go on from the iteration before. Compared are, in this order, :data:`STAGES`.
+
+    Args:
+        model_base, model_control: the models before and after; functions, which have no parameters, will do too.
+        model_input: a tuple or list (positional arguments), a mapping (keyword arguments) or one tensor.
+        num_iterations: from 1.
+        precision: ``rtol`` and ``atol`` for every dtype. ``None``: those of ``torch.testing.assert_close``.
+        rtol, atol: one of them, in place of what ``precision`` says.
+        training: ``True``: in ``train()`` mode, and outputs without a gradient are reported as failed. ``False``: in
+            ``eval()`` mode without gradients. ``None``: in the mode that the models are in, gradients if there are any.
+        stages: those to compare. A transformation that rewrites parameters leaves the ``outputs`` to be compared.
+        rename: from names of parameters and buffers before to those after.
+        ignore: differences of form that count as none, of ``dtype``, ``device``, ``layout``.
+        loss: gets the output, returns the scalar to differentiate. Default: the sum of all outputs with a gradient.
+        make_optimizer: gets the parameters, returns an optimizer. Default: SGD with ``lr=0.01``.
+        requires_optimizer: whether the stage ``stepped`` is run at all.
+        deterministic: ``on``, ``warn`` or ``off``, as ``hashbench sweep --deterministic``.
+        seed: of Python's, NumPy's and torch's generators.
+        trace: where the models differ, run them once more and name the first op at which they part.
+
+    Returns:
+        A report, true if all is equal within tolerance. What a model raises is in its ``raised``.
+
+    Raises:
+        HashbenchError: what was asked for means nothing.
+    """
+    clean_memory()
+    wanted = frozenset([stages] if isinstance(stages, str) else stages)
+    if not requires_optimizer:
+        wanted -= {"stepped"}
+    if training is False:
+        wanted -= {"gradients", "stepped"}
+    plan = Plan(model_input, wanted, training, loss, make_optimizer, seed)
+    rule = Rule(precision, rtol, atol, frozenset(ignore))
+    request = Request(model_base, model_control, plan, rule, rename, num_iterations, deterministic, trace)
+    return check(request)
+
+
+def numeric_check_if_enabled(
+    gm_before_fx_passes: Callable[..., Any],
+    gm_after_fx_passes: Callable[..., Any],
+    example_inputs: Sequence[Any],
+    num_iterations: int,
+    precision: float | None,
+    **options: Any,
+) -> Report:
+    """:func:`run_model` under ``torch.autograd.set_detect_anomaly``. What a model raises does not stop the caller, as
+    with torch's own, but makes the report false."""
+    with torch.autograd.set_detect_anomaly(True):
+        return run_model(gm_before_fx_passes, gm_after_fx_passes, example_inputs, num_iterations, precision, **options)

@@ -1,0 +1,404 @@
+"""The observer: collects the observations of one run, and in a check puts saved values back and compares."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from hashbench.determinism import settings
+from hashbench.digest import digest, dtype_name, python_digest, without_repetition
+from hashbench.environment import collect
+from hashbench.inspection import caller_line, tensors_in
+from hashbench.records import HashbenchError, OpRecord, TensorDigest
+from hashbench.report.environments import EnvironmentChange, environment_changes
+from hashbench.results import NotComparableError, flatten, logical_value
+from hashbench.tools.observer import files
+from hashbench.tools.observer.mode import HashMode
+from hashbench.tools.observer.recording import Mismatch, Observation, Recording, Saved, mismatches, parting
+from hashbench.tools.observer.table import table
+
+log = logging.getLogger(__name__)
+
+_MARK = "observe_non_deterministic"
+
+
+class MismatchError(RuntimeError):
+    """An observation does not match the reference, with ``raise_on_mismatch``; ``mismatch`` says which and how."""
+
+    def __init__(self, mismatch: Mismatch) -> None:
+        super().__init__(str(mismatch))
+        self.mismatch = mismatch
+
+
+@dataclass(frozen=True, slots=True)
+class PutBack:
+    """A value of the reference run that took the place of this run's. ``name``: that of ``observe_non_deterministic``,
+    or the id of the op's record. ``differed``: the two had other bits.
+    ``device`` says from which device to which it went, where that is another; else it is empty."""
+
+    name: str
+    differed: bool
+    device: str = ""
+
+
+class Observer:
+    """What one ``ObserverContext`` collects. Its methods are those of the module, for this observer.
+
+    Where there is a reference, ``mismatches`` compares with it: during the region what was observed so far, after it
+    all, also what is missing. ``observations`` are this run's, in order, ``put_back`` the values that came from
+    the reference, ``environment_changes`` what is another machine or setting than in the reference run.
+
+    Args:
+        run: the name of the run.
+        reference_hash_file: the JSON file of the run to compare with.
+        raise_on_mismatch: raise :class:`MismatchError` at the first mismatch, where it happens.
+
+    Raises:
+        HashbenchError: the reference is missing, damaged, of another version, or of a run that ended with an error.
+    """
+
+    def __init__(
+        self, run: str, reference_hash_file: str | Path | None = None, raise_on_mismatch: bool = False
+    ) -> None:
+        self.run = run
+        self.raise_on_mismatch = raise_on_mismatch
+        self.is_verification_run = reference_hash_file is not None
+        self.put_back: list[PutBack] = []
+        self.saved_tensors: list[torch.Tensor] = []
+        self.hash_mode = HashMode()
+        self.hash_mode.register_observer(self)
+        self._reference = Recording("", ())
+        self._kept: dict[int, torch.Tensor] = {}
+        if reference_hash_file is not None:
+            self._reference, self._kept = files.read_reference(reference_hash_file)
+        self._to_put_back = {one.record.id: one.saved for one in self._reference.observations if one.saved}
+        self.environment = _environment()
+        self._observations: list[Observation] = []
+        self._counts: Counter[str] = Counter()
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self._marking = 0
+        self._marked = 0
+        self._pending: tuple[tuple[Saved, ...], str] = (), ""
+        self._in_step = True
+        self._finished = False
+        self._final: dict[str, Mismatch] | None = None
+
+    # ------------------------------------------------------------------------------------------------ observing
+
+    @property
+    def observations(self) -> tuple[Observation, ...]:
+        """This run's, in order."""
+        return tuple(self._observations)
+
+    def observe(self, kind: str, value: Any) -> None:
+        """Record the digests of all tensors, and the plain values, in ``value``, any nesting of them."""
+        self._observe(kind, value, source=caller_line(sys._getframe(1)))
+
+    def _observe(self, kind: str, value: Any, *, source: str) -> None:
+        self._add(self._numbered(kind), f"observe {kind}", value, source=source)
+
+    def observe_grad(self, kind: str, tensor: torch.Tensor) -> None:
+        """Record the digest of the gradient of ``tensor`` when it is computed, under the name ``<kind>_grad``."""
+        source = caller_line(sys._getframe(1))
+        self._hook(kind, tensor, lambda grad: self._observe(f"{kind}_grad", grad, source=source))
+
+    def observe_non_deterministic(self, name: str, tensor: Any) -> Any:
+        """Mark a tensor, or any nesting of tensors, as nondeterministic.
+
+        The reference run saves it. A check puts the saved value in its place, in memory, so that everything that
+        shares the memory has it too; where its elements share memory with each other as they did not in the
+        reference run, it is replaced in what is returned. Either way gradients flow as before. What has another shape
+        or dtype than in the reference run is left as it is, which is a mismatch.
+
+        Returns:
+            ``tensor``, with the value of the reference run in a check.
+        """
+        source = caller_line(sys._getframe(1))
+        leaves, structure = tree_flatten(tensor)
+        places = [number for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        if any(tensors_in(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)):
+            raise _cannot_observe(name, "a tensor in it cannot be put back, for an object of another kind holds it")
+        unique, op = self._numbered(name), f"{_MARK} {name}"
+        with _quietly():
+            new, saved, note = self._exchange(_id(op, unique), [leaves[place] for place in places], in_place=True)
+        for place, replacement in zip(places, new, strict=True):
+            if replacement is not leaves[place]:
+                with _disable_current_modes():
+                    leaves[place] = _Substitute.apply(leaves[place], replacement)
+        value = tree_unflatten(leaves, structure)
+        self._add(unique, op, value, source=source, saved=saved, note=note)
+        return value
+
+    def observe_non_deterministic_grad(self, name: str, tensor: torch.Tensor) -> str:
+        """Mark the gradient of ``tensor`` as nondeterministic: the reference run saves it, a check puts it back.
+
+        Returns:
+            The name that the gradient goes by: ``<name>_grad``.
+        """
+        source = caller_line(sys._getframe(1))
+        grad_name = f"{name}_grad"
+
+        def exchange(grad: torch.Tensor) -> torch.Tensor:
+            unique, op = self._numbered(grad_name), f"{_MARK} {grad_name}"
+            with _quietly():  # a hook must not write to the gradient it gets
+                (new,), saved, note = self._exchange(_id(op, unique), [grad], in_place=False)
+            self._add(unique, op, new, source=source, saved=saved, note=note)
+            return new
+
+        self._hook(name, tensor, exchange)
+        return grad_name
+
+    def _hook(self, name: str, tensor: torch.Tensor, hook: Any) -> None:
+        if tensor.requires_grad:
+            self._hooks.append(tensor.register_hook(hook))
+        else:
+            log.warning("%s needs no gradient, so none is observed", name)
+
+    @contextmanager
+    def marking_non_deterministic(self) -> Iterator[None]:
+        """A region in which what every op under the hash mode writes is marked as nondeterministic: saved in the
+        reference run, put in its place, in memory, in a check. Backward ops count where the backward runs in it."""
+        before = self._marked
+        self._marking += 1
+        try:
+            yield
+        finally:
+            self._marking -= 1
+            if self._marked == before:
+                log.warning("no op was marked as nondeterministic: the hash mode is off, or no op ran")
+
+    # ------------------------------------------------------------------------------------------- ops under the mode
+
+    def enable_mode(self) -> None:
+        """Observe every op from now on. The mode goes on top of the stack of dispatch modes."""
+        self.hash_mode.enable()
+
+    def disable_mode(self) -> None:
+        """Observe ops no longer. Modes that were entered since stay in force."""
+        self.hash_mode.disable()
+
+    def op_wrote(self, node: str, tensors: Sequence[torch.Tensor]) -> None:
+        """Told by the hash mode, before what the op wrote is hashed."""
+        self._pending = (), ""
+        if self._marking and tensors:
+            self._marked += 1
+            _, saved, note = self._exchange(node, tensors, in_place=True)
+            self._pending = saved, note
+
+    def op_recorded(self, record: OpRecord) -> None:
+        """Told by the hash mode, when the op's record is made."""
+        saved, note = self._pending
+        self._pending = (), ""
+        name = self._numbered(f"__torch_dispatch__{record.op.partition('.')[2] or record.op}")
+        self._append(Observation(name, record, saved, note))
+
+    # ------------------------------------------------------------------------------------------ saving, putting back
+
+    def _exchange(
+        self, name: str, tensors: Sequence[torch.Tensor], *, in_place: bool
+    ) -> tuple[list[torch.Tensor], tuple[Saved, ...], str]:
+        """Save tensors in a reference run, or put the saved ones in their place; call with dispatch modes off.
+
+        Returns the tensors that hold the value now, what was saved, and why nothing could be put back.
+        """
+        copies = [files.savable(tensor, name) for tensor in tensors]
+        if not self.is_verification_run:
+            return list(tensors), tuple(map(self._save, tensors, copies)), ""
+        saved = self._to_put_back.get(name, ())
+        note = _misfit(saved, copies)
+        if note:
+            return list(tensors), (), note
+        contents = [self._kept[one.number] for one in saved]
+        differed = [_bits(a) != _bits(b) for a, b in zip(copies, contents, strict=True)]
+        moved = {
+            f"{one.device} to {t.device}" for one, t in zip(saved, tensors, strict=True) if one.device != str(t.device)
+        }
+        self.put_back.append(PutBack(_shown(name), any(differed), ", ".join(sorted(moved))))
+        new = [
+            _with_content(tensor, content, in_place=in_place) if other else tensor
+            for tensor, content, other in zip(tensors, contents, differed, strict=True)
+        ]
+        return new, (), ""
+
+    def _save(self, tensor: torch.Tensor, copy: torch.Tensor) -> Saved:
+        self.saved_tensors.append(copy)
+        number = len(self.saved_tensors) - 1
+        return Saved(number, dtype_name(copy.dtype), tuple(copy.shape), str(tensor.device))
+
+    # ----------------------------------------------------------------------------------------------------- records
+
+    def _numbered(self, kind: str) -> str:
+        self._counts[kind] += 1
+        return f"{kind}_{self._counts[kind]}"
+
+    def _add(
+        self, name: str, op: str, value: Any, *, source: str, saved: tuple[Saved, ...] = (), note: str = ""
+    ) -> None:
+        try:
+            with _quietly():
+                parts = [(place, _digest_of(part)) for place, part in flatten(value, "")]
+        except NotComparableError as error:
+            raise _cannot_observe(name, f"its bits cannot be compared: it{error}") from None
+        record = OpRecord(
+            id=_id(op, name),
+            phase="backward" if torch._C._current_autograd_node() is not None else "forward",
+            iteration=0,
+            module="",
+            op=op,
+            arguments=", ".join(place.removeprefix(".") for place, _ in parts),
+            outputs=tuple(found for _, found in parts),
+            source=source,
+        )
+        self._append(Observation(name, record, saved, note))
+
+    def _append(self, one: Observation) -> None:
+        self._observations.append(one)
+        if not (self.is_verification_run and self.raise_on_mismatch and self._in_step):
+            return
+        found = parting(self._reference.observations, self._observations)
+        if found is not None:
+            self._in_step = found.reference_index is not None
+            raise MismatchError(found)
+
+    # --------------------------------------------------------------------------------------------------- comparing
+
+    @property
+    def mismatches(self) -> dict[str, Mismatch]:
+        """All mismatches so far, by name, in order; empty without a reference. The name is that of this run's
+        observation; ``reference:<name>`` stands for what is missing."""
+        if not self.is_verification_run:
+            return {}
+        if self._final is not None:
+            return self._final
+        found = mismatches(self._reference.observations, self._observations, finished=self._finished)
+        self._final = found if self._finished else None
+        return found
+
+    @property
+    def environment_changes(self) -> tuple[EnvironmentChange, ...]:
+        """What of the machine and of torch's settings is another than in the reference run; empty without one."""
+        if not self.is_verification_run:
+            return ()
+        return environment_changes([self._reference.environment], [self.environment])
+
+    def report_mismatches(self) -> bool:
+        """Log the mismatches as a table, with what is another in this environment and which values were put back.
+        Returns whether there are none. Without a reference nothing was compared, and that is what is logged."""
+        if not self.is_verification_run:
+            log.warning("%s was not compared with any reference", self.run)
+            return True
+        found = self.mismatches
+        log.log(logging.WARNING if found else logging.INFO, "%s", self.mismatch_table())
+        return not found
+
+    def mismatch_table(self) -> str:
+        """What :meth:`report_mismatches` logs."""
+        return table(
+            list(self.mismatches.values()),
+            observed=len(self._observations),
+            expected=len(self._reference.observations),
+            changes=self.environment_changes,
+            put_back=[(one.name, one.differed, one.device) for one in self.put_back],
+        )
+
+    def finish(self, error: BaseException | None = None) -> Recording:
+        """The run is over: what the reference has beyond it is missing from now on."""
+        self._finished = error is None
+        return Recording(
+            self.run,
+            self.observations,
+            self.environment,
+            checked=self.is_verification_run,
+            put_back=len(self.put_back),
+            error="" if error is None else f"{type(error).__name__}: {error}".rstrip(": "),
+        )
+
+    def cleanup(self) -> None:
+        """Take every hook off and the mode from the stack."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self.disable_mode()
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without dispatch modes or gradients: what happens here is not observed itself."""
+    with _disable_current_modes(), torch.no_grad():
+        yield
+
+
+def _id(op: str, name: str) -> str:
+    """The id of the record of a named observation, by which its saved value is found again."""
+    return f"{op}#{name}"
+
+
+def _shown(name: str) -> str:
+    return name.rpartition("#")[2] if name.startswith(f"{_MARK} ") else name
+
+
+def _cannot_observe(name: str, reason: str) -> HashbenchError:
+    return HashbenchError(f"cannot observe {name}", consequence=reason, tip="Observe the tensors in it.")
+
+
+def _environment() -> Mapping[str, Any]:
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return {**collect("cpu" if accelerator is None else accelerator.type), "settings": settings()}
+
+
+def _digest_of(part: Any) -> TensorDigest:
+    return digest(part) if isinstance(part, torch.Tensor) else python_digest(part)
+
+
+def _misfit(saved: Sequence[Saved], tensors: Sequence[torch.Tensor]) -> str:
+    """Why the saved tensors cannot be put in the place of these; empty where they can."""
+    if not tensors:
+        return "" if not saved else "this run has no tensor here, the reference saved some"
+    if not saved:
+        return "the reference saved no value for it"
+    was = [f"{one.dtype}{list(one.shape)}" for one in saved]
+    now = [f"{dtype_name(tensor.dtype)}{list(tensor.shape)}" for tensor in tensors]
+    return "" if was == now else f"the reference saved {', '.join(was)}, here is {', '.join(now)}"
+
+
+def _with_content(tensor: torch.Tensor, content: torch.Tensor, *, in_place: bool) -> torch.Tensor:
+    """``tensor`` itself with the content in its memory, or a new tensor of the same strides."""
+    if in_place and _write(tensor, content):
+        return tensor
+    return torch.empty_like(tensor).copy_(content)
+
+
+def _write(tensor: torch.Tensor, content: torch.Tensor) -> bool:
+    """Put the content into the tensor's memory; returns whether that can be."""
+    once = content[tuple(slice(1) if not stride else slice(None) for stride in tensor.stride())]
+    # Not detach(), which shares the version counter: what autograd saved of this memory is to have the content too, as
+    # it had in the reference run.
+    without_repetition(tensor.data).copy_(once)
+    return _bits(tensor) == _bits(content)  # else elements share memory in another way than they did
+
+
+def _bits(tensor: torch.Tensor) -> str:
+    """A digest of the bits in logical order, made on the host: those of different devices cannot be compared."""
+    return logical_value(tensor.detach().cpu())
+
+
+class _Substitute(torch.autograd.Function):
+    """Another value in the place of a tensor; its gradient flows on to that tensor."""
+
+    @staticmethod
+    def forward(_context: Any, _tensor: torch.Tensor, content: torch.Tensor) -> torch.Tensor:
+        return content
+
+    @staticmethod
+    def backward(_context: Any, *gradients: torch.Tensor) -> Any:
+        return gradients[0], None

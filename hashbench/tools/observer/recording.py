@@ -1,0 +1,205 @@
+"""What one run observed, and how two runs' observations compare. Pure: no torch, no files.
+
+An observation is a record of a trace (:class:`~hashbench.records.OpRecord`) with a name: that of ``observe`` and its
+like, or of an op under the hash mode. So observations are aligned as traces are, and one more of them is one insertion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from hashbench.alignment import EDIT_LIMIT, align
+from hashbench.records import OpRecord, TensorDigest
+from hashbench.tracefile import digest_text
+
+
+class Saved(NamedTuple):
+    """One tensor of a reference's file of tensors: its number there, and what it was in the reference run."""
+
+    number: int
+    dtype: str
+    shape: tuple[int, ...]
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One thing observed. ``name`` is unique in its run (``output_2`` is the second ``output``).
+
+    ``record.op`` says what was observed: ``observe output``, or the op. ``record.outputs`` are the digests of all
+    tensors in it, ``record.arguments`` says where in the value they were. ``saved`` lists its tensors in the
+    reference's file, where it was marked as nondeterministic. ``note`` says why a saved value could not be put back.
+    """
+
+    name: str
+    record: OpRecord
+    saved: tuple[Saved, ...] = ()
+    note: str = ""
+
+    @property
+    def value(self) -> str:
+        """The digests of all tensors in it as text: what other runs are told apart by."""
+        return " ".join(output.word() for output in self.record.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One run's observations. ``checked`` tells a check from a reference run, ``put_back`` counts the values that came
+    from the reference. ``error`` is that by which the run ended before its end, so that it is no reference."""
+
+    name: str
+    observations: tuple[Observation, ...]
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    checked: bool = False
+    put_back: int = 0
+    error: str = ""
+
+
+class Kind(StrEnum):
+    """How an observation does not match the reference."""
+
+    CHANGED = "changed"
+    INSERTED = "inserted"
+    MISSING = "missing"
+    NOT_PUT_BACK = "not put back"
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """One observation that does not match the reference.
+
+    ``index`` counts this run's observations from 0, ``reference_index`` the reference's; ``None``: a side has none.
+    ``current`` and ``reference`` are what was observed, as text (digests with dtype, shape, and stride where it is not
+    contiguous), empty where a side has none. ``source`` is the line of code (of the reference for what is missing),
+    ``module`` the path of the module that was being called. ``detail`` says in words what differs.
+    """
+
+    kind: Kind
+    name: str
+    op: str
+    detail: str
+    index: int | None
+    reference_index: int | None
+    reference_name: str = ""
+    current: str = ""
+    reference: str = ""
+    phase: str = ""
+    module: str = ""
+    source: str = ""
+
+    def __str__(self) -> str:
+        """One line: what, where, and what differs."""
+        where = ", ".join(part for part in (self.phase, self.module, self.source) if part)
+        sides = f": {self.current or 'nothing'} now, {self.reference or 'nothing'} in the reference"
+        return f"{self.name} {self.kind} ({where}): {self.detail}{sides}"
+
+
+# ------------------------------------------------------------------------------------------------------ comparing
+
+
+def mismatches(
+    reference: Sequence[Observation], current: Sequence[Observation], *, finished: bool
+) -> dict[str, Mismatch]:
+    """All that does not match, in order, by name: that of this run's observation, and ``reference:<name>`` for what
+    only the reference has. Of a run that is not ``finished``, what the reference has after the last match is not
+    missing yet."""
+    if not finished:
+        reference = reference[: len(current) + EDIT_LIMIT // 4]
+    pairs = align([one.record for one in reference], [one.record for one in current])
+    if not finished:
+        while pairs and pairs[-1][1] is None:
+            pairs.pop()
+    found = (judged(reference, current, at, here) for at, here in pairs)
+    return {_key(one): one for one in found if one is not None}
+
+
+def judged(
+    reference: Sequence[Observation], current: Sequence[Observation], at: int | None, index: int | None
+) -> Mismatch | None:
+    """The mismatch of an aligned pair, given by the indices; ``None`` where the two match."""
+    old = None if at is None else reference[at]
+    new = None if index is None else current[index]
+    kind, detail = verdict(old, new)
+    shown = new or old
+    if kind is None or shown is None:
+        return None
+    record = shown.record
+    return Mismatch(
+        kind,
+        shown.name,
+        record.op,
+        detail,
+        index,
+        at,
+        reference_name=old.name if old is not None else "",
+        current=seen(new.record) if new is not None else "",
+        reference=seen(old.record) if old is not None else "",
+        phase=record.phase,
+        module=record.module,
+        source=record.source,
+    )
+
+
+def parting(reference: Sequence[Observation], current: Sequence[Observation]) -> Mismatch | None:
+    """The mismatch of the newest observation, where all before it were in step with the reference."""
+    index = len(current) - 1
+    if index < len(reference) and _same_kind(reference[index].record, current[index].record):
+        return judged(reference, current, index, index)
+    return judged(reference, current, None, index)
+
+
+def verdict(old: Observation | None, new: Observation | None) -> tuple[Kind | None, str]:
+    """How an observation stands to that of the reference, and what differs in words; ``None``: they match."""
+    if new is None:
+        return Kind.MISSING, "this run does not have it"
+    if new.note:
+        return Kind.NOT_PUT_BACK, new.note
+    if old is None:
+        return Kind.INSERTED, "the reference does not have it"
+    detail = ", ".join(_changes(old.record, new.record))
+    return (Kind.CHANGED, detail) if detail else (None, "")
+
+
+def _changes(old: OpRecord, new: OpRecord) -> Iterator[str]:
+    if old.arguments != new.arguments:
+        places = old.op.startswith("observe ")
+        yield f"{'its parts' if places else 'its arguments'} were ({old.arguments}), are ({new.arguments})"
+    if old.scalar != new.scalar:
+        yield f"its value was {old.scalar or 'none'}, is {new.scalar or 'none'}"
+    if len(old.outputs) != len(new.outputs):
+        yield f"it had {len(old.outputs)} tensors, has {len(new.outputs)}"
+    elif old.outputs != new.outputs:
+        kinds = [_change(a, b) for a, b in zip(old.outputs, new.outputs, strict=True) if a != b]
+        which = "" if len(old.outputs) == 1 else f" ({len(kinds)} of {len(old.outputs)} tensors)"
+        yield " and ".join(dict.fromkeys(kinds)) + which
+    else:
+        return
+    if old.rng != new.rng:
+        yield "the random generator was in another state before it"
+
+
+def _change(old: TensorDigest, new: TensorDigest) -> str:
+    if old.dtype != new.dtype:
+        return "another dtype"
+    if old.shape != new.shape:
+        return "another shape"
+    if old.stride != new.stride:  # the digest is of the bytes in the order of memory
+        return "another stride" if old.value == new.value else "another stride, and other bytes in memory order"
+    return "another content"
+
+
+def seen(record: OpRecord) -> str:
+    """What was observed, as text."""
+    words = [*map(digest_text, record.outputs), *([f"= {record.scalar}"] if record.scalar else [])]
+    return " ".join(words) or f"({record.arguments})"
+
+
+def _same_kind(one: OpRecord, other: OpRecord) -> bool:
+    return align([one], [other]) == [(0, 0)]
+
+
+def _key(found: Mismatch) -> str:
+    return f"reference:{found.name}" if found.kind is Kind.MISSING else found.name

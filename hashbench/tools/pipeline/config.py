@@ -1,0 +1,135 @@
+"""What to run: a Python file with the pipeline's functions, or a YAML file that names them and gives values.
+
+Loading a configuration executes the user's own file, so it is done in the child process of a check.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from hashbench.records import HashbenchError
+from hashbench.suites.zoofile import import_file
+from hashbench.tools.pipeline.parts import NAMES, part_of
+
+EXAMPLE = "def make_loader(seed): return torch.utils.data.DataLoader(...)"
+_VALUES = ("seed", "steps")
+_DEFAULTS: Mapping[str, int] = MappingProxyType({"seed": 1337, "steps": 3})
+_LEAST: Mapping[str, int] = MappingProxyType({"seed": 0, "steps": 1})
+_MOST: Mapping[str, int] = MappingProxyType({"seed": 2**32 - 1, "steps": 10_000})
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The parts of one pipeline. ``functions`` holds those of :data:`~hashbench.tools.pipeline.parts.NAMES` that there
+    are; ``steps`` is the number of batches that are looked at and trained on."""
+
+    functions: Mapping[str, Callable[..., Any]]
+    seed: int
+    steps: int
+
+    def part(self, name: str) -> Callable[..., Any] | None:
+        """The function of that name, where there is one."""
+        return self.functions.get(name)
+
+
+def check_path(path: Path) -> None:
+    """Raises :class:`HashbenchError` unless ``path`` is a file of a kind that :func:`load` knows."""
+    if not path.is_file():
+        raise unusable(path, "there is no such file", tip="Check the path.")
+    if path.suffix not in (".py", ".yaml", ".yml"):
+        raise unusable(path, "it is neither a Python file (.py) nor YAML (.yaml)", tip=f"Write one with `{EXAMPLE}`.")
+
+
+def load(path: Path) -> Config:
+    """Read a configuration; a Python file is executed here, with its folder first on ``sys.path``.
+
+    Raises:
+        HashbenchError: no such file, no loader in it, a value of another type, or a name that leads nowhere.
+        Exception: whatever the file raises.
+    """
+    check_path(path)
+    return _of_python(path) if path.suffix == ".py" else _of_yaml(path)
+
+
+def _of_python(path: Path) -> Config:
+    module = vars(import_file(path.resolve()))
+    functions = {name: module[name] for name in NAMES if callable(module.get(name))}
+    for value in list(module.values()):
+        part = part_of(value)
+        if part and functions.setdefault(part, value) is not value:
+            raise unusable(path, f"two functions are its {part}", tip="Mark or name only one of them.")
+    return _config(path, functions, {name: module[name] for name in _VALUES if name in module})
+
+
+def _of_yaml(path: Path) -> Config:
+    content = _parsed(path)
+    known = {*NAMES, *_VALUES, "loader", "model", "optimizer"}
+    unknown = sorted(str(key) for key in content if key not in known)
+    if unknown:
+        tip = f"Known are {', '.join(sorted(known))}."
+        raise unusable(path, f"it has an unknown entry {unknown[0]!r}", tip=tip)
+    sys.path.insert(0, str(path.resolve().parent))
+    functions = {}
+    for name in NAMES:
+        entry = content.get(name, content.get(name.removeprefix("make_")))
+        if entry is not None:
+            functions[name] = _named(path, name, entry)
+    return _config(path, functions, {name: content[name] for name in _VALUES if name in content})
+
+
+def _parsed(path: Path) -> Mapping[Any, Any]:
+    try:
+        import yaml
+    except ImportError:
+        raise unusable(path, "reading YAML needs PyYAML", tip="pip install 'hashbench[pipeline]'") from None
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise unusable(path, f"it is no YAML ({first})", tip="Check it with any YAML tool.") from error
+    if not isinstance(content, Mapping):
+        raise unusable(path, "it is not a list of entries", tip="Begin with `loader: module:function`.")
+    return content
+
+
+def _named(path: Path, part: str, entry: Any) -> Callable[..., Any]:
+    """The function that ``module:function`` or ``file.py:function`` names, or ``{call: …, arguments: {…}}``."""
+    arguments: Any = {}
+    if isinstance(entry, Mapping):
+        entry, arguments = entry.get("call"), entry.get("arguments", {})
+    tip = "Write `module:function`, `file.py:function`, or `{call: …, arguments: {…}}`."
+    if not isinstance(entry, str) or entry.count(":") != 1 or not isinstance(arguments, Mapping):
+        raise unusable(path, f"{part} names no function", tip=tip)
+    where, _, name = entry.partition(":")
+    if where.endswith(".py"):
+        file = path.resolve().parent / where
+        check_path(file)
+        module = import_file(file)
+    else:
+        module = importlib.import_module(where)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise unusable(path, f"{where} has no function {name!r}", tip=tip)
+    return functools.partial(function, **{str(key): value for key, value in arguments.items()})
+
+
+def _config(path: Path, functions: Mapping[str, Any], values: Mapping[str, Any]) -> Config:
+    if "make_loader" not in functions:
+        raise unusable(path, "it has no loader", tip=f"Add `{EXAMPLE}`, or mark a function with @pipeline.loader.")
+    for name, value in values.items():
+        if type(value) is not int or not _LEAST[name] <= value <= _MOST[name]:
+            tip = f"Write a whole number from {_LEAST[name]} to {_MOST[name]}."
+            raise unusable(path, f"{name} = {value!r} is out of place", tip=tip)
+    return Config(functions, **{**_DEFAULTS, **values})
+
+
+def unusable(path: Path, what: str, *, tip: str) -> HashbenchError:
+    """The error for a configuration that cannot be run."""
+    return HashbenchError(f"cannot use the pipeline {path}: {what}", consequence="nothing was run", tip=tip)

@@ -1,0 +1,274 @@
+"""Why a stage differs, decided from evidence, and the fix as code. Pure: imports no torch.
+
+A reason is ``proven`` where what was seen leaves no other: a generator that was drawn from and was in another state
+before; an experiment with the same hash seed. It is ``likely`` where what was seen fits it and something that could
+exclude the others was not seen. The names of transforms and samplers decide nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+GLOBAL = ("python", "numpy", "torch", "cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known of the stage that differs; ``None`` and empty mean that it is not known.
+
+    ``same_indices``: the sampler asked for the same. ``listing``: the dataset's own list is in another order.
+    ``folder``: one that the system lists in another order in each check. ``no_generator``: a sampler of torch's that
+    shuffles was given none. ``given_moved``: generators of the loader or sampler that were in another state. ``moved``:
+    generators in another state before they were drawn from here; ``drew``: those that were drawn from where the
+    difference entered. ``worker``: the process that made the sample. ``moved_at_start``: in another state when the
+    worker began; ``moved_by_init``: those that only ``worker_init_fn`` moved apart. ``transform``: the first whose
+    output differs though its input does not. ``other_transforms``: the transforms themselves are others.
+    ``same_files``: the files' bytes are equal. ``imports``: the user's modules were imported in another order.
+    ``hash_order``: gone with the same hash seed (``False``: stays). ``names_differ``: other names or shapes.
+    ``asked_otherwise``: the seeds, or for batches the arguments of the loaders, that differ, in words.
+    ``packages``: versions that differ. ``origin`` and ``kernel``: of the traces' first divergence.
+    """
+
+    stage: str
+    same_indices: bool | None = None
+    listing: bool = False
+    folder: str = ""
+    no_generator: bool | None = None
+    given_moved: tuple[str, ...] = ()
+    moved: tuple[str, ...] = ()
+    drew: tuple[str, ...] = ()
+    worker: int | None = None
+    moved_at_start: tuple[str, ...] = ()
+    moved_by_init: tuple[str, ...] = ()
+    transform: str = ""
+    other_transforms: bool = False
+    same_files: bool | None = None
+    imports: bool = False
+    hash_order: bool | None = None
+    names_differ: bool = False
+    asked_otherwise: tuple[str, ...] = ()
+    packages: str = ""
+    origin: str = ""
+    kernel: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """``name`` is a key of :data:`FIXES`; ``because`` says in a sentence what was seen."""
+
+    name: str
+    confidence: str
+    because: str
+
+    @property
+    def fix(self) -> str:
+        """Lines of Python that mend it."""
+        return FIXES[self.name]
+
+
+def decide(evidence: Evidence) -> tuple[Reason, ...]:
+    """The reasons that the evidence allows, the likeliest first: one where it decides, never none."""
+    if evidence.asked_otherwise and _could_follow(evidence):
+        return _proven(
+            "asked otherwise", f"the two were not told to do the same: {', '.join(evidence.asked_otherwise)}"
+        )
+    found = _order_of_python(evidence)
+    if found is not None:
+        return (found,)
+    rules = {
+        "file list": _of_files,
+        "order": _of_order,
+        "before transform": _of_content,
+        "after transform": _of_transforms,
+        "initial weights": _of_weights,
+    }
+    return rules.get(evidence.stage, _of_model)(evidence)
+
+
+def _could_follow(evidence: Evidence) -> bool:
+    """Whether what the user set can have made this difference: other indices, or numbers drawn at this stage."""
+    if evidence.stage == "order":
+        return evidence.same_indices is False
+    return bool(evidence.drew) and evidence.same_files is not False and not evidence.names_differ
+
+
+def _proven(name: str, because: str) -> tuple[Reason, ...]:
+    return (Reason(name, "proven", because),)
+
+
+def _likely(name: str, because: str) -> tuple[Reason, ...]:
+    return (Reason(name, "likely", because),)
+
+
+def _order_of_python(evidence: Evidence) -> Reason | None:
+    """What the hash seed decides: the order of sets, and with it perhaps that of imports."""
+    imported = "the user's modules were imported in another order"
+    if evidence.hash_order:
+        gone = "two runs with the same PYTHONHASHSEED agree, with another they do not"
+        if evidence.imports:
+            return Reason("import order", "proven", f"{imported}; {gone}, so a set decides it")
+        return Reason("set order", "proven", gone)
+    if evidence.imports and (evidence.other_transforms or not evidence.drew):
+        why = "the transforms are others" if evidence.other_transforms else "no generator was drawn from"
+        return Reason("import order", "likely", f"{imported}, and {why}")
+    return None
+
+
+def _of_files(_evidence: Evidence) -> tuple[Reason, ...]:
+    return _proven("other files", "the dataset has files in one check that it lacks in the other")
+
+
+def _of_order(evidence: Evidence) -> tuple[Reason, ...]:
+    if evidence.same_indices is False:
+        return _of_shuffle(evidence)
+    if evidence.listing or evidence.same_indices:
+        return _of_listing(evidence)
+    return _likely(
+        "unknown order", "the samples come in another order, but neither indices nor a list of files were seen"
+    )
+
+
+def _of_shuffle(evidence: Evidence) -> tuple[Reason, ...]:
+    """The sampler asked for other indices."""
+    if evidence.given_moved:
+        given = " and ".join(evidence.given_moved)
+        return _proven("unseeded shuffle", f"{given} was in another state when the first batch was asked for")
+    if evidence.no_generator and "torch" in evidence.moved:
+        state = "torch's was in another state when the first batch was asked for"
+        return _proven("unseeded shuffle", f"the sampler has no generator of its own, and {state}")
+    drawn = [name for name in evidence.drew if name in evidence.moved]
+    special = [name for name in drawn if name != "torch"] or drawn  # a loader always draws one number from torch's
+    if special and evidence.no_generator is None:
+        state = f"{_and(special)}'s generator, which moved meanwhile, was in another state"
+        return _likely("unseeded shuffle", f"the sampler asked for other indices, and {state}")
+    return _likely(
+        "unknown order",
+        "the sampler asked for other indices, and no generator that it can have drawn from was in another state",
+    )
+
+
+def _of_listing(evidence: Evidence) -> tuple[Reason, ...]:
+    """The same indices lead to other files."""
+    drawn = [name for name in evidence.drew if name in evidence.moved]
+    if evidence.folder:
+        because = f"the system lists {evidence.folder} in another order, and the dataset's list is not sorted"
+        return _proven("unsorted file listing", because)
+    if drawn:
+        because = f"{_and(drawn)}'s generator, in another state, was drawn from while the loader was made"
+        return _likely("unseeded shuffle", f"the dataset's list is in another order; {because}")
+    because = "the same indices lead to other files: the dataset's list is in another order and not sorted"
+    found = _likely("unsorted file listing", because)
+    if evidence.hash_order is None:
+        found += _likely("set order", "the hash seeds differ, and no experiment excludes them")
+    return found
+
+
+def _of_content(evidence: Evidence) -> tuple[Reason, ...]:
+    if evidence.same_files is False:
+        return _proven("other file content", "files of the same name hold other bytes")
+    drawn = [name for name in evidence.drew if name in evidence.moved]
+    if drawn:
+        return _random("random dataset", evidence, f"the dataset drew from {_and(drawn)} before any transform", drawn)
+    if evidence.packages:
+        return _likely(
+            "other packages", f"the files are equal, what was read from them is not; versions: {evidence.packages}"
+        )
+    return _likely("unknown content", "what was read differs, though no generator that was seen was drawn from")
+
+
+def _of_transforms(evidence: Evidence) -> tuple[Reason, ...]:
+    if evidence.other_transforms:
+        return _likely("other transforms", "the samples went through other transforms, or in another order")
+    who = f"{evidence.transform} drew from" if evidence.transform else "the dataset drew from"
+    name = "random transform" if evidence.transform else "random dataset"
+    if evidence.drew and any(one in evidence.moved for one in evidence.drew):
+        drawn = [one for one in evidence.drew if one in evidence.moved]
+        return _random(name, evidence, f"{who} {_and(drawn)}", drawn)
+    if evidence.drew:
+        return _likely(name, f"{who} {_and(evidence.drew)}, whose state was the same before the sample")
+    what = evidence.transform or "the dataset"
+    because = (
+        f"{what} gave another result without drawing from any generator that was seen: a clock, os.urandom, uuid, a set"
+    )
+    return _likely("unknown content", because)
+
+
+def _random(name: str, evidence: Evidence, because: str, drawn: list[str]) -> tuple[Reason, ...]:
+    """Something drew from a generator in another state: who put it there?"""
+    by_init = [one for one in drawn if one in evidence.moved_by_init]
+    if evidence.worker is not None and by_init:
+        moves = f"worker_init_fn moves {_and(by_init)} apart (worker {evidence.worker})"
+        return _proven("worker seeds", f"{because}; workers begin in the same state, and {moves}")
+    private = [one for one in drawn if one not in GLOBAL]
+    if private:
+        return _proven(name, f"{because}, a generator of its own, which was in another state")
+    if evidence.worker is not None and any(one in evidence.moved_at_start for one in drawn):
+        because += f"; worker {evidence.worker} began in another state, which the loader draws from torch's generator"
+        return _proven(name, because)
+    if evidence.worker is not None:
+        because += f"; worker {evidence.worker} began in the same state, and something drew from it before this sample"
+        return _likely(name, because)
+    return _proven(name, f"{because}, which was in another state")
+
+
+def _of_weights(evidence: Evidence) -> tuple[Reason, ...]:
+    if evidence.names_differ:
+        return _proven("other model", "the models have other parameters")
+    drawn = [name for name in evidence.drew if name in evidence.moved]
+    if drawn:
+        because = f"make_model drew from {_and(drawn)}, which was in another state"
+        return _proven("unseeded initialisation", because)
+    return _likely("unknown weights", "no generator that was seen was in another state: a checkpoint, or entropy")
+
+
+def _of_model(evidence: Evidence) -> tuple[Reason, ...]:
+    if evidence.origin == "rng":
+        return _proven("random model", f"{evidence.kernel} drew from a generator in another state")
+    if evidence.origin == "settings":
+        return _proven("other settings", f"torch's settings differ, felt at {evidence.kernel}")
+    if evidence.origin == "kernel":
+        return _likely("kernel", f"{evidence.kernel} gave another result from equal inputs")
+    if evidence.packages:
+        return _likely("other packages", f"weights and batches are equal; {evidence.packages}")
+    return _likely("unknown model", "weights and first batches are equal, the model's results are not")
+
+
+def _and(names: object) -> str:
+    return " and ".join(names) if isinstance(names, (list, tuple)) else str(names)
+
+
+FIXES: Mapping[str, str] = MappingProxyType(
+    {
+        "other files": "# the same data set everywhere: copy it, and compare its checksums",
+        "asked otherwise": "# the same seed, and the same arguments of the DataLoader, in both",
+        "unseeded shuffle": "DataLoader(dataset, shuffle=True, generator=torch.Generator().manual_seed(seed))\n"
+        "random.Random(seed).shuffle(files)  # where the dataset shuffles by itself",
+        "unsorted file listing": "files = sorted(os.listdir(folder))  # likewise glob, Path.glob, os.walk, os.scandir",
+        "set order": "for name in sorted(names):  # not: for name in set(names)",
+        "import order": "for name in sorted(plugins):\n    importlib.import_module(name)",
+        "unknown order": "DataLoader(dataset, sampler=sampler)  # of which everything is derived from the seed",
+        "other file content": "# the same data set everywhere: compare checksums before training",
+        "random dataset": "def __getitem__(self, index):\n"
+        "    generator = np.random.default_rng((seed, index))  # or draw from torch, which is seeded in every worker",
+        "random transform": "torch.manual_seed(seed)  # before the loader is iterated; or, for the loader alone:\n"
+        "DataLoader(dataset, generator=torch.Generator().manual_seed(seed))  # workers derive their seeds from it",
+        "worker seeds": "def worker_init_fn(worker):\n"
+        "    worker_seed = torch.initial_seed() % 2**32  # derived from the loader's generator\n"
+        "    numpy.random.seed(worker_seed)\n"
+        "    random.seed(worker_seed)",
+        "other transforms": "transforms.Compose([...])  # in an order that is written down",
+        "other packages": "pip freeze > requirements.txt  # and install the same versions everywhere",
+        "unknown content": "# no clock, os.urandom, uuid or set in the dataset and its transforms",
+        "unseeded initialisation": "torch.manual_seed(seed)  # before the model is made",
+        "other model": "# the same code and configuration in both",
+        "unknown weights": 'model.load_state_dict(torch.load("initial.pt", weights_only=True))',
+        "random model": "torch.manual_seed(seed)  # before the first step",
+        "other settings": "torch.backends.cudnn.benchmark = False\ntorch.use_deterministic_algorithms(True)",
+        "kernel": "torch.use_deterministic_algorithms(True)\n"
+        "torch.backends.cudnn.benchmark = False  # the cause: hashbench sweep --suite FILE.py --training",
+        "unknown model": "torch.use_deterministic_algorithms(True)",
+    }
+)
+"""For every reason, what to write instead."""

@@ -1,0 +1,32 @@
+"""Stand-ins for the worker of an audit, without torch: ops that answer, that kill their process, and that hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+from hashbench.files import replace_file
+from hashbench.records import ModelSpec, Row, RunOptions
+from hashbench.report.auditfile import AuditRow, to_json
+from hashbench.tools.audit.task import op_file
+
+
+def run_group(spec: ModelSpec, options: RunOptions) -> Row:
+    """Run the ops of a group: what one does is its name."""
+    folder = Path(options.output)
+    for source, op in spec.arguments["ops"]:
+        if op_file(folder, source, op).exists():
+            continue
+        with (folder / "ran.txt").open("a") as ran:
+            ran.write(f"{op}\n")
+        if op == "aborts":
+            os.abort()
+        if op == "hangs":
+            time.sleep(60)
+        if op == "aborts_beside_others" and len(spec.arguments["ops"]) > 1:
+            os._exit(3)
+        row = AuditRow(options.device, source, op, "float32", "0", "forward", "as documented", off="identical")
+        replace_file(op_file(folder, source, op), json.dumps([to_json(row)]))
+    return Row(options.device, spec.name, None, "pass", suite="audit")

@@ -1,0 +1,112 @@
+"""Checks for tests: real runs in processes of their own, forked from two interpreters that have torch loaded and differ
+in their ``PYTHONHASHSEED`` (a new interpreter takes four seconds)."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from hashbench.records import HashbenchError
+
+PIPELINES = Path(__file__).parent / "pipelines"
+HASH_SEEDS = ("1", "2")
+
+
+def write_config(folder: Path, fault: str, twin: str, images: Path, *, more: str = "", steps: int = 2) -> Path:
+    """A pipeline of one specimen: ``broken`` or ``repaired``, on the images in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{fault}_{twin}.py"
+    path.write_text(
+        f"import sys\nsys.path.insert(0, {str(PIPELINES)!r})\n"
+        f"import common\nimport {fault} as fault\nsteps = {steps}\n"
+        f"def make_loader(seed):\n    return fault.{twin}(seed, {str(images)!r})\n"
+        f"make_model = getattr(fault, 'make_model', common.make_model)\n{more}\n",
+        encoding="utf-8",
+    )
+    return path
+
+
+class Zygotes:
+    """In the place of ``launching.run``: forks each run from the interpreter with the wanted hash seed."""
+
+    def __init__(self) -> None:
+        self._processes = {hash_seed: self._started(hash_seed) for hash_seed in HASH_SEEDS}
+
+    def run(self, config: Path, folder: Path, *, hash_seed: str, hash_seed_by: str, timeout: float, log: Path) -> None:  # noqa: ARG002 – as launching.run has it
+        log.touch()
+        task = {"config": str(config), "folder": str(folder), "seed": hash_seed, "by": hash_seed_by, "log": str(log)}
+        process = self._processes[hash_seed]
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(task) + "\n")
+        process.stdin.flush()
+        error = json.loads(process.stdout.readline())
+        if error:
+            raise HashbenchError(error)
+
+    def _started(self, hash_seed: str) -> subprocess.Popen[str]:
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
+            start_new_session=True,
+        )
+
+    def close(self) -> None:
+        for process in self._processes.values():
+            process.kill()
+            process.communicate()
+
+
+def main() -> None:
+    import torchvision  # noqa: F401 – what every child needs
+
+    from hashbench.tools.pipeline import running  # noqa: F401
+
+    for line in iter(sys.stdin.readline, ""):
+        task = json.loads(line)
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            _child(task, writing)
+        os.close(writing)
+        with os.fdopen(reading, encoding="utf-8") as answer:
+            error = answer.read()
+        os.waitpid(child, 0)
+        print(json.dumps(error), flush=True)
+
+
+def _child(task: dict[str, Any], answer: int) -> None:
+    import numpy as np
+    import torch
+
+    from hashbench.tools.pipeline import checkfolder, running
+
+    os.setsid()
+    log = os.open(task["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for standard in (1, 2):
+        os.dup2(log, standard)
+    random.seed()  # as a new interpreter would be
+    np.random.seed()
+    torch.seed()
+    try:
+        seen = running.observe(Path(task["config"]), hash_seed=task["seed"], hash_seed_by=task["by"])
+        checkfolder.write_run(seen, Path(task["folder"]))
+    except BaseException as error:
+        traceback.print_exc()
+        os.write(answer, (str(error) or repr(error)).encode())
+    os.killpg(0, signal.SIGKILL)  # with its workers, which hold the pipe open
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""One case measured under the three settings of the flag, on small calls made for the purpose."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import pytest
+import torch
+
+from hashbench.determinism import applied, settings
+from hashbench.integrations.functioncopy import FunctionCall
+from hashbench.records import HashbenchError
+from hashbench.tools.audit import explaining, stress
+from hashbench.tools.audit.cases import Case, cases_of, described
+from hashbench.tools.audit.measuring import Measured, fingerprint, follows_poison, measure
+from hashbench.tools.audit.rows import AuditOptions, _rows, rows_of
+
+
+def case(function, *args, backward: bool = False, moved: bool = False, **kwargs) -> Case:
+    call = FunctionCall(function, args, kwargs)
+    return Case("op_db", "an_op", "float32", "0", described(call), call, backward, moved)
+
+
+def words(one: Measured, phase: str = "forward") -> tuple[str, ...]:
+    return tuple(one.passes[name][phase].measured for name in ("off", "on", "unfilled"))
+
+
+def measured(one: Case, runs: int = 4) -> Measured:
+    return measure([one], runs=runs, seed=1)[0]
+
+
+def rows(one: Case, **options):
+    from hashbench.budget import Budget
+
+    made = AuditOptions(runs=4, budget=options.pop("budget", 0.0), **options)
+    return list(_rows(measured(one), made, Budget(made.budget)))
+
+
+def test_a_seeded_op_starts_from_the_same_random_state_in_every_run() -> None:
+    found = measured(case(torch.nn.functional.dropout, torch.ones(50), 0.5))
+
+    assert words(found) == ("identical",) * 3
+    assert found.passes["off"]["forward"].distinct == 1
+
+
+def test_every_other_outcome_is_counted() -> None:
+    numbers = itertools.count()
+    found = measured(case(lambda x: x + next(numbers) % 3, torch.zeros(2)), runs=7)
+
+    assert words(found) == ("differs",) * 3
+    assert found.passes["off"]["forward"].distinct == 3
+
+
+def test_what_a_call_leaves_in_its_arguments_counts_and_reaches_no_other_run() -> None:
+    def writes(x: torch.Tensor) -> int:
+        x += torch.frombuffer(bytearray(os.urandom(4)), dtype=torch.int32)
+        return 0
+
+    found = measured(case(writes, torch.zeros(1, dtype=torch.int32)))
+
+    assert words(found) == ("differs",) * 3
+    assert words(measured(case(torch.Tensor.add_, torch.zeros(3), 1))) == ("identical",) * 3
+
+
+def test_gradients_are_a_pass_of_their_own() -> None:
+    numbers = itertools.count()
+
+    class Drifting(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(_ctx, gradient):
+            return gradient + next(numbers)
+
+    found = measured(case(Drifting.apply, torch.ones(3, requires_grad=True), backward=True))
+
+    assert words(found) == ("identical",) * 3
+    assert words(found, "backward") == ("differs",) * 3
+
+
+def test_memory_that_nobody_wrote_is_found_although_runs_agree() -> None:
+    wanted = torch.rand(40, 20, 1, 2, 2, dtype=torch.float64)  # pytorch#176254
+
+    found = measured(case(torch.nn.functional.pad, wanted, [2, 0, -1, 2, 0, 0], "circular"))
+
+    assert found.passes["on"]["forward"].measured == "identical"  # filled
+    assert found.passes["off"]["forward"].measured in ("follows memory", "differs")
+    assert follows_poison({1: {5}, 2: {6}})
+    assert not follows_poison({1: {5}, 2: {5}})
+    assert not follows_poison({1: {5, 7}, 2: {6}})
+    assert not follows_poison({})
+
+
+def test_an_op_that_the_flag_refuses_raises_only_under_it() -> None:
+    index = torch.zeros(4, dtype=torch.int64)
+    made = rows(case(torch.Tensor.put, torch.zeros(9), index, torch.ones(4)))
+
+    [row] = made
+    assert (row.off, row.on, row.unfilled) == ("identical", "raises", "raises")
+    assert row.verdict == "as documented"
+    assert "raises under the flag: torch.Tensor.put_ when accumulate=False" in row.documented
+    assert "does not have a deterministic implementation" in row.error
+    assert (row.off_distinct, row.on_distinct) == (1, None)
+
+
+def test_a_backward_pass_whose_forward_is_refused_has_its_documentation() -> None:
+    unpool = case(
+        torch.nn.functional.max_unpool2d,
+        torch.rand(1, 1, 4, 4, requires_grad=True),
+        torch.zeros(1, 1, 4, 4, dtype=torch.int64),
+        2,
+        backward=True,
+    )
+
+    assert [(row.phase, row.on, row.verdict) for row in rows(unpool)] == [
+        ("forward", "raises", "as documented"),
+        ("backward", "raises", "as documented"),
+    ]
+
+
+def test_a_call_that_raises_without_the_flag_fails() -> None:
+    [row] = rows(case(torch.mm, torch.ones(2, 3), torch.ones(2, 3)))
+
+    assert (row.verdict, row.off, row.off_distinct) == ("fails", "raises", None)
+    assert "cannot be multiplied" in row.error
+
+
+def test_results_of_an_unknown_kind_are_not_comparable() -> None:
+    [row] = rows(case(lambda _: object(), torch.ones(2)))
+
+    assert row.verdict == "not comparable"
+    assert "builtins.object" in row.error
+
+
+def test_a_case_without_a_gradient_has_no_row_of_one() -> None:
+    made = rows(case(torch.argmax, torch.ones(3, requires_grad=True), backward=True))
+
+    assert [row.phase for row in made] == ["forward"]
+
+
+def test_unwritten_memory_that_is_handed_out_is_blank() -> None:
+    [row] = rows(case(torch.empty, [5000]))
+
+    assert row.verdict == "as documented"
+    assert row.documented == "memory that nobody wrote; filled under the flag"
+    assert row.on == "identical"
+
+
+def test_the_settings_are_as_before() -> None:
+    before = settings()
+
+    measured(case(torch.sin, torch.ones(2)))
+
+    assert settings() == before
+
+
+# -------------------------------------------------------------------------------------------------- causes
+
+
+def test_the_kernel_that_differed_first_is_named_with_its_cause() -> None:
+    with applied({"num_threads": "8"}):
+        [(_, made)] = cases_of("stress", "add_", dtypes=("float32",), samples=3, device="cpu", seed=1)
+        found = rows(next(one for one in made if one.sample == "adds its own transpose"), budget=20.0)
+
+    [row] = found
+    assert (row.off, row.on, row.verdict) == ("differs", "differs", "differs under the flag")
+    assert (row.kernel, row.cause) == ("aten.add_.Tensor", "overlapping_views")
+
+
+def test_without_a_budget_no_cause_is_looked_for_and_the_row_says_so() -> None:
+    numbers = itertools.count()
+
+    [row] = rows(case(lambda x: x + next(numbers), torch.zeros(2)), budget=0.0)
+
+    assert (row.kernel, row.cause) == ("", "")
+    assert row.because == "the cause was not looked for: no time left for this op"
+
+
+def test_moved_memory_is_blamed_on_the_kernel_that_looks_at_addresses() -> None:
+    generator = torch.Generator().manual_seed(3)
+    x, y = torch.randn(1001, generator=generator), torch.randn(1001, generator=generator)
+
+    [row] = rows(case(torch.dot, x, y, moved=True), budget=20.0)
+
+    if row.off == "identical":
+        pytest.skip("this machine's dot gives one result at every address")
+    assert (row.kernel, row.cause, row.verdict) == ("aten.dot.default", "alignment", "differs under the flag")
+
+
+# -------------------------------------------------------------------------------------------------- stress
+
+
+def test_every_stress_input_can_be_made_and_twice_alike() -> None:
+    lines = stress.stress_lines()
+
+    assert {("kthvalue", "ties"), ("bmm", "sparse by dense")} <= {(line.op, line.sample) for line in lines}
+    assert len({(line.op, line.sample) for line in lines}) == len(lines)
+    for line in lines:
+        for dtype in line.dtypes:
+            made = [stress.built(line, dtype=getattr(torch, dtype), device="cpu", seed=4) for _ in range(2)]
+            assert described(made[0]) == described(made[1]), line
+            first, second = (fingerprint(list(call.args), None) for call in made)
+            assert first == second or line.call == "empty", line
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments"),
+    [
+        ("no_such_function", "1"),
+        ("sum", "__import__('os')"),
+        ("sum", "open('x')"),
+        ("sum", "normal(2).data"),
+        ("sum", "x"),
+        ("sum", "[i for i in [1]]"),
+        ("sum", "normal(2"),
+        ("sum", "normal('a')"),
+    ],
+)
+def test_only_builders_are_called(call: str, arguments: str) -> None:
+    line = stress.StressLine("op", "sample", call, arguments, ("float32",), False, False)
+
+    with pytest.raises(HashbenchError, match="cannot build"):
+        stress.built(line, dtype=torch.float32, device="cpu", seed=1)
+
+
+def test_overlapping_views_share_memory_in_every_run() -> None:
+    line = next(line for line in stress.stress_lines() if line.sample == "adds its own transpose")
+    call = stress.built(line, dtype=torch.float32, device="cpu", seed=1)
+
+    copied = explaining.fresh_copy(call)
+
+    assert copied.args[0].data_ptr() == copied.args[1].data_ptr() != call.args[0].data_ptr()
+
+
+def test_moved_inputs_lie_elsewhere_with_the_same_content() -> None:
+    call = FunctionCall(torch.dot, (torch.arange(9.0), torch.ones(9)))
+
+    offsets = {stress.moved(call, run).args[0].storage_offset() for run in range(8)}
+
+    assert offsets == set(stress.SHIFTS)
+    assert torch.equal(stress.moved(call, 5).args[0], call.args[0])
+
+
+def test_inputs_that_cannot_be_made_are_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = stress.StressLine("broken", "s", "sum", "nothing()", ("float32",), False, False)
+    monkeypatch.setattr(stress, "stress_lines", lambda: (broken,))
+
+    [row] = rows_of("stress", "broken", AuditOptions(dtypes=("float32", "int64")), threads=1)
+
+    assert (row.verdict, row.dtype, row.off) == ("fails", "float32", "not run")
+    assert "cannot make its inputs" in row.error
+
+
+def test_only_dtypes_that_were_asked_for_are_run() -> None:
+    found = list(cases_of("stress", "kthvalue", dtypes=("int64", "bfloat16"), samples=3, device="cpu", seed=1))
+
+    assert [(dtype, [one.sample for one in made]) for dtype, made in found] == [("int64", ["ties"])]

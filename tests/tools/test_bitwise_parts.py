@@ -1,0 +1,282 @@
+"""The parts of the bitwise mode that decide something, each alone."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from hashbench.opplan import plan_of
+from hashbench.replay.capture import CaptureError
+from hashbench.results import Difference, measure
+from hashbench.tools.bitwise.choosing import (
+    COLLECTIVE,
+    HIGHER_ORDER,
+    NOTHING_TO_CHECK,
+    Copies,
+    OpFacts,
+    Treatment,
+    treatment_of,
+)
+from hashbench.tools.bitwise.comparing import same, same_on_device, unwritten_elements
+from hashbench.tools.bitwise.findings import ForwardCall, Mismatch, Place, message
+from hashbench.tools.bitwise.places import Places
+from hashbench.tools.bitwise.repeating import Arguments, Generators, moved
+
+NOTHING, WRITTEN, ALL = map(Treatment, Copies)
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        pytest.param(OpFacts(), NOTHING, id="reads only"),
+        pytest.param(OpFacts(writes=True), WRITTEN, id="writes an argument"),
+        pytest.param(OpFacts(custom=True), ALL, id="somebody else's"),
+        pytest.param(OpFacts(custom=True, writes=True), ALL, id="somebody else's that writes"),
+        pytest.param(OpFacts(trusted=False), ALL, id="no schema is believed"),
+        pytest.param(OpFacts(trusted=False, writes=True), ALL, id="no schema is believed, and it writes"),
+        pytest.param(OpFacts(wanted=False), NOTHING_TO_CHECK, id="not asked for"),
+        pytest.param(OpFacts(wanted=False, collective=True), NOTHING_TO_CHECK, id="a collective not asked for"),
+        pytest.param(OpFacts(wanted=False, schema=False, custom=True), NOTHING_TO_CHECK, id="no schema, not asked for"),
+        pytest.param(OpFacts(tensors=False), NOTHING_TO_CHECK, id="a profiler's mark"),
+        pytest.param(OpFacts(allocates=True), NOTHING_TO_CHECK, id="an allocation"),
+        pytest.param(OpFacts(metadata_only=True), NOTHING_TO_CHECK, id="a view"),
+        pytest.param(OpFacts(metadata_only=True, trusted=False), NOTHING_TO_CHECK, id="a view, no schema believed"),
+        pytest.param(OpFacts(collective=True), COLLECTIVE, id="a collective"),
+        pytest.param(OpFacts(collective=True, writes=True, trusted=False), COLLECTIVE, id="a collective that writes"),
+        pytest.param(OpFacts(schema=False, custom=True), HIGHER_ORDER, id="no schema"),
+    ],
+)
+def test_treatment(facts: OpFacts, expected: Treatment) -> None:
+    assert treatment_of(facts) == expected
+
+
+def test_whatever_is_run_once_for_a_reason_says_so() -> None:
+    assert COLLECTIVE.reason
+    assert HIGHER_ORDER.reason
+    assert not NOTHING_TO_CHECK.reason
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [
+        ("c10d.allreduce_", True),
+        ("c10d.barrier", True),
+        ("_c10d_functional.all_reduce", True),
+        ("_c10d_functional.all_gather_into_tensor_coalesced", True),
+        ("_dtensor.shard_dim_alltoall", True),
+        ("symm_mem.nvshmem_put", True),
+        ("_c10d_functional.wait_tensor", False),  # returns its argument: there is nothing to compare
+        ("aten.add", False),
+        ("aten.empty", False),
+        ("aten.convolution", False),
+    ],
+)
+def test_collectives_are_known_by_their_schemas(op: str, expected: bool) -> None:
+    import torch.distributed
+    import torch.distributed._symmetric_memory
+
+    namespace, name = op.split(".")
+    packet = getattr(getattr(torch.ops, namespace), name)
+    assert {plan_of(getattr(packet, overload)).collective for overload in packet.overloads()} == {expected}
+
+
+# -------------------------------------------------------------------------------------------------------- copies
+
+
+def copies_of(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    func = torch.ops.aten._foreach_add_.Scalar
+    call = Arguments(func, plan_of(func), [list(tensors), 1.0], {}, Copies.WRITTEN)
+    return list(call.again()[0][0])
+
+
+def test_copies_keep_strides_offsets_and_shared_memory() -> None:
+    memory = torch.arange(60.0)
+    one, other, alone = memory[5:50:3], memory.as_strided((4, 5), (1, 4), 20), torch.ones(3)
+
+    first, second, third = copies_of(one, other, alone)
+
+    for original, copy in ((one, first), (other, second), (alone, third)):
+        assert torch.equal(original, copy)
+        assert original.stride() == copy.stride()
+        assert original.data_ptr() % 64 == copy.data_ptr() % 64
+        assert original.untyped_storage().data_ptr() != copy.untyped_storage().data_ptr()
+    assert second.data_ptr() - first.data_ptr() == other.data_ptr() - one.data_ptr()
+    first.fill_(7.0)
+    assert (second == 7.0).any()
+    assert not (memory == 7.0).all()
+
+
+def test_only_what_is_written_is_copied() -> None:
+    func, memory, read = torch.ops.aten.add_.Tensor, torch.zeros(8), torch.ones(4)
+    call = Arguments(func, plan_of(func), [memory[:4], read], {}, Copies.WRITTEN)
+    overlapping = Arguments(func, plan_of(func), [memory[:4], memory[2:6]], {}, Copies.WRITTEN)
+
+    written, kept = call.again()[0]
+    assert written is not memory
+    assert kept is read
+    one, other = overlapping.again()[0]
+    assert one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() != memory.data_ptr()
+
+
+def test_every_run_gets_the_content_from_before_the_first() -> None:
+    func, target = torch.ops.aten.add_.Tensor, torch.zeros(3)
+    call = Arguments(func, plan_of(func), [target, torch.ones(3)], {}, Copies.WRITTEN)
+    target.fill_(9.0)
+    for _ in range(3):
+        args, _ = call.again()
+        assert args[0].tolist() == [0.0] * 3
+        args[0].fill_(5.0)
+
+
+@pytest.mark.parametrize("copies", Copies)
+def test_tensors_without_content_are_refused(copies: Copies) -> None:
+    func = torch.ops.aten.add_.Tensor
+    with pytest.raises(CaptureError, match="meta"):
+        Arguments(func, plan_of(func), [torch.ones(1, device="meta"), 1], {}, copies)
+    with FakeTensorMode():
+        fake = torch.ones(1)
+    with pytest.raises(CaptureError, match="fake"):
+        Arguments(func, plan_of(func), [fake, 1], {}, copies)
+
+
+def test_generators_that_moved_are_named() -> None:
+    given = torch.Generator().manual_seed(1)
+    generators = Generators([given], {}, outside_torch=True)
+    assert {"cpu", "python", "numpy", "argument 0"} <= set(generators.before)
+
+    torch.rand(1, generator=given)
+    torch.rand(1)
+
+    assert moved(generators.before, generators.now()) == ["cpu", "argument 0"]
+    generators.restore(generators.before)
+    assert moved(generators.before, generators.now()) == []
+
+
+# ------------------------------------------------------------------------------------------------------ comparing
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, torch.float64, torch.bfloat16, torch.float8_e5m2, torch.int64, torch.bool, torch.complex128],
+)
+def test_comparing_on_a_device_sees_every_bit(dtype: torch.dtype) -> None:
+    one = torch.zeros(5, 3).to(dtype).t()
+    other = one.clone()
+    assert same_on_device(one, other)
+    other.t().view(torch.uint8)[1, 0] ^= 1
+    assert not same_on_device(one, other)
+
+
+def test_comparing_on_a_device_tells_signs_of_zero_and_knows_equal_nans() -> None:
+    assert not same_on_device(torch.tensor([0.0]), torch.tensor([-0.0]))
+    assert same_on_device(torch.tensor([float("nan")]), torch.tensor([float("nan")]))
+
+
+OTHER_NAN = struct.unpack("<d", struct.pack("<Q", 0x7FF8000000000001))[0]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "by_bits", "by_value"),
+    [
+        (1.0, 1.0, True, True),
+        (0.0, -0.0, False, True),
+        (float("nan"), float("nan"), True, True),
+        (1.0, 1, False, False),
+        (1j, 1j, True, True),
+        (complex(0, -0.0), 0j, False, True),
+        (1, 2, False, False),
+        (None, None, True, True),
+        (None, torch.ones(1), False, False),
+        (torch.ones(1), torch.ones(1, 1), False, False),
+        (torch.ones(1), torch.ones(1, dtype=torch.float64), False, False),
+        (torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 2.0]), False, False),
+        (torch.tensor([OTHER_NAN]).double(), torch.tensor([OTHER_NAN], dtype=torch.float64), False, True),
+    ],
+)
+def test_same(one: object, other: object, by_bits: bool, by_value: bool) -> None:
+    assert (same(one, other, equal="bits") is None) == by_bits
+    assert (same(one, other, equal="values") is None) == by_value
+
+
+A, B = 0x3F, 0x40
+
+
+def filled(byte: int, *written: float) -> torch.Tensor:
+    """Four numbers, of which those written come first."""
+    found = torch.full((16,), byte, dtype=torch.uint8).view(torch.float32)
+    found[: len(written)] = torch.tensor(written)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "runs", "expected"),
+    [
+        pytest.param(filled(1, 5.0), filled(2, 5.0), [filled(A, 5.0), filled(B, 5.0)], 3, id="three unwritten"),
+        pytest.param(
+            filled(1, 5.0), filled(2, 6.0), [filled(A, 5.0), filled(B, 6.0)], None, id="a written one differs"
+        ),
+        pytest.param(filled(1, 5.0), filled(2, 5.0), [filled(A, 5.0), filled(A, 5.0)], None, id="does not follow"),
+        pytest.param(filled(1), filled(2), [filled(A) * 2, filled(B) * 2], None, id="computed from such memory"),
+        pytest.param(filled(1), filled(2)[:3], [filled(A), filled(B)], None, id="another size"),
+        pytest.param(filled(1), filled(2), [filled(A), None], None, id="a run left nothing"),
+        pytest.param(1.0, 2.0, [1.0, 2.0], None, id="numbers"),
+    ],
+)
+def test_unwritten_elements(first: object, second: object, runs: list[object], expected: int | None) -> None:
+    assert unwritten_elements(first, second, filled=runs, bytes_filled=(A, B)) == expected
+
+
+# ------------------------------------------------------------------------------------------------------ what is said
+
+
+def mismatch(**facts: object) -> Mismatch:
+    defaults = {"op": "aten.x.default", "call": 1, "place": "output", "run": 2, "where": Place(), "shape": (2,)}
+    return Mismatch(**defaults | {"other_shape": (2,), "dtype": "float32", "other_dtype": "float32"} | facts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (mismatch(), "output differs in 1 of 1 repetitions: its content"),
+        (mismatch(other_shape=(3,)), "output differs in 1 of 1 repetitions: shapes [2] and [3]"),
+        (mismatch(shape=None, other_shape=(3,)), "output differs in 1 of 1 repetitions: shapes none and [3]"),
+        (mismatch(other_dtype="int64"), "output differs in 1 of 1 repetitions: dtypes float32 and int64"),
+        (mismatch(error="ValueError: no"), "run 2 raised ValueError: no"),
+        (
+            mismatch(difference=Difference((), 1, 0.5, 3, total=2), runs=5, runs_differing=2),
+            "output differs in 2 of 4 repetitions: 1 of 2 elements, by at most 0.5 (3 ULP)",
+        ),
+        (
+            mismatch(difference=measure(torch.tensor([0.0]), torch.tensor([-0.0]))),
+            "output differs in 1 of 1 repetitions: 1 of 1 elements, sign of zero only",
+        ),
+    ],
+)
+def test_text_of_a_mismatch(found: Mismatch, text: str) -> None:
+    assert found.text() == text
+
+
+def test_message_has_every_mismatch_of_the_call_and_its_forward_line() -> None:
+    where = Place("backward", "", "train.py:9 main", ForwardCall("aten.y.default", "Net.head", "net.py:3 forward"))
+    text = message([mismatch(where=where), mismatch(where=where, place="output.1")])
+
+    assert text.splitlines() == [
+        "Bitwise mismatch detected in aten.x.default (backward, at train.py:9 main)",
+        "  output differs in 1 of 1 repetitions: its content",
+        "  output.1 differs in 1 of 1 repetitions: its content",
+        "  forward call: aten.y.default in Net.head, at net.py:3 forward",
+    ]
+
+
+def test_lines_of_forward_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Places, "MOST", 10)
+    places, x = Places(), torch.ones(1, requires_grad=True)
+    with places.watched():
+        for _ in range(50):
+            x = x * 2
+            places.note("aten.mul.Tensor", None)
+            assert 1 <= len(places._forward) <= 10
+    assert len(places._known) == 1

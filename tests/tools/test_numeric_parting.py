@@ -1,0 +1,227 @@
+"""Where two executions part, decided on records written by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hashbench.records import Leaf, OpRecord, Ref, Result, TensorDigest, Trace
+from hashbench.tools.numeric.findings import Parting
+from hashbench.tools.numeric.parting import Agreement, correspondence, find
+
+BITWISE, WITHIN, BEYOND = Agreement
+CLOSE = 0.5
+"""Values that are at most so far apart are within tolerance."""
+
+
+def trace(*ops: str, leaves: dict[str, float] | None = None, results: dict[str, str] | None = None) -> Trace:
+    """A trace from lines ``module op value = what it reads``; ids are ``module/op``, of leaves ``parameter/w``.
+
+    A value of ``view`` writes nothing, one of ``blank`` is an allocation.
+    """
+    known = {"x": 1.0} | (leaves or {})
+    found = []
+    for line in ops:
+        left, _, right = line.partition("=")
+        module, op, value = left.split()
+        name, _, arguments = op.partition("(")
+        found.append(
+            OpRecord(
+                f"{module}/{op}",
+                "backward" if module.startswith("back") else "forward",
+                0,
+                module.removeprefix("back."),
+                name,
+                inputs=tuple(Ref(str(n), source(word, known)) for n, word in enumerate(right.split())),
+                arguments=arguments.rstrip(")"),
+                outputs=() if value == "view" else (digest(value),),
+                blank=value == "blank",
+            )
+        )
+    last = found[-1].id
+    return Trace(
+        tuple(found),
+        leaves=tuple(
+            Leaf(source(name, known), kind_of(name), digest(str(value)), first_reader(source(name, known), found))
+            for name, value in known.items()
+        ),
+        results=tuple(Result(n, digest("0"), s) for n, s in (results or {"out": last}).items()),
+    )
+
+
+def first_reader(node: str, records: list[OpRecord]) -> int:
+    return next((n for n, record in enumerate(records) if any(ref.source == node for ref in record.inputs)), 0)
+
+
+def kind_of(name: str) -> str:
+    return "input" if name == "x" else "parameter"
+
+
+def source(word: str, leaves: dict[str, float]) -> str:
+    return f"{kind_of(word)}/{word}" if word in leaves else word
+
+
+def digest(value: str) -> TensorDigest:
+    return TensorDigest("float32", (1,), (1,), value)
+
+
+def parted(first: Trace, second: Trace, level: str = "tolerance", differing: tuple[str, ...] = ("out",)) -> Parting:
+    values = [
+        {item.id: item.outputs[0].value for item in one.records if item.outputs}
+        | {item.id: item.digest.value for item in one.leaves}
+        for one in (first, second)
+    ]
+
+    def agreement(a: str, b: str) -> Agreement:
+        gap = abs(float(values[0][a]) - float(values[1][b]))
+        return BITWISE if not gap else WITHIN if gap <= CLOSE else BEYOND
+
+    return find(first, second, level=level, agreement=agreement, differing=differing)
+
+
+PLAIN = ("a conv 1 = x w", "b norm 2 = a/conv", "c relu 3 = b/norm", "d linear 4 = c/relu v")
+LEAVES = {"w": 1.0, "v": 1.0}
+
+CASES = {
+    "a kernel that differs": (
+        trace(*PLAIN, leaves=LEAVES),
+        trace("a conv 1 = x w", "b norm 9 = a/conv", "c relu 9 = b/norm", "d linear 9 = c/relu v", leaves=LEAVES),
+        ("op", "norm", "b"),
+    ),
+    "a wrong weight": (
+        trace(*PLAIN, leaves=LEAVES),
+        trace(
+            "a conv 9 = x w",
+            "b norm 9 = a/conv",
+            "c relu 9 = b/norm",
+            "d linear 9 = c/relu v",
+            leaves={"w": 9.0, "v": 1.0},
+        ),
+        ("parameter", "conv", "a"),
+    ),
+    "a fold that heals before a wrong weight": (
+        trace(*PLAIN, leaves=LEAVES),
+        trace("a conv 7 = x w", "c relu 3.1 = a/conv", "d linear 9 = c/relu v", leaves={"w": 7.0, "v": 8.0}),
+        ("parameter", "linear", "d"),
+    ),
+    "a fold that is wrong": (
+        trace(*PLAIN, leaves=LEAVES),
+        trace("a conv 7 = x w", "c relu 8 = a/conv", "d linear 9 = c/relu v", leaves={"w": 7.0, "v": 1.0}),
+        ("parameter", "conv", "a"),
+    ),
+    "an op in place of another": (
+        trace(*PLAIN, leaves=LEAVES),
+        trace(
+            "a conv 1 = x w",
+            "b norm 2 = a/conv",
+            "c relu 3 = b/norm",
+            "d quantized 9 = c/relu q",
+            leaves={"w": 1.0, "q": 1.0},
+        ),
+        ("replaced", "linear", "d"),
+    ),
+    "an op that only the second runs": (
+        trace(*PLAIN, leaves=LEAVES),
+        trace(*PLAIN, "e extra 9 = d/linear", leaves=LEAVES),
+        ("only after", "extra", "e"),
+    ),
+    "an op that only the first runs": (
+        trace(*PLAIN, "e extra 9 = d/linear", leaves=LEAVES),
+        trace(*PLAIN, leaves=LEAVES),
+        ("only before", "extra", "e"),
+    ),
+    "another argument": (
+        trace("a scale(2) 2 = x", leaves=LEAVES),
+        trace("a scale(3) 3 = x", leaves=LEAVES),
+        ("op", "scale", "a"),
+    ),
+    "an input that differs": (
+        trace("a scale 2 = x", leaves={"x": 1.0}),
+        trace("a scale 9 = x", leaves={"x": 9.0}),
+        ("input", "scale", "a"),
+    ),
+    "no record that explains it": (
+        trace(*PLAIN, leaves=LEAVES),
+        trace(*PLAIN, leaves=LEAVES),
+        ("unseen", "", ""),
+    ),
+    "views and allocations, which leave nothing": (
+        trace("a view view = x", "a empty blank =", "a scale 2 = x a/empty", leaves=LEAVES),
+        trace("a scale 9 = x", leaves=LEAVES),
+        ("op", "scale", "a"),
+    ),
+    "views and allocations of both": (
+        trace("a view view = x", "a empty blank =", "a scale 2 = x a/empty", leaves=LEAVES),
+        trace("a view view = x", "a empty blank =", "a scale 9 = x a/empty", leaves=LEAVES),
+        ("op", "scale", "a"),
+    ),
+    "a kernel that differs beside an op of one execution alone": (
+        trace("a extra 1 = x", "b scale 2 = x", "c add 3 = b/scale a/extra", leaves=LEAVES),
+        trace("b scale 8 = x", "c add 9 = b/scale x", leaves=LEAVES),
+        ("op", "scale", "b"),
+    ),
+    "a module path that only one execution knows": (
+        trace("a conv 1 = x", "b relu 2 = a/conv", leaves=LEAVES),
+        trace("all conv 1 = x", "all relu 9 = all/conv", leaves=LEAVES),
+        ("op", "relu", "b"),
+    ),
+    "a difference that does not reach the result": (
+        trace("a noise 1 = x", "b scale 2 = x", leaves=LEAVES),
+        trace("a noise 9 = x", "b scale 9 = x", leaves=LEAVES),
+        ("op", "scale", "b"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("first", "second", "expected"), CASES.values(), ids=CASES)
+def test_executions_part_at(first: Trace, second: Trace, expected: tuple[str, str, str]) -> None:
+    found = parted(first, second)
+    assert (found.kind, found.op, found.module) == expected
+
+
+def test_memory_that_an_op_only_fills_is_not_what_it_reads() -> None:
+    def filling(value: str, old: str) -> Trace:
+        made = trace(f"a linear {value} = x")
+        record = replace(made.records[0], inputs=(*made.records[0].inputs, Ref("out", "other/#0", 0, written=True)))
+        return replace(made, records=(record,), leaves=(*made.leaves, Leaf("other/#0", "other", digest(old), 0)))
+
+    assert parted(filling("1", "5"), filling("9", "7")).kind == "op"
+
+
+def test_the_two_levels_may_part_at_two_places() -> None:
+    first = trace("a conv 1 = x w", "d linear 4 = a/conv v", leaves=LEAVES)
+    second = trace("a conv 1.1 = x w", "d linear 9 = a/conv v", leaves=LEAVES)
+    assert parted(first, second, "tolerance").module == "d"
+    assert parted(first, second, "bitwise").module == "a"
+
+
+def test_what_differs_and_heals_is_counted() -> None:
+    first, second, _ = CASES["a fold that heals before a wrong weight"]
+    found = parted(first, second)
+    assert (found.healed, found.aligned, found.only_before, found.only_after) == (1, 3, 1, 0)
+
+
+def test_through_ops_of_one_execution_alone_both_ends_are_named() -> None:
+    first = trace("a conv 1 = x", "b one 2 = a/conv", "c two 3 = b/one", "d last 4 = c/two", leaves=LEAVES)
+    second = trace("a conv 1 = x", "k fused 7 = a/conv", "d last 9 = k/fused", leaves=LEAVES)
+    found = parted(first, second)
+    assert (found.kind, found.op) == ("only before", "one")
+    assert found.until == "last in d (forward)"
+
+
+def test_the_last_op_of_a_module_replaces_the_last_of_the_other_if_the_shape_is_the_same() -> None:
+    first = trace("m mm 1 = x", "m add 2 = m/mm", "n relu 3 = m/add").records
+    second = trace("m quantize 1 = x", "m linear 2 = m/quantize", "n relu 3 = m/linear").records
+    pairs, replaced = correspondence(first, second)
+    assert pairs == [(0, None), (None, 0), (1, 1), (2, 2)]
+    assert replaced == {(1, 1)}
+
+
+def test_every_record_occurs_once_and_in_order() -> None:
+    first = trace("m a 1 = x", "n b 1 = x", "m c 1 = x", "o d 1 = x").records
+    second = trace("n e 1 = x", "m f 1 = x", "n g 1 = x", "o d 1 = x", "o h 1 = x").records
+    pairs, replaced = correspondence(first, second)
+    assert [a for a, _ in pairs if a is not None] == list(range(4))
+    assert [b for _, b in pairs if b is not None] == list(range(5))
+    assert replaced <= set(pairs)

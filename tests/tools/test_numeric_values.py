@@ -1,0 +1,357 @@
+"""The numeric check's comparisons of values, beside those of torch's own that it replaces."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+import math
+import warnings
+from types import ModuleType
+
+import pytest
+import torch
+
+from hashbench.records import HashbenchError
+from hashbench.tools import numeric
+from hashbench.tools.numeric.findings import Rule, renamed, unused, without_wrapper
+from hashbench.tools.numeric.measuring import compare_values
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.fixture(scope="module")
+def ancestor() -> ModuleType:
+    """Torch's own check; importing it sets an environment variable for good."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+        from torch._inductor.fx_passes import numeric_utils
+
+    return numeric_utils
+
+
+def compared(before, after, *, precision=None, ignore=()):
+    return compare_values("x", before, after, rule=Rule(precision, ignore=frozenset(ignore)))
+
+
+# ------------------------------------------------------------------------------------ the same as the ancestor's
+
+
+NUMBERS = [0.0, -0.0, 1.0, 1.0 + 5e-5, 1.0 + 2e-4, 1e-5, -1e-5, 1e6, 1e6 + 50, 1e6 + 500, INF, -INF, NAN]
+
+
+@pytest.mark.parametrize("precision", [1e-4, 0.0, 1e-3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64])
+def test_verdict_on_tensors_is_the_ancestors(ancestor: ModuleType, dtype: torch.dtype, precision: float) -> None:
+    for a, b in itertools.product(NUMBERS, NUMBERS):
+        before, after = {"x": torch.tensor([a, 1.0], dtype=dtype)}, {"x": torch.tensor([b, 1.0], dtype=dtype)}
+        ours = numeric.compare_dict_tensors(before, after, precision)
+        assert bool(ours) == ancestor.compare_dict_tensors(before, after, precision), (a, b)
+        pair = (before["x"],), (after["x"],)
+        assert bool(numeric.compare_tuple_tensors(*pair, precision)) == ancestor.compare_tuple_tensors(*pair, precision)
+        assert bool(numeric.compare_forward_output(*pair, precision)) == bool(
+            ancestor.compare_forward_output(*pair, precision)
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_verdict_on_integers_is_the_ancestors(ancestor: ModuleType, dtype: torch.dtype) -> None:
+    for a, b in itertools.product([0, 1, 200, 2**7], [0, 1, 201, 2**7]):
+        before, after = {"x": torch.tensor([a], dtype=dtype)}, {"x": torch.tensor([b], dtype=dtype)}
+        for precision in (0.0, 1e-4, 0.1):
+            ours = numeric.compare_dict_tensors(before, after, precision)
+            assert bool(ours) == ancestor.compare_dict_tensors(before, after, precision)
+
+
+def test_verdict_on_models_is_the_ancestors(ancestor: ModuleType) -> None:
+    torch.manual_seed(0)
+    models = [torch.nn.Linear(3, 2) for _ in range(2)]
+    for shift in (0.0, 1e-5, 1e-2):
+        with torch.no_grad():
+            for parameter, other in zip(models[1].parameters(), models[0].parameters(), strict=True):
+                parameter.copy_(other + shift)
+                parameter.grad, other.grad = other.detach() + shift, other.detach().clone()
+        for name in ("compare_parameters", "compare_gradients"):
+            assert bool(getattr(numeric, name)(*models, 1e-4)) == getattr(ancestor, name)(*models, 1e-4)
+
+
+def test_every_function_of_the_ancestor_is_there_and_takes_its_arguments_in_that_order(ancestor: ModuleType) -> None:
+    names = [name for name, item in vars(ancestor).items() if getattr(item, "__module__", "") == ancestor.__name__]
+    assert len(names) >= 9
+    for name in names:
+        theirs = list(inspect.signature(getattr(ancestor, name)).parameters.values())
+        ours = list(inspect.signature(getattr(numeric, name)).parameters.values())
+        assert [p.name for p in theirs] == [p.name for p in ours[: len(theirs)]], name
+        assert all(
+            p.default is not inspect.Parameter.empty or p.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD
+            for p in ours[len(theirs) :]
+        ), name
+        for one, other in zip(theirs, ours, strict=False):
+            assert one.default is inspect.Parameter.empty or one.default == other.default, name
+    assert numeric.MAIN_RANDOM_SEED == ancestor.MAIN_RANDOM_SEED
+
+
+# ------------------------------------------------------------------------------------ better than the ancestor's
+
+
+def test_missing_key_is_a_difference_with_its_name_and_no_key_error(ancestor: ModuleType) -> None:
+    a, b = {"x": torch.ones(1), "y": torch.ones(1)}, {"x": torch.ones(1), "z": torch.ones(1)}
+    with pytest.raises(KeyError):
+        ancestor.compare_dict_tensors(a, b, 1e-4)
+    found = numeric.compare_dict_tensors(a, b, 1e-4)
+    assert not found
+    assert [(item.name, item.kind) for item in found.tensors if not item] == [("y", "only before"), ("z", "only after")]
+
+
+def test_gradient_that_only_one_model_has_is_a_difference_and_none_on_both_sides_is_not(ancestor: ModuleType) -> None:
+    gradient = {"x": torch.ones(1), "y": None}
+    assert ancestor.compare_dict_tensors(gradient, {"x": None, "y": None}, 1e-4)  # silence
+    found = numeric.compare_dict_tensors(gradient, {"x": None, "y": None}, 1e-4)
+    assert [(item.name, item.within, item.kind, item.detail) for item in found.tensors] == [
+        ("x", False, "only before", "None after"),
+        ("y", True, "", ""),
+    ]
+    assert [item.kind for item in numeric.compare_dict_tensors({"x": None}, gradient, 1e-4).tensors] == [
+        "only after",
+        "only after",
+    ]
+
+
+def test_outputs_of_another_length_name_what_is_missing() -> None:
+    one, two = (torch.ones(1),), (torch.ones(1), torch.zeros(2))
+    assert [(item.name, item.kind) for item in numeric.compare_tuple_tensors(one, two, 1e-4).differing] == [
+        ("output.1", "only after")
+    ]
+
+
+def test_outputs_may_be_nested() -> None:
+    @dataclasses.dataclass
+    class Output:
+        loss: torch.Tensor
+        states: dict
+
+    def output(value: float) -> Output:
+        return Output(torch.tensor(1.0), {"a": [torch.ones(2), (torch.tensor([value]), "text", 3, None)]})
+
+    found = numeric.compare_forward_output(output(1.0), output(1.5), 1e-4)
+    assert [item.name for item in found.differing] == ["output.states.a.1.0"]
+    assert len(found.tensors) == 6
+
+
+FORMS = {
+    "shape": (torch.ones(2, 3), torch.ones(3, 2), "shape", "float32[2,3] and float32[3,2]"),
+    "shape that would broadcast": (torch.ones(3), torch.ones(1), "shape", "float32[3] and float32[1]"),
+    "dtype": (torch.ones(2), torch.ones(2).double(), "dtype", "float32 and float64"),
+    "layout": (torch.ones(2, 2), torch.ones(2, 2).to_sparse(), "layout", "strided and sparse_coo"),
+    "tensor against a number": (torch.ones(()), 1.0, "type", "Tensor and float"),
+    "text against a number": ("1", 1, "type", "str and int"),
+    "other text": ("a", "b", "value", "'a' and 'b'"),
+    "no data on both sides": (
+        torch.ones(2, device="meta"),
+        torch.ones(2, device="meta"),
+        "no data",
+        "float32[2] and float32[2]",
+    ),
+}
+
+
+@pytest.mark.parametrize(("before", "after", "kind", "detail"), FORMS.values(), ids=FORMS)
+def test_difference_of_form_is_a_difference_and_says_which(before, after, kind: str, detail: str) -> None:
+    found = compared(before, after)
+    assert (found.within, found.bitwise, found.kind, found.detail) == (False, False, kind, detail)
+
+
+def test_form_can_be_looked_past_and_values_still_count() -> None:
+    half = torch.tensor([1.0, 2.0]).half()
+    assert compared(half, half.float(), ignore=["dtype"]).within
+    assert not compared(half, half.float(), ignore=["dtype"]).bitwise
+    assert compared(half, half.float(), ignore=["dtype"]).kind == "dtype"
+    assert not compared(half, half.float() + 1, ignore=["dtype"]).within
+    assert compared(torch.eye(2), torch.eye(2).to_sparse(), ignore=["layout"]).within
+    with pytest.raises(HashbenchError, match="'stride' cannot be ignored"):
+        compared(half, half, ignore=["stride"])
+
+
+def test_channels_last_is_no_difference() -> None:
+    image = torch.rand(2, 3, 4, 4)
+    assert compared(image, image.to(memory_format=torch.channels_last)).bitwise
+
+
+def test_unknown_type_is_never_equal() -> None:
+    found = numeric.compare_forward_output(object(), object())
+    assert not found
+    assert found.tensors[0].kind == "not comparable"
+    assert "builtins.object" in found.tensors[0].detail
+
+
+# --------------------------------------------------------------------------------------------------- numbers
+
+
+def test_numbers_of_a_difference() -> None:
+    found = compared(torch.tensor([1.0, 2.0, 0.0, 4.0]), torch.tensor([1.0, 2.5, 0.5, 4.0 + 2**-21]))
+    assert (found.elements, found.total, found.beyond) == (3, 4, 2)
+    assert (found.max_abs, found.max_relative) == (0.5, 0.25)
+    assert found.max_ulp == 0x3F000000  # from 0 to 0.5
+    assert (found.rtol, found.atol) == (1.3e-6, 1e-5)
+    assert found.excess == pytest.approx(0.5 / (1e-5 + 1.3e-6 * 0.5))
+
+
+def test_both_verdicts_are_given() -> None:
+    found = compared(torch.tensor([1.0]), torch.tensor([1.0 + 2**-23]))
+    assert (found.within, found.bitwise, found.max_ulp, found.beyond) == (True, False, 1, 0)
+    assert 0 < found.excess < 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "limits"),
+    {
+        torch.float64: (1e-7, 1e-7),
+        torch.float32: (1.3e-6, 1e-5),
+        torch.float16: (1e-3, 1e-5),
+        torch.bfloat16: (1.6e-2, 1e-5),
+        torch.complex64: (1.3e-6, 1e-5),
+        torch.int64: (0.0, 0.0),
+        torch.bool: (0.0, 0.0),
+    }.items(),
+    ids=str,
+)
+def test_default_tolerance_is_that_of_assert_close(dtype: torch.dtype, limits: tuple[float, float]) -> None:
+    found = compared(torch.zeros(1, dtype=dtype), torch.ones(1, dtype=dtype))
+    assert (found.rtol, found.atol) == limits
+    assert not found.within
+
+
+NOT_A_NUMBER = {
+    "NaN at the same place": ([NAN, 1.0], [NAN, 1.0], True, True),
+    "NaN against a number": ([NAN], [1.0], False, False),
+    "infinity against itself": ([INF], [INF], True, True),
+    "infinity against the other": ([INF], [-INF], False, False),
+    "infinity against a number": ([INF], [3e38], False, False),
+    "sign of zero": ([0.0], [-0.0], True, False),
+}
+
+
+@pytest.mark.parametrize(("before", "after", "within", "bitwise"), NOT_A_NUMBER.values(), ids=NOT_A_NUMBER)
+def test_rule_for_what_is_no_number(before, after, within: bool, bitwise: bool) -> None:
+    found = compared(torch.tensor(before), torch.tensor(after))
+    assert (found.within, found.bitwise) == (within, bitwise)
+    assert found.within or found.excess == INF
+
+
+def test_nan_payload_is_equal_within_tolerance_and_not_bit_by_bit() -> None:
+    payloads = [torch.tensor([bits], dtype=torch.int32).view(torch.float32) for bits in (0x7FC00000, 0x7FC00001)]
+    found = compared(*payloads)
+    assert (found.within, found.bitwise, found.kind, found.detail) == (True, False, "representation", "NaN payload")
+    assert found.nan_in_both == 1
+
+
+def quantized(*values: float) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls it deprecated
+        return torch.quantize_per_tensor(torch.tensor(values), 0.5, 0, torch.qint8)
+
+
+ODD = {
+    "bool": torch.tensor([True, False]),
+    "uint16": torch.tensor([1, 2], dtype=torch.uint16),
+    "float8": torch.tensor([1.0, 2.0]).to(torch.float8_e4m3fn),
+    "sparse": torch.eye(2).to_sparse(),
+    "quantized": quantized(1.0, 2.0),
+    "complex": torch.tensor([1 + 2j, 3j]),
+    "empty": torch.empty(0, 3),
+    "scalar": torch.tensor(2.0),
+}
+OTHER = {
+    "bool": torch.tensor([True, True]),
+    "uint16": torch.tensor([1, 9], dtype=torch.uint16),
+    "float8": torch.tensor([1.0, 8.0]).to(torch.float8_e4m3fn),
+    "sparse": torch.eye(2).mul(3).to_sparse(),
+    "quantized": quantized(1.0, 9.0),
+    "complex": torch.tensor([1 + 2j, 9j]),
+    "scalar": torch.tensor(9.0),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_every_kind_of_tensor_equals_itself(kind: str) -> None:
+    found = compared(ODD[kind], ODD[kind].clone())
+    assert (found.within, found.bitwise, found.kind) == (True, True, "")
+
+
+@pytest.mark.parametrize("kind", OTHER)
+def test_every_kind_of_tensor_differs_from_another(kind: str) -> None:
+    found = compared(ODD[kind], OTHER[kind])
+    assert (found.within, found.bitwise, found.kind) == (False, False, "value")
+    assert found.excess is not None
+    assert found.excess > 1
+
+
+def test_nested_tensors_are_compared_part_by_part() -> None:
+    def nested(value: float) -> torch.Tensor:
+        return torch.nested.nested_tensor([torch.ones(2), torch.full((3,), value)], layout=torch.jagged)
+
+    found = numeric.compare_forward_output((nested(1.0),), (nested(2.0),))
+    assert [item.name for item in found.differing] == ["output.0.1"]
+
+
+@pytest.mark.parametrize("value", [-1.0, NAN, INF])
+def test_tolerance_that_means_nothing_is_refused(value: float) -> None:
+    with pytest.raises(HashbenchError, match="is no tolerance"):
+        numeric.compare_dict_tensors({}, {}, value)
+
+
+def test_table_shows_the_first_iteration_that_is_beyond_tolerance_and_the_worst_tensor_first() -> None:
+    def found(name: str, *, within: bool, excess: float) -> numeric.TensorComparison:
+        return numeric.TensorComparison(name, within, bitwise=False, kind="value", excess=excess)
+
+    stages = [
+        numeric.Comparison(
+            "outputs", (found("mild", within=True, excess=0.1), found("bad", within=True, excess=0.2)), 0
+        ),
+        numeric.Comparison(
+            "outputs", (found("mild", within=True, excess=0.3), found("bad", within=False, excess=8.0)), 1
+        ),
+        numeric.Comparison(
+            "outputs", (found("mild", within=True, excess=0.5), found("bad", within=False, excess=9.0)), 2
+        ),
+    ]
+    lines = numeric.as_text(numeric.Report(tuple(stages))).splitlines()
+    assert [line.split() for line in lines[2:4]] == [["outputs", "bad", "1", "8"], ["outputs", "mild", "0", "0.1"]]
+    assert "outputs differ from iteration 1 on (1 of 2: bad)" in lines[-1]
+
+
+# ----------------------------------------------------------------------------------------------------- names
+
+
+RENAMES = {
+    "a whole name": ({"a.weight": "b.weight"}, {"a.weight": "b.weight", "a.bias": "a.bias"}),
+    "what names begin with": ({"a": "s.0"}, {"a.weight": "s.0.weight", "a.bias": "s.0.bias"}),
+    "the longest that fits": ({"a": "b", "a.bias": "c"}, {"a.weight": "b.weight", "a.bias": "c"}),
+    "no part of a word": ({"a.b": "c"}, {"a.weight": "a.weight", "a.bias": "a.bias"}),
+    "a function": (str.upper, {"a.weight": "A.WEIGHT", "a.bias": "A.BIAS"}),
+    "nothing": (None, {"a.weight": "a.weight", "a.bias": "a.bias"}),
+}
+
+
+@pytest.mark.parametrize(("rename", "expected"), RENAMES.values(), ids=RENAMES)
+def test_rename_takes(rename, expected: dict[str, str]) -> None:
+    assert renamed(["a.weight", "a.bias"], rename) == expected
+
+
+def test_two_names_that_become_one_are_refused() -> None:
+    with pytest.raises(HashbenchError, match="takes both 'a' and 'b' to 'c'"):
+        renamed(["a", "b"], {"a": "c", "b": "c"})
+
+
+def test_entry_that_fits_no_name_is_found() -> None:
+    assert unused(["a.weight"], {"a": "b", "a.weigh": "c"}) == ["a.weigh"]
+
+
+def test_renamed_parameters_are_compared_with_their_new_ones() -> None:
+    before, after = {"a.w": torch.ones(1), "b": torch.zeros(1)}, {"s.w": torch.ones(1), "b": torch.zeros(1)}
+    assert numeric.compare_dict_tensors(before, after, rename={"a": "s"}).bitwise
+    assert not numeric.compare_dict_tensors(before, after)
+
+
+def test_wrapper_of_torch_compile_leaves_no_mark_in_names() -> None:
+    assert without_wrapper("_orig_mod.a._orig_mod.b") == "a.b"

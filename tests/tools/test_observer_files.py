@@ -1,0 +1,278 @@
+"""A recording on disk: it comes back as it was; what is missing, damaged, sent or of another run is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import fuzzing
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from hashbench.digest import dtype_name
+from hashbench.records import HashbenchError, OpRecord, TensorDigest
+from hashbench.tools.observer import files
+from hashbench.tools.observer.recording import Observation, Recording, Saved
+
+NASTY = ["", "a b", "é\n\t", "\x1b[31m", "../x", "\ud800", "=:#/->"]
+
+
+def recording() -> Recording:
+    digest = TensorDigest("float32", (2, 3), (1, 2), "0123456789abcdef")
+    value = TensorDigest("str", (), (), repr("a: [b]"))
+    observations = [
+        Observation(
+            f"{text}_1",
+            OpRecord(f"op {text}", "forward", 0, text, "op", arguments=text, outputs=(digest, value), source=text),
+        )
+        for text in NASTY
+    ]
+    saved = (Saved(0, "float32", (2, 3), "cpu"), Saved(1, "complex128", (), "cpu"))
+    observations.append(Observation("kept_1", OpRecord("kept", "backward", 0, "", "op", scalar="3"), saved))
+    return Recording("run", tuple(observations), {"threads": {"intra_op": 1}, "device": {"type": "cpu"}})
+
+
+TENSORS = (torch.arange(6.0).reshape(2, 3), torch.tensor(1 + 2j, dtype=torch.complex128))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    place = files.path_of(tmp_path / "new" / "folder", "run")
+    files.write(place, recording(), TENSORS)
+    return place
+
+
+def signed(document: dict[str, Any]) -> bytes:
+    """A document as a sender who computes the checksum would send it."""
+    rest = {key: value for key, value in document.items() if key != "sha256"}
+    sha256 = hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    return json.dumps({**rest, "sha256": sha256}).encode()
+
+
+def test_it_comes_back_as_it_was(path: Path) -> None:
+    found, tensors = files.read_reference(path)
+    assert found == recording()
+    assert [torch.equal(tensors[number], tensor) for number, tensor in enumerate(TENSORS)] == [True, True]
+    assert files.read(path) == recording()
+
+
+def test_there_is_no_pickle_and_nothing_temporary(path: Path) -> None:
+    names = sorted(file.name for file in path.parent.iterdir())
+    assert [name.rpartition(".")[2] for name in names] == ["safetensors", "json"]
+    for file in path.parent.iterdir():
+        assert not file.read_bytes().startswith(b"\x80")
+        assert not file.read_bytes().startswith(b"PK")
+
+
+def dtypes() -> list[torch.dtype]:
+    found = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+    packed = ("torch.q", "torch.bits", "torch.uint1", "torch.int1")
+    names = [dtype for dtype in found if not str(dtype).startswith(packed)]
+    return sorted((d for d in names if str(d) in KEPT or d.is_floating_point or d.is_complex), key=str)
+
+
+KEPT = [f"torch.{name}" for name in ("bool", "uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64")]
+
+
+@pytest.mark.filterwarnings("ignore:.*omplex:UserWarning")
+@pytest.mark.parametrize("dtype", dtypes(), ids=str)
+@pytest.mark.parametrize("shape", [(4, 6), (), (0, 3)], ids=str)
+def test_tensors_of_every_dtype_come_back_bit_by_bit(
+    tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    size = dtype.itemsize
+    count = torch.Size(shape).numel()
+    tensor = torch.arange(count * size, dtype=torch.uint8).view(dtype).reshape(shape)
+    if dtype is torch.bool:
+        tensor = torch.ones(shape, dtype=torch.bool)
+    copy = files.savable(tensor, "x")
+    one = Observation("x_1", OpRecord("x", "forward", 0, "", "x"), (Saved(0, dtype_name(dtype), shape, "cpu"),))
+    files.write(tmp_path / "x.json", Recording("x", (one,)), [copy])
+    back = files.read_reference(tmp_path / "x.json")[1][0]
+    assert (back.dtype, back.shape) == (dtype, tensor.shape)
+    assert back.reshape(-1).view(torch.uint8).tolist() == tensor.reshape(-1).view(torch.uint8).tolist()
+
+
+ODD_TENSORS = {
+    "sparse_coo tensor": lambda: torch.eye(3).to_sparse(),
+    "sparse_csr tensor": lambda: torch.eye(3).to_sparse_csr(),
+    "nested tensor": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    "quantized tensor": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+    "meta tensor": lambda: torch.empty(3, device="meta"),
+    "FakeTensor": lambda: FakeTensorMode().from_tensor(torch.ones(3)),
+}
+
+
+@pytest.mark.parametrize("kind", ODD_TENSORS)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_tensor_that_cannot_be_kept_is_refused_by_name(kind: str) -> None:
+    with pytest.raises(HashbenchError, match=rf"cannot save 'mask', a \S*{kind}: it could not be put back"):
+        files.savable(ODD_TENSORS[kind](), "mask")
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../a", "a\0b", "a\ud800"])
+def test_a_name_that_is_none_of_a_file_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(HashbenchError, match="is no name of a run"):
+        files.path_of(tmp_path, name)
+
+
+def test_a_missing_reference_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(HashbenchError, match=r"nothing was compared \(No such file") as caught:
+        files.read_reference(tmp_path / "absent.json")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_pickle_of_an_earlier_tool_is_not_opened(tmp_path: Path) -> None:
+    (tmp_path / "run.pkl").write_bytes(b"\x80\x04cbuiltins\nexit\n(tR.")
+    with pytest.raises(HashbenchError, match="no JSON"):
+        files.read_reference(tmp_path / "run.pkl")
+
+
+def test_a_path_to_a_pickle_that_is_not_there_means_the_json(path: Path) -> None:
+    assert files.read_reference(path.with_suffix(".pkl"))[0] == recording()
+
+
+@pytest.mark.parametrize("version", [0, 2, 1.0, True, "1", None])
+def test_another_schema_version_is_refused(path: Path, version: object) -> None:
+    path.write_bytes(signed({**json.loads(path.read_bytes()), "schema": version}))
+    with pytest.raises(HashbenchError, match="schema version"):
+        files.read_reference(path)
+
+
+def test_an_empty_reference_is_refused(tmp_path: Path) -> None:
+    files.write(tmp_path / "x.json", Recording("x", ()), [])
+    with pytest.raises(HashbenchError, match="holds no observations"):
+        files.read_reference(tmp_path / "x.json")
+
+
+def test_a_check_in_which_values_were_put_back_is_no_reference(tmp_path: Path) -> None:
+    one = Observation("x_1", OpRecord("x", "forward", 0, "", "x"))
+    files.write(tmp_path / "x.json", Recording("x", (one,), checked=True, put_back=2), [])
+    with pytest.raises(HashbenchError, match="the 2 values put back in it stand in its own reference"):
+        files.read_reference(tmp_path / "x.json")
+    assert files.read(tmp_path / "x.json").put_back == 2
+
+
+def test_a_run_that_failed_leaves_the_earlier_one_and_is_no_reference(path: Path) -> None:
+    files.write(path, Recording("run", (), error="ValueError: stop"), TENSORS)
+    assert files.read_reference(path)[0] == recording()
+    with pytest.raises(HashbenchError, match="its run ended with an error: ValueError: stop"):
+        files.read_reference(path.with_name("run.incomplete.json"))
+    files.write(path, recording(), TENSORS)
+    assert not path.with_name("run.incomplete.json").exists()
+
+
+def test_a_crash_between_the_two_files_leaves_the_earlier_run_whole(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "replace_file", crash)
+    with pytest.raises(OSError, match="No space"):
+        files.write(path, recording(), [TENSORS[0] + 1, TENSORS[1]])
+    found, tensors = files.read_reference(path)
+    assert found == recording()
+    assert torch.equal(tensors[0], TENSORS[0])
+
+
+def test_the_next_run_of_the_name_leaves_no_tensors_of_the_last(path: Path) -> None:
+    other = path.with_name("run.notes.safetensors")
+    other.write_bytes(b"of somebody else")
+    files.write(path, recording(), [TENSORS[0] + 1, TENSORS[1]])
+    kept = sorted(file.name for file in path.parent.glob("*.safetensors"))
+    assert len(kept) == 2
+    assert other.name in kept
+    assert torch.equal(files.read_reference(path)[1][0], TENSORS[0] + 1)
+
+
+# ---------------------------------------------------------------------------------------------------- what is sent
+
+
+def read(path: Path) -> tuple[Recording | None, dict[int, torch.Tensor]]:
+    """What is read, nothing where it was refused: in one line, which is checked."""
+    try:
+        return files.read_reference(path)
+    except HashbenchError as error:
+        message = str(error)
+    assert "nothing was compared" in message
+    assert "\n" not in message
+    assert len(message) < 1000
+    return None, {}
+
+
+WRONG_FORMS = [(0, ["int32", [2, 3]]), (0, ["float32", [3, 2]]), (1, ["complex128", [2]]), (1, ["float64", []])]
+
+
+@pytest.mark.parametrize(("number", "form"), WRONG_FORMS, ids=repr)
+def test_a_tensor_of_another_form_than_the_json_says_is_refused(path: Path, number: int, form: list[Any]) -> None:
+    document = json.loads(path.read_bytes())
+    document["observations"][-1]["saved"][number][1:3] = form
+    path.write_bytes(signed(document))
+    assert read(path) == (None, {})
+
+
+def test_an_environment_nested_without_end_is_refused(path: Path) -> None:
+    document = json.loads(path.read_bytes())
+    for _ in range(300):
+        document["environment"] = {"deeper": document["environment"]}
+    path.write_bytes(signed(document))
+    assert read(path) == (None, {})
+
+
+@pytest.mark.parametrize("shape", [",".join("9" * 300), "9" * 21], ids=["300 sizes", "a size of 21 digits"])
+def test_a_shape_that_no_tensor_has_is_refused_before_anything_is_computed_from_it(path: Path, shape: str) -> None:
+    document = json.loads(path.read_bytes())
+    document["observations"][0]["outputs"][0] = f"float32[{shape}]:0123456789abcdef"
+    path.write_bytes(signed(document))
+    assert read(path) == (None, {})
+
+
+def test_no_damage_to_the_json_is_overlooked(path: Path) -> None:
+    content = path.read_bytes()
+    refused = 0
+    for _, damaged in fuzzing.damaged(content):
+        path.write_bytes(damaged)
+        found, _ = read(path)
+        assert found in (None, recording())
+        refused += found is None
+    assert refused > 100
+
+
+def test_no_damage_to_the_tensors_is_overlooked(path: Path) -> None:
+    [place] = path.parent.glob("*.safetensors")
+    content = place.read_bytes()
+    for name, damaged in fuzzing.damaged(content):
+        place.write_bytes(damaged)
+        assert read(path) == (None, {}), name
+    place.unlink()
+    assert read(path) == (None, {})
+
+
+def test_tensors_made_to_harm_are_refused_though_the_checksum_is_theirs(path: Path) -> None:
+    [place] = path.parent.glob("*.safetensors")
+    document = json.loads(path.read_bytes())
+    for name, damaged in fuzzing.damaged(place.read_bytes(), flips=200):
+        sha256 = hashlib.sha256(damaged).hexdigest()
+        path.with_name(f"run.{sha256[:16]}.safetensors").write_bytes(damaged)
+        path.write_bytes(signed({**document, "tensors": sha256}))
+        found, tensors = read(path)
+        if found is not None:  # other content is the sender's right; another form is not
+            assert [(t.dtype, t.shape) for t in tensors.values()] == [(t.dtype, t.shape) for t in TENSORS], name
+
+
+def test_values_made_to_harm_are_refused_or_are_only_values(path: Path) -> None:
+    document = json.loads(path.read_bytes())
+    outcomes = {True: 0, False: 0}
+    for name, altered in fuzzing.altered(document, most=600):
+        path.write_bytes(signed(altered))
+        found, tensors = read(path)
+        outcomes[found is None] += 1
+        if found is not None:
+            assert found.observations, name
+            assert len(tensors) == 2, name
+    assert outcomes[True] > 300
+    assert outcomes[False] > 20

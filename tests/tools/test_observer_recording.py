@@ -1,0 +1,161 @@
+"""Which observations of two runs match: a truth table on observations written by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from hashbench import alignment
+from hashbench.records import OpRecord, TensorDigest
+from hashbench.report.environments import EnvironmentChange
+from hashbench.tools.observer.recording import Kind, Observation, mismatches, parting
+from hashbench.tools.observer.table import table
+
+
+def run(text: str) -> list[Observation]:
+    """Observations from words ``name=value``; of one name there may be several, as of one op."""
+    found: list[Observation] = []
+    counts: Counter[str] = Counter()
+    for word in text.split():
+        name, _, value = word.partition("=")
+        counts[name] += 1
+        number = counts[name]
+        digest = TensorDigest("float32", (2,), (1,), value)
+        record = OpRecord(f"{name}#{number}", "forward", 0, "", name, outputs=(digest,), source="model.py:3 forward")
+        found.append(Observation(f"{name}_{number}", record))
+    return found
+
+
+def found(reference: str, current: str, *, finished: bool = True) -> list[str]:
+    result = mismatches(run(reference), run(current), finished=finished)
+    return [f"{one.kind} {name}" for name, one in result.items()]
+
+
+TABLE = {
+    "equal": ("a=1 b=2", "a=1 b=2", []),
+    "one value": ("a=1 b=2 c=3", "a=1 b=9 c=3", ["changed b_1"]),
+    "inserted in front": ("a=1 b=2 c=3", "x=0 a=1 b=2 c=3", ["inserted x_1"]),
+    "inserted between": ("a=1 b=2 c=3", "a=1 x=0 b=2 c=3", ["inserted x_1"]),
+    "inserted at the end": ("a=1 b=2", "a=1 b=2 x=0", ["inserted x_1"]),
+    "missing in front": ("a=1 b=2 c=3", "b=2 c=3", ["missing reference:a_1"]),
+    "missing at the end": ("a=1 b=2 c=3", "a=1 b=2", ["missing reference:c_1"]),
+    "another": ("a=1 b=2 c=3", "a=1 x=2 c=3", ["missing reference:b_1", "inserted x_1"]),
+    "inserted and changed": ("a=1 b=2 c=3", "x=0 a=1 b=2 c=9", ["inserted x_1", "changed c_1"]),
+    "numbers shift, content does not": ("a=1 b=2 a=3", "a=1 x=0 b=2 a=3", ["inserted x_1"]),
+    "nothing observed": ("a=1 b=2", "", ["missing reference:a_1", "missing reference:b_1"]),
+    "nothing in the reference": ("", "a=1", ["inserted a_1"]),
+}
+
+
+@pytest.mark.parametrize(("reference", "current", "expected"), TABLE.values(), ids=TABLE)
+def test_what_does_not_match(reference: str, current: str, expected: list[str]) -> None:
+    assert found(reference, current) == expected
+
+
+def test_what_is_still_to_come_is_not_missing_yet() -> None:
+    assert found("a=1 b=2 c=3 d=4", "a=1 b=9", finished=False) == ["changed b_1"]
+    assert found("a=1 b=2 c=3 d=4", "a=1 c=3", finished=False) == ["missing reference:b_1"]
+
+
+def test_an_insertion_into_a_long_run_is_found_once() -> None:
+    ops = " ".join(f"op{number % 7}={number}" for number in range(5000))
+    words = ops.split()
+    assert found(ops, " ".join([*words[:2300], "op3=0", *words[2300:]])) == ["inserted op3_330"]
+
+
+def test_a_reference_made_to_be_slow_is_not_given_to_difflib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alignment, "SequenceMatcher", lambda *_, **__: pytest.fail("quadratic, and more"))
+    found = mismatches(run("a=1 b=1 " * 1000), run("a=1 " * 1000), finished=True)
+    assert {one.kind for one in found.values()} == {Kind.MISSING}
+
+
+@pytest.mark.parametrize(
+    ("change", "detail"),
+    [
+        ({"dtype": "float64"}, "another dtype"),
+        ({"shape": (3,)}, "another shape"),
+        ({"stride": (2,)}, "another stride"),
+        ({"value": "9"}, "another content"),
+        ({"stride": (2,), "value": "9"}, "another stride, and other bytes in memory order"),
+    ],
+)
+def test_it_says_what_differs_in_a_tensor(change: dict[str, object], detail: str) -> None:
+    [old] = run("a=1")
+    digest = old.record.outputs[0]._replace(**change)
+    new = replace(old, record=replace(old.record, outputs=(digest,)))
+    [one] = mismatches([old], [new], finished=True).values()
+    assert one.detail == detail
+    assert one.current != one.reference
+    assert one.source == "model.py:3 forward"
+
+
+@pytest.mark.parametrize(
+    ("field", "detail"),
+    [
+        ("arguments", "its arguments were (), are (dim=1)"),
+        ("scalar", "its value was none, is dim=1"),
+    ],
+)
+def test_other_things_of_a_record_count(field: str, detail: str) -> None:
+    [old] = run("a=1")
+    new = replace(old, record=replace(old.record, **{field: "dim=1"}))
+    [one] = mismatches([old], [new], finished=True).values()
+    assert one.detail == detail
+
+
+def test_a_generator_in_another_state_is_named_beside_the_change_and_is_none_alone() -> None:
+    [old], [changed] = run("a=1"), run("a=2")
+    assert not mismatches([old], [replace(old, record=replace(old.record, rng="77"))], finished=True)
+    changed = replace(changed, record=replace(changed.record, rng="77"))
+    [one] = mismatches([old], [changed], finished=True).values()
+    assert one.detail == "another content, the random generator was in another state before it"
+
+
+def test_what_could_not_be_put_back_never_matches() -> None:
+    [old] = run("a=1")
+    [one] = mismatches([old], [replace(old, note="another shape")], finished=True).values()
+    assert (one.kind, one.detail) == (Kind.NOT_PUT_BACK, "another shape")
+
+
+def test_while_it_runs_the_newest_is_judged_alone() -> None:
+    assert parting(run("a=1 b=2"), run("a=1 b=2")) is None
+    changed, other, longer = (
+        parting(run("a=1 b=2"), run("a=1 b=3")),
+        parting(run("a=1 b=2"), run("a=1 x=2")),
+        parting(run("a=1 b=2"), run("a=1 b=2 c=3")),
+    )
+    assert changed is not None
+    assert (changed.kind, changed.reference_index) == (Kind.CHANGED, 1)
+    assert other is not None
+    assert longer is not None
+    assert {other.kind, longer.kind} == {Kind.INSERTED}
+
+
+def test_the_table_holds_every_fact_and_no_control_characters() -> None:
+    [old], [new] = run("a=1"), run("a=2")
+    new = replace(new, name="a\x1b[31m\n1")
+    found = list(mismatches([old], [new], finished=True).values())
+    text = table(
+        found,
+        observed=1,
+        expected=1,
+        changes=[EnvironmentChange("threads.intra_op", "2", "1")],
+        put_back=[("noise_1", True, ""), ("mask_1", False, "cuda:0 to cpu")],
+    )
+    assert text.startswith("1 mismatch in 1 observations (the reference has 1)")
+    for part in ("changed", "0 / 0", "model.py:3 forward", "another content", "float32[2]:2", "float32[2]:1"):
+        assert part in text
+    assert "threads.intra_op: 2 in the reference, 1 now" in text
+    assert "values put back: 2, other than this run's: 1: noise_1" in text
+    assert "mask_1 (cuda:0 to cpu)" in text
+    assert "\x1b" not in text
+
+
+def test_a_table_of_many_names_the_first_and_counts_the_rest() -> None:
+    found = mismatches([], run(" ".join(f"x{n}=1" for n in range(60))), finished=True)
+    text = table(list(found.values()), observed=60, expected=0)
+    assert "x49_1" in text
+    assert "x50_1" not in text
+    assert text.endswith("and 10 more")

@@ -1,0 +1,167 @@
+"""The folder of a check: what was written is read back; what is missing, damaged or hostile is refused in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from fuzzing import altered, damaged
+from pipeline_values import seen
+
+from hashbench import cli
+from hashbench.files import file_digest
+from hashbench.records import HashbenchError
+from hashbench.tools.pipeline import checkfolder, text
+from hashbench.tools.pipeline.comparing import compare
+from hashbench.tools.pipeline.observed import Repetition, Weights
+
+DOCUMENTS = (
+    *("environment.json", "rng.json", "loader.json", "batch_info.json", "model_weights.json", "predictions.json"),
+    *("model_inspection.csv", "trace.log", "check.json"),
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "check1"
+    made.mkdir()
+    checkfolder.write_run(seen(), made)
+    checkfolder.seal(made, Repetition(True, "", None, 2))
+    return made
+
+
+def test_a_folder_is_read_back_as_it_was_written(folder: Path) -> None:
+    found = checkfolder.read(folder)
+
+    assert found.seen == seen()
+    assert found.repetition == Repetition(True, "", None, 2)
+
+
+def test_a_pipeline_without_a_model_is_read_back_too(tmp_path: Path) -> None:
+    without = seen(layers=None, trace=None)
+    checkfolder.write_run(without, tmp_path)
+    checkfolder.seal(tmp_path, None)
+
+    assert checkfolder.read(tmp_path).seen == without
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_file_that_is_missing_makes_the_folder_half_written(name: str, folder: Path) -> None:
+    (folder / name).unlink()
+
+    with pytest.raises(HashbenchError, match=f"has no {name}"):
+        checkfolder.read(folder)
+
+
+@pytest.mark.parametrize("name", DOCUMENTS[:-1])
+def test_a_file_that_check_json_does_not_name_is_not_believed(name: str, folder: Path) -> None:
+    manifest = json.loads((folder / "check.json").read_text())
+    del manifest["files"][name]
+    (folder / "check.json").write_text(json.dumps(manifest))
+
+    with pytest.raises(HashbenchError, match=f"says nothing of {name}"):
+        checkfolder.read(folder)
+
+
+def test_another_version_is_refused(folder: Path) -> None:
+    manifest = json.loads((folder / "check.json").read_text())
+    (folder / "check.json").write_text(json.dumps({**manifest, "schema": 99}))
+
+    with pytest.raises(HashbenchError, match="schema version 99, this hashbench reads 1"):
+        checkfolder.read(folder)
+
+
+def test_a_pipe_in_place_of_a_file_does_not_hang(folder: Path) -> None:
+    import os
+
+    (folder / "rng.json").unlink()
+    os.mkfifo(folder / "rng.json")
+
+    with pytest.raises(HashbenchError, match=r"has no rng\.json"):
+        checkfolder.read(folder)
+
+
+@pytest.mark.parametrize("bad", ["no folder", "an empty folder", "a file"])
+def test_what_is_no_check_is_one_line_and_exit_code_2(
+    bad: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "check2"
+    if bad == "an empty folder":
+        other.mkdir()
+    if bad == "a file":
+        other.write_text("{}")
+
+    code = cli.main(["pipeline", "compare", str(folder), str(other)])
+
+    assert code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_two_folders_that_agree_are_exit_code_0_and_others_1(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "check2"
+    other.mkdir()
+    checkfolder.write_run(seen(weights=Weights(None, None)), other)
+    checkfolder.seal(other, None)
+
+    assert cli.main(["pipeline", "compare", str(folder), str(folder)]) == 0
+    assert "agree." in capsys.readouterr().out
+    assert cli.main(["pipeline", "compare", str(folder), str(other), "--format", "json"]) == 1
+    assert json.loads(capsys.readouterr().out)["first"] == "initial weights"
+
+
+# ------------------------------------------------------------------------------------------------------ fuzzing
+
+
+def survives(folder: Path) -> bool:
+    """Whether the folder is refused in words; else whether it is compared without a fault."""
+    try:
+        found = checkfolder.read(folder)
+        whole = checkfolder.Check("whole", seen(), None)
+        for pair in ((found, whole), (whole, found)):
+            text.as_json(compare(*pair))
+            text.as_text(compare(*pair), first="a", second="b").encode()
+    except HashbenchError as error:
+        return "\n" not in str(error)
+    return True
+
+
+def test_damage_is_never_read(folder: Path) -> None:
+    for name in DOCUMENTS:
+        content = (folder / name).read_bytes()
+        for what, bad in damaged(content, flips=6, cuts=4):
+            (folder / name).write_bytes(bad)
+            if name == "check.json":  # a bit in its white space changes nothing
+                assert survives(folder), (name, what)
+                continue
+            with pytest.raises(HashbenchError, match="damaged"):
+                checkfolder.read(folder)
+        (folder / name).write_bytes(content)
+
+
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name.endswith(".json")])
+def test_a_sender_who_fits_the_digests_can_neither_break_nor_hang_it(name: str, folder: Path) -> None:
+    content = (folder / name).read_text()
+    for what, document in altered(json.loads(content), most=60):
+        (folder / name).write_text(json.dumps(document))
+        if name != "check.json":
+            _fit(folder)
+        assert survives(folder), (name, what)
+
+
+@pytest.mark.parametrize("name", DOCUMENTS[:-1])
+def test_damage_that_fits_the_digests_is_refused_or_compared(name: str, folder: Path) -> None:
+    content = (folder / name).read_bytes()
+    for what, bad in damaged(content, flips=8, cuts=4):
+        (folder / name).write_bytes(bad)
+        _fit(folder)
+        assert survives(folder), (name, what)
+
+
+def _fit(folder: Path) -> None:
+    """What somebody would do who wants the damage to be believed."""
+    manifest = json.loads((folder / "check.json").read_text())
+    manifest["files"] = {name: file_digest(folder / name) for name in manifest["files"]}
+    (folder / "check.json").write_text(json.dumps(manifest))

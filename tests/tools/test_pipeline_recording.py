@@ -1,0 +1,119 @@
+"""Watching a loader changes nothing: neither batches nor generators nor the loader."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pipeline_helpers import PIPELINES
+from torch.utils.data import DataLoader, TensorDataset
+from torchvision import transforms
+
+from hashbench.determinism import preserved_rng, reset_rng_state
+from hashbench.tools.pipeline.contents import content_digest, state_digests
+from hashbench.tools.pipeline.loading import first_batches
+from hashbench.tools.pipeline.recording import Noted, matched
+
+
+@pytest.fixture
+def common(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(PIPELINES))
+    import common
+
+    yield common
+    del sys.modules["common"]
+
+
+def noisy(image: Any) -> torch.Tensor:
+    noise = random.random() + float(np.random.normal()) + float(torch.rand(()))
+    return transforms.functional.to_tensor(image) + noise
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_and_generators_are_those_of_a_loader_that_nobody_watches(
+    workers: int, common: Any, tmp_path: Path
+) -> None:
+    images = common.draw_images(tmp_path / "images")
+    augment = transforms.Compose([transforms.RandomHorizontalFlip(), noisy])
+    loader = common.load(common.sorted_images(str(images), augment), shuffle=True, num_workers=workers)
+    before = dict(vars(loader))
+    with preserved_rng():
+        reset_rng_state(3)
+        plain = [batch for _, batch in zip(range(2), loader, strict=False)]
+        plain_states = state_digests()
+        reset_rng_state(3)
+        made = first_batches(loader, steps=2, folder=tmp_path, modules=(), note=lambda _moment: None)
+        watched_states = state_digests()
+
+    assert watched_states == plain_states
+    assert [content_digest(batch) for batch in made.batches] == [content_digest(batch) for batch in plain]
+    assert dict(vars(loader)) == before
+    assert sys.getprofile() is None
+    samples = [sample for batch in made.seen.batches for sample in batch.samples or ()]
+    assert all(sample.drew == ("python", "numpy", "torch") for sample in samples)
+
+
+def test_a_worker_that_is_spawned_is_watched_too(tmp_path: Path) -> None:
+    loader = DataLoader(TensorDataset(torch.arange(6)), batch_size=2, num_workers=1, multiprocessing_context="spawn")
+
+    made = first_batches(loader, steps=3, folder=tmp_path, modules=(), note=lambda _moment: None)
+
+    assert [batch.worker for batch in made.seen.batches] == [0, 0, 0]
+    assert [sample.index for batch in made.seen.batches for sample in batch.samples or ()] == list("012345")
+
+
+def note(worker: int, digest: str) -> Noted:
+    return Noted(worker, digest, ())
+
+
+def test_batches_are_matched_by_content_and_by_turns() -> None:
+    made = {0: [note(0, "a"), note(0, "c"), note(0, "e")], 1: [note(1, "b"), note(1, "d")]}
+
+    in_turns = matched(["a", "b", "c", "d"], made)
+    one_worker_had_no_more = matched(["a", "b", "c", "d", "e"], made)
+    unknown = matched(["z"], made)
+
+    assert [found and found.digest for found in in_turns] == ["a", "b", "c", "d"]
+    assert [found and found.worker for found in one_worker_had_no_more] == [0, 1, 0, 1, 0]
+    assert unknown == [None]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.zeros(2), torch.tensor([0.0, -0.0])),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.float64)),
+        (np.zeros(2), np.ones(2)),
+        ({"a": 1}, {"a": 2}),
+        ([1, "x"], (1, "x")),
+        ([[1], 2], [1, [2]]),
+        ("text", b"text"),
+        (1, True),
+    ],
+    ids=str,
+)
+def test_contents_that_differ_have_other_digests(one: Any, other: Any) -> None:
+    assert content_digest(one) != content_digest(other)
+    assert content_digest(one) == content_digest(one)
+
+
+def test_an_image_is_hashed_by_its_pixels_and_one_that_is_not_decoded_is_left_alone(tmp_path: Path) -> None:
+    from PIL import Image
+
+    drawn = Image.new("RGB", (4, 4), "red")
+    drawn.save(tmp_path / "red.png")
+    with Image.open(tmp_path / "red.png") as lazy:
+        assert content_digest(lazy) is None
+        assert lazy.tile  # still not decoded
+        lazy.load()
+        assert content_digest(lazy) == content_digest(drawn) != content_digest(Image.new("RGB", (4, 4), "blue"))
+
+
+def test_what_cannot_be_hashed_has_no_digest() -> None:
+    assert content_digest(object()) is None
+    assert content_digest([torch.ones(1), object()]) is None
