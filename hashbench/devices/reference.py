@@ -1,0 +1,42 @@
+"""The digest of :mod:`hashbench.devices.formula` by torch's own integer ops: slow, and right on every device."""
+
+from __future__ import annotations
+
+import torch
+
+from hashbench.devices.formula import FACTORS, GOLDEN, SHIFTS, WORD_BYTES, signed
+from hashbench.devices.memory import alignment
+
+AT_ONCE = 1 << 22
+"""Words that are worked on at once: some 200 MiB of temporary memory."""
+
+
+def accumulate(data: torch.Tensor, total: torch.Tensor, *, words_at_once: int = AT_ONCE) -> None:
+    """Add the sum over the words of ``data`` (``uint8``, one dimension) to ``total`` (``int64``, one element).
+
+    Both are on one device, which is not waited for.
+    """
+    for start in range(0, data.numel(), words_at_once * WORD_BYTES):
+        words = _words(data[start : start + words_at_once * WORD_BYTES])
+        first = start // WORD_BYTES + 1
+        places = torch.arange(first, first + words.numel(), dtype=torch.int64, device=data.device)
+        total += _mix(words ^ (places * signed(GOLDEN))).sum()
+
+
+def _words(data: torch.Tensor) -> torch.Tensor:
+    missing = -data.numel() % WORD_BYTES
+    if missing:
+        data = torch.cat([data, data.new_zeros(missing)])
+    elif alignment(data) < WORD_BYTES:
+        data = data.clone()
+    return data.view(torch.int64)
+
+
+def _mix(words: torch.Tensor) -> torch.Tensor:
+    for shift, factor in zip(SHIFTS, FACTORS, strict=False):
+        words = _folded(words, shift) * signed(factor)
+    return _folded(words, SHIFTS[-1])
+
+
+def _folded(words: torch.Tensor, shift: int) -> torch.Tensor:
+    return words ^ (words >> shift & (1 << 64 - shift) - 1)  # the shift of a signed number draws its sign along

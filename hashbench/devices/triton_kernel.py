@@ -1,0 +1,122 @@
+"""The digest of :mod:`hashbench.devices.formula` as a Triton kernel: one launch, one pass over the memory.
+
+Every program adds up the words of its blocks and adds its sum to the total by one atomic addition of integers, so any
+grid and any block size give the same number. Memory is read in place from any address: at one that 8 does not divide,
+words are put together from the largest units that it allows.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import triton
+import triton.language as tl
+
+from hashbench.devices.formula import FACTORS, GOLDEN, SHIFTS, WORD_BYTES
+from hashbench.devices.memory import alignment
+
+UNITS = {8: torch.uint64, 4: torch.uint32, 2: torch.uint16, 1: torch.uint8}
+BLOCK = 2048
+"""Words that a program reads at once."""
+PROGRAMS_PER_PROCESSOR = 8
+
+_GOLDEN = tl.constexpr(GOLDEN)
+_FACTOR_1, _FACTOR_2 = (tl.constexpr(factor) for factor in FACTORS)
+_SHIFT_1, _SHIFT_2, _SHIFT_3 = (tl.constexpr(shift) for shift in SHIFTS)
+
+
+@triton.jit
+def _mix(word):  # type: ignore[no-untyped-def]
+    word ^= word >> _SHIFT_1
+    word *= _FACTOR_1
+    word ^= word >> _SHIFT_2
+    word *= _FACTOR_2
+    return word ^ (word >> _SHIFT_3)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _words_at(units, at, mask, per_word: tl.constexpr, masked: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The words at the places ``at``; ``per_word`` units make one."""
+    if per_word == 1:
+        word = tl.load(units + at, mask=mask, other=0) if masked else tl.load(units + at)
+    else:
+        part = tl.arange(0, per_word)
+        where = units + at[:, None] * per_word + part[None, :]
+        loaded = tl.load(where, mask=mask[:, None], other=0).to(tl.uint64)
+        word = tl.sum(loaded << (part * (64 // per_word)).to(tl.uint64)[None, :], axis=1)
+    return word.to(tl.uint64)
+
+
+@triton.jit(do_not_specialize=["words", "tail"])  # type: ignore[untyped-decorator]
+def word_sums(  # type: ignore[no-untyped-def]
+    units,
+    data,
+    total,
+    words: tl.int64,
+    tail: tl.int32,
+    per_word: tl.constexpr,
+    block: tl.constexpr,
+):
+    """Add the sum over ``words`` whole words and the ``tail`` bytes after them to ``total``.
+
+    ``units`` and ``data`` are one address, as unsigned integers of ``8 // per_word`` bytes and as bytes.
+    """
+    lane = tl.arange(0, block).to(tl.int64)
+    keys = (lane + 1).to(tl.uint64) * _GOLDEN
+    first = tl.program_id(0).to(tl.int64) * block
+    step = tl.num_programs(0).to(tl.int64) * block
+    sums = tl.zeros((block,), dtype=tl.uint64)
+    while first + block <= words:  # whole blocks need no mask, so that a thread may load 16 bytes at once
+        word = _words_at(units, first + lane, lane < block, per_word, False)
+        sums += _mix(word ^ (keys + first.to(tl.uint64) * _GOLDEN))
+        first += step
+    if first < words:
+        inside = first + lane < words
+        word = _words_at(units, first + lane, inside, per_word, True)
+        sums += tl.where(inside, _mix(word ^ (keys + first.to(tl.uint64) * _GOLDEN)), 0)
+    result = tl.sum(sums)
+    if (tail > 0) & (tl.program_id(0) == 0):
+        place = tl.arange(0, 8)
+        loaded = tl.load(data + words * 8 + place, mask=place < tail, other=0).to(tl.uint64)
+        word = tl.sum(loaded << (place * 8).to(tl.uint64))
+        result += _mix(word ^ ((words + 1).to(tl.uint64) * _GOLDEN))
+    tl.atomic_add(total, result.to(tl.int64, bitcast=True))
+
+
+def accumulate(
+    data: torch.Tensor,
+    total: torch.Tensor,
+    *,
+    block: int = BLOCK,
+    programs: int | None = None,
+) -> None:
+    """Add the sum over the words of ``data`` (``uint8``, one dimension) to ``total`` (``int64``, one element).
+
+    Both are on one device, which is not waited for. ``block``, the words that a program reads at once, and ``programs``
+    change nothing but speed.
+    """
+    words, tail = divmod(data.numel(), WORD_BYTES)
+    unit = alignment(data)
+    if programs is None:
+        programs = PROGRAMS_PER_PROCESSOR * _processors(data.device)
+    grid = (max(1, min(programs, triton.cdiv(words, block))),)
+    units = data[: words * WORD_BYTES].view(UNITS[unit]) if words else data
+    with _current(data.device):
+        word_sums[grid](units, data, total, words, tail, per_word=WORD_BYTES // unit, block=block)
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Triton launches on the current device, which need not be that of the data."""
+    module = torch.get_device_module(device)
+    if device.index is None or device.index == module.current_device():
+        return nullcontext()
+    return module.device(device)  # type: ignore[no-any-return]
+
+
+def _processors(device: torch.device) -> int:
+    properties = torch.get_device_module(device).get_device_properties(device)
+    for name in ("multi_processor_count", "gpu_subslice_count"):  # CUDA and ROCm; XPU
+        if count := getattr(properties, name, 0):
+            return int(count)
+    return 64
