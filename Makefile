@@ -6,6 +6,10 @@ MODELS  ?= default
 MODES   ?= training inference
 ONLY    ?=
 FLAGS   ?=
+NIGHTS  ?= results/nightly
+AUDIT   ?= results/audit
+WRITE   ?=
+EXPECTED ?= $(if $(wildcard results/expected/*.csv),results/expected)
 VENV    := .venv
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
@@ -16,7 +20,7 @@ OUTPUT := results/$(shell date +%Y-%m-%d_%H%M%S)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep compare bench test lint types check clean
+.PHONY: help setup sweep compare nightly audit report bench test lint types check clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -43,6 +47,16 @@ sweep: $(STAMP) ## Run the zoo: each model twice, training and inference; prints
 compare: $(STAMP) ## What changed from BASE to NEW (CSV files or results folders)
 	@test -n "$(BASE)" && test -n "$(NEW)" || { echo "make compare needs both: make compare BASE=results/expected NEW=results/mine" >&2; exit 2; }
 	@$(BIN)/hashbench compare $(BASE) $(NEW) $(FLAGS)
+
+nightly: $(STAMP) ## Sweep all suites, compare with results/expected and last night, write the report in NIGHTS
+	@$(BIN)/hashbench nightly --suite $(if $(filter file,$(origin SUITE)),all,$(SUITE)) --modes $(MODES) $(CHOICE) --output $(NIGHTS) \
+		$(if $(EXPECTED),--expected $(EXPECTED)) $(if $(FLAGS),-- $(FLAGS))
+
+audit: $(STAMP) ## Every op of torch: documented against measured, in AUDIT (goes on where it stopped)
+	@$(BIN)/hashbench audit --jobs 2 --resume --output $(AUDIT) $(if $(WRITE),--write $(WRITE)) $(FLAGS)
+
+report: $(STAMP) ## The report of all nights in NIGHTS, as NIGHTS/report.html
+	@$(BIN)/hashbench report $(NIGHTS) $(if $(EXPECTED),--expected $(EXPECTED)) --html $(NIGHTS)/report.html $(FLAGS)
 
 bench: $(STAMP) ## The overhead and throughput benchmarks, as tables
 	$(BIN)/python -m benchmarks $(FLAGS)

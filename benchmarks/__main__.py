@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import digests, overhead, sweep_overhead, traces
+from benchmarks import bitwise, digests, overhead, scale, sweep_overhead, traces
 from benchmarks.table import Table, machine
 
 
@@ -23,8 +23,10 @@ def main() -> None:
     benchmarks: dict[str, Callable[[], list[Table]]] = {
         "overhead": lambda: overhead.measure(seconds=parsed.seconds),
         "digests": digests.measure,
+        "bitwise": lambda: bitwise.measure(seconds=parsed.seconds),
         "traces": traces.measure,
         "sweep": sweep_overhead.measure,
+        "scale": scale.measure,
     }
     parser.add_argument("only", nargs="*", choices=[[], *benchmarks], help="which (default: all)")
     parsed = parser.parse_args()

@@ -82,21 +82,21 @@ def measure(*, seconds: float) -> list[Table]:
     """
     torch.manual_seed(0)
     measured = {name: interleaved(make(), seconds=seconds) for name, make in WORKLOADS.items()}
-    return [_multiples(measured), _goals(measured)]
+    return [multiples(measured), _goals(measured)]
 
 
-def interleaved(step: TrainingStep, *, seconds: float) -> dict[str, list[float]]:
+def interleaved(step: TrainingStep, *, seconds: float, arms: Mapping[str, Arm] = ARMS) -> dict[str, list[float]]:
     """Seconds by arm, one entry a repetition. Each repetition runs every arm once, in random order, so that whatever
     else happens on the machine meets all arms alike."""
-    order, draw = list(ARMS), random.Random(0)
-    taken: dict[str, list[float]] = {name: [] for name in ARMS}
+    order, draw = list(arms), random.Random(0)
+    taken: dict[str, list[float]] = {name: [] for name in arms}
     end = 0.0
     for repetition in range(100_000):
         if repetition == _WARM_UPS:
             end = time.perf_counter() + seconds
         draw.shuffle(order)
         for name in order:
-            duration = _timed(ARMS[name], step)
+            duration = _timed(arms[name], step)
             if repetition >= _WARM_UPS:
                 taken[name].append(duration)
         if repetition >= _WARM_UPS + _FEWEST - 1 and time.perf_counter() > end:
@@ -130,15 +130,20 @@ def _times_less(taken: Mapping[str, Sequence[float]]) -> tuple[float, str]:
     return _added(taken, "DebugMode") / max(noise, added), "> " if added < noise else ""
 
 
-def _multiples(measured: Mapping[str, Mapping[str, Sequence[float]]]) -> Table:
+def multiples(
+    measured: Mapping[str, Mapping[str, Sequence[float]]],
+    *,
+    title: str = "One training step under tracing, as a multiple of the untraced step",
+) -> Table:
+    """One row for each workload: the median step without a mode, and the other arms as multiples of it."""
     rows = []
     for workload, taken in measured.items():
         base = taken["no mode"]
         multiples = [f"{_ratio(times, base):.2f}" for name, times in taken.items() if name != "no mode"]
         rows.append((workload, f"{statistics.median(base) * 1e3:.1f} ms", *multiples, len(base)))
     return Table(
-        title="One training step under tracing, as a multiple of the untraced step",
-        headers=("workload", *ARMS, "repetitions"),
+        title=title,
+        headers=("workload", *next(iter(measured.values())), "repetitions"),
         rows=tuple(rows),
         notes=("Medians of ratios within one repetition; in each, every arm runs once in random order.",),
     )

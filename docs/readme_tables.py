@@ -1,6 +1,9 @@
-"""Rewrite the tables in README.md and benchmarks/README.md from measured files: no result in them is typed by hand.
+"""Rewrite the tables in README.md, benchmarks/README.md, docs/findings.md and docs/audit.md from measured files: no
+result in them is typed by hand.
 
-    python docs/readme_tables.py --specimens results/specimens/training --benchmarks benchmarks.json
+    python docs/readme_tables.py --specimens results/specimens/* --benchmarks benchmarks.json
+    python docs/readme_tables.py --audit results/expected/audit_cpu.csv
+    python docs/readme_tables.py --sweeps results/full/* --differences results/full/* results/off/*
 
 A table stands between ``<!-- name -->`` and ``<!-- /name -->``. A table whose file is not given stays as it is.
 """
@@ -11,22 +14,35 @@ import argparse
 import csv
 import json
 import re
+import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from tabulate import tabulate
 
+from hashbench.records import CAUSES, Row
+from hashbench.report import auditfile, audittables
+from hashbench.report.csvfile import read_rows
+
 ROOT = Path(__file__).parent.parent
-SPECIMEN_COLUMNS = ("accuracy", "origin", "kernel", "phase", "module", "benign")
+SPECIMEN_COLUMNS = ("kernel", "phase", "cause", "confidence", "because")
+STATUSES = ("pass", "eager_two_runs_differ", "pass_due_to_skip")
+FINDING_COLUMNS = ("accuracy", "kernel", "module", "phase", "cause", "confidence", "because", "error")
+LONGEST = 170
+"""Characters of a cell; whole sentences are in the CSV."""
 
 
-def specimens(folder: Path) -> str:
-    """The rows of a sweep of the specimens that are no clean twins, with what each specimen is."""
+def specimens(folders: Sequence[Path]) -> str:
+    """Of sweeps of the specimens the first row of each cause, with what that specimen is, in the order of causes."""
     with (ROOT / "models" / "specimens.csv").open(newline="", encoding="utf-8") as file:
         notes = {line["name"]: line["note"] for line in csv.DictReader(file)}
-    with (folder / "accuracy.csv").open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if not row["name"].endswith("_twin")]
-    shown = [row for row in rows if row["accuracy"] != "pass_due_to_skip"]
+    rows: dict[str, dict[str, str]] = {}
+    for folder in folders:
+        with (folder / "accuracy.csv").open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                rows.setdefault(row["cause"], row)
+    shown = [rows[cause] for cause in CAUSES if cause in rows]
     lines = [[notes[row["name"]], *(_code(row[column]) for column in SPECIMEN_COLUMNS)] for row in shown]
     return _table(["what the model does", *SPECIMEN_COLUMNS], lines)
 
@@ -40,8 +56,54 @@ def benchmarks(path: Path, *, only_goals: bool) -> str:
     return "\n\n".join([*parts, f"Measured with `python -m benchmarks` on: {machine}."])
 
 
+def sweeps(folders: Sequence[Path]) -> str:
+    """Of each suite in each sweep: how many models had which status, their times added up, and the largest of them."""
+    lines = []
+    for folder in folders:
+        rows = read_rows(folder / "accuracy.csv")
+        suites = dict.fromkeys(row.suite for row in rows)
+        lines += [_sweep_line([row for row in rows if row.suite == suite]) for suite in suites]
+    headers = ["suite", "mode", "pass", "differ", "skipped", "other", "threads", "time", "largest process"]
+    return _table(headers, lines)
+
+
+def _sweep_line(rows: Sequence[Row]) -> list[str]:
+    counts = Counter(row.accuracy for row in rows)
+    seconds = sum((row.seconds or 0.0) + (row.overhead_seconds or 0.0) for row in rows)
+    largest = max(row.peak_memory_mib or 0.0 for row in rows)
+    threads = " and ".join(map(str, sorted({row.threads for row in rows if row.threads})))
+    others = ", ".join(f"{count} {word}" for word, count in counts.items() if word not in STATUSES)
+    columns = [str(counts[word]) for word in STATUSES]
+    measured = [f"{seconds / 60:.0f} min", f"{largest / 1024:.1f} GiB"]
+    return [rows[0].suite, rows[0].mode, *columns, others, threads, *measured]
+
+
+def differences(folders: Sequence[Path]) -> str:
+    """Every row that is neither a pass nor a skip."""
+    rows = [row for folder in folders for row in read_rows(folder / "accuracy.csv")]
+    return _table(
+        ["model", "suite", "mode", "deterministic", *FINDING_COLUMNS],
+        [
+            [_code(text) for text in (row.name, row.suite, row.mode, row.deterministic)]
+            + [_code(str(getattr(row, column) or "")) for column in FINDING_COLUMNS]
+            for row in rows
+            if row.accuracy not in ("pass", "pass_due_to_skip")
+        ],
+    )
+
+
+def audit(path: Path) -> str:
+    """How many samples had each verdict, and a line for each op about which there is something to say; and where."""
+    found = auditfile.read(path)
+    where = [f"torch {one['packages']['torch']}, {one['cpu']['model']}" for one in found.environments]
+    said = [f"Measured with {' and '.join(where)}."] if where else []
+    return "\n\n".join([audittables.as_markdown(found.rows).rstrip("\n"), *said])
+
+
 def _code(text: str) -> str:
-    return f"`{text}`" if "." in text or "_" in text else text
+    if " " not in text and ("." in text or "_" in text):
+        return f"`{text}`"
+    return textwrap.shorten(text, LONGEST, placeholder=" …").replace("|", "\\|")
 
 
 def _table(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -59,9 +121,19 @@ def _replace(page: Path, name: str, table: str) -> None:
 def main() -> None:
     """Read the given files, replace their tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--specimens", type=Path, help="results folder of a sweep of the specimens")
+    parser.add_argument("--specimens", type=Path, nargs="+", help="results folders of sweeps of the specimens")
     parser.add_argument("--benchmarks", type=Path, help="file of `python -m benchmarks --json`")
+    parser.add_argument("--sweeps", type=Path, nargs="+", help="results folders for the totals in docs/findings.md")
+    parser.add_argument("--differences", type=Path, nargs="+", help="results folders for the findings there")
+    parser.add_argument("--audit", type=Path, help="audit.csv, or its folder, for the tables in docs/audit.md")
     given = parser.parse_args()
+    findings = ROOT / "docs" / "findings.md"
+    if given.sweeps is not None:
+        _replace(findings, "sweeps", sweeps(given.sweeps))
+    if given.audit is not None:
+        _replace(ROOT / "docs" / "audit.md", "audit", audit(given.audit))
+    if given.differences is not None:
+        _replace(findings, "differences", differences(given.differences))
     if given.specimens is not None:
         _replace(ROOT / "README.md", "specimens", specimens(given.specimens))
     if given.benchmarks is not None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hashbench.divergence import find as find_divergence
     from hashbench.records import HashbenchError, ModelSpec, Row, RunOptions, Trace
     from hashbench.runner import BenchmarkRunner
+    from hashbench.suites.functions import model
     from hashbench.tracing import HashDebugTrace
     from hashbench.workload import Workload
 
@@ -28,6 +29,7 @@ _HOME = {
     "Trace": ("hashbench.records", "Trace"),
     "Workload": ("hashbench.workload", "Workload"),
     "find_divergence": ("hashbench.divergence", "find"),
+    "model": ("hashbench.suites.functions", "model"),
 }
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "Trace",
     "Workload",
     "find_divergence",
+    "model",
 ]
 
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from hashbench.arguments import argument_text
 from hashbench.digest import RawDigest, readable
 from hashbench.records import Leaf, OpRecord, Ref, Result, SettingsMark, TensorDigest, Trace
 
-RawLeaf = tuple[str, str, RawDigest, int, RawDigest | None]
-"""``(kind, name, digest, position of the first reader, digest at registration if that was another)``"""
+RawLeaf = tuple[str, str, RawDigest, int, tuple[RawDigest, RawDigest] | None]
+"""``(kind, name, digest, position of the first reader, digests of the same at registration and then)``"""
 
-RawResult = tuple[str, TensorDigest, int | None]
+RawResult = tuple[str, RawDigest | TensorDigest, int | None]
 """``(name, digest, number of the writer)``"""
 
 
@@ -34,51 +34,88 @@ def build_trace(
 
     Autograd nodes numbered below ``first_sequence`` were made before the trace, so no record is their forward op.
     """
-    ids = _Ids(_leaf_ids(leaves))
+    ids = Ids(first_sequence)
+    for kind, name, *_ in leaves:
+        ids.add_leaf(kind, name)
     built: list[OpRecord] = []
-    forward_records: dict[int, int] = {}
     for number, raw in enumerate(records):
-        phase, sequence = raw[1], raw[4]
-        forward = None
-        if phase == "backward":
-            place = forward_records.get(sequence)
-            forward = built[place] if place is not None else None
-        elif sequence >= first_sequence:
-            forward_records.setdefault(sequence, number)
-        built.append(_build_record(raw, ids, forward, notes.get(number, {})))
+        place = ids.add_record(raw[0].name, phase=raw[1], iteration=raw[2], module=raw[3], sequence=raw[4])
+        forward = None if place.forward is None else built[place.forward]
+        built.append(build_record(raw, ids, place, forward, notes.get(number, {})))
     return Trace(
         records=tuple(built),
         leaves=tuple(map(_build_leaf, ids.leaves, leaves)),
-        results=tuple(Result(name, found, "" if node is None else ids.of(node)) for name, found, node in results),
+        results=tuple(_build_result(ids, *result) for result in results),
         marks=marks,
         hashed_inputs=hashed_inputs,
     )
 
 
-class _Ids:
-    """Record ids: phase, iteration, module and op, and a count within these, so that an insertion in one module does
-    not rename what comes after it elsewhere."""
+class Place(NamedTuple):
+    """Where a record belongs: its id, its module, and the number of its forward record."""
 
-    def __init__(self, leaves: Sequence[str]) -> None:
-        self.leaves = leaves
+    id: str
+    module: str
+    forward: int | None
+
+
+class Ids:
+    """The ids of records and leaves, as they come.
+
+    A record's id is its phase, iteration, module and op, and a count within these, so that an insertion in one module
+    does not rename what comes after it elsewhere. Leaves that no model or caller named always have a count.
+    """
+
+    def __init__(self, first_sequence: int = 0) -> None:
+        self.leaves: list[str] = []
         self.records: list[str] = []
-        self.counts: Counter[tuple[str, int, str, str]] = Counter()
+        self._modules: list[str] = []
+        self._forward: dict[int, int] = {}
+        self._first_sequence = first_sequence
+        self._counts: Counter[tuple[str, ...]] = Counter()
+        self._last: tuple[str, ...] = ()
 
-    def make(self, phase: str, iteration: int, module: str, op: str) -> str:
-        key = (phase, iteration, module, op)
-        count = self.counts[key]
-        self.counts[key] = count + 1
+    def add_record(self, op: str, *, phase: str, iteration: int, module: str, sequence: int) -> Place:
+        """The place of the next record; ``sequence`` is the autograd sequence number that it was made under."""
+        forward = None
+        if phase == "backward":
+            forward = self._forward.get(sequence)
+        elif sequence >= self._first_sequence:
+            self._forward.setdefault(sequence, len(self.records))
+        if forward is not None and self._modules[forward].startswith(module):
+            module = self._modules[forward]  # else a module is being called in backward: it computes its forward again
+        self._last = phase, str(iteration), module, op
+        count = self._count(*self._last)
         self.records.append(f"{phase}.{iteration}/{module}/{op}#{count}")
-        return self.records[-1]
+        self._modules.append(module)
+        return Place(self.records[-1], module, forward)
+
+    def take_back_record(self) -> None:
+        """The last record was not made: its call failed. It never had an id, as far as later ones can see."""
+        self.records.pop()
+        self._modules.pop()
+        self._counts[self._last] -= 1
+
+    def add_leaf(self, kind: str, name: str) -> str:
+        """The id of the next leaf."""
+        count = self._count(kind, name)
+        self.leaves.append(f"{kind}/{name}#{count}" if count or kind == "other" else f"{kind}/{name}")
+        return self.leaves[-1]
 
     def of(self, node: int) -> str:
+        """The id of a record (0 and up) or leaf (-1 and down) by its number."""
         return self.records[node] if node >= 0 else self.leaves[-node - 1]
 
+    def _count(self, *key: str) -> int:
+        self._counts[key] += 1
+        return self._counts[key] - 1
 
-def _build_record(raw: tuple[Any, ...], ids: _Ids, forward: OpRecord | None, notes: Mapping[str, Any]) -> OpRecord:
-    plan, phase, iteration, module, _, reads, others, written, scalar, rng = raw
-    if forward is not None and forward.module.startswith(module):
-        module = forward.module  # else a module is being called in backward: it computes its forward again
+
+def build_record(
+    raw: tuple[Any, ...], ids: Ids, where: Place, forward: OpRecord | None, notes: Mapping[str, Any]
+) -> OpRecord:
+    """A raw record in its final form, at its place; ``forward`` is the forward record that it belongs to."""
+    plan, phase, iteration, _, _, reads, others, written, scalar, rng = raw
     digests = notes.get("inputs", {})
     inputs = tuple(
         [
@@ -87,10 +124,10 @@ def _build_record(raw: tuple[Any, ...], ids: _Ids, forward: OpRecord | None, not
         ]
     )
     return OpRecord(
-        id=ids.make(phase, iteration, module, plan.name),
+        id=where.id,
         phase=phase,
         iteration=iteration,
-        module=module,
+        module=where.module,
         op=plan.name,
         inputs=inputs,
         arguments=argument_text(others),
@@ -107,17 +144,12 @@ def _value_of(found: RawDigest | None) -> str:
     return "" if found is None else readable(found).value
 
 
-def _leaf_ids(leaves: Sequence[RawLeaf]) -> list[str]:
-    """``kind/name``, with a count where several leaves share it and always for those that no model or caller named."""
-    counts: Counter[tuple[str, str]] = Counter()
-    ids = []
-    for kind, name, *_ in leaves:
-        count = counts[kind, name]
-        counts[kind, name] = count + 1
-        ids.append(f"{kind}/{name}#{count}" if count or kind == "other" else f"{kind}/{name}")
-    return ids
-
-
 def _build_leaf(leaf_id: str, leaf: RawLeaf) -> Leaf:
-    kind, _, found, position, initial = leaf
-    return Leaf(leaf_id, kind, readable(found), position, "" if initial is None else readable(initial).value)
+    kind, _, found, position, registered = leaf
+    before, then = map(readable, registered) if registered else (None, None)
+    return Leaf(leaf_id, kind, readable(found), position, "" if before is None or before == then else before.value)
+
+
+def _build_result(ids: Ids, name: str, found: RawDigest | TensorDigest, node: int | None) -> Result:
+    plain = found if isinstance(found, TensorDigest) else readable(found)
+    return Result(name, plain, "" if node is None else ids.of(node))

@@ -10,8 +10,8 @@ import operator
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,13 @@ _Setter = Callable[[Any], object]
 
 
 def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], _Setter]:
-    return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
+    return lambda: getattr(owner, name), lambda value: _set(owner, name, value)
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    """Set a flag of torch.backends, also where somebody imported torch's own test helpers, which freeze them all."""
+    with getattr(torch.backends, "__allow_nonbracketed_mutation", nullcontext)():
+        setattr(owner, name, value)
 
 
 def _deterministic_mode() -> str:
@@ -72,7 +78,7 @@ def _precision(path: str) -> tuple[Callable[[], Any], _Setter]:
     get_owner = operator.attrgetter(path)
     return (
         lambda: get_owner(torch.backends).fp32_precision,
-        lambda value: setattr(get_owner(torch.backends), "fp32_precision", value),
+        lambda value: _set(get_owner(torch.backends), "fp32_precision", value),
     )
 
 
@@ -133,6 +139,38 @@ def settings() -> dict[str, str]:
     return found
 
 
+def _from_text(text: str, current: Any) -> Any:
+    """The value that ``settings`` wrote as ``text``, of the type that the setting has now."""
+    if text == "None":
+        return None
+    if isinstance(current, torch.dtype):
+        return getattr(torch, text.removeprefix("torch."))
+    if isinstance(current, bool):
+        return text == "True"
+    return type(current)(text) if isinstance(current, (int, float)) else text
+
+
+@contextmanager
+def applied(wanted: Mapping[str, str]) -> Iterator[None]:
+    """Put settings, given as text by name as :func:`settings` gives them, in force; all are put back on leaving.
+
+    A setting that this build of torch lacks, or that cannot be set (``inference_mode``), is passed over.
+    """
+    known = _known_settings()
+    with preserved():
+        for _ in range(2):  # some setters of torch also change what another one set
+            for name, (get, put) in known.items():
+                if name not in wanted:
+                    continue
+                with suppress(AttributeError, RuntimeError):
+                    current = get()
+                    if str(current) != wanted[name]:
+                        put(_from_text(wanted[name], current))
+        if "CUBLAS_WORKSPACE_CONFIG" in wanted:
+            os.environ["CUBLAS_WORKSPACE_CONFIG"] = wanted["CUBLAS_WORKSPACE_CONFIG"]
+        yield
+
+
 def _put_back(get: Callable[[], Any], put: _Setter, value: Any) -> None:
     """Set what is not as it was. Where a body mixed torch's older and newer names for the precision of matmuls, reading
     raises until all are put back; nothing of that may keep the other settings from it."""
@@ -179,10 +217,10 @@ def deterministic_settings(deterministic: str, *, threads: int | None = None) ->
     """
     with preserved():
         _set_deterministic_mode(deterministic)
-        torch.backends.cudnn.deterministic = True
-        torch.backends.cudnn.benchmark = False
-        torch.backends.mkldnn.deterministic = True  # type: ignore[assignment]
-        torch.backends.cudnn.allow_tf32 = False
+        _set(torch.backends.cudnn, "deterministic", True)
+        _set(torch.backends.cudnn, "benchmark", False)
+        _set(torch.backends.mkldnn, "deterministic", True)
+        _set(torch.backends.cudnn, "allow_tf32", False)
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"

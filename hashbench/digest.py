@@ -7,8 +7,9 @@ gives an equal digest at any address. What is hashed, by kind of tensor:
 * with holes or overlaps (a strided slice, an expanded view): a contiguous copy, in logical order;
 * sparse, nested and wrapper tensors: their component tensors, in order;
 * quantized: the stored integers and the quantization parameters;
-* on another device than the CPU: a copy on the host. Exact but slow, and it waits for the device; the accelerator
-  path replaces it.
+* on another device than the CPU: there, by another function over the same bytes (:mod:`hashbench.devices`). With a
+  ledger nothing is waited for: the value is a promise that :func:`readable` keeps. Digests that were made on different
+  kinds of devices are never equal, and nothing compares them.
 
 Nothing here draws random numbers, and nothing keeps the tensor. Tensors without data have the digest ``meta``.
 XXH3 runs in one thread at the speed of memory (30 GB/s where a plain read takes 40), so nothing is split into blocks.
@@ -18,17 +19,20 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import xxhash
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from hashbench.devices import Ledger, Pending
 from hashbench.records import TensorDigest, contiguous_stride
 
 RawDigest = tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None, Any]
 """``(dtype, shape, stride, value)`` as the tracing mode keeps it. A ``stride`` of ``None`` means contiguous; ``value``
-is an int, a text for tensors without data, or ``None`` for blank memory."""
+is an int, a text for tensors without data, ``None`` for blank memory, or, for what is on an accelerator, an object
+whose ``resolve`` waits for the number."""
 
 _hash = xxhash.xxh3_64_intdigest
 
@@ -59,24 +63,35 @@ def hash_memory(address: int, nbytes: int) -> int:
     return _hash(_buffer[nbytes](address)) if nbytes and address else EMPTY
 
 
-def raw_digest(tensor: torch.Tensor) -> RawDigest:
+@dataclass(frozen=True, slots=True)
+class PendingParts:
+    """The digest of a tensor that is made of others, some of which are still on their device."""
+
+    parts: tuple[RawDigest, ...]
+
+    def resolve(self) -> int:
+        return _hash(repr([readable(part) for part in self.parts]).encode())
+
+
+def raw_digest(tensor: torch.Tensor, ledger: Ledger | None = None) -> RawDigest:
     """The digest of ``tensor``, in the form that costs least to make.
 
-    Must be called with dispatch modes disabled (inside ``__torch_dispatch__`` they are), else it traces itself.
+    Where ``ledger`` is given, what lies on an accelerator is not waited for. Must be called with dispatch modes
+    disabled (inside ``__torch_dispatch__`` they are), else it traces itself.
     """
     if type(tensor) is not torch.Tensor and is_traceable_wrapper_subclass(tensor):
-        return tensor.dtype, () if tensor.is_nested else tuple(tensor.shape), (), _hash_parts(_wrapped(tensor))
+        return tensor.dtype, () if tensor.is_nested else tuple(tensor.shape), (), _hash_parts(_wrapped(tensor), ledger)
     if tensor.is_nested:
-        return tensor.dtype, (), (), _hash_parts([tensor.values(), tensor._nested_tensor_size()])
+        return tensor.dtype, (), (), _hash_parts([tensor.values(), tensor._nested_tensor_size()], ledger)
     shape = tuple(tensor.shape)
     if tensor.layout is not torch.strided:
-        return tensor.dtype, shape, (), _hash_parts(_sparse_parts(tensor))
+        return tensor.dtype, shape, (), _hash_parts(_sparse_parts(tensor), ledger)
     stride = tensor.stride()
     if tensor.is_meta:
         return tensor.dtype, shape, stride, "meta"
     if tensor.is_quantized:
         return tensor.dtype, shape, stride, _hash_quantized(tensor)
-    return tensor.dtype, shape, stride, _hash_strided(tensor)
+    return tensor.dtype, shape, stride, _hash_strided(tensor, ledger)
 
 
 def digest(tensor: torch.Tensor) -> TensorDigest:
@@ -85,13 +100,20 @@ def digest(tensor: torch.Tensor) -> TensorDigest:
         return readable(raw_digest(tensor))
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """``float32`` for ``torch.float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
 def readable(raw: RawDigest) -> TensorDigest:
     """A raw digest in its final form; a value of ``None`` (blank memory) becomes the empty text."""
     dtype, shape, stride, value = raw
     if stride is None:
         stride = contiguous_stride(shape)
+    if isinstance(value, (Pending, PendingParts)):
+        value = value.resolve()
     text = f"{value:016x}" if type(value) is int else (value or "")
-    return TensorDigest(str(dtype).removeprefix("torch."), tuple(shape), tuple(stride), text)
+    return TensorDigest(dtype_name(dtype), tuple(shape), tuple(stride), text)
 
 
 def python_digest(value: object) -> TensorDigest:
@@ -111,22 +133,27 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _hash_strided(tensor: torch.Tensor) -> int:
+def _hash_strided(tensor: torch.Tensor, ledger: Ledger | None = None) -> int | Pending:
+    if not tensor.is_cpu or (ledger is not None and ledger.everywhere):
+        return (ledger or Ledger()).add(_dense(tensor))
     if tensor.numel() == 0:
         return EMPTY
-    if tensor._is_zerotensor():  # stands for zeros without holding any
-        tensor = torch.zeros(tensor.shape, dtype=tensor.dtype)
-    if not tensor.is_cpu:
-        tensor = tensor.detach().cpu()
-    if tensor.is_conj() or tensor.is_neg():  # views whose bytes are those of the tensor they conjugate or negate
-        tensor = tensor.detach().resolve_conj().resolve_neg()
-    if tensor.is_contiguous() or is_dense(tensor):
-        return hash_memory(tensor.data_ptr(), tensor.nbytes)
-    packed = _without_repetition(tensor.detach()).contiguous()
+    packed = _dense(tensor)
     return hash_memory(packed.data_ptr(), packed.nbytes)
 
 
-def _without_repetition(tensor: torch.Tensor) -> torch.Tensor:
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor without holes and overlaps whose bytes stand for those of ``tensor``: itself wherever possible."""
+    if tensor._is_zerotensor():  # stands for zeros without holding any
+        tensor = torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    if tensor.is_conj() or tensor.is_neg():  # views whose bytes are those of the tensor they conjugate or negate
+        tensor = tensor.detach().resolve_conj().resolve_neg()
+    if tensor.is_contiguous() or is_dense(tensor):
+        return tensor
+    return without_repetition(tensor.detach()).contiguous()
+
+
+def without_repetition(tensor: torch.Tensor) -> torch.Tensor:
     """One of each row that an expanded tensor shows many times: its shape and stride say the rest."""
     shape = [1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
     return tensor.as_strided(shape, tensor.stride())
@@ -165,8 +192,10 @@ def _wrapped(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [part for part in parts if isinstance(part, torch.Tensor)]
 
 
-def _hash_parts(parts: Iterable[torch.Tensor]) -> int:
-    return _hash(repr([readable(raw_digest(part)) for part in parts]).encode())
+def _hash_parts(parts: Iterable[torch.Tensor], ledger: Ledger | None = None) -> int | PendingParts:
+    made = PendingParts(tuple(raw_digest(part, ledger) for part in parts))
+    waiting = any(isinstance(value, (Pending, PendingParts)) for *_, value in made.parts)
+    return made if waiting else made.resolve()
 
 
 def components(tensor: torch.Tensor) -> list[torch.Tensor]:

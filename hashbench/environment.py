@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hashbench.files import PACKAGE_PARENT
 from hashbench.records import ROW_SCHEMA, HashbenchError
 
 _PACKAGES = ("torch", "torchvision", "numpy", "timm", "transformers", "triton", "hashbench")
@@ -61,9 +62,16 @@ def collect(device: str = "cpu") -> dict[str, Any]:
         "cpu": {"model": _cpu_model(), "machine": platform.machine(), "cores": os.cpu_count()},
         "threads": {"intra_op": torch.get_num_threads(), "inter_op": torch.get_num_interop_threads()},
         "device": _device(device),
-        "variables": {name: value for name, value in sorted(os.environ.items()) if _VARIABLES.search(name)},
+        "variables": variables_that_matter(os.environ),
     }
     return {"key": _key(found), **found}
+
+
+def variables_that_matter(environment: Mapping[str, str]) -> dict[str, str]:
+    """Those by which libraries are set. Which of several accelerators is visible is no setting: a cluster hands out
+    another one every time; what matters of it is under ``device``."""
+    found = (name for name in environment if _VARIABLES.search(name) and not name.endswith("_VISIBLE_DEVICES"))
+    return {name: environment[name] for name in sorted(found)}
 
 
 def collect_in_child(*, device: str, variables: Mapping[str, str]) -> dict[str, Any]:
@@ -72,8 +80,7 @@ def collect_in_child(*, device: str, variables: Mapping[str, str]) -> dict[str, 
     Raises:
         HashbenchError: there is no such device, or torch cannot be imported.
     """
-    package_parent = str(Path(__file__).resolve().parents[1])
-    command = [sys.executable, "-P", "-c", _COLLECTOR, package_parent, device]
+    command = [sys.executable, "-P", "-c", _COLLECTOR, PACKAGE_PARENT, device]
     environment = {**variables, **os.environ}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, env=environment, check=False)

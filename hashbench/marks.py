@@ -49,6 +49,13 @@ def storage_key(tensor: torch.Tensor) -> int | None:
     return None if storage is None else int(storage._cdata)
 
 
+def share_memory(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    """Whether two models hold the same parameters or buffers. A deep copy does where its class copies itself by hand:
+    what is done to the copy is then done to the model."""
+    places = [{storage_key(tensor) for tensor in (*model.parameters(), *model.buffers())} for model in (one, other)]
+    return bool(places[0] & places[1] - {None})
+
+
 def storage_bytes(tensor: torch.Tensor) -> int:
     """Size of the tensor's storage in bytes; 0 without a storage."""
     storage = _storage(tensor)

@@ -45,8 +45,9 @@ class OpPlan:
     ``running_statistics`` are positions that batch and instance norm write when their argument at ``training`` is
     true: the schema of ``native_batch_norm`` and its relatives omits that mutation. ``fresh``: no output shares memory
     with an argument, as far as the schema says. ``traced`` is false for ops without any tensor, such as the
-    profiler's marks. ``leading``: the positions of the tensor arguments, where those are plain tensors that come
-    before all other arguments; ``None`` where each argument must be looked at.
+    profiler's marks. ``collective``: it exchanges data with other processes. ``leading``: the positions of the tensor
+    arguments, where those are plain tensors that come before all other arguments; ``None`` where each argument must be
+    looked at.
     """
 
     name: str
@@ -61,6 +62,7 @@ class OpPlan:
     resizes: bool = False
     seeded: bool = False
     traced: bool = True
+    collective: bool = False
     leading: tuple[int, ...] | None = None
     writes_arguments: bool = False
 
@@ -112,6 +114,7 @@ def plan_of(func: Any) -> OpPlan:
         resizes=metadata_only,
         seeded=torch.Tag.nondeterministic_seeded in func.tags or any("Generator" in str(a.type) for a in arguments),
         traced=bool(tensors) or returns_scalar,
+        collective=any(map(_reaches_processes, [*arguments, *schema.returns])),
         leading=_leading_tensors(arguments),
     )
 
@@ -139,6 +142,11 @@ def _pattern(schema: Any, *, metadata_only: bool, undeclared: bool) -> Pattern:
     return (
         Pattern.INPLACE if written == [0] and str(first.type) == "Tensor" and not first.kwarg_only else Pattern.GENERAL
     )
+
+
+def _reaches_processes(item: Any) -> bool:
+    """Whether an argument or return names other processes: a class of torch.distributed's, a group, a peer."""
+    return "torch.classes.c10d." in str(item.type) or item.name in ("group_name", "ranks", "peer")
 
 
 def _holds_tensors(kind: object) -> bool:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from hashbench import results
-from hashbench.records import Divergence, Failure, Result, Trace, Verdict, contiguous_stride
+from hashbench.records import Diagnosis, Divergence, Failure, Result, RunCounts, Trace, Verdict, contiguous_stride
 
 _REFUSED = re.compile(
     r"(?P<kernel>[^\n]*?) does not have a deterministic implementation|deterministic.*CUBLAS_WORKSPACE_CONFIG",
@@ -38,10 +38,10 @@ class Outcome:
     failure: Failure | None = None
     verdict: Verdict | None = None
     difference: results.Difference | None = None
-    distinct: int | None = None
+    run_counts: RunCounts | None = None
     confirmed: str = ""
     untraced: str = ""
-    cause: str = ""
+    diagnosis: Diagnosis | None = None
     perturbed_ops: str = ""
     nondeterministic_op: str = ""
     settings_changed: tuple[str, ...] = ()
@@ -113,3 +113,27 @@ def confirmation(plain: Verdict | None, hashed: Verdict, *, pairs: int) -> str:
 def same_place(one: Divergence, other: Divergence | None) -> bool:
     """Whether two pairs of runs part at the same record or leaf, and in the same way."""
     return other is not None and (one.origin, one.node) == (other.origin, other.node)
+
+
+def replaces(hashed: Verdict, plain: Verdict | None, traces: Sequence[Trace]) -> bool:
+    """Whether the verdict on a pair with hashed inputs, on these ``traces``, says more than a plain one before it.
+
+    It does where it looked past what the plain one blamed, which differs in this pair too: a view that shows the same,
+    or a tensor of which nothing that differs was read.
+    """
+    old, new = plain.divergence if plain is not None else None, hashed.divergence
+    if old is None or old.origin == "kernel" or same_place(old, new):
+        return True
+    looked_past = new is not None and new.origin == "kernel" and (new.op_index or 0) >= (old.op_index or 0)
+    return looked_past and _differs_at(old.node, traces)
+
+
+def _differs_at(node: str, traces: Sequence[Trace]) -> bool:
+    """Whether two traces differ at this record or leaf: what is past it then differs in spite of it."""
+    contents = [
+        {leaf.id: (leaf.digest, leaf.initial) for leaf in trace.leaves}
+        | {record.id: (record.arguments, record.outputs) for record in trace.records}
+        for trace in traces
+    ]
+    found = [content.get(node) for content in contents]
+    return None not in found and found[0] != found[-1]

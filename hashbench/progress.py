@@ -10,8 +10,13 @@ from typing import Any, Self, TextIO
 
 from tqdm import tqdm
 
+from hashbench.events import Event, ModelFinished, ModelPutOff, ModelStarted, SweepOpened, SweepPlanned
 from hashbench.records import Row
-from hashbench.sweep import Event, ModelFinished, ModelStarted, SweepOpened
+from hashbench.report.csvtext import one_line
+from hashbench.words import a_few
+
+_SHOWN = 6
+"""Models that run, by name: a cluster runs more of them than a line can hold."""
 
 
 class Progress:
@@ -42,9 +47,14 @@ class Progress:
             match event:
                 case SweepOpened():
                     self._open(event)
+                case SweepPlanned():
+                    self._print(_plan(event))
                 case ModelStarted():
                     self._running.append(event.name)
                     self._show_running()
+                case ModelPutOff():
+                    self._forget(event.row.name)
+                    self._print(f"{_summary(event.row)}: runs again alone, after all others")
                 case ModelFinished():
                     self._finish(event)
 
@@ -61,8 +71,7 @@ class Progress:
             )
 
     def _finish(self, event: ModelFinished) -> None:
-        if event.row.name in self._running:
-            self._running.remove(event.row.name)
+        self._forget(event.row.name)
         if self._bar is None:
             self._print(f"[{event.done}/{event.total}] {_summary(event.row)}")
             return
@@ -72,9 +81,13 @@ class Progress:
         self._bar.update(event.done - self._bar.n)
         self._show_running()
 
+    def _forget(self, name: str) -> None:
+        if name in self._running:
+            self._running.remove(name)
+
     def _show_running(self) -> None:
         if self._bar is not None:
-            self._bar.set_description_str(", ".join(self._running))
+            self._bar.set_description_str(one_line(a_few(self._running, _SHOWN)))
 
     def _print(self, line: str) -> None:
         if self._bar is None:
@@ -87,11 +100,22 @@ def _damaged(count: int) -> str:
     return f"; {count} damaged row files were thrown away and their models run again" if count else ""
 
 
+def _plan(event: SweepPlanned) -> str:
+    """``4 models at once, 2 threads each on cores of their own, together up to 21.2 GiB; longest first as in …``."""
+    threads = f"{event.threads} threads" if event.threads != 1 else "1 thread"
+    how = f", {threads} each" + (" on cores of its own" if event.pinned else "") if event.threads else ""
+    memory = "" if event.memory_mib is None else f", together up to {event.memory_mib / 1024:.1f} GiB"
+    known = f"{event.known} of {event.waiting} models"
+    order = f"longest first as {known} were in {event.times_from}" if event.times_from else "no earlier times"
+    return f"{event.workers} models at once{how}{memory}; {order}"
+
+
 def _summary(row: Row) -> str:
     """``resnet18  eager_two_runs_differ  aten::index_put  3.2 s``; an error in place of a kernel."""
     seconds = "" if row.seconds is None else f"{row.seconds:.1f} s"
     reason = row.kernel or textwrap.shorten(row.error, 100)
-    return "  ".join(filter(None, [row.name, row.accuracy, reason, seconds]))
+    # A line end in a name would begin a line of its own, which CI services may take for a command.
+    return one_line("  ".join(filter(None, [row.name, row.accuracy, reason, seconds])))
 
 
 def _time_left(seconds: float) -> str:

@@ -17,8 +17,17 @@ from typing import Any, NamedTuple
 TRACE_SCHEMA = 1
 """Version of the text form of a trace; a file of another version is refused."""
 
-ROW_SCHEMA = 1
+ROW_SCHEMA = 3
 """Version of the CSV and of the row files; written to ``environment.json`` as ``schema``."""
+
+READABLE_ROW_SCHEMAS = (1, 2, 3)
+"""Versions that can be read. Files of earlier versions lack columns, which read as absent."""
+
+SWEEP_SCHEMA = 2
+"""Version of ``sweep.json``. A sweep of another version, or with rows of another, is neither resumed nor merged."""
+
+READABLE_SWEEP_SCHEMAS = (1, 2)
+"""Versions whose selection can be read for a comparison: those of version 1 know no partitions."""
 
 ACCURACY_STATUSES = (
     "pass",
@@ -36,6 +45,37 @@ ACCURACY_STATUSES = (
 )
 """Status words of ``benchmarks/dynamo``, and two it lacks: ``crashed`` (there a dead child leaves no row) and
 ``results_not_comparable`` (there an unknown type is reported as ``eager_two_runs_differ``)."""
+
+CAUSES = (
+    "accumulation_order",
+    "write_race",
+    "overlapping_views",
+    "unordered_output",
+    "uninitialized_memory",
+    "alignment",
+    "algorithm_selection",
+    "contention",
+    "rng",
+    "outside_value",
+    "surviving_state",
+    "call_order",
+    "control_flow",
+    "input_pipeline",
+    "initial_state",
+    "external_mutation",
+    "global_settings",
+    "opaque_kernel",
+    "opaque_producer",
+    "representation",
+    "masked_by_tracing",
+    "unreproduced",
+    "unknown",
+)
+"""The mechanisms, as ``docs/causes.md`` explains them."""
+
+CONFIDENCES = ("proven", "likely", "open")
+"""``proven``: an experiment shows the mechanism. ``likely``: what was seen fits it, but an experiment that would
+exclude another is missing or too small. ``open``: nothing decides."""
 
 ORIGINS = ("input", "state", "settings", "rng", "outside", "sequence", "kernel")
 PHASES = ("forward", "backward", "optimizer")
@@ -60,10 +100,12 @@ class HashbenchError(Exception):
 class ModelSpec:
     """One model of a suite, as data: a line of ``models/<suite>.csv`` or one entry of a user's ``MODELS``.
 
-    ``suite`` is a suite name or the absolute path of a zoo file. ``input_shape`` has no batch dimension.
+    ``suite`` is a suite's name; that of a zoo file is the file's name without ``.py``, and ``source`` then is its
+    absolute path. ``input_shape`` has no batch dimension.
     ``arguments`` go to the model's constructor. ``skip_training`` and ``skip_inference`` hold the reason why
     that mode cannot run; empty means that it can. An empty ``deterministic`` or ``optimizer`` and ``None``
-    for ``iterations`` leave the choice to the command line and then to the harness.
+    for ``iterations`` or ``runs`` leave the choice to the command line and then to the harness. ``parameters`` counts
+    the elements of the module's parameters, where the data say.
     """
 
     suite: str
@@ -79,7 +121,10 @@ class ModelSpec:
     deterministic: str = ""
     optimizer: str = ""
     iterations: int | None = None
+    runs: int | None = None
+    parameters: int | None = None
     note: str = ""
+    source: str = ""
 
     def skip_reason(self, mode: str) -> str:
         """Why this model cannot run in ``mode``; empty when it can."""
@@ -91,14 +136,17 @@ class RunOptions:
     """How every model of one sweep is run; what the flags of ``hashbench sweep`` ask for.
 
     ``dtype`` empty means: as the model was built. ``deterministic`` empty means: as the model's data say, else
-    ``on``. ``output`` is the results folder; traces go to ``<output>/traces``.
+    ``on``. ``runs`` of ``None`` means: as the model's data say, else 2. ``output`` is the results folder; traces go to
+    ``<output>/traces`` and repros to ``<output>/repro``. ``replays`` is how often an experiment is repeated at least,
+    ``diagnose_budget`` the seconds that all experiments on one model may take (0: none are made), ``capture_mib`` the
+    largest call that is captured for them.
     """
 
     mode: str = "inference"
     device: str = "cpu"
     dtype: str = ""
     iterations: int | None = None
-    runs: int = 2
+    runs: int | None = None
     batch_size: int | None = None
     threads: int | None = None
     seed: int = 1337
@@ -107,6 +155,10 @@ class RunOptions:
     hash_inputs: bool = False
     untraced_pair: bool = False
     keep_traces: bool = False
+    all_sources: bool = False
+    replays: int = 20
+    diagnose_budget: float = 120.0
+    capture_mib: float = 2048.0
     output: str = ""
 
     @property
@@ -284,6 +336,139 @@ class Verdict:
     benign: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One controlled experiment: what was changed, and how often the outcome still differed.
+
+    ``name`` says the one thing that was changed; ``on`` what was repeated: ``call`` (the captured call of the guilty
+    op), ``pair`` (two runs of the whole model in this process) or ``process`` (runs in fresh processes). ``trials``
+    counts comparisons with the first outcome and ``differing`` those that differed; ``distinct`` counts outcomes, the
+    first among them. ``seconds`` is the median time of one repetition. ``found`` names what the arm singled out (a
+    generator, a clock, the shifts that differ). An arm that could not be run has no trials, and ``note`` says why.
+    """
+
+    name: str
+    on: str
+    trials: int = 0
+    differing: int = 0
+    distinct: int = 0
+    seconds: float | None = None
+    found: str = ""
+    note: str = ""
+
+    @property
+    def ran(self) -> bool:
+        """Whether there is anything to conclude from."""
+        return self.trials > 0
+
+    def word(self) -> str:
+        """As one word for a table: ``call/one_thread 0/20``, ``pair/clocks not run (budget)``."""
+        outcome = f"{self.differing}/{self.trials}" if self.ran else f"not run ({self.note})"
+        return f"{self.on}/{self.name} {outcome}" + (f" [{self.found}]" if self.found else "")
+
+
+@dataclass(frozen=True, slots=True)
+class CallFacts:
+    """What is known of the captured call beside its arms.
+
+    ``custom``: torch itself does not define the op. ``allocation``: it hands out memory without writing it.
+    ``overlap``: it writes memory that it also reads through another view. ``same_values``: two outcomes that differ
+    hold the same values in other places. ``chosen_values``: wherever outcomes differ, each holds a value of one of the
+    call's inputs (``None``: no two outcomes that differ were seen). ``matches_record``: the replay gave what the trace
+    recorded in one of the runs. ``representation``: see :class:`Row`. ``limits``: why the call could not be captured,
+    or not wholly.
+    """
+
+    op: str
+    custom: bool = False
+    allocation: bool = False
+    overlap: bool = False
+    same_values: bool | None = None
+    chosen_values: bool | None = None
+    matches_record: bool | None = None
+    representation: str = ""
+    limits: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Everything from which a cause is decided. ``origin``, ``opaque_producer`` and ``steered`` are those of the
+    divergence; ``reordered``: both runs have the same ops, in another order or wired otherwise. ``representation`` is
+    that of the results. ``first_pair`` tells how often runs of the sweep differed from the first:
+    ``(differing, compared)``. ``untraced`` is the column of that name."""
+
+    origin: str
+    opaque_producer: bool = False
+    steered: bool = False
+    reordered: bool = False
+    representation: str = ""
+    first_pair: tuple[int, int] = (1, 1)
+    untraced: str = ""
+    call: CallFacts | None = None
+    arms: tuple[Arm, ...] = ()
+
+    def arm(self, name: str, on: str) -> Arm:
+        """The arm of that name; one without trials where it was not run."""
+        missing = Arm(name, on, note="not tried")
+        return next((arm for arm in self.arms if (arm.name, arm.on) == (name, on)), missing)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the evidence says: ``because`` is a sentence with the numbers, ``advice`` a sentence on what to do."""
+
+    cause: str
+    confidence: str
+    because: str
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How often outcomes differ from the first one: ``differing`` of ``trials``. ``of`` says of what: ``runs`` of the
+    sweep, ``replays`` of a call, ``pairs`` here or in ``processes``; ``low`` and ``high`` are the 95 % bounds of the
+    share, ``distinct`` counts outcomes."""
+
+    differing: int
+    trials: int
+    of: str
+    low: float
+    high: float
+    distinct: int
+
+    @property
+    def share(self) -> float:
+        """The observed share, 0 to 1."""
+        return self.differing / self.trials
+
+
+@dataclass(frozen=True, slots=True)
+class RunCounts:
+    """The runs of a sweep: how many were ``compared`` with the first, how many of these differ, and how many different
+    results there were."""
+
+    compared: int
+    differing: int
+    distinct: int
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Why a model's runs differ. ``deterministic_*`` are the columns of those names, ``repro`` is a folder in the
+    results folder, ``reproduced`` what the repro did in a fresh process, and ``other_sources`` describes each further
+    independent difference (with ``all_sources``)."""
+
+    decision: Decision
+    evidence: Evidence
+    rate: Rate | None = None
+    deterministic_doc: str = ""
+    deterministic_here: str = ""
+    deterministic_price: float | None = None
+    repro: str = ""
+    reproduced: str = ""
+    other_sources: tuple[str, ...] = ()
+
+
 # ---------------------------------------------------------------------------------------------------- shown
 
 
@@ -301,6 +486,7 @@ class Row:
     dtype: str = ""
     iterations: int | None = None
     runs: int | None = None
+    threads: int | None = None
     deterministic: str = ""
     nondeterministic_op: str = ""
     ops: int | None = None
@@ -316,7 +502,13 @@ class Row:
     steered_by: str = ""
     cause: str = ""
     confidence: str = ""
+    because: str = ""
+    evidence: str = ""
+    other_sources: str = ""
+    capture: str = ""
     distinct: int | None = None
+    trials: int | None = None
+    rate_of: str = ""
     rate: float | None = None
     rate_low: float | None = None
     rate_high: float | None = None
@@ -324,6 +516,8 @@ class Row:
     differing_elements: int | None = None
     max_abs_diff: float | None = None
     max_ulp: int | None = None
+    mean_relative_variability: float | None = None
+    count_variability: float | None = None
     representation: str = ""
     benign: int | None = None
     benign_ops: str = ""
@@ -332,9 +526,13 @@ class Row:
     perturbed_ops: str = ""
     settings_changed: str = ""
     deterministic_doc: str = ""
+    deterministic_here: str = ""
+    deterministic_price: float | None = None
     advice: str = ""
     repro: str = ""
+    reproduced: str = ""
     traces: str = ""
+    retried: str = ""
     seconds: float | None = None
     overhead_seconds: float | None = None
     peak_memory_mib: float | None = None

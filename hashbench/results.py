@@ -8,8 +8,8 @@ every iteration, ``grad.<parameter>``, ``input_grad.<place>``, ``parameter.<name
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,13 +30,33 @@ class NotComparableError(Exception):
 class Difference:
     """How two runs' results differ. ``names`` of those that do; over all of them, how many ``elements``, the largest
     absolute difference (``None`` where no number can be given), and the largest distance in units in the last place.
-    ``representation`` is set where all values are equal and only bits differ: ``sign of zero``, ``NaN payload``."""
+    ``representation`` is set where all values are equal and only bits differ: ``sign of zero``, ``NaN payload``.
+
+    ``total`` counts all elements of the results that differ and ``sum_relative`` adds up ``|a - b| / |a|`` over them.
+    From these come the two measures that Shanmugavelu et al. (2024), "Impacts of floating-point non-associativity on
+    reproducibility for HPC and deep learning applications", define: the count variability ``share`` and the relative
+    mean variability ``mean_relative``. Elements for which ``a`` is zero, or that are not finite, add nothing to it, nor
+    to ``max_relative``, the largest ``|a - b| / |a|``.
+    """
 
     names: tuple[str, ...]
     elements: int | None = None
     max_abs: float | None = None
     max_ulp: int | None = None
     representation: str = ""
+    total: int | None = None
+    sum_relative: float | None = None
+    max_relative: float | None = None
+
+    @property
+    def share(self) -> float | None:
+        """Elements that differ, as a share of all elements of the results that differ."""
+        return None if not self.total or self.elements is None else self.elements / self.total
+
+    @property
+    def mean_relative(self) -> float | None:
+        """The mean relative difference over all elements of the results that differ."""
+        return None if not self.total or self.sum_relative is None else self.sum_relative / self.total
 
 
 def flatten(value: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -159,7 +179,7 @@ def _check_structure(first: Results, second: Results) -> None:
 
 
 def _measure(names: tuple[str, ...], first: Results, second: Results) -> Difference:
-    parts = [_measure_one(first.get(name), second.get(name)) for name in names]
+    parts = [measure(first.get(name), second.get(name)) for name in names]
     kinds = {kind for part in parts for kind in part.representation.split(", ")}
     return Difference(
         names,
@@ -167,19 +187,34 @@ def _measure(names: tuple[str, ...], first: Results, second: Results) -> Differe
         max((part.max_abs for part in parts if part.max_abs is not None), default=None),
         max((part.max_ulp for part in parts if part.max_ulp is not None), default=None),
         ", ".join(sorted(kinds)) if _VALUE not in kinds else "",
+        total=sum(part.total or 0 for part in parts) or None,
+        sum_relative=_sum([part.sum_relative for part in parts]),
+        max_relative=max((part.max_relative for part in parts if part.max_relative is not None), default=None),
     )
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 _VALUE = "value"
 """The kind of a difference that is more than one of representation."""
 
 
-def _measure_one(a: Any, b: Any) -> Difference:
+def measure(a: Any, b: Any) -> Difference:
+    """How far apart two results are that are not equal bit by bit: without names, and with a ``representation`` of
+    ``value`` where more than that differs. Without numbers where they have no common dtype, shape and layout."""
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or not _same_form(a, b):
         return Difference((), representation=_VALUE)
     a, b = _plain(a), _plain(b)
     differs = _bits(a) != _bits(b)
     count = int(differs.any(dim=1).sum())
+    return replace(_measure_bits(a, b, differs, count), total=len(a))
+
+
+def _measure_bits(a: torch.Tensor, b: torch.Tensor, differs: torch.Tensor, count: int) -> Difference:
+    """``a`` and ``b`` have one row for each element, and ``differs`` says where their bits do, in ``count`` rows."""
     if not count:  # quantized tensors of equal values and other parameters
         return Difference((), representation=_VALUE)
     a_bits, b_bits = _bits(a)[differs], _bits(b)[differs]
@@ -223,7 +258,12 @@ def _measure_floats(a: torch.Tensor, b: torch.Tensor, *, elements: int) -> Diffe
     if not bool(finite.any()):
         return Difference((), elements, representation=_VALUE)
     gap = (a_value - b_value)[finite].abs().max()
-    return Difference((), elements, float(gap), _distance(_ordered(a)[finite], _ordered(b)[finite]), _VALUE)
+    known = finite & (a_value != 0)
+    relative = ((a_value - b_value) / a_value)[known].abs()
+    ulp = _distance(_ordered(a)[finite], _ordered(b)[finite])
+    largest = float(relative.max()) if len(relative) else None
+    total = float(relative.sum())
+    return Difference((), elements, float(gap), ulp, _VALUE, sum_relative=total, max_relative=largest)
 
 
 def _ordered(tensor: torch.Tensor) -> torch.Tensor:

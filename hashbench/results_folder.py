@@ -2,7 +2,9 @@
 
 ``rows/<key>.json`` is the truth, one file a model, written whole or not at all. ``accuracy.csv`` is made from it: it
 grows by one line a model while the sweep runs and is rebuilt at the end and on resume. ``sweep.json`` says what was
-asked for, ``environment.json`` where it ran, ``logs/`` what the models printed, ``traces/`` is the runner's.
+asked for, ``environment.json`` where it ran, ``logs/`` what the models printed, ``traces/`` and ``repro/`` are the
+runner's, and so is ``rows/<key>.draft``: what it knew of a difference before it looked for the cause.
+``rows/<key>.first`` is there while a model waits to be run again alone: the row of its first attempt.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +63,14 @@ class ResultsFolder:
     def row_path(self, key: str) -> Path:
         """Where the row of ``key`` belongs."""
         return self.rows / f"{key}.json"
+
+    def draft_path(self, key: str) -> Path:
+        """Where the runner keeps the row of ``key`` while it looks for the cause: experiments may kill the process."""
+        return self.rows / f"{key}.draft"
+
+    def first_path(self, key: str) -> Path:
+        """Where the row of the first attempt at ``key`` is while there is a second one."""
+        return self.rows / f"{key}.first"
 
     def log_path(self, key: str) -> Path:
         """Where a worker for ``key`` prints."""
@@ -120,7 +131,7 @@ class ResultsFolder:
         try:
             for folder in (self.rows, self.logs, self.traces):
                 folder.mkdir(exist_ok=True)
-            for leftover in [*self.path.glob(".*.tmp"), *self.rows.glob(".*.tmp")]:
+            for leftover in [*self.path.glob(".*.tmp"), *self.rows.glob(".*.tmp"), *self.rows.glob("*.draft")]:
                 leftover.unlink()
         except OSError as error:
             raise _cannot_write(self.path, error) from error
@@ -128,8 +139,16 @@ class ResultsFolder:
     # ------------------------------------------------------------------------------------ what was asked for
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
-        """Keep what this sweep was asked for."""
-        replace_file(self.manifest, json.dumps(manifest, indent=2) + "\n")
+        """Keep what this sweep was asked for, and as ``began`` the time of the first such call (ISO 8601, UTC), unless
+        the manifest says when it began."""
+        began = self._began() or manifest.get("began") or datetime.now(UTC).isoformat(timespec="seconds")
+        replace_file(self.manifest, json.dumps({**manifest, "began": began}, indent=2) + "\n")
+
+    def _began(self) -> str:
+        try:
+            return str(json.loads(self.manifest.read_bytes()).get("began", ""))
+        except (OSError, ValueError, AttributeError):
+            return ""
 
     def read_manifest(self) -> dict[str, Any]:
         """What the sweep in this folder was asked for.
@@ -154,6 +173,23 @@ class ResultsFolder:
         content = {**environment, "previous": earlier} if earlier else dict(environment)
         replace_file(self.environment, json.dumps(content, indent=2, default=str) + "\n")
 
+    def add_environment(self, environment: Mapping[str, Any]) -> None:
+        """Keep another machine's environment beside the sweep's own, under ``previous`` as well."""
+        known = self._earlier_environments()
+        if known and all(_identity(one) != _identity(environment) for one in known):
+            *others, own = known
+            content = {**own, "previous": [*others, dict(environment)]}
+            replace_file(self.environment, json.dumps(content, indent=2, default=str) + "\n")
+
+    def write_environments(self, environments: Sequence[Mapping[str, Any]]) -> None:
+        """Keep the environments of several sweeps: the first one as this sweep's own, the others under ``previous``."""
+        kept: dict[str, Mapping[str, Any]] = {}
+        for environment in environments:
+            kept.setdefault(str(_identity(environment)), environment)
+        own, *others = kept.values()
+        content = {**own, "previous": others} if others else dict(own)
+        replace_file(self.environment, json.dumps(content, indent=2, default=str) + "\n")
+
     def _earlier_environments(self) -> list[dict[str, Any]]:
         try:
             newest = json.loads(self.environment.read_bytes())
@@ -171,10 +207,10 @@ class ResultsFolder:
         for key, spec in specs.items():
             path = self.row_path(key)
             try:
-                rows[key] = _checked(row_from_json(json.loads(path.read_bytes())), spec, mode)
+                rows[key] = row_in(path, spec, mode)
             except FileNotFoundError:
                 continue
-            except (ValueError, TypeError, AttributeError, RecursionError):
+            except NOT_A_ROW:
                 path.unlink()
                 damaged += 1
         return rows, damaged
@@ -183,9 +219,35 @@ class ResultsFolder:
         """The row that a worker left for ``spec``, if it did."""
         return self.read_rows({key: spec}, mode=mode)[0].get(key)
 
+    def read_draft(self, key: str, spec: ModelSpec, *, mode: str) -> Row | None:
+        """The row that the runner kept before it looked for the cause, if it came that far."""
+        return _row_if_any(self.draft_path(key), spec, mode)
+
+    def read_firsts(self, specs: Mapping[str, ModelSpec], *, mode: str) -> dict[str, Row]:
+        """The rows of first attempts, by key, of models that were to run again when the sweep ended."""
+        keys = [path.name.removesuffix(".first") for path in sorted(self.rows.glob("*.first"))]
+        found = {key: _row_if_any(self.first_path(key), specs[key], mode) for key in keys if key in specs}
+        return {key: row for key, row in found.items() if row is not None}
+
+    def put_off(self, key: str, row: Row) -> None:
+        """Keep ``row`` as that of the first attempt at ``key``, which then has no row, no draft and no log any more: as
+        long as the second attempt has left none, the model counts as not run."""
+        self.row_path(key).unlink(missing_ok=True)  # first: beside the other file it would be the second attempt's
+        replace_file(self.first_path(key), json.dumps(row_to_json(row)))
+        self.draft_path(key).unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            # No other model's log ends so: what a key had to alter ends in more letters.
+            self.log_path(key).rename(self.logs / f"{key}~1.log")
+
+    def remove_row(self, key: str) -> None:
+        """Let ``key`` count as not run."""
+        self.row_path(key).unlink(missing_ok=True)
+
     def write_row(self, key: str, row: Row) -> None:
-        """Make ``row`` the row of ``key``."""
+        """Make ``row`` the row of ``key``, in the place of any draft and of a first attempt."""
         replace_file(self.row_path(key), json.dumps(row_to_json(row)))
+        self.draft_path(key).unlink(missing_ok=True)
+        self.first_path(key).unlink(missing_ok=True)
 
     # --------------------------------------------------------------------------------------------------- CSV
 
@@ -217,6 +279,22 @@ def _write_whole(descriptor: int, line: bytes) -> None:
     if os.write(descriptor, line) != len(line):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     os.fsync(descriptor)
+
+
+NOT_A_ROW = (ValueError, TypeError, AttributeError, RecursionError)
+"""What reading a row file raises that holds something else."""
+
+
+def row_in(path: Path, spec: ModelSpec, mode: str) -> Row:
+    """The row of ``spec`` in the file ``path``. Raises ``OSError``, or one of :data:`NOT_A_ROW`."""
+    return _checked(row_from_json(json.loads(path.read_bytes())), spec, mode)
+
+
+def _row_if_any(path: Path, spec: ModelSpec, mode: str) -> Row | None:
+    try:
+        return row_in(path, spec, mode)
+    except (OSError, *NOT_A_ROW):
+        return None
 
 
 def _checked(row: Row, spec: ModelSpec, mode: str) -> Row:

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import torch
 
+from hashbench.diagnosis import rates
 from hashbench.outcome import Outcome
-from hashbench.records import Divergence, ModelSpec, Row, RunOptions
+from hashbench.records import Diagnosis, Divergence, ModelSpec, Rate, Row, RunOptions
 from hashbench.words import a_few
 
 
@@ -21,9 +22,10 @@ def make_row(
     *,
     iterations: int | None,
     traces: str,
-    seconds: float,
+    seconds: float | None,
 ) -> Row:
-    """The row of a model. ``traces`` are paths in the results folder, ``seconds`` the model's own load and runs."""
+    """The row of a model. ``traces`` are paths in the results folder, ``seconds`` the model's own load, runs
+    and experiments, where they have ended."""
     found = outcome.verdict.divergence if outcome.verdict is not None else None
     difference = outcome.difference
     row = Row(
@@ -36,11 +38,10 @@ def make_row(
         dtype=options.dtype_column,
         iterations=iterations,
         runs=outcome.runs or None,
+        threads=(options.threads or torch.get_num_threads()) if outcome.runs else None,
         deterministic=outcome.deterministic,
         nondeterministic_op=outcome.nondeterministic_op,
         ops=outcome.ops,
-        cause=outcome.cause,
-        distinct=outcome.distinct,
         benign=None if outcome.benign is None else len(outcome.benign),
         benign_ops=_op_names(outcome.benign or ()),
         confirmed=outcome.confirmed,
@@ -48,7 +49,7 @@ def make_row(
         perturbed_ops=outcome.perturbed_ops,
         settings_changed="; ".join(outcome.settings_changed),
         traces=traces,
-        seconds=round(seconds, 3),
+        seconds=None if seconds is None else round(seconds, 3),
         peak_memory_mib=round(peak_memory_mib(torch.device(options.device)), 1),
         error=outcome.failure.error if outcome.failure is not None else "",
     )
@@ -59,9 +60,47 @@ def make_row(
             differing_elements=difference.elements,
             max_abs_diff=difference.max_abs,
             max_ulp=difference.max_ulp,
+            mean_relative_variability=difference.mean_relative,
+            count_variability=difference.share,
             representation=difference.representation,
         )
+    row = _with_rate(row, rates.of_runs(outcome.run_counts))
+    if outcome.diagnosis is not None:
+        row = _with_diagnosis(row, outcome.diagnosis)
     return row if found is None else _with_divergence(row, found)
+
+
+def _with_rate(row: Row, rate: Rate | None) -> Row:
+    if rate is None:
+        return row
+    return replace(
+        row,
+        distinct=rate.distinct,
+        trials=rate.trials,
+        rate_of=rate.of,
+        rate=rate.share,
+        rate_low=rate.low,
+        rate_high=rate.high,
+    )
+
+
+def _with_diagnosis(row: Row, found: Diagnosis) -> Row:
+    decision, facts = found.decision, found.evidence.call
+    return replace(
+        _with_rate(row, found.rate),
+        cause=decision.cause,
+        confidence=decision.confidence,
+        because=decision.because,
+        advice=decision.advice,
+        evidence="; ".join(arm.word() for arm in found.evidence.arms),
+        other_sources="; ".join(found.other_sources),
+        capture=facts.limits if facts is not None else "",
+        deterministic_doc=found.deterministic_doc,
+        deterministic_here=found.deterministic_here,
+        deterministic_price=None if found.deterministic_price is None else round(found.deterministic_price, 3),
+        repro=found.repro,
+        reproduced=found.reproduced,
+    )
 
 
 def _with_divergence(row: Row, found: Divergence) -> Row:

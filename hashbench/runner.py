@@ -10,23 +10,27 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import gc
+import json
 import logging
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from hashbench import divergence, formulas, results, suites, tracefile
 from hashbench.determinism import deterministic_settings, preserved, preserved_rng, reset_rng_state, settings
+from hashbench.diagnosis import conductor, freshrun
+from hashbench.files import replace_file
 from hashbench.inputs import call, clone_inputs, map_tensors, mean_of_outputs, random_projection
 from hashbench.inspection import named_tensors
-from hashbench.marks import storage_key
+from hashbench.marks import share_memory
 from hashbench.outcome import (
     Outcome,
     Run,
@@ -36,12 +40,14 @@ from hashbench.outcome import (
     failure_of,
     fingerprint,
     refused_op,
-    same_place,
+    replaces,
 )
-from hashbench.records import Failure, ModelSpec, Row, RunOptions
-from hashbench.results_folder import file_key
+from hashbench.records import Decision, Diagnosis, Evidence, Failure, ModelSpec, Row, RunCounts, RunOptions, Trace
+from hashbench.report.csvfile import row_to_json
+from hashbench.results_folder import ResultsFolder, file_key
 from hashbench.rows import make_row
 from hashbench.tracing import HashDebugTrace
+from hashbench.watching import Watcher
 from hashbench.words import a_few
 from hashbench.workload import Workload
 
@@ -66,6 +72,10 @@ class BenchmarkRunner:
         options: device, dtype, mode and the rest; see :class:`~hashbench.records.RunOptions`.
     """
 
+    fresh_target: ClassVar[str] = freshrun.DEFAULT_TARGET
+    """``module:class`` that builds the same model again in a fresh process; see
+    :func:`~hashbench.diagnosis.freshrun.fresh_traces`."""
+
     def __init__(self, options: RunOptions) -> None:
         self.options = options
         self.device = torch.device(options.device)
@@ -84,9 +94,11 @@ class BenchmarkRunner:
             if refused and outcome.deterministic == "on":
                 outcome, workload = self._load_and_check(spec, "warn")
                 outcome = replace(outcome, nondeterministic_op=refused)
+        return self._row(spec, outcome, workload, seconds=time.perf_counter() - started)
+
+    def _row(self, spec: ModelSpec, outcome: Outcome, workload: Workload | None, *, seconds: float | None) -> Row:
         kept = self._keep_traces(spec, outcome)
         iterations = workload.iterations if workload is not None else None
-        seconds = time.perf_counter() - started
         return make_row(spec, self.options, outcome, iterations=iterations, traces=kept, seconds=seconds)
 
     def _load_and_check(self, spec: ModelSpec, level: str) -> tuple[Outcome, Workload | None]:
@@ -101,7 +113,17 @@ class BenchmarkRunner:
             except Exception as error:
                 log.exception("preparing %s failed", spec.name)
                 return Outcome("eager_fail_to_run", level, failure=failure_of(error)), workload
-            return self.check_accuracy(workload, deterministic=level, optimizer=spec.optimizer), workload
+            outcome = self.check_accuracy(workload, deterministic=level, optimizer=spec.optimizer, spec=spec)
+            return outcome, workload
+
+    def traces_of(self, spec: ModelSpec, *, level: str, runs: int) -> list[Trace | Failure]:
+        """Build the model and make ``runs`` traced runs, as :meth:`run_model` would with deterministic level ``level``,
+        and nothing else: what a fresh process does for an experiment."""
+        with preserved_rng(), deterministic_settings(level, threads=self.options.threads), self.pick_grad():
+            workload = self.prepare(self.load_model(spec))
+            made = [self._attempt(workload, spec.optimizer) for _ in range(runs)]
+        found = (run if isinstance(run, Failure) else run.trace for run in made)
+        return [outcome for outcome in found if outcome is not None]
 
     def load_model(self, spec: ModelSpec) -> Workload:
         """Build the model and its inputs from the seed."""
@@ -120,21 +142,40 @@ class BenchmarkRunner:
 
     # --------------------------------------------------------------------------------------- the comparison
 
-    def check_accuracy(self, workload: Workload, *, deterministic: str = "on", optimizer: str = "") -> Outcome:
-        """Run the model ``options.runs`` times and compare every run with the first.
+    def check_accuracy(
+        self, workload: Workload, *, deterministic: str = "on", optimizer: str = "", spec: ModelSpec | None = None
+    ) -> Outcome:
+        """Run the model ``options.runs`` times, compare every run with the first, and find out why they differ.
 
         An op that has no deterministic implementation does not end it: the runs are repeated with ``warn`` in force,
-        and the outcome names the op.
+        and the outcome names the op. ``spec`` is how a fresh process can build the model again.
         """
         with deterministic_settings(deterministic, threads=self.options.threads), self.pick_grad():
-            outcome = self._check(workload, deterministic, optimizer)
+            outcome = self._check(workload, deterministic, optimizer, _runs_of(self.options, spec))
+            outcome = self._diagnose(workload, outcome, optimizer, spec)
         refused = refused_op(outcome)
         if not refused or deterministic != "on":
             return outcome
-        again = self.check_accuracy(workload, deterministic="warn", optimizer=optimizer)
+        again = self.check_accuracy(workload, deterministic="warn", optimizer=optimizer, spec=spec)
         return replace(again, nondeterministic_op=refused)
 
-    def _check(self, workload: Workload, level: str, optimizer: str) -> Outcome:
+    def _diagnose(self, workload: Workload, outcome: Outcome, optimizer: str, spec: ModelSpec | None) -> Outcome:
+        if outcome.accuracy != "eager_two_runs_differ" or self.options.diagnose_budget <= 0:
+            return outcome
+        if spec is not None:
+            self._keep_draft(spec, outcome, workload)
+        attempt = functools.partial(self._attempt, workload, optimizer)
+        subject = conductor.Subject(attempt, self.options, outcome, spec, target=self.fresh_target)
+        try:
+            return replace(outcome, diagnosis=conductor.diagnose(subject))
+        except OSError:
+            raise  # the results folder takes no more: that ends the sweep
+        except Exception as error:
+            log.exception("the diagnosis failed")
+            failed = Decision("unknown", "open", f"the diagnosis failed: {type(error).__name__}: {error}", "")
+            return replace(outcome, diagnosis=Diagnosis(failed, Evidence(origin="")))
+
+    def _check(self, workload: Workload, level: str, optimizer: str, runs: int) -> Outcome:
         first = self._attempt(workload, optimizer)
         if isinstance(first, Failure):
             return Outcome(failed_status(first, number=1), level, failure=first)
@@ -146,14 +187,16 @@ class BenchmarkRunner:
             ops=_ops(first),
             perturbed_ops=_perturbed_ops(first),
         )
-        fingerprints = {fingerprint(first)}
-        for number in range(2, max(2, self.options.runs) + 1):
+        fingerprints = [fingerprint(first)]
+        for number in range(2, runs + 1):
             other = self._attempt(workload, optimizer)
             if isinstance(other, Failure):
                 return replace(outcome, accuracy=failed_status(other, number=2), runs=number, failure=other)
-            fingerprints.add(fingerprint(other))
+            fingerprints.append(fingerprint(other))
             outcome = self._compare(outcome, first, other, number)
-        outcome = replace(outcome, distinct=len(fingerprints))
+        others = sum(found != fingerprints[0] for found in fingerprints)
+        counts = RunCounts(len(fingerprints) - 1, others, len(set(fingerprints)))
+        outcome = replace(outcome, run_counts=counts)
         del first, other
         if outcome.accuracy == "eager_two_runs_differ":
             outcome = self._confirm(workload, outcome, optimizer)
@@ -199,8 +242,9 @@ class BenchmarkRunner:
         """The diagnosis pass: pairs with every input hashed around every op, which shows what bypassed the dispatcher.
 
         Its verdict replaces a plain one that blames a kernel, since it can tell a kernel from memory that was changed
-        under it. Any other plain verdict rests on what both runs show directly, and on the first run of the process,
-        which is special where a state survives: it stays.
+        under it, and one that blames a view or a tensor where what was read through it turns out equal. Any other plain
+        verdict rests on what both runs show directly, and on the first run of the process, which is special where a
+        state survives: it stays.
         """
         for number in range(1, CONFIRMING_PAIRS + 1):
             first, second = (self._attempt(workload, optimizer, diagnosing=True) for _ in range(2))
@@ -215,8 +259,7 @@ class BenchmarkRunner:
             verdict = divergence.find(first.trace, second.trace, differing=difference.names)
             traces = (first.trace, second.trace)
             confirmed = confirmation(outcome.verdict, verdict, pairs=number)
-            plain = outcome.verdict.divergence if outcome.verdict is not None else None
-            if plain is not None and plain.origin != "kernel" and not same_place(plain, verdict.divergence):
+            if not replaces(verdict, outcome.verdict, traces):
                 return replace(outcome, confirmed=confirmed)
             return replace(outcome, verdict=verdict, confirmed=confirmed, benign=verdict.benign, traces=traces)
         return replace(outcome, confirmed=f"no: {CONFIRMING_PAIRS} further pairs agreed")
@@ -233,7 +276,7 @@ class BenchmarkRunner:
             return replace(outcome, untraced="not comparable")
         outcome = replace(outcome, untraced="agree" if difference is None else "differ")
         if difference is not None and outcome.accuracy == "pass":
-            return replace(outcome, accuracy="eager_two_runs_differ", difference=difference, cause="masked_by_tracing")
+            return replace(outcome, accuracy="eager_two_runs_differ", difference=difference)
         if difference is None and by_tracing is not None:
             known = outcome.perturbed_ops or "unknown"
             return replace(outcome, perturbed_ops=f"{known} (results differ from those of an untraced run)")
@@ -242,28 +285,41 @@ class BenchmarkRunner:
     # ------------------------------------------------------------------------------------------------ one run
 
     def _attempt(
-        self, workload: Workload, optimizer: str, *, traced: bool = True, diagnosing: bool = False
+        self,
+        workload: Workload,
+        optimizer: str,
+        *,
+        traced: bool = True,
+        diagnosing: bool = False,
+        watcher: Watcher | None = None,
     ) -> Run | Failure:
         """One run from the reset state, or why it failed. Its memory is released before the next."""
         try:
-            return self._run_once(workload, optimizer, traced=traced, diagnosing=diagnosing)
+            return self._run_once(workload, optimizer, traced=traced, diagnosing=diagnosing, watcher=watcher)
         finally:
             gc.collect()  # the frame that held the copy of the model is gone
             if self.device.type != "cpu":
                 torch.accelerator.empty_cache()
 
-    def _run_once(self, workload: Workload, optimizer: str, *, traced: bool, diagnosing: bool) -> Run | Failure:
+    def _run_once(
+        self, workload: Workload, optimizer: str, *, traced: bool, diagnosing: bool, watcher: Watcher | None
+    ) -> Run | Failure:
         trace: HashDebugTrace | None = None
         try:
             with self._reset_state():
                 before = settings()
                 model = self.deepcopy_model(workload.module)
                 chosen = self.init_optimizer(workload, model, optimizer)
-                inputs = self._fresh_inputs(workload)
+                inputs = self.fresh_inputs(workload)
                 if traced:
                     diagnose = diagnosing or self.options.hash_inputs
                     trace = HashDebugTrace(
-                        model=model, inputs=inputs, settings=settings, hash_inputs=diagnose, source_lines=diagnosing
+                        model=model,
+                        inputs=inputs,
+                        settings=settings,
+                        hash_inputs=diagnose,
+                        source_lines=diagnosing,
+                        watcher=watcher,
                     )
                 found = self.run_n_iterations(workload, model, inputs, chosen, trace)
                 changed = tuple(_settings_changed(before, settings()))
@@ -321,7 +377,7 @@ class BenchmarkRunner:
                     with _disable_current_modes(), torch.no_grad():
                         _note(found, trace, f"{kind}.{iteration}{place}", value, copied=True)
         if self.training:
-            shared = _share_memory(workload.module, model)
+            shared = share_memory(workload.module, model)
             for name, value in results.state_results(model, optimizer):
                 _note(found, trace, name, value, copied=shared)
         return found
@@ -386,7 +442,8 @@ class BenchmarkRunner:
         """``torch.autocast`` with ``--amp``, else nothing."""
         return torch.autocast(self.device.type) if self.options.dtype == "amp" else contextlib.nullcontext()
 
-    def _fresh_inputs(self, workload: Workload) -> Any:
+    def fresh_inputs(self, workload: Workload) -> Any:
+        """The inputs that one run may change."""
         inputs = workload.make_inputs() if workload.make_inputs is not None else clone_inputs(workload.inputs)
         return map_tensors(inputs, self._place_input)
 
@@ -394,6 +451,15 @@ class BenchmarkRunner:
         dtype = _DTYPES.get(self.options.dtype)
         moved = tensor.to(self.device)
         return moved.to(dtype) if dtype is not None and moved.is_floating_point() else moved
+
+    def _keep_draft(self, spec: ModelSpec, outcome: Outcome, workload: Workload) -> None:
+        """What is known by now; an experiment that kills this process must not take it along."""
+        folder = ResultsFolder(Path(self.options.output))
+        if not self.options.output or not folder.rows.is_dir():
+            return
+        key = file_key(suite=spec.suite, mode=self.options.mode, name=spec.name)
+        row = self._row(spec, outcome, workload, seconds=None)
+        replace_file(folder.draft_path(key), json.dumps(row_to_json(row)))
 
     def _keep_traces(self, spec: ModelSpec, outcome: Outcome) -> str:
         wanted = outcome.accuracy not in ("pass",) or self.options.keep_traces
@@ -407,6 +473,12 @@ class BenchmarkRunner:
 
 
 # --------------------------------------------------------------------------------------------------- helpers
+
+
+def _runs_of(options: RunOptions, spec: ModelSpec | None) -> int:
+    """How many runs are made: as the command line says, else the model's data, else two."""
+    asked = options.runs or (spec.runs if spec is not None else None)
+    return max(2, asked or 2)
 
 
 def _named_outputs(output: Any) -> list[tuple[tuple[str, str], Any]]:
@@ -425,12 +497,6 @@ def _note(found: dict[str, Any], trace: HashDebugTrace | None, name: str, value:
     if isinstance(value, torch.Tensor):
         value = value.detach().clone() if copied else value.detach()
     found[name] = value
-
-
-def _share_memory(one: torch.nn.Module, other: torch.nn.Module) -> bool:
-    """Whether a copy of a model is none, since its class copies itself by hand: the next run would change it."""
-    places = [{storage_key(tensor) for tensor in (*model.parameters(), *model.buffers())} for model in (one, other)]
-    return bool(places[0] & places[1] - {None})
 
 
 def _settings_changed(before: Mapping[str, str], after: Mapping[str, str]) -> Iterable[str]:

@@ -3,63 +3,45 @@
 One model at a time goes to a worker (:mod:`hashbench.executors`), which leaves its row in a file; a worker that died or
 was too slow left none and gets one from here. Whatever ends a sweep early – Ctrl-C, a full disk, ``kill -9`` – the
 rows on disk are whole, and a resumed sweep runs the other models. Nothing here knows of processes, and nothing
-imports torch.
+imports torch. Which model starts when is decided in :mod:`hashbench.schedule`, and which rows are believed at once in
+:mod:`hashbench.retries`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import os
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hashbench.executors import Ended, Executor, Task
+from hashbench.earlier import EarlierSweep
+from hashbench.events import Event, ModelFinished, ModelPutOff, ModelStarted, SweepOpened, SweepPlanned
+from hashbench.executors import Ended, Executor, Room, Task
 from hashbench.executors.local import LocalExecutor
 from hashbench.interrupts import Interrupts
+from hashbench.manifest import Partition, describe_differences, manifest_of
 from hashbench.postmortem import describe_end, last_words
 from hashbench.records import HashbenchError, ModelSpec, Row, RunOptions
 from hashbench.results_folder import ResultsFolder, file_key
-from hashbench.words import a_few
+from hashbench.retries import believed, wants_repetition
+from hashbench.schedule import Schedule, Start, longest_first
 
-SWEEP_SCHEMA = 1
-"""Version of ``sweep.json``; a sweep of another version cannot be resumed."""
+__all__ = [
+    "Event",
+    "ModelFinished",
+    "ModelPutOff",
+    "ModelStarted",
+    "SweepInterrupted",
+    "SweepOpened",
+    "SweepPlanned",
+    "SweepResult",
+    "describe_differences",
+    "run_sweep",
+]
 
 DEFAULT_TARGET = "hashbench.runner:run_model"
-
-# ------------------------------------------------------------------------------------------------------ words
-
-
-@dataclass(frozen=True, slots=True)
-class SweepOpened:
-    """The sweep begins with ``done`` of ``total`` rows on disk; ``damaged`` row files were thrown away."""
-
-    total: int
-    done: int
-    damaged: int
-
-
-@dataclass(frozen=True, slots=True)
-class ModelStarted:
-    """A worker begins with model ``name``."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFinished:
-    """``row`` is on disk, as number ``done`` of ``total``. ``eta_seconds`` is the time left at the pace so far."""
-
-    row: Row
-    done: int
-    total: int
-    eta_seconds: float
-
-
-Event = SweepOpened | ModelStarted | ModelFinished
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +78,17 @@ def run_sweep(
     on_event: Callable[[Event], None] | None = None,
     target: str = DEFAULT_TARGET,
     executor: Executor | None = None,
+    partition: Partition = Partition(),  # noqa: B008 – frozen
+    earlier: EarlierSweep | None = None,
+    memory_mib: float | None = None,
+    retries: int = 1,
 ) -> SweepResult:
     """Run every model of ``specs`` in a process of its own and leave one row each in ``output``.
 
     Args:
         specs: the models, each at most once.
-        options: how to run them. Where ``jobs`` is above 1 and ``threads`` is not set, workers share the cores.
+        options: how to run them. Where ``jobs`` is above 1, workers share the cores; each has as many ``threads`` as
+            cores where that is not set.
         output: the results folder; created with its parents.
         environment: content of ``environment.json``; its ``key`` becomes the ``env`` of rows that have none.
         timeout: seconds that one model may take, with the start of its process.
@@ -110,15 +97,34 @@ def run_sweep(
         on_event: told what happens, in this thread.
         target: the function ``(ModelSpec, RunOptions) -> Row`` that workers call, as ``module:function``.
         executor: where models run; by default ``jobs`` processes of this machine.
+        partition: which part of which selection ``specs`` are.
+        earlier: what an earlier sweep tells of their times and memory; where several run at once, the longest starts
+            first.
+        memory_mib: what all workers may be expected to take together; by default what the executor offers, and no
+            bound on an accelerator, whose memory the executor does not know.
+        retries: how often a model that was killed, crashed or ran out of memory beside others runs again, alone.
 
     Raises:
         HashbenchError: the folder cannot be used for this sweep, or the disk is full; the rows on disk are safe.
         SweepInterrupted: Ctrl-C.
     """
     folder = ResultsFolder(output)
-    options = replace(options, output=str(folder.path), threads=_threads(options, jobs))
-    plan = _Plan(specs=_by_key(specs, options.mode), options=options, target=target, timeout=timeout)
     workers = executor or LocalExecutor(jobs=jobs)
+    room = workers.room
+    if memory_mib is not None or options.device != "cpu":
+        room = replace(room, memory_mib=memory_mib)
+    threads = room.threads if options.threads is None else options.threads
+    options = replace(options, output=str(folder.path), threads=threads)
+    plan = _Plan(
+        specs=_by_key(specs, options.mode),
+        options=options,
+        target=target,
+        timeout=timeout,
+        partition=partition,
+        room=room,
+        earlier=earlier or EarlierSweep(),
+        retries=retries,
+    )
     with Interrupts() as interrupts, folder.claimed(resume=resume):
         sweep = _Sweep(
             plan,
@@ -140,21 +146,14 @@ class _Plan:
     options: RunOptions
     target: str
     timeout: float
-
-    def manifest(self) -> dict[str, Any]:
-        """What a resumed sweep must have in common with the one that it resumes."""
-        options = dataclasses.asdict(self.options)
-        del options["output"]  # results folders can be moved
-        return {
-            "schema": SWEEP_SCHEMA,
-            "suites": sorted({spec.suite for spec in self.specs.values()}),
-            "options": options,
-            "models": [[spec.suite, spec.name] for spec in self.specs.values()],
-        }
+    partition: Partition
+    room: Room
+    earlier: EarlierSweep
+    retries: int
 
 
 class _Sweep:
-    """One sweep while it runs. ``_rows`` mirrors the row files."""
+    """One sweep while it runs. ``_rows`` mirrors the row files, ``_firsts`` the rows that wait for a second attempt."""
 
     def __init__(
         self,
@@ -173,17 +172,22 @@ class _Sweep:
         self._on_event = on_event
         self._environment_key = environment_key
         self._rows: dict[str, Row] = {}
+        self._firsts: dict[str, Row] = {}
+        self._repetitions: Counter[str] = Counter()
+        self._environments = {environment_key}
+        self._schedule = Schedule(())
         self._resumed = 0
         self._damaged = 0
         self._began = time.monotonic()
 
     def open(self, environment: Mapping[str, Any]) -> None:
         """Take over the rows that are there; write what must be there before the first row."""
-        manifest = self._plan.manifest()
+        manifest = manifest_of(self._plan.specs.values(), self._plan.options, self._plan.partition)
         if self._folder.in_use:
             _refuse_other_sweep(self._folder, manifest)
         try:
             self._rows, self._damaged = self._folder.read_rows(self._plan.specs, mode=self._plan.options.mode)
+            self._judge_what_a_killed_sweep_did_not()
             self._resumed = len(self._rows)
             self._folder.write_manifest(manifest)
             self._folder.write_environment(environment)
@@ -211,29 +215,74 @@ class _Sweep:
             rows=self._ordered_rows(), output=self._folder.path, resumed=self._resumed, damaged=self._damaged
         )
 
+    def _judge_what_a_killed_sweep_did_not(self) -> None:
+        """Rows that a worker left while the sweep ended so suddenly that nobody looked at them."""
+        self._firsts = self._folder.read_firsts(self._plan.specs, mode=self._plan.options.mode)
+        self._repetitions.update(self._firsts.keys())
+        for key, row in list(self._rows.items()):
+            if key in self._firsts:
+                first = self._firsts.pop(key)
+                self._rows[key] = row if row.retried else believed(first, row)
+                self._folder.write_row(key, self._rows[key])
+            elif wants_repetition(row, died=False) and row.overhead_seconds is None and row.seconds is not None:
+                self._folder.remove_row(key)
+                del self._rows[key]
+
     def _run_models(self) -> None:
         mode = self._plan.options.mode
         missing = [key for key in self._plan.specs if key not in self._rows]
-        if any(not self._plan.specs[key].skip_reason(mode) for key in missing):
+        skipped = [key for key in missing if self._plan.specs[key].skip_reason(mode)]
+        to_run = [key for key in missing if not self._plan.specs[key].skip_reason(mode)]
+        if to_run:
             with self._interrupts.allowed():
                 self._executor.start(target=self._plan.target)
-        queue, running = deque(missing), 0
-        while queue or running:
-            while queue and running < self._executor.capacity:
-                running += self._begin(queue.popleft())
+            self._make_schedule(to_run)
+        self._start_workers()
+        for key in skipped:  # while the first workers run
+            with self._interrupts.allowed():
+                spec = self._plan.specs[key]
+            self._add(key, self._own_row(spec, accuracy="pass_due_to_skip", error=spec.skip_reason(mode)))
+        while self._schedule.unfinished:
             with self._interrupts.allowed():
                 ended = self._executor.wait()
             for worker in ended:
                 self._end(worker)
-            running -= len(ended)
+            self._start_workers()
 
-    def _begin(self, key: str) -> int:
-        """Start a worker for ``key``, or settle it without one; returns how many workers were started."""
+    def _make_schedule(self, keys: Sequence[str]) -> None:
+        """One worker runs the models in their own order; several in the order that ends soonest."""
+        plan, room, workers = self._plan, self._plan.room, self._executor.capacity
+        mode, device = plan.options.mode, plan.options.device
+        jobs = [plan.earlier.job(key, plan.specs[key], mode=mode, device=device) for key in keys]
+        again = [job for job in jobs if job.key in self._firsts]
+        jobs = [job for job in jobs if job.key not in self._firsts]
+        self._schedule = Schedule(
+            longest_first(jobs) if workers > 1 else jobs,
+            again=again,
+            memory_mib=room.memory_mib if workers > 1 else None,
+            workers=workers,
+            isolates=room.isolates,
+        )
+        if workers > 1:
+            self._on_event(
+                SweepPlanned(
+                    workers=workers,
+                    threads=plan.options.threads,
+                    pinned=bool(room.slots),
+                    memory_mib=room.memory_mib,
+                    waiting=len(keys),
+                    known=sum(job.seconds is not None for job in jobs),
+                    times_from=plan.earlier.label,
+                )
+            )
+
+    def _start_workers(self) -> None:
+        while (start := self._schedule.next(capacity=self._executor.capacity)) is not None:
+            self._begin(start)
+
+    def _begin(self, start: Start) -> None:
+        key, slots = start.job.key, self._plan.room.slots
         spec = self._plan.specs[key]
-        reason = spec.skip_reason(self._plan.options.mode)
-        if reason:
-            self._add(key, self._own_row(spec, accuracy="pass_due_to_skip", error=reason))
-            return 0
         self._on_event(ModelStarted(name=spec.name))
         self._executor.submit(
             Task(
@@ -244,30 +293,64 @@ class _Sweep:
                 row_path=str(self._folder.row_path(key)),
                 log_path=str(self._folder.log_path(key)),
                 timeout=self._plan.timeout,
+                cpus=slots[start.slot] if slots else (),
+                memory_mib=start.job.memory_mib,
+                alone=start.alone,
             )
         )
-        return 1
 
     def _end(self, worker: Ended) -> None:
-        key, spec = worker.task.key, worker.task.spec
-        row = self._folder.read_row(key, spec, mode=self._plan.options.mode)
-        if row is None:
-            row = self._row_of_the_dead(worker)
-        overhead = None if row.seconds is None else max(0.0, worker.wall_seconds - row.seconds)
-        self._add(key, replace(row, overhead_seconds=overhead, env=row.env or self._environment_key))
+        key = worker.task.key
+        job, beside_others = self._schedule.end(key)
+        row, died = self._row_of(worker)
         log = self._folder.log_path(key)
         if log.exists() and not log.stat().st_size:
             log.unlink()
+        again = beside_others or key in self._firsts
+        if again and wants_repetition(row, died=died) and self._repetitions[key] < self._plan.retries:
+            self._repetitions[key] += 1
+            self._firsts.setdefault(key, row)
+            self._folder.put_off(key, self._firsts[key])
+            self._schedule.repeat(job)
+            self._on_event(ModelPutOff(row=row))
+            return
+        first = self._firsts.pop(key, None)
+        self._add(key, row if first is None else believed(first, row))
+
+    def _row_of(self, worker: Ended) -> tuple[Row, bool]:
+        """The row that ``worker`` left, or the one that is made for it, and whether it died without one. A row that
+        it did not leave because its time was up is no sudden death."""
+        task = worker.task
+        row = self._folder.read_row(task.key, task.spec, mode=self._plan.options.mode)
+        died = row is None and not worker.timed_out
+        if row is None:
+            row = replace(self._row_of_the_dead(worker), env="")
+        overhead = None if row.seconds is None else max(0.0, worker.wall_seconds - row.seconds)
+        environment = self._environment_of(worker)
+        return replace(row, overhead_seconds=overhead, env=row.env or environment, retried=worker.retried), died
+
+    def _environment_of(self, worker: Ended) -> str:
+        """The key of the environment of ``worker``, which is kept when it is seen for the first time."""
+        if worker.environment is None:
+            return self._environment_key
+        key = str(worker.environment.get("key", ""))
+        if key and key not in self._environments:
+            self._folder.add_environment(worker.environment)
+            self._environments.add(key)
+        return key
 
     def _row_of_the_dead(self, worker: Ended) -> Row:
         if worker.storage_error:
             raise OSError(worker.storage_error)
-        log = self._folder.log_path(worker.task.key)
-        if worker.timed_out:
-            error = f"no result after {worker.task.timeout:g} s; logs/{log.name} shows where it was"
-            return self._own_row(worker.task.spec, accuracy="timeout", error=error)
+        task = worker.task
+        log = self._folder.log_path(task.key)
         error = " | ".join([describe_end(worker.exit_code), *last_words(log)])
-        return self._own_row(worker.task.spec, accuracy="crashed", error=error)
+        if worker.timed_out:
+            error = f"no result after {task.timeout:g} s; logs/{log.name} shows where it was"
+        draft = self._folder.read_draft(task.key, task.spec, mode=self._plan.options.mode)
+        if draft is not None:
+            return replace(draft, error=f"the diagnosis did not end: {error}")
+        return self._own_row(task.spec, accuracy="timeout" if worker.timed_out else "crashed", error=error)
 
     def _own_row(self, spec: ModelSpec, *, accuracy: str, error: str) -> Row:
         """A row for a model that could not make one: what was asked for, and what happened."""
@@ -324,14 +407,6 @@ def _ignore(_event: Event) -> None:
     pass
 
 
-def _threads(options: RunOptions, jobs: int) -> int | None:
-    """Two jobs that each use all cores take many times longer than one after the other."""
-    if options.threads is not None or jobs <= 1:
-        return options.threads
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // jobs)
-
-
 def _by_key(specs: Sequence[ModelSpec], mode: str) -> dict[str, ModelSpec]:
     keyed: dict[str, ModelSpec] = {}
     for spec in specs:
@@ -354,30 +429,3 @@ def _refuse_other_sweep(folder: ResultsFolder, manifest: Mapping[str, Any]) -> N
             consequence=f"it holds another sweep ({'; '.join(differences)})",
             tip="Repeat the command that began it, or choose another --output.",
         )
-
-
-def describe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What keeps a sweep with the manifest ``now`` from resuming one with ``before``; empty when nothing does."""
-    if before.get("schema") != now["schema"]:
-        return [f"sweep.json has version {before.get('schema')!r}, this hashbench writes {now['schema']!r}"]
-    old_options, new_options = before.get("options") or {}, now["options"]
-    differences = [
-        f"{name} was {old_options.get(name)!r} and is {new_options.get(name)!r}{_HINTS.get(name, '')}"
-        for name in sorted(old_options.keys() | new_options.keys())
-        if old_options.get(name) != new_options.get(name)
-    ]
-    if before.get("suites") != now["suites"]:
-        differences.append(f"suites were {before.get('suites')} and are {now['suites']}")
-    elif before.get("models") != now["models"]:
-        differences.append(_model_differences(before.get("models") or [], now["models"]))
-    return differences
-
-
-_HINTS = {"threads": " (--jobs sets it, too)"}
-
-
-def _model_differences(before: Sequence[Sequence[str]], now: Sequence[Sequence[str]]) -> str:
-    old, new = {tuple(model)[-1] for model in before}, {tuple(model)[-1] for model in now}
-    phrases = (("no longer", old - new), ("now", new - old))
-    changes = [f"{phrase} {a_few(sorted(names), 3)}" for phrase, names in phrases if names]
-    return f"models: {', '.join(changes)}" if changes else "the models come in another order"

@@ -44,6 +44,7 @@ _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", " ": "\\s"}
 _UNESCAPES = {"\\": "\\", "t": "\t", "n": "\n", "r": "\r", "s": " "}
 _NOTE = "; "
 _BLANK = "blank"
+_MOST_DIMENSIONS, _MOST_DIGITS = 256, 20
 
 
 # ------------------------------------------------------------------------------------------------------ writing
@@ -221,9 +222,7 @@ def _parse(lines: Sequence[str]) -> Trace:
                 leaves.append(_parse_leaf(fields, len(records)))
             case "result":
                 name, found, source = fields
-                results.append(
-                    Result(_unescape(name), _parse_digest(found), "" if source == "-" else _unescape(source))
-                )
+                results.append(Result(_unescape(name), parse_digest(found), "" if source == "-" else _unescape(source)))
             case "setting":
                 position, label, changed = fields
                 settings.update(json.loads(changed))
@@ -243,7 +242,7 @@ def _parse_record(fields: Sequence[str]) -> OpRecord:
     phase, _, iteration = where.partition(".")
     written = fields[3].split(" ")[1:]
     extras = dict(field.split("=", 1) for field in fields[4:] if not field.startswith(_NOTE))
-    outputs = tuple(map(_parse_digest, written))
+    outputs = tuple(map(parse_digest, written))
     return OpRecord(
         id=record_id,
         phase=phase,
@@ -278,7 +277,8 @@ def _parse_ref(text: str) -> Ref:
     )
 
 
-def _parse_digest(text: str) -> TensorDigest:
+def parse_digest(text: str) -> TensorDigest:
+    """The digest that :func:`digest_text` wrote; raises ``ValueError`` for any other text."""
     found = _DIGEST.fullmatch(text) or _fail(f"no digest: {text!r}")
     shape = _integers(found["shape"])
     stride = contiguous_stride(shape) if found["stride"] is None else _integers(found["stride"])
@@ -289,7 +289,7 @@ def _parse_digest(text: str) -> TensorDigest:
 def _parse_leaf(fields: Sequence[str], position: int) -> Leaf:
     leaf_id, kind, found, *rest = fields
     initial = rest[0].removeprefix("was=") if rest else ""
-    return Leaf(_unescape(leaf_id), kind, _parse_digest(found), position, initial)
+    return Leaf(_unescape(leaf_id), kind, parse_digest(found), position, initial)
 
 
 def _check_references(trace: Trace) -> None:
@@ -302,7 +302,10 @@ def _check_references(trace: Trace) -> None:
 
 
 def _integers(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(","))) if text else ()
+    values = text.split(",") if text else []
+    if len(values) > _MOST_DIMENSIONS or any(len(value) > _MOST_DIGITS for value in values):
+        _fail("a shape or stride is too large")  # a stride is a product of sizes: without end, if these are
+    return tuple(map(int, values))
 
 
 def _unescape(text: str) -> str:

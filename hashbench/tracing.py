@@ -15,26 +15,28 @@ threads are seen), and writes behind torch's back (a NumPy view) unless ``hash_i
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
     _get_current_dispatch_mode_stack,
 )
 
-from hashbench import inspection, tracefile
+from hashbench import inspection, questions, tracefile
 from hashbench.arguments import argument_text
-from hashbench.building import RawLeaf, RawResult, build_trace
+from hashbench.building import Ids, Place, RawLeaf, RawResult, build_record, build_trace
+from hashbench.devices import Ledger
 from hashbench.digest import EMPTY, RawDigest, _buffer, _hash, components, python_digest, raw_digest, readable
+from hashbench.files import replace_file
 from hashbench.marks import (
     LeafViews,
     Mark,
@@ -49,7 +51,8 @@ from hashbench.marks import (
 )
 from hashbench.modulepaths import ModulePaths
 from hashbench.opplan import OpPlan, Pattern, plan_of
-from hashbench.records import HashbenchError, SettingsMark, Trace
+from hashbench.records import HashbenchError, OpRecord, SettingsMark, Trace
+from hashbench.watching import Watcher
 
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _current_autograd_node = torch._C._current_autograd_node
@@ -85,6 +88,8 @@ class HashDebugTrace(TorchDispatchMode):
         model: name the modules, parameters and buffers of this model from the start, and hash its state now.
         inputs: hash these example inputs now (any nesting of tensors) and name them ``input/…``.
         settings: a function that returns torch's global settings as text by name; called at every mark.
+        watcher: told of every call by the id that its record will have; it may look, capture, and put content in place.
+        digests: ``"fast"``, by the fastest function on each device, or ``"device"``, as on accelerators, everywhere.
     """
 
     supports_higher_order_operators = True
@@ -112,6 +117,8 @@ class HashDebugTrace(TorchDispatchMode):
         model: torch.nn.Module | None = None,
         inputs: Any = None,
         settings: Callable[[], Mapping[str, str]] | None = None,
+        watcher: Watcher | None = None,
+        digests: str = "fast",
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.log_path = None if log_path is None else Path(log_path)
@@ -120,9 +127,15 @@ class HashDebugTrace(TorchDispatchMode):
         self.hash_inputs, self.source_lines = hash_inputs, source_lines
         self.iteration = 0
         self.failed_op = ""
-        self._notes_wanted = hash_inputs or source_lines or verbose or include_timestamp or show_exec_time
+        reported = watcher is not None and watcher.wants_records
+        self._notes_wanted = hash_inputs or source_lines or verbose or include_timestamp or show_exec_time or reported
         self._settings = settings
+        self._watcher, self._live_ids = watcher, Ids()
+        self._live_records: list[OpRecord] | None = [] if reported else None
+        self._live_place = Place("", "", None)
         self._token = object()
+        self._ledger = Ledger(everywhere=digests == "device")
+        self._at_once = frozenset() if self._ledger.everywhere else _PLAIN_DTYPES
         self._records: list[tuple[Any, ...]] = []
         self._leaves: list[RawLeaf] = []
         self._results: list[RawResult] = []
@@ -131,7 +144,6 @@ class HashDebugTrace(TorchDispatchMode):
         self._registered: dict[int, tuple[str, str, RawDigest]] = {}
         self._modules = ModulePaths()
         self._plans: dict[int, OpPlan] = {}
-        self._optimizing = False
         self._first_sequence: int | None = None
         self._undo: ExitStack | None = None
         self._finished: Trace | None = None
@@ -147,12 +159,11 @@ class HashDebugTrace(TorchDispatchMode):
         self._refuse_to_share()
         if self._first_sequence is None:
             self._first_sequence = _get_sequence_nr()
+            self._live_ids = Ids(self._first_sequence)
         with ExitStack() as undo:
             undo.enter_context(self._modules.watched())
-            undo.callback(register_optimizer_step_pre_hook(lambda *_: self._set_optimizing(True)).remove)
-            undo.callback(register_optimizer_step_post_hook(lambda *_: self._set_optimizing(False)).remove)
+            self.mark("start")  # before the hooks stay: a function for settings that raises must leave none behind
             self._undo = undo.pop_all()
-        self.mark("start")
         return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
 
     def __exit__(self, *exception: Any) -> None:
@@ -188,22 +199,26 @@ class HashDebugTrace(TorchDispatchMode):
             found = tuple(sorted(self._settings().items()))
             self._setting_marks.append(SettingsMark(len(self._records), label, found))
 
-    def _set_optimizing(self, value: bool) -> None:
-        self._optimizing = value
-
     def _register_state(self, model: torch.nn.Module) -> None:
         self._modules.register(model)
         for tensor in [*model.parameters(), *model.buffers()]:
             key = storage_key(tensor)
-            if key is not None:
-                self._registered.setdefault(key, (*self._modules.state_name(tensor), raw_digest(tensor)))
+            if key is not None and key not in self._registered:
+                kind, name = self._modules.state_name(tensor)
+                self._watch_leaf(f"{kind}/{name}", tensor)
+                self._registered[key] = (kind, name, raw_digest(tensor, self._ledger))
+
+    def _watch_leaf(self, node: str, tensor: torch.Tensor) -> None:
+        if self._watcher is not None:
+            self._watcher.leaf(node, tensor)
 
     def register_inputs(self, inputs: Any) -> None:
         """Name the tensors in ``inputs`` by their place and take their digests now; call with dispatch modes off."""
         for path, tensor in inspection.named_tensors(inputs):
             key = storage_key(tensor)
             if key is not None:
-                self._registered[key] = ("input", path, raw_digest(tensor))
+                self._watch_leaf(f"input/{path}", tensor)
+                self._registered[key] = ("input", path, raw_digest(tensor, self._ledger))
 
     # ----------------------------------------------------------------------------------------------- hot path
 
@@ -242,7 +257,7 @@ class HashDebugTrace(TorchDispatchMode):
         if node is not None:
             phase, sequence = "backward", node._sequence_nr()
         else:
-            phase = "optimizer" if self._optimizing else "forward"
+            phase = "optimizer" if self._modules.optimizing else "forward"
             sequence = _get_sequence_nr() - 1
         rng = inspection.generator_digest(args, kwargs) if plan.seeded else None
         noted = self._note_before(plan, args, kwargs) if self._notes_wanted or plan.resizes else None
@@ -279,7 +294,7 @@ class HashDebugTrace(TorchDispatchMode):
         """The digest of a tensor just written; its storage gets ``mark``. A stride of ``None`` means contiguous."""
         try:
             dtype = tensor.dtype
-            if type(tensor) in _PLAIN_TENSORS and dtype in _PLAIN_DTYPES and tensor.is_cpu and tensor.is_contiguous():
+            if type(tensor) in _PLAIN_TENSORS and dtype in self._at_once and tensor.is_cpu and tensor.is_contiguous():
                 tensor.untyped_storage()._hashbench_writer = mark  # type: ignore[attr-defined]
                 if blank:
                     return dtype, tensor.shape, None, None
@@ -291,12 +306,36 @@ class HashDebugTrace(TorchDispatchMode):
         except (NotImplementedError, RuntimeError):
             pass  # a tensor without a storage or strides: sparse, nested, opaque; without an address: zero tensors
         set_mark(tensor, mark)
-        found = raw_digest(tensor)
+        found = raw_digest(tensor, self._ledger)
         return (*found[:3], None) if blank else found
 
     def _plan(self, func: Any) -> OpPlan:
-        self._plans[id(func)] = plan = plan_of(func)
+        plan = plan_of(func)
+        if self._watcher is not None and plan.traced:
+            plan = replace(plan, call=functools.partial(self._watched_call, self._watcher, func, plan))
+        self._plans[id(func)] = plan
         return plan
+
+    def _watched_call(self, watcher: Watcher, func: Any, plan: OpPlan, /, *args: Any, **kwargs: Any) -> Any:
+        """The call of an op, with the watcher told before and after it."""
+        node = _current_autograd_node()
+        phase = "backward" if node is not None else "optimizer" if self._modules.optimizing else "forward"
+        place = self._live_ids.add_record(
+            plan.name,
+            phase=phase,
+            iteration=self.iteration,
+            module=self._modules.current,
+            sequence=_get_sequence_nr() - 1 if node is None else node._sequence_nr(),
+        )
+        try:
+            watcher.before(place.id, func, args, kwargs)
+            output = plan.call(*args, **kwargs)
+            watcher.after(place.id, func, args, kwargs, output)
+        except BaseException:
+            self._live_ids.take_back_record()
+            raise
+        self._live_place = place
+        return output
 
     # --------------------------------------------------------------------------- what the hot path seldom needs
 
@@ -410,15 +449,17 @@ class HashDebugTrace(TorchDispatchMode):
             kind = "parameter" if isinstance(tensor, _Parameter) else "other"
             name = self._modules.current
         number = -1 - len(self._leaves)
+        if self._watcher is not None:
+            self._watch_leaf(self._live_ids.add_leaf(kind, name), tensor if content is None else content)
         if views is None:
             found = self._write(tensor if content is None else content, (self._token, number, None), blank=False)
         else:
             views.numbers[place_in_storage(tensor)] = number
             set_mark(tensor, (self._token, number, views))
-            found = raw_digest(tensor)
-        seen = found if content is None else raw_digest(tensor)
-        changed = initial if initial is not None and readable(initial) != readable(seen) else None
-        self._leaves.append((kind, name, found, len(self._records), changed))
+            found = raw_digest(tensor, self._ledger)
+        seen = found if content is None else raw_digest(tensor, self._ledger)
+        registered = None if initial is None else (initial, seen)
+        self._leaves.append((kind, name, found, len(self._records), registered))
         return number
 
     # ------------------------------------------------------------ notes: the diagnosis pass, verbose, resize_
@@ -431,9 +472,10 @@ class HashDebugTrace(TorchDispatchMode):
                 for tensor in inspection.tensors_in([*args, *kwargs.values()])
             ]
         if self.hash_inputs:
-            noted["inputs"] = {path: raw_digest(tensor) for path, tensor in inspection.named_arguments(args, kwargs)}
+            named = inspection.named_arguments(args, kwargs)
+            noted["inputs"] = {path: raw_digest(tensor, self._ledger) for path, tensor in named}
         if self.source_lines:
-            noted["source"] = inspection.caller_line(sys._getframe(2))
+            noted["source"] = inspection.caller_line(sys._getframe(1).f_back)
         noted["time"], noted["clock"] = time.time(), time.perf_counter()
         return noted
 
@@ -445,7 +487,7 @@ class HashDebugTrace(TorchDispatchMode):
             if storage_key(tensor) == storage and storage_bytes(tensor) > size:
                 # resize_ grew it: the new part is memory that nobody wrote
                 set_mark(tensor, (self._token, number, None))
-                self._replace_written(number, ((*raw_digest(tensor)[:3], None),))
+                self._replace_written(number, ((*raw_digest(tensor, self._ledger)[:3], None),))
         if self.hash_inputs:
             kept["inputs"] = noted["inputs"]
             self._note_undeclared_writes(number, plan, args, kwargs, noted["inputs"])
@@ -459,6 +501,14 @@ class HashDebugTrace(TorchDispatchMode):
             self._notes[number] = kept
         if self.verbose and (self.max_ops_logged is None or number < self.max_ops_logged):
             print(self._line(number))
+        if self._live_records is not None and self._watcher is not None:
+            self._live_records.append(self._live_record(number, self._live_records))
+            self._watcher.recorded(self._live_records[-1])
+
+    def _live_record(self, number: int, earlier: Sequence[OpRecord]) -> OpRecord:
+        place = self._live_place
+        forward = None if place.forward is None else earlier[place.forward]
+        return build_record(self._records[number], self._live_ids, place, forward, self._notes.get(number, {}))
 
     def _note_undeclared_writes(
         self, number: int, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], before: Mapping[str, RawDigest]
@@ -469,8 +519,8 @@ class HashDebugTrace(TorchDispatchMode):
         for path, tensor in inspection.named_arguments(args, kwargs):
             if id(tensor) in declared or plan.resizes:
                 continue
-            after = raw_digest(tensor)
-            if after != before[path]:
+            after = raw_digest(tensor, self._ledger)
+            if after != before[path] and readable(after) != readable(before[path]):  # the latter waits for a device
                 set_mark(tensor, (self._token, number, None))
                 changed.append(after)
         if changed:
@@ -500,11 +550,12 @@ class HashDebugTrace(TorchDispatchMode):
             node = mark[1] if mark is not None and mark[0] is self._token else None
             if mark is not None and node is not None and mark[2] is not None:
                 node = mark[2].numbers.get(place_in_storage(value), node)
-            self._results.append((name, readable(raw_digest(value)), node))
+            self._results.append((name, raw_digest(value, self._ledger), node))
 
     def finish(self) -> Trace:
         """Everything recorded, as a :class:`~hashbench.records.Trace`; the raw records are released."""
         if self._finished is None:
+            self._ledger.read()
             self._finished = build_trace(
                 self._records,
                 self._leaves,
@@ -529,17 +580,18 @@ class HashDebugTrace(TorchDispatchMode):
 
     @property
     def stats(self) -> dict[str, Any]:
-        """``total_ops``, ``tensor_ops`` (that read or wrote a tensor), ``unique_tensors`` (set of digests),
-        ``operation_types`` (calls by op)."""
-        trace = self.finish() if not self.is_active() else self._peek()
-        return {
-            "total_ops": len(trace.records),
-            "tensor_ops": sum(1 for record in trace.records if record.inputs or record.outputs),
-            "unique_tensors": {found.value for record in trace.records for found in record.outputs if found.value},
-            "operation_types": Counter(record.op for record in trace.records),
-        }
+        """Numbers of ops and tensors so far, see :func:`hashbench.questions.stats`."""
+        return questions.stats(self._so_far())
 
-    def _peek(self) -> Trace:
+    @property
+    def stack_log(self) -> list[dict[str, Any]]:
+        """One entry per record with what it read, see :func:`hashbench.questions.stack_log`."""
+        return questions.stack_log(self._so_far())
+
+    def _so_far(self) -> Trace:
+        """The trace as it is now: while ops are being recorded, of those that there are."""
+        if not self.is_active():
+            return self.finish()
         return build_trace(
             self._records,
             self._leaves,
@@ -550,38 +602,21 @@ class HashDebugTrace(TorchDispatchMode):
             first_sequence=self._first_sequence or 0,
         )
 
-    def print_summary(self, top: int = 10) -> None:
-        """Print how many ops of which kind were recorded."""
-        stats = self.stats
-        print(f"{stats['total_ops']} ops, {len(stats['unique_tensors'])} different tensors")
-        for name, count in stats["operation_types"].most_common(top):
-            print(f"{count:7d}  {name}")
+    def print_summary(self, top: int = 10, *, to_file: bool = False) -> None:
+        """Print how many ops of which kind were recorded; with ``to_file`` into ``<log_path>.summary`` instead."""
+        text = questions.summary(self.finish(), top=top)
+        if to_file and self.log_path is not None:
+            replace_file(self.log_path.with_name(f"{self.log_path.name}.summary"), text + "\n")
+        else:
+            print(text)
 
     def get_tensor_flow_graph(self) -> list[dict[str, Any]]:
-        """One entry per record: ``operation``, ``op_id``, ``inputs`` (ids of the writers), ``outputs`` (digests)."""
-        return [
-            {
-                "operation": record.op,
-                "op_id": record.id,
-                "module": record.module,
-                "inputs": [ref.source for ref in record.inputs],
-                "outputs": [found.word() for found in record.outputs],
-            }
-            for record in self.finish().records
-        ]
+        """One entry per record, see :func:`hashbench.questions.tensor_flow`."""
+        return questions.tensor_flow(self.finish())
 
     def find_tensor_by_hash(self, value: str) -> list[dict[str, str]]:
-        """Where a digest (its text, or its beginning) was written and read: ``op_id``, ``operation``, ``role``."""
-        trace = self.finish()
-        owners = {leaf.id for leaf in trace.leaves if leaf.digest.value.startswith(value)}
-        found = [{"op_id": leaf, "operation": "", "role": "leaf"} for leaf in sorted(owners)]
-        for record in trace.records:
-            if any(ref.source in owners for ref in record.inputs):
-                found.append({"op_id": record.id, "operation": record.op, "role": "input"})
-            if any(output.value.startswith(value) for output in record.outputs if output.value):
-                owners.add(record.id)
-                found.append({"op_id": record.id, "operation": record.op, "role": "output"})
-        return found
+        """Where a digest was written and read, see :func:`hashbench.questions.find_by_hash`."""
+        return questions.find_by_hash(self.finish(), value)
 
     def export_to_json(self, path: str | Path) -> None:
         """Write the trace as one JSON document: ``records``, ``leaves``, ``results``."""

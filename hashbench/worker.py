@@ -18,7 +18,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Never
@@ -48,6 +48,7 @@ def run(task: Task, reports: Connection) -> Never:
         _redirect_output(Path(task.log_path))
     except OSError as error:
         _end_with_storage_error(reports, error)
+    _keep_to(task.cpus)
     faulthandler.enable(file=2)
     # Shortly before the parent ends this process, the log gets the stack where it hangs.
     faulthandler.dump_traceback_later(max(0.9 * task.timeout, task.timeout - 2.0), file=2)
@@ -102,6 +103,17 @@ def _redirect_output(log: Path) -> None:
     os.close(descriptor)
     # What was printed before a crash must not be lost in a buffer.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def _keep_to(cpus: Sequence[int]) -> None:
+    """Pin this process and all threads and processes that it will start. OpenMP and MKL counted the cores when the fork
+    server loaded them and do not count again: the number of threads is the runner's to set."""
+    if not cpus or not hasattr(os, "sched_setaffinity"):
+        return
+    try:
+        os.sched_setaffinity(0, cpus)
+    except OSError as error:  # taken away since the sweep looked
+        print(f"hashbench: cannot keep to the cores {', '.join(map(str, cpus))} ({error.strerror})")
 
 
 def _die_with_parent() -> None:

@@ -69,14 +69,11 @@ def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 
 @contextmanager
-def sweep_process(output: Path, *arguments: str):
-    """A sweep in a process group of its own, as a shell would start it."""
+def sweep_process(*arguments: str | Path, script: Path = SCRIPT, stderr: int | None = subprocess.STDOUT):
+    """A sweep in a process group of its own, as a shell would start it; by default its errors are part of what it
+    prints."""
     process = subprocess.Popen(
-        [sys.executable, SCRIPT, output, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        process_group=0,
+        [sys.executable, script, *arguments], stdout=subprocess.PIPE, stderr=stderr, text=True, process_group=0
     )
     try:
         yield process

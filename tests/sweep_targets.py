@@ -7,6 +7,7 @@ Run as a script, this file is a sweep in a process of its own:
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import resource
 import signal
@@ -16,7 +17,12 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
+
+from hashbench.files import replace_file
 from hashbench.records import ModelSpec, Row, RunOptions
+from hashbench.report.csvfile import row_to_json
+from hashbench.results_folder import ResultsFolder, file_key
 
 LOADED_IN = os.getpid()
 
@@ -31,12 +37,13 @@ def run_model(spec: ModelSpec, options: RunOptions) -> Row:
     with (Path(options.output).parent / "ran.txt").open("a") as ran:
         ran.write(f"{spec.name} {os.getpid()}\n")
     began = time.monotonic()
-    note = globals()[f"do_{spec.arguments['do']}"](spec, options) or ""
+    found = globals()[f"do_{spec.arguments['do']}"](spec, options) or ""
+    accuracy, note = found if isinstance(found, tuple) else ("pass", found)
     return Row(
         dev=options.device,
         name=spec.name,
         batch_size=2,
-        accuracy="pass",
+        accuracy=accuracy,
         suite=spec.suite,
         mode=options.mode,
         detail=note,
@@ -65,6 +72,38 @@ def do_segfault(*_):
 
 def do_kill9(*_):
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _leave_draft(spec, options, **fields):
+    """As the runner does before it looks for the cause of a difference."""
+    row = Row(options.device, spec.name, 2, "eager_two_runs_differ", suite=spec.suite, mode=options.mode, **fields)
+    folder = ResultsFolder(Path(options.output))
+    key = file_key(suite=spec.suite, mode=options.mode, name=spec.name)
+    replace_file(folder.draft_path(key), json.dumps(row_to_json(row)))
+
+
+def do_segfault_in_diagnosis(spec, options):
+    _leave_draft(spec, options, kernel="aten.index_put.default")
+    do_segfault()
+
+
+def do_hang_in_diagnosis(spec, options):
+    _leave_draft(spec, options, kernel="aten.index_put.default")
+    time.sleep(1000)
+
+
+def do_draft_of_another(spec, options):
+    folder = ResultsFolder(Path(options.output))
+    row = Row(options.device, "another", 2, "eager_two_runs_differ", suite=spec.suite, mode=options.mode)
+    replace_file(
+        folder.draft_path(file_key(suite=spec.suite, mode=options.mode, name=spec.name)), json.dumps(row_to_json(row))
+    )
+    do_segfault()
+
+
+def do_diagnose(spec, options):
+    _leave_draft(spec, options)
+    return "diagnosed"
 
 
 def do_exit3(*_):
@@ -119,6 +158,56 @@ def do_meet(spec, options):
         time.sleep(0.01)
 
 
+def _first_time(spec, options) -> bool:
+    """Whether this is the first attempt; then it waits for a neighbour to start, too."""
+    here = Path(options.output).parent
+    mark = here / f"{spec.name}.once"
+    if mark.exists():
+        return False
+    mark.touch()
+    while len(ran(Path(options.output))) < 2:
+        time.sleep(0.01)
+    return True
+
+
+def _neighbours() -> str:
+    return f"beside {len(psutil.Process(os.getppid()).children()) - 1} others"
+
+
+def do_die_once(spec, options):
+    if _first_time(spec, options):
+        do_kill9()
+    return _neighbours()
+
+
+def do_die_once_then_hang(spec, options):
+    do_die_once(spec, options)
+    time.sleep(60)
+
+
+def do_out_of_memory_once(spec, options):
+    return ("eager_1st_run_OOM", "") if _first_time(spec, options) else _neighbours()
+
+
+def do_out_of_memory(*_):
+    return "eager_1st_run_OOM", ""
+
+
+def do_differ_and_die_once(spec, options):
+    if _first_time(spec, options):
+        _leave_draft(spec, options, kernel="aten.index_put.default")
+        do_kill9()
+
+
+def do_differ_and_die_then_die(spec, options):
+    do_differ_and_die_once(spec, options)
+    do_kill9()
+
+
+def do_cores(_spec, options):
+    return f"cores {sorted(os.sched_getaffinity(0))}, threads {options.threads}"
+
+
 def do_fill_disk(_spec, options):
     with (Path(options.output).parent / "ballast").open("wb", buffering=0) as file:
         try:
@@ -166,7 +255,7 @@ def main(arguments: list[str]) -> int:
     try:
         run_sweep(
             models,
-            RunOptions(),
+            RunOptions(threads=1),  # of one and of two jobs
             output=output,
             environment={},
             resume="--resume" in arguments,

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from repro_helpers import adding_rows, aten, captured, said_of
 
 import hashbench
 from hashbench.records import ROW_COLUMNS
 from hashbench.report.csvfile import read_rows
+from hashbench.repro import opdefinition, write_repro
 
 CHECKOUT = Path(hashbench.__file__).parents[1]
 NO_TORCH = """
@@ -172,6 +174,10 @@ BAD = {
     "a damaged trace": ("diff whole.log damaged.log", "damaged", "--keep-traces"),
     "a trace that is missing": ("diff whole.log none.log", "No such file", "--keep-traces"),
     "a trace that is a folder": ("diff whole.log out", "directory", "--keep-traces"),
+    "a repro that is missing": ("replay none", "call.json: No such file", "hashbench sweep"),
+    "a folder that is no repro": ("replay out", "cannot use the repro in out", "hashbench sweep"),
+    "a definition that raises": ("replay out --import raises.py", "RuntimeError: no licence", "Give a Python file"),
+    "one replay": ("replay out --replays 1", "--replays: 1 is too small", "the least is 2"),
     "an unknown command": ("swep", "invalid choice", "--help"),
     "no command": ("", "COMMAND", "--help"),
     "an unknown flag": ("compare out out --strict", "--strict", "--help"),
@@ -200,7 +206,11 @@ def test_duplicates_are_named(folder: Path) -> None:
 
 
 def test_fault_of_hashbench_shows_its_trace(tmp_path: Path) -> None:
-    code = "import sys, hashbench.cli as c; c._listed = lambda spec: 1 / 0; sys.exit(c.main(['list']))"
+    code = (
+        "import sys, hashbench.cli.listing as s, hashbench.cli as c\n"
+        "s._listed = lambda spec: 1 / 0\n"
+        "sys.exit(c.main(['list']))"
+    )
     done = run(cwd=tmp_path, code=code)
     assert done.returncode == 70
     assert "ZeroDivisionError" in done.stderr
@@ -209,8 +219,8 @@ def test_fault_of_hashbench_shows_its_trace(tmp_path: Path) -> None:
 
 def test_ctrl_c_is_no_fault(tmp_path: Path) -> None:
     code = (
-        "import sys, signal, os, hashbench.cli as c\n"
-        "c._listed = lambda spec: os.kill(os.getpid(), signal.SIGINT)\n"
+        "import sys, signal, os, hashbench.cli.listing as s, hashbench.cli as c\n"
+        "s._listed = lambda spec: os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.exit(c.main(['list']))"
     )
     done = run(cwd=tmp_path, code=code)
@@ -304,6 +314,38 @@ def test_compare_with_itself_is_no_difference_and_with_a_better_one_is(folder: P
     worse = run("compare", "better.csv", "out", cwd=folder)
     assert worse.returncode == 1
     assert "drifting" in worse.stdout
+
+
+@pytest.mark.parametrize(("form", "words"), [("text", "cause: "), ("json", '"reproduced": true')])
+def test_replay_of_a_call_that_differs_exits_with_1(form: str, words: str, tmp_path: Path) -> None:
+    write_repro(tmp_path / "racing", adding_rows(), said_of())
+    done = run("replay", "racing", "--replays", "20", "--budget", "4", "--format", form, cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert words in done.stdout
+
+
+def test_replay_of_a_call_that_agrees_exits_with_0(tmp_path: Path) -> None:
+    write_repro(tmp_path / "steady", captured(aten.sort.default, torch.randn(100)), said_of())
+    done = run("replay", "steady", "--replays", "2", "--budget", "5", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "0 of 2 " in done.stdout
+
+
+def test_replay_of_a_custom_op_wants_to_know_what_defines_it(tmp_path: Path) -> None:
+    (tmp_path / "ops.py").write_text(
+        "import torch\n"
+        "@torch.library.custom_op('hashbench_cli::twice', mutates_args=())\n"
+        "def twice(x: torch.Tensor) -> torch.Tensor:\n"
+        "    return x * 2\n"
+    )
+    opdefinition.load(str(tmp_path / "ops.py"))
+    write_repro(tmp_path / "custom", captured(torch.ops.hashbench_cli.twice.default, torch.ones(2)), said_of())
+    command = ("replay", "custom", "--replays", "2", "--budget", "5")
+    done = run(*command, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "there is no op hashbench_cli.twice.default: nothing was run" in done.stderr
+    assert "--import FILE" in done.stderr
+    assert run(*command, "--import", "ops.py", cwd=tmp_path).returncode == 0
 
 
 def test_list_shows_the_models_of_a_zoo_file(folder: Path) -> None:

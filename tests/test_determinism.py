@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from hashbench.determinism import deterministic_settings, preserved, preserved_rng, reset_rng_state, settings
+from hashbench.determinism import applied, deterministic_settings, preserved, preserved_rng, reset_rng_state, settings
 
 
 @contextmanager
@@ -89,6 +89,38 @@ def test_a_setting_that_a_body_changes_is_seen_and_put_back(name: str) -> None:
             pass
 
 
+@pytest.mark.parametrize("name", CHANGES)
+def test_settings_written_down_can_be_put_in_force_again(name: str) -> None:
+    with preserved():
+        CHANGES[name]()
+        noted = settings()
+    with nothing_left():
+        assert settings() != noted
+        with applied(noted):
+            assert settings() == noted
+
+
+def test_all_settings_written_down_at_once_can_be_put_in_force_again() -> None:
+    with preserved():
+        for change in CHANGES.values():
+            change()
+        noted = settings()
+    with nothing_left(), suppress(ZeroDivisionError), applied(noted):
+        assert settings() == noted
+        raise ZeroDivisionError
+
+
+def test_settings_that_this_torch_lacks_are_passed_over() -> None:
+    with nothing_left(), applied({"of.another.torch": "True", "inference_mode": "True", "num_threads": "1"}):
+        assert torch.get_num_threads() == 1
+
+
+def test_some_settings_leave_the_others_as_they_are() -> None:
+    before = settings()
+    with applied({"cudnn.benchmark": "True"}):
+        assert settings() == before | {"cudnn.benchmark": "True"}
+
+
 def test_a_body_that_changes_everything_is_put_back() -> None:
     with nothing_left(), suppress(ZeroDivisionError), deterministic_settings("on"):
         for change in CHANGES.values():
@@ -160,3 +192,15 @@ def test_the_random_state_is_put_back(fails: bool) -> None:
         if fails:
             raise ZeroDivisionError
     assert draws() == expected
+
+
+def test_settings_are_put_in_force_where_torchs_own_test_helpers_froze_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    # torch.testing._internal.common_utils calls torch.backends.disable_global_flags() on import.
+    monkeypatch.setattr(torch.backends.m, "__allow_nonbracketed_mutation_flag", False)
+    before = settings()
+    with deterministic_settings("on"):
+        assert (settings()["cudnn.deterministic"], settings()["mkldnn.deterministic"]) == ("True", "True")
+        with applied({"mkldnn.enabled": "False"}):
+            assert settings()["mkldnn.enabled"] == "False"
+    assert settings() == before
+    assert torch.backends.flags_frozen()

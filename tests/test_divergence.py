@@ -439,6 +439,25 @@ def view_is_taken_in_another_order_at_the_same_offset(run: Run) -> None:
     run.result(run.op("mm", x, wrote=run.either("y", "Y")), run.either("y", "Y"))
 
 
+@blames("kernel", "mv")
+def view_is_taken_at_another_place_where_the_same_was_read(run: Run) -> None:
+    run.hashed = True
+    pool = run.leaf("buffer/Net.pool", "p")
+    run.op("slice", seen(pool, "p"), arguments=run.either("0, 4", "2, 6"))
+    filled = run.op("copy_", into(pool, run.either(0, 2), digest=run.either("a", "b")), wrote="x")
+    run.op("slice", seen(filled, run.either("p1", "p2")), arguments=run.either("0, 4", "2, 6"))
+    run.result(run.op("mv", seen(filled, "x", run.either(0, 2)), wrote=run.either("y", "Y")), run.either("y", "Y"))
+
+
+@blames("outside", "slice")
+def view_is_taken_at_another_place_where_something_else_was_read(run: Run) -> None:
+    run.hashed = True
+    pool = run.leaf("buffer/Net.pool", "p")
+    run.op("slice", seen(pool, "p"), arguments=run.either("0, 4", "2, 6"))
+    read = seen(pool, run.either("p1", "p2"), run.either(0, 2))
+    run.result(run.op("mv", read, wrote=run.either("y", "Y")), run.either("y", "Y"))
+
+
 @blames("kernel", "index_put")
 def view_that_differs_of_another_tensor(run: Run) -> None:
     x = run.op("relu", run.leaf("input/0"), wrote="r")

@@ -56,7 +56,7 @@ def test_the_zoo_of_the_documentation_is_a_zoo(tmp_path: Path) -> None:
 
     specs = suites.catalog(str(path))
 
-    assert [spec.name for spec in specs] == ["classifier", "with_everything"]
+    assert [spec.name for spec in specs] == ["classifier", "sorter", "wide_128", "wide_64", "with_everything"]
     for spec in specs:
         assert suites.load(spec, mode="training").module is not None
 
@@ -66,20 +66,21 @@ def test_the_readmes_tables_are_made_from_measured_files(tmp_path: Path) -> None
     import runpy
 
     script = runpy.run_path(str(ROOT / "docs" / "readme_tables.py"))
-    header = "dev,name,batch_size,accuracy,origin,kernel,phase,module,benign\n"
-    row = "eager_two_runs_differ,kernel,aten.index_put_.default,forward,SlotMemory.write,0\n"
-    rows = f"cpu,slot_memory,,{row}cpu,slot_memory_twin,,pass,,,,,0\ncpu,voxel_grid,,pass_due_to_skip,,,,,\n"
+    header = "dev,name,batch_size,accuracy,kernel,phase,cause,confidence,because\n"
+    row = "eager_two_runs_differ,aten.index_put_.default,forward,write_race,proven,20 of 20 | differ\n"
+    rows = f"cpu,slot_memory,,{row}cpu,slot_memory_twin,,pass,,,,,\ncpu,speaker_bank,,{row}"
     (tmp_path / "accuracy.csv").write_text(header + rows, encoding="utf-8")
     measured = {"machine": {"cores": "2"}, "tables": [{"title": "A", "headers": ["x", "goal"], "rows": [["1", "2"]]}]}
     (tmp_path / "benchmarks.json").write_text(json.dumps(measured), encoding="utf-8")
 
-    table = script["specimens"](tmp_path)
+    table = script["specimens"]([tmp_path])
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- benchmarks -->\nold\n<!-- /benchmarks -->\nafter\n", encoding="utf-8")
     script["_replace"](page, "benchmarks", script["benchmarks"](tmp_path / "benchmarks.json", only_goals=True))
 
-    assert table.count("\n") == 2  # header, rule, the one row that is no twin and was not skipped
+    assert table.count("\n") == 2  # header, rule, the first row of the one cause
     assert "`aten.index_put_.default`" in table
+    assert "20 of 20 \\| differ" in table
     assert "**A**" in page.read_text(encoding="utf-8")
     assert "old" not in page.read_text(encoding="utf-8")
     with pytest.raises(SystemExit, match="no place for specimens"):

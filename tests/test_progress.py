@@ -8,7 +8,7 @@ import pytest
 
 from hashbench.progress import Progress, _time_left
 from hashbench.records import Row
-from hashbench.sweep import ModelFinished, ModelStarted, SweepOpened
+from hashbench.sweep import ModelFinished, ModelPutOff, ModelStarted, SweepOpened, SweepPlanned
 
 
 class Terminal(io.StringIO):
@@ -70,3 +70,43 @@ def test_a_closed_stream_does_not_end_the_sweep():
 )
 def test_time_left(seconds, text):
     assert _time_left(seconds) == text
+
+
+PLANS = [
+    pytest.param(
+        SweepPlanned(4, 2, True, 21504.0, 121, 120, "results/x"),
+        "4 models at once, 2 threads each on cores of its own, together up to 21.0 GiB; "
+        "longest first as 120 of 121 models were in results/x\n",
+        id="everything known",
+    ),
+    pytest.param(
+        SweepPlanned(40, 1, False, None, 7), "40 models at once, 1 thread each; no earlier times\n", id="nothing known"
+    ),
+]
+
+
+@pytest.mark.parametrize(("plan", "text"), PLANS)
+def test_the_plan_of_several_workers(plan, text):
+    stream = io.StringIO()
+    Progress(stream)(plan)
+    assert stream.getvalue() == text
+
+
+def test_a_model_that_is_put_off_runs_no_more_until_it_starts_again():
+    stream = Terminal()
+    with Progress(stream) as progress:
+        progress(SweepOpened(total=1, done=0, damaged=0))
+        progress(ModelStarted(name="vit"))
+        progress(ModelPutOff(row=row("vit", "crashed", error="killed by SIGKILL")))
+        progress(ModelStarted(name="unet"))
+    frames = stream.getvalue().replace("\n", "\r").split("\r")
+    assert any("vit  crashed  killed by SIGKILL: runs again alone, after all others" in frame for frame in frames)
+    assert not any(frame.rstrip().endswith("vit, unet") for frame in frames)
+
+
+def test_a_line_end_in_a_name_begins_no_line_of_its_own():
+    stream = io.StringIO()
+    with Progress(stream) as progress:
+        progress(ModelFinished(row=row("x\n::error::y", "crashed", error="a\x1bb"), done=1, total=1, eta_seconds=0))
+    assert stream.getvalue().count("\n") == 1
+    assert "\x1b" not in stream.getvalue()

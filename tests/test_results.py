@@ -317,7 +317,22 @@ def test_numbers_are_over_all_results() -> None:
     first = {"a": torch.zeros(4), "b": torch.zeros(2, dtype=torch.int64), "c": torch.ones(1)}
     second = {"a": torch.tensor([0, 0, 1.0, 1.0]), "b": torch.tensor([0, 7]), "c": torch.ones(1)}
     found = compare(first, second)
-    assert found == Difference(("a", "b"), 3, 7.0, 0x3F800000, "")
+    assert found == Difference(("a", "b"), 3, 7.0, 0x3F800000, "", total=6, sum_relative=0.0)
+
+
+def test_variability_is_over_all_elements_of_the_results_that_differ() -> None:
+    first = {"a": torch.tensor([1.0, 2.0, 4.0, 0.0]), "b": torch.ones(100)}
+    second = {"a": torch.tensor([1.0, 2.5, 3.0, 9.0]), "b": torch.ones(100)}
+    found = compare(first, second)
+    assert found is not None
+    assert found.share == 3 / 4
+    assert found.mean_relative == (0.25 + 0.25) / 4  # an element that was zero has no relative difference
+
+
+def test_variability_of_differences_without_numbers_is_absent() -> None:
+    found = compare({"a": 1.0, "b": torch.zeros(3)}, {"a": 2.0, "b": torch.zeros(4)})
+    assert found is not None
+    assert (found.share, found.mean_relative) == (None, None)
 
 
 # -------------------------------------------------------------------------------------------------- structure

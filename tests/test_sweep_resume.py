@@ -144,7 +144,26 @@ def test_resume_of_another_sweep_says_what_differs(output):
     assert snapshot(output) == before
 
 
-MANIFEST = {"schema": 1, "suites": ["s"], "options": {"seed": 1}, "models": [["s", "a"], ["s", "b"]]}
+@pytest.mark.parametrize("fields", [{"schema": 1}, {"schema": 99}, {"rows": 2}, {"schema": None}])
+def test_a_folder_of_another_schema_is_named_and_not_touched(output, fields):
+    """Its rows lack fields or mean something else; taken for damaged ones, they would be thrown away."""
+    sweep([spec("a")], output)
+    path = output / "sweep.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    before = snapshot(output)
+    with pytest.raises(HashbenchError, match=r"cannot resume .*(sweep\.json has version|its rows have schema)"):
+        sweep([spec("a")], output, resume=True)
+    assert snapshot(output) == before
+
+
+MANIFEST = {
+    "schema": 1,
+    "rows": 3,
+    "suites": ["s"],
+    "options": {"seed": 1},
+    "partition": {"id": 0, "total": 1},
+    "models": [["s", "a"], ["s", "b"]],
+}
 
 
 @pytest.mark.parametrize(
@@ -152,6 +171,8 @@ MANIFEST = {"schema": 1, "suites": ["s"], "options": {"seed": 1}, "models": [["s
     [
         pytest.param({}, [], id="the same"),
         pytest.param({"schema": 2}, ["sweep.json has version 2, this hashbench writes 1"], id="another version"),
+        pytest.param({"rows": 2}, ["its rows have schema 2, this hashbench writes 3"], id="rows of another version"),
+        pytest.param({"partition": {"id": 1, "total": 4}}, ["it was partition 1 of 4 and is 0 of 1"], id="a shard"),
         pytest.param({"options": {"seed": 2}}, ["seed was 2 and is 1"], id="another option"),
         pytest.param(
             {"options": {"seed": 1, "threads": 4}}, ["threads was 4 and is None (--jobs sets it, too)"], id="jobs"

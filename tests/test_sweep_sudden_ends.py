@@ -149,3 +149,29 @@ def test_a_full_disk_under_the_runner_is_no_crash(output):
     with pytest.raises(HashbenchError, match=r"No space left on device; 1 of 2 rows are safe"):
         sweep([spec("a"), spec("b", "disk_full")], output)
     assert names_in_csv(output) == ["a"]
+
+
+# ----------------------------------------------------------------------------------- while the cause is looked for
+
+
+@pytest.mark.parametrize(
+    ("do", "timeout", "end"),
+    [("segfault_in_diagnosis", 60.0, "killed by SIGSEGV"), ("hang_in_diagnosis", 1.5, "no result after 1.5 s")],
+    ids=["killed by an experiment", "too slow"],
+)
+def test_what_was_known_before_the_diagnosis_is_kept(output, do, timeout, end):
+    (row,) = sweep([spec("a", do)], output, timeout=timeout).rows
+    assert (row.accuracy, row.kernel) == ("eager_two_runs_differ", "aten.index_put.default")
+    assert row.error.startswith(f"the diagnosis did not end: {end}")
+    assert not list((output / "rows").glob("*.draft"))
+
+
+def test_a_draft_of_another_model_is_not_taken(output):
+    (row,) = sweep([spec("a", "draft_of_another")], output).rows
+    assert row.accuracy == "crashed"
+
+
+def test_a_diagnosis_that_ends_leaves_no_draft(output):
+    (row,) = sweep([spec("a", "diagnose")], output).rows
+    assert (row.accuracy, row.detail) == ("pass", "diagnosed")
+    assert not list((output / "rows").glob("*.draft"))

@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
+from fuzzing import damaged
 
 from hashbench import tracefile
 from hashbench.records import (
@@ -195,6 +196,26 @@ def resealed(text: str) -> str:
 def test_a_line_without_meaning_is_refused_though_the_closing_line_fits(old: str, new: str) -> None:
     with pytest.raises(HashbenchError, match="no meaning"):
         tracefile.loads(resealed(tracefile.dumps(small_trace()).replace(old, new)))
+
+
+@pytest.mark.parametrize("sealed", [False, True], ids=["as it is", "with a closing line that fits"])
+def test_a_hostile_file_is_refused_in_one_line_or_is_a_trace(sealed: bool, tmp_path: Path) -> None:
+    """Whatever a sender writes, whose checksum may be right: no other error, nothing executed, no long wait."""
+    path, content = tmp_path / "a.log", tracefile.dumps(small_trace()).encode()
+    refused = []
+    for name, bad in damaged(content, seed=3, flips=400, cuts=40):
+        if sealed:
+            body = bad.decode(errors="replace").rpartition("end\t")[0]
+            bad = f"{body}end\t{body.count(chr(10))}\t{tracefile._checksum(body)}\n".encode()
+        path.write_bytes(bad)
+        try:
+            tracefile.read(path)
+        except HashbenchError as error:
+            refused.append(str(error))
+        else:
+            assert sealed, name
+    assert len(refused) > 50
+    assert not any("\n" in sentence for sentence in refused)
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

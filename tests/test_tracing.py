@@ -477,6 +477,28 @@ def test_hashed_inputs_expose_a_write_that_the_schema_does_not_declare() -> None
     assert record(trace, "add").inputs[0].source == record(trace, "hidden").id
 
 
+class Nested(torch.autograd.Function):
+    """Its backward runs another backward. Beyond 60 of them autograd goes on in a thread of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, depth: int) -> torch.Tensor:
+        ctx.depth = depth
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        if ctx.depth:
+            with torch.enable_grad():
+                Nested.apply(torch.ones(2, requires_grad=True), ctx.depth - 1).sum().backward()
+        return gradient.clone(), None
+
+
+def test_source_lines_are_empty_in_autograds_own_threads() -> None:
+    with HashDebugTrace(source_lines=True) as trace:
+        Nested.apply(torch.ones(2, requires_grad=True), 70).sum().backward()
+    assert sum(one.op == "aten.clone.default" for one in trace.finish().records) == 2 * 71
+
+
 def test_source_lines_name_the_line_of_the_caller() -> None:
     with HashDebugTrace(source_lines=True) as trace:
         x = torch.rand(3, requires_grad=True)
@@ -817,6 +839,28 @@ def test_the_ancestors_questions_are_answered(tmp_path: Path, capsys: pytest.Cap
     ]
     trace.export_to_json(tmp_path / "a.json")
     assert len(json.loads((tmp_path / "a.json").read_text())["records"]) == 5
+
+
+def test_the_log_of_calls_names_what_each_argument_was() -> None:
+    log = _example().stack_log
+    assert [entry["id"] for entry in log] == [1, 2, 3, 4, 5]
+    ones, doubled = value(torch.ones(3)), value(torch.full((3,), 2.0))
+    read = {entry["func"]: [one["hash"] for one in entry["arg_tensors"]] for entry in log}
+    assert read["aten.mul.Tensor"] == [ones]
+    assert read["aten.add.Tensor"] == [doubled, doubled]
+    assert {one["shape"] for entry in log for one in entry["arg_tensors"]} == {(3,), ()}
+
+
+def test_summary_goes_to_a_file_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with HashDebugTrace(tmp_path / "a.log") as trace:
+        torch.ones(3)
+    trace.print_summary(to_file=True)
+    assert not capsys.readouterr().out
+    assert (tmp_path / "a.log.summary").read_text().startswith("1 ops, 1 different tensors\n")
+
+
+def test_no_tensor_has_the_empty_hash() -> None:
+    assert _example().find_tensor_by_hash("") == []
 
 
 def test_stats_may_be_asked_while_tracing() -> None:

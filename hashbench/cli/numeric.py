@@ -1,0 +1,68 @@
+"""``hashbench numeric``: a model before and after a transformation, compared."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from hashbench.cli.flags import EXIT_DIFFERENCE, LARGEST_SEED, Commands, at_least
+from hashbench.records import DETERMINISTIC, HashbenchError
+
+
+def add(commands: Commands) -> None:
+    """Add the subcommand of this file."""
+    numeric = commands.add_parser("numeric", help="a model before and after a transformation, compared")
+    numeric.add_argument("file", type=Path, metavar="FILE.py", help="defines before(), after(model) and inputs()")
+    mode = numeric.add_mutually_exclusive_group()
+    mode.add_argument("--training", action="store_const", const=True, dest="training", help="in train() mode")
+    mode.add_argument(
+        "--inference", action="store_const", const=False, dest="training", help="in eval() mode, without gradients"
+    )
+    number = at_least(0, float)
+    numeric.add_argument("--iterations", type=at_least(1), default=2, metavar="N", help="steps (default 2)")
+    numeric.add_argument("--precision", type=number, metavar="X", help="rtol and atol (default: those of the dtype)")
+    numeric.add_argument("--rtol", type=number, metavar="X", help="relative tolerance")
+    numeric.add_argument("--atol", type=number, metavar="X", help="absolute tolerance")
+    numeric.add_argument("--stages", metavar="S,S", help="what is compared (default: all, or the file's STAGES)")
+    numeric.add_argument(
+        "--ignore", action="append", default=[], metavar="FORM", help="dtype, device or layout: may differ"
+    )
+    numeric.add_argument("--trace", action="store_true", help="name the first op at which the two part")
+    numeric.add_argument("--deterministic", choices=DETERMINISTIC, default="on")
+    numeric.add_argument("--seed", type=at_least(0, most=LARGEST_SEED), default=1337, metavar="N")
+    numeric.add_argument("--lines", type=at_least(1), default=20, metavar="N", help="of the table (default 20)")
+    numeric.add_argument("--json", type=Path, metavar="F", help="write all that was found to F")
+    numeric.set_defaults(command=_numeric, training=None)
+
+
+def _numeric(parsed: argparse.Namespace) -> int:
+    from hashbench.files import replace_file
+    from hashbench.tools.numeric import STAGES, run_model, showing, userfile
+
+    found = userfile.load(parsed.file, seed=parsed.seed)
+    asked = None if parsed.stages is None else tuple(word.strip() for word in parsed.stages.split(",") if word.strip())
+    report = run_model(
+        found.before,
+        found.after,
+        found.inputs,
+        parsed.iterations,
+        parsed.precision,
+        rtol=parsed.rtol,
+        atol=parsed.atol,
+        training=parsed.training,
+        stages=next((stages for stages in (asked, found.stages) if stages is not None), STAGES),
+        rename=found.rename,
+        ignore=parsed.ignore,
+        loss=found.loss,
+        make_optimizer=found.make_optimizer,
+        deterministic=parsed.deterministic,
+        seed=parsed.seed,
+        trace=parsed.trace,
+    )
+    print(showing.as_text(report, limit=parsed.lines))
+    if parsed.json is not None:
+        try:
+            replace_file(parsed.json, showing.as_json(report))
+        except OSError as error:
+            raise HashbenchError(f"cannot write {parsed.json}", consequence=str(error.strerror or error)) from error
+    return 0 if report else EXIT_DIFFERENCE

@@ -1,0 +1,205 @@
+"""``hashbench nightly``, ``hashbench report`` and ``hashbench expect``: what changed since last night, and what may."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from hashbench.cli import sweep
+from hashbench.cli.flags import EXIT_DIFFERENCE, EXIT_INTERRUPTED, Commands, OneLineParser, at_least, say
+from hashbench.cli.listing import add_suites, suites_to_sweep
+from hashbench.nightly import Part
+from hashbench.records import MODES, HashbenchError, ModelSpec
+
+
+def add(commands: Commands) -> None:
+    """Add the subcommands of this file."""
+    _add_nightly(commands.add_parser("nightly", help="sweep all suites, compare, and write the report of the night"))
+    _add_report(commands.add_parser("report", help="the report of one night or of many"))
+    _add_expect(commands.add_parser("expect", help="write down what a sweep found as what to expect"))
+
+
+# ---------------------------------------------------------------------------------------------------- nightly
+
+
+def _add_nightly(nightly: argparse.ArgumentParser) -> None:
+    nightly.set_defaults(command=_nightly)
+    nightly.add_argument("--output", type=Path, default=Path("results/nightly"), metavar="ROOT", help="of all nights")
+    nightly.add_argument(
+        "--label", default="", metavar="NAME", help="the night's folder in ROOT (default: today's date)"
+    )
+    add_suites(nightly, default=["all"], otherwise="all")
+    nightly.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="default: both")
+    nightly.add_argument("--models", choices=("default", "all"), default="default", help="one of every family, or all")
+    nightly.add_argument("--only", nargs="+", default=[], action="extend", metavar="M", help="these models")
+    nightly.add_argument("-k", "--filter", action="append", default=[], metavar="RE", help="models that match")
+    nightly.add_argument("-x", "--exclude", action="append", default=[], metavar="RE", help="but not those that match")
+    nightly.add_argument("--jobs", type=at_least(1), metavar="N", help="models at once")
+    nightly.add_argument("--expected", type=Path, metavar="DIR", help="CSVs of what is expected")
+    nightly.add_argument("--annotations", action="store_true", help="print GitHub's workflow commands, too")
+    nightly.add_argument(
+        "flags", nargs="*", metavar="-- FLAGS", help="what follows -- goes to every `hashbench sweep` as it is"
+    )
+
+
+def _nightly(parsed: argparse.Namespace) -> int:
+    from hashbench import nightly
+    from hashbench.report.annotations import as_annotations
+    from hashbench.report.load import load_sweep
+    from hashbench.report.markdown import as_summary
+
+    folder = nightly.night_folder(parsed.output, parsed.label or time.strftime("%Y-%m-%d"))
+    if parsed.expected is not None:
+        load_sweep(parsed.expected)  # a mistake in it should not show in the morning
+    parts = _with_models(parsed, nightly.plan(suites_to_sweep(parsed), parsed.modes, folder=folder))
+    commands = {part.folder: _sweep_command(parsed, part) for part in parts}
+
+    def run(part: Part) -> None:
+        say(f"{part.suite}, {part.mode}", 0)
+        _sweep_part(commands[part.folder])
+
+    nightly.sweep_all(parts, folder=folder, sweep=run, command_line=["hashbench", *sys.argv[1:]])
+    found = nightly.report(parsed.output, folder=folder, expected=parsed.expected)
+    print(as_summary(found.history, found.judged))
+    for name in (nightly.HTML_FILE, nightly.MARKDOWN_FILE, nightly.JUNIT_FILE):
+        print(f"Report: {folder / name}")
+    if parsed.annotations:
+        print(as_annotations(found.judged), end="")
+    return EXIT_DIFFERENCE if found.judged.got_worse else 0
+
+
+def _with_models(parsed: argparse.Namespace, parts: Sequence[Part]) -> list[Part]:
+    """The parts that have any of the models that were asked for; a suite that cannot be listed keeps its parts, with
+    the reason."""
+    from dataclasses import replace
+
+    from hashbench import suites
+
+    catalog: list[ModelSpec] = []
+    broken: dict[str, str] = {}
+    for name in dict.fromkeys(part.suite for part in parts):
+        try:
+            catalog += suites.catalog(name)
+        except HashbenchError as error:
+            broken[name] = str(error)
+    found = [replace(part, error=broken[part.suite]) for part in parts if part.suite in broken]
+    if len(found) == len(parts):
+        raise HashbenchError("no suite can be listed", consequence=found[0].error)
+    for mode in parsed.modes:
+        chosen = suites.select(
+            catalog, only=parsed.only, filters=parsed.filter, excludes=parsed.exclude, which=parsed.models, mode=mode
+        )
+        names = {(spec.suite, spec.name) for spec in chosen}
+        for part in parts:
+            of = {name for suite, name in names if suite == part.name}
+            if part.mode == mode and of:
+                found.append(replace(part, only=tuple(name for name in parsed.only if name in of)))
+    return sorted(found, key=lambda part: [one.folder for one in parts].index(part.folder))
+
+
+def _sweep_command(parsed: argparse.Namespace, part: Part) -> argparse.Namespace:
+    """The parsed ``hashbench sweep`` of a part; the user's own flags must not send it elsewhere."""
+    arguments = ["sweep", f"--{part.mode}", "--output", str(part.folder), "--resume", "--models", parsed.models]
+    arguments += ["--only", *part.only] if part.only else []
+    arguments += ["--jobs", str(parsed.jobs)] if parsed.jobs else []
+    arguments += [f"--filter={pattern}" for pattern in parsed.filter]
+    arguments += [f"--exclude={pattern}" for pattern in parsed.exclude]
+    parser = OneLineParser(prog="hashbench nightly … --")
+    sweep.add(parser.add_subparsers(parser_class=OneLineParser))
+    made = parser.parse_args([*arguments, *parsed.flags, "--suite", part.suite])
+    if made.output != part.folder or set(made.only) != set(part.only) or made.tiny or "--suite" in parsed.flags:
+        raise HashbenchError(
+            "--output, --suite, --only and --tiny are flags of `hashbench nightly` itself",
+            consequence="after -- they would send a sweep elsewhere, so nothing was run",
+            tip="Put them before the --.",
+        )
+    return made
+
+
+def _sweep_part(command: argparse.Namespace) -> None:
+    """Run one sweep; its tables go where its progress goes, so that standard output has the report alone."""
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            code = command.command(command)
+    except HashbenchError as error:
+        say(str(error), 0)
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        raise HashbenchError(
+            f"a fault of hashbench ({type(error).__name__}: {error})", tip="Please report it with the trace."
+        ) from error
+    if code == EXIT_INTERRUPTED:
+        raise KeyboardInterrupt
+
+
+# ----------------------------------------------------------------------------------------------------- report
+
+
+def _add_report(report: argparse.ArgumentParser) -> None:
+    report.set_defaults(command=_report)
+    report.add_argument(
+        "folders", nargs="+", type=Path, metavar="DIR", help="sweeps, nights, folders of nights, or CSVs"
+    )
+    report.add_argument("--html", type=Path, metavar="FILE", help="one page with everything, for a browser")
+    report.add_argument("--markdown", type=Path, metavar="FILE", help="a summary (default: printed)")
+    report.add_argument("--junit", type=Path, metavar="FILE", help="JUnit XML: one test case for each model")
+    report.add_argument("--annotations", action="store_true", help="print GitHub's workflow commands")
+    report.add_argument("--expected", type=Path, metavar="DIR", help="CSVs of what is expected")
+    report.add_argument("--strict", action="store_true", help="exit 1 where anything got worse")
+
+
+def _report(parsed: argparse.Namespace) -> int:
+    from hashbench import nightly
+    from hashbench.report.annotations import as_annotations
+    from hashbench.report.assessment import assess
+    from hashbench.report.junit import as_junit
+    from hashbench.report.markdown import as_markdown, verdict
+
+    found = assess(parsed.folders, expected=parsed.expected)
+    if parsed.html:
+        nightly.write_report(parsed.html, nightly.html_of(found, title=f"hashbench {found.judged.night}"))
+    if parsed.markdown:
+        nightly.write_report(parsed.markdown, as_markdown(found.history, found.judged))
+    if parsed.junit:
+        nightly.write_report(parsed.junit, as_junit(found.history, found.judged))
+    if parsed.annotations:
+        print(as_annotations(found.judged), end="")
+    elif not (parsed.html or parsed.markdown or parsed.junit):
+        print(as_markdown(found.history, found.judged), end="")
+    else:
+        print(f"{found.judged.night}: {verdict(found.judged)}")
+    return EXIT_DIFFERENCE if parsed.strict and found.judged.got_worse else 0
+
+
+# ----------------------------------------------------------------------------------------------------- expect
+
+
+def _add_expect(expect: argparse.ArgumentParser) -> None:
+    expect.set_defaults(command=_expect)
+    expect.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="sweep or night folders, or CSVs")
+    expect.add_argument(
+        "--output",
+        type=Path,
+        required=True,
+        metavar="PATH",
+        help="a CSV, or a folder that gets one for each suite, mode and device",
+    )
+    expect.add_argument("--only", nargs="+", default=[], action="extend", metavar="M", help="these models alone")
+    expect.add_argument("--link", default="", metavar="URL", help="the issue that explains the new and changed rows")
+
+
+def _expect(parsed: argparse.Namespace) -> int:
+    from hashbench.report import expectedfile
+
+    for path, found in expectedfile.expect_from(
+        parsed.results, output=parsed.output, only=parsed.only, link=parsed.link, today=time.strftime("%Y-%m-%d")
+    ):
+        counts = ", ".join(f"{count} {what}" for what, count in found.what.items())
+        print(f"{path}: {len(found.rows)} rows: {counts}")
+    return 0

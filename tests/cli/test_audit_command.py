@@ -1,0 +1,166 @@
+"""``hashbench audit`` as a user types it, on a few of torch's ops, and what it leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hashbench import cli
+from hashbench.records import Row
+from hashbench.report import auditfile
+from hashbench.report.csvfile import write_rows
+from hashbench.tools.audit import fromsweeps
+
+SMALL = ["--dtypes", "float32", "int64", "--samples", "2", "--runs", "3", "--budget", "0"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("audit")
+    sweep = folder / "sweep"
+    sweep.mkdir()
+    write_rows(sweep / "accuracy.csv", [SWIN, REFUSED, CLEAN])
+    ops = ["put", "kthvalue", "bmm", "nn.functional.dropout", "empty", "linalg.norm.subgradients_at_zero"]
+    written = folder / "expected" / "audit_cpu.csv"
+    written.parent.mkdir()
+    code = cli.main(
+        [
+            *("audit", "--ops", *ops, *SMALL, "--threads", "2"),
+            *("--results", str(sweep), "--output", str(folder / "out"), "--write", str(written)),
+        ]
+    )
+    assert code == 0
+    return folder
+
+
+SWIN = Row(
+    dev="cpu",
+    name="swin_t",
+    batch_size=2,
+    accuracy="eager_two_runs_differ",
+    suite="torchvision",
+    mode="training",
+    dtype="float32",
+    runs=2,
+    deterministic="off",
+    origin="kernel",
+    kernel="aten.index_put_.default",
+    phase="backward",
+    cause="accumulation_order",
+    confidence="proven",
+    because="20 of 20",
+    evidence="call/repeat 20/20; call/deterministic 0/20; call/deterministic_fill 0/20; call/nondeterministic 20/20",
+    deterministic_doc="deterministic under the flag: torch.Tensor.index_put with accumulate=True",
+)
+REFUSED = Row(
+    dev="cpu",
+    name="unpooled",
+    batch_size=2,
+    accuracy="pass",
+    suite="zoo",
+    mode="inference",
+    dtype="float32",
+    runs=2,
+    deterministic="warn",
+    nondeterministic_op="aten.max_unpool2d.default",
+)
+CLEAN = Row(dev="cpu", name="resnet18", batch_size=2, accuracy="pass", suite="torchvision", mode="inference")
+
+
+def test_every_op_has_rows_for_its_dtypes_samples_and_passes(made: Path) -> None:
+    rows = auditfile.read(made / "out").rows
+    keys = {(row.source, row.op, row.dtype, row.phase) for row in rows}
+
+    assert {("op_db", "put", "int64", "forward"), ("stress", "kthvalue", "float32", "backward")} <= keys
+    assert ("op_db", "linalg.norm.subgradients_at_zero", "float32", "backward") in keys
+    assert ("op_db", "bmm", "int64", "backward") not in keys
+    assert max(len({row.sample for row in rows if row.op == "put" and row.source == "op_db"}), 0) == 2
+    assert all(row.runs == 3 and row.threads and row.off for row in rows if row.source != "sweep")
+
+
+def test_classical_examples_name_what_is_documented_for_cuda(made: Path) -> None:
+    rows = auditfile.read(made / "out").rows
+    said = {(row.op, row.sample): row for row in rows if row.source == "stress"}
+
+    assert said["kthvalue", "ties"].documented == "not listed for cpu"
+    assert said["bmm", "sparse by dense"].documented == "not listed for cpu"
+    assert said["bmm", "sparse by dense"].off == "identical"
+
+
+def test_seeded_ops_and_filled_memory_are_no_findings(made: Path) -> None:
+    rows = auditfile.read(made / "out").rows
+
+    for op in ("nn.functional.dropout", "empty"):
+        assert {row.verdict for row in rows if row.op == op} == {"as documented"}
+    assert {row.on for row in rows if row.op == "empty"} == {"identical"}
+
+
+def test_sweeps_add_the_kernels_of_real_models(made: Path) -> None:
+    rows = [row for row in auditfile.read(made / "out").rows if row.source == "sweep"]
+
+    assert [(row.op, row.sample, row.phase, row.verdict) for row in rows] == [
+        ("aten.index_put_.default", "torchvision/swin_t training", "backward", "as documented"),
+        ("aten.max_unpool2d.default", "zoo/unpooled inference", "forward", "as documented"),
+    ]
+    assert (rows[0].cause, rows[0].off, rows[0].on) == ("accumulation_order", "differs", "identical")
+
+
+def test_the_baseline_has_its_environment_beside_it(made: Path, capsys) -> None:
+    written = made / "expected" / "audit_cpu.csv"
+
+    assert written.read_bytes() == (made / "out" / "audit.csv").read_bytes()
+    assert "torch" in json.loads(written.with_name("audit_cpu.environment.json").read_text())["packages"]
+    assert cli.main(["compare", str(written), str(made / "out")]) == 0
+    assert "unchanged" in capsys.readouterr().out
+
+
+def test_resuming_what_is_complete_runs_nothing(made: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (made / "out" / "ops").iterdir()}
+
+    code = cli.main(["audit", "--ops", "put", *SMALL, "--threads", "2", "--resume", "--output", str(made / "out")])
+
+    assert code == 0
+    assert {path: path.stat().st_mtime_ns for path in (made / "out" / "ops").iterdir()} == before
+    assert len({row.op for row in auditfile.read(made / "out").rows if row.source == "op_db"}) == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--dtypes", "float7"], "no dtype called 'float7'"),
+        (["--samples", "0"], "too small"),
+        (["--results", "nowhere"], "there is no nowhere"),
+        (["--device", "nonsense"], "no device called 'nonsense'"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_runs(tmp_path: Path, monkeypatch, capsys, arguments, said) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    try:
+        code = cli.main(["audit", *arguments])
+    except SystemExit as ended:
+        code = ended.code
+
+    assert code == 2
+    assert said in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("level", "evidence", "expected"),
+    [
+        ("off", "", ("differs", "not run", "not run")),
+        ("on", "", ("not run", "differs", "not run")),
+        ("on", "call/deterministic 5/20; call/nondeterministic 20/20", ("differs", "differs", "differs")),
+        ("warn", "call/deterministic not run (raises: no)", ("differs", "raises", "raises")),
+        ("off", "call/deterministic not run (budget)", ("differs", "not run", "not run")),
+    ],
+)
+def test_what_a_sweep_says_of_each_setting(level, evidence, expected) -> None:
+    from dataclasses import replace
+
+    row = replace(SWIN, deterministic=level, evidence=evidence, nondeterministic_op="x" if level == "warn" else "")
+
+    assert tuple(fromsweeps.measured(row, setting) for setting in ("off", "on", "unfilled")) == expected

@@ -1,0 +1,127 @@
+"""``hashbench list``, and what ``--suite`` stands for."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+
+import pytest
+
+from hashbench.cli import main
+from hashbench.cli.listing import count, suites_to_sweep
+from hashbench.suites import bundled
+
+ZOO = """
+import hashbench
+
+@hashbench.model(task="toy", batch_size=3, skip_training="no parameters", note="a note")
+def sized(batch_size): ...
+
+@hashbench.model(name="never", skip_training="for show", skip_inference="for show", default=False)
+def never(): ...
+"""
+
+
+@pytest.fixture
+def zoo(tmp_path, monkeypatch):
+    (tmp_path / "zoo.py").write_text(ZOO)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("zoo")
+def test_a_model_is_listed_with_its_facts_and_why_what_is_skipped(capsys):
+    assert main(["list", "--suite", "zoo.py"]) == 0
+    headers, _, never, sized, _, total = capsys.readouterr().out.splitlines()
+    assert headers.split() == ["suite", "name", "task", "parameters", "batch", "size", "input", "default", "notes"]
+    assert never.split(maxsplit=2) == ["zoo", "never", "no training or inference: for show"]
+    assert sized.split(maxsplit=5) == ["zoo", "sized", "toy", "3", "yes", "no training: no parameters; a note"]
+    assert total == "2 models"
+
+
+def test_parameters_are_counted_in_three_digits(capsys):
+    assert main(["list", "--suite", "torchvision"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if " resnet18 " in line]
+    assert "  11.7 M  " in line
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (None, ""),
+        (999, "999"),
+        (999_499, "999 k"),
+        (999_600, "1.00 M"),
+        (11_689_512, "11.7 M"),
+        (345_000_000, "345 M"),
+        (1_235_814_400, "1.24 B"),
+    ],
+)
+def test_a_count_is_short(number, text):
+    assert count(number) == text
+
+
+@pytest.mark.parametrize("form", ["csv", "json"])
+@pytest.mark.usefixtures("zoo")
+def test_other_formats_have_every_fact_and_nothing_else(form, capsys, zoo):
+    assert main(["list", "--suite", "zoo.py", "--format", form]) == 0
+    text = capsys.readouterr().out
+    _, sized = json.loads(text) if form == "json" else csv.DictReader(io.StringIO(text))
+    assert (sized["name"], str(sized["batch_size"]), sized["note"]) == ("sized", "3", "a note")
+    assert sized["source"] == str(zoo / "zoo.py")
+
+
+def test_a_suite_that_is_not_installed_is_listed_with_what_to_do(capsys, monkeypatch):
+    needed = {"timm": bundled.Package("no_such_package", "pip install 'hashbench[timm]'")}
+    monkeypatch.setattr(bundled, "NEEDED", needed)
+    assert main(["list", "--suite", "timm"]) == 0
+    said = capsys.readouterr()
+    assert "lcnet_050" in said.out
+    assert said.err == "hashbench: timm is not installed: pip install 'hashbench[timm]'\n"
+    assert main(["sweep", "--suite", "timm", "--inference"]) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err) == (
+        "",
+        "hashbench: cannot sweep timm: the package no_such_package is not installed. "
+        "Install it: pip install 'hashbench[timm]'\n",
+    )
+
+
+def test_all_says_what_it_leaves_out(capsys):
+    assert main(["list", "--suite", "all", "--tiny"]) == 0
+    said = capsys.readouterr()
+    assert {line.split()[0] for line in said.out.splitlines()[2:-2]} == {"huggingface_tiny", "timm", "torchvision"}
+    assert "hashbench: specimens is left out: its models differ on purpose\n" in said.err
+    assert "hashbench: timm has no small variant: its models have their full size\n" in said.err
+
+
+def test_a_broken_package_does_not_hide_the_other_suites(capsys, monkeypatch, tmp_path):
+    metadata = tmp_path / "broken-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[hashbench.suites]\nbroken = no_such_module\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert main(["list"]) == 0
+    said = capsys.readouterr()
+    assert " resnet18 " in said.out
+    assert "cannot use broken of the package broken as a suite: its import raised ModuleNotFoundError" in said.err
+    assert main(["list", "--suite", "broken"]) == 2
+
+
+def test_a_sweep_takes_the_small_variant_and_says_where_there_is_none(capsys):
+    asked = argparse.Namespace(suite=["huggingface", "torchvision"], tiny=True)
+    assert suites_to_sweep(asked) == ("huggingface_tiny", "torchvision")
+    assert capsys.readouterr().err == "hashbench: torchvision has no small variant: its models have their full size\n"
+
+
+def test_a_note_that_a_spreadsheet_would_execute_is_defused(capsys, tmp_path):
+    path = tmp_path / "strange.py"
+    path.write_text(
+        "import hashbench\n@hashbench.model(name='=1+1', note='@SUM(A1)')\ndef model(): raise NotImplementedError\n"
+    )
+    assert main(["list", "--suite", str(path), "--format", "csv"]) == 0
+    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert (row["name"], row["note"]) == ("'=1+1", "'@SUM(A1)")

@@ -1,0 +1,69 @@
+"""Which of two verdicts on the same model is kept: that of the plain pair, or that of the pair with hashed inputs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hashbench.outcome import replaces
+from hashbench.records import Divergence, Leaf, OpRecord, TensorDigest, Trace, Verdict
+
+CONTENT = TensorDigest("float32", (4,), (1,), "a")
+OTHER = CONTENT._replace(value="b")
+POOL = Leaf("other/#0", "other", CONTENT, 0)
+VIEW = OpRecord("v", "forward", 0, "Net", "aten.slice.Tensor", arguments="0, 4")
+PLAIN = Divergence("outside", "v", "aten.slice.Tensor", 0, "forward", 0, "Net", "", "")
+KERNEL = Divergence("kernel", "k", "aten.mv.default", 3, "forward", 0, "Net", "", "")
+
+
+def verdict(divergence: Divergence | None) -> Verdict:
+    return Verdict(("output",), divergence, ())
+
+
+def traces(view: OpRecord = VIEW, pool: Leaf = POOL) -> tuple[Trace, Trace]:
+    """The pair with hashed inputs: its second trace holds ``view`` and ``pool``."""
+    return Trace((VIEW,), (POOL,)), Trace((view,), (pool,))
+
+
+MOVED = traces(view=replace(VIEW, arguments="2, 6"))
+CHANGED = traces(pool=replace(POOL, digest=OTHER))
+
+
+@pytest.mark.parametrize(
+    ("hashed", "plain", "pair", "expected"),
+    [
+        pytest.param(
+            PLAIN, replace(KERNEL, node="m"), traces(), True, id="a kernel was blamed without looking at memory"
+        ),
+        pytest.param(KERNEL, KERNEL, traces(), True, id="both blame the same"),
+        pytest.param(KERNEL, PLAIN, MOVED, True, id="a view was blamed that shows the same at another place"),
+        pytest.param(KERNEL, PLAIN, traces(), False, id="a view was blamed that did not move this time"),
+        pytest.param(
+            KERNEL,
+            replace(PLAIN, node="other/#0"),
+            CHANGED,
+            True,
+            id="a tensor was blamed of which nothing else was read",
+        ),
+        pytest.param(
+            KERNEL, replace(PLAIN, node="other/#0"), traces(), False, id="a tensor was blamed that is equal this time"
+        ),
+        pytest.param(
+            replace(KERNEL, op_index=0),
+            replace(PLAIN, op_index=5),
+            MOVED,
+            False,
+            id="the kernel lies before what was blamed",
+        ),
+        pytest.param(replace(KERNEL, origin="rng"), PLAIN, MOVED, False, id="a generator is blamed instead"),
+    ],
+)
+def test_which_verdict_is_kept(
+    hashed: Divergence, plain: Divergence, pair: tuple[Trace, Trace], expected: bool
+) -> None:
+    assert replaces(verdict(hashed), verdict(plain), pair) is expected
+
+
+def test_a_pair_without_a_plain_divergence_takes_the_hashed_one() -> None:
+    assert replaces(verdict(KERNEL), None, traces())
