@@ -131,6 +131,7 @@ WRONG = {
     "expectations that are not there": (("--expected", "nowhere"), "there is no nowhere"),
     "a flag that sweeps lack": (("--", "--rnus", "3"), "--rnus"),
     "a value that sweeps refuse": (("--", "--runs", "1"), "--runs"),
+    "a device that is none": (("--", "-d", "nonsense"), "nonsense"),
     "another output for sweeps": (("--", "--output", "elsewhere"), "--output"),
     "another suite for sweeps": (("--", "--suite", "timm"), "--suite"),
 }

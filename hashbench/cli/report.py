@@ -7,7 +7,7 @@ import contextlib
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hashbench.cli import sweep
@@ -58,6 +58,7 @@ def _nightly(parsed: argparse.Namespace) -> int:
         load_sweep(parsed.expected)  # a mistake in it should not show in the morning
     parts = _with_models(parsed, nightly.plan(suites_to_sweep(parsed), parsed.modes, folder=folder))
     commands = {part.folder: _sweep_command(parsed, part) for part in parts}
+    _check_device(commands.values())
 
     def run(part: Part) -> None:
         say(f"{part.suite}, {part.mode}", 0)
@@ -71,6 +72,15 @@ def _nightly(parsed: argparse.Namespace) -> int:
     if parsed.annotations:
         print(as_annotations(found.judged), end="")
     return EXIT_DIFFERENCE if found.judged.got_worse else 0
+
+
+def _check_device(commands: Iterable[argparse.Namespace]) -> None:
+    """A device that this machine lacks stops the night before its folder is made. A cluster tells only when asked."""
+    from hashbench.environment import collect_in_child
+    from hashbench.executors.local import WORKER_VARIABLES
+
+    for device in {command.device for command in commands if command.executor == "local"} - {"cpu"}:
+        collect_in_child(device=device, variables=WORKER_VARIABLES)
 
 
 def _with_models(parsed: argparse.Namespace, parts: Sequence[Part]) -> list[Part]:
