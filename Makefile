@@ -20,7 +20,7 @@ OUTPUT := results/$(shell date +%Y-%m-%d_%H%M%S)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep compare nightly audit report bench test lint types check clean
+.PHONY: help setup sweep compare nightly audit report bench bench-gpu test lint types check clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -60,6 +60,9 @@ report: $(STAMP) ## The report of all nights in NIGHTS, as NIGHTS/report.html
 
 bench: $(STAMP) ## The overhead and throughput benchmarks, as tables
 	$(BIN)/python -m benchmarks $(FLAGS)
+
+bench-gpu: $(STAMP) ## The same on an accelerator: the digest kernel, and tracing beside its goals
+	@$(BIN)/python -m benchmarks.gpu $(FLAGS)
 
 test: $(STAMP) ## The tests
 	$(BIN)/python -m pytest $(FLAGS)

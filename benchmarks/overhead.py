@@ -85,25 +85,6 @@ def measure(*, seconds: float) -> list[Table]:
     return [multiples(measured), _goals(measured)]
 
 
-def interleaved(step: TrainingStep, *, seconds: float, arms: Mapping[str, Arm] = ARMS) -> dict[str, list[float]]:
-    """Seconds by arm, one entry a repetition. Each repetition runs every arm once, in random order, so that whatever
-    else happens on the machine meets all arms alike."""
-    order, draw = list(arms), random.Random(0)
-    taken: dict[str, list[float]] = {name: [] for name in arms}
-    end = 0.0
-    for repetition in range(100_000):
-        if repetition == _WARM_UPS:
-            end = time.perf_counter() + seconds
-        draw.shuffle(order)
-        for name in order:
-            duration = _timed(arms[name], step)
-            if repetition >= _WARM_UPS:
-                taken[name].append(duration)
-        if repetition >= _WARM_UPS + _FEWEST - 1 and time.perf_counter() > end:
-            break
-    return taken
-
-
 def _timed(arm: Arm, step: TrainingStep) -> float:
     # CPU time where one thread works: time that other processes take is not counted. With several threads, waiting for
     # each other is part of the cost.
@@ -115,19 +96,46 @@ def _timed(arm: Arm, step: TrainingStep) -> float:
     return clock() - begin
 
 
-def _ratio(times: Sequence[float], base: Sequence[float]) -> float:
+def interleaved(
+    step: TrainingStep,
+    *,
+    seconds: float,
+    arms: Mapping[str, Arm] = ARMS,
+    timed: Callable[[Arm, TrainingStep], float] = _timed,
+) -> dict[str, list[float]]:
+    """Seconds by arm, one entry a repetition. Each repetition runs every arm once, in random order, so that whatever
+    else happens on the machine meets all arms alike. ``timed`` runs one arm and returns its seconds."""
+    order, draw = list(arms), random.Random(0)
+    taken: dict[str, list[float]] = {name: [] for name in arms}
+    end = 0.0
+    for repetition in range(100_000):
+        if repetition == _WARM_UPS:
+            end = time.perf_counter() + seconds
+        draw.shuffle(order)
+        for name in order:
+            duration = timed(arms[name], step)
+            if repetition >= _WARM_UPS:
+                taken[name].append(duration)
+        if repetition >= _WARM_UPS + _FEWEST - 1 and time.perf_counter() > end:
+            break
+    return taken
+
+
+def ratio(times: Sequence[float], base: Sequence[float]) -> float:
+    """The median over the repetitions of what ``times`` are of ``base``."""
     return statistics.median(one / other for one, other in zip(times, base, strict=True))
 
 
-def _added(taken: Mapping[str, Sequence[float]], name: str) -> float:
+def added(taken: Mapping[str, Sequence[float]], name: str) -> float:
+    """Seconds that an arm adds to the step without a mode, median over the repetitions."""
     return statistics.median(one - base for one, base in zip(taken[name], taken["no mode"], strict=True))
 
 
-def _times_less(taken: Mapping[str, Sequence[float]]) -> tuple[float, str]:
+def times_less(taken: Mapping[str, Sequence[float]]) -> tuple[float, str]:
     """How many times more DebugMode adds than hashbench, and ``>`` where what hashbench adds is lost in the noise."""
     noise = NOISE * statistics.median(taken["no mode"])
-    added = _added(taken, "hashbench")
-    return _added(taken, "DebugMode") / max(noise, added), "> " if added < noise else ""
+    ours = added(taken, "hashbench")
+    return added(taken, "DebugMode") / max(noise, ours), "> " if ours < noise else ""
 
 
 def multiples(
@@ -139,7 +147,7 @@ def multiples(
     rows = []
     for workload, taken in measured.items():
         base = taken["no mode"]
-        multiples = [f"{_ratio(times, base):.2f}" for name, times in taken.items() if name != "no mode"]
+        multiples = [f"{ratio(times, base):.2f}" for name, times in taken.items() if name != "no mode"]
         rows.append((workload, f"{statistics.median(base) * 1e3:.1f} ms", *multiples, len(base)))
     return Table(
         title=title,
@@ -152,10 +160,10 @@ def multiples(
 def _goals(measured: Mapping[str, Mapping[str, Sequence[float]]]) -> Table:
     rows: list[tuple[object, ...]] = []
     for workload, taken in measured.items():
-        total = _ratio(taken["hashbench"], taken["no-op mode"])
-        lean = _ratio(taken["hashbench"], taken["lean no-op mode"])
-        times_less, bound = _times_less(taken)
-        figure, goal, reached = against(times_less, goal=ADDED_GOAL, at_most=False)
+        total = ratio(taken["hashbench"], taken["no-op mode"])
+        lean = ratio(taken["hashbench"], taken["lean no-op mode"])
+        less, bound = times_less(taken)
+        figure, goal, reached = against(less, goal=ADDED_GOAL, at_most=False)
         rows.append(
             (
                 workload,

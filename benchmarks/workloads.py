@@ -46,7 +46,7 @@ class TransformerLayer(nn.Module):
         query, key, value = (part(hidden).view(shape).transpose(1, 2) for part in (self.query, self.key, self.value))
         scores = query @ key.transpose(-1, -2) / shape[-1] ** 0.5
         if self.causal:
-            later = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
+            later = torch.ones(tokens, tokens, dtype=torch.bool, device=hidden.device).triu(1)
             scores = scores.masked_fill(later, float("-inf"))
         weights = self.dropout(scores.softmax(-1))
         return (weights @ value).transpose(1, 2).reshape(batch, tokens, width)
@@ -62,11 +62,12 @@ class Transformer(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        hidden = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        hidden = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         return self.head(self.norm(self.layers(hidden)))
 
 
-def _step(model: nn.Module, example: torch.Tensor) -> TrainingStep:
+def step_of(model: nn.Module, example: torch.Tensor) -> TrainingStep:
+    """A step of SGD."""
     return TrainingStep(model, example, torch.optim.SGD(model.parameters(), lr=0.001))
 
 
@@ -74,24 +75,24 @@ def resnet18() -> TrainingStep:
     """Batch 8, 3×224×224: few and large kernels, so the speed of the hash decides."""
     import torchvision
 
-    return _step(torchvision.models.resnet18(), torch.randn(8, 3, 224, 224))
+    return step_of(torchvision.models.resnet18(), torch.randn(8, 3, 224, 224))
 
 
 def mobilenet_v3_small() -> TrainingStep:
     """Batch 4, 3×224×224: many ops of middle size."""
     import torchvision
 
-    return _step(torchvision.models.mobilenet_v3_small(), torch.randn(4, 3, 224, 224))
+    return step_of(torchvision.models.mobilenet_v3_small(), torch.randn(4, 3, 224, 224))
 
 
 def gpt2_like() -> TrainingStep:
     """4 layers, 256 wide, 2×128 tokens, causal."""
-    return _step(Transformer(256, heads=4, causal=True), torch.randint(0, 1000, (2, 128)))
+    return step_of(Transformer(256, heads=4, causal=True), torch.randint(0, 1000, (2, 128)))
 
 
 def bert_like() -> TrainingStep:
     """4 layers, 128 wide, 1×32 tokens: many tiny ops, so the Python code for each op decides."""
-    return _step(Transformer(128, heads=2, causal=False), torch.randint(0, 1000, (1, 32)))
+    return step_of(Transformer(128, heads=2, causal=False), torch.randint(0, 1000, (1, 32)))
 
 
 WORKLOADS: Mapping[str, Callable[[], TrainingStep]] = {

@@ -5,8 +5,10 @@ Done once, after the run, so that the tracing mode's hot path does not pay for i
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from hashbench.arguments import argument_text
@@ -48,6 +50,32 @@ def build_trace(
         results=tuple(_build_result(ids, *result) for result in results),
         marks=marks,
         hashed_inputs=hashed_inputs,
+    )
+
+
+def numbered(
+    records: Sequence[tuple[Any, ...]], results: Sequence[RawResult], notes: Mapping[int, Mapping[str, Any]]
+) -> tuple[Sequence[tuple[Any, ...]], Sequence[RawResult], Mapping[int, Mapping[str, Any]]]:
+    """The same with every record at the place that its number, its last entry, says.
+
+    Of one thread they are there already. Several threads that dispatch at once append in another order than they take
+    numbers, and leave a number out where an op was done and its digest then failed.
+    """
+    numbers = sorted([record[-1] for record in records])
+    if numbers == list(range(len(records))) and all(record[-1] == place for place, record in enumerate(records)):
+        return records, results, notes
+
+    def place(node: int) -> int:
+        return node if node < 0 else min(bisect_left(numbers, node), len(numbers) - 1)
+
+    def moved(record: tuple[Any, ...]) -> tuple[Any, ...]:
+        reads = tuple([place(value) if at % 3 == 1 else value for at, value in enumerate(record[5])])
+        return *record[:5], reads, *record[6:-1], place(record[-1])
+
+    return (
+        [moved(record) for record in sorted(records, key=itemgetter(-1))],
+        [(name, found, None if node is None else place(node)) for name, found, node in results],
+        {place(number): kept for number, kept in notes.items()},
     )
 
 
@@ -115,7 +143,7 @@ def build_record(
     raw: tuple[Any, ...], ids: Ids, where: Place, forward: OpRecord | None, notes: Mapping[str, Any]
 ) -> OpRecord:
     """A raw record in its final form, at its place; ``forward`` is the forward record that it belongs to."""
-    plan, phase, iteration, _, _, reads, others, written, scalar, rng = raw
+    plan, phase, iteration, _, _, reads, others, written, scalar, rng, _ = raw
     digests = notes.get("inputs", {})
     inputs = tuple(
         [

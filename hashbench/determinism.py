@@ -1,21 +1,28 @@
 """The settings and the random state of a run: put in force, snapshotted, restored.
 
 The settings are those of ``benchmarks/dynamo``'s ``setup_determinism`` and of the accuracy block of its ``run()``.
-Unlike there, everything is put back afterwards, on error too, and ``torch.manual_seed`` is not replaced.
+Unlike there, everything is put back afterwards, on error too, ``torch.manual_seed`` is not replaced, and TF32 is off by
+torch's newer names for it as well.
 """
 
 from __future__ import annotations
 
-import operator
+import functools
+import logging
 import os
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
+
+from hashbench.accelerators import WORKSPACE_VARIABLE, workspace_config, workspace_conflict
+
+log = logging.getLogger(__name__)
 
 _Setter = Callable[[Any], object]
 
@@ -61,25 +68,48 @@ def _flushes_denormals() -> bool:
     return sys.float_info.min / 2 == 0.0
 
 
-_PRECISIONS = (
-    "cuda.matmul",
-    "cudnn",
-    "cudnn.conv",
-    "cudnn.rnn",
-    "mkldnn",
-    "mkldnn.matmul",
-    "mkldnn.conv",
-    "mkldnn.rnn",
+_PRECISIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "fp32_precision": ("generic", "all"),
+        "cudnn.fp32_precision": ("cuda", "all"),
+        "mkldnn.fp32_precision": ("mkldnn", "all"),
+        "cuda.matmul.fp32_precision": ("cuda", "matmul"),
+        "cudnn.conv.fp32_precision": ("cuda", "conv"),
+        "cudnn.rnn.fp32_precision": ("cuda", "rnn"),
+        "mkldnn.matmul.fp32_precision": ("mkldnn", "matmul"),
+        "mkldnn.conv.fp32_precision": ("mkldnn", "conv"),
+        "mkldnn.rnn.fp32_precision": ("mkldnn", "rnn"),
+    }
 )
-"""Where ``torch.backends`` has the newer name of the TF32 settings (torch 2.9 on)."""
+"""The newer names of the TF32 settings in ``torch.backends`` (torch 2.9 on), and what torch calls them inside. The
+first three are inherited by the others where those are ``none``. They are set by the inner names: in torch 2.15 to
+set ``mkldnn.fp32_precision`` sets that of every backend."""
+
+_FULL = ("none", "ieee")
+"""Precisions that compute with all bits of a float32; any other is faster and gives other bits."""
 
 
-def _precision(path: str) -> tuple[Callable[[], Any], _Setter]:
-    get_owner = operator.attrgetter(path)
+def _precision(inner: tuple[str, str]) -> tuple[Callable[[], Any], _Setter]:
     return (
-        lambda: get_owner(torch.backends).fp32_precision,
-        lambda value: _set(get_owner(torch.backends), "fp32_precision", value),
+        lambda: torch._C._get_fp32_precision_getter(*inner),
+        lambda value: torch._C._set_fp32_precision_setter(*inner, value),
     )
+
+
+def _own_precisions() -> dict[tuple[str, str], str]:
+    """Every precision as it was set itself; to read one tells what it inherits where it is ``none``."""
+    found: dict[tuple[str, str], str] = {}
+    try:
+        for inner in _PRECISIONS.values():
+            get, put = _precision(inner)
+            found[inner] = get()
+            if inner[1] == "all":
+                put("none")  # those below it then show their own
+    except (AttributeError, RuntimeError):
+        pass  # a torch without these names, or without one of them
+    for inner, value in found.items():
+        _precision(inner)[1](value)
+    return found
 
 
 def _known_settings() -> dict[str, tuple[Callable[[], Any], _Setter]]:
@@ -104,6 +134,7 @@ def _known_settings() -> dict[str, tuple[Callable[[], Any], _Setter]]:
         "cudnn.benchmark": _attribute(cudnn, "benchmark"),
         "cudnn.allow_tf32": _attribute(cudnn, "allow_tf32"),
         "cuda.matmul.allow_tf32": _attribute(cuda.matmul, "allow_tf32"),
+        "mkldnn.allow_tf32": _attribute(mkldnn, "allow_tf32"),
         "mkldnn.deterministic": _attribute(mkldnn, "deterministic"),
         "mkldnn.enabled": _attribute(mkldnn, "enabled"),
         "cuda.matmul.fp16_reduction": _attribute(cuda.matmul, "allow_fp16_reduced_precision_reduction"),
@@ -120,7 +151,7 @@ def _known_settings() -> dict[str, tuple[Callable[[], Any], _Setter]]:
         "opt_einsum.enabled": _attribute(torch.backends.opt_einsum, "enabled"),
         "opt_einsum.strategy": _attribute(torch.backends.opt_einsum, "strategy"),
     }
-    return settings | {f"{path}.fp32_precision": _precision(path) for path in _PRECISIONS}
+    return settings | {name: _precision(inner) for name, inner in _PRECISIONS.items()}
 
 
 def _cannot_set(_value: Any) -> None:
@@ -135,7 +166,7 @@ def settings() -> dict[str, str]:
             found[name] = str(get())
         except (AttributeError, RuntimeError):
             continue
-    found["CUBLAS_WORKSPACE_CONFIG"] = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
+    found[WORKSPACE_VARIABLE] = os.environ.get(WORKSPACE_VARIABLE, "")
     return found
 
 
@@ -166,8 +197,8 @@ def applied(wanted: Mapping[str, str]) -> Iterator[None]:
                     current = get()
                     if str(current) != wanted[name]:
                         put(_from_text(wanted[name], current))
-        if "CUBLAS_WORKSPACE_CONFIG" in wanted:
-            os.environ["CUBLAS_WORKSPACE_CONFIG"] = wanted["CUBLAS_WORKSPACE_CONFIG"]
+        if WORKSPACE_VARIABLE in wanted:
+            os.environ[WORKSPACE_VARIABLE] = wanted[WORKSPACE_VARIABLE]
         yield
 
 
@@ -193,17 +224,20 @@ def preserved() -> Iterator[None]:
             before[name] = get()
         except (AttributeError, RuntimeError):
             continue
-    workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    precisions = _own_precisions()
+    workspace = os.environ.get(WORKSPACE_VARIABLE)
     try:
         yield
     finally:
         for _ in range(2):  # some setters of torch also change what another one set
             for name, value in before.items():
                 _put_back(*known[name], value)
+        for inner, value in precisions.items():
+            _precision(inner)[1](value)
         if workspace is None:
-            os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+            os.environ.pop(WORKSPACE_VARIABLE, None)
         else:
-            os.environ["CUBLAS_WORKSPACE_CONFIG"] = workspace
+            os.environ[WORKSPACE_VARIABLE] = workspace
 
 
 @contextmanager
@@ -220,17 +254,82 @@ def deterministic_settings(deterministic: str, *, threads: int | None = None) ->
         _set(torch.backends.cudnn, "deterministic", True)
         _set(torch.backends.cudnn, "benchmark", False)
         _set(torch.backends.mkldnn, "deterministic", True)
-        _set(torch.backends.cudnn, "allow_tf32", False)
-        torch.backends.cuda.matmul.allow_tf32 = False
+        _forbid_less_precision()
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        os.environ[WORKSPACE_VARIABLE] = workspace_config(os.environ.get(WORKSPACE_VARIABLE))
         if threads is not None:
             torch.set_num_threads(threads)
         yield
 
 
+def _forbid_less_precision() -> None:
+    """No TF32, and no BF16 inside float32, by torch's older names and its newer ones.
+
+    The older ones come first, since they set newer ones, too. A newer one that is ``none`` and inherits nothing stays
+    so: that is a float32 with all its bits. Whoever mixes the two kinds of names gets an error on reading the older
+    ones; here they agree.
+    """
+    _set(torch.backends.cudnn, "allow_tf32", False)
+    torch.backends.cuda.matmul.allow_tf32 = False  # and float32_matmul_precision is "highest"
+    if getattr(torch.backends.mkldnn, "allow_tf32", None):  # builds without Intel GPUs warn when it is set
+        _set(torch.backends.mkldnn, "allow_tf32", False)
+    for inner in _PRECISIONS.values():
+        get, put = _precision(inner)
+        with suppress(AttributeError, RuntimeError):
+            if inner[1] != "all" and get() not in _FULL:
+                put("ieee")
+
+
+def lower_precisions() -> list[str]:
+    """The settings that let torch compute float32 with fewer bits now, by their names in :func:`settings`."""
+    found = settings()
+    names = [name for name in found if name.endswith("allow_tf32") and found[name] == "True"]
+    names += [name for name, (_, op) in _PRECISIONS.items() if op != "all" and found.get(name, "none") not in _FULL]
+    return names if _matmul_precision() == "highest" else [*names, "float32_matmul_precision"]
+
+
+def _matmul_precision() -> str:
+    """Empty where older and newer names are mixed, so that torch cannot say."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return ""
+
+
+# ------------------------------------------------------------------------------------------------------ cuBLAS
+
+
+def claim_workspace() -> None:
+    """Set ``CUBLAS_WORKSPACE_CONFIG`` for the rest of this process, unless it has a value that torch accepts.
+
+    cuBLAS reads it when it starts, so it has to be there before CUDA is; it is not put back, since that would change
+    nothing any more. One line is logged where another value is replaced, and where CUDA runs already: then it
+    may come too late.
+    """
+    given = os.environ.get(WORKSPACE_VARIABLE)
+    wanted = workspace_config(given)
+    if given == wanted:
+        return
+    if given is not None:
+        log.warning(workspace_conflict(given))
+    if torch.cuda.is_initialized():
+        log.warning(
+            "CUDA runs already in this process: %s=%s may have no effect. Set it before the first use of CUDA.",
+            WORKSPACE_VARIABLE,
+            wanted,
+        )
+    os.environ[WORKSPACE_VARIABLE] = wanted
+
+
+# ----------------------------------------------------------------------------------------------- random state
+
+
 def reset_rng_state(seed: int = 1337) -> None:
-    """Seed Python's, NumPy's and torch's global generators, the latter on every device (torch does all of them)."""
+    """Seed Python's, NumPy's and torch's global generators.
+
+    ``torch.manual_seed`` seeds that of the CPU and those of every CUDA, ROCm, XPU, MPS and MTIA device and of a private
+    backend that has ``manual_seed_all``; of a device that is not in use yet as soon as it is.
+    """
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
@@ -238,16 +337,38 @@ def reset_rng_state(seed: int = 1337) -> None:
 
 @contextmanager
 def preserved_rng() -> Iterator[None]:
-    """Put the global generators of Python, NumPy and torch back on leaving, on every device that is in use."""
+    """Put the global generators of Python, NumPy and torch back on leaving, those of every device that is in use."""
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    backend = getattr(torch, device.type) if device is not None else None
-    accelerators = backend.get_rng_state_all() if backend is not None and backend.is_initialized() else None
+    put_back = [restore for module in _modules_in_use() if (restore := _restorer(module)) is not None]
     try:
         yield
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
         torch.set_rng_state(cpu)
-        if backend is not None and accelerators is not None:
-            backend.set_rng_state_all(accelerators)
+        for restore in put_back:
+            restore()
+
+
+def _modules_in_use() -> Iterator[Any]:
+    """torch's modules of the kinds of device that this process uses. To ask for a device that nobody has used would
+    start it, and a process in which CUDA has started cannot fork any more children that use it."""
+    for name in ("cuda", "xpu", "mtia", "mps", torch._C._get_privateuse1_backend_name()):
+        module = getattr(torch, name, None)
+        in_use = getattr(module, "is_initialized", None) or getattr(module, "is_available", None)
+        if in_use is not None and in_use():
+            yield module
+
+
+def _restorer(module: Any) -> Callable[[], object] | None:
+    """What puts the generators of all devices of a kind back to what they are now; ``None`` where its module cannot
+    say. Modules of one device (MPS) know no ``…_all``."""
+    names = set(dir(module))
+    if {"get_rng_state_all", "set_rng_state_all"} <= names:
+        return functools.partial(module.set_rng_state_all, module.get_rng_state_all())
+    if not {"get_rng_state", "set_rng_state"} <= names:
+        return None
+    if "device_count" not in names or module.device_count() < 2:
+        return functools.partial(module.set_rng_state, module.get_rng_state())
+    states = [module.get_rng_state(index) for index in range(module.device_count())]
+    return lambda: [module.set_rng_state(state, index) for index, state in enumerate(states)]

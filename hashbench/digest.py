@@ -73,6 +73,29 @@ class PendingParts:
         return _hash(repr([readable(part) for part in self.parts]).encode())
 
 
+@dataclass(frozen=True, slots=True)
+class PendingQuantized:
+    """The digest of a quantized tensor: of its integers, the scheme, and what the scheme needs."""
+
+    values: int | Pending
+    scheme: torch.qscheme
+    parameters: tuple[Any, ...]
+
+    def resolve(self) -> int:
+        parameters = tuple([_number(value) for value in self.parameters])
+        return _hash(repr((_number(self.values), self.scheme, parameters)).encode())
+
+    def waits(self) -> bool:
+        return any(isinstance(value, Pending) for value in (self.values, *self.parameters))
+
+
+def _number(value: Any) -> Any:
+    return value.resolve() if isinstance(value, Pending) else value
+
+
+_WAITING = (Pending, PendingParts, PendingQuantized)
+
+
 def raw_digest(tensor: torch.Tensor, ledger: Ledger | None = None) -> RawDigest:
     """The digest of ``tensor``, in the form that costs least to make.
 
@@ -90,7 +113,7 @@ def raw_digest(tensor: torch.Tensor, ledger: Ledger | None = None) -> RawDigest:
     if tensor.is_meta:
         return tensor.dtype, shape, stride, "meta"
     if tensor.is_quantized:
-        return tensor.dtype, shape, stride, _hash_quantized(tensor)
+        return tensor.dtype, shape, stride, _hash_quantized(tensor, ledger)
     return tensor.dtype, shape, stride, _hash_strided(tensor, ledger)
 
 
@@ -105,12 +128,17 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def is_waiting(raw: RawDigest) -> bool:
+    """Whether :func:`readable` would wait for a device."""
+    return isinstance(raw[3], _WAITING)
+
+
 def readable(raw: RawDigest) -> TensorDigest:
     """A raw digest in its final form; a value of ``None`` (blank memory) becomes the empty text."""
     dtype, shape, stride, value = raw
     if stride is None:
         stride = contiguous_stride(shape)
-    if isinstance(value, (Pending, PendingParts)):
+    if isinstance(value, _WAITING):
         value = value.resolve()
     text = f"{value:016x}" if type(value) is int else (value or "")
     return TensorDigest(dtype_name(dtype), tuple(shape), tuple(stride), text)
@@ -159,18 +187,20 @@ def without_repetition(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided(shape, tensor.stride())
 
 
-def _hash_quantized(tensor: torch.Tensor) -> int:
+def _hash_quantized(tensor: torch.Tensor, ledger: Ledger | None) -> int | Pending | PendingQuantized:
     parameters: tuple[Any, ...]
     try:
         scheme = tensor.qscheme()
     except RuntimeError:  # allocated without quantization parameters: there are only bytes
-        return hash_memory(tensor.data_ptr(), tensor.untyped_storage().nbytes())
+        storage = tensor.untyped_storage()
+        return _hash_strided(torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage), ledger)
     if scheme in (torch.per_tensor_affine, torch.per_tensor_symmetric):
         parameters = (tensor.q_scale(), tensor.q_zero_point())
     else:
         scales, zero_points = tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()
-        parameters = (tensor.q_per_channel_axis(), _hash_strided(scales), _hash_strided(zero_points))
-    return _hash(repr((_hash_strided(tensor.int_repr()), scheme, parameters)).encode())
+        parameters = (tensor.q_per_channel_axis(), _hash_strided(scales, ledger), _hash_strided(zero_points, ledger))
+    made = PendingQuantized(_hash_strided(tensor.int_repr(), ledger), scheme, parameters)
+    return made if made.waits() else made.resolve()
 
 
 def _sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -194,7 +224,7 @@ def _wrapped(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 def _hash_parts(parts: Iterable[torch.Tensor], ledger: Ledger | None = None) -> int | PendingParts:
     made = PendingParts(tuple(raw_digest(part, ledger) for part in parts))
-    waiting = any(isinstance(value, (Pending, PendingParts)) for *_, value in made.parts)
+    waiting = any(isinstance(value, _WAITING) for *_, value in made.parts)
     return made if waiting else made.resolve()
 
 

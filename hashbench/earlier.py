@@ -15,18 +15,23 @@ from hashbench.records import HashbenchError, ModelSpec, Row
 from hashbench.report.load import ACCURACY_FILE, SELECTION_FILE, load_sweep
 from hashbench.schedule import Job, estimated_memory_mib
 
+CONTEXT_MIB = 700.0
+"""What a process takes of a GPU's memory beside torch's allocator: the context, the kernels' code and the workspaces of
+the libraries. An estimate, not measured here; too low a value shows as rows that ran out of memory and are repeated."""
+
 _LOOKED_AT = 50
 """Earlier folders that are opened at most, the newest first: there may be thousands."""
 
 
 @dataclass(frozen=True, slots=True)
 class EarlierSweep:
-    """What ``label`` told of models, by ``(suite, name)``: seconds from the start of a worker to its end, and the peak
-    of its process in MiB; models are left out of what is not known of them."""
+    """What ``label`` told of models, by ``(suite, name)``: seconds from the start of a worker to its end, the peak
+    of its process in MiB, and that of an accelerator's memory; models are left out of what is not known of them."""
 
     label: str = ""
     seconds: Mapping[tuple[str, str], float] = field(default_factory=dict)
     memory_mib: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    device_memory_mib: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     def job(self, key: str, spec: ModelSpec, *, mode: str, device: str) -> Job:
         """What is to be expected of ``spec``. What the number of parameters says of memory was measured on CPU only."""
@@ -34,7 +39,14 @@ class EarlierSweep:
         memory = self.memory_mib.get(model)
         if memory is None and device == "cpu":
             memory = estimated_memory_mib(spec.parameters, mode=mode)
-        return Job(key, seconds=self.seconds.get(model), memory_mib=memory, parameters=spec.parameters or 0)
+        on_device = self.device_memory_mib.get(model)
+        return Job(
+            key,
+            seconds=self.seconds.get(model),
+            memory_mib=memory,
+            parameters=spec.parameters or 0,
+            device_memory_mib=None if on_device is None else on_device + CONTEXT_MIB,
+        )
 
 
 def read(path: Path, *, mode: str, device: str) -> EarlierSweep:
@@ -51,12 +63,18 @@ def read(path: Path, *, mode: str, device: str) -> EarlierSweep:
             consequence="no order follows from it",
             tip="Name another sweep with --times-from, or leave it out.",
         )
-    return EarlierSweep(str(path), seconds, {(row.suite, row.name): peak for row in rows if (peak := _peak(row))})
+    told = [row for row in rows if not row.accuracy.endswith("_OOM")]  # those wanted more than they got
+    return EarlierSweep(
+        str(path),
+        seconds,
+        memory_mib={(row.suite, row.name): peak for row in told if (peak := _peak(row))},
+        device_memory_mib={(row.suite, row.name): row.device_memory_mib for row in told if row.device_memory_mib},
+    )
 
 
 def _peak(row: Row) -> float | None:
-    """What ran out of memory wanted more than it got."""
-    return None if row.accuracy.endswith("_OOM") else row.peak_memory_mib
+    """Until schema 3, a row of an accelerator had the device's peak in place of the process's."""
+    return row.peak_memory_mib if row.dev == "cpu" or row.device_memory_mib is not None else None
 
 
 def newest_before(output: Path, *, models: Collection[tuple[str, str]], mode: str, device: str) -> EarlierSweep:

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hashbench.accelerators import WORKSPACE_VARIABLE, workspace_config
 from hashbench.files import PACKAGE_PARENT
 from hashbench.records import ROW_SCHEMA, HashbenchError
 
@@ -27,6 +28,10 @@ _VARIABLES = re.compile(
     r"|^(LD_PRELOAD|PYTHONHASHSEED|GLIBC_TUNABLES)$"
 )
 _LIBRARIES = {"oneDNN": r"MKL-DNN v([\d.]+)", "MKL": r"Math Kernel Library Version ([\d.\w-]+)", "NNPACK": r"(NNPACK)"}
+_DRIVERS = (
+    ("/proc/driver/nvidia/version", r"Kernel Module(?: for \S+)?\s+([\d.]+)"),
+    ("/sys/module/amdgpu/version", r"(\S+)"),
+)
 _SECONDS = 120.0
 # With -P, so that a folder called torch where the user happens to stand is not taken for torch.
 _COLLECTOR = """
@@ -71,7 +76,10 @@ def variables_that_matter(environment: Mapping[str, str]) -> dict[str, str]:
     """Those by which libraries are set. Which of several accelerators is visible is no setting: a cluster hands out
     another one every time; what matters of it is under ``device``."""
     found = (name for name in environment if _VARIABLES.search(name) and not name.endswith("_VISIBLE_DEVICES"))
-    return {name: environment[name] for name in sorted(found)}
+    found_here = {name: environment[name] for name in sorted(found)}
+    if WORKSPACE_VARIABLE in found_here:  # as it is when a model runs
+        found_here[WORKSPACE_VARIABLE] = workspace_config(found_here[WORKSPACE_VARIABLE])
+    return found_here
 
 
 def collect_in_child(*, device: str, variables: Mapping[str, str]) -> dict[str, Any]:
@@ -118,9 +126,27 @@ def _check_device(device: str) -> None:
         if wanted.type == "meta":
             raise HashbenchError("the meta device has no data", consequence="nothing can be compared", tip=tip)
         return
-    current = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if current is None or current.type != wanted.type or (wanted.index or 0) >= torch.accelerator.device_count():
+    built_for = torch.accelerator.current_accelerator()
+    kind = "" if built_for is None else built_for.type
+    count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+    if kind != wanted.type or (wanted.index or 0) >= count:
+        tip = what_to_do(wanted.type, built_for=kind, count=count)
         raise HashbenchError(f"the device {device} is not there", consequence="nothing was run", tip=tip)
+
+
+def what_to_do(wanted: str, *, built_for: str, count: int) -> str:
+    """Advice to who asked for a device that is not there: of the kind ``wanted``, with a torch that is ``built_for``
+    accelerators of one kind (empty: for none) and finds ``count`` of them."""
+    if built_for != wanted:
+        what = f"for {built_for}" if built_for else "for the CPU alone"
+        return f"This torch is built {what}: install one for {wanted}, or choose --device {built_for or 'cpu'}."
+    if count:
+        numbers = f"{wanted}:0 to {wanted}:{count - 1}" if count > 1 else f"{wanted}:0"
+        return f"Choose {numbers} with --device."
+    return (
+        "torch finds no such device: look at its driver and at variables such as CUDA_VISIBLE_DEVICES that hide it, "
+        "or choose --device cpu."
+    )
 
 
 def _packages() -> dict[str, str]:
@@ -150,29 +176,81 @@ def _cpu_model() -> str:
     return _first_line(text, "model name") or platform.processor()
 
 
+def _digests(device: str) -> dict[str, str]:
+    """How digests are made there. Not in the key: by any path they are the same."""
+    from hashbench.devices import digest_path
+
+    return digest_path(device).document()
+
+
+def digests_note(environment: Mapping[str, Any]) -> str:
+    """One line where digests are made by the slow path on the device of this environment; empty elsewhere."""
+    path: Mapping[str, str] = environment.get("digests", {})
+    if not path.get("reason"):
+        return ""
+    device = environment.get("device", {}).get("type", "this device")
+    return f"digests on {device} are made by {path['name']}, which is slow: {path['reason']} (docs/devices.md)"
+
+
 def _device(device: str) -> dict[str, Any]:
     import torch
 
     wanted = torch.device(device)
     if wanted.type == "cpu":
         return {"type": "cpu"}
-    backend = getattr(torch, wanted.type)
-    found: dict[str, Any] = {"type": wanted.type, "count": torch.accelerator.device_count()}
-    if hasattr(backend, "get_device_name"):
-        found["name"] = backend.get_device_name(wanted)
+    count = torch.accelerator.device_count()
+    each = [facts_of(_properties(wanted.type, index)) for index in range(count)]
+    found: dict[str, Any] = {"type": wanted.type, "count": count, **each[wanted.index or 0], "each": each}
     if wanted.type == "cuda":
-        found |= {"capability": list(backend.get_device_capability(wanted)), "cudnn": torch.backends.cudnn.version()}
-        found["driver"] = _driver()
-    return found
+        found |= {"cudnn": torch.backends.cudnn.version(), "driver": _driver()}  # on ROCm the former is MIOpen's
+    return {**found, "tf32": _tf32()}
+
+
+def _properties(kind: str, index: int) -> Any:
+    """What torch tells of one device, an object with attributes or a mapping; ``None`` where it tells nothing."""
+    import torch
+
+    ask = getattr(torch.get_device_module(kind), "get_device_properties", None)
+    return None if ask is None else ask(index)
+
+
+def facts_of(properties: Any) -> dict[str, Any]:
+    """Of one device: its ``name``, ``memory_mib`` (all there is of it), ``capability`` and ``driver`` (XPU's own), as
+    far as its ``properties`` tell them."""
+
+    def told(name: str) -> Any:
+        return properties.get(name) if isinstance(properties, Mapping) else getattr(properties, name, None)
+
+    memory, capability = told("total_memory"), told("gcnArchName")  # the latter on ROCm
+    if capability is None and told("major") is not None:
+        capability = [told("major"), told("minor")]
+    facts = {
+        "name": told("name"),
+        "memory_mib": None if memory is None else int(memory) // 2**20,
+        "capability": capability,
+        "driver": told("driver_version"),
+    }
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _tf32() -> str:
+    """What is in force while models run: ``off``, or what of it the settings of a run could not switch off."""
+    from hashbench.determinism import deterministic_settings, lower_precisions
+
+    with deterministic_settings("on"):
+        return ", ".join(lower_precisions()) or "off"
 
 
 def _driver() -> str:
-    try:
-        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
-    except OSError:
-        return ""
-    found = re.search(r"Kernel Module(?: for \S+)?\s+([\d.]+)", text)
-    return found[1] if found else ""
+    """The version of NVIDIA's or AMD's kernel module; empty where there is none to read."""
+    for path, pattern in _DRIVERS:
+        try:
+            found = re.search(pattern, Path(path).read_text(encoding="utf-8"))
+        except OSError:
+            continue
+        if found:
+            return found[1]
+    return ""
 
 
 def _key(found: Mapping[str, Any]) -> str:
@@ -182,7 +260,7 @@ def _key(found: Mapping[str, Any]) -> str:
 def main(device: str) -> int:
     """Print the fingerprint, or the error, as JSON; returns the exit code."""
     try:
-        print(json.dumps(collect(device)))
+        print(json.dumps({**collect(device), "digests": _digests(device)}))
     except HashbenchError as error:
         print(json.dumps({"error": {"what": error.what, "consequence": error.consequence, "tip": error.tip}}))
         return 2

@@ -19,8 +19,9 @@ class SweepOpened:
 @dataclass(frozen=True, slots=True)
 class SweepPlanned:
     """Up to ``workers`` models run at once, with ``threads`` threads each, on cores of their own where ``pinned``, and
-    together within ``memory_mib`` (``None``: torch's own choice; whatever they take). Of the ``waiting`` models,
-    ``known`` are in the order of their times in ``times_from``."""
+    together within ``memory_mib`` (``None``: torch's own choice; whatever they take), on ``devices`` accelerators (0:
+    on none, or whoever runs them knows). Of the ``waiting`` models, ``known`` are in the order of their times in
+    ``times_from``."""
 
     workers: int
     threads: int | None
@@ -29,6 +30,7 @@ class SweepPlanned:
     waiting: int
     known: int = 0
     times_from: str = ""
+    devices: int = 0
 
 
 @dataclass(frozen=True, slots=True)

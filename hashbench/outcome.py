@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from hashbench import results
+from hashbench.outofmemory import ran_out_of_memory
 from hashbench.records import Diagnosis, Divergence, Failure, Result, RunCounts, Trace, Verdict, contiguous_stride
 
 _REFUSED = re.compile(
     r"(?P<kernel>[^\n]*?) does not have a deterministic implementation|deterministic.*CUBLAS_WORKSPACE_CONFIG",
     re.DOTALL,
 )
-_NO_MEMORY = re.compile(r"can't allocate memory|out of memory|not enough memory", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,9 @@ class Outcome:
 def failure_of(error: Exception, *, op: str = "") -> Failure:
     """An exception as a value. ``op`` is the dispatched op that raised it; torch's texts tell the rest."""
     text = f"{type(error).__name__}: {error}"
-    memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
-        isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error)))
-    )
     refused = _REFUSED.search(str(error))
     refused_op = "" if refused is None else op or refused["kernel"] or "unknown"
-    return Failure(text, out_of_memory=memory, op=op, nondeterministic_op=refused_op)
+    return Failure(text, out_of_memory=ran_out_of_memory(error), op=op, nondeterministic_op=refused_op)
 
 
 def refused_op(outcome: Outcome) -> str:

@@ -101,13 +101,15 @@ def _damaged(count: int) -> str:
 
 
 def _plan(event: SweepPlanned) -> str:
-    """``4 models at once, 2 threads each on cores of their own, together up to 21.2 GiB; longest first as in …``."""
+    """``4 models at once on 2 devices, 2 threads each on cores of its own, together up to 21.2 GiB; longest first as in
+    …``."""
     threads = f"{event.threads} threads" if event.threads != 1 else "1 thread"
     how = f", {threads} each" + (" on cores of its own" if event.pinned else "") if event.threads else ""
     memory = "" if event.memory_mib is None else f", together up to {event.memory_mib / 1024:.1f} GiB"
     known = f"{event.known} of {event.waiting} models"
     order = f"longest first as {known} were in {event.times_from}" if event.times_from else "no earlier times"
-    return f"{event.workers} models at once{how}{memory}; {order}"
+    devices = f" on {event.devices} devices" if event.devices > 1 else ""
+    return f"{event.workers} models at once{devices}{how}{memory}; {order}"
 
 
 def _summary(row: Row) -> str:

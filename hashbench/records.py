@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 TRACE_SCHEMA = 1
 """Version of the text form of a trace; a file of another version is refused."""
 
-ROW_SCHEMA = 3
+ROW_SCHEMA = 4
 """Version of the CSV and of the row files; written to ``environment.json`` as ``schema``."""
 
-READABLE_ROW_SCHEMAS = (1, 2, 3)
+READABLE_ROW_SCHEMAS = (1, 2, 3, 4)
 """Versions that can be read. Files of earlier versions lack columns, which read as absent."""
 
 SWEEP_SCHEMA = 2
@@ -103,7 +103,8 @@ class ModelSpec:
     ``suite`` is a suite's name; that of a zoo file is the file's name without ``.py``, and ``source`` then is its
     absolute path. ``input_shape`` has no batch dimension.
     ``arguments`` go to the model's constructor. ``skip_training`` and ``skip_inference`` hold the reason why
-    that mode cannot run; empty means that it can. An empty ``deterministic`` or ``optimizer`` and ``None``
+    that mode cannot run; empty means that it can. ``devices`` are the types of device that the model is for (``cuda``,
+    ``xpu``); empty means any. An empty ``deterministic`` or ``optimizer`` and ``None``
     for ``iterations`` or ``runs`` leave the choice to the command line and then to the harness. ``parameters`` counts
     the elements of the module's parameters, where the data say.
     """
@@ -118,6 +119,7 @@ class ModelSpec:
     default: bool = False
     skip_training: str = ""
     skip_inference: str = ""
+    devices: tuple[str, ...] = ()
     deterministic: str = ""
     optimizer: str = ""
     iterations: int | None = None
@@ -126,8 +128,10 @@ class ModelSpec:
     note: str = ""
     source: str = ""
 
-    def skip_reason(self, mode: str) -> str:
-        """Why this model cannot run in ``mode``; empty when it can."""
+    def skip_reason(self, mode: str, *, device: str = "cpu") -> str:
+        """Why this model cannot run in ``mode`` on ``device`` (``cpu``, ``cuda:1``); empty when it can."""
+        if self.devices and device.partition(":")[0] not in self.devices:
+            return f"needs {' or '.join(self.devices)}"
         return self.skip_training if mode == "training" else self.skip_inference
 
 
@@ -374,7 +378,8 @@ class CallFacts:
     ``custom``: torch itself does not define the op. ``allocation``: it hands out memory without writing it.
     ``overlap``: it writes memory that it also reads through another view. ``same_values``: two outcomes that differ
     hold the same values in other places. ``chosen_values``: wherever outcomes differ, each holds a value of one of the
-    call's inputs (``None``: no two outcomes that differ were seen). ``matches_record``: the replay gave what the trace
+    call's inputs (``None``: no two outcomes that differ were seen). ``tied_places``: wherever they differ, they are
+    places of elements of an input, and those elements are equal. ``matches_record``: the replay gave what the trace
     recorded in one of the runs. ``representation``: see :class:`Row`. ``limits``: why the call could not be captured,
     or not wholly.
     """
@@ -385,6 +390,7 @@ class CallFacts:
     overlap: bool = False
     same_values: bool | None = None
     chosen_values: bool | None = None
+    tied_places: bool | None = None
     matches_record: bool | None = None
     representation: str = ""
     limits: str = ""
@@ -536,6 +542,7 @@ class Row:
     seconds: float | None = None
     overhead_seconds: float | None = None
     peak_memory_mib: float | None = None
+    device_memory_mib: float | None = None
     env: str = ""
     error: str = ""
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 
+from hashbench import devicememory
 from hashbench.diagnosis import rates
 from hashbench.outcome import Outcome
 from hashbench.records import Diagnosis, Divergence, ModelSpec, Rate, Row, RunOptions
@@ -28,6 +29,7 @@ def make_row(
     and experiments, where they have ended."""
     found = outcome.verdict.divergence if outcome.verdict is not None else None
     difference = outcome.difference
+    on_device = devicememory.peak_mib(torch.device(options.device))
     row = Row(
         dev=options.device,
         name=spec.name,
@@ -50,7 +52,8 @@ def make_row(
         settings_changed="; ".join(outcome.settings_changed),
         traces=traces,
         seconds=None if seconds is None else round(seconds, 3),
-        peak_memory_mib=round(peak_memory_mib(torch.device(options.device)), 1),
+        peak_memory_mib=round(peak_memory_mib(), 1),
+        device_memory_mib=None if on_device is None else round(on_device, 1),
         error=outcome.failure.error if outcome.failure is not None else "",
     )
     if difference is not None:
@@ -135,9 +138,7 @@ def _op_names(nodes: Sequence[str]) -> str:
     return a_few([f"{name} ×{count}" if count > 1 else name for name, count in ordered])  # noqa: RUF001
 
 
-def peak_memory_mib(device: torch.device) -> float:
-    """Largest memory of this process so far in MiB: on the device for accelerators, else resident."""
-    if device.type != "cpu":
-        return torch.accelerator.max_memory_allocated() / 2**20
+def peak_memory_mib() -> float:
+    """Largest resident memory of this process so far, in MiB."""
     usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return usage / (2**20 if sys.platform == "darwin" else 2**10)

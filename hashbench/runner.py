@@ -11,10 +11,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import gc
 import json
 import logging
 import time
+import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -24,8 +24,15 @@ from typing import Any, ClassVar
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from hashbench import divergence, formulas, results, suites, tracefile
-from hashbench.determinism import deterministic_settings, preserved, preserved_rng, reset_rng_state, settings
+from hashbench import devicememory, divergence, formulas, results, suites, tracefile
+from hashbench.determinism import (
+    claim_workspace,
+    deterministic_settings,
+    preserved,
+    preserved_rng,
+    reset_rng_state,
+    settings,
+)
 from hashbench.diagnosis import conductor, freshrun
 from hashbench.files import replace_file
 from hashbench.inputs import call, clone_inputs, map_tensors, mean_of_outputs, random_projection
@@ -42,6 +49,7 @@ from hashbench.outcome import (
     refused_op,
     replaces,
 )
+from hashbench.outofmemory import ran_out_of_memory
 from hashbench.records import Decision, Diagnosis, Evidence, Failure, ModelSpec, Row, RunCounts, RunOptions, Trace
 from hashbench.report.csvfile import row_to_json
 from hashbench.results_folder import ResultsFolder, file_key
@@ -68,6 +76,9 @@ def run_model(spec: ModelSpec, options: RunOptions) -> Row:
 class BenchmarkRunner:
     """Runs one model at least twice and says whether, and if not why, the runs agree.
 
+    On CUDA, ``CUBLAS_WORKSPACE_CONFIG`` is set for the rest of the process as soon as there is a runner: cuBLAS reads
+    it once, when it starts.
+
     Args:
         options: device, dtype, mode and the rest; see :class:`~hashbench.records.RunOptions`.
     """
@@ -80,41 +91,49 @@ class BenchmarkRunner:
         self.options = options
         self.device = torch.device(options.device)
         self.training = options.mode == "training"
+        if self.device.type == "cuda":
+            claim_workspace()
 
     # ------------------------------------------------------------------------------------------ one model
 
     def run_model(self, spec: ModelSpec) -> Row:
         """Load a model, check it, keep its traces, and describe it all in one row. Settings and random state of the
-        caller are restored."""
+        caller are restored, and the model's memory is free again."""
         started = time.perf_counter()
+        devicememory.reset_peak(self.device)
         level = self.options.deterministic or spec.deterministic or "on"
         with preserved_rng():
-            outcome, workload = self._load_and_check(spec, level)
+            outcome, iterations = self._load_and_check(spec, level)
             refused = refused_op(outcome)
             if refused and outcome.deterministic == "on":
-                outcome, workload = self._load_and_check(spec, "warn")
+                outcome, iterations = self._load_and_check(spec, "warn")
                 outcome = replace(outcome, nondeterministic_op=refused)
-        return self._row(spec, outcome, workload, seconds=time.perf_counter() - started)
+        return self._row(spec, outcome, iterations, seconds=time.perf_counter() - started)
 
-    def _row(self, spec: ModelSpec, outcome: Outcome, workload: Workload | None, *, seconds: float | None) -> Row:
+    def _row(self, spec: ModelSpec, outcome: Outcome, iterations: int | None, *, seconds: float | None) -> Row:
         kept = self._keep_traces(spec, outcome)
-        iterations = workload.iterations if workload is not None else None
         return make_row(spec, self.options, outcome, iterations=iterations, traces=kept, seconds=seconds)
 
-    def _load_and_check(self, spec: ModelSpec, level: str) -> tuple[Outcome, Workload | None]:
+    def _load_and_check(self, spec: ModelSpec, level: str) -> tuple[Outcome, int | None]:
+        """The outcome and the number of iterations, and nothing that holds on to the model."""
+        try:
+            return self._loaded_and_checked(spec, level)
+        finally:
+            devicememory.release(self.device)
+
+    def _loaded_and_checked(self, spec: ModelSpec, level: str) -> tuple[Outcome, int | None]:
         with deterministic_settings(level, threads=self.options.threads):
             try:
                 workload = self.load_model(spec)
             except Exception as error:
-                log.exception("loading %s failed", spec.name)
-                return Outcome("model_fail_to_load", level, failure=failure_of(error)), None
+                return _unready("model_fail_to_load", level, error, f"loading {spec.name} failed"), None
             try:
                 workload = self.prepare(workload)
             except Exception as error:
-                log.exception("preparing %s failed", spec.name)
-                return Outcome("eager_fail_to_run", level, failure=failure_of(error)), workload
+                failed = _unready("eager_fail_to_run", level, error, f"preparing {spec.name} failed")
+                return failed, workload.iterations
             outcome = self.check_accuracy(workload, deterministic=level, optimizer=spec.optimizer, spec=spec)
-            return outcome, workload
+            return outcome, workload.iterations
 
     def traces_of(self, spec: ModelSpec, *, level: str, runs: int) -> list[Trace | Failure]:
         """Build the model and make ``runs`` traced runs, as :meth:`run_model` would with deterministic level ``level``,
@@ -171,7 +190,7 @@ class BenchmarkRunner:
         except OSError:
             raise  # the results folder takes no more: that ends the sweep
         except Exception as error:
-            log.exception("the diagnosis failed")
+            _log_error("the diagnosis failed")
             failed = Decision("unknown", "open", f"the diagnosis failed: {type(error).__name__}: {error}", "")
             return replace(outcome, diagnosis=Diagnosis(failed, Evidence(origin="")))
 
@@ -192,8 +211,15 @@ class BenchmarkRunner:
             other = self._attempt(workload, optimizer)
             if isinstance(other, Failure):
                 return replace(outcome, accuracy=failed_status(other, number=2), runs=number, failure=other)
-            fingerprints.append(fingerprint(other))
-            outcome = self._compare(outcome, first, other, number)
+            try:
+                fingerprints.append(fingerprint(other))
+                outcome = self._compare(outcome, first, other, number)
+            except Exception as error:
+                if not ran_out_of_memory(error):
+                    raise
+                _log_error("comparing two runs failed")
+                failed = failure_of(error)
+                return replace(outcome, accuracy=failed_status(failed, number=2), runs=number, failure=failed)
         others = sum(found != fingerprints[0] for found in fingerprints)
         counts = RunCounts(len(fingerprints) - 1, others, len(set(fingerprints)))
         outcome = replace(outcome, run_counts=counts)
@@ -297,9 +323,7 @@ class BenchmarkRunner:
         try:
             return self._run_once(workload, optimizer, traced=traced, diagnosing=diagnosing, watcher=watcher)
         finally:
-            gc.collect()  # the frame that held the copy of the model is gone
-            if self.device.type != "cpu":
-                torch.accelerator.empty_cache()
+            devicememory.release(self.device)  # the frame that held the copy of the model is gone
 
     def _run_once(
         self, workload: Workload, optimizer: str, *, traced: bool, diagnosing: bool, watcher: Watcher | None
@@ -327,7 +351,7 @@ class BenchmarkRunner:
         except results.NotComparableError as error:
             return Failure(f"the results cannot be compared: {error}", op="results")
         except Exception as error:
-            log.exception("a run failed")
+            _log_error("a run failed")
             return failure_of(error, op=trace.failed_op if trace is not None else "")
 
     @contextlib.contextmanager
@@ -458,7 +482,7 @@ class BenchmarkRunner:
         if not self.options.output or not folder.rows.is_dir():
             return
         key = file_key(suite=spec.suite, mode=self.options.mode, name=spec.name)
-        row = self._row(spec, outcome, workload, seconds=None)
+        row = self._row(spec, outcome, workload.iterations, seconds=None)
         replace_file(folder.draft_path(key), json.dumps(row_to_json(row)))
 
     def _keep_traces(self, spec: ModelSpec, outcome: Outcome) -> str:
@@ -473,6 +497,19 @@ class BenchmarkRunner:
 
 
 # --------------------------------------------------------------------------------------------------- helpers
+
+
+def _log_error(what: str) -> None:
+    """Log the exception that is handled just now, as text: a handler that keeps records would keep its traceback, and
+    with that every tensor of the run that failed."""
+    log.error("%s\n%s", what, traceback.format_exc().rstrip())
+
+
+def _unready(accuracy: str, level: str, error: Exception, what: str) -> Outcome:
+    """A model that did not get as far as its first run. Where memory ran out, that is what the status says."""
+    _log_error(what)
+    failure = failure_of(error)
+    return Outcome(failed_status(failure, number=1) if failure.out_of_memory else accuracy, level, failure=failure)
 
 
 def _runs_of(options: RunOptions, spec: ModelSpec | None) -> int:

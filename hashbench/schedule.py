@@ -9,6 +9,10 @@ tells, it is estimated from the number of parameters; where nothing does, a mode
 budget: as many of them run at once as were asked for, and none beside a known large one that leaves less than that. An
 expectation can be wrong, which is why what was killed or ran out of memory beside others is run again alone.
 
+**Devices.** Where workers have accelerators, each model starts on the one with the fewest models for which it leaves
+room in the same way: a device's models may be expected to take no more than its budget together, and one of which
+nothing is known counts as an equal share of it. A model that is expected to take more than that has a device to itself.
+
 **Alone.** A model that is expected to take more than the whole budget runs while nothing else does. These come first,
 when nothing runs anyway; what has to be repeated alone comes last. The machine is emptied for them once, not once for
 each.
@@ -22,7 +26,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 PATIENCE = 8
@@ -41,22 +45,72 @@ times it."""
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A model that waits. ``seconds`` and ``memory_mib`` are what it is expected to take (``None``: not known);
-    ``parameters`` is its size (0: not known)."""
+    """A model that waits. ``seconds``, ``memory_mib`` and ``device_memory_mib`` are what it is expected to take
+    (``None``: not known); ``parameters`` is its size (0: not known)."""
 
     key: str
     seconds: float | None = None
     memory_mib: float | None = None
     parameters: int = 0
+    device_memory_mib: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """``job`` starts now, in the worker's slot ``slot`` (from 0); ``alone``: nothing else runs until it ends."""
+    """``job`` starts now, in the worker's slot ``slot`` and on the device ``device`` (both from 0; ``None``: there are
+    no devices); ``alone``: nothing else runs until it ends."""
 
     job: Job
     slot: int
     alone: bool = False
+    device: int | None = None
+
+
+class _Devices:
+    """The accelerators that workers share: how many models run on each, and what these are expected to take.
+
+    ``budgets`` are in MiB (``None``: not looked at); of ``workers`` models at once, each device gets as many as others,
+    or one more.
+    """
+
+    def __init__(self, budgets: Sequence[float | None], *, workers: int) -> None:
+        self._budgets = tuple(budgets)
+        self._at_once = max(1, -(-workers // max(1, len(budgets))))
+        self._jobs: list[dict[str, Job]] = [{} for _ in budgets]
+
+    def place_for(self, job: Job) -> int | None:
+        """The device with the fewest models that has room for ``job``; ``None`` where none has."""
+        able = [device for device in range(len(self._budgets)) if self._fits(job, device)]
+        return min(able, key=lambda device: (len(self._jobs[device]), device), default=None)
+
+    def has_room(self, job: Job) -> bool:
+        """Whether ``job`` could start; always where there are no devices."""
+        return not self._budgets or self.place_for(job) is not None
+
+    def start(self, job: Job) -> int | None:
+        """Put ``job`` on a device, that with the fewest models if it has to."""
+        if not self._budgets:
+            return None
+        device = self.place_for(job)
+        if device is None:
+            device = min(range(len(self._jobs)), key=lambda place: len(self._jobs[place]))
+        self._jobs[device][job.key] = job
+        return device
+
+    def end(self, start: Start) -> None:
+        """The job of ``start`` has ended."""
+        if start.device is not None:
+            del self._jobs[start.device][start.job.key]
+
+    def _fits(self, job: Job, device: int) -> bool:
+        budget, jobs = self._budgets[device], self._jobs[device]
+        if not jobs or budget is None:
+            return True
+        return sum(self._expected(one, device) for one in (*jobs.values(), job)) <= budget * _ROUNDING
+
+    def _expected(self, job: Job, device: int) -> float:
+        share = (self._budgets[device] or 0.0) / self._at_once
+        return share if job.device_memory_mib is None else job.device_memory_mib
 
 
 def estimated_memory_mib(parameters: int | None, *, mode: str) -> float | None:
@@ -80,6 +134,8 @@ class Schedule:
         memory_mib: what all may take together; ``None``: memory is not looked at.
         workers: how many are asked for; a job of unknown size counts as this share of the memory.
         isolates: jobs that are alone are kept from the others by whoever runs them, not by waiting.
+        devices: what the jobs on each accelerator may take of its memory together (``None``: it is not looked at);
+            empty where whoever runs the jobs chooses the device, or there is none.
     """
 
     def __init__(
@@ -90,10 +146,12 @@ class Schedule:
         memory_mib: float | None = None,
         workers: int = 1,
         isolates: bool = False,
+        devices: Sequence[float | None] = (),
     ) -> None:
         self._budget = None if memory_mib is None else memory_mib * _ROUNDING
         self._share = (memory_mib or 0.0) / max(1, workers)
         self._isolates = isolates
+        self._devices = _Devices(devices, workers=workers)
         kept = list(jobs)
         self._giants = deque(job for job in kept if self._too_large(job))
         self._waiting = [job for job in kept if not self._too_large(job)]
@@ -132,6 +190,7 @@ class Schedule:
         start = self._running.pop(key)
         running, starts = self._began.pop(key)
         heapq.heappush(self._free_slots, start.slot)
+        self._devices.end(start)
         self._used = self._used - self._expected(start.job) if self._running else 0.0
         return start.job, not start.alone and (running > 0 or self._starts > starts)
 
@@ -141,7 +200,7 @@ class Schedule:
 
     def _start(self, job: Job, *, alone: bool = False) -> Start:
         slot = heapq.heappop(self._free_slots) if self._free_slots else len(self._running)
-        start = Start(job, slot, alone)
+        start = Start(job, slot, alone, self._devices.start(job))
         self._starts += 1
         self._began[job.key] = (len(self._running), self._starts)
         self._running[job.key] = start
@@ -153,14 +212,17 @@ class Schedule:
         if self._fits(self._waiting[0]):
             self._overtaken = 0
             return 0
-        if self._overtaken >= PATIENCE or self._used + self._least > (self._budget or 0.0):
+        if self._overtaken >= PATIENCE or (self._budget is not None and self._used + self._least > self._budget):
             return None
         place = next((place for place, job in enumerate(self._waiting) if self._fits(job)), None)
         self._overtaken += place is not None
         return place
 
     def _fits(self, job: Job) -> bool:
-        return self._budget is None or not self._running or self._used + self._expected(job) <= self._budget
+        if not self._running:
+            return True
+        in_memory = self._budget is None or self._used + self._expected(job) <= self._budget
+        return in_memory and self._devices.has_room(job)
 
     def _expected(self, job: Job) -> float:
         return self._share if job.memory_mib is None else job.memory_mib

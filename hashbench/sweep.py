@@ -100,8 +100,8 @@ def run_sweep(
         partition: which part of which selection ``specs`` are.
         earlier: what an earlier sweep tells of their times and memory; where several run at once, the longest starts
             first.
-        memory_mib: what all workers may be expected to take together; by default what the executor offers, and no
-            bound on an accelerator, whose memory the executor does not know.
+        memory_mib: what all workers may be expected to take together of the machine's memory; by default what the
+            executor offers. What they take of an accelerator's is bounded by the executor's ``devices``.
         retries: how often a model that was killed, crashed or ran out of memory beside others runs again, alone.
 
     Raises:
@@ -111,7 +111,7 @@ def run_sweep(
     folder = ResultsFolder(output)
     workers = executor or LocalExecutor(jobs=jobs)
     room = workers.room
-    if memory_mib is not None or options.device != "cpu":
+    if memory_mib is not None:
         room = replace(room, memory_mib=memory_mib)
     threads = room.threads if options.threads is None else options.threads
     options = replace(options, output=str(folder.path), threads=threads)
@@ -229,10 +229,11 @@ class _Sweep:
                 del self._rows[key]
 
     def _run_models(self) -> None:
-        mode = self._plan.options.mode
+        mode, device = self._plan.options.mode, self._plan.options.device
+        reasons = {key: spec.skip_reason(mode, device=device) for key, spec in self._plan.specs.items()}
         missing = [key for key in self._plan.specs if key not in self._rows]
-        skipped = [key for key in missing if self._plan.specs[key].skip_reason(mode)]
-        to_run = [key for key in missing if not self._plan.specs[key].skip_reason(mode)]
+        skipped = [key for key in missing if reasons[key]]
+        to_run = [key for key in missing if not reasons[key]]
         if to_run:
             with self._interrupts.allowed():
                 self._executor.start(target=self._plan.target)
@@ -241,7 +242,7 @@ class _Sweep:
         for key in skipped:  # while the first workers run
             with self._interrupts.allowed():
                 spec = self._plan.specs[key]
-            self._add(key, self._own_row(spec, accuracy="pass_due_to_skip", error=spec.skip_reason(mode)))
+            self._add(key, self._own_row(spec, accuracy="pass_due_to_skip", error=reasons[key]))
         while self._schedule.unfinished:
             with self._interrupts.allowed():
                 ended = self._executor.wait()
@@ -262,6 +263,7 @@ class _Sweep:
             memory_mib=room.memory_mib if workers > 1 else None,
             workers=workers,
             isolates=room.isolates,
+            devices=[share.memory_mib for share in room.devices],
         )
         if workers > 1:
             self._on_event(
@@ -273,6 +275,7 @@ class _Sweep:
                     waiting=len(keys),
                     known=sum(job.seconds is not None for job in jobs),
                     times_from=plan.earlier.label,
+                    devices=len(room.devices),
                 )
             )
 
@@ -281,7 +284,7 @@ class _Sweep:
             self._begin(start)
 
     def _begin(self, start: Start) -> None:
-        key, slots = start.job.key, self._plan.room.slots
+        key, slots, devices = start.job.key, self._plan.room.slots, self._plan.room.devices
         spec = self._plan.specs[key]
         self._on_event(ModelStarted(name=spec.name))
         self._executor.submit(
@@ -296,6 +299,7 @@ class _Sweep:
                 cpus=slots[start.slot] if slots else (),
                 memory_mib=start.job.memory_mib,
                 alone=start.alone,
+                variables={} if start.device is None else devices[start.device].variables,
             )
         )
 

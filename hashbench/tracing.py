@@ -16,7 +16,9 @@ threads are seen), and writes behind torch's back (a NumPy view) unless ``hash_i
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -33,9 +35,19 @@ from torch.utils._python_dispatch import (
 
 from hashbench import inspection, questions, tracefile
 from hashbench.arguments import argument_text
-from hashbench.building import Ids, Place, RawLeaf, RawResult, build_record, build_trace
+from hashbench.building import Ids, Place, RawLeaf, RawResult, build_record, build_trace, numbered
 from hashbench.devices import Ledger
-from hashbench.digest import EMPTY, RawDigest, _buffer, _hash, components, python_digest, raw_digest, readable
+from hashbench.digest import (
+    EMPTY,
+    RawDigest,
+    _buffer,
+    _hash,
+    components,
+    is_waiting,
+    python_digest,
+    raw_digest,
+    readable,
+)
 from hashbench.files import replace_file
 from hashbench.marks import (
     LeafViews,
@@ -52,6 +64,7 @@ from hashbench.marks import (
 from hashbench.modulepaths import ModulePaths
 from hashbench.opplan import OpPlan, Pattern, plan_of
 from hashbench.records import HashbenchError, OpRecord, SettingsMark, Trace
+from hashbench.suspicions import Suspicions
 from hashbench.watching import Watcher
 
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
@@ -136,6 +149,10 @@ class HashDebugTrace(TorchDispatchMode):
         self._token = object()
         self._ledger = Ledger(everywhere=digests == "device")
         self._at_once = frozenset() if self._ledger.everywhere else _PLAIN_DTYPES
+        self._suspicions = Suspicions()
+        # Autograd's threads, one for every device, dispatch at the same time. A number is taken in one step; records
+        # may be appended in another order and are sorted at the end.
+        self._next_number, self._leaf_lock = itertools.count().__next__, threading.Lock()
         self._records: list[tuple[Any, ...]] = []
         self._leaves: list[RawLeaf] = []
         self._results: list[RawResult] = []
@@ -228,7 +245,7 @@ class HashDebugTrace(TorchDispatchMode):
         plan = self._plans.get(id(func)) or self._plan(func)
         if not plan.traced:
             return func(*args, **(kwargs or {}))
-        number, token = len(self._records), self._token
+        token = self._token
         reads: tuple[Any, ...] = ()  # no list: what a record keeps must be small, cold memory is most of its cost
         others: Sequence[Any]
         storage: Any = None
@@ -266,6 +283,7 @@ class HashDebugTrace(TorchDispatchMode):
         except BaseException:
             self.failed_op = plan.name
             raise
+        number = self._next_number()
         scalar = None
         written: tuple[RawDigest, ...] = ()
         pattern = plan.pattern
@@ -284,7 +302,7 @@ class HashDebugTrace(TorchDispatchMode):
                 scalar = output
             written = self._write_all(plan, args, kwargs, output, (token, number, None))
         self._records.append(
-            (plan, phase, self.iteration, self._modules.current, sequence, reads, others, written, scalar, rng)
+            (plan, phase, self.iteration, self._modules.current, sequence, reads, others, written, scalar, rng, number)
         )
         if noted is not None:
             self._note_after(number, plan, args, kwargs, noted)
@@ -441,6 +459,10 @@ class HashDebugTrace(TorchDispatchMode):
 
     def _new_leaf(self, tensor: torch.Tensor, views: LeafViews | None, *, content: torch.Tensor | None = None) -> int:
         """Hash a tensor that no op of this trace wrote, name it, and mark its storage with its number."""
+        with self._leaf_lock:
+            return self._new_leaf_alone(tensor, views, content)
+
+    def _new_leaf_alone(self, tensor: torch.Tensor, views: LeafViews | None, content: torch.Tensor | None) -> int:
         kind, name = self._modules.state_name(tensor)
         initial = None
         if self._registered:
@@ -508,7 +530,9 @@ class HashDebugTrace(TorchDispatchMode):
     def _live_record(self, number: int, earlier: Sequence[OpRecord]) -> OpRecord:
         place = self._live_place
         forward = None if place.forward is None else earlier[place.forward]
-        return build_record(self._records[number], self._live_ids, place, forward, self._notes.get(number, {}))
+        self._settle()
+        raw = self._suspicions.settled(self._records[self._place_of(number)])
+        return build_record(raw, self._live_ids, place, forward, self._notes.get(number, {}))
 
     def _note_undeclared_writes(
         self, number: int, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], before: Mapping[str, RawDigest]
@@ -520,18 +544,43 @@ class HashDebugTrace(TorchDispatchMode):
             if id(tensor) in declared or plan.resizes:
                 continue
             after = raw_digest(tensor, self._ledger)
-            if after != before[path] and readable(after) != readable(before[path]):  # the latter waits for a device
+            if after == before[path]:
+                continue
+            mark = get_mark(tensor)
+            if is_waiting(after) and mark is not None and mark[0] is self._token:
+                set_mark(tensor, self._suspicions.mark(number, mark, (before[path], after)))
+            elif readable(after) != readable(before[path]):
                 set_mark(tensor, (self._token, number, None))
                 changed.append(after)
         if changed:
-            self._replace_written(number, self._records[number][7] + tuple(changed))
+            self._replace_written(number, self._records[self._place_of(number)][7] + tuple(changed))
+
+    def _settle(self) -> None:
+        """Add the writes that no schema declared to the records that made them, as far as these are known by now."""
+        for number, found in self._suspicions.settle():
+            self._replace_written(number, (*self._records[self._place_of(number)][7], found))
+
+    def _settled(self) -> tuple[Sequence[tuple[Any, ...]], Sequence[RawResult], Mapping[int, Mapping[str, Any]]]:
+        """Records, results and notes whose numbers are the places of records, and nothing is left to find out."""
+        self._settle()
+        node_of = self._suspicions.node
+        results = [(name, found, None if node is None else node_of(node)) for name, found, node in self._results]
+        return numbered([self._suspicions.settled(record) for record in self._records], results, self._notes)
 
     def _replace_written(self, number: int, written: tuple[RawDigest, ...]) -> None:
-        record = self._records[number]
-        self._records[number] = (*record[:7], written, *record[8:])
+        place = self._place_of(number)
+        record = self._records[place]
+        self._records[place] = (*record[:7], written, *record[8:])
+
+    def _place_of(self, number: int) -> int:
+        """Where a record stands: at its number, as long as one thread alone dispatches."""
+        records = self._records
+        if number < len(records) and records[number][-1] == number:
+            return number
+        return next(place for place in reversed(range(len(records))) if records[place][-1] == number)
 
     def _line(self, number: int) -> str:
-        plan, phase, _, module, _, _, others, written, scalar, _ = self._records[number]
+        plan, phase, _, module, _, _, others, written, scalar, *_ = self._records[self._place_of(number)]
         values = " ".join(f"{d.dtype}{list(d.shape)}:{d.value or 'blank'}" for d in map(readable, written))
         shown = f" = {scalar!r}" if scalar is not None else ""
         notes = self._notes.get(number, {})
@@ -556,16 +605,19 @@ class HashDebugTrace(TorchDispatchMode):
         """Everything recorded, as a :class:`~hashbench.records.Trace`; the raw records are released."""
         if self._finished is None:
             self._ledger.read()
+            records, results, notes = self._settled()
+            self._notes = {number: dict(kept) for number, kept in notes.items()}
             self._finished = build_trace(
-                self._records,
+                records,
                 self._leaves,
-                self._results,
+                results,
                 marks=tuple(self._setting_marks),
                 notes=self._notes,
                 hashed_inputs=self.hash_inputs,
                 first_sequence=self._first_sequence or 0,
             )
             self._records, self._leaves, self._results = [], [], []
+            self._suspicions = Suspicions()
         return self._finished
 
     def save(self, path: str | Path) -> None:
@@ -592,12 +644,13 @@ class HashDebugTrace(TorchDispatchMode):
         """The trace as it is now: while ops are being recorded, of those that there are."""
         if not self.is_active():
             return self.finish()
+        records, results, notes = self._settled()
         return build_trace(
-            self._records,
+            records,
             self._leaves,
-            self._results,
+            results,
             marks=(),
-            notes=self._notes,
+            notes=notes,
             hashed_inputs=self.hash_inputs,
             first_sequence=self._first_sequence or 0,
         )

@@ -18,11 +18,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Never
 
+from hashbench.accelerators import WORKSPACE_VARIABLE, workspace_config, workspace_conflict
 from hashbench.executors import Task
 from hashbench.files import replace_file
 from hashbench.records import ModelSpec, Row, RunOptions
@@ -48,6 +49,7 @@ def run(task: Task, reports: Connection) -> Never:
         _redirect_output(Path(task.log_path))
     except OSError as error:
         _end_with_storage_error(reports, error)
+    _set_variables(task.variables)
     _keep_to(task.cpus)
     faulthandler.enable(file=2)
     # Shortly before the parent ends this process, the log gets the stack where it hangs.
@@ -103,6 +105,16 @@ def _redirect_output(log: Path) -> None:
     os.close(descriptor)
     # What was printed before a crash must not be lost in a buffer.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def _set_variables(wanted: Mapping[str, str]) -> None:
+    """What CUDA and cuBLAS read when they start. In time: the fork server has loaded torch, and started neither."""
+    given = os.environ.get(WORKSPACE_VARIABLE)
+    conflict = workspace_conflict(given)
+    if conflict:
+        print(f"hashbench: {conflict}")
+    os.environ[WORKSPACE_VARIABLE] = workspace_config(given)
+    os.environ.update(wanted)
 
 
 def _keep_to(cpus: Sequence[int]) -> None:

@@ -40,11 +40,11 @@ def said_of(*arms: Arm, op: str = "aten.index_put_.default") -> Diagnosis:
 
 
 def adding_rows(*, accumulate: bool = True) -> CapturedCall:
-    """An ``index_put_`` that adds many rows to few, large enough for two threads to race."""
+    """An ``index_put_`` that adds many rows to few, large enough for eight threads to race on any machine."""
     generator = torch.Generator().manual_seed(0)
     index = torch.randint(0, 20, (200_000,), generator=generator)
     rows = torch.randn(200_000, 8, generator=generator)
-    return captured(aten.index_put_.default, torch.zeros(20, 8), [index], rows, accumulate, threads=2)
+    return captured(aten.index_put_.default, torch.zeros(20, 8), [index], rows, accumulate, threads=8)
 
 
 def document_in(folder: Path) -> dict[str, Any]:

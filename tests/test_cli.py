@@ -65,7 +65,7 @@ def run(*arguments: object, cwd: Path, path: Path | None = None, code: str = "")
     command = [sys.executable, *(("-c", code) if code else ("-m", "hashbench")), *map(str, arguments)]
     paths = os.pathsep.join(map(str, [*([path] if path else []), CHECKOUT]))
     environment = {**os.environ, "PYTHONPATH": paths, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=900, check=False)
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
@@ -372,7 +372,7 @@ def test_env_prints_the_fingerprint_of_this_machine_wherever_the_user_stands(tmp
     done = run("env", cwd=tmp_path, code=IN_PLACE)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    keys = "key schema python platform packages torch libraries cpu threads device variables"
+    keys = "key schema python platform packages torch libraries cpu threads device variables digests"
     assert list(found) == keys.split()
     assert found["packages"]["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
     assert (found["threads"]["intra_op"], found["variables"]["OMP_NUM_THREADS"]) == (1, "1")

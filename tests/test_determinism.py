@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -11,7 +12,17 @@ import numpy as np
 import pytest
 import torch
 
-from hashbench.determinism import applied, deterministic_settings, preserved, preserved_rng, reset_rng_state, settings
+from hashbench.determinism import (
+    applied,
+    deterministic_settings,
+    lower_precisions,
+    preserved,
+    preserved_rng,
+    reset_rng_state,
+    settings,
+)
+from hashbench.records import RunOptions
+from hashbench.runner import BenchmarkRunner
 
 
 @contextmanager
@@ -159,6 +170,139 @@ def test_the_newer_names_of_precision_settings_do_not_keep_others_from_being_put
             setattr(owner, name, value)
 
 
+# ------------------------------------------------------------------------------------------------------ TF32
+
+
+def _inner(backend: str, op: str, value: str) -> Callable[[], None]:
+    return lambda: torch._C._set_fp32_precision_setter(backend, op, value)
+
+
+LESS_PRECISE = {
+    "a new process": lambda: None,
+    "all by the newer name": _inner("generic", "all", "tf32"),
+    "CUDA by the newer name": _inner("cuda", "all", "tf32"),
+    "matmul by the newer name": _inner("cuda", "matmul", "tf32"),
+    "one of cuDNN's by the newer name": _inner("cuda", "rnn", "ieee"),
+    "oneDNN by the newer name": _inner("mkldnn", "all", "bf16"),
+    "oneDNN's matmul by the newer name": _inner("mkldnn", "matmul", "tf32"),
+    "matmul by the older name": _set(torch.backends.cuda.matmul, "allow_tf32", True),
+    "cuDNN by the older name": _set(torch.backends.cudnn, "allow_tf32", True),
+    "high": lambda: torch.set_float32_matmul_precision("high"),
+    "medium": lambda: torch.set_float32_matmul_precision("medium"),
+    "older and newer names mixed": lambda: (
+        torch.set_float32_matmul_precision("high"),
+        _inner("cuda", "matmul", "ieee")(),
+        _inner("generic", "all", "bf16")(),
+    ),
+}
+
+OLDER = {
+    "float32_matmul_precision": (torch.get_float32_matmul_precision, "highest"),
+    "cuda.matmul.allow_tf32": (lambda: torch.backends.cuda.matmul.allow_tf32, False),
+    "cudnn.allow_tf32": (lambda: torch.backends.cudnn.allow_tf32, False),
+}
+NEWER = [("cuda", op) for op in ("matmul", "conv", "rnn")] + [("mkldnn", op) for op in ("matmul", "conv", "rnn")]
+
+
+@pytest.mark.parametrize("name", LESS_PRECISE)
+def test_no_float32_is_computed_with_fewer_bits_whatever_was_set_before(name: str) -> None:
+    with preserved():
+        LESS_PRECISE[name]()
+        with deterministic_settings("on"):
+            assert {name: read() for name, (read, _) in OLDER.items()} == {
+                name: off for name, (_, off) in OLDER.items()
+            }
+            assert not {torch._C._get_fp32_precision_getter(*inner) for inner in NEWER} - {"ieee", "none"}
+            assert not torch.backends.mkldnn.allow_tf32
+            assert lower_precisions() == []
+
+
+@pytest.mark.parametrize("name", LESS_PRECISE)
+def test_every_precision_is_what_it_was_afterwards_and_so_is_what_it_inherits(name: str) -> None:
+    with nothing_left(), preserved():
+        LESS_PRECISE[name]()
+        before = inherited()
+        with nothing_left(), deterministic_settings("on"):
+            _inner("generic", "all", "tf32")()
+            _inner("mkldnn", "all", "bf16")()
+        assert inherited() == before
+
+
+def inherited() -> list[str]:
+    """What each precision is, and what it becomes where that from which all may inherit is changed."""
+    before = torch._C._get_fp32_precision_getter("generic", "all")
+    found = []
+    for value in ("ieee", "tf32", before):
+        _inner("generic", "all", value)()
+        found += [torch._C._get_fp32_precision_getter(*inner) for inner in NEWER]
+    return found
+
+
+def test_settings_that_allow_fewer_bits_are_named() -> None:
+    with preserved():
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.allow_tf32 = False
+        assert lower_precisions() == [
+            "cuda.matmul.allow_tf32",
+            "cuda.matmul.fp32_precision",
+            "mkldnn.matmul.fp32_precision",
+            "float32_matmul_precision",
+        ]
+
+
+# ---------------------------------------------------------------------------------------------------- cuBLAS
+
+
+@pytest.mark.parametrize(("given", "in_force"), [(None, ":4096:8"), (":16:8", ":16:8"), (":0:0", ":4096:8")])
+def test_a_workspace_of_the_users_counts_where_cublas_repeats_itself_under_it(
+    given: str | None, in_force: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _give_workspace(given, monkeypatch)
+    with nothing_left(), deterministic_settings("on"):
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == in_force
+
+
+@pytest.mark.parametrize(
+    ("given", "running", "in_force", "said"),
+    [
+        pytest.param(None, False, ":4096:8", [], id="not set"),
+        pytest.param(":16:8", True, ":16:8", [], id="set in time"),
+        pytest.param(":0:0", False, ":4096:8", [":0:0 lets cuBLAS differ"], id="set to another value"),
+        pytest.param(None, True, ":4096:8", ["CUDA runs already"], id="CUDA runs already"),
+    ],
+)
+def test_a_runner_claims_the_workspace_before_cuda_starts(
+    given: str | None,
+    running: bool,
+    in_force: str,
+    said: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _give_workspace(given, monkeypatch)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: running)
+    BenchmarkRunner(RunOptions(device="cuda"))
+    BenchmarkRunner(RunOptions(device="cuda"))
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == in_force
+    assert len(caplog.messages) == len(said)
+    assert all(words in message and "\n" not in message for words, message in zip(said, caplog.messages, strict=True))
+
+
+def test_a_runner_on_the_cpu_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    _give_workspace(None, monkeypatch)
+    BenchmarkRunner(RunOptions())
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+
+
+def _give_workspace(given: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", given or "")  # put back afterwards, whatever becomes of it
+    if given is None:
+        del os.environ["CUBLAS_WORKSPACE_CONFIG"]
+
+
+# ----------------------------------------------------------------------------------------------- random state
+
+
 def draws() -> tuple[float, float, float]:
     """One number of each global generator."""
     return random.random(), float(np.random.rand()), float(torch.rand(()))
@@ -192,6 +336,108 @@ def test_the_random_state_is_put_back(fails: bool) -> None:
         if fails:
             raise ZeroDivisionError
     assert draws() == expected
+
+
+PRIVATE = torch._C._get_privateuse1_backend_name()
+
+
+class Backend:
+    """torch's module of a kind of device with two of them, each of which has a number for a generator."""
+
+    def __init__(self, *, in_use: bool = True) -> None:
+        self.in_use = in_use
+        self.states = [1, 2]
+
+    def is_initialized(self) -> bool:
+        return self.in_use
+
+    def is_available(self) -> bool:
+        raise AssertionError("this starts the driver")
+
+    def device_count(self) -> int:
+        return len(self.states)
+
+    def get_rng_state(self, device: int = 0) -> int:
+        return self.states[device]
+
+    def set_rng_state(self, state: int, device: int = 0) -> None:
+        self.states[device] = state
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def manual_seed_all(self, seed: int) -> None:
+        self.states = [seed] * len(self.states)
+
+
+class AllAtOnce(Backend):
+    """As CUDA, XPU and MTIA have it."""
+
+    def get_rng_state_all(self) -> list[int]:
+        return list(self.states)
+
+    def set_rng_state_all(self, states: list[int]) -> None:
+        self.states = list(states)
+
+
+class OneDevice:
+    """As MPS has it: it cannot say whether it is in use."""
+
+    def __init__(self) -> None:
+        self.states = [1]
+
+    def is_available(self) -> bool:
+        return True
+
+    def get_rng_state(self) -> int:
+        return self.states[0]
+
+    def set_rng_state(self, state: int) -> None:
+        self.states = [state]
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def manual_seed(self, seed: int) -> None:
+        self.states = [seed]
+
+
+class Silent:
+    """Of a private backend that has no states to tell."""
+
+    def is_initialized(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        pytest.param("xpu", AllAtOnce(), id="all at once"),
+        pytest.param(PRIVATE, Backend(), id="one after the other"),
+        pytest.param("mps", OneDevice(), id="of one device"),
+    ],
+)
+def test_the_generators_of_every_device_are_reset_and_put_back(
+    name: str, backend: Backend | OneDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, name, backend, raising=False)
+    monkeypatch.setitem(sys.modules, f"torch.{name}", backend)
+    before = list(backend.states)
+    with preserved_rng():
+        reset_rng_state(7)
+        assert backend.states == [7] * len(before)
+    assert backend.states == before
+
+
+@pytest.mark.parametrize("backend", [Silent(), AllAtOnce(in_use=False)], ids=["it cannot say", "not in use"])
+def test_generators_that_cannot_be_put_back_or_that_nobody_uses_are_left(
+    backend: Silent | Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, PRIVATE, backend, raising=False)
+    with preserved_rng():
+        if isinstance(backend, Backend):
+            backend.states = [5, 6]
+    assert not isinstance(backend, Backend) or backend.states == [5, 6]
 
 
 def test_settings_are_put_in_force_where_torchs_own_test_helpers_froze_them(monkeypatch: pytest.MonkeyPatch) -> None:

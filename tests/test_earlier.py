@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hashbench.earlier import EarlierSweep, newest_before, read
+from hashbench.earlier import CONTEXT_MIB, EarlierSweep, newest_before, read
 from hashbench.records import HashbenchError, ModelSpec, Row
 from hashbench.report.csvfile import write_rows
 from hashbench.schedule import Job
@@ -42,6 +43,24 @@ def test_seconds_count_from_the_start_of_the_process_and_a_row_out_of_memory_tel
     found = read(folder, mode="training", device="cpu")
     assert found == EarlierSweep(str(folder), {("zoo", "a"): 3.5, ("zoo", "b"): 9.0}, {("zoo", "a"): 700.0})
     assert read(folder / "accuracy.csv", mode="training", device="cpu").seconds == found.seconds
+
+
+def test_of_an_accelerator_both_memories_are_told(tmp_path):
+    def on_device(name, **fields):
+        return replace(row(name, seconds=3.0, **fields), dev="cuda")
+
+    folder = left(
+        tmp_path / "one",
+        on_device("a", peak_memory_mib=3000.0, device_memory_mib=700.0),
+        on_device("b", peak_memory_mib=3000.0, device_memory_mib=900.0, accuracy="eager_1st_run_OOM"),
+        on_device("until schema 3", peak_memory_mib=700.0),
+        device="cuda",
+    )
+    found = read(folder, mode="training", device="cuda")
+    assert found.memory_mib == {("zoo", "a"): 3000.0}
+    assert found.device_memory_mib == {("zoo", "a"): 700.0}
+    job = found.job("k", ModelSpec("zoo", "a"), mode="training", device="cuda")
+    assert job == Job("k", 3.0, 3000.0, device_memory_mib=700.0 + CONTEXT_MIB)
 
 
 @pytest.mark.parametrize(("mode", "device"), [("inference", "cpu"), ("training", "cuda")])

@@ -80,6 +80,11 @@ PLANS = [
         id="everything known",
     ),
     pytest.param(
+        SweepPlanned(4, None, False, None, 7, devices=2),
+        "4 models at once on 2 devices; no earlier times\n",
+        id="on accelerators",
+    ),
+    pytest.param(
         SweepPlanned(40, 1, False, None, 7), "40 models at once, 1 thread each; no earlier times\n", id="nothing known"
     ),
 ]

@@ -143,6 +143,117 @@ def test_the_estimate_from_parameters(parameters, mode, mib):
     assert estimated_memory_mib(parameters, mode=mode) == mib
 
 
+# ---------------------------------------------------------------------------------------------- devices
+
+
+def placed(schedule, *, capacity=100):
+    """The device of every job that may start now."""
+    found = {}
+    while (start := schedule.next(capacity=capacity)) is not None:
+        found[start.job.key] = start.device
+    return found
+
+
+def on(key, device_memory=None, **fields):
+    return Job(key, device_memory_mib=device_memory, **fields)
+
+
+@pytest.mark.parametrize(
+    ("devices", "jobs", "workers", "now"),
+    [
+        pytest.param([], [on("a", 500), on("b", 500)], 2, {"a": None, "b": None}, id="none"),
+        pytest.param([None], [on("a"), on("b")], 2, {"a": 0, "b": 0}, id="one, of unknown size"),
+        pytest.param([100] * 2, [on("a"), on("b")], 2, {"a": 0, "b": 1}, id="one each"),
+        pytest.param([100] * 3, [on("a"), on("b")], 2, {"a": 0, "b": 1}, id="more than workers"),
+        pytest.param(
+            [100] * 2,
+            [on(key) for key in "abcde"],
+            5,
+            {"a": 0, "b": 1, "c": 0, "d": 1, "e": 0},
+            id="fewer than workers",
+        ),
+        pytest.param([100] * 2, [on("a", 60), on("b", 60), on("c", 60)], 3, {"a": 0, "b": 1}, id="no room for a third"),
+        pytest.param(
+            [100] * 2,
+            [on("a", 60), on("b", 60), on("c", 60), on("d", 40)],
+            4,
+            {"a": 0, "b": 1, "d": 0},
+            id="a small one",
+        ),
+        pytest.param(
+            [100] * 2,
+            [on("a", 300), on("b", 30), on("c", 30), on("d", 30)],
+            4,
+            {"a": 0, "b": 1, "c": 1, "d": 1},
+            id="one too large for any has a device to itself",
+        ),
+        pytest.param(
+            [100] * 2,
+            [on("a", 60), on("b"), on("c"), on("d")],
+            4,
+            {"a": 0, "b": 1, "c": 1},
+            id="of unknown size: a share",
+        ),
+        pytest.param(
+            [100],
+            [on("a", 60, memory_mib=9), on("b", 60, memory_mib=9), on("c", 40, memory_mib=9)],
+            3,
+            {"a": 0, "c": 0},
+            id="a small one, where the machine's memory is not looked at",
+        ),
+        pytest.param(
+            [50, 100], [on("a", 60), on("b", 60), on("c", 40)], 3, {"a": 0, "b": 1, "c": 1}, id="unequal ones"
+        ),
+    ],
+)
+def test_who_starts_now_on_which_device(devices, jobs, workers, now):
+    assert placed(Schedule(jobs, devices=devices, workers=workers), capacity=workers) == now
+
+
+def test_the_machines_memory_counts_beside_a_devices():
+    jobs = [on("a", 10, memory_mib=80), on("b", 10, memory_mib=80), on("c", 10, memory_mib=20)]
+    assert placed(Schedule(jobs, memory_mib=100, devices=[100] * 3, workers=3)) == {"a": 0, "c": 1}
+
+
+def test_the_device_that_is_free_again_is_used_next():
+    schedule = Schedule([on(key) for key in "abcde"], devices=[100] * 2, workers=3)
+    assert placed(schedule, capacity=3) == {"a": 0, "b": 1, "c": 0}
+    schedule.end("b")
+    assert placed(schedule, capacity=3) == {"d": 1}
+    schedule.end("a")
+    schedule.end("c")
+    assert placed(schedule, capacity=2) == {"e": 0}
+
+
+def test_what_is_repeated_alone_gets_a_device_too():
+    schedule = Schedule([on("a", 10)], again=[on("b", 999)], devices=[100] * 2, workers=2)
+    assert placed(schedule) == {"a": 0}
+    schedule.end("a")
+    assert placed(schedule) == {"b": 0}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_device_ever_holds_more_than_its_budget(seed):
+    """Any jobs, any ends: nothing starves, and only one that is alone on its device may be too large."""
+    generator = random.Random(seed)
+    jobs = [on(str(i), generator.choice([1.0, 30.0, 60.0, 99.0, 150.0])) for i in range(60)]
+    expected = {one.key: one.device_memory_mib for one in jobs}
+    schedule = Schedule(jobs, devices=[100, 70, 100], workers=6)
+    running, seen = {}, []
+    while schedule.unfinished:
+        for key, device in placed(schedule, capacity=6).items():
+            running[key] = device
+            seen.append(key)
+        assert running, "it waits for nothing"
+        for device, budget in enumerate([100, 70, 100]):
+            here = [key for key in running if running[key] == device]
+            assert len(here) < 2 or sum(expected[key] for key in here) <= budget + 1e-6
+        key = generator.choice(sorted(running))
+        del running[key]
+        schedule.end(key)
+    assert sorted(seen) == sorted(expected)
+
+
 # ------------------------------------------------------------------------------------------ beside others
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from hashbench.causes.kernel import KERNEL_RULES
 from hashbench.causes.outside import OUTSIDE_RULES
-from hashbench.causes.readings import Place, all_words, counted, told
+from hashbench.causes.readings import LIBRARY_ARMS, Place, all_words, counted, told
 from hashbench.causes.remedies import decision
 from hashbench.chances import fewer, sure_count
 from hashbench.records import Arm, Decision, Evidence
@@ -27,8 +27,8 @@ _AGAIN: tuple[Place, ...] = (("pair", "pair"), ("within_process", "process"), ("
 
 _REPRODUCES_NOTHING = frozenset(
     {
-        *("deterministic", "deterministic_fill", "nondeterministic", "onednn_off", "cudnn_off"),
-        *("cudnn_benchmark", "cudnn_deterministic", "sdpa_math", "tf32_off"),
+        *("deterministic", "deterministic_fill", "nondeterministic"),
+        *LIBRARY_ARMS,
         *("fresh_process", "fixed_order"),
     }
 )

@@ -11,6 +11,7 @@ from dataclasses import replace
 from hashbench.causes.outside import Rule, held_still
 from hashbench.causes.readings import (
     CALL_WORLD,
+    LIBRARY_ARMS,
     WORLD,
     Place,
     all_words,
@@ -29,9 +30,7 @@ from hashbench.chances import Effect, fewer, is_rare, sure_count
 from hashbench.records import Arm, CallFacts, Decision, Evidence
 
 _ORDERING: tuple[Place, ...] = (("one_thread", "call"), ("one_worker", "call"), ("deterministic", "call"))
-_LIBRARIES: tuple[Place, ...] = tuple(
-    (name, "call") for name in ("cudnn_deterministic", "onednn_off", "cudnn_off", "sdpa_math", "tf32_off")
-)
+_LIBRARIES: tuple[Place, ...] = tuple((name, "call") for name in LIBRARY_ARMS if name != "cudnn_benchmark")
 
 
 def _facts(evidence: Evidence) -> CallFacts:
@@ -88,6 +87,18 @@ def _unordered(evidence: Evidence) -> Decision | None:
     numbers = told_of(evidence, ("exact_values", "call"), *_ORDERING)
     because = f"outcomes that differ hold the same values in other places: {numbers}"
     return decision(evidence, "unordered_output", "likely" if doubtful else "proven", because)
+
+
+def _tied(evidence: Evidence) -> Decision | None:
+    """Places differ, and each of them holds the same value: which of several equal elements is named is left to chance.
+    Among whole numbers more are equal, so that the difference has to stay."""
+    if not _facts(evidence).tied_places or not repeat_differs(evidence):
+        return None
+    exact = effect(evidence, "exact_values", "call")
+    numbers = told_of(evidence, ("exact_values", "call"), *_ORDERING)
+    because = f"outcomes differ in places that hold equal values: {numbers}"
+    sure = exact in (Effect.STAYS, Effect.LOWERED)
+    return decision(evidence, "unordered_output", "proven" if sure else "likely", because)
 
 
 def _race(evidence: Evidence) -> Decision | None:
@@ -251,6 +262,7 @@ _INSIDE: tuple[Rule, ...] = (
     _drawn_inside,
     _overlapping,
     _unordered,
+    _tied,
     _race,
     _accumulation,
     _place_or_load,

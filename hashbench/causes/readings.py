@@ -35,8 +35,13 @@ ARMS: Mapping[Place, str] = MappingProxyType(
         ("cudnn_off", "call"): "without cuDNN",
         ("cudnn_benchmark", "call"): "while cuDNN tries algorithms out",
         ("cudnn_deterministic", "call"): "with cuDNN's deterministic algorithms",
+        ("onednn_deterministic", "call"): "with oneDNN's deterministic algorithms",
         ("sdpa_math", "call"): "with the plain formula of attention",
+        ("sdpa_flash", "call"): "with flash attention",
+        ("sdpa_efficient", "call"): "with memory-efficient attention",
+        ("sdpa_cudnn", "call"): "with cuDNN's attention",
         ("tf32_off", "call"): "without TF32",
+        ("tf32_on", "call"): "with TF32",
         ("busy_stream", "call"): "while another stream keeps the device busy",
         ("pair", "pair"): "pairs of runs",
         ("untraced", "pair"): "pairs of untraced runs",
@@ -72,6 +77,12 @@ WORLD: tuple[Place, ...] = (
 )
 """What holds one thing outside torch still, the most specific first: a fresh process also starts every generator anew,
 and in its first run threads may finish in one order because they all start cold."""
+
+LIBRARY_ARMS = (
+    *("cudnn_deterministic", "onednn_deterministic", "onednn_off", "cudnn_off", "cudnn_benchmark"),
+    *("sdpa_math", "sdpa_flash", "sdpa_efficient", "sdpa_cudnn", "tf32_off", "tf32_on"),
+)
+"""What makes another library, algorithm or precision compute, those that change the least first."""
 
 FEW = 5
 """Outcomes that a choice among algorithms may have."""

@@ -98,6 +98,7 @@ def _as_csv(specs: Sequence[ModelSpec]) -> str:
     writer.writerow(_FIELDS)
     for spec in specs:
         values = {**dataclasses.asdict(spec), "input_shape": _shape(spec), "default": "yes" if spec.default else ""}
+        values["devices"] = " ".join(spec.devices)
         values["arguments"] = json.dumps(spec.arguments) if spec.arguments else ""
         writer.writerow([_cell(values[field]) for field in _FIELDS])
     return text.getvalue()
@@ -126,12 +127,13 @@ def _shape(spec: ModelSpec) -> str:
 
 
 def _notes(spec: ModelSpec) -> str:
-    """What cannot run and why, then the note."""
+    """What the model is for, what cannot run and why, then the note."""
     skips = {"training": spec.skip_training, "inference": spec.skip_inference}
     if spec.skip_training and spec.skip_training == spec.skip_inference:
         skips = {"training or inference": spec.skip_training}
     said = [f"no {mode}: {reason}" for mode, reason in skips.items() if reason]
-    return "; ".join([*said, *([spec.note] if spec.note else [])])
+    needs = [f"needs {' or '.join(spec.devices)}"] if spec.devices else []
+    return "; ".join([*needs, *said, *([spec.note] if spec.note else [])])
 
 
 def count(number: int | None) -> str:

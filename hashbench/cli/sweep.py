@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hashbench.cli import cluster
 from hashbench.cli.flags import (
@@ -34,8 +36,7 @@ def add(commands: Commands) -> None:
 
 def _sweep(parsed: argparse.Namespace) -> int:
     from hashbench import suites
-    from hashbench.environment import collect_in_child
-    from hashbench.executors.local import WORKER_VARIABLES
+    from hashbench.environment import digests_note
     from hashbench.progress import Progress
     from hashbench.report.render import sweep_table
     from hashbench.sweep import SweepInterrupted, run_sweep
@@ -46,9 +47,9 @@ def _sweep(parsed: argparse.Namespace) -> int:
     output = parsed.output or _default_output([*parsed.suite, *(["tiny"] if parsed.tiny else [])], options.mode)
     try:
         with cluster.chosen(parsed, options, specs) as executor, Progress() as progress:
-            # Where others run the models, this machine need not have the device; each of theirs tells its own.
-            device = options.device if executor is None else "cpu"
-            environment = collect_in_child(device=device, variables=WORKER_VARIABLES)
+            environment, options, executor = _placed(options, executor, jobs=parsed.jobs or 1)
+            if note := digests_note(environment):
+                print(note, file=sys.stderr)
             environment["command_line"] = ["hashbench", *sys.argv[1:]]
             result = run_sweep(
                 specs,
@@ -72,6 +73,33 @@ def _sweep(parsed: argparse.Namespace) -> int:
     print(f"\nResults: {result.output / 'accuracy.csv'}")
     worse = any(row.accuracy not in ("pass", "pass_due_to_skip") for row in result.rows)
     return EXIT_DIFFERENCE if parsed.strict and worse else 0
+
+
+def _placed(options: RunOptions, executor: Any, *, jobs: int) -> tuple[dict[str, Any], RunOptions, Any]:
+    """The environment's fingerprint, and options and executor of a sweep whose workers have a device each.
+
+    A device is counted in the child process that tells the fingerprint: a process that has asked CUDA anything cannot
+    fork workers that use it. Where others run the models, this machine need not have the device; each of theirs
+    tells its own.
+    """
+    from hashbench import accelerators
+    from hashbench.environment import collect_in_child
+    from hashbench.executors.local import WORKER_VARIABLES, LocalExecutor
+
+    device = options.device if executor is None else "cpu"
+    environment = collect_in_child(device=device, variables=WORKER_VARIABLES)
+    shares = accelerators.shares(device, environment, os.environ)
+    if not shares:
+        return environment, options, executor
+    for line in (
+        accelerators.left_out(device, environment),
+        accelerators.workspace_conflict(os.environ.get(accelerators.WORKSPACE_VARIABLE)),
+    ):
+        if line:
+            say(line, 0)
+    # Each worker sees its own as number 0, so the rows of cuda:1 are rows of cuda.
+    options = replace(options, device=accelerators.kind(device))
+    return environment, options, LocalExecutor(jobs=jobs, devices=shares)
 
 
 def _run_options(parsed: argparse.Namespace) -> RunOptions:
@@ -175,7 +203,14 @@ def _add_selection(sweep: argparse.ArgumentParser) -> None:
 
 def _add_run(sweep: argparse.ArgumentParser) -> None:
     run = sweep.add_argument_group("how each model runs")
-    run.add_argument("-d", "--device", "--devices", default="cpu", metavar="D", help="cpu, cuda, xpu, …")
+    run.add_argument(
+        "-d",
+        "--device",
+        "--devices",
+        default="cpu",
+        metavar="D",
+        help="cpu, cuda, xpu, …: workers get all that are alike, in turn; cuda:1: that one only",
+    )
     dtypes = run.add_mutually_exclusive_group()
     for dtype in DTYPES:
         dtypes.add_argument(f"--{dtype}", dest="dtype", action="store_const", const=dtype)

@@ -7,11 +7,13 @@ all numbers come to the host in one go when the run is over.
 * ``formula.py`` defines the digest in words and integers;
 * ``reference.py`` computes it with torch's own ops, on any device that has 64-bit integers;
 * ``triton_kernel.py`` computes it in one pass over the memory, where Triton has a backend;
+* ``kinds.py`` chooses between them, and others that packages bring;
 * ``ledger.py`` keeps the numbers.
 
 ``docs/devices.md`` says how a device is added.
 """
 
-from hashbench.devices.ledger import Ledger, Pending
+from hashbench.devices.kinds import DigestPath
+from hashbench.devices.ledger import Ledger, Pending, digest_path
 
-__all__ = ["Ledger", "Pending"]
+__all__ = ["DigestPath", "Ledger", "Pending", "digest_path"]

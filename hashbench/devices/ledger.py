@@ -2,46 +2,51 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import warnings
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
-from hashbench.devices import reference
-from hashbench.devices.formula import finish
-from hashbench.devices.memory import bytes_of
-
-Accumulate = Callable[[torch.Tensor, torch.Tensor], None]
-"""Adds the sum over the words of the first tensor (``uint8``) to the second (``int64``, one element)."""
+from hashbench.devices import kinds, reference
+from hashbench.devices.formula import digest_of_bytes, finish
+from hashbench.devices.kinds import FALLBACK, Accumulate, DigestPath
+from hashbench.records import HashbenchError
 
 CHUNK = 1 << 14
 """Numbers in one piece of device memory, 128 KiB."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Chunk:
     totals: torch.Tensor
-    ready: object
-    """An event that the zeros were written, on devices with streams."""
-    stream: object
+    ready: torch.Event | None
+    """That the zeros were written, on devices with streams."""
+    streams: set[int]
+    """Those that have waited for it."""
     used: int = 0
     host: list[int] | None = None
 
+    def total(self, place: int) -> int:
+        """One sum; all of the chunk are fetched if they were not yet."""
+        if self.host is None:
+            _wait_for_all(self.totals.device)
+            self.host = self.totals[: self.used].tolist()
+        return self.host[place]
 
-@dataclass(frozen=True, slots=True)
-class Pending:
+
+class Pending(NamedTuple):  # a tuple, for a trace makes one for every tensor that an op writes
     """A digest whose number is still on the device; ``resolve`` waits for it."""
 
-    ledger: Ledger = field(repr=False)
-    chunk: int
-    device: torch.device
+    chunk: _Chunk
     place: int
     nbytes: int
 
     def resolve(self) -> int:
         """The digest, 64 bits, unsigned. Reads all numbers of its chunk at once, and waits for the device."""
-        return finish(self.ledger.total(self.device, self.chunk, self.place), self.nbytes)
+        return finish(self.chunk.total(self.place), self.nbytes)
 
 
 class Ledger:
@@ -49,6 +54,7 @@ class Ledger:
 
     :meth:`add` launches one kernel and returns at once; no tensor is kept alive. :meth:`read` waits once and fetches
     everything. Threads may add at the same time (autograd has one thread for every device). A number takes 8 bytes.
+    A function that fails on a device is replaced there by torch's own ops, with a warning.
 
     Args:
         everywhere: whether it is meant for tensors on the CPU as well.
@@ -56,7 +62,7 @@ class Ledger:
 
     def __init__(self, *, everywhere: bool = False) -> None:
         self.everywhere = everywhere
-        self._functions: dict[torch.device, Accumulate] = {}
+        self._paths: dict[torch.device, tuple[DigestPath, Accumulate]] = {}
         self._chunks: dict[torch.device, list[_Chunk]] = {}
         self._lock = threading.Lock()
 
@@ -64,75 +70,119 @@ class Ledger:
         """Begin the digest of a dense tensor. Call it with dispatch modes off, on the stream that wrote the tensor."""
         device = tensor.device
         with self._lock:
-            number, chunk = self._room(device)
+            chunk, accumulate = self._room(device)
             place = chunk.used
             chunk.used += 1
             chunk.host = None
-        _wait_for_zeros(chunk, device)
-        if tensor.nbytes:
-            self._functions[device](bytes_of(tensor), chunk.totals[place : place + 1])
-        return Pending(self, number, device, place, tensor.nbytes)
+        if chunk.ready is not None:
+            _join(chunk, chunk.ready, torch.accelerator.current_stream(device))
+        nbytes = tensor.nbytes
+        if nbytes:
+            try:
+                accumulate(tensor, chunk.totals, place)
+            except Exception as error:
+                self._fall_back(device, accumulate, error)
+                chunk.totals[place : place + 1].zero_()
+                reference.accumulate(tensor, chunk.totals, place)
+        return Pending(chunk, place, nbytes)
 
     def read(self) -> None:
         """Fetch all numbers, one copy for every 16 384 of them."""
-        for device, chunks in self._chunks.items():
-            for number in range(len(chunks)):
-                self.total(device, number, 0)
+        for chunks in self._chunks.values():
+            for chunk in chunks:
+                chunk.total(0)
 
-    def total(self, device: torch.device, chunk: int, place: int) -> int:
-        """One sum; its whole chunk is fetched if it was not yet."""
-        found = self._chunks[device][chunk]
-        if found.host is None:
-            _wait_for_all(device)
-            found.host = found.totals[: found.used].tolist()
-        return found.host[place]
+    @property
+    def nbytes(self) -> int:
+        """Memory that the numbers take, on all devices together, in bytes."""
+        return sum(chunk.totals.nbytes for chunks in self._chunks.values() for chunk in chunks)
 
-    def _room(self, device: torch.device) -> tuple[int, _Chunk]:
+    def path(self, device: torch.device) -> DigestPath:
+        """How digests were made on a device so far, or would be."""
+        with self._lock:
+            return self._path(device)[0]
+
+    def _path(self, device: torch.device) -> tuple[DigestPath, Accumulate]:
+        found = self._paths.get(device)
+        if found is None:
+            found = self._paths[device] = kinds.chosen(device)
+        return found
+
+    def _room(self, device: torch.device) -> tuple[_Chunk, Accumulate]:
         chunks = self._chunks.setdefault(device, [])
-        if device not in self._functions:
-            self._functions[device] = accumulator(device)
         if not chunks or chunks[-1].used == CHUNK:
             chunks.append(_new_chunk(device))
-        return len(chunks) - 1, chunks[-1]
+        return chunks[-1], self._path(device)[1]
+
+    def _fall_back(self, device: torch.device, failed: Accumulate, error: Exception) -> None:
+        """Take torch's own ops from now on. Raises where these would not help: they failed, or no memory is left."""
+        if failed is reference.accumulate or isinstance(error, torch.OutOfMemoryError):
+            raise error
+        with self._lock:
+            path, function = self._path(device)
+            if function is not failed:  # another thread was here before
+                return
+            reason = f"{path.name}: {kinds.in_short(error)}"
+            self._paths[device] = DigestPath(FALLBACK, reason), reference.accumulate
+        warnings.warn(f"digests on {device} are made by torch's own ops, which is slow ({reason})", stacklevel=2)
 
 
-def accumulator(device: torch.device) -> Accumulate:
-    """The fastest function for a device: the Triton kernel where Triton has a driver for it, else torch's own ops."""
-    if device.type != "cpu" and _has_triton(device):
-        from hashbench.devices import triton_kernel
+def digest_path(device: torch.device | str) -> DigestPath:
+    """How digests are made on a device: tried on a few bytes there, which waits for it.
 
-        return triton_kernel.accumulate
-    return reference.accumulate
+    Raises:
+        HashbenchError: none can be made there, or the digest is not what ``formula.py`` says.
+    """
+    device = torch.device(device)
+    return DigestPath("xxhash") if device.type == "cpu" else tried(Ledger(), device)
 
 
-def _has_triton(device: torch.device) -> bool:
-    from torch.utils._triton import has_triton
-
-    return device.type in ("cuda", "xpu") and has_triton()
+def tried(book: Ledger, device: torch.device) -> DigestPath:
+    """The path that ``book`` takes on a device, after a digest of 251 bytes was made there and found right."""
+    data = bytes(range(1, 252))
+    try:
+        found = book.add(torch.tensor(list(data), dtype=torch.uint8).to(device)).resolve()
+    except Exception as error:
+        raise HashbenchError(
+            f"cannot make digests on {device}",
+            consequence=f"nothing can be traced there ({kinds.in_short(error)})",
+            tip="docs/devices.md says what a device must be able to do.",
+        ) from error
+    path = book.path(device)
+    if found != digest_of_bytes(data):
+        raise HashbenchError(
+            f"digests on {device} by {path.name} are wrong",
+            consequence=f"251 bytes give {found:016x} in place of {digest_of_bytes(data):016x}",
+            tip="Report it with `hashbench env`. Where Triton or a package made them: uninstalled, torch's own ops do.",
+        )
+    return path
 
 
 def _new_chunk(device: torch.device) -> _Chunk:
     totals = torch.zeros(CHUNK, dtype=torch.int64, device=device)
-    if device.type == "cpu" or not _has_streams(device):
-        return _Chunk(totals, None, None)
-    module = torch.get_device_module(device)
-    stream = module.current_stream(device)
-    return _Chunk(totals, stream.record_event(), stream)
+    if not _has_streams(device):
+        return _Chunk(totals, None, set())
+    stream = torch.accelerator.current_stream(device)
+    return _Chunk(totals, stream.record_event(), {stream.stream_id})
 
 
-def _wait_for_zeros(chunk: _Chunk, device: torch.device) -> None:
-    """Let the current stream, not the host, wait until the chunk was zeroed on the stream that made it."""
-    if chunk.ready is not None:
-        stream = torch.get_device_module(device).current_stream(device)
-        if stream != chunk.stream:
-            stream.wait_event(chunk.ready)
+def _join(chunk: _Chunk, ready: torch.Event, stream: torch.Stream) -> None:
+    """Let a stream that uses a chunk for the first time, not the host, wait until it was zeroed on the stream that made
+    it; and let its memory go to nobody else before that stream is done, should the trace be thrown away unread."""
+    if stream.stream_id in chunk.streams:
+        return
+    stream.wait_event(ready)
+    with contextlib.suppress(NotImplementedError):  # of a backend whose allocator knows no streams
+        chunk.totals.record_stream(stream)
+    chunk.streams.add(stream.stream_id)
 
 
 def _wait_for_all(device: torch.device) -> None:
     """Wait for every stream: the copy that follows waits for the current one alone."""
-    if device.type != "cpu" and _has_streams(device):
-        torch.get_device_module(device).synchronize(device)
+    if _has_streams(device):
+        torch.accelerator.synchronize(device)
 
 
 def _has_streams(device: torch.device) -> bool:
-    return hasattr(torch.get_device_module(device), "current_stream")
+    current = torch.accelerator.current_accelerator()
+    return current is not None and current.type == device.type

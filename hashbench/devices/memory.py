@@ -17,5 +17,7 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def alignment(data: torch.Tensor) -> int:
     """The largest of 8, 4, 2 and 1 that divides the address of ``data``, in bytes."""
-    address = data.data_ptr()
+    address = (
+        data.data_ptr()
+    )  # of a dense tensor in any order of dimensions: its first byte, strides are never negative
     return next(size for size in (8, 4, 2, 1) if address % size == 0)

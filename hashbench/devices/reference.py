@@ -5,17 +5,19 @@ from __future__ import annotations
 import torch
 
 from hashbench.devices.formula import FACTORS, GOLDEN, SHIFTS, WORD_BYTES, signed
-from hashbench.devices.memory import alignment
+from hashbench.devices.memory import alignment, bytes_of
 
 AT_ONCE = 1 << 22
 """Words that are worked on at once: some 200 MiB of temporary memory."""
 
 
-def accumulate(data: torch.Tensor, total: torch.Tensor, *, words_at_once: int = AT_ONCE) -> None:
-    """Add the sum over the words of ``data`` (``uint8``, one dimension) to ``total`` (``int64``, one element).
+def accumulate(tensor: torch.Tensor, totals: torch.Tensor, place: int = 0, *, words_at_once: int = AT_ONCE) -> None:
+    """Add the sum over the words of a dense tensor to ``totals[place]`` (``int64``).
 
-    Both are on one device, which is not waited for.
+    Both are on one device, which is not waited for. Nothing here needs more of a device than its 64-bit integers: no
+    float64, which MPS lacks, and no uint64.
     """
+    data, total = bytes_of(tensor), totals[place : place + 1]
     for start in range(0, data.numel(), words_at_once * WORD_BYTES):
         words = _words(data[start : start + words_at_once * WORD_BYTES])
         first = start // WORD_BYTES + 1

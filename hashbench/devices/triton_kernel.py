@@ -7,6 +7,7 @@ words are put together from the largest units that it allows.
 
 from __future__ import annotations
 
+import functools
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -16,7 +17,6 @@ import triton.language as tl
 from hashbench.devices.formula import FACTORS, GOLDEN, SHIFTS, WORD_BYTES
 from hashbench.devices.memory import alignment
 
-UNITS = {8: torch.uint64, 4: torch.uint32, 2: torch.uint16, 1: torch.uint8}
 BLOCK = 2048
 """Words that a program reads at once."""
 PROGRAMS_PER_PROCESSOR = 8
@@ -36,32 +36,47 @@ def _mix(word):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _units_at(data, per_word: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The address ``data`` as one of unsigned integers of ``8 // per_word`` bytes."""
+    if per_word == 1:
+        units = data.to(tl.pointer_type(tl.uint64), bitcast=True)
+    elif per_word == 2:
+        units = data.to(tl.pointer_type(tl.uint32), bitcast=True)
+    elif per_word == 4:
+        units = data.to(tl.pointer_type(tl.uint16), bitcast=True)
+    else:
+        units = data
+    return units
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _words_at(units, at, mask, per_word: tl.constexpr, masked: tl.constexpr):  # type: ignore[no-untyped-def]
     """The words at the places ``at``; ``per_word`` units make one."""
     if per_word == 1:
         word = tl.load(units + at, mask=mask, other=0) if masked else tl.load(units + at)
     else:
         part = tl.arange(0, per_word)
-        where = units + at[:, None] * per_word + part[None, :]
+        where = units + (at[:, None] * per_word + part[None, :])
         loaded = tl.load(where, mask=mask[:, None], other=0).to(tl.uint64)
         word = tl.sum(loaded << (part * (64 // per_word)).to(tl.uint64)[None, :], axis=1)
     return word.to(tl.uint64)
 
 
-@triton.jit(do_not_specialize=["words", "tail"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["place", "words", "tail"])  # type: ignore[untyped-decorator]
 def word_sums(  # type: ignore[no-untyped-def]
-    units,
     data,
-    total,
+    totals,
+    place: tl.int32,
     words: tl.int64,
     tail: tl.int32,
     per_word: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Add the sum over ``words`` whole words and the ``tail`` bytes after them to ``total``.
+    """Add the sum over ``words`` whole words at ``data``, and the ``tail`` bytes after them, to ``totals[place]``.
 
-    ``units`` and ``data`` are one address, as unsigned integers of ``8 // per_word`` bytes and as bytes.
+    The words are read in units of ``8 // per_word`` bytes. Places in memory are 64-bit integers throughout.
     """
+    units = _units_at(data, per_word)
     lane = tl.arange(0, block).to(tl.int64)
     keys = (lane + 1).to(tl.uint64) * _GOLDEN
     first = tl.program_id(0).to(tl.int64) * block
@@ -77,33 +92,36 @@ def word_sums(  # type: ignore[no-untyped-def]
         sums += tl.where(inside, _mix(word ^ (keys + first.to(tl.uint64) * _GOLDEN)), 0)
     result = tl.sum(sums)
     if (tail > 0) & (tl.program_id(0) == 0):
-        place = tl.arange(0, 8)
-        loaded = tl.load(data + words * 8 + place, mask=place < tail, other=0).to(tl.uint64)
-        word = tl.sum(loaded << (place * 8).to(tl.uint64))
+        byte = tl.arange(0, 8)
+        loaded = tl.load(data + words * 8 + byte, mask=byte < tail, other=0).to(tl.uint64)
+        word = tl.sum(loaded << (byte * 8).to(tl.uint64))
         result += _mix(word ^ ((words + 1).to(tl.uint64) * _GOLDEN))
-    tl.atomic_add(total, result.to(tl.int64, bitcast=True))
+    tl.atomic_add(totals + place, result.to(tl.int64, bitcast=True))
 
 
 def accumulate(
-    data: torch.Tensor,
-    total: torch.Tensor,
+    tensor: torch.Tensor,
+    totals: torch.Tensor,
+    place: int = 0,
     *,
     block: int = BLOCK,
     programs: int | None = None,
 ) -> None:
-    """Add the sum over the words of ``data`` (``uint8``, one dimension) to ``total`` (``int64``, one element).
+    """Add the sum over the words of a dense tensor to ``totals[place]`` (``int64``).
 
     Both are on one device, which is not waited for. ``block``, the words that a program reads at once, and ``programs``
     change nothing but speed.
     """
-    words, tail = divmod(data.numel(), WORD_BYTES)
-    unit = alignment(data)
+    words, tail = divmod(tensor.nbytes, WORD_BYTES)
+    per_word = WORD_BYTES // alignment(tensor)
     if programs is None:
-        programs = PROGRAMS_PER_PROCESSOR * _processors(data.device)
-    grid = (max(1, min(programs, triton.cdiv(words, block))),)
-    units = data[: words * WORD_BYTES].view(UNITS[unit]) if words else data
-    with _current(data.device):
-        word_sums[grid](units, data, total, words, tail, per_word=WORD_BYTES // unit, block=block)
+        programs = PROGRAMS_PER_PROCESSOR * _processors(tensor.device)
+    grid = (max(1, min(programs, -(-words // block))),)
+    with _current(tensor.device):
+        # Whatever the dtype, Triton takes it for bytes at an address: one compiled kernel for all, and no view to make.
+        word_sums[grid](
+            triton.reinterpret(tensor, torch.uint8), totals, place, words, tail, per_word=per_word, block=block
+        )
 
 
 def _current(device: torch.device) -> AbstractContextManager[object]:
@@ -114,6 +132,7 @@ def _current(device: torch.device) -> AbstractContextManager[object]:
     return module.device(device)  # type: ignore[no-any-return]
 
 
+@functools.cache
 def _processors(device: torch.device) -> int:
     properties = torch.get_device_module(device).get_device_properties(device)
     for name in ("multi_processor_count", "gpu_subslice_count"):  # CUDA and ROCm; XPU

@@ -39,8 +39,9 @@ DEFAULT_TARGET = "hashbench.runner:BenchmarkRunner"
 _ANSWER = "answer.json"
 _POLL_SECONDS = 0.02
 _RANDOM = {"PYTHONHASHSEED": "random"}
-# Without it, the C library would give threads memory of their own in the order in which they happen to ask.
-_FIXED = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1"}
+# Without the second one, the C library would give threads memory of their own in the order in which they happen to ask;
+# without the third one, the first processes would compile what the next ones find compiled, which takes other memory.
+_FIXED = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 _NO_RANDOM_ADDRESSES = 0x0040000
 _READ_PERSONALITY = 0xFFFFFFFF
 # Both with -P, so that a folder called torch where the user happens to stand is not taken for torch.

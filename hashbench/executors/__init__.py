@@ -12,9 +12,10 @@ offers neither and looks at ``Task.memory_mib`` and ``Task.alone``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from hashbench.accelerators import Share
 from hashbench.records import ModelSpec, RunOptions
 
 
@@ -27,6 +28,8 @@ class Task:
     ``cpus`` are the cores that the worker may use (empty: any); ``memory_mib`` is the peak that an earlier sweep saw,
     or an estimate (``None``: not known). ``alone``: no other task may run on the same machine meanwhile, because an
     attempt beside others was killed or ran out of memory, or because the task takes more than the machine has.
+    ``variables`` are in the worker's environment before anything of the target is imported or an accelerator is used:
+    the device that it may see.
     """
 
     key: str
@@ -39,6 +42,7 @@ class Task:
     cpus: tuple[int, ...] = ()
     memory_mib: float | None = None
     alone: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +53,15 @@ class Room:
     for all, since results of different thread counts are not comparable. ``slots`` holds the cores of each worker
     that can run at once, as many entries as the capacity (empty: nothing is pinned). ``memory_mib`` is what all
     workers together may take (``None``: the sweep does not look at memory). ``isolates``: the executor itself keeps
-    a task that is ``alone`` from all others, so that the sweep need not wait until nothing else runs.
+    a task that is ``alone`` from all others, so that the sweep need not wait until nothing else runs. ``devices`` are
+    the accelerators that workers are given in turn (empty: none, or the executor gives them itself).
     """
 
     threads: int | None = None
     slots: tuple[tuple[int, ...], ...] = ()
     memory_mib: float | None = None
     isolates: bool = False
+    devices: tuple[Share, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from typing import Any
 import psutil
 
 from hashbench import machine, worker
+from hashbench.accelerators import Share
 from hashbench.executors import Ended, Room, Task
 from hashbench.records import HashbenchError
 from hashbench.variables import variables
@@ -57,22 +58,29 @@ class LocalExecutor:
     """Runs up to ``jobs`` workers at once, each a process of its own with its own process group.
 
     ``preload`` names the modules that the fork server imports. Where one cannot be imported there, workers import
-    it themselves.
+    it themselves. ``devices`` are the accelerators that workers are given
+    (:func:`hashbench.accelerators.shares`). Neither this process nor the fork server ever asks for a device: a process
+    that is forked from one in which CUDA has started cannot use it.
     """
 
-    def __init__(self, *, jobs: int = 1, preload: Sequence[str] = DEFAULT_PRELOAD) -> None:
+    def __init__(
+        self, *, jobs: int = 1, preload: Sequence[str] = DEFAULT_PRELOAD, devices: Sequence[Share] = ()
+    ) -> None:
         self.capacity = jobs
+        self._devices = tuple(devices)
         self._preload = ["hashbench.worker", *preload]
         self._context = multiprocessing.get_context("forkserver")
         self._running: list[_Running] = []
 
     @property
     def room(self) -> Room:
-        """Cores and memory of this machine. One worker at a time gets all there is, and torch chooses its threads."""
+        """Cores, memory and accelerators of this machine. One worker at a time gets all cores and memory there are, and
+        torch chooses its threads."""
         if self.capacity == 1:
-            return Room()
+            return Room(devices=self._devices)
         slots = machine.divided(machine.cores(), workers=self.capacity)
-        return Room(threads=len(slots[0]), slots=slots, memory_mib=SHARE_OF_MEMORY * machine.available_memory_mib())
+        memory = SHARE_OF_MEMORY * machine.available_memory_mib()
+        return Room(threads=len(slots[0]), slots=slots, memory_mib=memory, devices=self._devices)
 
     def start(self, *, target: str) -> None:
         """Start the fork server, if it does not run yet, and let a first process import ``target``."""

@@ -19,8 +19,8 @@ from hashbench.executors.placement import Node
 from hashbench.records import HashbenchError
 from hashbench.variables import variables
 
-CONNECT_SECONDS = 25.0
-"""How long a cluster may take to answer; one of this kind takes 1 s."""
+CONNECT_SECONDS = 60.0
+"""How long a cluster may take to answer; one of this kind takes 1 s, and importing Ray on a busy machine many."""
 
 _KNOCK_SECONDS = 5.0
 _OWN = "local"

@@ -81,7 +81,7 @@ class FunctionRunner(BenchmarkRunner):
             else:
                 outcome = self._check(workload, settings()["deterministic_algorithms"], "", self.runs)
                 outcome = self._diagnose(workload, outcome, "", spec)
-        return self._row(spec, outcome, workload, seconds=time.perf_counter() - started)
+        return self._row(spec, outcome, workload.iterations, seconds=time.perf_counter() - started)
 
     def check_accuracy(self, *args: Any, **kwargs: Any) -> Outcome:
         """As the runner's; where torch refused an op and all is run again, these runs are the first ones again."""

@@ -19,6 +19,7 @@ from hashbench.replay.arms import SURROUNDINGS, Surroundings
 from hashbench.replay.callfacts import Snapshot
 from hashbench.replay.calls import CapturedCall, Outcome, in_force
 from hashbench.replay.laboratory import DIFFERS_IN_PLACE, NO_TIME, Laboratory
+from hashbench.replay.opowner import calls_others
 from hashbench.replay.specialarms import SPECIAL_ARMS
 from hashbench.replay.tally import Tally
 
@@ -84,7 +85,7 @@ def _order(lab: Laboratory) -> list[str]:
     quick = REMOVING[:3]  # before those that cost seconds on loaded cores
     begin = (*quick, "poison", *REMOVING[3:]) if lab.repeated.differing else (*PROVOKING, *REMOVING)
     names = [*begin, *(name for name in ARMS if name not in begin and name != "repeat")]
-    return [name for name in names if name in SPECIAL_ARMS or _AROUND[name].device in ("", lab.call.device.type)]
+    return [name for name in names if name in SPECIAL_ARMS or _AROUND[name].runs_on(lab.call.device)]
 
 
 def _attempted(lab: Laboratory, name: str, *, share: float) -> Arm:
@@ -104,12 +105,15 @@ def _attempted(lab: Laboratory, name: str, *, share: float) -> Arm:
 def _surrounded(lab: Laboratory, arm: Surroundings, left: Budget) -> Arm:
     if arm.outside and not lab.custom:
         return Arm(arm.name, "call", note="torch's own kernels read nothing from outside torch")
+    if arm.inside and not (lab.custom or calls_others(lab.call.func)):
+        return Arm(arm.name, "call", note="this kernel calls no other op, so there is nothing to choose")
     if arm.disturbs and lab.in_place is None:
         return Arm(arm.name, "call", note=DIFFERS_IN_PLACE)
     if arm.name == "nondeterministic" and lab.call.settings.get("deterministic_algorithms") == "off":
         return replace(lab.repeated.arm(arm.name), note="as it was captured")
     tally = Tally(lab.in_place if arm.disturbs else None)
-    found = lab.compared(arm.name, left, change=arm.change, each=arm.each, tally=tally)
+    change = arm.around(lab.call.device, seconds=lab.cost)
+    found = lab.compared(arm.name, left, change=change, each=arm.each, tally=tally)
     if arm.disturbs:
         lab.keep(tally)
     return found
@@ -133,6 +137,7 @@ def _concluded(lab: Laboratory, arms: Sequence[Arm], recorded: Recorded) -> Repl
         overlap=callfacts.has_overlap(lab.call),
         same_values=callfacts.have_same_values(seen),
         chosen_values=callfacts.have_chosen_values(lab.call, seen),
+        tied_places=callfacts.have_tied_places(lab.call, seen),
         matches_record=_matches(lab, recorded),
         representation=callfacts.representation_of(seen),
     )

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hashbench import world
-from hashbench.determinism import applied
+from hashbench.determinism import applied, preserved
 from hashbench.replay.callfacts import written_slots
 from hashbench.replay.calls import CapturedCall, Memory, TensorForm
 
@@ -23,16 +27,32 @@ class Surroundings:
     """An arm that changes what is around the call.
 
     ``each``: entered for every replay anew; else for a block of them. ``outside``: what
-    it changes can reach only code that is not torch's own. ``disturbs``: it adds a disturbance, so its outcomes are
-    compared with those without. ``device``: the only type of device that has it.
+    it changes can reach only code that is not torch's own. ``inside``: it can reach only an op that calls others: a
+    custom one, or one that torch composes of others. ``disturbs``: it adds a disturbance, so its outcomes are
+    compared with those without. ``devices``: the types of device that have it; empty: all. ROCm's are called ``cuda``,
+    too. ``on_call``: the change wants to know the call's device, and the seconds that a replay takes.
     """
 
     name: str
-    change: Change
+    change: Callable[..., AbstractContextManager[Callable[[], None] | None]]
     each: bool = False
     outside: bool = False
+    inside: bool = False
     disturbs: bool = False
-    device: str = ""
+    devices: tuple[str, ...] = ()
+    on_call: bool = False
+
+    def runs_on(self, device: torch.device) -> bool:
+        """Whether a device of this type has it."""
+        return not self.devices or device.type in self.devices
+
+    def around(self, device: torch.device, *, seconds: float) -> Change:
+        """The change for a call on this device whose replay takes so many seconds."""
+        return functools.partial(self.change, device, seconds) if self.on_call else self.change
+
+
+CUDA = ("cuda",)
+WITH_STREAMS = ("cuda", "xpu")
 
 
 def _settings(**values: str) -> Change:
@@ -40,41 +60,136 @@ def _settings(**values: str) -> Change:
 
 
 @contextmanager
-def busy_stream() -> Iterator[None]:
-    """Matrix products keep a second stream of the accelerator busy; waits for them on leaving."""
-    stream = torch.Stream()
+def attention_by(backend: SDPBackend) -> Iterator[None]:
+    """One implementation of attention alone: torch raises where it cannot do the call."""
+    with sdpa_kernel(backend):
+        yield
+
+
+def _attention(backend: SDPBackend) -> Change:
+    return functools.partial(attention_by, backend)
+
+
+# ----------------------------------------------------------------------------------------------- TensorFloat-32
+
+
+@contextmanager
+def tf32(*, on: bool) -> Iterator[None]:
+    """TF32 in all matrix products, convolutions and recurrent layers of CUDA, or in none.
+
+    torch 2.9 and later have two kinds of names for this, and raise where they contradict each other. The older ones set
+    the newer ones, too, so they go first; what the newer ones inherit from ``torch.backends.fp32_precision`` has to
+    be overruled by themselves.
+    """
+    with preserved(), getattr(torch.backends, "__allow_nonbracketed_mutation", nullcontext)():
+        older = _older_names()
+        try:
+            _set_older_names(matmul=on, cudnn=on)
+            _set_newer_names("tf32" if on else "ieee")
+            yield
+        finally:
+            _set_older_names(**older)  # not by ``preserved``, which cannot read what contradicts the newer ones
+
+
+def _older_names() -> dict[str, bool]:
+    """What the older names say, also where they contradict the newer ones, which are all ``tf32`` afterwards: then
+    torch raises on reading an older one that is not."""
+    _set_newer_names("tf32")
+    found = {}
+    owners: dict[str, Any] = {"matmul": torch.backends.cuda.matmul, "cudnn": torch.backends.cudnn}
+    for name, owner in owners.items():
+        try:
+            found[name] = bool(owner.allow_tf32)
+        except RuntimeError:
+            found[name] = False
+    return found
+
+
+def _set_older_names(*, matmul: bool, cudnn: bool) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = matmul
+    torch.backends.cudnn.allow_tf32 = cudnn
+
+
+def _set_newer_names(precision: str) -> None:
+    backends: Any = torch.backends  # torch declares neither ``conv`` nor ``rnn``
+    for owner in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
+        owner.fp32_precision = precision
+
+
+# ------------------------------------------------------------------------------------------------ a busy device
+
+BUSY_SECONDS = 0.05
+"""For so long the other stream is busy at least: several times the launch of any op, and longer than most kernels."""
+MOST_BUSY_SECONDS = 1.0
+_WIDTH = 2048
+"""Rows of the matrices that are multiplied: enough blocks to fill a large GPU, 16 MiB each."""
+_MOST_PRODUCTS = 20_000
+
+
+@contextmanager
+def busy_stream(device: torch.device, seconds: float) -> Iterator[None]:
+    """Matrix products keep a second stream of ``device`` busy, from before the body begins and for twice the
+    ``seconds`` that it takes, up to a second; waits for them on leaving."""
+    wanted = min(MOST_BUSY_SECONDS, max(BUSY_SECONDS, 2 * seconds))
+    count = min(_MOST_PRODUCTS, math.ceil(wanted / _seconds_of_a_product(device)))
+    stream = torch.Stream(device)
     with stream:
-        matrix = torch.ones(2048, 2048, device=stream.device) / 2048
-        for _ in range(50):  # about 50 ms on a large GPU, longer than most kernels take
-            matrix = matrix @ matrix
+        matrix, product = _matrices(device)
+        _multiply(matrix, product, count=count)
     try:
         yield
     finally:
         stream.synchronize()
 
 
+@functools.cache
+def _seconds_of_a_product(device: torch.device) -> float:
+    """The time of one, warm, measured by the device itself; it does not change while a process lives."""
+    stream, begin, end = torch.Stream(device), *(torch.Event(device, enable_timing=True) for _ in range(2))
+    with stream:
+        matrix, product = _matrices(device)
+        _multiply(matrix, product, count=5)  # loads the kernel, and the library's memory for this stream
+        begin.record(stream)
+        _multiply(matrix, product, count=10)
+        end.record(stream)
+    stream.synchronize()
+    return max(begin.elapsed_time(end) / 10 / 1000, 1e-6)
+
+
+def _matrices(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """A matrix that is its own square, and room for the product."""
+    matrix = torch.full((_WIDTH, _WIDTH), 1 / _WIDTH, dtype=torch.float32, device=device)
+    return matrix, torch.zeros_like(matrix)
+
+
+def _multiply(matrix: torch.Tensor, product: torch.Tensor, *, count: int) -> None:
+    for _ in range(count):
+        torch.mm(matrix, matrix, out=product)
+
+
+# ------------------------------------------------------------------------------------------------------ the list
+
 SURROUNDINGS = (
-    Surroundings("one_thread", world.one_thread, device="cpu"),
+    Surroundings("one_thread", world.one_thread, devices=("cpu",)),
     Surroundings("deterministic", _settings(deterministic_algorithms="on", fill_uninitialized_memory="False")),
     Surroundings("deterministic_fill", _settings(deterministic_algorithms="on", fill_uninitialized_memory="True")),
     Surroundings("nondeterministic", _settings(deterministic_algorithms="off", fill_uninitialized_memory="False")),
     Surroundings("entropy", world.constant_entropy, outside=True),
     Surroundings("clocks", world.ticking_clocks, outside=True),
     Surroundings("one_worker", world.single_worker_pools, outside=True),
-    Surroundings("onednn_off", _settings(mkldnn__enabled="False"), device="cpu"),
-    Surroundings("cudnn_off", _settings(cudnn__enabled="False"), device="cuda"),
-    Surroundings("cudnn_benchmark", _settings(cudnn__benchmark="True", cudnn__deterministic="False"), device="cuda"),
-    Surroundings(
-        "cudnn_deterministic", _settings(cudnn__benchmark="False", cudnn__deterministic="True"), device="cuda"
-    ),
-    Surroundings(
-        "sdpa_math",
-        _settings(sdp__math="True", sdp__flash="False", sdp__mem_efficient="False", sdp__cudnn="False"),
-        device="cuda",
-    ),
-    Surroundings("tf32_off", _settings(cuda__matmul__allow_tf32="False", cudnn__allow_tf32="False"), device="cuda"),
+    Surroundings("onednn_off", _settings(mkldnn__enabled="False"), devices=("cpu",)),
+    Surroundings("onednn_deterministic", _settings(mkldnn__deterministic="True"), devices=("xpu",)),
+    Surroundings("cudnn_off", _settings(cudnn__enabled="False"), devices=CUDA),
+    Surroundings("cudnn_benchmark", _settings(cudnn__benchmark="True", cudnn__deterministic="False"), devices=CUDA),
+    Surroundings("cudnn_deterministic", _settings(cudnn__benchmark="False", cudnn__deterministic="True"), devices=CUDA),
+    Surroundings("sdpa_math", _attention(SDPBackend.MATH), inside=True, devices=WITH_STREAMS),
+    Surroundings("sdpa_flash", _attention(SDPBackend.FLASH_ATTENTION), inside=True, devices=WITH_STREAMS),
+    Surroundings("sdpa_efficient", _attention(SDPBackend.EFFICIENT_ATTENTION), inside=True, devices=CUDA),
+    Surroundings("sdpa_cudnn", _attention(SDPBackend.CUDNN_ATTENTION), inside=True, devices=CUDA),
+    Surroundings("tf32_off", functools.partial(tf32, on=False), devices=CUDA),
+    Surroundings("tf32_on", functools.partial(tf32, on=True), devices=CUDA),
     Surroundings("busy", world.busy_threads, disturbs=True),
-    Surroundings("busy_stream", busy_stream, each=True, disturbs=True, device="cuda"),
+    Surroundings("busy_stream", busy_stream, each=True, disturbs=True, devices=WITH_STREAMS, on_call=True),
 )
 UNCHANGED: Change = nullcontext
 

@@ -154,6 +154,53 @@ def have_chosen_values(call: CapturedCall, snapshots: Sequence[Snapshot]) -> boo
     return all(_are_chosen(one, other, inputs) for one, other in pairwise(contents))
 
 
+def have_tied_places(call: CapturedCall, snapshots: Sequence[Snapshot]) -> bool | None:
+    """Whether the snapshots differ in whole numbers alone that are places along one dimension of an input, and the
+    elements at those places are equal, bit for bit; ``None`` with fewer than two snapshots.
+
+    So does an op differ that names the place of a median, of the largest, of the first that is free.
+    """
+    if len(snapshots) < 2:
+        return None
+    inputs = [tensor for tensor in call.materialise().tensors if _is_dense(tensor)]
+    return all(_are_tied(one, other, inputs) for one, other in pairwise(snapshots))
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized) and tensor.dim() > 0
+
+
+def _are_tied(one: Snapshot, other: Snapshot, inputs: Sequence[torch.Tensor]) -> bool:
+    if [_form(tensor) for tensor in one] != [_form(tensor) for tensor in other]:
+        return False
+    differing = [(a, b) for a, b in zip(one, other, strict=True) if not _same_bits(a, b)]
+    return bool(differing) and all(
+        any(_name_equals(a, b, source, dim) for source in inputs for dim in range(source.dim())) for a, b in differing
+    )
+
+
+def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.layout, tuple(tensor.shape)
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(element_bits(one), element_bits(other), strict=True))
+
+
+def _name_equals(one: torch.Tensor, other: torch.Tensor, source: torch.Tensor, dim: int) -> bool:
+    """Whether two tensors of places along ``dim`` of ``source``, which may lack that dimension, name equal elements."""
+    if one.dtype is not torch.int64 or one.layout is not torch.strided or one.device != source.device:
+        return False
+    if one.dim() == source.dim() - 1:
+        one, other = one.unsqueeze(dim), other.unsqueeze(dim)
+    beside = [(a, b) for place, (a, b) in enumerate(zip(one.shape, source.shape, strict=False)) if place != dim]
+    if one.dim() != source.dim() or any(a != b for a, b in beside):
+        return False
+    if not all(bool(((places >= 0) & (places < source.shape[dim])).all()) for places in (one, other)):
+        return False
+    return _same_bits(source.gather(dim, one), source.gather(dim, other))
+
+
 Elements = list[tuple[torch.dtype, torch.Tensor]]
 
 

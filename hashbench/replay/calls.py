@@ -107,12 +107,19 @@ class CapturedCall:
 
     @property
     def device(self) -> torch.device:
-        """The device of the first tensor that is not on the host; else the host."""
+        """The first device of the call that is not the host; else the host."""
+        return next(iter(self.accelerators), torch.device("cpu"))
+
+    @property
+    def accelerators(self) -> tuple[torch.device, ...]:
+        """The devices of its tensors and arguments, without the host, each once and with its index."""
         held = [memory.content for memory in self.memories]
         held += [tensor for tensor in self.tensors if isinstance(tensor, torch.Tensor)]
         given = [value for value in self.kwargs.values() if isinstance(value, torch.device)]
-        found = [device for device in [*(tensor.device for tensor in held), *given] if device.type != "cpu"]
-        return found[0] if found else torch.device("cpu")
+        found = [
+            device for device in [*(tensor.device for tensor in held), *given] if device.type not in ("cpu", "meta")
+        ]
+        return tuple(dict.fromkeys(map(_with_index, found)))
 
     @property
     def nbytes(self) -> int:
@@ -137,6 +144,16 @@ class Outcome:
     outputs: tuple[TensorDigest, ...]
     arguments: tuple[TensorDigest, ...]
     scalar: str = ""
+
+
+def wait_for(devices: Sequence[torch.device]) -> None:
+    """Until all that these accelerators were told to do is done, on every stream."""
+    for device in devices:
+        torch.accelerator.synchronize(device)
+
+
+def _with_index(device: torch.device) -> torch.device:
+    return device if device.index is not None else torch.device(device.type, torch.accelerator.current_device_index())
 
 
 def byte_span(shape: Sequence[int], stride: Sequence[int], offset: int, itemsize: int) -> tuple[int, int]:
@@ -290,9 +307,11 @@ def generator_slots(value: Any) -> list[GeneratorSlot]:
 
 @contextmanager
 def in_force(call: CapturedCall) -> Iterator[None]:
-    """As it was where the call was captured: its settings, no gradients, no dispatch mode active. On leaving, settings
-    and global generators are as before."""
+    """As it was where the call was captured: its settings, no gradients, no dispatch mode active, and its device the
+    current one, which kernels of custom ops may rely on. On leaving, settings, global generators and device are as
+    before."""
     with ExitStack() as stack:
+        stack.enter_context(torch.accelerator.device_index(call.device.index))
         stack.enter_context(_disable_current_modes())
         stack.enter_context(preserved_rng())
         stack.enter_context(applied(call.settings))

@@ -9,14 +9,12 @@ import math
 from collections.abc import Callable
 from time import perf_counter
 
-import torch
-
 from hashbench import chances
 from hashbench.budget import Budget
 from hashbench.records import Arm
 from hashbench.replay.arms import UNCHANGED, Change
 from hashbench.replay.callfacts import Snapshot
-from hashbench.replay.calls import CapturedCall, Materialised, Outcome, outcome_of, written_tensors
+from hashbench.replay.calls import CapturedCall, Materialised, Outcome, outcome_of, wait_for, written_tensors
 from hashbench.replay.opowner import is_custom
 from hashbench.replay.tally import Tally
 
@@ -39,6 +37,7 @@ class Laboratory:
         self.call, self.replays, self.budget = call, replays, budget
         self.trials = replays
         self.custom = is_custom(call.func)
+        self.devices = call.accelerators
         self.live = call.materialise()
         self.repeated = Tally()
         self.cost = 0.0  # seconds of the last plain replay, with resetting and hashing
@@ -55,11 +54,11 @@ class Laboratory:
         live = live or self.live
         begin = perf_counter()
         live.reset()
+        wait_for(self.devices)  # for the reset, which is not to be timed
         with change():
             start = perf_counter()
             output = live.run()
-            if self.call.device.type != "cpu":
-                torch.accelerator.synchronize()
+            wait_for(self.devices)
             seconds = perf_counter() - start
         outcome = outcome_of(output, live)
         live.found(outcome.arguments)

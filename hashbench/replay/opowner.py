@@ -46,6 +46,14 @@ def is_custom(func: Any) -> bool:
     return any(match is not None and _is_anyones(match["file"]) for match in found)
 
 
+@functools.cache
+def calls_others(func: Any) -> bool:
+    """Whether torch composes this op of other ops on every device; it then obeys settings that choose among those. Seen
+    in inference mode: elsewhere torch takes such ops apart before anybody sees them."""
+    schema = getattr(func, "_schema", None)
+    return schema is None or torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+
+
 def _is_anyones(file: str) -> bool:
     if not file.endswith(".py") and not file.startswith("/dev/null"):
         return False  # C++; an extension that replaces a kernel of torch's by one of its own is not told from torch

@@ -68,7 +68,7 @@ def poison_arm(
             break
         which = ORDER[number % len(ORDER)]
         live.reset()
-        with poisoned_memory(POISONS[which]):
+        with poisoned_memory(POISONS[which], device=call.device):
             output = live.run()
         sides[which].add(snapshot_bits(snapshot(output, live, outcome_of(output, live))))
     return _judged(sides, reach=poison_reach(call.device.type))

@@ -15,6 +15,8 @@ VOLATILE = frozenset(
         *("host", "hostname", "node", "output", "folder", "cwd", "working_directory"),
         # which models, spelled as flags; what matters of it stands in the rows
         *("command", "command_line", "argv"),
+        # by which function digests are made on a device: they are the same by any
+        "digests",
         # about the file, not about the machine
         *("schema", "env", "key"),
     }

@@ -211,6 +211,7 @@ def _conditions(row: Row) -> Iterator[tuple[str, str]]:
     yield "Ops", _number(row.ops)
     yield "Seconds", "" if row.seconds is None else f"{row.seconds:.1f}"
     yield "Peak memory", "" if row.peak_memory_mib is None else f"{row.peak_memory_mib:.0f} MiB"
+    yield "Peak on the device", "" if row.device_memory_mib is None else f"{row.device_memory_mib:.0f} MiB"
     yield "Retried after", row.retried
     yield "Environment", row.env
 

@@ -87,7 +87,26 @@ FILL_DEVICE = '''
 def fill_memory(byte):
     """Leave this byte in memory that the device's allocator hands out next."""
     if byte is not None:
-        [torch.full((1 << power,), byte, dtype=torch.uint8, device="@DEVICE@") for power in range(9, 29)]
+        [torch.full((1 << power,), byte, dtype=torch.uint8, device=@DEVICE@) for power in range(9, 29)]
+'''
+
+FILL_FREE_BLOCKS = '''
+
+def fill_memory(byte):
+    """Fill all blocks that torch's allocator holds free, out of which kernels get theirs, with this byte."""
+    if byte is None:
+        return
+    sizes, most = [], 1 << 20  # a small segment serves no larger request, and a large one no smaller
+    for segment in torch.@KIND@.memory_snapshot():
+        small = segment["segment_type"] == "small"
+        for block in segment["blocks"]:
+            size = block["size"]
+            if segment["device"] != torch.device(@DEVICE@).index or block["state"] != "inactive":
+                continue
+            sizes += [most] * (size // most) + [size % most] * (size % most > 0) if small else [size] * (size > most)
+    sizes += [1 << 26] * (max(sizes, default=0) < 1 << 26)
+    blocks = [torch.full((size,), byte, dtype=torch.uint8, device=@DEVICE@) for size in sorted(sizes, reverse=True)]
+    del blocks
 '''
 
 BUSY = """\
@@ -107,6 +126,26 @@ for thread in threads:
     thread.start()
 """
 
+BUSY_STREAM = """\
+side = torch.Stream(@DEVICE@)
+matrix, product = (torch.full((2048, 2048), 1 / 2048, device=@DEVICE@) for _ in range(2))
+torch.accelerator.synchronize(@DEVICE@)
+
+
+def beside_others(m):
+    side.synchronize()  # no more than one call's share is queued
+    with side:
+        for _ in range(200):
+            torch.mm(matrix, matrix, out=product)
+    return call(m)
+
+
+m = memories()
+first, others = call(m), (beside_others(m) for _ in range(CALLS))
+"""
+
+STOP_STREAM = "side.synchronize()\n"
+
 STOP_BUSY = """\
 enough.set()
 for thread in threads:
@@ -116,6 +155,7 @@ for thread in threads:
 TRIALS = {
     "repeat": "m = memories()\nfirst, others = call(m), (call(m) for _ in range(CALLS))\n",
     "busy": BUSY,
+    "busy_stream": BUSY_STREAM,
     "fresh": "kept = [memories() for _ in range(CALLS)]\nfirst, others = call(memories()), (call(m) for m in kept)\n",
     "moved": "first, others = call(memories()), (call(memories(moves)) for moves in MOVES)\n",
     "poison": "m = memories()\nfirst, others = call(m, 0x3F), (call(m, 0x40) for _ in range(CALLS))\n",

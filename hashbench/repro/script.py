@@ -33,6 +33,9 @@ stops at 20."""
 _SECONDS = 5.0
 """What all calls of a script together should take at most, as far as the fewest allow."""
 
+_MOST_BYTES = 2**32
+"""What the memories of a script that uses new ones for each call take together at most."""
+
 _MISS = 0.01
 """Chance that a script shows nothing though calls differ at half the rate that was seen."""
 
@@ -47,14 +50,24 @@ class Plan:
     found: str = ""
 
 
+WITH_SNAPSHOT = ("cuda", "xpu")
+"""Kinds of device that are numbered, and whose allocator tells what it holds free."""
+
 _SHOWN_BY: Mapping[str, tuple[str, str]] = {
     "poison": ("poison", "Makes the call with memory full of one byte handed out to it, then full of another."),
     "repeat": ("repeat", "Makes the call again and again, from inputs that are restored in place."),
     "moved": ("moved", "Makes the call with its inputs moved in memory by a few bytes, strides kept."),
     "busy": ("busy", "Makes the call again and again while other threads keep all cores busy."),
+    "busy_stream": (
+        "busy_stream",
+        "Makes the call again and again while a second stream keeps the device busy.",
+    ),
     "fresh": ("fresh_memory", "Makes the call again and again, with its inputs in other memory each time."),
 }
 """By variant, the plainest first: the arm that it repeats, and what the script does, in words."""
+
+SHOWING = tuple(arm for arm, _ in _SHOWN_BY.values())
+"""The arms that a script can repeat."""
 
 
 def plan(evidence: Evidence) -> Plan:
@@ -98,9 +111,10 @@ def source(call: CapturedCall, how: Plan, *, heading: str, definition: str = "")
         parts.LOOKING,
         _filling(call) if poison else "",
         "\n\n",
-        parts.TRIALS[how.variant],
+        parts.TRIALS[how.variant].replace("@DEVICE@", _device(call, call.device)),
         parts.COUNTING,
         parts.STOP_BUSY if busy else "",
+        parts.STOP_STREAM if how.variant == "busy_stream" else "",
         parts.RESULT,
     ]
     return "".join(texts)
@@ -142,11 +156,39 @@ def _preparations(call: CapturedCall, *, how: Plan, custom: bool) -> str:
             "]",
         ]
     else:
-        lines += [f"CALLS = {how.calls}  # at most: it stops after 20 where some differ"]
+        lines += [f"CALLS = {_calls_of(call, how)}  # at most: it stops after 20 where some differ"]
+    lines += _own_device(call)
     lines += [parts.DEFINING.rstrip()] if custom else []
     lines += ['saved = torch.load(pathlib.Path(__file__).with_name("tensors.pt"), weights_only=True)']
     lines += [f"torch.set_num_threads({call.threads})", *_settings(call), ""]
     return "\n".join(lines)
+
+
+def _calls_of(call: CapturedCall, how: Plan) -> int:
+    """Each call in memory of its own keeps that, so there are no more of these than memory holds."""
+    if how.variant != "fresh" or not call.nbytes:
+        return how.calls
+    return max(2, min(how.calls, _MOST_BYTES // call.nbytes))
+
+
+def _own_device(call: CapturedCall) -> list[str]:
+    """The device of a call that needs one: as it was, or the first where the machine has fewer; and the current one,
+    which kernels of custom ops may rely on."""
+    if call.device.type not in WITH_SNAPSHOT:
+        return []
+    kind, index = call.device.type, call.device.index
+    if len(call.accelerators) > 1:
+        return [f'torch.{kind}.set_device("{call.device}")']
+    name = (
+        f'"{call.device}"' if not index else f'"{call.device}" if torch.{kind}.device_count() > {index} else "{kind}:0"'
+    )
+    return [f"DEVICE = {name}", f"torch.{kind}.set_device(DEVICE)"]
+
+
+def _device(call: CapturedCall, device: torch.device) -> str:
+    """A device as Python."""
+    own = call.device.type in WITH_SNAPSHOT and call.accelerators == (device,)
+    return "DEVICE" if own else f'"{device}"'
 
 
 _FOUND = re.compile(r"(?:all|memory (\d+)) by ([\d, ]+) bytes")
@@ -176,6 +218,11 @@ _DEFAULTS: Mapping[str, tuple[str, str]] = {
     "mkldnn.deterministic": ("False", "torch.backends.mkldnn.deterministic = {}"),
     "mkldnn.matmul.fp32_precision": ("none", 'torch.backends.mkldnn.matmul.fp32_precision = "{}"'),
     "mkldnn.conv.fp32_precision": ("none", 'torch.backends.mkldnn.conv.fp32_precision = "{}"'),
+    "sdp.math": ("True", "torch.backends.cuda.enable_math_sdp({})"),
+    "sdp.flash": ("True", "torch.backends.cuda.enable_flash_sdp({})"),
+    "sdp.mem_efficient": ("True", "torch.backends.cuda.enable_mem_efficient_sdp({})"),
+    "sdp.cudnn": ("True", "torch.backends.cuda.enable_cudnn_sdp({})"),
+    "sdp.fp16_bf16_reduction": ("False", "torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp({})"),
 }
 """What a new process has, and how it is given something else."""
 
@@ -183,21 +230,44 @@ _CUDA_DEFAULTS: Mapping[str, tuple[str, str]] = {
     "cudnn.enabled": ("True", "torch.backends.cudnn.enabled = {}"),
     "cudnn.deterministic": ("False", "torch.backends.cudnn.deterministic = {}"),
     "cudnn.benchmark": ("False", "torch.backends.cudnn.benchmark = {}"),
+    "cuda.matmul.fp16_reduction": (
+        "True",
+        "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = {}",
+    ),
+    "cuda.matmul.bf16_reduction": (
+        "True",
+        "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = {}",
+    ),
+}
+_OLDER_TF32: Mapping[str, tuple[str, str]] = {
     "cudnn.allow_tf32": ("True", "torch.backends.cudnn.allow_tf32 = {}"),
     "cuda.matmul.allow_tf32": ("False", "torch.backends.cuda.matmul.allow_tf32 = {}"),
+}
+_NEWER_TF32: Mapping[str, tuple[str, str]] = {
+    "cudnn.conv.fp32_precision": ("tf32", 'torch.backends.cudnn.conv.fp32_precision = "{}"'),
+    "cudnn.rnn.fp32_precision": ("tf32", 'torch.backends.cudnn.rnn.fp32_precision = "{}"'),
+    "cuda.matmul.fp32_precision": ("none", 'torch.backends.cuda.matmul.fp32_precision = "{}"'),
 }
 _SPELLED = {("deterministic_algorithms", "on"): "", ("deterministic_algorithms", "warn"): ", warn_only=True"}
 
 
 def _settings(call: CapturedCall) -> list[str]:
     """Statements for the settings of the call that a new process does not have."""
-    table = {**_DEFAULTS, **(_CUDA_DEFAULTS if call.device.type == "cuda" else {})}
+    table = {**(_of_cuda(call.settings) if call.device.type == "cuda" else {}), **_DEFAULTS}
     given = {name: call.settings.get(name, default) for name, (default, _) in table.items()}
     return [
         statement.format(_SPELLED.get((name, given[name]), given[name]))
         for name, (default, statement) in table.items()
         if given[name] != default
     ]
+
+
+def _of_cuda(settings: Mapping[str, str]) -> Mapping[str, tuple[str, str]]:
+    """TF32 by torch's older names, which set the newer ones, too; by the newer ones where those were set to what the
+    older ones cannot say: torch then does not tell the older ones, and raises where both are used. Ahead of the
+    precision of matrix products, which says more than the older name for it."""
+    older = all(name in settings for name in _OLDER_TF32)
+    return {**_CUDA_DEFAULTS, **(_OLDER_TF32 if older else _NEWER_TF32)}
 
 
 # ------------------------------------------------------------------------------------------------- inputs and the call
@@ -209,7 +279,7 @@ def _memories(call: CapturedCall) -> str:
     lines = []
     for index, memory in enumerate(call.memories):
         device = memory.content.device
-        where = "" if device.type == "cpu" else f', device="{device}"'
+        where = "" if device.type == "cpu" else f", device={_device(call, device)}"
         lines.append(f"        place({index}, {memory.alignment % LINE}{where}, move=moves[{index}]),\n")
     return f"\n\ndef memories(moves=(0,) * {len(lines)}):\n    return [\n{''.join(lines)}    ]\n"
 
@@ -223,7 +293,9 @@ def _tensor(call: CapturedCall, index: int, *, custom: bool) -> str:
     form = call.tensors[index]
     if not isinstance(form, TensorForm):
         place = sum(not isinstance(before, TensorForm) for before in call.tensors[:index])
-        return f'saved["whole"][{place}].clone()' + ("" if form.device.type == "cpu" else f'.to("{form.device}")')
+        return f'saved["whole"][{place}].clone()' + (
+            "" if form.device.type == "cpu" else f".to({_device(call, form.device)})"
+        )
     text = f"view(m[{form.storage}], {form.dtype}, {form.shape}, {form.stride}, {form.offset})"
     text = f"torch.conj({text})" if form.conj else text
     text = f"torch._neg_view({text})" if form.neg else text
@@ -245,7 +317,8 @@ def _call(call: CapturedCall, *, custom: bool, poison: bool) -> str:
     lines += _generators(call) + _random_states(call, custom=custom)
     lines += ["    fill_memory(byte)"] if poison else []
     mode = "inference_mode" if call.settings.get("inference_mode") == "True" else "no_grad"
-    lines += [f"    with torch.{mode}():", f"        out = {expression(call)}"]
+    there = f'torch.device("{call.device}")', f"torch.device({_device(call, call.device)})"
+    lines += [f"    with torch.{mode}():", f"        out = {expression(call).replace(*there)}"]
     lines += ["    fill_memory(None)"] if poison else []
     lines += ["    return [leaf.clone() for leaf in leaves([out, t])]"]
     return "\n\n" + "\n".join(lines) + "\n"
@@ -258,7 +331,8 @@ def _resizes_plain_memory(call: CapturedCall) -> bool:
 
 def _generators(call: CapturedCall) -> list[str]:
     devices = {slot.index: slot.device for slot in generator_slots([call.args, call.kwargs])}
-    made = [f'torch.Generator("{devices[index]}").set_state(saved["generators"][{index}])' for index in sorted(devices)]
+    names = {index: _device(call, torch.device(name)) for index, name in devices.items()}
+    made = [f'torch.Generator({names[index]}).set_state(saved["generators"][{index}])' for index in sorted(names)]
     return [f"    g = [{', '.join(made)}]"] if made else []
 
 
@@ -272,7 +346,8 @@ def _random_states(call: CapturedCall, *, custom: bool) -> list[str]:
         if name == "cpu":
             lines.append(f"    torch.set_rng_state({state})")
         elif name not in ("python", "numpy"):
-            lines.append(f'    torch.{torch.device(name).type}.set_rng_state({state}, "{name}")')
+            device = torch.device(name)
+            lines.append(f"    torch.{device.type}.set_rng_state({state}, {_device(call, device)})")
     if custom:
         lines += ["    random.seed(0)", '    if "numpy" in sys.modules:', '        sys.modules["numpy"].random.seed(0)']
     return lines
@@ -281,7 +356,8 @@ def _random_states(call: CapturedCall, *, custom: bool) -> list[str]:
 def _filling(call: CapturedCall) -> str:
     if call.device.type == "cpu":
         return parts.FILL_MALLOC
-    return parts.FILL_DEVICE.replace("@DEVICE@", str(call.device))
+    text = parts.FILL_FREE_BLOCKS if call.device.type in WITH_SNAPSHOT else parts.FILL_DEVICE
+    return text.replace("@KIND@", call.device.type).replace("@DEVICE@", _device(call, call.device))
 
 
 # ------------------------------------------------------------------------------------------------------ as Python

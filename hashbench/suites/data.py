@@ -20,6 +20,7 @@ COLUMNS: tuple[str, ...] = (
     "default",
     "skip_training",
     "skip_inference",
+    "devices",
     "deterministic",
     "optimizer",
     "iterations",
@@ -143,6 +144,13 @@ def _shape(text: str) -> tuple[int, ...]:
     return tuple(int(size) for size in sizes)
 
 
+def _devices(text: str) -> tuple[str, ...]:
+    kinds = tuple(text.split())
+    if not all(kind.isascii() and kind.isalpha() and kind.islower() for kind in kinds):
+        raise ValueError("not types of device such as: cuda xpu")
+    return kinds
+
+
 def _arguments(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text or "{}")
@@ -170,6 +178,7 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = {
     "input_shape": _shape,
     "arguments": _arguments,
     "default": _flag,
+    "devices": _devices,
     "deterministic": _deterministic,
     "iterations": _count,
     "runs": _runs,

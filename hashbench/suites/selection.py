@@ -29,7 +29,7 @@ def select(
 ) -> tuple[ModelSpec, ...]:
     """The models to run, sorted by suite and name.
 
-    Models that cannot run in ``mode`` stay in: their row says ``pass_due_to_skip`` and why.
+    Models that cannot run in ``mode``, or on the sweep's device, stay in: their row says ``pass_due_to_skip`` and why.
 
     Args:
         specs: one or more suites.

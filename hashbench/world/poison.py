@@ -1,7 +1,8 @@
 """Memory that nobody wrote, filled with one value or another: what then follows the value was read from such memory.
 
 The C library of Linux (glibc) can fill every block that ``malloc`` hands out, also inside kernels. Elsewhere a dispatch
-mode fills what allocation ops return, which leaves out memory that a kernel takes for itself.
+mode fills what allocation ops return. What a kernel takes for itself on an accelerator comes from torch's caching
+allocator: the blocks that are free there are taken, filled and given back.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ _PROBE_BYTES = 4096
 
 
 @contextmanager
-def poisoned_memory(value: int, *, through_mode: bool = True) -> Iterator[None]:
-    """Memory that is allocated inside holds the byte ``value`` throughout until somebody writes it.
+def poisoned_memory(value: int, *, through_mode: bool = True, device: torch.device | None = None) -> Iterator[None]:
+    """Memory that is allocated inside holds the byte ``value`` throughout until somebody writes it; on entry, so do the
+    blocks that are free in the caching allocator of ``device``.
 
     Which memory, :func:`poison_reach` says. ``torch.utils.deterministic.fill_uninitialized_memory`` would write over it
     where deterministic algorithms are on. Contexts do not nest: the end of the inner one is the end of both. Without
@@ -38,6 +40,8 @@ def poisoned_memory(value: int, *, through_mode: bool = True) -> Iterator[None]:
     """
     filling = _fill_malloc(value)
     try:
+        if device is not None:
+            _fill_free_blocks(value, device)
         covered = filling and _reaches_small_tensors(value) and not torch.accelerator.is_available()
         with nullcontext() if covered or not through_mode else _FillingMode(value):
             yield
@@ -53,7 +57,82 @@ def poison_reach(device: str) -> str:
             "all memory of tensors, and of more than 1 KiB that kernels take for themselves; of what is smaller, the "
             "blocks that were free before"
         )
+    if _free_memory(torch.device(device)) is not None:
+        return (
+            "what empty and its relatives return, and the free blocks of torch's allocator, from which kernels take "
+            "memory for themselves; not what a library keeps (workspaces of cuBLAS) or takes from the driver"
+        )
     return "what empty and its relatives return; not memory that kernels take for themselves"
+
+
+# -------------------------------------------------------------------------------------- in torch's caching allocator
+
+SMALL = 2**20
+"""Bytes. Requests up to this size are served from small segments, larger ones from large segments (``kSmallSize`` in
+c10/core/AllocatorConfig.h)."""
+
+RESERVE = 2**26
+"""Bytes of a block that is there at least, for what fits into none of the others: new memory would not be filled."""
+
+Segments = Sequence[Mapping[str, Any]]
+
+
+def _fill_free_blocks(value: int, device: torch.device) -> None:
+    """Take all free blocks of the current stream's, fill them and give them back, on that stream."""
+    segments = _free_memory(device)
+    if segments is None:
+        return
+    index = device.index if device.index is not None else torch.accelerator.current_device_index()
+    stream = getattr(torch.get_device_module(device).current_stream(device), "cuda_stream", None)
+    sizes = requests(segments, device=index, stream=stream)
+    with suppress(torch.OutOfMemoryError), _disable_current_modes():
+        blocks = [torch.full((size,), value & 0xFF, dtype=torch.uint8, device=device) for size in sizes]
+        del blocks  # all together: one after the other would be the same block again and again
+
+
+def _free_memory(device: torch.device) -> Segments | None:
+    """The segments of the caching allocator of a kind of device; ``None`` where it has none, or cannot say."""
+    if device.type in ("cpu", "meta") or not torch.accelerator.is_available():
+        return None
+    current = torch.accelerator.current_accelerator()
+    look = getattr(torch.get_device_module(device.type), "memory_snapshot", None)
+    if look is None or current is None or current.type != device.type:
+        return None
+    if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
+        return None
+    try:
+        found: Segments = look(include_traces=False) if device.type == "cuda" else look()
+    except RuntimeError:  # another allocator has taken its place, such as cudaMallocAsync
+        return None
+    return found
+
+
+def requests(segments: Segments, *, device: int, stream: int | None) -> list[int]:
+    """Sizes in bytes, the largest first, that together take every free block of a device's which a request on
+    ``stream`` (its handle; ``None``: on any stream) can be given, and a reserve where none is large.
+
+    A block goes to the request that fits best, so one of a block's own size takes that. Pools of graphs are
+    left alone, as are scraps of large segments, which no request is small enough for.
+    """
+    small, large = [], []
+    for segment in segments:
+        if segment["device"] != device or stream not in (None, segment["stream"]):
+            continue
+        if tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0):
+            continue
+        free = [block["size"] for block in segment["blocks"] if block["state"] == "inactive"]
+        if segment["segment_type"] == "small":
+            small += [piece for size in free for piece in _pieces(size)]
+        else:
+            large += [size for size in free if size > SMALL]
+    reserve = [RESERVE] if max(large, default=0) < RESERVE else []
+    return sorted([*small, *large, *reserve], reverse=True)
+
+
+def _pieces(size: int) -> list[int]:
+    """Requests that a small segment serves, and that take so many bytes together."""
+    whole, rest = divmod(size, SMALL)
+    return [SMALL] * whole + [rest] * bool(rest)
 
 
 # ------------------------------------------------------------------------------------------------- through malloc

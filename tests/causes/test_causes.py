@@ -269,6 +269,36 @@ ORDERS = [
         kernel(ALWAYS, "call/exact_values 20/20", same_values=False),
         *("unknown", "open"),
     ),
+    row(
+        "other places of equal values, of which whole numbers have more",
+        kernel(ALWAYS, "call/exact_values 20/20", "call/deterministic (raises: none)", tied_places=True),
+        *("unordered_output", "proven"),
+    ),
+    row(
+        "other places of equal values, and whole numbers were not tried",
+        kernel(ALWAYS, "call/exact_values (budget)", tied_places=True),
+        *("unordered_output", "likely"),
+    ),
+    row(
+        "other places of equal values, but whole numbers remove it",
+        kernel(ALWAYS, "call/exact_values 0/20", tied_places=True),
+        *("unordered_output", "likely"),
+    ),
+    row(
+        "other places of equal values, drawn by a private generator",
+        custom(ALWAYS, "call/generators 0/20 [models.ties.DRAW]", "call/exact_values 20/20", tied_places=True),
+        *("rng", "proven"),
+    ),
+    row(
+        "other places of equal values in a call whose replays agree",
+        kernel(NEVER, "call/busy_stream 9/20", tied_places=True),
+        *("contention", "proven"),
+    ),
+    row(
+        "other places of other values",
+        kernel(ALWAYS, "call/exact_values 20/20", tied_places=False),
+        *("unknown", "open"),
+    ),
 ]
 
 MEMORY = [
@@ -351,6 +381,28 @@ PLACES = [
         *("contention", "proven"),
     ),
     row("differs alone as under load", kernel(ALWAYS, "call/busy 20/20"), "unknown", "open"),
+    row("differed once beside a busy stream", kernel(NEVER, "call/busy_stream 1/20"), "contention", "likely"),
+    row(
+        "differs often alone, always beside a busy stream",
+        kernel("call/repeat 8/20", "call/busy_stream 20/20"),
+        *("unknown", "open"),
+    ),
+    row(
+        "differs beside a busy stream, because it reads what nobody wrote",
+        kernel(NEVER, "call/poison 20/20 [all of 96 elements]", "call/busy_stream 20/20"),
+        *("uninitialized_memory", "proven"),
+    ),
+    row("agrees beside a busy stream, too", kernel(NEVER, "call/busy_stream 0/20", PAIR), "unknown", "open"),
+    row(
+        "agrees, and differs with another implementation of attention than the sweep's",
+        kernel(NEVER, "call/sdpa_efficient 20/20", PAIR),
+        *("unknown", "open"),
+    ),
+    row(
+        "agrees, and differs with TF32, which the sweep had off",
+        kernel(NEVER, "call/tf32_on 20/20", "call/cudnn_benchmark 20/20", "pair/pair 0/20"),
+        *("unreproduced", "open"),
+    ),
 ]
 
 ALGORITHMS = [
@@ -397,6 +449,48 @@ ALGORITHMS = [
         kernel(RARE, "call/cudnn_off 0/20", "call/tf32_off 0/20"),
         "unknown",
         "open",
+    ),
+    row("gone with TF32", kernel(ALWAYS, "call/tf32_on 0/20"), "algorithm_selection", "likely"),
+    row(
+        "gone with the plain formula of attention, not with the other implementations",
+        kernel(ALWAYS, "call/exact_values 20/20", "call/sdpa_math 0/20", "call/sdpa_flash 20/20"),
+        *("algorithm_selection", "likely"),
+    ),
+    row(
+        "gone with cuDNN's attention",
+        kernel(ALWAYS, "call/sdpa_math (raises: no kernel)", "call/sdpa_cudnn 0/20"),
+        *("algorithm_selection", "likely"),
+    ),
+    row(
+        "gone with oneDNN's deterministic algorithms",
+        kernel(ALWAYS, "call/onednn_deterministic 0/20"),
+        *("algorithm_selection", "likely"),
+    ),
+    row(
+        "still there with each implementation of attention alone",
+        kernel(
+            *(ALWAYS, "call/sdpa_math 20/20", "call/sdpa_flash 20/20"),
+            *("call/sdpa_efficient 20/20", "call/sdpa_cudnn (raises: no kernel)"),
+        ),
+        *("unknown", "open"),
+    ),
+    row(
+        "rare, and gone with every implementation of attention",
+        kernel(RARE, *(f"call/sdpa_{name} 0/20" for name in ("math", "flash", "efficient", "cudnn"))),
+        *("unknown", "open"),
+    ),
+    row(
+        "the backward of fused attention: the flag alone removes it",
+        kernel(ALWAYS, "call/exact_values 20/20", "call/deterministic 0/20", "call/sdpa_math (calls no other op)"),
+        *("unknown", "open"),
+    ),
+    row(
+        "sums by a nondeterministic algorithm of cuDNN's: whole numbers remove it, and so does the other algorithm",
+        kernel(
+            *(ALWAYS, "call/exact_values 0/20", "call/deterministic 0/20"),
+            *("call/cudnn_off 0/20", "call/cudnn_deterministic 0/20", "call/tf32_on 20/20"),
+        ),
+        *("accumulation_order", "likely"),
     ),
     row(
         "no worse while cuDNN tries algorithms out",

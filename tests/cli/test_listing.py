@@ -11,7 +11,7 @@ import pytest
 
 from hashbench.cli import main
 from hashbench.cli.listing import count, suites_to_sweep
-from hashbench.suites import bundled
+from hashbench.suites import bundled, data
 
 ZOO = """
 import hashbench
@@ -39,6 +39,18 @@ def test_a_model_is_listed_with_its_facts_and_why_what_is_skipped(capsys):
     assert never.split(maxsplit=2) == ["zoo", "never", "no training or inference: for show"]
     assert sized.split(maxsplit=5) == ["zoo", "sized", "toy", "3", "yes", "no training: no parameters; a note"]
     assert total == "2 models"
+
+
+def test_a_model_of_an_accelerator_says_what_it_needs_in_every_format(capsys, monkeypatch, tmp_path):
+    (tmp_path / "specimens.csv").write_text("name,devices,note\nraces,cuda xpu,a note\nruns,,\n")
+    monkeypatch.setattr(data, "data_folder", lambda: tmp_path)
+    assert main(["list", "--suite", "specimens"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if " races " in line]
+    assert line.endswith(" needs cuda or xpu; a note")
+    assert main(["list", "--suite", "specimens", "--format", "csv"]) == 0
+    assert [row["devices"] for row in csv.DictReader(io.StringIO(capsys.readouterr().out))] == ["cuda xpu", ""]
+    assert main(["list", "--suite", "specimens", "--format", "json"]) == 0
+    assert [row["devices"] for row in json.loads(capsys.readouterr().out)] == [["cuda", "xpu"], []]
 
 
 def test_parameters_are_counted_in_three_digits(capsys):

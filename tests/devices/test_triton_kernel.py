@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -77,12 +78,13 @@ from triton.compiler import ASTSource, compile
 from hashbench.devices.triton_kernel import word_sums
 
 per_word = int(sys.argv[1])
-types = {"units": {1: "*u64", 4: "*u16"}[per_word], "data": "*u8", "total": "*i64", "words": "i64", "tail": "i32"}
+types = {"data": "*u8", "totals": "*i64", "place": "i32", "words": "i64", "tail": "i32"}
 types |= {"per_word": "constexpr", "block": "constexpr"}
 aligned = {(0,): [["tt.divisibility", 16]]} if per_word == 1 else {}
 source = ASTSource(fn=word_sums, signature=types, constexprs={(5,): per_word, (6,): 2048}, attrs=aligned)
 built = compile(source, target=GPUTarget("cuda", int(sys.argv[2]), 32))
 print(len(built.asm["cubin"]), built.asm["ptx"].count("ld.global.v2.b64"))
+print(built.asm["ttir"])
 """
 
 
@@ -93,6 +95,22 @@ def test_kernel_compiles_for_gpus(per_word: int, capability: int) -> None:
     command = [sys.executable, "-W", "ignore", "-c", COMPILE, str(per_word), str(capability)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    size, wide_loads = map(int, done.stdout.split())
+    first, _, intermediate = done.stdout.partition("\n")
+    size, wide_loads = map(int, first.split())
     assert size > 0
     assert (wide_loads > 0) == (per_word == 1)
+    assert_places_are_of_64_bits(intermediate)
+
+
+def assert_places_are_of_64_bits(intermediate: str) -> None:
+    """In Triton's intermediate code: tensors of more than 2**31 elements have places that 32 bits cannot hold. Those of
+    32 bits are the lanes of a tail (below 8) and the place among the totals (below 16 384)."""
+    moves = re.findall(r"tt\.addptr %(\w+), %(\w+) : (.*?), (\S+) loc", intermediate)
+    assert len(moves) >= 4
+    narrow = [(pointer, by) for pointer, by, _, kind in moves if "i64" not in kind]
+    assert {by.partition("_")[0] for _, by in narrow} <= {"byte", "place"}
+    widened = re.search(r"%(\w+) = tt.get_program_id x : i32", intermediate)
+    assert widened is not None
+    used = re.findall(rf"= (\S+) %{widened[1]} ", intermediate)
+    assert "arith.extsi" in used  # before anything is multiplied with it
+    assert set(used) <= {"arith.extsi", "arith.cmpi"}

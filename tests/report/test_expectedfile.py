@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hashbench.records import HashbenchError
+from hashbench.records import ROW_SCHEMA, HashbenchError
 from hashbench.report.expectedfile import Expected, expect, expect_from, expected_text, read_expected, write_expected
 from hashbench.report.load import Provenance, load_sweep
 
@@ -102,7 +102,7 @@ def test_what_was_written_is_read_back_with_its_environment(tmp_path):
     assert found.rows == tuple(one for one, _ in made.rows)
     assert (found.rows[0].repro, found.rows[0].traces) == ("", "")
     assert set(found.provenance.values()) == {Provenance(TODAY, LINK, TODAY), Provenance(TODAY, LINK, "")}
-    assert dict(found.environments) == {"e1": {"key": "e1", "schema": 3}}
+    assert dict(found.environments) == {"e1": {"key": "e1", "schema": ROW_SCHEMA}}
     assert read_expected(tmp_path / "none.csv") is None
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
+import py_compile
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,10 +18,12 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from hashbench import replay
 from hashbench.budget import Budget
+from hashbench.determinism import preserved
 from hashbench.records import Arm, Diagnosis, HashbenchError
-from hashbench.replay.calls import CapturedCall, in_force, outcome_of
-from hashbench.repro import load_call, opdefinition, report, run_in_fresh_process, script, write_repro
+from hashbench.replay.calls import CapturedCall, Memory, in_force, outcome_of
+from hashbench.repro import load_call, opdefinition, parts, report, run_in_fresh_process, script, write_repro
 from hashbench.results import Difference
+from hashbench.world.poison import requests
 
 REPEAT = Arm("repeat", "call", trials=20, differing=20, distinct=21, seconds=0.002)
 
@@ -30,7 +35,7 @@ def written(folder: Path, call: CapturedCall, *arms: Arm) -> Path:
 
 
 def ran(folder: Path, **kwargs: Any) -> str:
-    return run_in_fresh_process(folder, timeout=120, **kwargs)
+    return run_in_fresh_process(folder, timeout=600, **kwargs)
 
 
 # ---------------------------------------------------------------------------------------------------- as it was
@@ -280,6 +285,176 @@ def test_script_that_ends_otherwise_has_failed(source: str, said: str, tmp_path:
     assert ran(folder) == said
 
 
+# ------------------------------------------------------------------------------------------------ on an accelerator
+
+
+def on_device(call: CapturedCall, *devices: str, **settings: str) -> CapturedCall:
+    """The call as if its memories, in turn, lay on these devices; its text needs no more of them than their names."""
+    memories = []
+    for place, memory in enumerate(call.memories):
+        content = SimpleNamespace(device=torch.device(devices[place % len(devices)]), nbytes=memory.content.nbytes)
+        memories.append(Memory(cast(torch.Tensor, content), memory.alignment))
+    return dataclasses.replace(call, memories=tuple(memories), settings={**call.settings, **settings})
+
+
+def text_of(call: CapturedCall, arm: str = "repeat") -> str:
+    """The script, which Python takes."""
+    how = script.plan(said_of(Arm(arm, "call", 20, 20, 2)).evidence)
+    text = script.source(call, how, heading="A call.")
+    compile(text, "repro.py", "exec")
+    return text
+
+
+@pytest.mark.parametrize("arm", [*script.SHOWING])
+def test_script_for_a_gpu_is_python_that_names_its_device_once(arm: str, tmp_path: Path) -> None:
+    text = text_of(on_device(adding_rows(), "cuda:1", CUBLAS_WORKSPACE_CONFIG=":4096:8"), arm)
+    (tmp_path / "repro.py").write_text(text)
+    py_compile.compile(str(tmp_path / "repro.py"), doraise=True)
+    assert 'DEVICE = "cuda:1" if torch.cuda.device_count() > 1 else "cuda:0"\ntorch.cuda.set_device(DEVICE)\n' in text
+    assert text.count('"cuda:1"') == 1
+    assert "place(0, 0, device=DEVICE, move=moves[0])" in text
+    assert "@" not in text.replace(" @ ", "")
+
+
+@pytest.mark.parametrize("arm", ["repeat", "poison"])
+def test_the_workspace_of_cublas_is_set_before_torch_is_imported(arm: str) -> None:
+    text = text_of(on_device(adding_rows(), "cuda:0", CUBLAS_WORKSPACE_CONFIG=":16:8"), arm)
+    before, _, _ = text.partition("import torch\n")
+    assert "import os\n" in before
+    assert 'os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"\n' in before
+    assert "CUBLAS" not in text_of(on_device(adding_rows(), "cuda:0", CUBLAS_WORKSPACE_CONFIG=""), arm)
+    assert "CUBLAS" not in text_of(on_device(adding_rows(), "xpu:0", CUBLAS_WORKSPACE_CONFIG=":16:8"), arm)
+    assert "CUBLAS" not in text_of(adding_rows(), arm)
+
+
+@pytest.mark.parametrize(
+    ("device", "statement"),
+    [
+        ("cuda:0", 'DEVICE = "cuda:0"\ntorch.cuda.set_device(DEVICE)\n'),
+        ("xpu:2", 'DEVICE = "xpu:2" if torch.xpu.device_count() > 2 else "xpu:0"\ntorch.xpu.set_device(DEVICE)\n'),
+        ("mps:0", 'device="mps:0"'),
+    ],
+)
+def test_each_kind_of_device_is_chosen_in_its_own_way(device: str, statement: str) -> None:
+    text = text_of(on_device(adding_rows(), device))
+    assert statement in text
+    assert ("DEVICE" in text) == (device != "mps:0")
+
+
+def test_a_call_of_two_devices_keeps_both() -> None:
+    text = text_of(on_device(adding_rows(), "cuda:1", "cuda:0"))
+    assert text.count('device="cuda:1"') == 2
+    assert text.count('device="cuda:0"') == 1
+    assert 'torch.cuda.set_device("cuda:1")\n' in text
+
+
+def test_a_device_among_the_arguments_is_the_scripts_own() -> None:
+    call = dataclasses.replace(captured(aten.full.default, [2], 7.5), kwargs={"device": torch.device("cuda:1")})
+    text = text_of(call)
+    assert "device=torch.device(DEVICE)" in text
+    assert 'torch.device("cuda:1")' in script.expression(call)
+
+
+OLDER = {"cudnn.allow_tf32": "False", "cuda.matmul.allow_tf32": "False"}
+NEWER = {"cudnn.conv.fp32_precision": "ieee", "cudnn.rnn.fp32_precision": "ieee", "cuda.matmul.fp32_precision": "tf32"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "statements"),
+    [
+        pytest.param({**OLDER, **NEWER}, ["torch.backends.cudnn.allow_tf32 = False"], id="both agree: the older names"),
+        pytest.param(
+            NEWER,
+            [
+                'torch.backends.cudnn.conv.fp32_precision = "ieee"',
+                'torch.backends.cudnn.rnn.fp32_precision = "ieee"',
+                'torch.backends.cuda.matmul.fp32_precision = "tf32"',
+            ],
+            id="torch could not tell the older ones: the newer names",
+        ),
+        pytest.param(
+            {**OLDER, "cuda.matmul.allow_tf32": "True", "float32_matmul_precision": "medium"},
+            [
+                "torch.backends.cudnn.allow_tf32 = False",
+                "torch.backends.cuda.matmul.allow_tf32 = True",
+                'torch.set_float32_matmul_precision("medium")',
+            ],
+            id="the precision of matrix products has the last word",
+        ),
+    ],
+)
+def test_tf32_is_as_it_was_by_names_that_do_not_contradict_each_other(
+    settings: dict[str, str], statements: list[str]
+) -> None:
+    known = {name: value for name, value in adding_rows().settings.items() if "tf32" not in name}
+    call = on_device(adding_rows(), "cuda:0")
+    call = dataclasses.replace(call, settings={**known, **settings})
+    found = [line for line in text_of(call).splitlines() if "tf32" in line or "precision" in line]
+    assert found == statements
+    with preserved():  # torch takes them in this order without an objection
+        for line in found:
+            exec(line)
+        assert torch.backends.cuda.matmul.fp32_precision in ("tf32", "ieee", "none")
+
+
+def test_implementations_of_attention_are_as_they_were() -> None:
+    call = on_device(adding_rows(), "cuda:0", **{"sdp.flash": "False", "sdp.cudnn": "False"})
+    text = text_of(call)
+    assert "torch.backends.cuda.enable_flash_sdp(False)\ntorch.backends.cuda.enable_cudnn_sdp(False)\n" in text
+    assert "enable_math_sdp" not in text
+
+
+def test_what_fills_free_blocks_in_a_script_asks_as_the_arm_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    segments = [
+        {"segment_type": "small", "device": 0, "blocks": [{"state": "inactive", "size": 2**21 - 512}]},
+        {
+            "segment_type": "large",
+            "device": 0,
+            "blocks": [{"state": "inactive", "size": size} for size in (512, 2**23)],
+        },
+        {"segment_type": "large", "device": 1, "blocks": [{"state": "inactive", "size": 2**24}]},
+        {"segment_type": "large", "device": 0, "blocks": [{"state": "active_allocated", "size": 2**25}]},
+    ]
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(torch, "full", lambda size, byte, **_: asked.append((size[0], byte)))
+    names: dict[str, Any] = {"torch": torch, "DEVICE": "cuda:0"}
+    exec(parts.FILL_FREE_BLOCKS.replace("@KIND@", "cuda").replace("@DEVICE@", "DEVICE"), names)
+    names["fill_memory"](None)
+    assert asked == []
+    names["fill_memory"](0x40)
+    expected = requests([{**segment, "stream": 0} for segment in segments], device=0, stream=0)
+    assert asked == [(size, 0x40) for size in expected]
+
+
+def test_calls_in_memory_of_their_own_are_no_more_than_memory_holds() -> None:
+    arm = Arm("fresh_memory", "call", 20, 20, 2)
+    how = script.plan(said_of(arm).evidence)
+    call = adding_rows()
+    assert f"CALLS = {how.calls} " in script.source(call, how, heading="A call.")
+    large = on_device(call, "cuda:0")
+    for memory in large.memories:
+        memory.content.nbytes = 2**29  # type: ignore[misc]
+    assert "CALLS = 2 " in script.source(large, how, heading="A call.")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
+@pytest.mark.parametrize("arm", [*script.SHOWING])
+def test_script_runs_on_a_gpu(arm: str, tmp_path: Path) -> None:
+    call = captured(aten.add.Tensor, torch.randn(1000, device="cuda")[3:], torch.randn(997, device="cuda"))
+    folder = written(tmp_path / "repro", call, Arm(arm, "call", 20, 1, 2, seconds=0.2))
+    assert ran(folder).startswith("no: 0 of ")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
+def test_atomic_additions_of_a_gpu_are_reproduced(tmp_path: Path) -> None:
+    index = torch.randint(0, 20, (500_000,), device="cuda")
+    call = captured(aten.scatter_add.default, torch.zeros(20, device="cuda"), 0, index, torch.randn(500_000).cuda())
+    assert ran(written(tmp_path / "repro", call, REPEAT)).startswith("yes: ")
+
+
 # ------------------------------------------------------------------------------------------------------- its texts
 
 SHOWN: dict[str, tuple[tuple[Arm, ...], tuple[str, int]]] = {
@@ -292,6 +467,7 @@ SHOWN: dict[str, tuple[tuple[Arm, ...], tuple[str, int]]] = {
     "nothing was run": ((), ("repeat", 500)),
     "only when moved": ((Arm("repeat", "call", 20), Arm("moved", "call", 20, 3)), ("moved", 500)),
     "only on a busy machine": ((Arm("repeat", "call", 20), Arm("busy", "call", 20, 3)), ("busy", 500)),
+    "only beside a busy stream": ((Arm("repeat", "call", 20), Arm("busy_stream", "call", 20, 3)), ("busy_stream", 500)),
     "in other memory": ((Arm("repeat", "call", 20), Arm("fresh_memory", "call", 20, 3)), ("fresh", 500)),
     "follows the poison, and differs at times": (
         (Arm("repeat", "call", 20, 3, 2), Arm("poison", "call", 20, 20)),
@@ -337,7 +513,7 @@ def test_script_has_the_call_as_one_line_of_python(tmp_path: Path) -> None:
     text = (written(tmp_path / "repro", adding_rows(), REPEAT) / "repro.py").read_text()
     assert "torch.ops.aten.index_put_.default(t[0], [t[1]], t[2], True)\n" in text
     assert "weights_only=True" in text
-    assert "torch.set_num_threads(2)\n" in text
+    assert "torch.set_num_threads(8)\n" in text
 
 
 def test_settings_that_a_new_process_lacks_are_set(tmp_path: Path) -> None:

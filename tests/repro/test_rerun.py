@@ -33,7 +33,7 @@ def steady(tmp_path: Path) -> Path:
 
 
 def test_call_that_differs_is_reproduced(racing: Path) -> None:
-    made = rerun.rerun(racing, replays=20, budget=5.0)
+    made = rerun.rerun(racing, replays=20, budget=300.0)
     assert made.reproduced
     assert made.evidence.arm("repeat", "call").differing
     assert made.op == "aten.index_put_.default"
@@ -46,7 +46,7 @@ def test_call_that_differs_is_reproduced(racing: Path) -> None:
 
 
 def test_call_that_agrees_is_not(steady: Path) -> None:
-    made = rerun.rerun(steady, replays=3, budget=20.0)
+    made = rerun.rerun(steady, replays=3, budget=60.0)
     assert not made.reproduced
     assert "recorded cause: accumulation_order, likely: 20 of 20 replays differ" in rerun.as_text(made)
 

@@ -18,7 +18,7 @@ def write(folder: Path, text: str) -> Path:
 
 def test_every_column_reaches_the_spec(tmp_path):
     header = ",".join(data.COLUMNS)
-    line = 'net,classification,nets,4,3x8x9,"{""width"": 2}",yes,too big,no eval,warn,sgd,3,5,12,a note'
+    line = 'net,classification,nets,4,3x8x9,"{""width"": 2}",yes,too big,no eval,cuda xpu,warn,sgd,3,5,12,a note'
     assert data.read_suite(write(tmp_path, f"{header}\n{line}\n"), suite="zoo") == (
         ModelSpec(
             suite="zoo",
@@ -31,6 +31,7 @@ def test_every_column_reaches_the_spec(tmp_path):
             default=True,
             skip_training="too big",
             skip_inference="no eval",
+            devices=("cuda", "xpu"),
             deterministic="warn",
             optimizer="sgd",
             iterations=3,
@@ -71,6 +72,8 @@ def test_truth_columns_are_accepted_and_left_out(tmp_path):
         pytest.param("name,arguments\na,{\n", "line 2 has arguments='{': not JSON", id="arguments not JSON"),
         pytest.param("name,arguments\na,[]\n", "line 2 has arguments='[]'", id="arguments not an object"),
         pytest.param("name,default\na,true\n", "line 2 has default='true'", id="default not yes"),
+        pytest.param("name,devices\na,cuda:0\n", "line 2 has devices='cuda:0'", id="one device of a kind"),
+        pytest.param('name,devices\na,"cuda,xpu"\n', "line 2 has devices='cuda,xpu'", id="devices with a comma"),
         pytest.param("name,deterministic\na,maybe\n", "line 2 has deterministic='maybe'", id="unknown determinism"),
     ],
 )

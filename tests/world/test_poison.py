@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, suppress
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -139,8 +141,15 @@ def test_afterwards_memory_is_as_it_comes(error: bool) -> None:
         if error:
             raise ZeroDivisionError
     assert not _get_current_dispatch_mode_stack()
-    fresh = [content(torch.empty(1 << 22, dtype=torch.uint8)) for _ in range(2)]
-    assert {POISONS[0]} not in fresh
+    former = [torch.full((4096,), 7, dtype=torch.uint8) for _ in range(64)]
+    places = {one.data_ptr() for one in former}
+    del former
+    fresh = [torch.empty(4096, dtype=torch.uint8) for _ in range(64)]
+    again = [one for one in fresh if one.data_ptr() in places]
+    assert again, "none of 64 blocks is handed out again"
+    # The C library keeps its links at the begin and the end of a free block.
+    assert {7} in [set(one[64:-64].tolist()) for one in again]
+    assert not any(POISONS[0] in one[64:-64].tolist() for one in again)
 
 
 @needs_glibc
@@ -161,6 +170,111 @@ def test_another_allocator_in_the_place_of_the_c_library_is_noticed(monkeypatch:
     assert poison_reach("cpu").startswith("what empty")
     with poisoned_memory(POISONS[0]):
         assert content(torch.empty(9)) == {POISONS[0]}
+
+
+# --------------------------------------------------------------------------------------- torch's caching allocator
+
+
+def segment(
+    kind: str, *blocks: tuple[str, int], device: int = 0, stream: int = 0, pool: tuple[int, int] = (0, 0)
+) -> Any:
+    found = [{"state": state, "size": size} for state, size in blocks]
+    return {"segment_type": kind, "device": device, "stream": stream, "segment_pool_id": pool, "blocks": found}
+
+
+FREE, USED = "inactive", "active_allocated"
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("segments", "expected"),
+    [
+        pytest.param([], [64 * MIB], id="nothing is there: a reserve"),
+        pytest.param([segment("large", (FREE, 96 * MIB))], [96 * MIB], id="a large block serves as reserve"),
+        pytest.param(
+            [segment("large", (USED, 96 * MIB), (FREE, 10 * MIB))],
+            [64 * MIB, 10 * MIB],
+            id="what is in use is left alone",
+        ),
+        pytest.param(
+            [segment("large", (FREE, 8 * MIB), (FREE, 96 * MIB)), segment("small", (FREE, 512))],
+            [96 * MIB, 8 * MIB, 512],
+            id="the largest first",
+        ),
+        pytest.param(
+            [segment("small", (FREE, 2 * MIB)), segment("small", (USED, 512), (FREE, 2 * MIB - 512))],
+            [64 * MIB, MIB, MIB, MIB, MIB - 512],
+            id="a small segment is taken in pieces that are asked of it",
+        ),
+        pytest.param([segment("large", (FREE, MIB), (FREE, 512))], [64 * MIB], id="scraps that nobody can be given"),
+        pytest.param([segment("small", (FREE, 512), device=1)], [64 * MIB], id="another device"),
+        pytest.param([segment("small", (FREE, 512), stream=7)], [64 * MIB], id="another stream"),
+        pytest.param([segment("small", (FREE, 512), pool=(0, 3))], [64 * MIB], id="the pool of a graph"),
+        pytest.param(
+            [segment("small", ("active_awaiting_free", 512))], [64 * MIB], id="another stream has yet to let it go"
+        ),
+    ],
+)
+def test_every_block_that_a_kernel_can_be_given_is_asked_for(segments: list[Any], expected: list[int]) -> None:
+    assert poison.requests(segments, device=0, stream=0) == expected
+
+
+def test_on_a_device_whose_streams_have_no_known_handle_all_streams_count() -> None:
+    assert poison.requests([segment("small", (FREE, 512), stream=7)], device=0, stream=None)[-1] == 512
+
+
+def test_free_blocks_are_filled_on_entry_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Held together until all are filled: one after the other would be the same block again."""
+    monkeypatch.setattr(poison, "_free_memory", lambda _: [segment("small", (FREE, 512), (FREE, 1024))])
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    made: list[tuple[int, int, int]] = []
+    real, held = torch.full, []
+
+    def full(size: tuple[int], value: int, **options: Any) -> torch.Tensor:
+        tensor = real(size, value, **options)
+        held.append(weakref.ref(tensor))
+        made.append((size[0], value, sum(found() is not None for found in held)))
+        return tensor
+
+    monkeypatch.setattr(torch, "full", full)
+    with poisoned_memory(POISONS[1], device=torch.device("cpu")):
+        assert made == [(64 * MIB, POISONS[1], 1), (1024, POISONS[1], 2), (512, POISONS[1], 3)]
+        assert [found() for found in held] == [None] * 3
+
+
+def test_the_reach_on_a_device_with_free_blocks_says_what_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(poison, "_free_memory", lambda _: [])
+    assert "free blocks of torch's allocator" in poison_reach("cuda")
+    assert "not what a library keeps" in poison_reach("cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
+def test_memory_that_a_kernel_takes_for_itself_on_a_gpu_holds_the_poison() -> None:
+    """Taken past the dispatcher, as a kernel does."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    torch.zeros(3_000_000, device=device)
+    for size in (700, 5000, 600_000, 3_000_000, 40_000_000):
+        for value in POISONS:
+            with poisoned_memory(value, device=device):
+                address = torch.cuda.caching_allocator_alloc(size, device)
+            found = content_at(address, size, device)
+            torch.cuda.caching_allocator_delete(address)
+            assert found == {value}
+
+
+def content_at(address: int, size: int, device: torch.device) -> set[int]:
+    """The bytes at an address of a GPU."""
+
+    class Memory:
+        __cuda_array_interface__: ClassVar = {
+            "data": (address, False),
+            "shape": (size,),
+            "typestr": "|u1",
+            "version": 2,
+        }
+
+    return set(torch.as_tensor(Memory(), device=device).unique().tolist())
 
 
 def test_the_reach_on_another_device_is_that_of_the_mode() -> None:

@@ -115,7 +115,7 @@ class HarnessRunner(BenchmarkRunner):
 
     def row(self, spec: ModelSpec, outcome: Outcome, workload: Workload, *, seconds: float) -> Row:
         """The row, as in a sweep; traces of runs that differ are kept."""
-        return self._row(spec, outcome, workload, seconds=seconds)
+        return self._row(spec, outcome, workload.iterations, seconds=seconds)
 
 
 class Subject:

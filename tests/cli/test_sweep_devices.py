@@ -1,0 +1,92 @@
+"""``hashbench sweep --device``: which devices its workers get, by what a child process tells of the machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hashbench.cli import main
+from hashbench.executors.local import LocalExecutor
+from hashbench.records import RunOptions
+from hashbench.sweep import SweepResult
+
+TWO = {"torch": {"hip_build": None}, "device": {"type": "cuda", "each": [{"name": "H200", "memory_mib": 1000}] * 2}}
+UNLIKE = {**TWO, "device": {"type": "cuda", "each": [{"name": "H200"}, {"name": "T400"}]}}
+
+
+class Sweeps:
+    """Stands in for ``run_sweep`` and for the child process, and notes what each was asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, output: Path, told: dict[str, Any]) -> None:
+        self.output = output
+        self.told = told
+        self.asked: list[str] = []
+        self.options = RunOptions()
+        self.executor: LocalExecutor | None = None
+        monkeypatch.setattr("hashbench.environment.collect_in_child", self.collect)
+        monkeypatch.setattr("hashbench.sweep.run_sweep", self.sweep)
+
+    def collect(self, *, device: str, **_: object) -> dict[str, Any]:
+        self.asked.append(device)
+        return dict(self.told)
+
+    def sweep(self, _specs: object, options: RunOptions, **arguments: Any) -> SweepResult:
+        self.options, self.executor = options, arguments["executor"]
+        return SweepResult(rows=(), output=self.output)
+
+    @property
+    def visible(self) -> list[str]:
+        assert self.executor is not None
+        return [share.variables["CUDA_VISIBLE_DEVICES"] for share in self.executor.room.devices]
+
+
+def run(*flags: str) -> int:
+    return main(["sweep", "--inference", "--only", "squeezenet1_1", *flags])
+
+
+@pytest.mark.parametrize(
+    ("flags", "given", "visible"),
+    [
+        pytest.param("-d cuda --jobs 4", None, ["0", "1"], id="all"),
+        pytest.param("-d cuda", None, ["0", "1"], id="one worker"),
+        pytest.param("-d cuda:1 --jobs 4", None, ["1"], id="one by number"),
+        pytest.param("-d cuda --jobs 4", "GPU-8932f937,GPU-1c5e9a02", ["GPU-8932f937", "GPU-1c5e9a02"], id="by UUID"),
+        pytest.param("-d cuda:1 --jobs 4", "5,7", ["7"], id="one of those that are visible"),
+    ],
+)
+def test_workers_get_devices_and_rows_are_of_their_kind(
+    flags: str, given: str | None, visible: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if given is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    sweeps = Sweeps(monkeypatch, tmp_path, TWO)
+    assert run(*flags.split()) == 0
+    assert sweeps.asked == [flags.split()[1]]
+    assert sweeps.visible == visible
+    assert sweeps.options.device == "cuda"
+    assert sweeps.executor is not None
+    assert sweeps.executor.capacity == (4 if "--jobs" in flags else 1)
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_where_no_device_can_be_assigned_all_stays_as_it_was(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweeps = Sweeps(monkeypatch, tmp_path, {"device": {"type": device, "each": [{"name": "M3"}]}})
+    assert run("-d", device) == 0
+    assert (sweeps.options.device, sweeps.executor) == (device, None)
+
+
+def test_what_is_not_used_and_what_does_not_count_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
+    Sweeps(monkeypatch, tmp_path, UNLIKE)
+    assert run("-d", "cuda") == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "hashbench: only devices like H200 are used, not T400: sweep those by number, as cuda:1",
+        "hashbench: CUBLAS_WORKSPACE_CONFIG=:0:0 lets cuBLAS differ from call to call: :4096:8 is in force instead",
+    ]
