@@ -60,22 +60,22 @@ class Runner:
 
     def crash(self, *_: object) -> Trace:
         os.kill(os.getpid(), signal.SIGSEGV)
-        time.sleep(60)
+        time.sleep(600)
         raise AssertionError
 
     def hang(self, spec: ModelSpec, *_: object) -> Trace:
-        child = subprocess.Popen(["sleep", "60"])
+        child = subprocess.Popen(["sleep", "600"])
         note = Path(spec.arguments["folder"], f"{os.getpid()}.pids")
         note.with_suffix(".partial").write_text(f"{os.getpid()} {child.pid}")
         note.with_suffix(".partial").rename(note)
-        time.sleep(60)
+        time.sleep(600)
         raise AssertionError
 
     def meet(self, spec: ModelSpec, *_: object) -> Trace:
         """Ends once another process is here, too."""
         folder = Path(spec.arguments["folder"])
         (folder / str(os.getpid())).touch()
-        ends = time.monotonic() + 20
+        ends = time.monotonic() + 300
         while len(list(folder.iterdir())) < 2 and time.monotonic() < ends:
             time.sleep(0.01)
         return trace(str(len(list(folder.iterdir()))))

@@ -23,6 +23,9 @@ from hashbench.records import ModelSpec, Row, RunOptions
 from hashbench.report.csvfile import row_to_json
 from hashbench.results_folder import ResultsFolder, file_key
 
+FOR_EVER = 600
+"""Seconds that nothing here lasts which is to be ended: longer than any test waits."""
+
 
 def spec(name: str, do: str = "pass", *, notes: Path) -> ModelSpec:
     """A model that behaves as the function ``do`` below."""
@@ -77,14 +80,14 @@ def do_nap(*_):
 
 
 def do_hang(*_):
-    time.sleep(120)
+    time.sleep(FOR_EVER)
 
 
 def do_hang_with_children(spec, _options):
     """A child in the worker's group, and one that went its own way."""
-    children = [subprocess.Popen(["sleep", "120"], start_new_session=own) for own in (False, True)]
-    (Path(spec.arguments["notes"]) / "children.txt").write_text(" ".join(str(child.pid) for child in children))
-    time.sleep(120)
+    children = [subprocess.Popen(["sleep", str(FOR_EVER)], start_new_session=own) for own in (False, True)]
+    replace_file(Path(spec.arguments["notes"]) / "children.txt", " ".join(str(child.pid) for child in children))
+    time.sleep(FOR_EVER)
 
 
 def do_segfault(*_):
@@ -112,7 +115,7 @@ def do_segfault_in_diagnosis(spec, options):
 def do_lose_the_machine_once(spec, _options):
     """Wait for the test to kill the machine; on the next one, pass."""
     if times_run(Path(spec.arguments["notes"]))[spec.name] == 1:
-        time.sleep(120)
+        time.sleep(FOR_EVER)
 
 
 def do_kill_ray_worker(*_):
@@ -120,7 +123,7 @@ def do_kill_ray_worker(*_):
     import psutil
 
     psutil.Process(psutil.Process().ppid()).parent().kill()
-    time.sleep(120)
+    time.sleep(FOR_EVER)
 
 
 def executor(address: str, **arguments):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -38,7 +39,8 @@ def names_in_csv(output: Path) -> list[str]:
     return [row.name for row in read_rows(output / "accuracy.csv")]
 
 
-def wait_until(condition, *, seconds=10.0):
+def wait_until(condition, *, seconds=120.0):
+    """Return once ``condition()`` holds. The limit is for what never comes: a busy machine may take long."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited in vain"
@@ -54,6 +56,29 @@ def alive(pid: int) -> bool:
 
 def child_pids(output: Path) -> list[int]:
     return [int(pid) for pid in (output.parent / "children.txt").read_text().split()]
+
+
+class OutOfTimeOnce(LocalExecutor):
+    """The time of what runs is up as soon as ``condition()`` holds, however long that takes on this machine."""
+
+    def __init__(self, condition, **arguments):
+        super().__init__(preload=(), **arguments)
+        self._condition = condition
+
+    def wait(self):
+        wait_until(self._condition)
+        return tuple(self._reap(running, timed_out=True) for running in list(self._running))
+
+
+class OwnTimes(LocalExecutor):
+    """Models have the time limits that ``seconds`` says by name, so that those that are to end by themselves can."""
+
+    def __init__(self, seconds, **arguments):
+        super().__init__(preload=(), **arguments)
+        self._seconds = seconds
+
+    def submit(self, task):
+        super().submit(replace(task, timeout=self._seconds.get(task.spec.name, task.timeout)))
 
 
 class NoExecutor(LocalExecutor):

@@ -26,6 +26,9 @@ from hashbench.results_folder import ResultsFolder, file_key
 
 LOADED_IN = os.getpid()
 
+FOR_EVER = 600
+"""Seconds that nothing here lasts which is to be ended: longer than any test waits."""
+
 
 def spec(name: str, do: str = "pass", **fields) -> ModelSpec:
     """A model that behaves as the function ``do`` below."""
@@ -89,7 +92,7 @@ def do_segfault_in_diagnosis(spec, options):
 
 def do_hang_in_diagnosis(spec, options):
     _leave_draft(spec, options, kernel="aten.index_put.default")
-    time.sleep(1000)
+    time.sleep(FOR_EVER)
 
 
 def do_draft_of_another(spec, options):
@@ -124,30 +127,29 @@ def do_nap(*_):
 
 
 def do_hang(*_):
-    time.sleep(60)
+    time.sleep(FOR_EVER)
 
 
 def do_hang_with_lock(*_):
     """Holds the interpreter lock, as a native extension can."""
-    ctypes.PyDLL(None).sleep(60)
+    ctypes.PyDLL(None).sleep(FOR_EVER)
 
 
 def do_hang_with_children(_spec, options):
     """A child in this group, and one that went its own way; both outlive a plain kill of the worker."""
-    children = [subprocess.Popen(["sleep", "60"], start_new_session=own) for own in (False, True)]
-    pids = " ".join(str(child.pid) for child in children)
-    (Path(options.output).parent / "children.txt").write_text(pids)
-    time.sleep(60)
+    children = [subprocess.Popen(["sleep", str(FOR_EVER)], start_new_session=own) for own in (False, True)]
+    replace_file(Path(options.output).parent / "children.txt", " ".join(str(child.pid) for child in children))
+    time.sleep(FOR_EVER)
 
 
 def do_leave_thread(*_):
     """Would keep the interpreter from ending."""
-    threading.Thread(target=time.sleep, args=(60,)).start()
+    threading.Thread(target=time.sleep, args=(FOR_EVER,)).start()
 
 
 def do_leave_child(_spec, options):
-    child = subprocess.Popen(["sleep", "60"])
-    (Path(options.output).parent / "children.txt").write_text(str(child.pid))
+    child = subprocess.Popen(["sleep", str(FOR_EVER)])
+    replace_file(Path(options.output).parent / "children.txt", str(child.pid))
 
 
 def do_meet(spec, options):
@@ -182,7 +184,7 @@ def do_die_once(spec, options):
 
 def do_die_once_then_hang(spec, options):
     do_die_once(spec, options)
-    time.sleep(60)
+    time.sleep(FOR_EVER)
 
 
 def do_out_of_memory_once(spec, options):

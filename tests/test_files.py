@@ -26,7 +26,7 @@ def test_what_is_no_file_is_written_to_and_stays(tmp_path: Path) -> None:
     reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
     reader.start()
     replace_file(pipe, "through")
-    reader.join(10)
+    reader.join(120)
     assert read == ["through"]
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 

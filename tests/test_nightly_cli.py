@@ -60,7 +60,7 @@ def run(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     """``python -m hashbench …`` in ``cwd``."""
     command = [sys.executable, "-m", "hashbench", *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=900, check=False)
 
 
 @pytest.fixture

@@ -695,7 +695,7 @@ def test_the_current_device_is_that_of_the_call_while_it_is_replayed(monkeypatch
 
 def test_the_poison_arm_fills_the_free_blocks_of_the_calls_device(monkeypatch: pytest.MonkeyPatch) -> None:
     filled: list[tuple[int, torch.device]] = []
-    monkeypatch.setattr(poison_module, "_fill_free_blocks", lambda value, device: filled.append((value, device)))
+    monkeypatch.setattr(poison_module, "_fill_free_blocks", lambda value, device, _: filled.append((value, device)))
     assert tried(captured(aten.add.Tensor, numbers(3), numbers(3)), "poison", replays=2).arm("poison").ran
     assert {device for _, device in filled} == {torch.device("cpu")}
     assert {value for value, _ in filled} == set(poison_module.POISONS)

@@ -293,7 +293,7 @@ def test_nothing_is_kept_from_call_to_call() -> None:
             count(x)
         after = living()
     assert len(mode.get_mismatches()) == 20
-    assert after == before
+    assert after <= before  # fewer where a thread of an earlier test ended meanwhile
 
 
 # ------------------------------------------------------------------------------------------ inputs of the second run
@@ -791,14 +791,15 @@ def test_the_mode_inside_itself() -> None:
 
 
 @pytest.fixture
-def two_threads() -> Iterator[None]:
+def eight_threads() -> Iterator[None]:
+    """They meet also on one busy core, where two hardly ever do."""
     before = torch.get_num_threads()
-    torch.set_num_threads(2)
+    torch.set_num_threads(8)
     yield
     torch.set_num_threads(before)
 
 
-@pytest.mark.usefixtures("two_threads")
+@pytest.mark.usefixtures("eight_threads")
 @pytest.mark.parametrize(
     ("name", "op", "module"),
     [
@@ -822,9 +823,7 @@ def test_a_specimens_kernel_is_named_and_its_twin_is_clean(name: str, op: str, m
         assert mode.checked
         return {(each.op, each.module.partition(".")[0]) for each in mode.get_mismatches()}
 
-    found = next(filter(None, (differing(name) for _ in range(20))), set())  # threads may not meet on a busy machine
-
-    assert found == {(op, module)}
+    assert differing(name) == {(op, module)}
     assert differing(f"{name}_twin") == set()
 
 

@@ -79,16 +79,20 @@ def test_a_run_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     )
     (tmp_path / "slow.py").write_text(LOADER, encoding="utf-8")
 
-    with variables({"PYTHONPATH": str(tmp_path)}), pytest.raises(HashbenchError, match="took more than 2 s"):
-        checking.check(tmp_path / "slow.py", tmp_path / "check", timeout=2)
+    seconds = 1
+    while not (pid.exists() and pid.read_text()):  # a busy machine needs longer to come as far as that
+        assert seconds < 200
+        with variables({"PYTHONPATH": str(tmp_path)}), pytest.raises(HashbenchError, match=f"more than {seconds} s"):
+            checking.check(tmp_path / "slow.py", tmp_path / "check", timeout=seconds)
+        assert not (tmp_path / "check").exists()
+        seconds *= 3
 
     assert not _is_alive(int(pid.read_text()))
-    assert not (tmp_path / "check").exists()
 
 
 def _until(condition: object) -> None:
     assert callable(condition)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
