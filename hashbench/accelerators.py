@@ -6,7 +6,8 @@ before that. A worker sees one device, as number 0, so nothing that runs in it h
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +66,13 @@ def shares(device: str, fingerprint: Mapping[str, Any], environment: Mapping[str
         for number in _wanted(device, found)
         if number < len(entries)
     )
+
+
+def freest(count: int, taken: Iterable[int | None]) -> int | None:
+    """Of ``count`` devices the first with the fewest workers, where each that runs has ``taken`` one; ``None`` where
+    there is no device."""
+    workers = Counter(taken)
+    return min(range(count), key=lambda device: workers[device], default=None)
 
 
 def left_out(device: str, fingerprint: Mapping[str, Any]) -> str:

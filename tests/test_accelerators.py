@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hashbench.accelerators import Share, kind, left_out, shares, workspace_config, workspace_conflict
+from hashbench.accelerators import Share, freest, kind, left_out, shares, workspace_config, workspace_conflict
 
 
 def fingerprint(*names: str, hip: str | None = None, memory: float | None = 1000) -> dict[str, Any]:
@@ -16,6 +16,20 @@ def fingerprint(*names: str, hip: str | None = None, memory: float | None = 1000
 
 
 ONE, FOUR = fingerprint("H200"), fingerprint(*["H200"] * 4)
+
+
+@pytest.mark.parametrize(
+    ("count", "taken", "device"),
+    [
+        pytest.param(0, [None, None], None, id="no devices"),
+        pytest.param(2, [], 0, id="the first"),
+        pytest.param(2, [0], 1, id="the one that is free"),
+        pytest.param(2, [1], 0, id="the one that became free"),
+        pytest.param(3, [0, 1, 2, 0, 2], 1, id="the one with fewest workers"),
+    ],
+)
+def test_the_next_worker_gets_the_device_with_the_fewest(count: int, taken: list[int | None], device: int) -> None:
+    assert freest(count, taken) == device
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hashbench.cli.flags import EXIT_INTERRUPTED, LARGEST_SEED, LONGEST_SECONDS, Commands, at_least, say
+from hashbench.cli.placing import placed
 
 if TYPE_CHECKING:
     from hashbench.report.auditfile import AuditRow
@@ -66,8 +67,7 @@ def add(commands: Commands) -> None:
 
 
 def _audit(parsed: argparse.Namespace) -> int:
-    from hashbench.environment import collect_in_child
-    from hashbench.executors.local import WORKER_VARIABLES
+    from hashbench.executors.local import LocalExecutor
     from hashbench.report import audittables
     from hashbench.tools.audit import choice, conducting, fromsweeps
 
@@ -77,18 +77,17 @@ def _audit(parsed: argparse.Namespace) -> int:
     def choose(known: Sequence[Op]) -> Sequence[Op]:
         return choice.chosen_ops(known, only=parsed.ops, filters=parsed.filter)
 
-    asked = conducting.Asked(
-        options, choose, parsed.timeout, fromsweeps.rows_from(parsed.results, device=parsed.device.partition(":")[0])
-    )
-    environment = collect_in_child(device=parsed.device, variables=WORKER_VARIABLES)
-    environment["command_line"] = ["hashbench", *sys.argv[1:]]
+    sweep_rows = fromsweeps.rows_from(parsed.results, device=parsed.device.partition(":")[0])
+    found = placed(parsed.device)
+    environment = {**found.environment, "command_line": ["hashbench", *sys.argv[1:]]}
+    asked = conducting.Asked({**options, "device": found.device}, choose, parsed.timeout, sweep_rows)
     try:
         rows = conducting.audit(
             asked,
             output=output,
             environment=environment,
-            jobs=parsed.jobs,
             resume=parsed.resume,
+            executor=LocalExecutor(jobs=parsed.jobs, devices=found.shares),
             on_progress=_show,
         )
     except KeyboardInterrupt:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from hashbench.cli.flags import (
     say,
 )
 from hashbench.cli.listing import add_suites, suites_to_sweep
+from hashbench.cli.placing import placed
 from hashbench.records import DTYPES, HashbenchError, ModelSpec, RunOptions
 
 if TYPE_CHECKING:
@@ -78,28 +78,18 @@ def _sweep(parsed: argparse.Namespace) -> int:
 def _placed(options: RunOptions, executor: Any, *, jobs: int) -> tuple[dict[str, Any], RunOptions, Any]:
     """The environment's fingerprint, and options and executor of a sweep whose workers have a device each.
 
-    A device is counted in the child process that tells the fingerprint: a process that has asked CUDA anything cannot
-    fork workers that use it. Where others run the models, this machine need not have the device; each of theirs
-    tells its own.
+    Where others run the models, this machine need not have the device; each of theirs tells its own.
     """
-    from hashbench import accelerators
-    from hashbench.environment import collect_in_child
-    from hashbench.executors.local import WORKER_VARIABLES, LocalExecutor
+    from hashbench.executors.local import LocalExecutor
 
-    device = options.device if executor is None else "cpu"
-    environment = collect_in_child(device=device, variables=WORKER_VARIABLES)
-    shares = accelerators.shares(device, environment, os.environ)
-    if not shares:
-        return environment, options, executor
-    for line in (
-        accelerators.left_out(device, environment),
-        accelerators.workspace_conflict(os.environ.get(accelerators.WORKSPACE_VARIABLE)),
-    ):
-        if line:
-            say(line, 0)
-    # Each worker sees its own as number 0, so the rows of cuda:1 are rows of cuda.
-    options = replace(options, device=accelerators.kind(device))
-    return environment, options, LocalExecutor(jobs=jobs, devices=shares)
+    found = placed(options.device if executor is None else "cpu")
+    if not found.shares:
+        return found.environment, options, executor
+    return (
+        found.environment,
+        replace(options, device=found.device),
+        LocalExecutor(jobs=jobs, devices=found.shares),
+    )
 
 
 def _run_options(parsed: argparse.Namespace) -> RunOptions:

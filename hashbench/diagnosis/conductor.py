@@ -95,7 +95,13 @@ class _Diagnostician:
         self.call: CapturedCall | None = None
         self.replays: replay.Replays | None = None
         self.evidence = _first_evidence(subject.outcome, self.found)
-        self.pairs = Pairs(subject.attempt, self.found, replays=self.options.replays, budget=self.budget)
+        self.pairs = Pairs(
+            subject.attempt,
+            self.found,
+            replays=self.options.replays,
+            budget=self.budget,
+            device=self.options.device,
+        )
 
     # ------------------------------------------------------------------------------------------------ in order
 

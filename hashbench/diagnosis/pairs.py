@@ -7,12 +7,15 @@ difference is still there. A difference that enters later than the one being exa
 from __future__ import annotations
 
 import contextlib
+import functools
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from time import perf_counter  # the clocks arm leaves this reference alone
 from typing import Protocol
+
+import torch
 
 from hashbench import chances, divergence, world
 from hashbench.budget import Budget
@@ -59,11 +62,15 @@ class Pairs:
         original: the divergence being examined; ``None``: any difference counts.
         replays: comparisons an arm makes at most.
         budget: when it is used up, an arm ends early or is not begun.
+        device: where the model runs.
     """
 
-    def __init__(self, attempt: Attempt, original: Divergence | None, *, replays: int, budget: Budget) -> None:
+    def __init__(
+        self, attempt: Attempt, original: Divergence | None, *, replays: int, budget: Budget, device: str = "cpu"
+    ) -> None:
         self.attempt, self.original = attempt, original
         self.replays, self.budget = replays, budget
+        self.device = torch.device(device)
 
     def plain(self) -> Arm:
         """The pair again, with nothing changed: what the other arms are compared with.
@@ -112,12 +119,18 @@ class Pairs:
 
     def poison(self) -> Arm:
         """Memory that nobody wrote filled with one value or another: trials are runs with the second value, differing
-        those whose results follow it. Results that also vary under one value are left out."""
+        those whose results follow it. Results that also vary under one value are left out. On an accelerator every run
+        begins with what its allocator has free filled, from which kernels take memory for themselves."""
+        reserve = world.reserve_for_a_run(self.device)
+
+        def filled(value: int) -> AbstractContextManager[object]:
+            return world.poisoned_memory(value, device=self.device, reserve=reserve)
+
         seen: dict[int, list[Mapping[str, object]]] = {value: [] for value in world.POISONS}
         seconds: list[float] = []
         while len(seconds) < 2 * self.replays and (len(seconds) < 4 or self.budget.left() > seconds[-1]):
             for value in world.POISONS:
-                run, took = self._one(lambda value=value: world.poisoned_memory(value), traced=True)  # type: ignore[misc]
+                run, took = self._one(functools.partial(filled, value), traced=True)
                 if isinstance(run, Failure):
                     return Arm("poison", "pair", note=_failed(run))
                 seen[value].append(_noted(run))

@@ -82,8 +82,9 @@ def _write_call(folder: Path, call: CapturedCall, recorded: Mapping[str, Any]) -
 
 
 def load_call(folder: Path) -> CapturedCall:
-    """The call of a repro; runs nothing. See :func:`hashbench.repro.callfile.read` for what it refuses."""
-    return callfile.read(folder)[0]
+    """The call of a repro; runs nothing. See :func:`hashbench.repro.callfile.read` for what it refuses, and on which
+    device the call then is."""
+    return callfile.read(folder).call
 
 
 @contextmanager

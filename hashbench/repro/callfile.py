@@ -14,6 +14,7 @@ import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from hashbench.repro.callvalues import (
     sizes_at,
     text_at,
 )
+from hashbench.repro.devicehere import devices_here, named_in, substitutes
 
 CALL_SCHEMA = 1
 """Version of ``call.json``; a file of another one is refused."""
@@ -116,8 +118,18 @@ def _sha256(path: Path) -> str:
 # ------------------------------------------------------------------------------------------------------- reading
 
 
-def read(folder: Path) -> tuple[CapturedCall, dict[str, Any]]:
-    """The call in this folder, on the devices that it was captured on, and what was recorded with it.
+@dataclass(frozen=True, slots=True)
+class SavedCall:
+    """The ``call`` of a folder and what was ``recorded`` with it. ``moved`` names, for a device of its capture that is
+    not here, the first of its kind, on which the call lies instead."""
+
+    call: CapturedCall
+    recorded: Mapping[str, Any]
+    moved: Mapping[str, str]
+
+
+def read(folder: Path) -> SavedCall:
+    """The call in this folder, on the devices that it was captured on, or on the first of their kind.
 
     Raises:
         HashbenchError: a file is missing, truncated, changed, of another version, or asks for what cannot be.
@@ -129,11 +141,12 @@ def read(folder: Path) -> tuple[CapturedCall, dict[str, Any]]:
         raise HashbenchError(f"cannot use the repro in {folder}", consequence=consequence, tip=TIP) from None
 
 
-def read_checked(folder: Path) -> tuple[CapturedCall, dict[str, Any]]:
+def read_checked(folder: Path) -> SavedCall:
     """The same; raises ``BadCallError`` for what is wrong with the files."""
     found = _read_document(folder / CALL_FILE)
     content = _read_tensors(folder / TENSORS_FILE, str(found.get("tensors_sha256")))
-    return _call(found, content), mapping_at(found, "recorded")
+    moved = _moved(found, content)
+    return SavedCall(_call(found, content, moved), mapping_at(found, "recorded"), moved)
 
 
 def _read_document(path: Path) -> dict[str, Any]:
@@ -170,11 +183,17 @@ def _read_tensors(path: Path, sha256: str) -> dict[str, Any]:
     return found
 
 
-def _call(found: Mapping[str, Any], content: Mapping[str, Any]) -> CapturedCall:
-    memories = _memories(found, content)
-    tensors = tuple(_tensor(entry, memories, content) for entry in list_at(found, "tensors"))
+def _moved(found: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, str]:
+    named = named_in([found.get(name) for name in ("args", "kwargs", "tensors", "memories")])
+    named |= {name for name in _held(content, "random_states", dict) if isinstance(name, str)}
+    return substitutes(named, devices_here())
+
+
+def _call(found: Mapping[str, Any], content: Mapping[str, Any], moved: Mapping[str, str]) -> CapturedCall:
+    memories = _memories(found, content, moved)
+    tensors = tuple(_tensor(entry, memories, content, moved) for entry in list_at(found, "tensors"))
     generators = tuple(_flat(item, torch.uint8) for item in _held(content, "generators", list))
-    arguments = Arguments(tensors=len(tensors), generators=len(generators))
+    arguments = Arguments(tensors=len(tensors), generators=len(generators), moved=moved)
     func = find_op(text_at(found, "op"))
     args = tuple(arguments.decoded(value) for value in list_at(found, "args"))
     kwargs = {name: arguments.decoded(value) for name, value in mapping_at(found, "kwargs").items()}
@@ -188,8 +207,8 @@ def _call(found: Mapping[str, Any], content: Mapping[str, Any]) -> CapturedCall:
         tensors=tensors,
         memories=memories,
         generators=generators,
-        random_states=_random_states(content),
-        settings=_settings(found),
+        random_states=_random_states(content, moved),
+        settings={name: moved.get(value, value) for name, value in _settings(found).items()},
         grad_enabled=flag_at(found, "grad_enabled"),
         threads=integer_at(found, "threads", least=1, most=_MOST_THREADS),
         **{name: text_at(place, name) for name in _PLACE},
@@ -198,14 +217,14 @@ def _call(found: Mapping[str, Any], content: Mapping[str, Any]) -> CapturedCall:
     return call
 
 
-def _random_states(content: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def _random_states(content: Mapping[str, Any], moved: Mapping[str, str]) -> dict[str, torch.Tensor]:
     states = _held(content, "random_states", dict)
     for name in states:
         if not isinstance(name, str):
             bad("a random state has no name")
         if name not in ("python", "numpy"):
-            _on_device(torch.empty(0), name)  # CUDA where there is none takes a state, and fails with it later
-    return {name: _flat(state, torch.uint8, torch.int64) for name, state in states.items()}
+            _on_device(torch.empty(0), name, moved)  # CUDA where there is none takes a state, and fails with it later
+    return {moved.get(name, name): _flat(state, torch.uint8, torch.int64) for name, state in states.items()}
 
 
 def _check_surroundings(call: CapturedCall) -> None:
@@ -231,7 +250,7 @@ def _settings(found: Mapping[str, Any]) -> dict[str, str]:
 # ---------------------------------------------------------------------------------------------------- its tensors
 
 
-def _memories(found: Mapping[str, Any], content: Mapping[str, Any]) -> tuple[Memory, ...]:
+def _memories(found: Mapping[str, Any], content: Mapping[str, Any], moved: Mapping[str, str]) -> tuple[Memory, ...]:
     entries, contents = list_at(found, "memories"), _held(content, "memories", list)
     if len(entries) != len(contents):
         bad("it has another number of memories than tensors.pt")
@@ -240,25 +259,29 @@ def _memories(found: Mapping[str, Any], content: Mapping[str, Any]) -> tuple[Mem
         saved = _flat(item, torch.uint8)
         if integer_at(entry, "bytes") != saved.numel():
             bad("a memory has another size in tensors.pt")
-        memories.append(Memory(_on_device(saved, text_at(entry, "device")), integer_at(entry, "alignment", most=4095)))
+        alignment = integer_at(entry, "alignment", most=4095)
+        memories.append(Memory(_on_device(saved, text_at(entry, "device"), moved), alignment))
     return tuple(memories)
 
 
-def _on_device(tensor: torch.Tensor, name: str) -> torch.Tensor:
+def _on_device(tensor: torch.Tensor, name: str, moved: Mapping[str, str]) -> torch.Tensor:
     try:
-        found = tensor.to(torch.device(name))
+        found = tensor.to(torch.device(moved.get(name, name)))
     except (RuntimeError, AssertionError, NotImplementedError):
         bad(f"the device {name!r} is not here")
     return bad("the device 'meta' has no data") if found.is_meta else found
 
 
-def _tensor(entry: Any, memories: Sequence[Memory], content: Mapping[str, Any]) -> TensorForm | torch.Tensor:
+def _tensor(
+    entry: Any, memories: Sequence[Memory], content: Mapping[str, Any], moved: Mapping[str, str]
+) -> TensorForm | torch.Tensor:
     if isinstance(entry, dict) and "whole" in entry:
         held = _held(content, "whole", list)
         index = integer_at(entry, "whole")
         if index >= len(held) or not isinstance(held[index], torch.Tensor):
             bad("a tensor is missing in tensors.pt")
-        return _on_device(held[index], text_at(entry, "device")).requires_grad_(flag_at(entry, "requires_grad"))
+        found = _on_device(held[index], text_at(entry, "device"), moved)
+        return found.requires_grad_(flag_at(entry, "requires_grad"))
     form = TensorForm(
         storage=integer_at(entry, "storage", most=len(memories) - 1),
         dtype=_dtype(text_at(entry, "dtype")),

@@ -57,10 +57,12 @@ def is_named(value: Any) -> bool:
 
 
 class Arguments:
-    """Makes arguments from JSON; there are so many tensors and generators to refer to."""
+    """Makes arguments from JSON; there are so many tensors and generators to refer to. A device that ``moved`` names is
+    replaced by the one that it names."""
 
-    def __init__(self, *, tensors: int, generators: int) -> None:
+    def __init__(self, *, tensors: int, generators: int, moved: Mapping[str, str] | None = None) -> None:
         self.tensors, self.generators = tensors, generators
+        self.moved = moved or {}
 
     def decoded(self, value: Any) -> Any:
         """The argument that :func:`encoded` wrote; refuses anything else."""
@@ -77,13 +79,15 @@ class Arguments:
             case "tensor", _:
                 return Slot(integer_at(value, "tensor", most=self.tensors - 1))
             case "generator", _:
-                return GeneratorSlot(integer_at(value, "generator", most=self.generators - 1), text_at(value, "device"))
+                name = text_at(value, "device")
+                index = integer_at(value, "generator", most=self.generators - 1)
+                return GeneratorSlot(index, self.moved.get(name, name))
             case "float", str(text):
                 return _number(text)
             case "complex", [str(real), str(imaginary)]:
                 return complex(_number(real), _number(imaginary))
             case "device", str(text):
-                return _device(text)
+                return _device(self.moved.get(text, text))
             case "torch", str(text):
                 found = getattr(torch, text.removeprefix("torch."), None)
                 return found if isinstance(found, _NAMED_KINDS) else bad(f"{text!r} is no argument")

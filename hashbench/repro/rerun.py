@@ -56,11 +56,11 @@ def rerun(folder: Path, *, replays: int, budget: float) -> Rerun:
     Raises:
         HashbenchError: the folder is no repro, or asks for what is not here.
     """
-    call, found = callfile.read(folder)
-    recorded = _recorded(found, folder)
+    saved = callfile.read(folder)
+    call, recorded = saved.call, _recorded(saved.recorded, folder)
     replays_made = replay.experiments(call, replays=replays, budget=Budget(budget))
     evidence = Evidence(origin="kernel", call=replays_made.facts, arms=replays_made.arms)
-    elsewhere = _elsewhere(call, recorded.environment)
+    elsewhere = (*_elsewhere(call, recorded.environment), *_moved(saved.moved))
     return Rerun(call.op, evidence, causes.decide(evidence), recorded, elsewhere)
 
 
@@ -103,6 +103,13 @@ def _elsewhere(call: CapturedCall, there: Mapping[str, str]) -> tuple[str, ...]:
     if threads != call.threads:
         told.append(f"threads: {call.threads} there, {threads} here; the call was replayed with {call.threads}")
     return tuple(told)
+
+
+def _moved(moved: Mapping[str, str]) -> list[str]:
+    return [
+        f"device: {there}, which is not here; the call was replayed on {here}, the first of its kind"
+        for there, here in moved.items()
+    ]
 
 
 # ------------------------------------------------------------------------------------------------------ as a text

@@ -17,7 +17,7 @@ import torch
 from hashbench.world.clocks import ticking_clocks
 from hashbench.world.entropy import constant_entropy
 from hashbench.world.generators import Generators
-from hashbench.world.poison import POISONS, poison_reach, poisoned_memory
+from hashbench.world.poison import POISONS, poison_reach, poisoned_memory, reserve_for_a_run
 from hashbench.world.pools import single_worker_pools
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "one_thread",
     "poison_reach",
     "poisoned_memory",
+    "reserve_for_a_run",
     "single_worker_pools",
     "ticking_clocks",
 ]

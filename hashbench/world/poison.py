@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,10 +30,24 @@ _M_PERTURB = -6
 _PROBE_BYTES = 4096
 
 
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Bytes of filled memory that a caching allocator has at least: ``large`` in one block, ``small`` in segments for
+    requests up to :data:`SMALL`. What does not fit is new memory from the driver, which nobody filled."""
+
+    large: int = 2**26
+    small: int = 0
+
+
+USUAL_RESERVE = Reserve()
+
+
 @contextmanager
-def poisoned_memory(value: int, *, through_mode: bool = True, device: torch.device | None = None) -> Iterator[None]:
+def poisoned_memory(
+    value: int, *, through_mode: bool = True, device: torch.device | None = None, reserve: Reserve = USUAL_RESERVE
+) -> Iterator[None]:
     """Memory that is allocated inside holds the byte ``value`` throughout until somebody writes it; on entry, so do the
-    blocks that are free in the caching allocator of ``device``.
+    blocks that are free in the caching allocator of ``device``, and ``reserve``.
 
     Which memory, :func:`poison_reach` says. ``torch.utils.deterministic.fill_uninitialized_memory`` would write over it
     where deterministic algorithms are on. Contexts do not nest: the end of the inner one is the end of both. Without
@@ -41,7 +56,7 @@ def poisoned_memory(value: int, *, through_mode: bool = True, device: torch.devi
     filling = _fill_malloc(value)
     try:
         if device is not None:
-            _fill_free_blocks(value, device)
+            _fill_free_blocks(value, device, reserve)
         covered = filling and _reaches_small_tensors(value) and not torch.accelerator.is_available()
         with nullcontext() if covered or not through_mode else _FillingMode(value):
             yield
@@ -71,23 +86,38 @@ SMALL = 2**20
 """Bytes. Requests up to this size are served from small segments, larger ones from large segments (``kSmallSize`` in
 c10/core/AllocatorConfig.h)."""
 
-RESERVE = 2**26
-"""Bytes of a block that is there at least, for what fits into none of the others: new memory would not be filled."""
-
 Segments = Sequence[Mapping[str, Any]]
 
 
-def _fill_free_blocks(value: int, device: torch.device) -> None:
+def reserve_for_a_run(device: torch.device) -> Reserve:
+    """What a run of a model needs whose memory is given back to the driver after each: as much as was in use at most so
+    far, beyond what is in use now."""
+    if _free_memory(device) is None:
+        return USUAL_RESERVE
+    return reserve_by(torch.accelerator.memory_stats(device))
+
+
+def reserve_by(stats: Mapping[str, int]) -> Reserve:
+    """The same, by the statistics of an allocator."""
+
+    def returned(pool: str) -> int:
+        peak, current = (stats.get(f"allocated_bytes.{pool}.{name}", 0) for name in ("peak", "current"))
+        return peak - current
+
+    return Reserve(max(USUAL_RESERVE.large, returned("large_pool")), returned("small_pool"))
+
+
+def _fill_free_blocks(value: int, device: torch.device, reserve: Reserve) -> None:
     """Take all free blocks of the current stream's, fill them and give them back, on that stream."""
     segments = _free_memory(device)
     if segments is None:
         return
     index = device.index if device.index is not None else torch.accelerator.current_device_index()
     stream = getattr(torch.get_device_module(device).current_stream(device), "cuda_stream", None)
-    sizes = requests(segments, device=index, stream=stream)
+    blocks: list[torch.Tensor] = []  # all together: one after the other would be the same block again and again
     with suppress(torch.OutOfMemoryError), _disable_current_modes():
-        blocks = [torch.full((size,), value & 0xFF, dtype=torch.uint8, device=device) for size in sizes]
-        del blocks  # all together: one after the other would be the same block again and again
+        sizes = requests(segments, device=index, stream=stream, reserve=reserve)
+        blocks.extend(torch.full((size,), value & 0xFF, dtype=torch.uint8, device=device) for size in sizes)
 
 
 def _free_memory(device: torch.device) -> Segments | None:
@@ -107,9 +137,9 @@ def _free_memory(device: torch.device) -> Segments | None:
     return found
 
 
-def requests(segments: Segments, *, device: int, stream: int | None) -> list[int]:
+def requests(segments: Segments, *, device: int, stream: int | None, reserve: Reserve = USUAL_RESERVE) -> list[int]:
     """Sizes in bytes, the largest first, that together take every free block of a device's which a request on
-    ``stream`` (its handle; ``None``: on any stream) can be given, and a reserve where none is large.
+    ``stream`` (its handle; ``None``: on any stream) can be given, and what these lack of ``reserve``.
 
     A block goes to the request that fits best, so one of a block's own size takes that. Pools of graphs are
     left alone, as are scraps of large segments, which no request is small enough for.
@@ -125,8 +155,9 @@ def requests(segments: Segments, *, device: int, stream: int | None) -> list[int
             small += [piece for size in free for piece in _pieces(size)]
         else:
             large += [size for size in free if size > SMALL]
-    reserve = [RESERVE] if max(large, default=0) < RESERVE else []
-    return sorted([*small, *large, *reserve], reverse=True)
+    block = [reserve.large] if max(large, default=0) < reserve.large else []
+    pieces = [SMALL] * -(-max(0, reserve.small - sum(small)) // SMALL)
+    return sorted([*small, *large, *block, *pieces], reverse=True)
 
 
 def _pieces(size: int) -> list[int]:

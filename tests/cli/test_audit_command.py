@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from hashbench import cli
 from hashbench.records import Row
 from hashbench.report import auditfile
 from hashbench.report.csvfile import write_rows
-from hashbench.tools.audit import fromsweeps
+from hashbench.tools.audit import conducting, fromsweeps
 
 SMALL = ["--dtypes", "float32", "int64", "--samples", "2", "--runs", "3", "--budget", "0"]
 
@@ -124,6 +125,32 @@ def test_resuming_what_is_complete_runs_nothing(made: Path) -> None:
     assert code == 0
     assert {path: path.stat().st_mtime_ns for path in (made / "out" / "ops").iterdir()} == before
     assert len({row.op for row in auditfile.read(made / "out").rows if row.source == "op_db"}) == 6
+
+
+@pytest.mark.parametrize(
+    ("device", "kind", "visible"),
+    [("cuda", "cuda", ["0", "1"]), ("cuda:1", "cuda", ["1"]), ("mps", "mps", [])],
+)
+def test_workers_get_devices_and_rows_are_of_their_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, kind: str, visible: list[str]
+) -> None:
+    told = {"torch": {"hip_build": None}, "device": {"each": [{"name": "H200", "memory_mib": 1000}] * 2}}
+    asked: dict[str, Any] = {}
+
+    def audit(wanted: conducting.Asked, **arguments: Any) -> tuple[()]:
+        asked.update(arguments, options=wanted.options)
+        return ()
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("hashbench.environment.collect_in_child", lambda **_: dict(told))
+    monkeypatch.setattr(conducting, "audit", audit)
+
+    assert cli.main(["audit", "-d", device, "--jobs", "3", "--output", str(tmp_path / "out")]) == 0
+
+    assert asked["options"]["device"] == kind
+    assert asked["executor"].capacity == 3
+    assert [share.variables["CUDA_VISIBLE_DEVICES"] for share in asked["executor"].room.devices] == visible
+    assert asked["environment"]["command_line"][0] == "hashbench"
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from hashbench import world
 from hashbench.budget import Budget
+from hashbench.diagnosis import conductor
 from hashbench.diagnosis.freshrun import FreshRuns
 from hashbench.diagnosis.pairs import Pairs, process_arms, still_there
-from hashbench.outcome import Run
-from hashbench.records import Divergence, Failure, Trace
+from hashbench.outcome import Outcome, Run
+from hashbench.records import Divergence, Failure, RunOptions, Trace
 from hashbench.tracing import HashDebugTrace
+from hashbench.world import poison
 
 ONE = torch.Generator().manual_seed(1)
 TWO = torch.Generator().manual_seed(2)
@@ -121,6 +125,53 @@ def test_results_that_follow_the_content_of_fresh_memory_are_counted() -> None:
 def test_results_that_do_not_follow_fresh_memory_are_not_counted(compute: Callable[[], torch.Tensor]) -> None:
     arm = pairs(compute).poison()
     assert (arm.trials, arm.differing) == (5, 0)
+
+
+def test_before_each_run_the_free_blocks_of_the_device_are_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[object] = []
+    reserve = poison.Reserve(300, 20)
+    monkeypatch.setattr(poison, "_fill_free_blocks", lambda *asked: happened.append(asked))
+    monkeypatch.setattr(world, "reserve_for_a_run", lambda device: reserve if device.type == "xpu" else None)
+
+    def compute() -> torch.Tensor:
+        happened.append("run")
+        return torch.ones(3)
+
+    arm = Pairs(run_of(compute), None, replays=3, budget=Budget(60.0), device="xpu:1").poison()
+    assert arm.trials == 3
+    one, two = ((value, torch.device("xpu:1"), reserve) for value in world.POISONS)
+    assert happened == [one, "run", two, "run"] * 3
+
+
+def test_the_pairs_of_a_diagnosis_know_where_the_model_runs() -> None:
+    subject = conductor.Subject(run_of(lambda: torch.ones(3)), RunOptions(device="cuda:1"), Outcome("pass", "on"))
+    assert conductor._Diagnostician(subject).pairs.device == torch.device("cuda:1")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
+def test_memory_that_a_kernel_takes_for_itself_in_a_run_on_a_gpu_follows_the_poison() -> None:
+    """Taken past the dispatcher, as a kernel does; after each run the allocator gives everything back."""
+    device = torch.device("cuda", torch.cuda.current_device())
+
+    def compute() -> torch.Tensor:
+        address = torch.cuda.caching_allocator_alloc(200_000_000, device)
+        memory = {"data": (address, False), "shape": (200_000_000,), "typestr": "|u1", "version": 2}
+        found = torch.as_tensor(SimpleNamespace(__cuda_array_interface__=memory), device=device).clone()
+        torch.cuda.caching_allocator_delete(address)
+        return found
+
+    attempt = run_of(compute)
+
+    def releasing(*, traced: bool = True) -> Run:
+        found = attempt(traced=traced)
+        found = Run(found.trace, {})
+        torch.accelerator.empty_cache()
+        return found
+
+    releasing()
+    arm = Pairs(releasing, None, replays=3, budget=Budget(60.0), device="cuda").poison()
+    assert (arm.trials, arm.differing) == (3, 3)
 
 
 def traces(*contents: float) -> Iterator[Trace]:

@@ -11,8 +11,9 @@ import pytest
 import torch
 from repro_helpers import adding_rows, aten, captured, document_in, said_of, signed_again
 
+from hashbench import cli
 from hashbench.records import Arm, HashbenchError
-from hashbench.repro import rerun, write_repro
+from hashbench.repro import callfile, rerun, write_repro
 
 THREADS = Arm("one_thread", "call", trials=20, differing=0, distinct=1)
 
@@ -72,6 +73,36 @@ def test_machine_with_other_threads_and_another_torch_says_so(steady: Path) -> N
     )
     assert torch.get_num_threads() == here
     assert "  torch: 2.11.0 there" in rerun.as_text(made)
+
+
+def test_call_of_a_device_that_is_not_here_is_replayed_on_the_first_of_its_kind(
+    steady: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callfile, "devices_here", lambda: {"cpu": 1})
+    found = document_in(steady)
+    for memory in found["memories"]:
+        memory["device"] = "cpu:3"
+    found["settings"]["default_device"] = "cpu:3"
+    signed_again(steady, found)
+    assert callfile.read(steady).call.settings["default_device"] == "cpu:0"
+    made = rerun.rerun(steady, replays=2, budget=5.0)
+    assert made.evidence.arm("repeat", "call").ran
+    assert made.elsewhere == (
+        "device: cpu:3, which is not here; the call was replayed on cpu:0, the first of its kind",
+    )
+    assert f"  {made.elsewhere[0]}" in rerun.as_text(made).splitlines()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_call_of_a_kind_that_is_not_here_is_refused_in_one_line(
+    steady: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = document_in(steady)
+    found["memories"][0]["device"] = "cuda:3"
+    signed_again(steady, found)
+    assert cli.main(["replay", str(steady)]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "the device 'cuda:3' is not here" in line
 
 
 FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {

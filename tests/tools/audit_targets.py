@@ -30,3 +30,16 @@ def run_group(spec: ModelSpec, options: RunOptions) -> Row:
         row = AuditRow(options.device, source, op, "float32", "0", "forward", "as documented", off="identical")
         replace_file(op_file(folder, source, op), json.dumps([to_json(row)]))
     return Row(options.device, spec.name, None, "pass", suite="audit")
+
+
+def tell_devices(spec: ModelSpec, options: RunOptions) -> Row:
+    """As many groups as the seed says wait for each other; each op's row says which device its process sees."""
+    folder = Path(options.output)
+    (folder / f"{spec.name}.here").touch()
+    while len(list(folder.glob("*.here"))) < options.seed:
+        time.sleep(0.01)
+    for source, op in spec.arguments["ops"]:
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        row = AuditRow(options.device, source, op, "float32", "0", "forward", "as documented", error=seen)
+        replace_file(op_file(folder, source, op), json.dumps([to_json(row)]))
+    return Row(options.device, spec.name, None, "pass", suite="audit")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from hashbench.accelerators import Share
 from hashbench.executors.local import LocalExecutor
 from hashbench.records import HashbenchError
 from hashbench.report import auditfile
@@ -103,6 +105,53 @@ def test_another_audits_folder_is_left_as_it_is(tmp_path: Path, change, said: st
         audit(output, ["second"], **change)
 
     assert (output / "audit.csv").read_bytes() == before
+
+
+FIRST, SECOND = Share({"CUDA_VISIBLE_DEVICES": "3"}), Share({"CUDA_VISIBLE_DEVICES": "GPU-1c5e9a02"})
+
+
+@pytest.mark.parametrize(
+    ("jobs", "devices", "seen"),
+    [
+        pytest.param(2, (FIRST, SECOND), {"3": 1, "GPU-1c5e9a02": 1}, id="a device each"),
+        pytest.param(4, (FIRST, SECOND), {"3": 2, "GPU-1c5e9a02": 2}, id="two workers a device"),
+        pytest.param(2, (), {"": 2}, id="on the CPU"),
+    ],
+)
+def test_workers_that_run_at_once_see_a_device_each(
+    tmp_path: Path,
+    jobs: int,
+    devices: tuple[Share, ...],
+    seen: dict[str, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    catalog_file(tmp_path).write_text(json.dumps([["op_db", str(number)] for number in range(jobs)]))
+
+    rows = conducting.audit(
+        Asked({**OPTIONS, "device": "cuda", "seed": jobs}, lambda known: known, 60.0),
+        output=tmp_path,
+        environment={"key": "e1"},
+        executor=LocalExecutor(jobs=jobs, preload=(), devices=devices),
+        target="audit_targets:tell_devices",
+    )
+
+    assert Counter(row.error for row in rows) == seen
+
+
+def test_a_device_that_became_free_is_given_again(tmp_path: Path) -> None:
+    names = [str(number) for number in range(5)]
+    catalog_file(tmp_path).write_text(json.dumps([["op_db", name] for name in names]))
+
+    rows = conducting.audit(
+        Asked({**OPTIONS, "device": "cuda", "seed": 1}, lambda known: known, 60.0),
+        output=tmp_path,
+        environment={"key": "e1"},
+        executor=LocalExecutor(preload=(), devices=(SECOND, FIRST)),
+        target="audit_targets:tell_devices",
+    )
+
+    assert [row.error for row in rows] == ["GPU-1c5e9a02"] * 5
 
 
 def test_a_sweeps_folder_is_left_alone(tmp_path: Path) -> None:

@@ -219,6 +219,37 @@ def test_every_block_that_a_kernel_can_be_given_is_asked_for(segments: list[Any]
     assert poison.requests(segments, device=0, stream=0) == expected
 
 
+@pytest.mark.parametrize(
+    ("segments", "reserve", "expected"),
+    [
+        pytest.param([], poison.Reserve(300 * MIB, 0), [300 * MIB], id="one block"),
+        pytest.param([], poison.Reserve(64 * MIB, 2 * MIB + 1), [64 * MIB, MIB, MIB, MIB], id="small segments"),
+        pytest.param(
+            [segment("large", (FREE, 96 * MIB)), segment("small", (FREE, MIB), (FREE, 512))],
+            poison.Reserve(90 * MIB, 2 * MIB),
+            [96 * MIB, MIB, MIB, 512],
+            id="what is free counts",
+        ),
+    ],
+)
+def test_what_a_run_needs_is_asked_for_beforehand(
+    segments: list[Any], reserve: poison.Reserve, expected: list[int]
+) -> None:
+    assert poison.requests(segments, device=0, stream=0, reserve=reserve) == expected
+
+
+def test_a_run_needs_what_was_in_use_at_most_beyond_what_is_in_use_now() -> None:
+    pools = {"large_pool": (900 * MIB, 200 * MIB), "small_pool": (5 * MIB, 2 * MIB)}
+    stats = {
+        f"allocated_bytes.{pool}.{name}": size
+        for pool, sizes in pools.items()
+        for name, size in zip(("peak", "current"), sizes, strict=True)
+    }
+    assert poison.reserve_by(stats) == poison.Reserve(700 * MIB, 3 * MIB)
+    assert poison.reserve_by({}) == poison.Reserve(64 * MIB, 0)
+    assert poison.reserve_for_a_run(torch.device("cpu")) == poison.Reserve(64 * MIB, 0)
+
+
 def test_on_a_device_whose_streams_have_no_known_handle_all_streams_count() -> None:
     assert poison.requests([segment("small", (FREE, 512), stream=7)], device=0, stream=None)[-1] == 512
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hashbench.accelerators import Share, freest
 from hashbench.executors import Ended, Executor, Task
 from hashbench.executors.local import LocalExecutor
 from hashbench.files import replace_file
@@ -72,7 +73,9 @@ def audit(
     folder = ResultsFolder(output)
     _refuse_used(folder.path, resume=resume)
     with Interrupts() as interrupts, folder.claimed(resume=resume):
-        conductor = _Conductor(asked, folder, executor or LocalExecutor(jobs=jobs), on_progress, interrupts, target)
+        workers = executor or LocalExecutor(jobs=jobs)
+        devices = workers.room.devices
+        conductor = _Conductor(asked, folder, workers, devices, on_progress, interrupts, target)
         try:
             return conductor.run(environment)
         except OSError as error:
@@ -101,13 +104,15 @@ class _Conductor:
     asked: Asked
     folder: ResultsFolder
     executor: Executor
+    devices: tuple[Share, ...]
     on_progress: Callable[[Progress], None]
     interrupts: Interrupts
     target: str
     waiting: list[tuple[Op, ...]] = field(default_factory=list)
     ops: tuple[Op, ...] = ()
     started: int = 0
-    running: int = 0
+    running: dict[str, int | None] = field(default_factory=dict)
+    """By a task's key, the number of its device among ``devices``; ``None`` where there are none."""
     ready: bool = False
 
     def run(self, environment: Mapping[str, Any]) -> tuple[AuditRow, ...]:
@@ -152,7 +157,7 @@ class _Conductor:
             self._start()
             self._submit("catalog", (), target=CATALOG_TARGET, timeout=STARTING_SECONDS)
             for ended in self.executor.wait():
-                self.running -= 1
+                del self.running[ended.task.key]
                 if not path.exists():
                     raise HashbenchError(
                         "cannot read torch's op database",
@@ -196,13 +201,13 @@ class _Conductor:
 
     def _work(self) -> None:
         while self.waiting or self.running:
-            while self.waiting and self.running < self.executor.capacity:
+            while self.waiting and len(self.running) < self.executor.capacity:
                 ops = self.waiting.pop(0)
                 self._submit(f"group {self.started}", ops, target=self.target, timeout=self._time_for(ops))
             with self.interrupts.allowed():
                 ended = self.executor.wait()
             for worker in ended:
-                self.running -= 1
+                del self.running[worker.task.key]
                 told = self._end(worker)
                 done = sum(op_file(self.folder.path, *op).exists() for op in self.ops)
                 self.on_progress(Progress(done, len(self.ops), told))
@@ -213,7 +218,8 @@ class _Conductor:
     def _submit(self, name: str, ops: tuple[Op, ...], *, target: str, timeout: float) -> None:
         key = name.replace(" ", "_")
         self.started += 1
-        self.running += 1
+        device = freest(len(self.devices), self.running.values())
+        self.running[key] = device
         values = self.asked.options
         self.executor.submit(
             Task(
@@ -229,6 +235,7 @@ class _Conductor:
                 row_path=str(self.folder.path / "rows" / f"{key}.done"),
                 log_path=str(self.folder.log_path(key)),
                 timeout=timeout,
+                variables={} if device is None else self.devices[device].variables,
             )
         )
 
