@@ -139,7 +139,8 @@ def what_to_do(wanted: str, *, built_for: str, count: int) -> str:
     accelerators of one kind (empty: for none) and finds ``count`` of them."""
     if built_for != wanted:
         what = f"for {built_for}" if built_for else "for the CPU alone"
-        return f"This torch is built {what}: install one for {wanted}, or choose --device {built_for or 'cpu'}."
+        there = built_for if count else "cpu"
+        return f"This torch is built {what}: install one for {wanted}, or choose --device {there}."
     if count:
         numbers = f"{wanted}:0 to {wanted}:{count - 1}" if count > 1 else f"{wanted}:0"
         return f"Choose {numbers} with --device."
