@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from runner_helpers import FunctionRunner
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from hashbench import suites, tracefile
@@ -85,21 +86,8 @@ def check(made: Workload, options: RunOptions = INFERENCE, **arguments) -> Outco
     return BenchmarkRunner(options).check_accuracy(replace(made, iterations=made.iterations or 1), **arguments)
 
 
-class _Suite(BenchmarkRunner):
-    """A runner whose suite is one function."""
-
-    build: Callable[[], Workload]
-
-    def load_model(self, spec: ModelSpec) -> Workload:
-        made, suites.load = suites.load, lambda *_, **__: self.build()
-        try:
-            return super().load_model(spec)
-        finally:
-            suites.load = made
-
-
 def row_of(build: Callable[[], Workload], options: RunOptions = INFERENCE, **spec) -> Row:
-    runner = _Suite(options)
+    runner = FunctionRunner(options)
     runner.build = build
     return runner.run_model(ModelSpec(suite="here", name="model", **spec))
 

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from runner_helpers import FunctionRunner
 
-from hashbench import suites
 from hashbench.records import ModelSpec, Row, RunOptions
-from hashbench.runner import BenchmarkRunner
 from hashbench.workload import Workload
 
 TRAINING = RunOptions(mode="training", diagnose_budget=0, threads=1)
@@ -77,21 +76,8 @@ def _from_the_start() -> Iterator[None]:
     gc.enable()
 
 
-class _Runner(BenchmarkRunner):
-    """A runner of what ``build`` returns."""
-
-    build: Callable[[], Workload]
-
-    def load_model(self, spec: ModelSpec) -> Workload:
-        made, suites.load = suites.load, lambda *_, **__: self.build()
-        try:
-            return super().load_model(spec)
-        finally:
-            suites.load = made
-
-
 def row_of(build: Callable[[], Workload], options: RunOptions = TRAINING) -> Row:
-    runner = _Runner(options)
+    runner = FunctionRunner(options)
     runner.build = build
     return runner.run_model(ModelSpec(suite="here", name="model"))
 
