@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -26,10 +27,10 @@ needs_environment = pytest.mark.skipif(
 
 def make(*arguments: str) -> subprocess.CompletedProcess[str]:
     """``make`` in the checkout. It takes .venv as it is (``-o``), since tests install nothing, and no variable of the
-    make that may have started the tests."""
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
-    }
+    make that may have started the tests (``make test FLAGS=-x`` puts its own into the environment)."""
+    given = re.findall(r"^(\w+) *\?=", (CHECKOUT / "Makefile").read_text(), re.MULTILINE)
+    started_by = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS", "MAKEOVERRIDES", *given} - {"PYTHON"}
+    environment = {name: value for name, value in os.environ.items() if name not in started_by}
     command = ["make", "--no-print-directory", "-o", str(STAMP), *arguments]
     return subprocess.run(
         command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=900, check=False
