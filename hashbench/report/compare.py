@@ -312,8 +312,8 @@ def _open_cause(row: Row) -> bool:
 
 def _is_selected(sweep: Sweep, row: Row, suites: Collection[str]) -> bool:
     """Whether ``sweep`` was asked for ``row``; without a ``sweep.json`` for its suite and mode it counts as asked,
-    unless the sweep is a night whose parts are known, or there is nothing of its suite (``suites`` are those of
-    NEW): a mode that is gone may be lost, a suite that was never named was not meant."""
+    unless it is known which suites it was to run in which modes, or there is nothing of its suite (``suites`` are those
+    of NEW): a mode that is gone may be lost, a suite that was never named was not meant."""
     if sweep.parts is not None and (row.suite, row.mode) not in sweep.parts:
         return False
     if sweep.parts is None and sweep.selections and row.suite not in suites:

@@ -74,8 +74,8 @@ class Provenance:
 class Sweep:
     """What a comparison reads. ``label`` is the path as the user gave it; ``environments`` maps the ``env`` of a row
     to the fingerprint of its machine; ``selections`` is empty where no ``sweep.json`` says what was asked for.
-    ``parts`` are the ``(suite, mode)`` that a night was asked for (``None``: nothing says). ``provenance`` has those
-    rows of a CSV of expected rows that say something, by their keys."""
+    ``parts`` are the ``(suite, mode)`` that a night, or one sweep, was asked for (``None``: nothing says).
+    ``provenance`` has those rows of a CSV of expected rows that say something, by their keys."""
 
     label: str
     rows: tuple[Row, ...]
@@ -119,7 +119,7 @@ def joined(parts: Collection[Sweep], *, path: Path, damaged_night: bool = False)
         environments={key: value for part in parts for key, value in part.environments.items()},
         kind=kinds.pop() if kinds else "hashbench",
         selections=(selections := tuple(selection for part in parts for selection in part.selections)),
-        parts=_night_parts(path / NIGHT_FILE, selections, damaged=damaged_night),
+        parts=_parts(path, selections, damaged_night=damaged_night),
         provenance={key: value for part in parts for key, value in part.provenance.items()},
     )
 
@@ -316,6 +316,18 @@ def _asked_parts(path: Path) -> list[tuple[str, str, str]]:
         ) from error
 
 
+def _parts(path: Path, selections: Collection[Selection], *, damaged_night: bool) -> frozenset[tuple[str, str]] | None:
+    """The suites and modes of what lies at ``path``: of a night, or of one sweep, which has one mode. A folder of
+    several sweeps does not say whether another one is gone."""
+    if path.name == ACCURACY_FILE or (path / ACCURACY_FILE).is_file():
+        return frozenset(_suites_in_modes(selections)) or None
+    return _night_parts(path / NIGHT_FILE, selections, damaged=damaged_night)
+
+
+def _suites_in_modes(selections: Collection[Selection]) -> set[tuple[str, str]]:
+    return {(suite, one.mode) for one in selections for suite in one.suites}
+
+
 def _night_parts(path: Path, selections: Collection[Selection], *, damaged: bool) -> frozenset[tuple[str, str]] | None:
     """The suites and modes of a night: as its sweeps say, and of those that could not begin or are gone, as
     ``night.json`` does."""
@@ -327,4 +339,4 @@ def _night_parts(path: Path, selections: Collection[Selection], *, damaged: bool
         if not damaged:
             raise
         return None
-    return frozenset(asked | {(suite, one.mode) for one in selections for suite, _ in one.models})
+    return frozenset(asked | _suites_in_modes(selections))

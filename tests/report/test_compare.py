@@ -239,6 +239,16 @@ def test_a_model_without_a_row_is_missing_when_it_was_asked_for(selections, outc
     assert {change.key[-1]: change.outcome for change in comparison.changes}["b"] is outcome
 
 
+@pytest.mark.parametrize("named", ["", "accuracy.csv"], ids=["its folder", "its CSV"])
+def test_one_sweep_was_asked_for_its_mode_alone_and_a_folder_of_sweeps_may_have_lost_one(tmp_path, named):
+    selection = {"models": [["torchvision", "a"]], "options": {"mode": "training", "device": "cpu", "dtype": ""}}
+    write_sweep(tmp_path / "all" / "training", row("a"), selection=selection)
+    base = sweep(row("a"), row("a", mode="inference"))
+    alone = compare(base, load_sweep(tmp_path / "all" / "training" / named))
+    assert alone.counts == {Outcome.NOT_SELECTED: 1, Outcome.UNCHANGED: 1}
+    assert compare(base, load_sweep(tmp_path / "all")).counts == {Outcome.MISSING: 1, Outcome.UNCHANGED: 1}
+
+
 def test_suites_of_the_baseline_that_a_sweep_does_not_know_were_not_asked_for():
     base = sweep(row("a"), row("b", suite="timm"))
     whole = compare(base, sweep(row("a"), selections=(selecting("a"),)))
