@@ -1,4 +1,4 @@
-"""Specimens whose operators look at a clock: one keeps the algorithm that it tried last, one gives up when it is late."""
+"""Specimens whose operators look at a clock: one keeps the algorithm tried last, one gives up when it is late."""
 
 from __future__ import annotations
 
