@@ -1,0 +1,16 @@
+"""Write all golden files anew: ``python -m tests.golden``, or only those named after it."""
+
+import sys
+
+from .producers import PRODUCERS
+from .stage import EXPECTED, made
+
+if __name__ == "__main__":
+    names = sys.argv[1:] or list(PRODUCERS)
+    for name in names:
+        (EXPECTED / name).write_text(made(PRODUCERS[name]), encoding="utf-8", newline="")
+    if not sys.argv[1:]:
+        for path in sorted(EXPECTED.iterdir()):
+            if path.name not in PRODUCERS:
+                path.unlink()
+    print(f"{len(names)} golden files in {EXPECTED}")

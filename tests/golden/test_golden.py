@@ -1,0 +1,45 @@
+"""Every output that a user reads is what its golden copy in ``expected/`` says, byte for byte."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+
+import pytest
+
+from .producers import COMMANDS, PRODUCERS
+from .stage import EXPECTED, cli, made
+
+COMMAND = "python -m tests.golden"
+
+
+def difference(name: str, expected: str, found: str) -> str:
+    """A unified diff, and the command that makes the new text the expected one."""
+    lines = difflib.unified_diff(
+        expected.splitlines(), found.splitlines(), f"expected/{name}", "what it is now", lineterm="", n=1
+    )
+    shown = [line if len(line) <= 400 else f"{line[:400]}…" for line in lines]
+    more = [f"… and {len(shown) - 60} more lines"] if len(shown) > 60 else []
+    told = f"If that is meant: {COMMAND} {name} (all: {COMMAND})"
+    return "\n".join(["", *(shown[:60] or ["only line ends differ"]), *more, "", told])
+
+
+@pytest.mark.parametrize("name", PRODUCERS)
+def test_output_is_as_its_golden_copy(name: str) -> None:
+    if name == "help.txt" and sys.version_info >= (3, 13):
+        pytest.skip("argparse of Python 3.13 lays help out in another way")
+    found = made(PRODUCERS[name]).encode()
+    expected = (EXPECTED / name).read_bytes() if (EXPECTED / name).exists() else b""
+    if found != expected:
+        pytest.fail(difference(name, expected.decode(), found.decode()), pytrace=False)
+
+
+def test_every_golden_file_is_made() -> None:
+    assert {path.name for path in EXPECTED.iterdir()} == set(PRODUCERS)
+
+
+def test_help_of_every_subcommand_is_kept() -> None:
+    found = re.findall(r"^    (\w+)  ", cli("--help")[0], re.MULTILINE)
+    assert found
+    assert set(found) == {command.split()[0] for command in COMMANDS}
