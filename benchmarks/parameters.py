@@ -15,18 +15,17 @@ from pathlib import Path
 
 import torch
 
-from hashbench import suites
 from hashbench.records import ModelSpec
-from hashbench.suites import data
+from hashbench.suites import csv_file, registry
 
 
 def counted(spec: ModelSpec) -> int:
     """Elements of all parameters of a model. What quantized modules have packed are none."""
     try:
         with torch.device("meta"):
-            module = suites.load(spec, mode="inference").module
+            module = registry.load(spec, mode="inference").module
     except (RuntimeError, NotImplementedError):
-        module = suites.load(spec, mode="inference").module
+        module = registry.load(spec, mode="inference").module
     return sum(parameter.numel() for parameter in module.parameters())
 
 
@@ -46,16 +45,16 @@ def write(path: Path, counts: dict[str, int]) -> None:
 def main() -> int:
     """Count, print, write; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suite", choices=suites.SUITES)
+    parser.add_argument("suite", choices=registry.SUITES)
     parser.add_argument("--write", action="store_true")
     parsed = parser.parse_args()
     warnings.simplefilter("ignore")
-    specs = suites.catalog(parsed.suite)
+    specs = registry.catalog(parsed.suite)
     counts = {spec.name: counted(spec) for spec in specs}
     for spec in specs:
         print(f"{spec.name},{spec.parameters or ''},{counts[spec.name] or ''}")
     if parsed.write:
-        write(data.data_folder() / f"{parsed.suite}.csv", counts)
+        write(csv_file.data_folder() / f"{parsed.suite}.csv", counts)
         return 0
     return int(any((spec.parameters or 0) != counts[spec.name] for spec in specs))
 

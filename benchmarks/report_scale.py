@@ -23,7 +23,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from hashbench.records import ROW_SCHEMA, Row
-from hashbench.report.csvfile import header_line, row_line
+from hashbench.results.rows import header_line, row_line
 
 PARTS = [(suite, mode) for suite in ("timm", "huggingface") for mode in ("training", "inference")]
 KERNELS = ("aten.index_put_.default", "aten.scatter_add_.default", "aten.convolution_backward.default")

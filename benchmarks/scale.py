@@ -16,15 +16,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.table import Table, against
-from hashbench.earlier import EarlierSweep
-from hashbench.executors import Ended, Room, Task
 from hashbench.records import ModelSpec, Row, RunOptions
 from hashbench.report.compare import compare
-from hashbench.report.csvfile import row_to_json
-from hashbench.report.load import load_sweep
-from hashbench.report.render import as_text
-from hashbench.schedule import Job, Schedule, longest_first
-from hashbench.sweep import run_sweep
+from hashbench.report.text import as_text
+from hashbench.results.load import load_sweep
+from hashbench.results.rows import row_to_json
+from hashbench.sweep.estimates import EarlierSweep
+from hashbench.sweep.executors import Ended, Room, Task
+from hashbench.sweep.run import run_sweep
+from hashbench.sweep.schedule import Job, Schedule, longest_first
 
 ROWS = 10_000
 GOAL_ROW_MS, GOAL_COMPARE_S = 1.0, 2.0

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 from benchmarks.table import Table, against
-from hashbench import suites
 from hashbench.records import RunOptions
-from hashbench.sweep import run_sweep
+from hashbench.suites import registry
+from hashbench.sweep.run import run_sweep
 
 GOAL = 1.5
 _MODELS = ("resnet18", "mobilenet_v3_small", "squeezenet1_1", "shufflenet_v2_x0_5", "mnasnet0_5", "resnet34")
@@ -18,7 +18,7 @@ _MODELS = ("resnet18", "mobilenet_v3_small", "squeezenet1_1", "shufflenet_v2_x0_
 
 def measure() -> list[Table]:
     """The column ``overhead_seconds`` of a small sweep, and its whole time with the start of the fork server."""
-    specs = [spec for spec in suites.catalog("torchvision") if spec.name in _MODELS]
+    specs = [spec for spec in registry.catalog("torchvision") if spec.name in _MODELS]
     with tempfile.TemporaryDirectory(prefix="hashbench-bench-") as folder:
         begin = time.perf_counter()
         found = run_sweep(

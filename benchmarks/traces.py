@@ -10,7 +10,8 @@ import tracemalloc
 import torch
 
 from benchmarks.table import Table, against
-from hashbench import HashDebugTrace, divergence
+from hashbench import HashDebugTrace
+from hashbench.divergence import introduce
 from hashbench.records import Trace
 
 RECORDS = 20_000
@@ -74,7 +75,7 @@ def _comparison(first: Trace, second: Trace) -> tuple[float, str]:
     times = []
     for _ in range(5):
         begin = time.perf_counter()
-        verdict = divergence.find(first, second)
+        verdict = introduce.find(first, second)
         times.append(time.perf_counter() - begin)
     found = verdict.divergence
     return statistics.median(times), "nothing" if found is None else f"{found.origin}, {found.kernel}, {found.node}"

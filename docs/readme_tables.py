@@ -22,8 +22,9 @@ from pathlib import Path
 from tabulate import tabulate
 
 from hashbench.records import CAUSES, Row
-from hashbench.report import auditfile, audittables
-from hashbench.report.csvfile import read_rows
+from hashbench.results import audit_table
+from hashbench.results.rows import read_rows
+from hashbench.tools.audit import tables
 
 ROOT = Path(__file__).parent.parent
 SPECIMEN_COLUMNS = ("kernel", "phase", "cause", "confidence", "because")
@@ -94,10 +95,10 @@ def differences(folders: Sequence[Path]) -> str:
 
 def audit(path: Path) -> str:
     """How many samples had each verdict, and a line for each op about which there is something to say; and where."""
-    found = auditfile.read(path)
+    found = audit_table.read(path)
     where = [f"torch {one['packages']['torch']}, {one['cpu']['model']}" for one in found.environments]
     said = [f"Measured with {' and '.join(where)}."] if where else []
-    return "\n\n".join([audittables.as_markdown(found.rows).rstrip("\n"), *said])
+    return "\n\n".join([tables.as_markdown(found.rows).rstrip("\n"), *said])
 
 
 def _code(text: str) -> str:

@@ -10,25 +10,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hashbench.divergence import find as find_divergence
-    from hashbench.records import HashbenchError, ModelSpec, Row, RunOptions, Trace
-    from hashbench.runner import BenchmarkRunner
+    from hashbench.check.model import BenchmarkRunner
+    from hashbench.divergence.introduce import find as find_divergence
+    from hashbench.errors import HashbenchError
+    from hashbench.records import ModelSpec, Row, RunOptions, Trace
+    from hashbench.run.workload import Workload
     from hashbench.suites.functions import model
-    from hashbench.tracing import HashDebugTrace
-    from hashbench.workload import Workload
+    from hashbench.trace.mode import HashDebugTrace
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "BenchmarkRunner": ("hashbench.runner", "BenchmarkRunner"),
-    "HashDebugTrace": ("hashbench.tracing", "HashDebugTrace"),
+    "BenchmarkRunner": ("hashbench.check.model", "BenchmarkRunner"),
+    "HashDebugTrace": ("hashbench.trace.mode", "HashDebugTrace"),
     "HashbenchError": ("hashbench.records", "HashbenchError"),
     "ModelSpec": ("hashbench.records", "ModelSpec"),
     "Row": ("hashbench.records", "Row"),
     "RunOptions": ("hashbench.records", "RunOptions"),
     "Trace": ("hashbench.records", "Trace"),
-    "Workload": ("hashbench.workload", "Workload"),
-    "find_divergence": ("hashbench.divergence", "find"),
+    "Workload": ("hashbench.run.workload", "Workload"),
+    "find_divergence": ("hashbench.divergence.introduce", "find"),
     "model": ("hashbench.suites.functions", "model"),
 }
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from hashbench.files import replace_file
-from hashbench.records import HashbenchError
+from hashbench.errors import HashbenchError
+from hashbench.io import replace_file
 from hashbench.report.assessment import Assessment, assess
 from hashbench.report.junit import as_junit
-from hashbench.report.load import NIGHT_FILE
 from hashbench.report.markdown import as_markdown
+from hashbench.results.load import NIGHT_FILE
 
 NIGHT_SCHEMA = 1
 """Version of ``night.json``."""
@@ -144,8 +144,8 @@ def report(root: Path, *, folder: Path, expected: Path | None) -> Assessment:
 
 def html_of(found: Assessment, *, title: str) -> str:
     """The HTML page, with the traces that its rows name."""
-    from hashbench.report.excerpts import read_excerpts
-    from hashbench.report.html import render_html
+    from hashbench.report.html.excerpts import read_excerpts
+    from hashbench.report.html.page import render_html
 
     return render_html(
         found.history,

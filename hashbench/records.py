@@ -84,15 +84,6 @@ DETERMINISTIC = ("on", "warn", "off")
 DTYPES = ("float32", "bfloat16", "float16", "amp")
 
 
-class HashbenchError(Exception):
-    """A mistake of the caller's: what, its consequence, and what to do. The command line prints it on one line."""
-
-    def __init__(self, what: str, *, consequence: str = "", tip: str = "") -> None:
-        self.what, self.consequence, self.tip = what, consequence, tip
-        text = what if not consequence else f"{what}: {consequence}"
-        super().__init__(f"{text.rstrip('.')}.{' ' + tip if tip else ''}")
-
-
 # ---------------------------------------------------------------------------------------------- asked for
 
 

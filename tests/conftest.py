@@ -14,7 +14,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 _ACCELERATOR = """
 import torch
-from hashbench.environment import collect
+from hashbench.run.environment import collect
 current = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
 found = collect("cpu" if current is None else str(current))
 packages = " ".join(f"{name} {found['packages'].get(name, 'missing')}" for name in ("torch", "triton"))

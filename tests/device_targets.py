@@ -1,4 +1,4 @@
-"""Stand-ins for ``hashbench.runner:run_model`` that tell what a worker sees of accelerators."""
+"""Stand-ins for ``hashbench.check.model:run_model`` that tell what a worker sees of accelerators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stand-ins for ``hashbench.runner:run_model`` on the machines of a cluster, and a sweep of them.
+"""Stand-ins for ``hashbench.check.model:run_model`` on the machines of a cluster, and a sweep of them.
 
 As in ``sweep_targets``, a model does what its name's function below does; what a test wants to see goes into the folder
 ``notes`` that its arguments name, since its results folder lies on the machine where it runs.
@@ -18,10 +18,10 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from hashbench.files import replace_file
+from hashbench.io import replace_file
 from hashbench.records import ModelSpec, Row, RunOptions
-from hashbench.report.csvfile import row_to_json
-from hashbench.results_folder import ResultsFolder, file_key
+from hashbench.results.folder import ResultsFolder, file_key
+from hashbench.results.rows import row_to_json
 
 FOR_EVER = 600
 """Seconds that nothing here lasts which is to be ended: longer than any test waits."""
@@ -128,13 +128,13 @@ def do_kill_ray_worker(*_):
 
 def executor(address: str, **arguments):
     """One whose machines do without torch."""
-    from hashbench.executors.ray import RayExecutor
+    from hashbench.sweep.executors.ray import RayExecutor
 
     return RayExecutor(address=address, preload=(), fingerprint="ray_targets:fingerprint", **arguments)
 
 
 def main(arguments: list[str]) -> int:
-    from hashbench.sweep import SweepInterrupted, run_sweep
+    from hashbench.sweep.run import SweepInterrupted, run_sweep
 
     output, address = Path(arguments[0]), arguments[1]
     models = [spec(*argument.split("="), notes=output.parent) for argument in arguments[2:]]

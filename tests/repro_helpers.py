@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hashbench.records import Arm, CallFacts, Decision, Diagnosis, Evidence, Rate
-from hashbench.replay.calls import CapturedCall
+from hashbench.replay.call import CapturedCall
 from hashbench.replay.capture import capture
 
 aten: Any = torch.ops.aten

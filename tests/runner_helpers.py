@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hashbench import suites
+from hashbench.check.model import BenchmarkRunner
 from hashbench.records import ModelSpec
-from hashbench.runner import BenchmarkRunner
-from hashbench.workload import Workload
+from hashbench.run.workload import Workload
+from hashbench.suites import registry
 
 
 class FunctionRunner(BenchmarkRunner):
@@ -16,8 +16,8 @@ class FunctionRunner(BenchmarkRunner):
     build: Callable[[], Workload]
 
     def load_model(self, spec: ModelSpec) -> Workload:
-        made, suites.load = suites.load, lambda *_, **__: self.build()
+        made, registry.load = registry.load, lambda *_, **__: self.build()
         try:
             return super().load_model(spec)
         finally:
-            suites.load = made
+            registry.load = made

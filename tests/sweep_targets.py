@@ -1,4 +1,4 @@
-"""Stand-ins for ``hashbench.runner:run_model``, without torch, that end in every way a model can end.
+"""Stand-ins for ``hashbench.check.model:run_model``, without torch, that end in every way a model can end.
 
 Run as a script, this file is a sweep in a process of its own:
 ``python sweep_targets.py OUTPUT [--resume] [--jobs N] [--preload MODULE] NAME=BEHAVIOUR…``; exit code 130 for Ctrl-C.
@@ -19,10 +19,10 @@ from pathlib import Path
 
 import psutil
 
-from hashbench.files import replace_file
+from hashbench.io import replace_file
 from hashbench.records import ModelSpec, Row, RunOptions
-from hashbench.report.csvfile import row_to_json
-from hashbench.results_folder import ResultsFolder, file_key
+from hashbench.results.folder import ResultsFolder, file_key
+from hashbench.results.rows import row_to_json
 
 LOADED_IN = os.getpid()
 
@@ -247,8 +247,8 @@ def do_torch(*_):
 
 
 def main(arguments: list[str]) -> int:
-    from hashbench.executors.local import LocalExecutor
-    from hashbench.sweep import SweepInterrupted, run_sweep
+    from hashbench.sweep.executors.local import LocalExecutor
+    from hashbench.sweep.run import SweepInterrupted, run_sweep
 
     output = Path(arguments[0])
     jobs = int(arguments[arguments.index("--jobs") + 1]) if "--jobs" in arguments else 1

@@ -12,13 +12,14 @@ import pytest
 import torch
 from test_specimens import MODE_OF, SPECIMENS, agrees, untrue
 
-from hashbench import suites
-from hashbench.determinism import preserved
-from hashbench.records import MODES, HashbenchError, ModelSpec, Row
-from hashbench.report.csvfile import read_rows
-from hashbench.suites.data import data_folder
+from hashbench.errors import HashbenchError
+from hashbench.records import MODES, ModelSpec, Row
+from hashbench.results.rows import read_rows
+from hashbench.run.settings import preserved
+from hashbench.suites import registry
+from hashbench.suites.csv_file import data_folder
 
-SPECS: Mapping[str, ModelSpec] = {spec.name: spec for spec in suites.catalog("specimens") if spec.devices}
+SPECS: Mapping[str, ModelSpec] = {spec.name: spec for spec in registry.catalog("specimens") if spec.devices}
 SLOTS = data_folder() / "specimens" / "_atomic_slots.py"
 
 
@@ -64,7 +65,7 @@ def test_it_is_built_and_runs_on_a_cpu(name: str) -> None:
     mode = MODE_OF[name]
     with preserved():
         torch.manual_seed(0)
-        workload = suites.load(SPECS[name], mode=mode)
+        workload = registry.load(SPECS[name], mode=mode)
         with torch.set_grad_enabled(mode == "training"):
             found = workload.module(*workload.inputs)
         if mode == "training":
@@ -109,7 +110,7 @@ def test_the_sort_by_atomic_counters_sorts(monkeypatch: pytest.MonkeyPatch) -> N
 def test_files_that_begin_with_an_underscore_are_no_zoo() -> None:
     unknown = ModelSpec(suite="specimens", name="order_by_key")
     with pytest.raises(HashbenchError) as caught:
-        suites.load(unknown, mode="inference")
+        registry.load(unknown, mode="inference")
     assert SLOTS.exists()
     assert "_atomic_slots" not in str(caught.value)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hashbench.accelerators import Share, freest, kind, left_out, shares, workspace_config, workspace_conflict
+from hashbench.devices.visibility import Share, freest, kind, left_out, shares, workspace_config, workspace_conflict
 
 
 def fingerprint(*names: str, hip: str | None = None, memory: float | None = 1000) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 
-from hashbench import alignment
-from hashbench.alignment import align
+from hashbench.divergence import align as alignment
+from hashbench.divergence.align import align
 from hashbench.records import OpRecord
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from hashbench import HashDebugTrace, cli
-from hashbench.determinism import preserved, preserved_rng
+from hashbench.run.settings import preserved, preserved_rng
 from hashbench.tools.bitwise import BitwiseEquivalenceMode
 from hashbench.tools.numeric import numeric_check_if_enabled
 from hashbench.tools.observer import ObserverContext, observe, observe_grad, observe_non_deterministic, read_recording

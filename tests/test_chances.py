@@ -6,16 +6,7 @@ import random
 
 import pytest
 
-from hashbench.chances import (
-    ONE_OF_FEW,
-    Effect,
-    chance,
-    effect_of,
-    fewer,
-    rate_of,
-    sure_count,
-    trials_needed,
-)
+from hashbench.causes.stats import ONE_OF_FEW, Effect, chance, effect_of, fewer, rate_of, sure_count, trials_needed
 from hashbench.records import Arm
 
 

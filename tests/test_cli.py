@@ -16,8 +16,9 @@ from repro_helpers import adding_rows, aten, captured, said_of
 
 import hashbench
 from hashbench.records import ROW_COLUMNS
-from hashbench.report.csvfile import read_rows
-from hashbench.repro import opdefinition, write_repro
+from hashbench.repro import op_definition
+from hashbench.repro.folder import write_repro
+from hashbench.results.rows import read_rows
 
 CHECKOUT = Path(hashbench.__file__).parents[1]
 NO_TORCH = """
@@ -131,7 +132,7 @@ def test_torch_is_not_imported_for(arguments: str, folder: Path) -> None:
 
 def test_that_check_would_see_an_import(folder: Path) -> None:
     (folder / "sitecustomize.py").write_text(NO_TORCH)
-    assert "torch is imported" in run(cwd=folder, path=folder, code="import hashbench.runner").stderr
+    assert "torch is imported" in run(cwd=folder, path=folder, code="import hashbench.check.model").stderr
 
 
 # --------------------------------------------------------------------------------------------------- bad input
@@ -338,7 +339,7 @@ def test_replay_of_a_custom_op_wants_to_know_what_defines_it(tmp_path: Path) -> 
         "def twice(x: torch.Tensor) -> torch.Tensor:\n"
         "    return x * 2\n"
     )
-    opdefinition.load(str(tmp_path / "ops.py"))
+    op_definition.load(str(tmp_path / "ops.py"))
     write_repro(tmp_path / "custom", captured(torch.ops.hashbench_cli.twice.default, torch.ones(2)), said_of())
     command = ("replay", "custom", "--replays", "2", "--budget", "5")
     done = run(*command, cwd=tmp_path)

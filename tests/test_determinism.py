@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from hashbench.determinism import (
+from hashbench.check.model import BenchmarkRunner
+from hashbench.records import RunOptions
+from hashbench.run.settings import (
     applied,
     deterministic_settings,
     lower_precisions,
@@ -21,8 +23,6 @@ from hashbench.determinism import (
     reset_rng_state,
     settings,
 )
-from hashbench.records import RunOptions
-from hashbench.runner import BenchmarkRunner
 
 
 @contextmanager

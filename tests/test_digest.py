@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hashbench.digest import digest, hash_memory, is_dense, python_digest, raw_digest
+from hashbench.trace.digest import digest, hash_memory, is_dense, python_digest, raw_digest
 
 
 def value(tensor: torch.Tensor) -> str:

@@ -13,18 +13,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from hashbench.divergence import find
-from hashbench.records import (
-    HashbenchError,
-    Leaf,
-    OpRecord,
-    Ref,
-    Result,
-    SettingsMark,
-    TensorDigest,
-    Trace,
-    Verdict,
-)
+from hashbench.divergence.introduce import find
+from hashbench.errors import HashbenchError
+from hashbench.records import Leaf, OpRecord, Ref, Result, SettingsMark, TensorDigest, Trace, Verdict
 
 
 def tensor(content: str, size: int = 4, *, stride: int = 1, dtype: str = "float32") -> TensorDigest:
@@ -879,7 +870,7 @@ def test_a_long_chain_of_writes_into_one_tensor_is_judged_in_linear_time() -> No
 
 
 def test_the_decision_imports_no_torch() -> None:
-    program = "import sys, hashbench.divergence, hashbench.tracefile; sys.exit('torch' in sys.modules)"
+    program = "import sys, hashbench.divergence.introduce, hashbench.trace.file; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 

@@ -47,18 +47,18 @@ def test_every_make_command_names_a_target(page: str, command: str) -> None:
 
 
 def test_the_zoo_of_the_documentation_is_a_zoo(tmp_path: Path) -> None:
-    from hashbench import suites
+    from hashbench.suites import registry
 
     blocks = BLOCK.finditer((ROOT / "docs" / "zoo.md").read_text(encoding="utf-8"))
     code = next(block["text"] for block in blocks if block["language"] == "python")
     path = tmp_path / "zoo.py"
     path.write_text(code, encoding="utf-8")
 
-    specs = suites.catalog(str(path))
+    specs = registry.catalog(str(path))
 
     assert [spec.name for spec in specs] == ["classifier", "sorter", "wide_128", "wide_64", "with_everything"]
     for spec in specs:
-        assert suites.load(spec, mode="training").module is not None
+        assert registry.load(spec, mode="training").module is not None
 
 
 def test_the_readmes_tables_are_made_from_measured_files(tmp_path: Path) -> None:

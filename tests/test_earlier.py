@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from hashbench.earlier import CONTEXT_MIB, EarlierSweep, newest_before, read
-from hashbench.records import HashbenchError, ModelSpec, Row
-from hashbench.report.csvfile import write_rows
-from hashbench.schedule import Job
+from hashbench.errors import HashbenchError
+from hashbench.records import ModelSpec, Row
+from hashbench.results.rows import write_rows
+from hashbench.sweep.estimates import CONTEXT_MIB, EarlierSweep, newest_before, read
+from hashbench.sweep.schedule import Job
 
 
 def row(name, **fields):

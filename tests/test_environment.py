@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from hashbench.determinism import preserved
-from hashbench.environment import collect, facts_of, variables_that_matter, what_to_do
+from hashbench.run.environment import collect, facts_of, variables_that_matter, what_to_do
+from hashbench.run.settings import preserved
 
 
 def test_variables_of_libraries_count_but_not_which_accelerator_was_handed_out():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hashbench.files import replace_file
+from hashbench.io import replace_file
 
 
 def test_a_file_gets_its_content_and_no_temporary_one_is_left(tmp_path: Path) -> None:

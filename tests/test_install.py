@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import hashbench
-from hashbench.suites import SUITES, catalog
+from hashbench.suites.registry import SUITES, catalog
 
 pytest.importorskip("hatchling", reason="building the wheel without network needs hatchling, see the dev extra")
 
@@ -23,17 +23,18 @@ if not (CHECKOUT / "pyproject.toml").exists():
 
 LOOK = """
 import hashbench, json
-from hashbench.suites import SUITES, catalog, data
+from hashbench.suites import csv_file
+from hashbench.suites.registry import SUITES, catalog
 print(json.dumps({
     "package": hashbench.__file__,
-    "data": str(data.data_folder()),
+    "data": str(csv_file.data_folder()),
     "models": {suite: len(catalog(suite)) for suite in SUITES},
 }))
 """
 
 BUILD = """
 import inspect, json
-from hashbench.suites import catalog, load
+from hashbench.suites.registry import catalog, load
 spec = next(spec for spec in catalog("specimens") if not spec.skip_inference)
 print(json.dumps({"source": inspect.getfile(type(load(spec, mode="inference").module))}))
 """

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from hashbench.interrupts import Interrupts
+from hashbench.processes import Interrupts
 
 
 def press_ctrl_c():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import hashbench
-from hashbench.report.csvfile import read_rows
+from hashbench.results.rows import read_rows
 
 CHECKOUT = Path(hashbench.__file__).parents[1]
 STAMP = Path(".venv", ".installed")

@@ -14,12 +14,12 @@ from sweep_helpers import NoExecutor, snapshot, sweep
 from sweep_targets import spec
 
 from hashbench.cli import main
-from hashbench.manifest import Partition
-from hashbench.merge import merge
-from hashbench.records import HashbenchError
+from hashbench.errors import HashbenchError
 from hashbench.report.compare import Outcome, compare
-from hashbench.report.load import load_sweep
-from hashbench.suites import select
+from hashbench.results.load import load_sweep
+from hashbench.results.manifest import Partition
+from hashbench.results.merge import merge
+from hashbench.suites.registry import select
 
 NAMES = ["a", "b", "c", "d", "e/f"]
 WHOLE = tuple(("fake", name) for name in NAMES)

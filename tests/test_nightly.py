@@ -11,9 +11,9 @@ from report.nights import differing, selection
 from report.rows import row, write_sweep
 
 from hashbench import nightly
+from hashbench.errors import HashbenchError
 from hashbench.nightly import Part
-from hashbench.records import HashbenchError
-from hashbench.report.expectedfile import expect_from
+from hashbench.report.expected_file import expect_from
 
 MODES = ("training", "inference")
 

@@ -17,7 +17,7 @@ from report.rows import row
 
 import hashbench
 from hashbench import cli
-from hashbench.report.csvfile import read_rows
+from hashbench.results.rows import read_rows
 
 CHECKOUT = Path(hashbench.__file__).parents[1]
 ZOO = """

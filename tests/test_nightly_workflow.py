@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from hashbench import cli, suites
+from hashbench import cli
+from hashbench.suites import registry
 
 ROOT = Path(__file__).parent.parent
 WORKFLOW = ROOT / "docs" / "examples" / "nightly.yml"
@@ -84,7 +85,7 @@ def test_the_parts_of_the_matrix_are_all_parts_of_a_sweep() -> None:
 
 
 def test_the_suites_of_the_matrix_are_bundled_ones_and_all_of_them_are_joined(tmp_path: Path) -> None:
-    assert set(MATRIX["suite"]) <= set(suites.SUITES)
+    assert set(MATRIX["suite"]) <= set(registry.SUITES)
     joined = run_script(tmp_path, script("report", "Join")).stdout
 
     places = {f"{suite}_{mode}" for suite in MATRIX["suite"] for mode in MATRIX["mode"]}

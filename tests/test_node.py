@@ -9,9 +9,10 @@ import os
 
 import pytest
 
-from hashbench import __version__, node
-from hashbench.executors.ray import DEFAULT_FINGERPRINT
-from hashbench.files import file_digest
+from hashbench import __version__
+from hashbench.io import file_digest
+from hashbench.sweep.executors import remote
+from hashbench.sweep.executors.ray import DEFAULT_FINGERPRINT
 
 
 @pytest.fixture(autouse=True)
@@ -38,11 +39,11 @@ def fingerprint(*, device, variables):
 
 
 def test_a_machine_that_is_ready_tells_its_environment_as_workers_see_it():
-    found = node.prepare(request())["environment"]
+    found = remote.prepare(request())["environment"]
     assert found == {"key": "e1", "device": "cpu", "threads": "2", "waiting": {"OMP_WAIT_POLICY": "PASSIVE"}}
 
 
-@pytest.mark.parametrize("part", [node.prepare, node.run])
+@pytest.mark.parametrize("part", [remote.prepare, remote.run])
 def test_another_version_is_a_problem(part):
     problem = part(request(version="99.0"))["problem"]
     assert problem["what"] == f"it has hashbench {__version__}, this sweep is one of 99.0"
@@ -53,22 +54,22 @@ def test_a_zoo_file_must_be_there_and_be_the_same(tmp_path):
     zoo = tmp_path / "zoo.py"
     zoo.write_text("MODELS = {}")
     asked = request(zoo_files={str(zoo): file_digest(zoo)})
-    assert "problem" not in node.prepare(asked)
+    assert "problem" not in remote.prepare(asked)
     zoo.write_text("MODELS = {1}")
-    assert node.prepare(asked)["problem"]["what"] == f"it has another {zoo}"
+    assert remote.prepare(asked)["problem"]["what"] == f"it has another {zoo}"
     zoo.unlink()
-    assert node.prepare(asked)["problem"]["what"] == f"it has no {zoo}"
+    assert remote.prepare(asked)["problem"]["what"] == f"it has no {zoo}"
 
 
 def test_the_packages_of_suites_must_be_there(monkeypatch):
-    assert node.prepare(request(suites=["somebodys"]))["problem"]["what"] == "it has no suite 'somebodys'"
-    monkeypatch.setattr("hashbench.suites.bundled._importable", lambda _: False)
-    problem = node.prepare(request(suites=["timm"]))["problem"]
+    assert remote.prepare(request(suites=["somebodys"]))["problem"]["what"] == "it has no suite 'somebodys'"
+    monkeypatch.setattr("hashbench.suites.catalog._importable", lambda _: False)
+    problem = remote.prepare(request(suites=["timm"]))["problem"]
     assert problem["what"] == "cannot sweep timm: the package timm is not installed"
 
 
 def test_a_target_that_cannot_be_imported_is_a_problem():
-    problem = node.prepare(request(target="no_such_module:run"))["problem"]
+    problem = remote.prepare(request(target="no_such_module:run"))["problem"]
     assert problem["what"].startswith("worker processes cannot import no_such_module: ModuleNotFoundError")
 
 
@@ -77,7 +78,7 @@ def test_a_full_disk_is_a_problem_of_the_machine(monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("tempfile.mkdtemp", full)
-    problem = node.run(request())["problem"]
+    problem = remote.run(request())["problem"]
     assert problem["what"] == "its temporary folder cannot be used (No space left on device)"
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from hashbench.outcome import replaces
 from hashbench.records import Divergence, Leaf, OpRecord, TensorDigest, Trace, Verdict
+from hashbench.run.outcome import replaces
 
 CONTENT = TensorDigest("float32", (4,), (1,), "a")
 OTHER = CONTENT._replace(value="b")

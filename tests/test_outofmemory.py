@@ -7,8 +7,8 @@ import errno
 import pytest
 import torch
 
-from hashbench.outcome import failed_status, failure_of
-from hashbench.outofmemory import ran_out_of_memory
+from hashbench.errors import ran_out_of_memory
+from hashbench.run.outcome import failed_status, failure_of
 
 
 def caused(error: Exception, cause: Exception) -> Exception:

@@ -6,9 +6,9 @@ import io
 
 import pytest
 
-from hashbench.progress import Progress, _time_left
 from hashbench.records import Row
-from hashbench.sweep import ModelFinished, ModelPutOff, ModelStarted, SweepOpened, SweepPlanned
+from hashbench.sweep.progress import Progress, _time_left
+from hashbench.sweep.run import ModelFinished, ModelPutOff, ModelStarted, SweepOpened, SweepPlanned
 
 
 class Terminal(io.StringIO):

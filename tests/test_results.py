@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from hashbench.results import Difference, NotComparableError, bitwise_equal, compare, flatten, state_results
+from hashbench.run.outputs import Difference, NotComparableError, bitwise_equal, compare, flatten, state_results
 
 
 @dataclasses.dataclass

@@ -9,9 +9,9 @@ import pytest
 from sweep_helpers import NoExecutor, names_in_csv, started, sweep, sweep_process, wait_until
 from sweep_targets import spec
 
-from hashbench.records import HashbenchError
-from hashbench.results_folder import ResultsFolder, file_key
-from hashbench.sweep import ModelStarted
+from hashbench.errors import HashbenchError
+from hashbench.results.folder import ResultsFolder, file_key
+from hashbench.sweep.run import ModelStarted
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hashbench.records import ACCURACY_STATUSES, Row
-from hashbench.retries import believed, wants_repetition
+from hashbench.sweep.retry import believed, wants_repetition
 
 
 def row(accuracy, **fields):

@@ -18,14 +18,15 @@ import torch
 from runner_helpers import FunctionRunner
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from hashbench import suites, tracefile
-from hashbench.determinism import settings
-from hashbench.inputs import call, clone_inputs
-from hashbench.outcome import Outcome
+from hashbench.check.model import BenchmarkRunner
 from hashbench.records import ModelSpec, Row, RunCounts, RunOptions
-from hashbench.runner import BenchmarkRunner
-from hashbench.workload import Workload
-from hashbench.world.poison import POISONS, poisoned_memory
+from hashbench.replay.controls.memory import POISONS, poisoned_memory
+from hashbench.run.inputs import call, clone_inputs
+from hashbench.run.outcome import Outcome
+from hashbench.run.settings import settings
+from hashbench.run.workload import Workload
+from hashbench.suites import registry
+from hashbench.trace import file
 
 RUNS: list[int] = [0]
 """Counts the runs of a model across its deep copies: what differs from run to run in these tests."""
@@ -811,7 +812,7 @@ def test_traces_are_kept(keep: bool, tmp_path: Path) -> None:
     passing = row_of(workload, options)
     assert len(passing.traces.split()) == (2 if keep else 0)
     row = row_of(lambda: workload(lambda model, out: out + model.run), options)
-    first, second = (tracefile.read(tmp_path / name) for name in row.traces.split())
+    first, second = (file.read(tmp_path / name) for name in row.traces.split())
     assert [record.op for record in first.records] == [record.op for record in second.records]
     assert first.results != second.results
     assert len(list((tmp_path / "traces").iterdir())) == 2
@@ -859,7 +860,7 @@ def test_harmless_garbage_is_counted_and_passes() -> None:
 
 
 def test_row_of_torchvisions_cheapest_model_says_all() -> None:
-    spec = next(spec for spec in suites.catalog("torchvision") if spec.name == "squeezenet1_1")
+    spec = next(spec for spec in registry.catalog("torchvision") if spec.name == "squeezenet1_1")
     options = RunOptions(mode="inference", batch_size=1, iterations=1)
     row = BenchmarkRunner(options).run_model(spec)
     assert (row.accuracy, row.batch_size, row.runs, row.distinct, row.benign) == ("pass", 1, 2, 1, 0)

@@ -16,7 +16,7 @@ import torch
 from runner_helpers import FunctionRunner
 
 from hashbench.records import ModelSpec, Row, RunOptions
-from hashbench.workload import Workload
+from hashbench.run.workload import Workload
 
 TRAINING = RunOptions(mode="training", diagnose_budget=0, threads=1)
 NO_MEMORY = "CUDA out of memory. Tried to allocate 20.00 GiB."
@@ -142,7 +142,7 @@ def test_a_comparison_that_runs_out_of_memory_says_so(monkeypatch: pytest.Monkey
     def compare(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError(NO_MEMORY)
 
-    monkeypatch.setattr("hashbench.results.compare", compare)
+    monkeypatch.setattr("hashbench.run.outputs.compare", compare)
     row = row_of(lambda: model(lambda _here: None))
     assert (row.accuracy, row.runs) == ("eager_2nd_run_OOM", 2)
     assert alive() == 0

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from hashbench.schedule import PATIENCE, Job, Schedule, estimated_memory_mib, longest_first
+from hashbench.sweep.schedule import PATIENCE, Job, Schedule, estimated_memory_mib, longest_first
 
 
 def job(key, memory=None, **fields):

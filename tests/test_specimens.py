@@ -17,8 +17,8 @@ import pytest
 
 import hashbench
 from hashbench.records import CAUSES, CONFIDENCES, MODES, ORIGINS, Row
-from hashbench.report.csvfile import read_rows
-from hashbench.suites.data import data_folder
+from hashbench.results.rows import read_rows
+from hashbench.suites.csv_file import data_folder
 
 PACKAGE = Path(hashbench.__file__).parent
 TRUTH = "truth_"

@@ -26,11 +26,12 @@ from sweep_helpers import (
 )
 from sweep_targets import ran, spec
 
-from hashbench.executors.local import LocalExecutor
-from hashbench.records import HashbenchError, RunOptions
-from hashbench.report.csvfile import read_rows
-from hashbench.suites import catalog
-from hashbench.sweep import ModelFinished, ModelStarted, SweepOpened, run_sweep
+from hashbench.errors import HashbenchError
+from hashbench.records import RunOptions
+from hashbench.results.rows import read_rows
+from hashbench.suites.registry import catalog
+from hashbench.sweep.executors.local import LocalExecutor
+from hashbench.sweep.run import ModelFinished, ModelStarted, SweepOpened, run_sweep
 
 
 @pytest.fixture
@@ -237,7 +238,7 @@ def test_a_row_that_was_written_before_the_worker_was_killed_counts(output):
 
 def test_the_parent_never_imports_torch(tmp_path):
     code = (
-        "import sys; from pathlib import Path; import hashbench.progress, sweep_targets\n"
+        "import sys; from pathlib import Path; import hashbench.sweep.progress, sweep_targets\n"
         "assert sweep_targets.main([sys.argv[1], 'a=pass']) == 0\n"
         "loaded = {'torch', 'torchvision', 'numpy', 'pandas'} & set(sys.modules)\n"
         "assert not loaded, loaded\n"

@@ -12,12 +12,12 @@ import pytest
 from sweep_helpers import NoExecutor, names_in_csv, resume_process, started, sweep, sweep_process, wait_until
 from sweep_targets import ran, spec
 
-from hashbench import machine
-from hashbench.earlier import EarlierSweep
-from hashbench.executors import Task
-from hashbench.executors.local import LocalExecutor
-from hashbench.report.csvfile import read_rows
-from hashbench.sweep import ModelFinished, ModelPutOff, ModelStarted, SweepPlanned
+from hashbench.results.rows import read_rows
+from hashbench.sweep import machine
+from hashbench.sweep.estimates import EarlierSweep
+from hashbench.sweep.executors import Task
+from hashbench.sweep.executors.local import LocalExecutor
+from hashbench.sweep.run import ModelFinished, ModelPutOff, ModelStarted, SweepPlanned
 
 
 @pytest.fixture

@@ -10,9 +10,10 @@ import pytest
 from sweep_helpers import NoExecutor, names_in_csv, snapshot, sweep
 from sweep_targets import ran, spec
 
-from hashbench.records import HashbenchError, RunOptions
-from hashbench.report.csvfile import read_rows
-from hashbench.sweep import ModelFinished, SweepOpened, describe_differences
+from hashbench.errors import HashbenchError
+from hashbench.records import RunOptions
+from hashbench.results.rows import read_rows
+from hashbench.sweep.run import ModelFinished, SweepOpened, describe_differences
 
 
 @pytest.fixture

@@ -26,8 +26,9 @@ from sweep_helpers import (
 )
 from sweep_targets import FOR_EVER, ran, spec
 
-from hashbench.records import HashbenchError, RunOptions
-from hashbench.results_folder import ResultsFolder
+from hashbench.errors import HashbenchError
+from hashbench.records import RunOptions
+from hashbench.results.folder import ResultsFolder
 
 
 @pytest.fixture

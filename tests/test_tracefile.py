@@ -8,18 +8,9 @@ from pathlib import Path
 import pytest
 from fuzzing import damaged
 
-from hashbench import tracefile
-from hashbench.records import (
-    HashbenchError,
-    Leaf,
-    OpRecord,
-    Ref,
-    Result,
-    SettingsMark,
-    TensorDigest,
-    Trace,
-    contiguous_stride,
-)
+from hashbench.errors import HashbenchError
+from hashbench.records import Leaf, OpRecord, Ref, Result, SettingsMark, TensorDigest, Trace, contiguous_stride
+from hashbench.trace import file
 
 NASTY = [
     "",
@@ -120,42 +111,42 @@ def small_trace() -> Trace:
 @pytest.mark.parametrize("seed", range(150))
 def test_a_trace_comes_back_as_it_was(seed: int) -> None:
     trace = Writer(seed).trace()
-    assert tracefile.loads(tracefile.dumps(trace)) == trace
+    assert file.loads(file.dumps(trace)) == trace
 
 
 @pytest.mark.parametrize("note", ["time=1.5", "a\tb\nc", "; x", "rng=forged"], ids=repr)
 def test_notes_are_not_read(note: str) -> None:
-    text = tracefile.dumps(small_trace(), notes={0: note})
-    assert len(text) > len(tracefile.dumps(small_trace()))
-    assert tracefile.loads(text) == small_trace()
+    text = file.dumps(small_trace(), notes={0: note})
+    assert len(text) > len(file.dumps(small_trace()))
+    assert file.loads(text) == small_trace()
 
 
 def test_one_record_is_one_line() -> None:
     trace = next(
         trace for trace in map(Writer.trace, map(Writer, range(99))) if trace.leaves and len(trace.records) > 3
     )
-    lines = tracefile.dumps(trace).split("\n")
+    lines = file.dumps(trace).split("\n")
     assert sum(line.startswith("op\t") for line in lines) == len(trace.records) > 0
     assert sum(line.startswith("leaf\t") for line in lines) == len(trace.leaves) > 0
 
 
 def test_every_truncation_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace"
-    data = tracefile.dumps(small_trace()).encode()
+    data = file.dumps(small_trace()).encode()
     for length in range(len(data)):
         path.write_bytes(data[:length])
         with pytest.raises(HashbenchError, match="nothing was compared"):
-            tracefile.read(path)
+            file.read(path)
 
 
 @pytest.mark.parametrize("flip", [0x01, 0x20, 0x80], ids=hex)
 def test_every_flipped_byte_is_refused(flip: int, tmp_path: Path) -> None:
     path = tmp_path / "trace"
-    data = tracefile.dumps(small_trace()).encode()
+    data = file.dumps(small_trace()).encode()
     for place in range(len(data)):
         path.write_bytes(data[:place] + bytes([data[place] ^ flip]) + data[place + 1 :])
         with pytest.raises(HashbenchError, match="nothing was compared"):
-            tracefile.read(path)
+            file.read(path)
 
 
 @pytest.mark.parametrize(
@@ -173,15 +164,15 @@ def test_every_flipped_byte_is_refused(flip: int, tmp_path: Path) -> None:
 )
 def test_a_file_that_was_touched_is_refused(change, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path / "trace"
-    path.write_text(change(tracefile.dumps(small_trace())), encoding="utf-8", newline="")
+    path.write_text(change(file.dumps(small_trace())), encoding="utf-8", newline="")
     with pytest.raises(HashbenchError, match="cannot read the trace"):
-        tracefile.read(path)
+        file.read(path)
 
 
 def resealed(text: str) -> str:
     """The text with a closing line that fits it, as somebody who edits traces by hand would make it."""
     body = text[: text.rindex("end\t")]
-    return f"{body}end\t{body.count(chr(10))}\t{tracefile._checksum(body)}\n"
+    return f"{body}end\t{body.count(chr(10))}\t{file._checksum(body)}\n"
 
 
 @pytest.mark.parametrize(
@@ -195,21 +186,21 @@ def resealed(text: str) -> str:
 )
 def test_a_line_without_meaning_is_refused_though_the_closing_line_fits(old: str, new: str) -> None:
     with pytest.raises(HashbenchError, match="no meaning"):
-        tracefile.loads(resealed(tracefile.dumps(small_trace()).replace(old, new)))
+        file.loads(resealed(file.dumps(small_trace()).replace(old, new)))
 
 
 @pytest.mark.parametrize("sealed", [False, True], ids=["as it is", "with a closing line that fits"])
 def test_a_hostile_file_is_refused_in_one_line_or_is_a_trace(sealed: bool, tmp_path: Path) -> None:
     """Whatever a sender writes, whose checksum may be right: no other error, nothing executed, no long wait."""
-    path, content = tmp_path / "a.log", tracefile.dumps(small_trace()).encode()
+    path, content = tmp_path / "a.log", file.dumps(small_trace()).encode()
     refused = []
     for name, bad in damaged(content, seed=3, flips=400, cuts=40):
         if sealed:
             body = bad.decode(errors="replace").rpartition("end\t")[0]
-            bad = f"{body}end\t{body.count(chr(10))}\t{tracefile._checksum(body)}\n".encode()
+            bad = f"{body}end\t{body.count(chr(10))}\t{file._checksum(body)}\n".encode()
         path.write_bytes(bad)
         try:
-            tracefile.read(path)
+            file.read(path)
         except HashbenchError as error:
             refused.append(str(error))
         else:
@@ -220,12 +211,12 @@ def test_a_hostile_file_is_refused_in_one_line_or_is_a_trace(sealed: bool, tmp_p
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HashbenchError, match="No such file"):
-        tracefile.read(tmp_path / "nothing")
+        file.read(tmp_path / "nothing")
 
 
 def test_writing_replaces_the_file_and_leaves_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "trace"
-    tracefile.write(small_trace(), path)
-    tracefile.write(small_trace(), path)
+    file.write(small_trace(), path)
+    file.write(small_trace(), path)
     assert [entry.name for entry in path.parent.iterdir()] == ["trace"]
-    assert tracefile.read(path) == small_trace()
+    assert file.read(path) == small_trace()

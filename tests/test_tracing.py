@@ -19,11 +19,13 @@ from torch import nn
 from torch.optim import optimizer as optimizer_module
 from torch.utils.checkpoint import checkpoint
 
-from hashbench import HashDebugTrace, tracefile
-from hashbench.digest import digest
-from hashbench.divergence import find
-from hashbench.opplan import OpPlan, Pattern, plan_of
-from hashbench.records import HashbenchError, OpRecord, Trace
+from hashbench import HashDebugTrace
+from hashbench.divergence.introduce import find
+from hashbench.errors import HashbenchError
+from hashbench.records import OpRecord, Trace
+from hashbench.trace import file
+from hashbench.trace.digest import digest
+from hashbench.trace.op_schema import OpPlan, Pattern, plan_of
 
 
 @pytest.fixture(autouse=True)
@@ -720,8 +722,8 @@ def test_tensors_of_any_kind_are_traced_twice_alike_and_unchanged(compute: Any, 
             found = compute()
         trace.add_result("output", found)
         assert digest(found) == digest(expected)
-        texts.append(tracefile.dumps(trace.finish()))
-        assert tracefile.loads(texts[-1]) == trace.finish()
+        texts.append(file.dumps(trace.finish()))
+        assert file.loads(texts[-1]) == trace.finish()
     assert texts[0] == texts[1]
 
 
@@ -754,7 +756,7 @@ def text_of(model: nn.Module, x: torch.Tensor) -> list[str]:
         y = model(x)
         y.sum().backward()
     trace.add_result("output", y)
-    return tracefile.dumps(trace.finish()).splitlines()
+    return file.dumps(trace.finish()).splitlines()
 
 
 def test_two_equal_runs_give_equal_text() -> None:
@@ -800,7 +802,7 @@ def _example(**options: Any) -> HashDebugTrace:
 def test_the_log_is_written_on_exit_and_reads_back(tmp_path: Path) -> None:
     trace = _example(log_path=tmp_path / "logs" / "a.log", include_timestamp=True, show_exec_time=True)
     text = (tmp_path / "logs" / "a.log").read_text()
-    assert tracefile.read(tmp_path / "logs" / "a.log") == trace.finish()
+    assert file.read(tmp_path / "logs" / "a.log") == trace.finish()
     assert len(re.findall(r"; time=\d+\.\d+ seconds=\d+\.\d+$", text, re.MULTILINE)) == len(trace.finish().records)
 
 
@@ -811,7 +813,7 @@ def test_the_log_is_written_when_the_body_fails(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError):
         body()
-    assert ops(tracefile.read(tmp_path / "a.log")) == ["ones", "ones"]
+    assert ops(file.read(tmp_path / "a.log")) == ["ones", "ones"]
 
 
 @pytest.mark.parametrize(("limit", "lines"), [(None, 5), (2, 2), (0, 0)])
@@ -905,7 +907,7 @@ def test_the_short_cuts_of_the_hot_path_record_the_same(body: Any) -> None:
         torch.manual_seed(0)
         with kind() as trace:
             body()
-        traces.append(tracefile.dumps(trace.finish()).splitlines())
+        traces.append(file.dumps(trace.finish()).splitlines())
     assert traces[0] == traces[1]
 
 

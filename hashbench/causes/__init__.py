@@ -13,11 +13,11 @@ difference go away proves no mechanism where it changes several things at once: 
 
 from __future__ import annotations
 
+from hashbench.causes.advice import decision
+from hashbench.causes.evidence import LIBRARY_ARMS, Place, all_words, counted, told
 from hashbench.causes.kernel import KERNEL_RULES
 from hashbench.causes.outside import OUTSIDE_RULES
-from hashbench.causes.readings import LIBRARY_ARMS, Place, all_words, counted, told
-from hashbench.causes.remedies import decision
-from hashbench.chances import fewer, sure_count
+from hashbench.causes.stats import fewer, sure_count
 from hashbench.records import Arm, Decision, Evidence
 
 _RULES = {**OUTSIDE_RULES, "kernel": KERNEL_RULES}

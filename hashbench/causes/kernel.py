@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hashbench.causes.outside import Rule, held_still
-from hashbench.causes.readings import (
+from hashbench.causes.advice import decision, removal
+from hashbench.causes.evidence import (
     CALL_WORLD,
     LIBRARY_ARMS,
     WORLD,
@@ -24,9 +24,9 @@ from hashbench.causes.readings import (
     told,
     told_of,
 )
-from hashbench.causes.readings import with_numbers as _with
-from hashbench.causes.remedies import decision, removal
-from hashbench.chances import Effect, fewer, is_rare, sure_count
+from hashbench.causes.evidence import with_numbers as _with
+from hashbench.causes.outside import Rule, held_still
+from hashbench.causes.stats import Effect, fewer, is_rare, sure_count
 from hashbench.records import Arm, CallFacts, Decision, Evidence
 
 _ORDERING: tuple[Place, ...] = (("one_thread", "call"), ("one_worker", "call"), ("deterministic", "call"))

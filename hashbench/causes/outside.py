@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from hashbench.causes.readings import CALL_WORLD, WORLD, Place, all_words, base_of, effect, pick, removes, told, told_of
-from hashbench.causes.readings import with_numbers as _with
-from hashbench.causes.remedies import SEED_IT, decision, removal
-from hashbench.chances import Effect
+from hashbench.causes.advice import SEED_IT, decision, removal
+from hashbench.causes.evidence import CALL_WORLD, WORLD, Place, all_words, base_of, effect, pick, removes, told, told_of
+from hashbench.causes.evidence import with_numbers as _with
+from hashbench.causes.stats import Effect
 from hashbench.records import Decision, Evidence
 
 Rule = Callable[[Evidence], Decision | None]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 from hashbench.cli import audit, dynamo, listing, merge, numeric, pipeline, reading, report, sweep
 from hashbench.cli.flags import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_USAGE, OneLineParser, say
-from hashbench.records import HashbenchError
+from hashbench.errors import HashbenchError
 
 __all__ = ["main"]
 

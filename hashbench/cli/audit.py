@@ -14,8 +14,8 @@ from hashbench.cli.flags import EXIT_INTERRUPTED, LARGEST_SEED, LONGEST_SECONDS,
 from hashbench.cli.placing import placed
 
 if TYPE_CHECKING:
-    from hashbench.report.auditfile import AuditRow
-    from hashbench.tools.audit.conducting import Op, Progress
+    from hashbench.results.audit_table import AuditRow
+    from hashbench.tools.audit.driver import Op, Progress
 
 FEWEST_THREADS = 8
 """Threads that share few cores interrupt each other, and races that two threads hardly ever show become plain."""
@@ -67,9 +67,8 @@ def add(commands: Commands) -> None:
 
 
 def _audit(parsed: argparse.Namespace) -> int:
-    from hashbench.executors.local import LocalExecutor
-    from hashbench.report import audittables
-    from hashbench.tools.audit import choice, conducting, fromsweeps
+    from hashbench.sweep.executors.local import LocalExecutor
+    from hashbench.tools.audit import choice, driver, from_sweeps, tables
 
     options = _options(parsed)
     output = parsed.output or Path("results") / f"{time.strftime('%Y-%m-%d_%H%M%S')}_audit_{parsed.device}"
@@ -77,12 +76,12 @@ def _audit(parsed: argparse.Namespace) -> int:
     def choose(known: Sequence[Op]) -> Sequence[Op]:
         return choice.chosen_ops(known, only=parsed.ops, filters=parsed.filter)
 
-    sweep_rows = fromsweeps.rows_from(parsed.results, device=parsed.device.partition(":")[0])
+    sweep_rows = from_sweeps.rows_from(parsed.results, device=parsed.device.partition(":")[0])
     found = placed(parsed.device)
     environment = {**found.environment, "command_line": ["hashbench", *sys.argv[1:]]}
-    asked = conducting.Asked({**options, "device": found.device}, choose, parsed.timeout, sweep_rows)
+    asked = driver.Asked({**options, "device": found.device}, choose, parsed.timeout, sweep_rows)
     try:
-        rows = conducting.audit(
+        rows = driver.audit(
             asked,
             output=output,
             environment=environment,
@@ -92,7 +91,7 @@ def _audit(parsed: argparse.Namespace) -> int:
         )
     except KeyboardInterrupt:
         return say(f"stopped: what is done is in {output}; go on with --resume", EXIT_INTERRUPTED)
-    print(audittables.summary(rows))
+    print(tables.summary(rows))
     print(f"\nResults: {output / 'audit.csv'}")
     if parsed.write is not None:
         _write(parsed.write, rows, output)
@@ -101,7 +100,7 @@ def _audit(parsed: argparse.Namespace) -> int:
 
 def _options(parsed: argparse.Namespace) -> dict[str, object]:
     """What ``rows.AuditOptions`` holds, as plain values: this process imports no torch."""
-    from hashbench.records import HashbenchError
+    from hashbench.errors import HashbenchError
     from hashbench.tools.audit.choice import DTYPES, KNOWN_DTYPES
 
     unknown = [name for name in parsed.dtypes if name not in KNOWN_DTYPES]
@@ -133,12 +132,12 @@ def _show(progress: Progress) -> None:
 
 def _write(path: Path, rows: Sequence[AuditRow], output: Path) -> None:
     """The rows, and beside them the environment in which they were measured."""
-    from hashbench.files import replace_bytes
-    from hashbench.records import HashbenchError
-    from hashbench.report import auditfile
+    from hashbench.errors import HashbenchError
+    from hashbench.io import replace_bytes
+    from hashbench.results import audit_table
 
     try:
-        auditfile.write(path, rows)
+        audit_table.write(path, rows)
         beside = path.with_name(f"{path.stem}.environment.json")
         replace_bytes(beside, (output / "environment.json").read_bytes())
     except OSError as error:

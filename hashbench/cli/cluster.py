@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hashbench.cli.flags import LONGEST_SECONDS, at_least
-from hashbench.records import HashbenchError, ModelSpec, RunOptions
+from hashbench.errors import HashbenchError
+from hashbench.records import ModelSpec, RunOptions
 
 _OF_RAY = {
     "address": "--address",
@@ -59,7 +60,7 @@ def chosen(parsed: argparse.Namespace, options: RunOptions, specs: Sequence[Mode
     if parsed.executor == "local":
         yield None
         return
-    from hashbench.executors.ray import PATIENCE, RayExecutor
+    from hashbench.sweep.executors.ray import PATIENCE, RayExecutor
 
     executor = RayExecutor(
         address=parsed.address or "",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hashbench.cli.flags import LONGEST_SECONDS, Commands, at_least
-from hashbench.records import HashbenchError
+from hashbench.errors import HashbenchError
 
 if TYPE_CHECKING:
     from hashbench.integrations.dynamo.session import Session
@@ -101,7 +101,7 @@ def _default_folder(csv: str, suite: str, mode: str) -> Path:
 def _ended(session: Session, code: int) -> str:
     """How the process of a model ended that left nothing: in a sweep of its own, only the harness has seen it."""
     from hashbench.integrations.dynamo.session import chosen_model
-    from hashbench.postmortem import describe_end
+    from hashbench.processes import describe_end
 
     if chosen_model(session.arguments):
         return describe_end(code)
@@ -110,8 +110,8 @@ def _ended(session: Session, code: int) -> str:
 
 def _write_environment(session: Session) -> str:
     """Describe the machine in our folder; returns the key of the description for the rows."""
-    from hashbench.environment import collect_in_child
     from hashbench.integrations.dynamo.session import read_notes
+    from hashbench.run.environment import collect_in_child
 
     device = next((note.device for note in read_notes(session) if note.device), "cpu")
     try:
@@ -125,7 +125,7 @@ def _write_environment(session: Session) -> str:
 
 
 def _say(session: Session, rows: list[Both], path: Path) -> None:
-    from hashbench.report.render import sweep_table
+    from hashbench.report.text import sweep_table
 
     if not rows:
         print("hashbench: the harness made no accuracy check, so there is nothing to say.", file=sys.stderr)

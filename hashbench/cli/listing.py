@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from tabulate import tabulate
 
 from hashbench.cli.flags import Commands, say
-from hashbench.records import HashbenchError, ModelSpec
-from hashbench.report.csvtext import defuse, one_line
+from hashbench.errors import HashbenchError
+from hashbench.records import ModelSpec
+from hashbench.results.table import defuse, one_line
 
 FORMATS = ("table", "csv", "json")
 
@@ -45,23 +46,23 @@ def suites_to_sweep(parsed: argparse.Namespace) -> tuple[str, ...]:
     Raises:
         HashbenchError: a suite's package is not installed, or two files have one name.
     """
-    from hashbench import suites
+    from hashbench.suites import registry
 
-    chosen = suites.choose(parsed.suite, tiny=parsed.tiny)
-    suites.require(chosen.suites)
+    chosen = registry.choose(parsed.suite, tiny=parsed.tiny)
+    registry.require(chosen.suites)
     for note in chosen.notes:
         say(note, 0)
     return chosen.suites
 
 
 def _list(parsed: argparse.Namespace) -> int:
-    from hashbench import suites
+    from hashbench.suites import registry
 
-    chosen = suites.choose(parsed.suite or suites.names(), tiny=parsed.tiny)
+    chosen = registry.choose(parsed.suite or registry.names(), tiny=parsed.tiny)
     specs: list[ModelSpec] = []
     for suite in chosen.suites:
         try:
-            specs += suites.catalog(suite)
+            specs += registry.catalog(suite)
         except HashbenchError as error:
             if parsed.suite:
                 raise
@@ -73,9 +74,9 @@ def _list(parsed: argparse.Namespace) -> int:
 
 
 def _not_installed(names: Sequence[str]) -> list[str]:
-    from hashbench import suites
+    from hashbench.suites import registry
 
-    how = {name: suites.how_to_install(name) for name in names}
+    how = {name: registry.how_to_install(name) for name in names}
     return [f"{name} is not installed: {install}" for name, install in how.items() if install]
 
 

@@ -26,8 +26,8 @@ def add(commands: Commands) -> None:
 
 
 def _merge(parsed: argparse.Namespace) -> int:
-    from hashbench.merge import merge
-    from hashbench.words import a_few
+    from hashbench.results.merge import merge
+    from hashbench.text import a_few
 
     merged = merge(parsed.output, parsed.folders, allow_missing=parsed.allow_missing)
     if merged.missing:

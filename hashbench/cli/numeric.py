@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 
 from hashbench.cli.flags import EXIT_DIFFERENCE, LARGEST_SEED, Commands, at_least
-from hashbench.records import DETERMINISTIC, HashbenchError
+from hashbench.errors import HashbenchError
+from hashbench.records import DETERMINISTIC
 
 
 def add(commands: Commands) -> None:
@@ -36,7 +37,7 @@ def add(commands: Commands) -> None:
 
 
 def _numeric(parsed: argparse.Namespace) -> int:
-    from hashbench.files import replace_file
+    from hashbench.io import replace_file
     from hashbench.tools.numeric import STAGES, run_model, showing, userfile
 
     found = userfile.load(parsed.file, seed=parsed.seed)

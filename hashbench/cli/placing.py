@@ -9,8 +9,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from hashbench import accelerators
 from hashbench.cli.flags import say
+from hashbench.devices import visibility
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Placed:
 
     environment: dict[str, Any]
     device: str
-    shares: tuple[accelerators.Share, ...] = ()
+    shares: tuple[visibility.Share, ...] = ()
 
 
 def placed(device: str) -> Placed:
@@ -29,18 +29,18 @@ def placed(device: str) -> Placed:
     Raises:
         HashbenchError: the device is not here.
     """
-    from hashbench.environment import collect_in_child
-    from hashbench.executors.local import WORKER_VARIABLES
+    from hashbench.run.environment import collect_in_child
+    from hashbench.sweep.executors.local import WORKER_VARIABLES
 
     environment = collect_in_child(device=device, variables=WORKER_VARIABLES)
-    shares = accelerators.shares(device, environment, os.environ)
+    shares = visibility.shares(device, environment, os.environ)
     if not shares:
         return Placed(environment, device)
     for line in (
-        accelerators.left_out(device, environment),
-        accelerators.workspace_conflict(os.environ.get(accelerators.WORKSPACE_VARIABLE)),
+        visibility.left_out(device, environment),
+        visibility.workspace_conflict(os.environ.get(visibility.WORKSPACE_VARIABLE)),
     ):
         if line:
             say(line, 0)
     # Each worker sees its own as number 0, so the rows of cuda:1 are rows of cuda.
-    return Placed(environment, accelerators.kind(device), shares)
+    return Placed(environment, visibility.kind(device), shares)

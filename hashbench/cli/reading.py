@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hashbench.cli.flags import EXIT_DIFFERENCE, LONGEST_SECONDS, Commands, at_least
-from hashbench.records import HashbenchError
+from hashbench.errors import HashbenchError
 
 
 def add(commands: Commands) -> None:
@@ -33,34 +33,37 @@ def add(commands: Commands) -> None:
 
 
 def _diff(parsed: argparse.Namespace) -> int:
-    from hashbench import divergence, tracefile
-    from hashbench.report import tracediff
+    from hashbench.divergence import introduce
+    from hashbench.report import trace_diff
+    from hashbench.trace import file
 
-    first, second = tracefile.read(parsed.first), tracefile.read(parsed.second)
-    verdict = divergence.find(first, second)
-    print(tracediff.as_text(first, second, verdict, context=parsed.context))
+    first, second = file.read(parsed.first), file.read(parsed.second)
+    verdict = introduce.find(first, second)
+    print(trace_diff.as_text(first, second, verdict, context=parsed.context))
     return EXIT_DIFFERENCE if verdict.divergence is not None or verdict.differing or verdict.benign else 0
 
 
 def _compare(parsed: argparse.Namespace) -> int:
-    from hashbench.report import auditfile, compare, load, render
+    from hashbench.report import compare, text
+    from hashbench.results import audit_table, load
 
-    no_audits = [path for path in (parsed.base, parsed.new) if not auditfile.is_audit(path)]
+    no_audits = [path for path in (parsed.base, parsed.new) if not audit_table.is_audit(path)]
     if len(no_audits) < 2:
         return _compare_audits(parsed, no_audits)
     found = compare.compare(load.load_sweep(parsed.base), load.load_sweep(parsed.new))
     formats = {
-        "text": render.as_text,
-        "markdown": render.as_markdown,
-        "json": render.as_json,
-        "csv": render.as_csv,
+        "text": text.as_text,
+        "markdown": text.as_markdown,
+        "json": text.as_json,
+        "csv": text.as_csv,
     }
     print(formats[parsed.format](found).rstrip("\n"))
     return EXIT_DIFFERENCE if found.got_worse else 0
 
 
 def _compare_audits(parsed: argparse.Namespace, no_audits: Sequence[Path]) -> int:
-    from hashbench.report import auditcompare, auditfile
+    from hashbench.results import audit_table
+    from hashbench.tools.audit import compare as auditcompare
 
     if no_audits:
         raise HashbenchError(
@@ -68,7 +71,7 @@ def _compare_audits(parsed: argparse.Namespace, no_audits: Sequence[Path]) -> in
             consequence="they cannot be compared",
             tip="Name two audits, or two sweeps.",
         )
-    found = auditcompare.compare(auditfile.read(parsed.base), auditfile.read(parsed.new))
+    found = auditcompare.compare(audit_table.read(parsed.base), audit_table.read(parsed.new))
     formats = {
         "text": auditcompare.as_text,
         "markdown": auditcompare.as_markdown,
@@ -80,10 +83,10 @@ def _compare_audits(parsed: argparse.Namespace, no_audits: Sequence[Path]) -> in
 
 
 def _replay(parsed: argparse.Namespace) -> int:
-    from hashbench.repro import opdefinition, rerun
+    from hashbench.repro import op_definition, rerun
 
     for definition in parsed.imports:
-        opdefinition.load(definition)
+        op_definition.load(definition)
     made = rerun.rerun(parsed.folder, replays=parsed.replays, budget=parsed.budget)
     print({"text": rerun.as_text, "json": rerun.as_json}[parsed.format](made))
     return EXIT_DIFFERENCE if made.reproduced else 0
@@ -112,8 +115,8 @@ def _add_replay(replay: argparse.ArgumentParser) -> None:
 
 
 def _env(parsed: argparse.Namespace) -> int:
-    from hashbench.environment import collect_in_child
-    from hashbench.executors.local import WORKER_VARIABLES
+    from hashbench.run.environment import collect_in_child
+    from hashbench.sweep.executors.local import WORKER_VARIABLES
 
     print(json.dumps(collect_in_child(device=parsed.device, variables=WORKER_VARIABLES), indent=2))
     return 0

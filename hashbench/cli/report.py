@@ -13,8 +13,9 @@ from pathlib import Path
 from hashbench.cli import sweep
 from hashbench.cli.flags import EXIT_DIFFERENCE, EXIT_INTERRUPTED, Commands, OneLineParser, at_least, say
 from hashbench.cli.listing import add_suites, suites_to_sweep
+from hashbench.errors import HashbenchError
 from hashbench.nightly import Part
-from hashbench.records import MODES, HashbenchError, ModelSpec
+from hashbench.records import MODES, ModelSpec
 
 
 def add(commands: Commands) -> None:
@@ -49,9 +50,9 @@ def _add_nightly(nightly: argparse.ArgumentParser) -> None:
 
 def _nightly(parsed: argparse.Namespace) -> int:
     from hashbench import nightly
-    from hashbench.report.annotations import as_annotations
-    from hashbench.report.load import load_sweep
+    from hashbench.report.github import as_annotations
     from hashbench.report.markdown import as_summary
+    from hashbench.results.load import load_sweep
 
     folder = nightly.night_folder(parsed.output, parsed.label or time.strftime("%Y-%m-%d"))
     if parsed.expected is not None:
@@ -76,8 +77,8 @@ def _nightly(parsed: argparse.Namespace) -> int:
 
 def _check_device(commands: Iterable[argparse.Namespace]) -> None:
     """A device that this machine lacks stops the night before its folder is made. A cluster tells only when asked."""
-    from hashbench.environment import collect_in_child
-    from hashbench.executors.local import WORKER_VARIABLES
+    from hashbench.run.environment import collect_in_child
+    from hashbench.sweep.executors.local import WORKER_VARIABLES
 
     for device in {command.device for command in commands if command.executor == "local"} - {"cpu"}:
         collect_in_child(device=device, variables=WORKER_VARIABLES)
@@ -88,20 +89,20 @@ def _with_models(parsed: argparse.Namespace, parts: Sequence[Part]) -> list[Part
     the reason."""
     from dataclasses import replace
 
-    from hashbench import suites
+    from hashbench.suites import registry
 
     catalog: list[ModelSpec] = []
     broken: dict[str, str] = {}
     for name in dict.fromkeys(part.suite for part in parts):
         try:
-            catalog += suites.catalog(name)
+            catalog += registry.catalog(name)
         except HashbenchError as error:
             broken[name] = str(error)
     found = [replace(part, error=broken[part.suite]) for part in parts if part.suite in broken]
     if len(found) == len(parts):
         raise HashbenchError("no suite can be listed", consequence=found[0].error)
     for mode in parsed.modes:
-        chosen = suites.select(
+        chosen = registry.select(
             catalog, only=parsed.only, filters=parsed.filter, excludes=parsed.exclude, which=parsed.models, mode=mode
         )
         names = {(spec.suite, spec.name) for spec in chosen}
@@ -166,8 +167,8 @@ def _add_report(report: argparse.ArgumentParser) -> None:
 
 def _report(parsed: argparse.Namespace) -> int:
     from hashbench import nightly
-    from hashbench.report.annotations import as_annotations
     from hashbench.report.assessment import assess
+    from hashbench.report.github import as_annotations
     from hashbench.report.junit import as_junit
     from hashbench.report.markdown import as_markdown, verdict
 
@@ -205,9 +206,9 @@ def _add_expect(expect: argparse.ArgumentParser) -> None:
 
 
 def _expect(parsed: argparse.Namespace) -> int:
-    from hashbench.report import expectedfile
+    from hashbench.report import expected_file
 
-    for path, found in expectedfile.expect_from(
+    for path, found in expected_file.expect_from(
         parsed.results, output=parsed.output, only=parsed.only, link=parsed.link, today=time.strftime("%Y-%m-%d")
     ):
         counts = ", ".join(f"{count} {what}" for what, count in found.what.items())

@@ -22,11 +22,12 @@ from hashbench.cli.flags import (
 )
 from hashbench.cli.listing import add_suites, suites_to_sweep
 from hashbench.cli.placing import placed
-from hashbench.records import DTYPES, HashbenchError, ModelSpec, RunOptions
+from hashbench.errors import HashbenchError
+from hashbench.records import DTYPES, ModelSpec, RunOptions
 
 if TYPE_CHECKING:
-    from hashbench.earlier import EarlierSweep
-    from hashbench.manifest import Partition
+    from hashbench.results.manifest import Partition
+    from hashbench.sweep.estimates import EarlierSweep
 
 
 def add(commands: Commands) -> None:
@@ -35,14 +36,14 @@ def add(commands: Commands) -> None:
 
 
 def _sweep(parsed: argparse.Namespace) -> int:
-    from hashbench import suites
-    from hashbench.environment import digests_note
-    from hashbench.progress import Progress
-    from hashbench.report.render import sweep_table
-    from hashbench.sweep import SweepInterrupted, run_sweep
+    from hashbench.report.text import sweep_table
+    from hashbench.run.environment import digests_note
+    from hashbench.suites import registry
+    from hashbench.sweep.progress import Progress
+    from hashbench.sweep.run import SweepInterrupted, run_sweep
 
     options = _run_options(parsed)
-    catalog = [spec for suite in suites_to_sweep(parsed) for spec in suites.catalog(suite)]
+    catalog = [spec for suite in suites_to_sweep(parsed) for spec in registry.catalog(suite)]
     specs = _selected(parsed, catalog, options.mode)
     output = parsed.output or _default_output([*parsed.suite, *(["tiny"] if parsed.tiny else [])], options.mode)
     try:
@@ -80,7 +81,7 @@ def _placed(options: RunOptions, executor: Any, *, jobs: int) -> tuple[dict[str,
 
     Where others run the models, this machine need not have the device; each of theirs tells its own.
     """
-    from hashbench.executors.local import LocalExecutor
+    from hashbench.sweep.executors.local import LocalExecutor
 
     found = placed(options.device if executor is None else "cpu")
     if not found.shares:
@@ -115,9 +116,9 @@ def _run_options(parsed: argparse.Namespace) -> RunOptions:
 
 
 def _selected(parsed: argparse.Namespace, specs: Sequence[ModelSpec], mode: str) -> Sequence[ModelSpec]:
-    from hashbench import suites
+    from hashbench.suites import registry
 
-    chosen = suites.select(
+    chosen = registry.select(
         specs,
         only=parsed.only,
         filters=parsed.filter,
@@ -140,7 +141,7 @@ def _selected(parsed: argparse.Namespace, specs: Sequence[ModelSpec], mode: str)
 
 def _partition(parsed: argparse.Namespace, catalog: Sequence[ModelSpec], mode: str) -> Partition:
     """Which part of the whole selection this is; with --only partitions play no part, so it is all of it."""
-    from hashbench.manifest import Partition
+    from hashbench.results.manifest import Partition
 
     if parsed.total_partitions == 1 or parsed.only:
         return Partition()
@@ -153,14 +154,14 @@ def _earlier(
     parsed: argparse.Namespace, specs: Sequence[ModelSpec], output: Path, options: RunOptions
 ) -> EarlierSweep | None:
     """The sweep that tells how long each model takes. One worker at a time runs the models in their own order."""
-    from hashbench import earlier
+    from hashbench.sweep import estimates
 
     if parsed.times_from is not None:
-        return earlier.read(parsed.times_from, mode=options.mode, device=options.device)
+        return estimates.read(parsed.times_from, mode=options.mode, device=options.device)
     if (parsed.jobs or 1) == 1 and parsed.executor == "local":
         return None
     models = {(spec.suite, spec.name) for spec in specs}
-    return earlier.newest_before(output, models=models, mode=options.mode, device=options.device)
+    return estimates.newest_before(output, models=models, mode=options.mode, device=options.device)
 
 
 def _default_output(names: Sequence[str], mode: str) -> Path:

@@ -12,8 +12,3 @@ all numbers come to the host in one go when the run is over.
 
 ``docs/devices.md`` says how a device is added.
 """
-
-from hashbench.devices.kinds import DigestPath
-from hashbench.devices.ledger import Ledger, Pending, digest_path
-
-__all__ = ["DigestPath", "Ledger", "Pending", "digest_path"]

@@ -13,7 +13,7 @@ import torch
 from hashbench.devices import kinds, reference
 from hashbench.devices.formula import digest_of_bytes, finish
 from hashbench.devices.kinds import FALLBACK, Accumulate, DigestPath
-from hashbench.records import HashbenchError
+from hashbench.errors import HashbenchError
 
 CHUNK = 1 << 14
 """Numbers in one piece of device memory, 128 KiB."""

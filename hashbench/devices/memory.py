@@ -1,23 +1,46 @@
-"""The memory of a dense tensor, seen as bytes or words without a copy."""
+"""The memory of the device on which a model runs: its peak, and what can be given back. Nothing on the CPU."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import logging
+
 import torch
 
+log = logging.getLogger(__name__)
 
-def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A ``uint8`` view, of one dimension, of the memory that a dense tensor fills, in memory order.
+_PEAK = "allocated_bytes.all.peak"
 
-    ``tensor`` may have any dtype and any order of dimensions, but no holes and no overlaps.
+
+def reset_peak(device: torch.device) -> None:
+    """Count the peak of ``device`` from now on."""
+    if device.type != "cpu":
+        with contextlib.suppress(RuntimeError, NotImplementedError):  # an allocator that does not count
+            torch.accelerator.reset_peak_memory_stats(device)
+
+
+def peak_mib(device: torch.device) -> float | None:
+    """The most that tensors took of ``device`` at once since :func:`reset_peak`, in MiB, as torch's allocator counted;
+    ``None`` on the CPU, where nothing was allocated, and where the allocator does not count."""
+    if device.type == "cpu":
+        return None
+    try:
+        peak = torch.accelerator.memory_stats(device).get(_PEAK)
+    except (RuntimeError, NotImplementedError):
+        return None
+    return None if peak is None else peak / 2**20
+
+
+def release(device: torch.device) -> None:
+    """Give back what nothing refers to any more: garbage in cycles, and what torch's allocator keeps of ``device``.
+
+    A device in which a kernel has failed refuses everything from then on; that it refuses this, too, is only logged.
     """
-    view = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    start = tensor.storage_offset() * tensor.element_size()
-    return view.set_(tensor.untyped_storage(), start, (tensor.nbytes,), (1,))
-
-
-def alignment(data: torch.Tensor) -> int:
-    """The largest of 8, 4, 2 and 1 that divides the address of ``data``, in bytes."""
-    address = (
-        data.data_ptr()
-    )  # of a dense tensor in any order of dimensions: its first byte, strides are never negative
-    return next(size for size in (8, 4, 2, 1) if address % size == 0)
+    gc.collect()
+    if device.type == "cpu":
+        return
+    try:
+        torch.accelerator.empty_cache()
+    except (RuntimeError, NotImplementedError) as error:
+        log.warning("the memory of %s cannot be given back: %s", device, str(error).partition("\n")[0])

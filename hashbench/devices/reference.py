@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from hashbench.devices.dense import alignment, bytes_of
 from hashbench.devices.formula import FACTORS, GOLDEN, SHIFTS, WORD_BYTES, signed
-from hashbench.devices.memory import alignment, bytes_of
 
 AT_ONCE = 1 << 22
 """Words that are worked on at once: some 200 MiB of temporary memory."""

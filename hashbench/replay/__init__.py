@@ -11,17 +11,17 @@ import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from hashbench.budget import Budget
-from hashbench.opplan import plan_of
+from hashbench.deadline import Budget
 from hashbench.records import Arm, CallFacts, TensorDigest
-from hashbench.replay import callfacts
-from hashbench.replay.arms import SURROUNDINGS, Surroundings
-from hashbench.replay.callfacts import Snapshot
-from hashbench.replay.calls import CapturedCall, Outcome, in_force
-from hashbench.replay.laboratory import DIFFERS_IN_PLACE, NO_TIME, Laboratory
-from hashbench.replay.opowner import calls_others
-from hashbench.replay.specialarms import SPECIAL_ARMS
+from hashbench.replay import facts as callfacts
+from hashbench.replay.call import CapturedCall, Outcome, in_force
+from hashbench.replay.experiments.special import SPECIAL_ARMS
+from hashbench.replay.experiments.table import SURROUNDINGS, Surroundings
+from hashbench.replay.facts import Snapshot
+from hashbench.replay.op_owner import calls_others
+from hashbench.replay.replayer import DIFFERS_IN_PLACE, NO_TIME, Laboratory
 from hashbench.replay.tally import Tally
+from hashbench.trace.op_schema import plan_of
 
 Recorded = Sequence[tuple[TensorDigest, ...]]
 

@@ -16,9 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from hashbench.determinism import settings
-from hashbench.opplan import plan_of
-from hashbench.replay.calls import (
+from hashbench.replay.call import (
     LINE,
     PAGE,
     CapturedCall,
@@ -29,8 +27,10 @@ from hashbench.replay.calls import (
     byte_span,
     held_bytes,
 )
-from hashbench.replay.opowner import is_custom
-from hashbench.replay.randomstate import random_states
+from hashbench.replay.op_owner import is_custom
+from hashbench.replay.random_state import random_states
+from hashbench.run.settings import settings
+from hashbench.trace.op_schema import plan_of
 
 MIB = 2**20
 

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from hashbench.records import Arm
-from hashbench.replay.callfacts import Snapshot
-from hashbench.replay.calls import Outcome, held_bytes
+from hashbench.replay.call import Outcome, held_bytes
+from hashbench.replay.facts import Snapshot
 
 MOST_COPIES = 5
 MOST_BYTES = 2**26

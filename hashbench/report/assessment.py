@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hashbench.records import HashbenchError
+from hashbench.errors import HashbenchError
 from hashbench.report.expectations import Judged, judge
 from hashbench.report.history import History, Night, load_history
-from hashbench.report.load import Sweep, csv_files, joined, load_file, load_sweep
+from hashbench.results.load import Sweep, csv_files, joined, load_file, load_sweep
 
 
 @dataclass(frozen=True, slots=True)

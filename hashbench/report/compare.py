@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
-from hashbench.records import HashbenchError, Row
+from hashbench.errors import HashbenchError
+from hashbench.records import Row
 from hashbench.report import mixed
-from hashbench.report.csvfile import row_key
-from hashbench.report.environments import EnvironmentChange, environment_changes
-from hashbench.report.load import Sweep
+from hashbench.results.environments import EnvironmentChange, environment_changes
+from hashbench.results.load import Sweep
+from hashbench.results.rows import row_key
 
 
 class Outcome(StrEnum):

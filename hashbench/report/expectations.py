@@ -13,10 +13,10 @@ from enum import StrEnum
 
 from hashbench.records import Row
 from hashbench.report.compare import WORSE, Change, Outcome, compare, verdict_of
-from hashbench.report.csvfile import row_key
-from hashbench.report.environments import EnvironmentChange
 from hashbench.report.history import History, ModelHistory, Spell
-from hashbench.report.load import Provenance, Sweep
+from hashbench.results.environments import EnvironmentChange
+from hashbench.results.load import Provenance, Sweep
+from hashbench.results.rows import row_key
 
 STALE_AFTER = 30
 """Nights in which a model ran and did not show what is expected of it, before that is called stale."""

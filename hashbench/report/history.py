@@ -15,12 +15,13 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from hashbench.records import HashbenchError, Row
+from hashbench.errors import HashbenchError
+from hashbench.records import Row
 from hashbench.report.compare import verdict_of
-from hashbench.report.environments import EnvironmentChange, environment_changes
-from hashbench.report.load import environments_beside, night_problems, selections_beside
-from hashbench.report.nightfolders import NightFolder, find_nights
-from hashbench.report.nightrows import Memory, NightRows, read_night_rows
+from hashbench.report.night_folders import NightFolder, find_nights
+from hashbench.report.night_rows import Memory, NightRows, read_night_rows
+from hashbench.results.environments import EnvironmentChange, environment_changes
+from hashbench.results.load import environments_beside, night_problems, selections_beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ Numbers = NDArray[numpy.int32]
 
 
 def load_history(folders: Iterable[Path | str], *, until: Path | None = None) -> History:
-    """The history of the nights at ``folders`` (:func:`~hashbench.report.nightfolders.find_nights` says which).
+    """The history of the nights at ``folders`` (:func:`~hashbench.report.night_folders.find_nights` says which).
 
     Only the last night and the rows that are told of are read wholly; of the others, what spells need. A file that
     cannot be read is an error where the user named it or its night, and else a problem of its night. ``until`` is the

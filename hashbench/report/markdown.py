@@ -16,12 +16,12 @@ from tabulate import tabulate
 
 from hashbench.records import Row
 from hashbench.report.compare import verdict_of
-from hashbench.report.csvtext import one_line
-from hashbench.report.environments import EnvironmentChange
 from hashbench.report.expectations import STALE_AFTER, Judged, Judgement, Standing
 from hashbench.report.history import History, ModelHistory, Spell
-from hashbench.report.load import is_link
-from hashbench.report.render import escape_markdown, shorten
+from hashbench.report.text import escape_markdown, shorten
+from hashbench.results.environments import EnvironmentChange
+from hashbench.results.load import is_link
+from hashbench.results.table import one_line
 
 LIMIT = 900_000
 """Bytes of UTF-8; GitHub shows no summary of a step that has more than 1 MiB."""

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hashbench.records import Row
-from hashbench.report.environments import environment_changes
-from hashbench.report.load import Sweep
-from hashbench.words import a_few
+from hashbench.results.environments import environment_changes
+from hashbench.results.load import Sweep
+from hashbench.text import a_few
 
 _SHOWN = 4
 

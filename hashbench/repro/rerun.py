@@ -14,11 +14,12 @@ import torch
 from tabulate import tabulate
 
 from hashbench import causes, replay
-from hashbench.budget import Budget
-from hashbench.records import Arm, Decision, Evidence, HashbenchError
-from hashbench.replay.calls import CapturedCall
-from hashbench.repro import callfile, report
-from hashbench.repro.callvalues import BadCallError, integer_at, list_at, mapping_at, text_at
+from hashbench.deadline import Budget
+from hashbench.errors import HashbenchError
+from hashbench.records import Arm, Decision, Evidence
+from hashbench.replay.call import CapturedCall
+from hashbench.repro import call_file, report
+from hashbench.repro.call_values import BadCallError, integer_at, list_at, mapping_at, text_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ def rerun(folder: Path, *, replays: int, budget: float) -> Rerun:
     Raises:
         HashbenchError: the folder is no repro, or asks for what is not here.
     """
-    saved = callfile.read(folder)
+    saved = call_file.read(folder)
     call, recorded = saved.call, _recorded(saved.recorded, folder)
     replays_made = replay.experiments(call, replays=replays, budget=Budget(budget))
     evidence = Evidence(origin="kernel", call=replays_made.facts, arms=replays_made.arms)
@@ -73,7 +74,7 @@ def _recorded(found: Mapping[str, Any], folder: Path) -> Recorded:
         return Recorded(arms, Decision(*(text_at(decision, name) for name in Decision.__slots__)), texts)
     except BadCallError as error:
         consequence = f"nothing was run ({error})"
-        raise HashbenchError(f"cannot use the repro in {folder}", consequence=consequence, tip=callfile.TIP) from None
+        raise HashbenchError(f"cannot use the repro in {folder}", consequence=consequence, tip=call_file.TIP) from None
 
 
 def _arm(entry: Any) -> Arm:

@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
-from hashbench.opplan import plan_of
 from hashbench.records import Arm, Evidence
-from hashbench.replay.arms import possible_shifts
-from hashbench.replay.calls import LINE, CapturedCall, GeneratorSlot, Slot, TensorForm, generator_slots
+from hashbench.replay.call import LINE, CapturedCall, GeneratorSlot, Slot, TensorForm, generator_slots
 from hashbench.replay.capture import may_resize
-from hashbench.repro import parts
-from hashbench.repro.callvalues import bad, is_named
-from hashbench.repro.opdefinition import needs_definition
+from hashbench.replay.experiments.table import possible_shifts
+from hashbench.repro import script_parts
+from hashbench.repro.call_values import bad, is_named
+from hashbench.repro.op_definition import needs_definition
+from hashbench.trace.op_schema import plan_of
 
 _FEWEST, _USUAL, _MOST = 20, 500, 5000
 """Calls at most: of slow ops, of any, and where they differ rarely. Many, because on a busy machine threads run one
@@ -103,19 +103,19 @@ def source(call: CapturedCall, how: Plan, *, heading: str, definition: str = "")
         _docstring(heading, how=how, definition=definition, custom=custom),
         _imports(call, how=how, custom=custom),
         _preparations(call, how=how, custom=custom),
-        parts.PLACE if call.memories else "",
+        script_parts.PLACE if call.memories else "",
         _memories(call),
         _tensors(call, custom=custom),
         _call(call, custom=custom, poison=poison),
-        parts.LEAVES_BEGIN + (parts.LEAVES_OF_OTHER_KINDS if whole else "") + parts.LEAVES_END,
-        parts.LOOKING,
+        script_parts.LEAVES_BEGIN + (script_parts.LEAVES_OF_OTHER_KINDS if whole else "") + script_parts.LEAVES_END,
+        script_parts.LOOKING,
         _filling(call) if poison else "",
         "\n\n",
-        parts.TRIALS[how.variant].replace("@DEVICE@", _device(call, call.device)),
-        parts.COUNTING,
-        parts.STOP_BUSY if busy else "",
-        parts.STOP_STREAM if how.variant == "busy_stream" else "",
-        parts.RESULT,
+        script_parts.TRIALS[how.variant].replace("@DEVICE@", _device(call, call.device)),
+        script_parts.COUNTING,
+        script_parts.STOP_BUSY if busy else "",
+        script_parts.STOP_STREAM if how.variant == "busy_stream" else "",
+        script_parts.RESULT,
     ]
     return "".join(texts)
 
@@ -158,7 +158,7 @@ def _preparations(call: CapturedCall, *, how: Plan, custom: bool) -> str:
     else:
         lines += [f"CALLS = {_calls_of(call, how)}  # at most: it stops after 20 where some differ"]
     lines += _own_device(call)
-    lines += [parts.DEFINING.rstrip()] if custom else []
+    lines += [script_parts.DEFINING.rstrip()] if custom else []
     lines += ['saved = torch.load(pathlib.Path(__file__).with_name("tensors.pt"), weights_only=True)']
     lines += [f"torch.set_num_threads({call.threads})", *_settings(call), ""]
     return "\n".join(lines)
@@ -355,8 +355,8 @@ def _random_states(call: CapturedCall, *, custom: bool) -> list[str]:
 
 def _filling(call: CapturedCall) -> str:
     if call.device.type == "cpu":
-        return parts.FILL_MALLOC
-    text = parts.FILL_FREE_BLOCKS if call.device.type in WITH_SNAPSHOT else parts.FILL_DEVICE
+        return script_parts.FILL_MALLOC
+    text = script_parts.FILL_FREE_BLOCKS if call.device.type in WITH_SNAPSHOT else script_parts.FILL_DEVICE
     return text.replace("@KIND@", call.device.type).replace("@DEVICE@", _device(call, call.device))
 
 

@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from hashbench.records import DETERMINISTIC, HashbenchError
+from hashbench.errors import HashbenchError
+from hashbench.records import DETERMINISTIC
 
 if TYPE_CHECKING:
-    from hashbench.workload import Workload
+    from hashbench.run.workload import Workload
 
 EXAMPLE = 'MODELS = {"my_model": lambda: (module, example_inputs)}'
 """The shortest suite, for error messages."""
@@ -183,7 +184,7 @@ def build(function: Callable[..., Any], *, batch_size: int | None, what: str) ->
     """
     from torch import nn
 
-    from hashbench.workload import Workload
+    from hashbench.run.workload import Workload
 
     made = function() if facts_of(function).batch_size is None else function(batch_size=batch_size)
     if isinstance(made, Workload):

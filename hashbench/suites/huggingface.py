@@ -16,10 +16,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hashbench.records import HashbenchError, ModelSpec
+from hashbench.errors import HashbenchError
+from hashbench.processes import variables
+from hashbench.records import ModelSpec
+from hashbench.run.workload import Workload
 from hashbench.suites.huggingface_inputs import TASKS, Request
-from hashbench.variables import variables
-from hashbench.workload import Workload
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 """What tells transformers and its hub client to look for nothing on the network."""

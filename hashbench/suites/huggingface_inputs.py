@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hashbench.records import HashbenchError, ModelSpec
+from hashbench.errors import HashbenchError
+from hashbench.records import ModelSpec
 
 Inputs = dict[str, Any]
 

@@ -17,8 +17,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hashbench.files import PACKAGE_PARENT
-from hashbench.records import HashbenchError
+from hashbench.errors import HashbenchError
+from hashbench.io import PACKAGE_PARENT
 from hashbench.suites.functions import UnusableError
 
 LISTING_SECONDS = 120.0

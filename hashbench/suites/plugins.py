@@ -9,11 +9,12 @@ from __future__ import annotations
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
-from hashbench.records import HashbenchError, ModelSpec
+from hashbench.errors import HashbenchError
+from hashbench.records import ModelSpec
 from hashbench.suites import functions, listing
 
 if TYPE_CHECKING:
-    from hashbench.workload import Workload
+    from hashbench.run.workload import Workload
 
 GROUP = "hashbench.suites"
 

@@ -10,7 +10,8 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
 
-from hashbench.records import MODES, HashbenchError, ModelSpec
+from hashbench.errors import HashbenchError
+from hashbench.records import MODES, ModelSpec
 
 WHICH = ("default", "all")
 

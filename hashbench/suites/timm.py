@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hashbench.records import ModelSpec
-from hashbench.workload import Workload
+from hashbench.run.workload import Workload
 
 
 def load(spec: ModelSpec, *, batch_size: int, mode: str) -> Workload:

@@ -15,7 +15,7 @@ from hashbench.records import ModelSpec
 from hashbench.suites import listing
 
 if TYPE_CHECKING:
-    from hashbench.workload import Workload
+    from hashbench.run.workload import Workload
 
 BATCH_SIZE = 4
 """Of an accuracy run in dynamo, for models that the data do not know."""
@@ -53,7 +53,7 @@ def load(spec: ModelSpec, *, batch_size: int, mode: str) -> Workload:
         NotImplementedError: the model's folder has no class ``Model``.
         Exception: whatever the model raises.
     """
-    from hashbench.workload import Workload
+    from hashbench.run.workload import Workload
 
     kind: Any = getattr(importlib.import_module(f"torchbenchmark.models.{spec.name}"), "Model", None)
     if kind is None:

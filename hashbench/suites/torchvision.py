@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torchvision import models
 
-from hashbench.records import HashbenchError, ModelSpec
-from hashbench.workload import Workload
+from hashbench.errors import HashbenchError
+from hashbench.records import ModelSpec
+from hashbench.run.workload import Workload
 
 Loss = Callable[[Any], Tensor]
 Task = Callable[..., Workload]

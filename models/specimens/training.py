@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hashbench.workload import Workload
+from hashbench.run.workload import Workload
 
 
 class MonitoredSGD(torch.optim.SGD):

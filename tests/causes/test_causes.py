@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from hashbench.causes import decide
-from hashbench.causes.readings import ARMS, few_outcomes
-from hashbench.causes.remedies import ADVICE
+from hashbench.causes.advice import ADVICE
+from hashbench.causes.evidence import ARMS, few_outcomes
 from hashbench.records import CAUSES, CONFIDENCES, ORIGINS, Arm, CallFacts, Evidence
 
 PAGE = Path(__file__).parents[2] / "docs" / "causes.md"

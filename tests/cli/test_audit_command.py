@@ -10,9 +10,9 @@ import pytest
 
 from hashbench import cli
 from hashbench.records import Row
-from hashbench.report import auditfile
-from hashbench.report.csvfile import write_rows
-from hashbench.tools.audit import conducting, fromsweeps
+from hashbench.results import audit_table
+from hashbench.results.rows import write_rows
+from hashbench.tools.audit import driver, from_sweeps
 
 SMALL = ["--dtypes", "float32", "int64", "--samples", "2", "--runs", "3", "--budget", "0"]
 
@@ -71,7 +71,7 @@ CLEAN = Row(dev="cpu", name="resnet18", batch_size=2, accuracy="pass", suite="to
 
 
 def test_every_op_has_rows_for_its_dtypes_samples_and_passes(made: Path) -> None:
-    rows = auditfile.read(made / "out").rows
+    rows = audit_table.read(made / "out").rows
     keys = {(row.source, row.op, row.dtype, row.phase) for row in rows}
 
     assert {("op_db", "put", "int64", "forward"), ("stress", "kthvalue", "float32", "backward")} <= keys
@@ -82,7 +82,7 @@ def test_every_op_has_rows_for_its_dtypes_samples_and_passes(made: Path) -> None
 
 
 def test_classical_examples_name_what_is_documented_for_cuda(made: Path) -> None:
-    rows = auditfile.read(made / "out").rows
+    rows = audit_table.read(made / "out").rows
     said = {(row.op, row.sample): row for row in rows if row.source == "stress"}
 
     assert said["kthvalue", "ties"].documented == "not listed for cpu"
@@ -91,7 +91,7 @@ def test_classical_examples_name_what_is_documented_for_cuda(made: Path) -> None
 
 
 def test_seeded_ops_and_filled_memory_are_no_findings(made: Path) -> None:
-    rows = auditfile.read(made / "out").rows
+    rows = audit_table.read(made / "out").rows
 
     for op in ("nn.functional.dropout", "empty"):
         assert {row.verdict for row in rows if row.op == op} == {"as documented"}
@@ -99,7 +99,7 @@ def test_seeded_ops_and_filled_memory_are_no_findings(made: Path) -> None:
 
 
 def test_sweeps_add_the_kernels_of_real_models(made: Path) -> None:
-    rows = [row for row in auditfile.read(made / "out").rows if row.source == "sweep"]
+    rows = [row for row in audit_table.read(made / "out").rows if row.source == "sweep"]
 
     assert [(row.op, row.sample, row.phase, row.verdict) for row in rows] == [
         ("aten.index_put_.default", "torchvision/swin_t training", "backward", "as documented"),
@@ -124,7 +124,7 @@ def test_resuming_what_is_complete_runs_nothing(made: Path) -> None:
 
     assert code == 0
     assert {path: path.stat().st_mtime_ns for path in (made / "out" / "ops").iterdir()} == before
-    assert len({row.op for row in auditfile.read(made / "out").rows if row.source == "op_db"}) == 6
+    assert len({row.op for row in audit_table.read(made / "out").rows if row.source == "op_db"}) == 6
 
 
 @pytest.mark.parametrize(
@@ -137,13 +137,13 @@ def test_workers_get_devices_and_rows_are_of_their_kind(
     told = {"torch": {"hip_build": None}, "device": {"each": [{"name": "H200", "memory_mib": 1000}] * 2}}
     asked: dict[str, Any] = {}
 
-    def audit(wanted: conducting.Asked, **arguments: Any) -> tuple[()]:
+    def audit(wanted: driver.Asked, **arguments: Any) -> tuple[()]:
         asked.update(arguments, options=wanted.options)
         return ()
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("hashbench.environment.collect_in_child", lambda **_: dict(told))
-    monkeypatch.setattr(conducting, "audit", audit)
+    monkeypatch.setattr("hashbench.run.environment.collect_in_child", lambda **_: dict(told))
+    monkeypatch.setattr(driver, "audit", audit)
 
     assert cli.main(["audit", "-d", device, "--jobs", "3", "--output", str(tmp_path / "out")]) == 0
 
@@ -190,4 +190,4 @@ def test_what_a_sweep_says_of_each_setting(level, evidence, expected) -> None:
 
     row = replace(SWIN, deterministic=level, evidence=evidence, nondeterministic_op="x" if level == "warn" else "")
 
-    assert tuple(fromsweeps.measured(row, setting) for setting in ("off", "on", "unfilled")) == expected
+    assert tuple(from_sweeps.measured(row, setting) for setting in ("off", "on", "unfilled")) == expected

@@ -11,7 +11,7 @@ import pytest
 
 from hashbench.cli import main
 from hashbench.cli.listing import count, suites_to_sweep
-from hashbench.suites import bundled, data
+from hashbench.suites import catalog, csv_file
 
 ZOO = """
 import hashbench
@@ -43,7 +43,7 @@ def test_a_model_is_listed_with_its_facts_and_why_what_is_skipped(capsys):
 
 def test_a_model_of_an_accelerator_says_what_it_needs_in_every_format(capsys, monkeypatch, tmp_path):
     (tmp_path / "specimens.csv").write_text("name,devices,note\nraces,cuda xpu,a note\nruns,,\n")
-    monkeypatch.setattr(data, "data_folder", lambda: tmp_path)
+    monkeypatch.setattr(csv_file, "data_folder", lambda: tmp_path)
     assert main(["list", "--suite", "specimens"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if " races " in line]
     assert line.endswith(" needs cuda or xpu; a note")
@@ -86,8 +86,8 @@ def test_other_formats_have_every_fact_and_nothing_else(form, capsys, zoo):
 
 
 def test_a_suite_that_is_not_installed_is_listed_with_what_to_do(capsys, monkeypatch):
-    needed = {"timm": bundled.Package("no_such_package", "pip install 'hashbench[timm]'")}
-    monkeypatch.setattr(bundled, "NEEDED", needed)
+    needed = {"timm": catalog.Package("no_such_package", "pip install 'hashbench[timm]'")}
+    monkeypatch.setattr(catalog, "NEEDED", needed)
     assert main(["list", "--suite", "timm"]) == 0
     said = capsys.readouterr()
     assert "lcnet_050" in said.out

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from hashbench.cli import main
-from hashbench.executors.local import LocalExecutor
 from hashbench.records import RunOptions
-from hashbench.sweep import SweepResult
+from hashbench.sweep.executors.local import LocalExecutor
+from hashbench.sweep.run import SweepResult
 
 TWO = {"torch": {"hip_build": None}, "device": {"type": "cuda", "each": [{"name": "H200", "memory_mib": 1000}] * 2}}
 UNLIKE = {**TWO, "device": {"type": "cuda", "each": [{"name": "H200"}, {"name": "T400"}]}}
@@ -25,8 +25,8 @@ class Sweeps:
         self.asked: list[str] = []
         self.options = RunOptions()
         self.executor: LocalExecutor | None = None
-        monkeypatch.setattr("hashbench.environment.collect_in_child", self.collect)
-        monkeypatch.setattr("hashbench.sweep.run_sweep", self.sweep)
+        monkeypatch.setattr("hashbench.run.environment.collect_in_child", self.collect)
+        monkeypatch.setattr("hashbench.sweep.run.run_sweep", self.sweep)
 
     def collect(self, *, device: str, **_: object) -> dict[str, Any]:
         self.asked.append(device)

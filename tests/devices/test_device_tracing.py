@@ -14,10 +14,11 @@ import torch
 from training_steps import STEPS, counting
 
 from hashbench import HashDebugTrace
-from hashbench.devices import Ledger, ledger
-from hashbench.digest import raw_digest
-from hashbench.divergence import find
+from hashbench.devices import ledger
+from hashbench.devices.ledger import Ledger
+from hashbench.divergence.introduce import find
 from hashbench.records import OpRecord, Trace
+from hashbench.trace.digest import raw_digest
 
 
 def model() -> torch.nn.Module:

@@ -15,16 +15,18 @@ import pytest
 import torch
 
 import hashbench
-import hashbench.sweep
-from hashbench import HashDebugTrace, cli, environment
-from hashbench.devices import DigestPath, Ledger, digest_path, kinds, ledger, reference
+import hashbench.sweep.run
+from hashbench import HashDebugTrace, cli
+from hashbench.devices import kinds, ledger, reference
+from hashbench.devices.dense import bytes_of
 from hashbench.devices.formula import digest_of_bytes
-from hashbench.devices.kinds import DeviceKind, Unfit
-from hashbench.devices.memory import bytes_of
-from hashbench.files import PACKAGE_PARENT
-from hashbench.records import HashbenchError
-from hashbench.report.environments import environment_changes
-from hashbench.sweep import SweepInterrupted
+from hashbench.devices.kinds import DeviceKind, DigestPath, Unfit
+from hashbench.devices.ledger import Ledger, digest_path
+from hashbench.errors import HashbenchError
+from hashbench.io import PACKAGE_PARENT
+from hashbench.results.environments import environment_changes
+from hashbench.run import environment
+from hashbench.sweep.run import SweepInterrupted
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda", 0)
@@ -216,7 +218,7 @@ def test_a_sweep_on_a_device_that_falls_back_prints_that_line_first(
         assert kwargs["environment"]["digests"] == slow["digests"]
         raise SweepInterrupted(done=0, total=1, output=tmp_path)
 
-    monkeypatch.setattr(hashbench.sweep, "run_sweep", stopped)
+    monkeypatch.setattr(hashbench.sweep.run, "run_sweep", stopped)
     cli.main(["sweep", "--inference", "--only", "resnet18", "--output", str(tmp_path / "results")])
     assert capsys.readouterr().err.splitlines()[0] == (
         "digests on cpu are made by torch ops, which is slow: there is no compiler (docs/devices.md)"
@@ -247,7 +249,11 @@ def test_a_sweep_begins_with_a_line_where_digests_are_slow(found: dict[str, Any]
 
 def test_the_environment_says_how_digests_are_made() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "hashbench.environment"], capture_output=True, text=True, check=True, cwd=PACKAGE_PARENT
+        [sys.executable, "-m", "hashbench.run.environment"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=PACKAGE_PARENT,
     )
     assert json.loads(done.stdout)["digests"] == {"name": "xxhash", "reason": ""}
 

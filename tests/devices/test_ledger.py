@@ -8,9 +8,10 @@ import weakref
 import pytest
 import torch
 
-from hashbench.devices import Ledger, ledger
+from hashbench.devices import ledger
+from hashbench.devices.dense import bytes_of
 from hashbench.devices.formula import digest_of_bytes
-from hashbench.devices.memory import bytes_of
+from hashbench.devices.ledger import Ledger
 
 
 def expected(tensor: torch.Tensor) -> int:

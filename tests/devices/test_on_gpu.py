@@ -13,10 +13,12 @@ import torch
 from training_steps import STEPS
 
 from hashbench import HashDebugTrace
-from hashbench.devices import DigestPath, Ledger, digest_path, ledger, reference
+from hashbench.devices import ledger, reference
+from hashbench.devices.dense import bytes_of
 from hashbench.devices.formula import digest_of_bytes, finish
-from hashbench.devices.memory import bytes_of
-from hashbench.divergence import find
+from hashbench.devices.kinds import DigestPath
+from hashbench.devices.ledger import Ledger, digest_path
+from hashbench.divergence.introduce import find
 from hashbench.records import Trace
 
 

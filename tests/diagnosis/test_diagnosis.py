@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 import torch
 
-from hashbench import replay, suites
-from hashbench.determinism import settings
-from hashbench.diagnosis import conductor
-from hashbench.outcome import Outcome
+from hashbench import replay
+from hashbench.check.model import BenchmarkRunner
+from hashbench.diagnose import driver
 from hashbench.records import Arm, Diagnosis, Row, RunOptions
-from hashbench.runner import BenchmarkRunner
-from hashbench.workload import Workload
+from hashbench.run.outcome import Outcome
+from hashbench.run.settings import settings
+from hashbench.run.workload import Workload
+from hashbench.suites import registry
 
 OPTIONS = RunOptions(mode="inference", threads=8, replays=6, diagnose_budget=300.0)
 """Eight threads meet also on one busy core, where two hardly ever do; the time is what such a machine may need."""
@@ -228,7 +229,7 @@ def test_a_full_disk_during_the_diagnosis_is_told_to_the_sweep(monkeypatch: pyte
 
 
 def test_no_more_is_captured_than_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conductor.psutil, "virtual_memory", lambda: SimpleNamespace(available=600))
+    monkeypatch.setattr(driver.psutil, "virtual_memory", lambda: SimpleNamespace(available=600))
     found = diagnosis_of(with_jitter)
     assert found.evidence.call is not None
     assert "MiB" in found.evidence.call.limits
@@ -297,7 +298,7 @@ MODELS = {
 
 def row_of(name: str, folder: Path, **options: object) -> Row:
     (folder / "zoo.py").write_text(ZOO)
-    spec = next(spec for spec in suites.catalog(str(folder / "zoo.py")) if spec.name == name)
+    spec = next(spec for spec in registry.catalog(str(folder / "zoo.py")) if spec.name == name)
     made = replace(OPTIONS, output=str(folder / "out"), deterministic="off", **options)
     return BenchmarkRunner(made).run_model(spec)
 

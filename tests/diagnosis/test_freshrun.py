@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
-from hashbench.diagnosis import freshrun
-from hashbench.diagnosis.freshrun import FreshRuns, fresh_traces
+from hashbench.diagnose import fresh_process
+from hashbench.diagnose.fresh_process import FreshRuns, fresh_traces
 from hashbench.records import ModelSpec, RunOptions
-from hashbench.suites import catalog
+from hashbench.suites.registry import catalog
 
 on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="addresses are fixed on Linux alone")
 
@@ -76,7 +76,7 @@ def test_without_fixed_order_sets_have_other_orders() -> None:
 
 
 def test_where_addresses_cannot_be_fixed_a_note_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(freshrun, "LAUNCHER", freshrun.LAUNCHER.replace("0x0040000", "0"))
+    monkeypatch.setattr(fresh_process, "LAUNCHER", fresh_process.LAUNCHER.replace("0x0040000", "0"))
     found = fresh("order", processes=2, fixed_order=True)
     assert found.note == "memory addresses could not be fixed"
     assert len(found.processes) == 2

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from hashbench import world
-from hashbench.budget import Budget
-from hashbench.diagnosis import conductor
-from hashbench.diagnosis.freshrun import FreshRuns
-from hashbench.diagnosis.pairs import Pairs, process_arms, still_there
-from hashbench.outcome import Outcome, Run
+from hashbench.deadline import Budget
+from hashbench.diagnose import driver
+from hashbench.diagnose.fresh_process import FreshRuns
+from hashbench.diagnose.pairs import Pairs, process_arms, still_there
 from hashbench.records import Divergence, Failure, RunOptions, Trace
-from hashbench.tracing import HashDebugTrace
-from hashbench.world import poison
+from hashbench.replay import controls
+from hashbench.replay.controls import memory as poison
+from hashbench.run.outcome import Outcome, Run
+from hashbench.trace.mode import HashDebugTrace
 
 ONE = torch.Generator().manual_seed(1)
 TWO = torch.Generator().manual_seed(2)
@@ -131,7 +131,7 @@ def test_before_each_run_the_free_blocks_of_the_device_are_filled(monkeypatch: p
     happened: list[object] = []
     reserve = poison.Reserve(300, 20)
     monkeypatch.setattr(poison, "_fill_free_blocks", lambda *asked: happened.append(asked))
-    monkeypatch.setattr(world, "reserve_for_a_run", lambda device: reserve if device.type == "xpu" else None)
+    monkeypatch.setattr(controls, "reserve_for_a_run", lambda device: reserve if device.type == "xpu" else None)
 
     def compute() -> torch.Tensor:
         happened.append("run")
@@ -139,13 +139,13 @@ def test_before_each_run_the_free_blocks_of_the_device_are_filled(monkeypatch: p
 
     arm = Pairs(run_of(compute), None, replays=3, budget=Budget(60.0), device="xpu:1").poison()
     assert arm.trials == 3
-    one, two = ((value, torch.device("xpu:1"), reserve) for value in world.POISONS)
+    one, two = ((value, torch.device("xpu:1"), reserve) for value in controls.POISONS)
     assert happened == [one, "run", two, "run"] * 3
 
 
 def test_the_pairs_of_a_diagnosis_know_where_the_model_runs() -> None:
-    subject = conductor.Subject(run_of(lambda: torch.ones(3)), RunOptions(device="cuda:1"), Outcome("pass", "on"))
-    assert conductor._Diagnostician(subject).pairs.device == torch.device("cuda:1")
+    subject = driver.Subject(run_of(lambda: torch.ones(3)), RunOptions(device="cuda:1"), Outcome("pass", "on"))
+    assert driver._Diagnostician(subject).pairs.device == torch.device("cuda:1")
 
 
 @pytest.mark.gpu

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from hashbench import divergence
-from hashbench.diagnosis.patching import Recorder, Replacer
+from hashbench.diagnose.patching import Recorder, Replacer
+from hashbench.divergence import introduce
 from hashbench.records import Trace
-from hashbench.tracing import HashDebugTrace
-from hashbench.watching import Watcher
+from hashbench.trace.callbacks import Watcher
+from hashbench.trace.mode import HashDebugTrace
 
 Program = Callable[[int], dict[str, torch.Tensor]]
 
@@ -25,7 +25,7 @@ def traced(program: Program, run: int, watcher: Watcher | None = None) -> Trace:
 
 
 def source(first: Trace, second: Trace) -> str:
-    found = divergence.find(first, second).divergence
+    found = introduce.find(first, second).divergence
     return "" if found is None else found.node
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hashbench.diagnosis import rates
+from hashbench.causes import rates
 from hashbench.records import Arm, Evidence, RunCounts
 
 REPEAT = Arm("repeat", "call", 20, 5, 3)

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from hashbench.accelerators import Share
-from hashbench.earlier import CONTEXT_MIB, EarlierSweep
-from hashbench.events import Event, ModelFinished, ModelStarted, SweepPlanned
-from hashbench.executors.local import LocalExecutor
+from hashbench.devices.visibility import Share
 from hashbench.records import ModelSpec, Row, RunOptions
-from hashbench.sweep import run_sweep
+from hashbench.sweep.estimates import CONTEXT_MIB, EarlierSweep
+from hashbench.sweep.events import Event, ModelFinished, ModelStarted, SweepPlanned
+from hashbench.sweep.executors.local import LocalExecutor
+from hashbench.sweep.run import run_sweep
 
 FIRST, SECOND = Share({"CUDA_VISIBLE_DEVICES": "3"}, 900.0), Share({"CUDA_VISIBLE_DEVICES": "GPU-1c5e9a02"}, 900.0)
 

@@ -52,7 +52,7 @@ def test_a_library_that_cannot_be_preloaded_does_not_end_the_server(tmp_path, co
     # The real list, with a broken torchvision in front of the real one; torch itself is hidden to be quick.
     (library / "torch.py").write_text("raise ImportError")
     assert '"accuracy": "pass"' in run_script(
-        tmp_path, "--preload", "hashbench.preload", "a=pass", PYTHONPATH=str(library)
+        tmp_path, "--preload", "hashbench.sweep.preload", "a=pass", PYTHONPATH=str(library)
     )
 
 
@@ -113,5 +113,5 @@ def test_another_preload_gets_another_server_and_the_same_one_is_kept(tmp_path):
 
 @pytest.mark.slow
 def test_the_server_loads_torch_once_and_starts_no_threads(tmp_path):
-    row = run_script(tmp_path, "--preload", "hashbench.preload", "a=torch")
+    row = run_script(tmp_path, "--preload", "hashbench.sweep.preload", "a=torch")
     assert "torch preloaded True, threads in the server 1, in parallel 2" in row

@@ -23,9 +23,10 @@ import ray_targets
 from sweep_helpers import alive, names_in_csv, sweep_process, wait_until
 
 from hashbench.cli import main
-from hashbench.executors import Task, raycluster
-from hashbench.records import HashbenchError, RunOptions
-from hashbench.sweep import run_sweep
+from hashbench.errors import HashbenchError
+from hashbench.records import RunOptions
+from hashbench.sweep.executors import Task, ray_cluster
+from hashbench.sweep.run import run_sweep
 
 TESTS = Path(__file__).parent.parent
 MEMORY = 80 * 2**20  # the least that Ray takes for its objects
@@ -366,27 +367,27 @@ def test_without_ray_the_extra_is_named(tmp_path):
 
 @needs_ray
 def test_a_cluster_of_another_version_is_refused_in_one_line(cluster, monkeypatch):
-    older = raycluster._REHEARSAL.replace("import ray\n", "import ray; ray.__version__ = '1.0'\n")
-    assert older != raycluster._REHEARSAL
-    monkeypatch.setattr(raycluster, "_REHEARSAL", older)
+    older = ray_cluster._REHEARSAL.replace("import ray\n", "import ray; ray.__version__ = '1.0'\n")
+    assert older != ray_cluster._REHEARSAL
+    monkeypatch.setattr(ray_cluster, "_REHEARSAL", older)
     with pytest.raises(HashbenchError, match=r"cannot join .* RuntimeError: Version mismatch: .*Ray: 1\.0") as caught:
-        raycluster.connect(cluster.address)
+        ray_cluster.connect(cluster.address)
     assert "\n" not in str(caught.value)
 
 
 @needs_ray
 def test_what_listens_but_is_no_ray_is_given_up_in_time(monkeypatch):
-    monkeypatch.setattr(raycluster, "CONNECT_SECONDS", 2.0)
+    monkeypatch.setattr(ray_cluster, "CONNECT_SECONDS", 2.0)
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         pytest.raises(HashbenchError, match="did not answer as Ray within 2 s"),
     ):
-        raycluster.connect(f"127.0.0.1:{server.getsockname()[1]}")
+        ray_cluster.connect(f"127.0.0.1:{server.getsockname()[1]}")
 
 
 @needs_ray
 def test_a_file_that_would_land_outside_the_results_folder_is_refused(tmp_path):
-    from hashbench.executors.ray import _write_files
+    from hashbench.sweep.executors.ray import _write_files
 
     options = RunOptions(output=str(tmp_path / "results"))
     spec = ray_targets.spec("a", notes=tmp_path)

@@ -10,8 +10,8 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-from hashbench.integrations.pytest_message import five_lines
-from hashbench.report.csvfile import read_rows
+from hashbench.integrations.pytest.message import five_lines
+from hashbench.results.rows import read_rows
 
 from .stage import cli, session
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from hashbench.determinism import preserved, preserved_rng
 from hashbench.integrations.dynamo import hook, table
 from hashbench.integrations.dynamo.session import VARIABLE, Session
+from hashbench.run.settings import preserved, preserved_rng
 
 STANDIN = Path(__file__).with_name("dynamo_standin")
 SCRIPT = STANDIN / "zoo.py"

@@ -14,12 +14,12 @@ import pytest
 from dynamo_helpers import SCRIPT, STANDIN, a_session
 
 from hashbench.cli import dynamo, main
-from hashbench.diagnosis.freshrun import fresh_traces
+from hashbench.diagnose.fresh_process import fresh_traces
 from hashbench.integrations.dynamo import launch, table
 from hashbench.integrations.dynamo.session import Note, Session, chosen_model, write_note
 from hashbench.integrations.dynamo.subject import HarnessRunner
 from hashbench.records import ModelSpec, RunOptions
-from hashbench.report.load import load_sweep
+from hashbench.results.load import load_sweep
 
 MINIATURE = """
 import subprocess, sys, os, signal

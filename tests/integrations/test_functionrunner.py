@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from hashbench.integrations.functioncopy import FunctionCall, fresh_copy
-from hashbench.integrations.functionrunner import FunctionRunner, device_of
-from hashbench.records import HashbenchError, Row, RunOptions
+from hashbench.check.function import FunctionRunner, device_of
+from hashbench.check.function_copy import FunctionCall, fresh_copy
+from hashbench.errors import HashbenchError
+from hashbench.records import Row, RunOptions
 
 OPTIONS = RunOptions(diagnose_budget=0)
 

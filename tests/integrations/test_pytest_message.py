@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hashbench.causes.remedies import ADVICE
-from hashbench.integrations.pytest_message import five_lines
+from hashbench.causes.advice import ADVICE
+from hashbench.integrations.pytest.message import five_lines
 from hashbench.records import Row
 
 FOLDER = Path("kept")

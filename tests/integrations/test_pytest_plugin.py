@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from hashbench.integrations import pytest_plugin
+from hashbench.integrations.pytest import plugin
 
 pytest_plugins = ["pytester"]
 
@@ -31,7 +31,7 @@ ENTRY_POINT = "hashbench"
 def plugin_arguments() -> list[str]:
     """Loads the plug-in also where hashbench was installed before it had one."""
     registered = importlib.metadata.entry_points(group="pytest11", name=ENTRY_POINT)
-    return [] if registered else ["-p", "hashbench.integrations.pytest_plugin"]
+    return [] if registered else ["-p", "hashbench.integrations.pytest.plugin"]
 
 
 def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -195,9 +195,9 @@ def test_a_session_that_does_not_use_it_imports_nothing(tmp_path: Path) -> None:
         "import sys\n"
         "def test_other(pytestconfig):\n"
         "    assert pytestconfig.pluginmanager.has_plugin('hashbench') or pytestconfig.pluginmanager.has_plugin(\n"
-        "        'hashbench.integrations.pytest_plugin')\n"
+        "        'hashbench.integrations.pytest.plugin')\n"
         "    ours = {name for name in sys.modules if name.startswith('hashbench.')}\n"
-        "    assert ours == {'hashbench.integrations', 'hashbench.integrations.pytest_plugin'}\n"
+        "    assert ours == {'hashbench.integrations', 'hashbench.integrations.pytest.plugin'}\n"
         "    assert not {'torch', 'numpy', 'pandas'} & set(sys.modules)\n",
         encoding="utf-8",
     )
@@ -259,9 +259,9 @@ def test_another_plugin_that_takes_the_test_over_is_noticed(pytester: pytest.Pyt
 
 def test_every_test_and_every_worker_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
-    names = [pytest_plugin._folder_name(test) for test in ("a/test_x.py::test_y[1/2]", "b/test_x.py::test_y[1/2]")]
+    names = [plugin._folder_name(test) for test in ("a/test_x.py::test_y[1/2]", "b/test_x.py::test_y[1/2]")]
     monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw1")
-    names.append(pytest_plugin._folder_name("a/test_x.py::test_y[1/2]"))
+    names.append(plugin._folder_name("a/test_x.py::test_y[1/2]"))
 
     assert len(set(names)) == 3
     assert all(re.fullmatch(r"[\w.-]+", name) for name in names)
@@ -271,4 +271,4 @@ def test_the_package_registers_the_plugin() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     module = project["entry-points"]["pytest11"][ENTRY_POINT]
 
-    assert importlib.import_module(module) is pytest_plugin
+    assert importlib.import_module(module) is plugin

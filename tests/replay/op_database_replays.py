@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
 
-from hashbench import inspection
-from hashbench.determinism import preserved_rng
-from hashbench.opplan import plan_of
 from hashbench.records import TensorDigest
-from hashbench.replay.calls import CapturedCall, Outcome, in_force, outcome_of
+from hashbench.replay.call import CapturedCall, Outcome, in_force, outcome_of
 from hashbench.replay.capture import capture
-from hashbench.tracing import HashDebugTrace
+from hashbench.run.settings import preserved_rng
+from hashbench.trace import arguments
+from hashbench.trace.mode import HashDebugTrace
+from hashbench.trace.op_schema import plan_of
 
 LIMIT = 2**26
 
@@ -61,7 +61,7 @@ def traced_samples() -> Iterator[tuple[CapturedCall, tuple[TensorDigest, ...]]]:
             samples = list(op.sample_inputs("cpu", dtype, requires_grad=differentiable))[:1]
         for sample in samples:
             with Capturing() as trace, suppress(Exception):  # some samples are for GPUs
-                outputs = inspection.tensors_in(op(sample.input, *sample.args, **sample.kwargs))
+                outputs = arguments.tensors_in(op(sample.input, *sample.args, **sample.kwargs))
                 roots = [output.abs().sum() for output in outputs if output.requires_grad]
                 torch.autograd.backward(roots)
             records = trace.finish().records

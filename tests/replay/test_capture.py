@@ -16,11 +16,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hashbench import inspection
-from hashbench.determinism import preserved, preserved_rng, settings
-from hashbench.replay.calls import CapturedCall, Outcome, Slot, TensorForm, in_force, outcome_of
+from hashbench.replay.call import CapturedCall, Outcome, Slot, TensorForm, in_force, outcome_of
 from hashbench.replay.capture import CaptureError, capture
-from hashbench.replay.opowner import is_custom
+from hashbench.replay.op_owner import is_custom
+from hashbench.run.settings import preserved, preserved_rng, settings
+from hashbench.trace import arguments
 
 aten = torch.ops.aten
 LIMIT = 2**26
@@ -53,7 +53,7 @@ def original(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple
     call = capture(func, args, kwargs, limit_bytes=LIMIT)
     with torch.no_grad():
         output = func(*args, **kwargs)
-    tensors = [tensor for _, tensor in inspection.named_arguments(args, kwargs)]
+    tensors = [tensor for _, tensor in arguments.named_arguments(args, kwargs)]
     return call, outcome_of(output, SimpleNamespace(call=call, args=args, kwargs=kwargs, tensors=tensors))
 
 

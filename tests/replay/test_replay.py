@@ -15,22 +15,22 @@ import numpy as np
 import pytest
 import torch
 
-from hashbench import budget
+from hashbench import deadline
 from hashbench import replay as replay_module
-from hashbench.budget import Budget
-from hashbench.determinism import preserved, settings
-from hashbench.diagnosis import rates
+from hashbench.causes import rates
+from hashbench.deadline import Budget
 from hashbench.records import Evidence, TensorDigest
 from hashbench.replay import ARMS, Replays, experiments
-from hashbench.replay import arms as arms_module
-from hashbench.replay import calls as calls_module
-from hashbench.replay.arms import with_copied_sources, with_exact_values
-from hashbench.replay.callfacts import have_chosen_values, have_same_values, have_tied_places, representation_of
-from hashbench.replay.calls import CapturedCall, Outcome, TensorForm, in_force, outcome_of
+from hashbench.replay import call as calls_module
+from hashbench.replay.call import CapturedCall, Outcome, TensorForm, in_force, outcome_of
 from hashbench.replay.capture import capture
-from hashbench.replay.laboratory import Laboratory
+from hashbench.replay.controls import memory as poison_module
+from hashbench.replay.experiments import table as arms_module
+from hashbench.replay.experiments.table import with_copied_sources, with_exact_values
+from hashbench.replay.facts import have_chosen_values, have_same_values, have_tied_places, representation_of
+from hashbench.replay.replayer import Laboratory
 from hashbench.replay.tally import Tally
-from hashbench.world import poison as poison_module
+from hashbench.run.settings import preserved, settings
 
 aten = torch.ops.aten
 REPLAYS = 8
@@ -335,7 +335,7 @@ def test_arms_that_find_no_time_are_named_and_not_run() -> None:
 
 def test_a_short_budget_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = itertools.count()
-    monkeypatch.setattr(budget, "monotonic", lambda: 0.02 * next(looks))  # a second is over after 50 looks
+    monkeypatch.setattr(deadline, "monotonic", lambda: 0.02 * next(looks))  # a second is over after 50 looks
     found = tried(overlapping(), seconds=1.0)
     assert next(looks) < 2 * 50
     assert any("budget" in arm.note for arm in found.arms)

@@ -10,10 +10,10 @@ from typing import Any
 
 from hashbench.records import Leaf, OpRecord, Ref, Result, Row, TensorDigest, Trace
 from hashbench.report.compare import verdict_of
-from hashbench.report.csvfile import row_key
-from hashbench.report.environments import EnvironmentChange
 from hashbench.report.expectations import Judged, judge
 from hashbench.report.history import History, ModelHistory, Night, Spell
+from hashbench.results.environments import EnvironmentChange
+from hashbench.results.rows import row_key
 from tests.report.rows import PLAIN, sweep
 
 TORCH_CHANGED = (EnvironmentChange("packages.torch", "2.15.0", "2.16.0"),)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hashbench.records import Row
-from hashbench.report.csvfile import write_rows
-from hashbench.report.load import Sweep
+from hashbench.results.load import Sweep
+from hashbench.results.rows import write_rows
 
 PLAIN = Row(
     dev="cpu",

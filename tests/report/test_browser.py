@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from hashbench import tracefile
-from hashbench.report.excerpts import read_excerpts
 from hashbench.report.history import History, ModelHistory, Night, Spell
-from hashbench.report.html import render_html
+from hashbench.report.html.excerpts import read_excerpts
+from hashbench.report.html.page import render_html
+from hashbench.trace import file
 from tests.report.histories import DIAGNOSED, TORCH_CHANGED, diagnosed, failed, history, judgement, passing, traces
 from tests.report.rows import row
 
@@ -142,7 +142,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three nights of seven models, with every kind of news among them."""
     folder = tmp_path_factory.mktemp("nights")
     for number, trace in enumerate(traces(), start=1):
-        tracefile.write(trace, folder / "specimens_training" / "traces" / f"one.run{number}.log")
+        file.write(trace, folder / "specimens_training" / "traces" / f"one.run{number}.log")
     slots = diagnosed("slot_memory", kernel="aten.index_copy_.default", cause="write_race", traces="")
     skipped = row("skipped", "pass_due_to_skip")
     before = [passing(DIAGNOSED), row("resnet18"), row("alexnet"), slots, row("swin_t"), skipped]

@@ -7,11 +7,12 @@ import time
 
 import pytest
 
-from hashbench.records import ACCURACY_STATUSES, HashbenchError
+from hashbench.errors import HashbenchError
+from hashbench.records import ACCURACY_STATUSES
 from hashbench.report.compare import WORSE, Outcome, compare, decide, verdict_of
-from hashbench.report.csvfile import write_rows
-from hashbench.report.environments import environment_changes
-from hashbench.report.load import Selection, load_sweep
+from hashbench.results.environments import environment_changes
+from hashbench.results.load import Selection, load_sweep
+from hashbench.results.rows import write_rows
 
 from .rows import DIFFERING, PLAIN, row, sweep, write_sweep
 

@@ -10,9 +10,10 @@ import math
 
 import pytest
 
-from hashbench import files
-from hashbench.records import READABLE_ROW_SCHEMAS, ROW_COLUMNS, ROW_SCHEMA, HashbenchError, Row
-from hashbench.report.csvfile import header_line, read_rows, row_from_json, row_line, row_to_json, write_rows
+from hashbench import io as files
+from hashbench.errors import HashbenchError
+from hashbench.records import READABLE_ROW_SCHEMAS, ROW_COLUMNS, ROW_SCHEMA, Row
+from hashbench.results.rows import header_line, read_rows, row_from_json, row_line, row_to_json, write_rows
 
 from .rows import DIFFERING, PLAIN, row
 

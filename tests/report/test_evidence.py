@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from hashbench.records import Arm
-from hashbench.report.evidence import ArmRead, arms_of, read_evidence, reasons
+from hashbench.report.html.evidence import ArmRead, arms_of, read_evidence, reasons
 from tests.report.histories import DIAGNOSED
 
 ARMS = (

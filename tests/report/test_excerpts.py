@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hashbench import tracefile
 from hashbench.records import Row, Trace
-from hashbench.report.excerpts import Excerpt, excerpt_of, module_tree, read_excerpts
 from hashbench.report.history import History
+from hashbench.report.html.excerpts import Excerpt, excerpt_of, module_tree, read_excerpts
+from hashbench.trace import file as tracefile
 from tests.report.histories import DIAGNOSED, diagnosed, history, record, traces
 
 

@@ -7,7 +7,7 @@ import pytest
 from hashbench.report.compare import WORSE, Outcome, compare
 from hashbench.report.expectations import STALE_AFTER, Standing, judge, standing_of, unseen_nights
 from hashbench.report.history import History, ModelHistory, Night, Spell
-from hashbench.report.load import Provenance, Selection, Sweep
+from hashbench.results.load import Provenance, Selection, Sweep
 
 from .nights import DIFFER, differing
 from .rows import row, sweep

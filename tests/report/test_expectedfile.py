@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hashbench.records import ROW_SCHEMA, HashbenchError
-from hashbench.report.expectedfile import Expected, expect, expect_from, expected_text, read_expected, write_expected
-from hashbench.report.load import Provenance, load_sweep
+from hashbench.errors import HashbenchError
+from hashbench.records import ROW_SCHEMA
+from hashbench.report.expected_file import Expected, expect, expect_from, expected_text, read_expected, write_expected
+from hashbench.results.load import Provenance, load_sweep
 
 from .nights import differing, write_night
 from .rows import row, sweep, write_sweep

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from hashbench.records import HashbenchError
-from hashbench.report.csvfile import header_line, row_line
+from hashbench.errors import HashbenchError
 from hashbench.report.history import History, Spell, load_history
-from hashbench.report.load import load_file
-from hashbench.report.nightfolders import find_nights
-from hashbench.report.nightrows import Memory, read_night_rows
+from hashbench.report.night_folders import find_nights
+from hashbench.report.night_rows import Memory, read_night_rows
+from hashbench.results.load import load_file
+from hashbench.results.rows import header_line, row_line
 
 from .nights import differing, write_night
 from .rows import row, write_sweep
@@ -258,7 +258,7 @@ def test_the_fast_way_reads_what_the_exact_one_reads(tmp_path, rows):
 
 def test_the_fast_way_is_taken(tmp_path, monkeypatch):
     path = write_sweep(tmp_path, row("a,b"), differing()) / "accuracy.csv"
-    monkeypatch.setattr("hashbench.report.nightrows.load_file", None)
+    monkeypatch.setattr("hashbench.report.night_rows.load_file", None)
     assert [key[-1] for key in read_night_rows(path, memory=Memory()).keys] == ["a,b", "resnet18"]
 
 

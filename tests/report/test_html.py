@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from hashbench import tracefile
 from hashbench.records import Row
-from hashbench.report.excerpts import read_excerpts
+from hashbench.report.describe import spell_at, worth_telling
 from hashbench.report.expectations import Judged
 from hashbench.report.history import History, ModelHistory, Night, Spell
-from hashbench.report.html import headline, policy_for, render_html
-from hashbench.report.html_models import DETAILS, how_much, how_often, model_views
-from hashbench.report.html_payload import as_script_content, changes_text, first_night_shown, payload_of
-from hashbench.report.html_totals import course_of, totals_of
-from hashbench.report.told import spell_at, worth_telling
+from hashbench.report.html.excerpts import read_excerpts
+from hashbench.report.html.models import DETAILS, how_much, how_often, model_views
+from hashbench.report.html.page import headline, policy_for, render_html
+from hashbench.report.html.payload import as_script_content, changes_text, first_night_shown, payload_of
+from hashbench.report.html.totals import course_of, totals_of
+from hashbench.trace import file
 from tests.report.histories import DIAGNOSED, TORCH_CHANGED, diagnosed, failed, history, judgement, passing, traces
 from tests.report.rows import row
 
@@ -164,7 +164,7 @@ def test_the_time_of_making_is_told() -> None:
 
 def test_a_diagnosis_has_its_evidence_its_traces_its_repro_and_its_history(tmp_path: Path) -> None:
     for number, trace in enumerate(traces(), start=1):
-        tracefile.write(trace, tmp_path / "specimens_training" / "traces" / f"one.run{number}.log")
+        file.write(trace, tmp_path / "specimens_training" / "traces" / f"one.run{number}.log")
     found = history([passing(DIAGNOSED)], [DIAGNOSED], folder=tmp_path)
     text = render_html(found, excerpts=read_excerpts(found))
     body = text[text.index('<section id="models"') :]

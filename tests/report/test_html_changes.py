@@ -9,18 +9,9 @@ import pytest
 from hashbench.records import ACCURACY_STATUSES, CAUSES, Row
 from hashbench.report.compare import Outcome
 from hashbench.report.expectations import Judgement, Standing
-from hashbench.report.html_changes import (
-    GROUPS,
-    MEMBERS,
-    Group,
-    counts_of,
-    groups_of,
-    is_known,
-    is_news,
-    present,
-)
-from hashbench.report.html_words import CAUSES as CAUSE_WORDS
-from hashbench.report.html_words import STANDINGS, STATUSES, letter_of
+from hashbench.report.html.changes import GROUPS, MEMBERS, Group, counts_of, groups_of, is_known, is_news, present
+from hashbench.report.html.words import CAUSES as CAUSE_WORDS
+from hashbench.report.html.words import STANDINGS, STATUSES, letter_of
 from tests.report.histories import diagnosed, failed, history
 from tests.report.rows import row
 

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from hashbench.records import HashbenchError, Row
-from hashbench.report.csvfile import write_rows
-from hashbench.report.load import Selection, kind_of, load_sweep
+from hashbench.errors import HashbenchError
+from hashbench.records import Row
+from hashbench.results.load import Selection, kind_of, load_sweep
+from hashbench.results.rows import write_rows
 
 from .rows import PLAIN, row, write_sweep
 

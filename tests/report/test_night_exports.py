@@ -9,10 +9,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from hashbench.report import annotations, markdown
-from hashbench.report.annotations import MOST, as_annotations
+from hashbench.report import github, markdown
 from hashbench.report.assessment import Assessment, assess
-from hashbench.report.expectedfile import expect_from
+from hashbench.report.expected_file import expect_from
+from hashbench.report.github import MOST, as_annotations
 from hashbench.report.junit import as_junit
 from hashbench.report.markdown import LIMIT, as_markdown, as_summary
 
@@ -200,8 +200,8 @@ def test_annotations_name_what_got_worse_and_what_asks_for_attention(night):
 
 
 def test_annotations_are_escaped_as_github_asks():
-    assert annotations._told("error", "a,b:c%", "x:y,z%0A") == "::error title=a%2Cb%3Ac%25::x:y,z%250A"
-    assert "\n" not in annotations._told("error", "a\r\nb", "c\r\nd")
+    assert github._told("error", "a,b:c%", "x:y,z%0A") == "::error title=a%2Cb%3Ac%25::x:y,z%250A"
+    assert "\n" not in github._told("error", "a\r\nb", "c\r\nd")
 
 
 def test_more_annotations_than_github_shows_are_summed_up(tmp_path):

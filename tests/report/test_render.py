@@ -13,16 +13,7 @@ import sys
 import pytest
 
 from hashbench.report.compare import compare
-from hashbench.report.render import (
-    as_csv,
-    as_json,
-    as_markdown,
-    as_text,
-    escape_markdown,
-    shorten,
-    summary,
-    sweep_table,
-)
+from hashbench.report.text import as_csv, as_json, as_markdown, as_text, escape_markdown, shorten, summary, sweep_table
 
 from .rows import DIFFERING, row, sweep
 
@@ -202,7 +193,7 @@ def test_a_sweep_without_rows_has_words_for_it():
 
 
 def test_reports_never_import_torch():
-    modules = ("csvfile", "load", "compare", "render")
-    imports = ", ".join(f"hashbench.report.{name}" for name in modules)
+    modules = ("results.rows", "results.load", "report.compare", "report.text")
+    imports = ", ".join(f"hashbench.{name}" for name in modules)
     check = f"import sys, {imports}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

@@ -12,16 +12,16 @@ import pytest
 import torch
 from repro_helpers import PLACE, aten, captured, document_in, signed_again
 
-from hashbench.records import HashbenchError
-from hashbench.replay.calls import CapturedCall, GeneratorSlot, Slot, in_force
-from hashbench.repro import callfile
-from hashbench.repro.callvalues import BadCallError, encoded, fits
+from hashbench.errors import HashbenchError
+from hashbench.replay.call import CapturedCall, GeneratorSlot, Slot, in_force
+from hashbench.repro import call_file
+from hashbench.repro.call_values import BadCallError, encoded, fits
 
 
 @pytest.fixture(autouse=True)
 def _no_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a number too high for this machine is refused on every machine."""
-    monkeypatch.setattr(callfile, "devices_here", dict)
+    monkeypatch.setattr(call_file, "devices_here", dict)
 
 
 def call_of_all_kinds() -> CapturedCall:
@@ -34,29 +34,29 @@ def call_of_all_kinds() -> CapturedCall:
 def folder(tmp_path: Path) -> Path:
     """The two files of that call."""
     call = call_of_all_kinds()
-    torch.save(callfile.payload(call), tmp_path / "tensors.pt")
-    text = callfile.document(call, tensors=tmp_path / "tensors.pt", recorded={"arms": []})
+    torch.save(call_file.payload(call), tmp_path / "tensors.pt")
+    text = call_file.document(call, tensors=tmp_path / "tensors.pt", recorded={"arms": []})
     (tmp_path / "call.json").write_text(text)
     return tmp_path
 
 
 def refused(folder: Path, *words: str) -> None:
     with pytest.raises(HashbenchError) as raised:
-        callfile.read(folder)
+        call_file.read(folder)
     for word in words:
         assert word in str(raised.value)
     assert "nothing was run" in str(raised.value)
 
 
 def test_whole_files_are_read(folder: Path) -> None:
-    saved = callfile.read(folder)
+    saved = call_file.read(folder)
     call = saved.call
     assert (call.op, call.kwargs, saved.recorded) == ("aten.addmv.default", {"beta": 2.0}, {"arms": []})
     assert {name: getattr(call, name) for name in PLACE} == PLACE
 
 
 def test_tensors_share_memory_again(folder: Path) -> None:
-    call = callfile.read(folder).call
+    call = call_file.read(folder).call
     with in_force(call):
         live = call.materialise()
     assert live.tensors[0].untyped_storage().data_ptr() == live.tensors[2].untyped_storage().data_ptr()
@@ -278,10 +278,10 @@ def test_forged_tensors_are_refused(forge: Callable[[dict[str, Any]], object], w
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_sparse_tensor_that_points_outside_itself_is_refused(folder: Path) -> None:
     call = captured(aten.mm.default, torch.eye(3).to_sparse(), torch.randn(3, 3))
-    content = callfile.payload(call)
+    content = call_file.payload(call)
     torch.save(content, folder / "tensors.pt")
-    (folder / "call.json").write_text(callfile.document(call, tensors=folder / "tensors.pt", recorded={}))
-    callfile.read(folder)
+    (folder / "call.json").write_text(call_file.document(call, tensors=folder / "tensors.pt", recorded={}))
+    call_file.read(folder)
     content["whole"][0]._indices()[0, 0] = 10**6
     torch.save(content, folder / "tensors.pt")
     signed_again(folder, document_in(folder))

@@ -17,13 +17,15 @@ from repro_helpers import adding_rows, aten, captured, said_of
 from torch.testing._internal.two_tensor import TwoTensor
 
 from hashbench import replay
-from hashbench.budget import Budget
-from hashbench.determinism import preserved
-from hashbench.records import Arm, Diagnosis, HashbenchError
-from hashbench.replay.calls import CapturedCall, Memory, in_force, outcome_of
-from hashbench.repro import load_call, opdefinition, parts, report, run_in_fresh_process, script, write_repro
-from hashbench.results import Difference
-from hashbench.world.poison import requests
+from hashbench.deadline import Budget
+from hashbench.errors import HashbenchError
+from hashbench.records import Arm, Diagnosis
+from hashbench.replay.call import CapturedCall, Memory, in_force, outcome_of
+from hashbench.replay.controls.memory import requests
+from hashbench.repro import op_definition, report, script, script_parts
+from hashbench.repro.folder import load_call, run_in_fresh_process, write_repro
+from hashbench.run.outputs import Difference
+from hashbench.run.settings import preserved
 
 REPEAT = Arm("repeat", "call", trials=20, differing=20, distinct=21, seconds=0.002)
 
@@ -243,10 +245,10 @@ def noisy(x: torch.Tensor) -> torch.Tensor:
 def test_custom_op_is_reproduced_with_the_file_that_defines_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "my_ops.py"
     file.write_text(DEFINITION.format(name="hashbench_repro"))
-    opdefinition.load(str(file))
+    op_definition.load(str(file))
     call = captured(torch.ops.hashbench_repro.noisy.default, torch.ones(3))
     folder = written(tmp_path / "repro", call, REPEAT)
-    definition = opdefinition.definition_of(call.func)
+    definition = op_definition.definition_of(call.func)
     assert definition is not None
     assert definition.file == file
     text = (folder / "repro.py").read_text()
@@ -258,7 +260,7 @@ def test_custom_op_is_reproduced_with_the_file_that_defines_it(tmp_path: Path, m
 
 
 def test_op_of_torch_needs_no_definition() -> None:
-    assert not opdefinition.needs_definition(aten.add.Tensor)
+    assert not op_definition.needs_definition(aten.add.Tensor)
 
 
 def test_settings_of_the_call_are_in_force(tmp_path: Path) -> None:
@@ -419,7 +421,7 @@ def test_what_fills_free_blocks_in_a_script_asks_as_the_arm_does(monkeypatch: py
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(torch, "full", lambda size, byte, **_: asked.append((size[0], byte)))
     names: dict[str, Any] = {"torch": torch, "DEVICE": "cuda:0"}
-    exec(parts.FILL_FREE_BLOCKS.replace("@KIND@", "cuda").replace("@DEVICE@", "DEVICE"), names)
+    exec(script_parts.FILL_FREE_BLOCKS.replace("@KIND@", "cuda").replace("@DEVICE@", "DEVICE"), names)
     names["fill_memory"](None)
     assert asked == []
     names["fill_memory"](0x40)
@@ -586,7 +588,7 @@ def test_disk_that_is_full_leaves_the_older_repro(tmp_path: Path, monkeypatch: p
     def full(*_args: Any, **_kwargs: Any) -> Diagnosis:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("hashbench.repro._script", full)
+    monkeypatch.setattr("hashbench.repro.folder._script", full)
     with pytest.raises(OSError, match="No space"):
         written(folder, adding_rows())
     assert load_call(folder).op == "aten.add_.Tensor"

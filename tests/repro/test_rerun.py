@@ -12,8 +12,10 @@ import torch
 from repro_helpers import adding_rows, aten, captured, document_in, said_of, signed_again
 
 from hashbench import cli
-from hashbench.records import Arm, HashbenchError
-from hashbench.repro import callfile, rerun, write_repro
+from hashbench.errors import HashbenchError
+from hashbench.records import Arm
+from hashbench.repro import call_file, rerun
+from hashbench.repro.folder import write_repro
 
 THREADS = Arm("one_thread", "call", trials=20, differing=0, distinct=1)
 
@@ -78,13 +80,13 @@ def test_machine_with_other_threads_and_another_torch_says_so(steady: Path) -> N
 def test_call_of_a_device_that_is_not_here_is_replayed_on_the_first_of_its_kind(
     steady: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(callfile, "devices_here", lambda: {"cpu": 1})
+    monkeypatch.setattr(call_file, "devices_here", lambda: {"cpu": 1})
     found = document_in(steady)
     for memory in found["memories"]:
         memory["device"] = "cpu:3"
     found["settings"]["default_device"] = "cpu:3"
     signed_again(steady, found)
-    assert callfile.read(steady).call.settings["default_device"] == "cpu:0"
+    assert call_file.read(steady).call.settings["default_device"] == "cpu:0"
     made = rerun.rerun(steady, replays=2, budget=5.0)
     assert made.evidence.arm("repeat", "call").ran
     said = "device: cpu:3, which is not here; the call was replayed on cpu:0, the first of its kind"

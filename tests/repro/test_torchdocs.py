@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hashbench.repro import torchdocs
-from hashbench.repro.torchdocs import NOT_LISTED, UNREADABLE, documented, parse
+from hashbench.repro import torch_docs
+from hashbench.repro.torch_docs import NOT_LISTED, UNREADABLE, documented, parse
 
 DOCSTRING = torch.use_deterministic_algorithms.__doc__ or ""
 
@@ -144,7 +144,7 @@ CHANGED = {
 
 @pytest.mark.parametrize("docstring", CHANGED.values(), ids=CHANGED)
 def test_docstring_of_another_form_is_not_guessed_at(docstring: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torchdocs.torch.use_deterministic_algorithms, "__doc__", docstring)
+    monkeypatch.setattr(torch_docs.torch.use_deterministic_algorithms, "__doc__", docstring)
     assert documented("aten.put_.default", device="cpu") == UNREADABLE
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hashbench.records import HashbenchError, ModelSpec
-from hashbench.suites import data
+from hashbench.errors import HashbenchError
+from hashbench.records import ModelSpec
+from hashbench.suites import csv_file
 
 
 def write(folder: Path, text: str) -> Path:
@@ -17,9 +18,9 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_every_column_reaches_the_spec(tmp_path):
-    header = ",".join(data.COLUMNS)
+    header = ",".join(csv_file.COLUMNS)
     line = 'net,classification,nets,4,3x8x9,"{""width"": 2}",yes,too big,no eval,cuda xpu,warn,sgd,3,5,12,a note'
-    assert data.read_suite(write(tmp_path, f"{header}\n{line}\n"), suite="zoo") == (
+    assert csv_file.read_suite(write(tmp_path, f"{header}\n{line}\n"), suite="zoo") == (
         ModelSpec(
             suite="zoo",
             name="net",
@@ -43,12 +44,12 @@ def test_every_column_reaches_the_spec(tmp_path):
 
 
 def test_absent_cells_are_none_or_empty_and_names_are_sorted(tmp_path):
-    specs = data.read_suite(write(tmp_path, "name,batch_size\nb,\na,2\n"), suite="zoo")
+    specs = csv_file.read_suite(write(tmp_path, "name,batch_size\nb,\na,2\n"), suite="zoo")
     assert specs == (ModelSpec(suite="zoo", name="a", batch_size=2), ModelSpec(suite="zoo", name="b"))
 
 
 def test_truth_columns_are_accepted_and_left_out(tmp_path):
-    specs = data.read_suite(write(tmp_path, "name,truth_kernel\na,aten.dot\n"), suite="zoo")
+    specs = csv_file.read_suite(write(tmp_path, "name,truth_kernel\na,aten.dot\n"), suite="zoo")
     assert specs == (ModelSpec(suite="zoo", name="a"),)
 
 
@@ -79,7 +80,7 @@ def test_truth_columns_are_accepted_and_left_out(tmp_path):
 )
 def test_a_bad_file_is_refused_with_its_line(tmp_path, text, said):
     with pytest.raises(HashbenchError) as caught:
-        data.read_suite(write(tmp_path, text), suite="zoo")
+        csv_file.read_suite(write(tmp_path, text), suite="zoo")
     assert said in str(caught.value)
     assert "zoo.csv" in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -91,7 +92,7 @@ def test_an_unreadable_file_is_refused(tmp_path, content):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(HashbenchError, match="cannot read"):
-        data.read_suite(path, suite="zoo")
+        csv_file.read_suite(path, suite="zoo")
 
 
 def test_a_wheel_takes_its_models_from_inside_the_package(tmp_path, monkeypatch):
@@ -99,10 +100,10 @@ def test_a_wheel_takes_its_models_from_inside_the_package(tmp_path, monkeypatch)
     for folder, name in ((package / "models", "inside.csv"), (tmp_path / "models", "beside.csv")):
         folder.mkdir(parents=True)
         (folder / name).write_text("name\n")
-    monkeypatch.setattr(data, "_PACKAGE", package)
-    assert data.suite_names() == ("inside",)
+    monkeypatch.setattr(csv_file, "_PACKAGE", package)
+    assert csv_file.suite_names() == ("inside",)
     (package / "models" / "inside.csv").unlink()
-    assert data.suite_names() == ("beside",)
+    assert csv_file.suite_names() == ("beside",)
     (tmp_path / "models" / "beside.csv").unlink()
     with pytest.raises(HashbenchError, match="models folder"):
-        data.suite_names()
+        csv_file.suite_names()

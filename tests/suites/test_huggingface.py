@@ -8,10 +8,10 @@ import os
 import pytest
 import torch
 
-from hashbench.records import HashbenchError
-from hashbench.suites import catalog, load
+from hashbench.errors import HashbenchError
 from hashbench.suites.huggingface import OFFLINE
 from hashbench.suites.huggingface_inputs import TASKS
+from hashbench.suites.registry import catalog, load
 
 SPECS = {spec.name: spec for spec in catalog("huggingface")}
 SMALL = {spec.name: spec for spec in catalog("huggingface_tiny")}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hashbench.records import HashbenchError
-from hashbench.suites import catalog, choose, load, names
+from hashbench.errors import HashbenchError
+from hashbench.suites.registry import catalog, choose, load, names
 
 MODULE = """
     import torch

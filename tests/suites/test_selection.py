@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hashbench.records import HashbenchError, ModelSpec
-from hashbench.suites import select
+from hashbench.errors import HashbenchError
+from hashbench.records import ModelSpec
+from hashbench.suites.registry import select
 
 ZOO = tuple(
     ModelSpec(suite="zoo", name=name, default=default, skip_training="int8" if name == "quant" else "")

@@ -7,8 +7,10 @@ import sys
 
 import pytest
 
-from hashbench.records import HashbenchError, ModelSpec
-from hashbench.suites import SUITES, bundled, catalog, choose, how_to_install, load, names, require
+from hashbench.errors import HashbenchError
+from hashbench.records import ModelSpec
+from hashbench.suites import catalog as bundled
+from hashbench.suites.registry import SUITES, catalog, choose, how_to_install, load, names, require
 
 
 def test_torchvision_is_bundled():
@@ -29,7 +31,7 @@ def test_the_parameters_of_every_model_are_known_but_those_that_quantization_pac
 
 def test_listing_does_not_import_torch():
     code = (
-        "import sys; from hashbench.suites import SUITES, catalog, select;"
+        "import sys; from hashbench.suites.registry import SUITES, catalog, select;"
         "[select(catalog(suite), mode='training') for suite in SUITES]; print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

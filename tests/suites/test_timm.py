@@ -8,7 +8,7 @@ import pytest
 import timm
 import torch
 
-from hashbench.suites import catalog, load
+from hashbench.suites.registry import catalog, load
 
 SPECS = {spec.name: spec for spec in catalog("timm")}
 

@@ -8,8 +8,9 @@ import textwrap
 import pytest
 import torch
 
-from hashbench.records import HashbenchError, ModelSpec
-from hashbench.suites import catalog, choose, how_to_install, load, require
+from hashbench.errors import HashbenchError
+from hashbench.records import ModelSpec
+from hashbench.suites.registry import catalog, choose, how_to_install, load, require
 
 REGISTRY = """
     from pathlib import Path

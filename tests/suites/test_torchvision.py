@@ -10,8 +10,9 @@ import pytest
 import torch
 import torchvision
 
-from hashbench.records import HashbenchError, ModelSpec
-from hashbench.suites import catalog, load
+from hashbench.errors import HashbenchError
+from hashbench.records import ModelSpec
+from hashbench.suites.registry import catalog, load
 from hashbench.suites.torchvision import TASKS
 
 ZOO_VERSION = "0.29"

@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from hashbench.records import HashbenchError
+from hashbench.errors import HashbenchError
 
 PIPELINES = Path(__file__).parent / "pipelines"
 HASH_SEEDS = ("1", "2")

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from hashbench.accelerators import Share
-from hashbench.executors.local import LocalExecutor
-from hashbench.records import HashbenchError
-from hashbench.report import auditfile
-from hashbench.report.auditfile import AuditRow
-from hashbench.tools.audit import conducting
-from hashbench.tools.audit.conducting import Asked
+from hashbench.devices.visibility import Share
+from hashbench.errors import HashbenchError
+from hashbench.results import audit_table
+from hashbench.results.audit_table import AuditRow
+from hashbench.sweep.executors.local import LocalExecutor
+from hashbench.tools.audit import driver
+from hashbench.tools.audit.driver import Asked
 from hashbench.tools.audit.task import catalog_file, op_file
 
 OPTIONS = {"device": "cpu", "dtypes": ["float32"], "samples": 1, "runs": 2, "seed": 1, "threads": None}
@@ -32,7 +32,7 @@ def audit(output: Path, names: list[str], *, resume: bool = False, seconds: floa
     output.mkdir(exist_ok=True)
     catalog_file(output).write_text(json.dumps([["op_db", name] for name in names]))
     asked = Asked({**OPTIONS, **options}, lambda known: known, seconds, tuple(rows))
-    return conducting.audit(
+    return driver.audit(
         asked,
         output=output,
         environment={"key": "e1"},
@@ -56,13 +56,13 @@ def test_an_op_that_kills_its_process_is_a_row_and_the_others_have_theirs(tmp_pa
         "aborts_beside_others": "as documented",
     }
     assert "SIGABRT" in next(row.error for row in rows if row.op == "aborts")
-    assert auditfile.read(tmp_path / "out").rows == rows
+    assert audit_table.read(tmp_path / "out").rows == rows
     assert sorted(set(ran(tmp_path / "out")) - {"aborts", "aborts_beside_others"}) == sorted(GOOD)
     assert all(ran(tmp_path / "out").count(name) == 1 for name in GOOD)
 
 
 def test_an_op_that_hangs_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conducting, "STARTING_SECONDS", 1.0)
+    monkeypatch.setattr(driver, "STARTING_SECONDS", 1.0)
 
     [row] = audit(tmp_path / "out", ["hangs"], seconds=0.5)
 
@@ -128,7 +128,7 @@ def test_workers_that_run_at_once_see_a_device_each(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     catalog_file(tmp_path).write_text(json.dumps([["op_db", str(number)] for number in range(jobs)]))
 
-    rows = conducting.audit(
+    rows = driver.audit(
         Asked({**OPTIONS, "device": "cuda", "seed": jobs}, lambda known: known, 60.0),
         output=tmp_path,
         environment={"key": "e1"},
@@ -143,7 +143,7 @@ def test_a_device_that_became_free_is_given_again(tmp_path: Path) -> None:
     names = [str(number) for number in range(5)]
     catalog_file(tmp_path).write_text(json.dumps([["op_db", name] for name in names]))
 
-    rows = conducting.audit(
+    rows = driver.audit(
         Asked({**OPTIONS, "device": "cuda", "seed": 1}, lambda known: known, 60.0),
         output=tmp_path,
         environment={"key": "e1"},

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from hashbench.records import HashbenchError
-from hashbench.report.auditfile import VERDICTS
+from hashbench.errors import HashbenchError
+from hashbench.results.audit_table import VERDICTS
 from hashbench.tools.audit.choice import chosen_ops, chosen_samples, groups_of
 from hashbench.tools.audit.verdict import MEASURED, promises, verdict
 

@@ -10,10 +10,11 @@ import fuzzing
 import pytest
 
 from hashbench import cli
-from hashbench.records import HashbenchError
-from hashbench.report import auditcompare, auditfile, audittables, load
-from hashbench.report.auditcompare import AuditOutcome
-from hashbench.report.auditfile import AuditRow
+from hashbench.errors import HashbenchError
+from hashbench.results import audit_table, load
+from hashbench.results.audit_table import AuditRow
+from hashbench.tools.audit import compare, tables
+from hashbench.tools.audit.compare import AuditOutcome
 
 ROW = AuditRow("cpu", "op_db", "put", "float32", "0", "forward", "as documented", documented="not listed",
                off="identical", on="identical", unfilled="identical", runs=20, off_distinct=1, on_distinct=1,
@@ -26,7 +27,7 @@ DEAD = AuditRow("cpu", "op_db", "put", "float32", "0", "forward", "crashed")
 
 def written(folder: Path, *rows: AuditRow, torch: str = "2.15.0", asked: dict | None = None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    auditfile.write(folder / "audit.csv", rows)
+    audit_table.write(folder / "audit.csv", rows)
     environment = {"key": torch, "cpu": {"cores": 2 + len(torch), "model": "a CPU"}, "packages": {"torch": torch}}
     (folder / "environment.json").write_text(json.dumps(environment))
     if asked is not None:
@@ -37,30 +38,30 @@ def written(folder: Path, *rows: AuditRow, torch: str = "2.15.0", asked: dict | 
 def test_rows_survive_the_file_exactly(tmp_path: Path) -> None:
     rows = (ROW, replace(DIFFERS, sample="=1+1", because='a\nb, "c"'), replace(DEAD, dtype="", error="-x"))
 
-    read = auditfile.read(written(tmp_path, *rows)).rows
+    read = audit_table.read(written(tmp_path, *rows)).rows
 
     assert read == (rows[0], replace(rows[1], because='a b, "c"'), rows[2])
     assert "\n'=1" not in (tmp_path / "audit.csv").read_text()
-    assert [auditfile.from_json(json.loads(json.dumps(auditfile.to_json(row)))) for row in rows] == list(rows)
+    assert [audit_table.from_json(json.loads(json.dumps(audit_table.to_json(row)))) for row in rows] == list(rows)
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("op,verdict,off,on\nput,as documented,,\n", "lacks the columns: dev, source, phase"),
-        (f"{','.join(auditfile.COLUMNS)},more\n", "columns that this hashbench does not know: more"),
-        (auditfile.as_csv([ROW, ROW]), "holds cpu op_db put float32 0 forward twice"),
-        (auditfile.as_csv([ROW]).replace(",20,", ",-20,"), "line 2 .* is no count"),
-        (auditfile.as_csv([ROW]).replace("as documented", "fine"), "'fine'"),
-        (auditfile.as_csv([ROW]).replace("op_db", ""), "it has no source"),
-        (auditfile.as_csv([ROW])[:-5], "is cut off"),
+        (f"{','.join(audit_table.COLUMNS)},more\n", "columns that this hashbench does not know: more"),
+        (audit_table.as_csv([ROW, ROW]), "holds cpu op_db put float32 0 forward twice"),
+        (audit_table.as_csv([ROW]).replace(",20,", ",-20,"), "line 2 .* is no count"),
+        (audit_table.as_csv([ROW]).replace("as documented", "fine"), "'fine'"),
+        (audit_table.as_csv([ROW]).replace("op_db", ""), "it has no source"),
+        (audit_table.as_csv([ROW])[:-5], "is cut off"),
     ],
 )  # fmt: skip
 def test_a_file_that_is_no_audit_is_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "audit.csv").write_text(text)
 
     with pytest.raises(HashbenchError, match=said) as refused:
-        auditfile.read(tmp_path)
+        audit_table.read(tmp_path)
 
     assert "\n" not in str(refused.value)
 
@@ -68,13 +69,13 @@ def test_a_file_that_is_no_audit_is_refused_in_one_line(tmp_path: Path, text: st
 def read_or_refused(path: Path) -> str:
     """What reading says; anything else than an error of ours goes through."""
     try:
-        return f"{len(auditfile.read(path).rows)} rows"
+        return f"{len(audit_table.read(path).rows)} rows"
     except HashbenchError as refused:
         return str(refused)
 
 
 def test_a_damaged_audit_is_refused_or_read_and_never_more(tmp_path: Path) -> None:
-    content = auditfile.as_csv([ROW, replace(DIFFERS, sample="1"), replace(RAISES, sample="2")]).encode()
+    content = audit_table.as_csv([ROW, replace(DIFFERS, sample="1"), replace(RAISES, sample="2")]).encode()
     path = tmp_path / "audit.csv"
     for name, damaged in fuzzing.damaged(content, seed=5):
         path.write_bytes(damaged)
@@ -82,17 +83,17 @@ def test_a_damaged_audit_is_refused_or_read_and_never_more(tmp_path: Path) -> No
 
 
 def test_rows_of_a_worker_that_are_none_are_refused() -> None:
-    for name, document in fuzzing.altered(auditfile.to_json(ROW), seed=6):
+    for name, document in fuzzing.altered(audit_table.to_json(ROW), seed=6):
         try:
-            row = auditfile.from_json(document)
+            row = audit_table.from_json(document)
         except ValueError:
             continue
         assert isinstance(row.op, str), name
-        assert row.verdict in auditfile.VERDICTS, name
+        assert row.verdict in audit_table.VERDICTS, name
 
 
 def test_a_folder_of_expected_sweeps_may_hold_an_audit_too(tmp_path: Path) -> None:
-    auditfile.write(tmp_path / "audit_cpu.csv", [ROW])
+    audit_table.write(tmp_path / "audit_cpu.csv", [ROW])
     (tmp_path / "a_training_cpu.csv").write_text("dev,name,batch_size,accuracy\ncpu,resnet18,4,pass\n")
 
     assert [row.name for row in load.load_sweep(tmp_path).rows] == ["resnet18"]
@@ -125,9 +126,9 @@ CHANGES = {
 
 @pytest.mark.parametrize(("base", "new", "expected"), CHANGES.values(), ids=CHANGES)
 def test_what_became_of_a_sample(base, new, expected) -> None:
-    sides = [auditfile.Audit(name, () if row is None else (row,)) for name, row in (("a", base), ("b", new))]
+    sides = [audit_table.Audit(name, () if row is None else (row,)) for name, row in (("a", base), ("b", new))]
 
-    found = auditcompare.compare(*sides)
+    found = compare.compare(*sides)
 
     assert [change.outcome for change in found.changes] == [expected]
     worse = {"became nondeterministic", "now raises", "not measured any more", "missing", "not comparable"}
@@ -136,17 +137,17 @@ def test_what_became_of_a_sample(base, new, expected) -> None:
 
 def test_neither_side_is_no_question() -> None:
     with pytest.raises(ValueError, match="neither"):
-        auditcompare.decide("", "")
+        compare.decide("", "")
 
 
 def test_what_the_second_audit_was_not_asked_for_is_not_missing(tmp_path: Path) -> None:
     rows = [replace(ROW, op=op, dtype=dtype) for op in ("put", "sum") for dtype in ("float32", "int64")]
     rows.append(replace(ROW, source="sweep"))
-    base = auditfile.read(written(tmp_path / "a", *rows))
+    base = audit_table.read(written(tmp_path / "a", *rows))
     asked = {"options": {"device": "cpu", "dtypes": ["float32"]}, "ops": [["op_db", "put"]], "sweeps": False}
-    new = auditfile.read(written(tmp_path / "b", replace(rows[0], op="max"), asked=asked))
+    new = audit_table.read(written(tmp_path / "b", replace(rows[0], op="max"), asked=asked))
 
-    found = {change.key[1:4]: change.outcome for change in auditcompare.compare(base, new).changes}
+    found = {change.key[1:4]: change.outcome for change in compare.compare(base, new).changes}
 
     assert found[("op_db", "put", "float32")] is AuditOutcome.MISSING
     assert found[("op_db", "put", "int64")] is AuditOutcome.NOT_ASKED
@@ -193,19 +194,19 @@ def test_findings_leave_out_what_another_sample_of_the_op_shows() -> None:
     small = replace(ROW, verdict="documented but never seen here", documented=promised)
     large = replace(ROW, source="stress", sample="duplicates", off="differs", documented=promised)
 
-    assert audittables.findings([small, large]) == []
-    assert [line["op"] for line in audittables.confirmed([small, large, ROW])] == ["put"]
-    [line] = audittables.findings([small])
+    assert tables.findings([small, large]) == []
+    assert [line["op"] for line in tables.confirmed([small, large, ROW])] == ["put"]
+    [line] = tables.findings([small])
     assert (line["verdict"], line["op"], line["samples"]) == ("documented but never seen here", "put", "1")
 
 
 def test_the_tables_count_samples_and_ops_by_verdict() -> None:
     rows = [ROW, replace(ROW, sample="1"), replace(UNDER, op="add_", kernel="aten.add_.Tensor", cause="write | race")]
 
-    assert audittables.counts(rows) == [("as documented", 1, 2), ("differs under the flag", 1, 1)]
-    assert "| differs under the flag | add_ " in audittables.as_markdown(rows)
-    assert "write / race" in audittables.as_markdown(rows)
-    assert "aten.add_.Tensor" in audittables.summary(rows)
+    assert tables.counts(rows) == [("as documented", 1, 2), ("differs under the flag", 1, 1)]
+    assert "| differs under the flag | add_ " in tables.as_markdown(rows)
+    assert "write / race" in tables.as_markdown(rows)
+    assert "aten.add_.Tensor" in tables.summary(rows)
 
 
 def test_the_pages_tables_are_made_from_the_file(tmp_path: Path) -> None:
@@ -228,7 +229,7 @@ def test_the_page_explains_every_column_verdict_and_builder() -> None:
 
     page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
 
-    for name in (*auditfile.COLUMNS, *auditfile.VERDICTS, *verdict.MEASURED, *auditfile.SOURCES):
+    for name in (*audit_table.COLUMNS, *audit_table.VERDICTS, *verdict.MEASURED, *audit_table.SOURCES):
         assert f"`{name}`" in page, name
     for builder in stress.BUILDERS:
         assert f"`{builder}(" in page, builder

@@ -8,9 +8,9 @@ import os
 import pytest
 import torch
 
-from hashbench.determinism import applied, settings
-from hashbench.integrations.functioncopy import FunctionCall
-from hashbench.records import HashbenchError
+from hashbench.check.function_copy import FunctionCall
+from hashbench.errors import HashbenchError
+from hashbench.run.settings import applied, settings
 from hashbench.tools.audit import explaining, stress
 from hashbench.tools.audit.cases import Case, cases_of, described
 from hashbench.tools.audit.measuring import Measured, fingerprint, follows_poison, measure
@@ -31,7 +31,7 @@ def measured(one: Case, runs: int = 4) -> Measured:
 
 
 def rows(one: Case, **options):
-    from hashbench.budget import Budget
+    from hashbench.deadline import Budget
 
     made = AuditOptions(runs=4, budget=options.pop("budget", 0.0), **options)
     return list(_rows(measured(one), made, Budget(made.budget)))

@@ -19,16 +19,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from hashbench import HashDebugTrace, suites
-from hashbench.determinism import preserved
-from hashbench.records import HashbenchError
-from hashbench.results import bitwise_equal
-from hashbench.tools.bitwise import (
-    BitwiseEquivalenceMode,
-    BitwiseMismatchError,
-    BitwiseMismatchWarning,
-    Mismatch,
-)
+from hashbench import HashDebugTrace
+from hashbench.errors import HashbenchError
+from hashbench.run.outputs import bitwise_equal
+from hashbench.run.settings import preserved
+from hashbench.suites import registry
+from hashbench.tools.bitwise import BitwiseEquivalenceMode, BitwiseMismatchError, BitwiseMismatchWarning, Mismatch
 
 CALLS = itertools.count()
 BUFFER = torch.zeros(4)
@@ -810,11 +806,11 @@ def eight_threads() -> Iterator[None]:
     ],
 )
 def test_a_specimens_kernel_is_named_and_its_twin_is_clean(name: str, op: str, module: str) -> None:
-    specs = {spec.name: spec for spec in suites.catalog("specimens")}
+    specs = {spec.name: spec for spec in registry.catalog("specimens")}
 
     def differing(planted: str) -> set[tuple[str, str]]:
         torch.manual_seed(0)
-        workload = suites.load(specs[planted], mode="inference")
+        workload = registry.load(specs[planted], mode="inference")
         workload.module.requires_grad_(name == "tone_curve")
         with BitwiseEquivalenceMode(runs=4) as mode:
             output = workload.module(*workload.inputs)

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from hashbench.opplan import plan_of
 from hashbench.replay.capture import CaptureError
-from hashbench.results import Difference, measure
+from hashbench.run.outputs import Difference, measure
 from hashbench.tools.bitwise.choosing import (
     COLLECTIVE,
     HIGHER_ORDER,
@@ -24,6 +23,7 @@ from hashbench.tools.bitwise.comparing import same, same_on_device, unwritten_el
 from hashbench.tools.bitwise.findings import ForwardCall, Mismatch, Place, message
 from hashbench.tools.bitwise.places import Places
 from hashbench.tools.bitwise.repeating import Arguments, Generators, moved
+from hashbench.trace.op_schema import plan_of
 
 NOTHING, WRITTEN, ALL = map(Treatment, Copies)
 

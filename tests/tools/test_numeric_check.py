@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from hashbench.determinism import settings
-from hashbench.records import HashbenchError
+from hashbench.errors import HashbenchError
+from hashbench.run.settings import settings
 from hashbench.tools.numeric import (
     MAIN_RANDOM_SEED,
     as_json,
@@ -409,7 +409,7 @@ def test_random_state_settings_and_gradient_mode_are_left_as_they_were(fails: bo
 
 
 def test_set_deterministic_does_what_it_says_and_clean_memory_does_no_harm() -> None:
-    from hashbench.determinism import preserved, preserved_rng
+    from hashbench.run.settings import preserved, preserved_rng
 
     with preserved(), preserved_rng():
         set_deterministic()

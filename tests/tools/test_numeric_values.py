@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from hashbench.records import HashbenchError
+from hashbench.errors import HashbenchError
 from hashbench.tools import numeric
 from hashbench.tools.numeric.findings import Rule, renamed, unused, without_wrapper
 from hashbench.tools.numeric.measuring import compare_values

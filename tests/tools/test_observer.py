@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from hashbench.records import HashbenchError
+from hashbench.errors import HashbenchError
 from hashbench.tools.observer import (
     Kind,
     MismatchError,

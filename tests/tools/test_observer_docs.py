@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from hashbench.determinism import preserved
-from hashbench.files import PACKAGE_PARENT
-from hashbench.records import HashbenchError
+from hashbench.errors import HashbenchError
+from hashbench.io import PACKAGE_PARENT
+from hashbench.run.settings import preserved
 
 PAGE = Path(__file__).parents[2] / "docs" / "observer.md"
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)

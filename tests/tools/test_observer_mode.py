@@ -10,10 +10,11 @@ import torch
 from torch.utils import _python_dispatch as modes
 from torch.utils.flop_counter import FlopCounterMode
 
-from hashbench.records import HashbenchError, OpRecord
+from hashbench.errors import HashbenchError
+from hashbench.records import OpRecord
 from hashbench.tools.observer import HashMode, ObserverContext
-from hashbench.tracing import HashDebugTrace
-from hashbench.watching import Watcher
+from hashbench.trace.callbacks import Watcher
+from hashbench.trace.mode import HashDebugTrace
 
 
 class Counting(modes.TorchDispatchMode):

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from hashbench import alignment
+from hashbench.divergence import align
 from hashbench.records import OpRecord, TensorDigest
-from hashbench.report.environments import EnvironmentChange
+from hashbench.results.environments import EnvironmentChange
 from hashbench.tools.observer.recording import Kind, Observation, mismatches, parting
 from hashbench.tools.observer.table import table
 
@@ -66,7 +66,7 @@ def test_an_insertion_into_a_long_run_is_found_once() -> None:
 
 
 def test_a_reference_made_to_be_slow_is_not_given_to_difflib(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alignment, "SequenceMatcher", lambda *_, **__: pytest.fail("quadratic, and more"))
+    monkeypatch.setattr(align, "SequenceMatcher", lambda *_, **__: pytest.fail("quadratic, and more"))
     found = mismatches(run("a=1 b=1 " * 1000), run("a=1 " * 1000), finished=True)
     assert {one.kind for one in found.values()} == {Kind.MISSING}
 

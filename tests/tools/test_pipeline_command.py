@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from hashbench import cli
-from hashbench.records import HashbenchError
+from hashbench.errors import HashbenchError
+from hashbench.processes import variables
 from hashbench.tools.pipeline import checking, config
-from hashbench.variables import variables
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "pipeline"

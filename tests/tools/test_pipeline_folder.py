@@ -10,8 +10,8 @@ from fuzzing import altered, damaged
 from pipeline_values import seen
 
 from hashbench import cli
-from hashbench.files import file_digest
-from hashbench.records import HashbenchError
+from hashbench.errors import HashbenchError
+from hashbench.io import file_digest
 from hashbench.tools.pipeline import checkfolder, text
 from hashbench.tools.pipeline.comparing import compare
 from hashbench.tools.pipeline.observed import Repetition, Weights

@@ -14,7 +14,7 @@ from pipeline_helpers import PIPELINES
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision import transforms
 
-from hashbench.determinism import preserved_rng, reset_rng_state
+from hashbench.run.settings import preserved_rng, reset_rng_state
 from hashbench.tools.pipeline.contents import content_digest, state_digests
 from hashbench.tools.pipeline.loading import first_batches
 from hashbench.tools.pipeline.recording import Noted, matched

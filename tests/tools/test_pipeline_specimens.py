@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pipeline_helpers import HASH_SEEDS, PIPELINES, Zygotes, write_config
 
-from hashbench.records import HashbenchError
+from hashbench.errors import HashbenchError
 from hashbench.tools.pipeline import checkfolder, checking, launching
 from hashbench.tools.pipeline.comparing import Verdict, compare
 

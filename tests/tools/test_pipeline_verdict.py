@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from pipeline_values import FILES, GENERATORS, batches, check, loader, sample, seen, trace
 
-from hashbench.records import HashbenchError, Trace
+from hashbench.errors import HashbenchError
+from hashbench.records import Trace
 from hashbench.tools.pipeline import text
 from hashbench.tools.pipeline.comparing import Verdict, compare
 from hashbench.tools.pipeline.observed import (

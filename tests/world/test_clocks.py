@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from hashbench.tracing import HashDebugTrace
-from hashbench.world import clocks
-from hashbench.world.clocks import ticking_clocks
+from hashbench.replay.controls import clocks
+from hashbench.replay.controls.clocks import ticking_clocks
+from hashbench.trace.mode import HashDebugTrace
 
 Now = Callable[[], Any]
 
@@ -305,7 +305,7 @@ def test_the_standard_library_waits_in_real_time() -> None:
     [
         ("asyncio.base_events", False),
         ("torch.utils.data", False),
-        ("hashbench.tracing", False),
+        ("hashbench.trace.mode", False),
         ("hashbench_zoo_outside", True),
         ("somebodys.module", True),
         ("torchvision.datasets", True),

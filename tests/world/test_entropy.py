@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 
-from hashbench.world.entropy import constant_entropy
+from hashbench.replay.controls.entropy import constant_entropy
 
 Draw = Callable[[], Any]
 

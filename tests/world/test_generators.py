@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from hashbench.tracing import HashDebugTrace
-from hashbench.world.generators import Generators
+from hashbench.replay.controls.generators import Generators
+from hashbench.trace.mode import HashDebugTrace
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -16,9 +16,9 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from hashbench.tracing import HashDebugTrace
-from hashbench.world import poison
-from hashbench.world.poison import POISONS, poison_reach, poisoned_memory
+from hashbench.replay.controls import memory
+from hashbench.replay.controls.memory import POISONS, poison_reach, poisoned_memory
+from hashbench.trace.mode import HashDebugTrace
 
 HAS_GLIBC = platform.libc_ver()[0] == "glibc" and not os.environ.get("LD_PRELOAD")
 needs_glibc = pytest.mark.skipif(not HAS_GLIBC, reason="malloc is not glibc's")
@@ -28,7 +28,7 @@ needs_glibc = pytest.mark.skipif(not HAS_GLIBC, reason="malloc is not glibc's")
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways, wherever this runs."""
     if request.param == "mode":
-        monkeypatch.setattr(poison, "_set_perturbation", lambda _: False)
+        monkeypatch.setattr(memory, "_set_perturbation", lambda _: False)
     elif not HAS_GLIBC:
         pytest.skip("malloc is not glibc's")
     return str(request.param)
@@ -97,7 +97,7 @@ def test_memory_that_compiled_code_takes_for_itself_holds_the_poison() -> None:
 @needs_glibc
 @pytest.mark.parametrize("size", [64, 500, 1000, 2000])
 def test_blocks_that_were_free_before_hold_the_poison_except_for_their_links(size: int) -> None:
-    library = poison._c_library()
+    library = memory._c_library()
     with poisoned_memory(POISONS[0]):
         block = library.malloc(size)
         found = ctypes.string_at(block, size)
@@ -155,8 +155,8 @@ def test_afterwards_memory_is_as_it_comes(error: bool) -> None:
 @needs_glibc
 def test_a_perturbation_that_the_user_asked_for_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    real = poison._set_perturbation
-    monkeypatch.setattr(poison, "_set_perturbation", lambda value: asked.append(value) or real(value))
+    real = memory._set_perturbation
+    monkeypatch.setattr(memory, "_set_perturbation", lambda value: asked.append(value) or real(value))
     monkeypatch.setenv("MALLOC_PERTURB_", "7")
     with poisoned_memory(POISONS[0]):
         pass
@@ -166,7 +166,7 @@ def test_a_perturbation_that_the_user_asked_for_comes_back(monkeypatch: pytest.M
 
 @needs_glibc
 def test_another_allocator_in_the_place_of_the_c_library_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(poison, "_probe", lambda: bytes(poison._PROBE_BYTES))
+    monkeypatch.setattr(memory, "_probe", lambda: bytes(memory._PROBE_BYTES))
     assert poison_reach("cpu").startswith("what empty")
     with poisoned_memory(POISONS[0]):
         assert content(torch.empty(9)) == {POISONS[0]}
@@ -216,26 +216,26 @@ MIB = 2**20
     ],
 )
 def test_every_block_that_a_kernel_can_be_given_is_asked_for(segments: list[Any], expected: list[int]) -> None:
-    assert poison.requests(segments, device=0, stream=0) == expected
+    assert memory.requests(segments, device=0, stream=0) == expected
 
 
 @pytest.mark.parametrize(
     ("segments", "reserve", "expected"),
     [
-        pytest.param([], poison.Reserve(300 * MIB, 0), [300 * MIB], id="one block"),
-        pytest.param([], poison.Reserve(64 * MIB, 2 * MIB + 1), [64 * MIB, MIB, MIB, MIB], id="small segments"),
+        pytest.param([], memory.Reserve(300 * MIB, 0), [300 * MIB], id="one block"),
+        pytest.param([], memory.Reserve(64 * MIB, 2 * MIB + 1), [64 * MIB, MIB, MIB, MIB], id="small segments"),
         pytest.param(
             [segment("large", (FREE, 96 * MIB)), segment("small", (FREE, MIB), (FREE, 512))],
-            poison.Reserve(90 * MIB, 2 * MIB),
+            memory.Reserve(90 * MIB, 2 * MIB),
             [96 * MIB, MIB, MIB, 512],
             id="what is free counts",
         ),
     ],
 )
 def test_what_a_run_needs_is_asked_for_beforehand(
-    segments: list[Any], reserve: poison.Reserve, expected: list[int]
+    segments: list[Any], reserve: memory.Reserve, expected: list[int]
 ) -> None:
-    assert poison.requests(segments, device=0, stream=0, reserve=reserve) == expected
+    assert memory.requests(segments, device=0, stream=0, reserve=reserve) == expected
 
 
 def test_a_run_needs_what_was_in_use_at_most_beyond_what_is_in_use_now() -> None:
@@ -245,18 +245,18 @@ def test_a_run_needs_what_was_in_use_at_most_beyond_what_is_in_use_now() -> None
         for pool, sizes in pools.items()
         for name, size in zip(("peak", "current"), sizes, strict=True)
     }
-    assert poison.reserve_by(stats) == poison.Reserve(700 * MIB, 3 * MIB)
-    assert poison.reserve_by({}) == poison.Reserve(64 * MIB, 0)
-    assert poison.reserve_for_a_run(torch.device("cpu")) == poison.Reserve(64 * MIB, 0)
+    assert memory.reserve_by(stats) == memory.Reserve(700 * MIB, 3 * MIB)
+    assert memory.reserve_by({}) == memory.Reserve(64 * MIB, 0)
+    assert memory.reserve_for_a_run(torch.device("cpu")) == memory.Reserve(64 * MIB, 0)
 
 
 def test_on_a_device_whose_streams_have_no_known_handle_all_streams_count() -> None:
-    assert poison.requests([segment("small", (FREE, 512), stream=7)], device=0, stream=None)[-1] == 512
+    assert memory.requests([segment("small", (FREE, 512), stream=7)], device=0, stream=None)[-1] == 512
 
 
 def test_free_blocks_are_filled_on_entry_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Held together until all are filled: one after the other would be the same block again."""
-    monkeypatch.setattr(poison, "_free_memory", lambda _: [segment("small", (FREE, 512), (FREE, 1024))])
+    monkeypatch.setattr(memory, "_free_memory", lambda _: [segment("small", (FREE, 512), (FREE, 1024))])
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     made: list[tuple[int, int, int]] = []
     real, held = torch.full, []
@@ -274,7 +274,7 @@ def test_free_blocks_are_filled_on_entry_all_at_once(monkeypatch: pytest.MonkeyP
 
 
 def test_the_reach_on_a_device_with_free_blocks_says_what_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(poison, "_free_memory", lambda _: [])
+    monkeypatch.setattr(memory, "_free_memory", lambda _: [])
     assert "free blocks of torch's allocator" in poison_reach("cuda")
     assert "not what a library keeps" in poison_reach("cuda")
 

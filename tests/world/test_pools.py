@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from hashbench.world import pools
-from hashbench.world.pools import single_worker_pools
+from hashbench.replay.controls import pools
+from hashbench.replay.controls.pools import single_worker_pools
 
 Task = Callable[[int], int]
 TASKS = 24

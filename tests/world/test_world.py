@@ -17,16 +17,16 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from hashbench import world
-from hashbench.determinism import settings
+from hashbench.replay import controls
+from hashbench.run.settings import settings
 
 CONTEXTS: dict[str, Callable[[], AbstractContextManager[object]]] = {
-    "constant_entropy": world.constant_entropy,
-    "ticking_clocks": world.ticking_clocks,
-    "single_worker_pools": world.single_worker_pools,
-    "one_thread": world.one_thread,
-    "busy_threads": lambda: world.busy_threads(2),
-    "poisoned_memory": lambda: world.poisoned_memory(world.POISONS[0]),
+    "constant_entropy": controls.constant_entropy,
+    "ticking_clocks": controls.ticking_clocks,
+    "single_worker_pools": controls.single_worker_pools,
+    "one_thread": controls.one_thread,
+    "busy_threads": lambda: controls.busy_threads(2),
+    "poisoned_memory": lambda: controls.poisoned_memory(controls.POISONS[0]),
 }
 
 
@@ -67,7 +67,7 @@ def test_one_thread_is_one_inside_and_as_before_afterwards() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with world.one_thread():
+        with controls.one_thread():
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 2
     finally:
@@ -75,7 +75,7 @@ def test_one_thread_is_one_inside_and_as_before_afterwards() -> None:
 
 
 def test_a_load_keeps_other_threads_at_work_and_ends() -> None:
-    with world.busy_threads(2):
+    with controls.busy_threads(2):
         loads = [thread for thread in threading.enumerate() if thread.name.startswith("hashbench load")]
         clocks = [time.pthread_getcpuclockid(thread.ident) for thread in loads if thread.ident]
         deadline = time.monotonic() + 120

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hashbench.records import HashbenchError
+from hashbench.errors import HashbenchError
 
 COMMON_FILE = "common.py"
 RUNNER_CLASS = "BenchmarkRunner"

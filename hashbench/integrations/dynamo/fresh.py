@@ -1,6 +1,6 @@
 """A model of the harness in a process that has run nothing before: the harness builds it again by its own flags.
 
-The target of :func:`hashbench.diagnosis.freshrun.fresh_traces`. The harness runs as always up to its
+The target of :func:`hashbench.diagnose.fresh_process.fresh_traces`. The harness runs as always up to its
 ``check_accuracy``; there the traced runs are made and everything ends. Its output goes to a folder that is thrown away.
 """
 
@@ -18,11 +18,11 @@ from hashbench.integrations.dynamo import hook
 from hashbench.integrations.dynamo.session import VARIABLE
 from hashbench.integrations.dynamo.subject import HarnessRunner
 from hashbench.records import Failure, ModelSpec, RunOptions, Trace
-from hashbench.workload import Workload
+from hashbench.run.workload import Workload
 
 
 class FreshHarness:
-    """Builds a model by running the harness; see :class:`hashbench.runner.BenchmarkRunner`."""
+    """Builds a model by running the harness; see :class:`hashbench.check.model.BenchmarkRunner`."""
 
     def __init__(self, options: RunOptions) -> None:
         self.options = options

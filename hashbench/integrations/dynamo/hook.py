@@ -98,7 +98,7 @@ def _validated(original: Callable[..., Any], session: Session) -> Callable[..., 
 
 
 def _note_failure(session: Session, name: str, cause: Any) -> None:
-    from hashbench.outcome import failure_of
+    from hashbench.run.outcome import failure_of
 
     failure = failure_of(cause)
     amend_note(session, name, failure=failure.error[:2000], nondeterministic_op=failure.nondeterministic_op)

@@ -20,12 +20,12 @@ from typing import Any
 
 from torch.utils._python_dispatch import _disable_current_modes
 
-from hashbench import results
-from hashbench.determinism import settings
 from hashbench.integrations.dynamo.session import tell
-from hashbench.outcome import Run, failure_of
 from hashbench.records import Failure
-from hashbench.tracing import HashDebugTrace
+from hashbench.run import outputs
+from hashbench.run.outcome import Run, failure_of
+from hashbench.run.settings import settings
+from hashbench.trace.mode import HashDebugTrace
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ class EagerRuns:
         try:
             for name, value in named_results(found).items():
                 trace.add_result(name, value)
-        except results.NotComparableError as error:
+        except outputs.NotComparableError as error:
             log.info("results are not noted: %s", error)
         finished = trace.finish()
         self.runs.append(Run(finished, {result.name: result.digest.word() for result in finished.results}))
@@ -193,4 +193,4 @@ def named_results(found: Any) -> dict[str, Any]:
         NotComparableError: there is a value of a type that nobody knows how to compare.
     """
     with _disable_current_modes():
-        return dict(results.flatten(found, "result"))
+        return dict(outputs.flatten(found, "result"))

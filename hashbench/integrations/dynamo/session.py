@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hashbench.files import replace_file
-from hashbench.results_folder import ResultsFolder, file_key
+from hashbench.io import replace_file
+from hashbench.results.folder import ResultsFolder, file_key
 
 VARIABLE = "HASHBENCH_DYNAMO"
 TRACE_MODES = ("always", "on-demand")

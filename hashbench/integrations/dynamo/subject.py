@@ -17,7 +17,7 @@ import psutil
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from hashbench import results
+from hashbench.check.model import BenchmarkRunner
 from hashbench.integrations.dynamo.phases import (
     COMPILING,
     EagerRuns,
@@ -27,12 +27,12 @@ from hashbench.integrations.dynamo.phases import (
     step_of,
 )
 from hashbench.integrations.dynamo.session import Session, amend_note
-from hashbench.outcome import Outcome, Run
 from hashbench.records import DTYPES, Failure, ModelSpec, Row, RunCounts, RunOptions, Trace
-from hashbench.results_folder import file_key
-from hashbench.runner import BenchmarkRunner
-from hashbench.tracing import HashDebugTrace
-from hashbench.workload import Workload
+from hashbench.results.folder import file_key
+from hashbench.run import outputs
+from hashbench.run.outcome import Outcome, Run
+from hashbench.run.workload import Workload
+from hashbench.trace.mode import HashDebugTrace
 
 PAIRS_ON_DEMAND = 3
 """Own pairs that look for a difference which the harness has seen."""
@@ -154,7 +154,7 @@ class Subject:
             self.outcome = self.runner.compared(self._begun(), *runs)
         elif not self.eager.answer:
             with _disable_current_modes(), torch.no_grad():
-                difference = results.compare(one, two)
+                difference = outputs.compare(one, two)
             differ = replace(self._begun(), accuracy="eager_two_runs_differ", run_counts=RunCounts(1, 1, 2))
             self.outcome = replace(differ, difference=difference)
 

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hashbench.files import replace_file
 from hashbench.integrations.dynamo.session import Note, Session, read_notes
+from hashbench.io import replace_file
 from hashbench.records import ACCURACY_STATUSES, ModelSpec, Row
-from hashbench.report.csvfile import header_line, row_line
-from hashbench.report.csvtext import defuse, one_line
+from hashbench.results.rows import header_line, row_line
+from hashbench.results.table import defuse, one_line
 
 TABLE_FILE, EXTRA_COLUMN = "hashbench.csv", "harness_accuracy"
 

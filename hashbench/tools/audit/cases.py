@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from hashbench.arguments import argument_text
-from hashbench.determinism import reset_rng_state
-from hashbench.digest import dtype_name
-from hashbench.inspection import tensors_in
-from hashbench.integrations.functioncopy import FunctionCall
+from hashbench.check.function_copy import FunctionCall
+from hashbench.run.settings import reset_rng_state
 from hashbench.tools.audit import stress
 from hashbench.tools.audit.choice import chosen_samples
+from hashbench.trace.argument_text import argument_text
+from hashbench.trace.arguments import tensors_in
+from hashbench.trace.digest import dtype_name
 
 LONGEST_INPUTS = 70
 """Characters of the text that describes a sample."""

@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Collection, Sequence
 
-from hashbench.records import HashbenchError
+from hashbench.errors import HashbenchError
 
 DTYPES = ("float32", "bfloat16", "complex64", "int64")
 """One of each class: the common one, a narrow one, a complex and a whole one."""

@@ -12,21 +12,21 @@ from typing import Any
 import torch
 
 from hashbench import causes, replay
-from hashbench.budget import Budget
-from hashbench.determinism import applied, reset_rng_state
-from hashbench.inspection import named_tensors
-from hashbench.integrations.functioncopy import FunctionCall, fresh_copy
-from hashbench.integrations.functionrunner import FunctionRunner
-from hashbench.opplan import plan_of
+from hashbench.check.function import FunctionRunner
+from hashbench.check.function_copy import FunctionCall, fresh_copy
+from hashbench.deadline import Budget
 from hashbench.records import Evidence, OpRecord, RunOptions, Trace
-from hashbench.replay.calls import CapturedCall
+from hashbench.replay.call import CapturedCall
 from hashbench.replay.capture import CaptureError, capture
-from hashbench.repro import torchdocs
-from hashbench.results import flatten
+from hashbench.repro import torch_docs
+from hashbench.run.outputs import flatten
+from hashbench.run.settings import applied, reset_rng_state
 from hashbench.tools.audit.cases import Case
 from hashbench.tools.audit.measuring import FLAG, gradients, quiet
-from hashbench.tracing import HashDebugTrace
-from hashbench.watching import Watcher
+from hashbench.trace.arguments import named_tensors
+from hashbench.trace.callbacks import Watcher
+from hashbench.trace.mode import HashDebugTrace
+from hashbench.trace.op_schema import plan_of
 
 CAPTURE_BYTES = 2**28
 """The largest call that is captured for experiments; our largest inputs have 16 MiB."""
@@ -76,15 +76,15 @@ def _text(record: OpRecord, device: str) -> str:
 
 @functools.cache
 def _looked_up(op: str, device: str, backward_of: str) -> str:
-    return torchdocs.documented(op, device=device, backward_of=backward_of)
+    return torch_docs.documented(op, device=device, backward_of=backward_of)
 
 
 def joined(texts: Iterable[str]) -> str:
     """What is said of any of the kernels; what is listed for other devices only where nothing is for this one."""
     said = list(dict.fromkeys(texts))
-    here = [text for text in said if not text.startswith(torchdocs.NOT_LISTED)]
-    elsewhere = [text.partition(" (")[0] for text in said if text != torchdocs.NOT_LISTED]
-    return "; ".join(here or dict.fromkeys(elsewhere)) or torchdocs.NOT_LISTED
+    here = [text for text in said if not text.startswith(torch_docs.NOT_LISTED)]
+    elsewhere = [text.partition(" (")[0] for text in said if text != torch_docs.NOT_LISTED]
+    return "; ".join(here or dict.fromkeys(elsewhere)) or torch_docs.NOT_LISTED
 
 
 # -------------------------------------------------------------------------------------------------- the cause

@@ -14,16 +14,16 @@ from typing import Any
 
 import torch
 
-from hashbench import world
-from hashbench.determinism import applied, reset_rng_state
-from hashbench.digest import digest
-from hashbench.inspection import named_tensors
-from hashbench.integrations.functioncopy import FunctionCall, fresh_copy
-from hashbench.records import HashbenchError
-from hashbench.results import NotComparableError, flatten
+from hashbench.check.function_copy import FunctionCall, fresh_copy
+from hashbench.errors import HashbenchError
+from hashbench.replay import controls
+from hashbench.run.outputs import NotComparableError, flatten
+from hashbench.run.settings import applied, reset_rng_state
 from hashbench.tools.audit.cases import Case
 from hashbench.tools.audit.stress import moved
 from hashbench.tools.audit.verdict import DIFFERS, FOLLOWS, IDENTICAL, NOT_COMPARABLE, NOT_RUN, RAISES
+from hashbench.trace.arguments import named_tensors
+from hashbench.trace.digest import digest
 
 FLAG = {
     "off": {"deterministic_algorithms": "off", "fill_uninitialized_memory": "True"},
@@ -72,7 +72,7 @@ class Tried:
 def follows_poison(poisoned: dict[int, set[int]]) -> bool:
     """Whether each content of unwritten memory gives one outcome of its own."""
     alone = [next(iter(found)) for found in poisoned.values() if len(found) == 1]
-    return len(alone) == len(world.POISONS) == len(set(alone))
+    return len(alone) == len(controls.POISONS) == len(set(alone))
 
 
 class Measured:
@@ -93,9 +93,9 @@ def measure(cases: list[Case], *, runs: int, seed: int) -> list[Measured]:
                 for one in found:
                     for number in range(runs):
                         _add(one, name, number, seed=seed)
-                for value in world.POISONS:
+                for value in controls.POISONS:
                     # What the flag fills must stay filled: no mode may write over it.
-                    with world.poisoned_memory(value, through_mode=name != "on"):
+                    with controls.poisoned_memory(value, through_mode=name != "on"):
                         for one in found:
                             for number in range(POISONED_RUNS):
                                 _add(one, name, number, seed=seed, poison=value)

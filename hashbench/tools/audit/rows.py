@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hashbench.budget import Budget
-from hashbench.report.auditfile import AuditRow
+from hashbench.deadline import Budget
+from hashbench.results.audit_table import AuditRow
 from hashbench.tools.audit import cases, explaining
 from hashbench.tools.audit.cases import Case
 from hashbench.tools.audit.measuring import Measured, NotDifferentiableError, Tried, measure

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from hashbench.integrations.functioncopy import FunctionCall
-from hashbench.records import HashbenchError
-from hashbench.report.csvtext import read_table
+from hashbench.check.function_copy import FunctionCall
+from hashbench.errors import HashbenchError
+from hashbench.results.table import read_table
 
 TABLE = Path(__file__).parents[2] / "data" / "audit_stress.csv"
 HEADER = ("op", "sample", "call", "arguments", "dtypes", "options")

@@ -11,11 +11,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hashbench.files import replace_file
+from hashbench.io import replace_file
+from hashbench.processes import variables
 from hashbench.records import ModelSpec, Row, RunOptions
-from hashbench.report.auditfile import to_json
-from hashbench.results_folder import file_key
-from hashbench.variables import variables
+from hashbench.results.audit_table import to_json
+from hashbench.results.folder import file_key
 
 SUITE = "audit"
 GROUP_TARGET = "hashbench.tools.audit.task:run_group"

@@ -37,7 +37,7 @@ def verdict(documented: str, *, off: str, on: str, unfilled: str, blank: bool = 
         blank: all that the op returns is memory that nobody wrote, as its schema says.
 
     Returns:
-        One of ``hashbench.report.auditfile.VERDICTS``. What was not measured is never ``as documented``.
+        One of ``hashbench.results.audit_table.VERDICTS``. What was not measured is never ``as documented``.
 
     Raises:
         ValueError: a word that is none of them.

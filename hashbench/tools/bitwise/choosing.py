@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hashbench.records import HashbenchError
+from hashbench.errors import HashbenchError
 
 Choice = str | torch._ops.OpOverloadPacket | torch._ops.OpOverload | Callable[[Any], bool]
 

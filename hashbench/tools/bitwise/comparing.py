@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 import torch
 
-from hashbench.digest import raw_digest
-from hashbench.inspection import tensors_in
-from hashbench.marks import storage_bytes, storage_key
-from hashbench.opplan import OpPlan
 from hashbench.replay.capture import is_plain
-from hashbench.results import Difference, bitwise_equal, flatten, measure
+from hashbench.run.outputs import Difference, bitwise_equal, flatten, measure
 from hashbench.tools.bitwise.repeating import argument_names, refuse_without_content
+from hashbench.trace.arguments import tensors_in
+from hashbench.trace.digest import raw_digest
+from hashbench.trace.op_schema import OpPlan
+from hashbench.trace.storage_writers import storage_bytes, storage_key
 
 Equality = Literal["bits", "values"]
 Left = dict[str, Any]
@@ -99,7 +99,7 @@ def share_memory(first: Left, second: Left) -> bool:
 
 def fill_freed_memory(left: Left, value: int) -> None:
     """Blocks of the sizes of the results, filled with the byte ``value`` and freed: on an accelerator torch hands those
-    out next, also to kernels, which :func:`~hashbench.world.poisoned_memory` does not reach there."""
+    out next, also to kernels, which :func:`~hashbench.replay.controls.poisoned_memory` does not reach there."""
     tensors = [tensor for tensor in tensors_in(list(left.values())) if is_plain(tensor)]
     blocks = [
         torch.full((storage_bytes(tensor),), value, dtype=torch.uint8, device=tensor.device) for tensor in tensors

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hashbench.results import Difference
+from hashbench.run.outputs import Difference
 
 
 class BitwiseMismatchError(RuntimeError):

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from hashbench.digest import dtype_name
-from hashbench.results import Difference
+from hashbench.run.outputs import Difference
 from hashbench.tools.bitwise.findings import Mismatch, Place
+from hashbench.trace.digest import dtype_name
 
 
 @dataclass(slots=True)

@@ -19,12 +19,12 @@ from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass_type,
 )
 
-from hashbench.opplan import OpPlan, Pattern, plan_of
-from hashbench.outcome import failure_of
-from hashbench.records import HashbenchError
+from hashbench.errors import HashbenchError
 from hashbench.replay.capture import CaptureError
-from hashbench.replay.opowner import is_custom
-from hashbench.results import NotComparableError
+from hashbench.replay.controls import POISONS, poisoned_memory
+from hashbench.replay.op_owner import is_custom
+from hashbench.run.outcome import failure_of
+from hashbench.run.outputs import NotComparableError
 from hashbench.tools.bitwise.choosing import Choice, Copies, OpFacts, Treatment, chooser, treatment_of
 from hashbench.tools.bitwise.comparing import (
     Equality,
@@ -47,7 +47,7 @@ from hashbench.tools.bitwise.findings import (
 from hashbench.tools.bitwise.gathering import Differing, Found
 from hashbench.tools.bitwise.places import Places
 from hashbench.tools.bitwise.repeating import Arguments, Generators, moved
-from hashbench.world import POISONS, poisoned_memory
+from hashbench.trace.op_schema import OpPlan, Pattern, plan_of
 
 _CANNOT_REPEAT = (CaptureError, NotComparableError, RuntimeError)
 

@@ -8,9 +8,9 @@ from types import FrameType
 
 import torch
 
-from hashbench.inspection import caller_line
-from hashbench.modulepaths import ModulePaths
 from hashbench.tools.bitwise.findings import ForwardCall, Place
+from hashbench.trace.arguments import caller_line
+from hashbench.trace.module_paths import ModulePaths
 
 _current_autograd_node = torch._C._current_autograd_node
 _get_sequence_nr = torch._C._autograd._get_sequence_nr

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from hashbench.digest import components, hash_memory
-from hashbench.inspection import named_arguments, tensors_in
-from hashbench.marks import storage_key
-from hashbench.opplan import OpPlan
-from hashbench.replay.calls import LiveMemory, Memory, TensorForm, laid_over
+from hashbench.replay.call import LiveMemory, Memory, TensorForm, laid_over
 from hashbench.replay.capture import CaptureError, Windows, is_plain, may_resize, refuse_shadows
-from hashbench.replay.randomstate import random_states, restore_random_states
+from hashbench.replay.random_state import random_states, restore_random_states
 from hashbench.tools.bitwise.choosing import Copies
+from hashbench.trace.arguments import named_arguments, tensors_in
+from hashbench.trace.digest import components, hash_memory
+from hashbench.trace.op_schema import OpPlan
+from hashbench.trace.storage_writers import storage_key
 
 
 class Arguments:

@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from hashbench.determinism import deterministic_settings, preserved_rng
-from hashbench.marks import share_memory
-from hashbench.outcome import failure_of
-from hashbench.records import HashbenchError
+from hashbench.errors import HashbenchError
+from hashbench.run.outcome import failure_of
+from hashbench.run.settings import deterministic_settings, preserved_rng
 from hashbench.tools.numeric.findings import (
     SIDES,
     STAGES,
@@ -30,6 +29,7 @@ from hashbench.tools.numeric.findings import (
 from hashbench.tools.numeric.measuring import compare_mappings
 from hashbench.tools.numeric.running import Plan, Subject, fresh_inputs, gradients_wanted, subject_of
 from hashbench.tools.numeric.traced import execute, find_partings, names_back
+from hashbench.trace.storage_writers import share_memory
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hashbench.records import HashbenchError
-from hashbench.words import a_few
+from hashbench.errors import HashbenchError
+from hashbench.text import a_few
 
 SIDES = ("before", "after")
 STAGES = ("parameters", "outputs", "buffers", "gradients", "stepped")

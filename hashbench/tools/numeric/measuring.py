@@ -15,9 +15,9 @@ import torch
 from torch.testing._comparison import default_tolerances
 from torch.utils._python_dispatch import _disable_current_modes
 
-from hashbench import results
-from hashbench.digest import dtype_name
+from hashbench.run import outputs
 from hashbench.tools.numeric.findings import Comparison, Rename, Rule, TensorComparison, renamed
+from hashbench.trace.digest import dtype_name
 
 _ABSENT = object()
 
@@ -47,8 +47,8 @@ def leaves_of(value: Any, name: str) -> dict[str, Any]:
 
 def _flattened(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     try:
-        leaves = list(results.flatten(value, name))
-    except results.NotComparableError as error:
+        leaves = list(outputs.flatten(value, name))
+    except outputs.NotComparableError as error:
         yield name, error
         return
     for leaf, item in leaves:
@@ -62,8 +62,8 @@ def compare_values(name: str, before: Any, after: Any, *, rule: Rule) -> TensorC
     """Two leaves of results compared. Draws no random numbers and changes neither."""
     if before is _ABSENT or after is _ABSENT or (before is None) != (after is None):
         return _one_sided(name, before, after)
-    if isinstance(before, results.NotComparableError) or isinstance(after, results.NotComparableError):
-        error = before if isinstance(before, results.NotComparableError) else after
+    if isinstance(before, outputs.NotComparableError) or isinstance(after, outputs.NotComparableError):
+        error = before if isinstance(before, outputs.NotComparableError) else after
         return TensorComparison(name, within=False, bitwise=False, kind="not comparable", detail=str(error))
     with _disable_current_modes(), torch.no_grad():
         if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
@@ -82,7 +82,7 @@ def _one_sided(name: str, before: Any, after: Any) -> TensorComparison:
 
 def _compare_plain(name: str, before: Any, after: Any, rule: Rule) -> TensorComparison:
     """Python values: floating-point and complex numbers by the tolerances of double precision, others exactly."""
-    if results.bitwise_equal(before, after):
+    if outputs.bitwise_equal(before, after):
         return TensorComparison(name, within=True, bitwise=True)
     numbers = all(isinstance(value, (int, float, complex)) and type(value) is not bool for value in (before, after))
     if numbers and not all(type(value) is int for value in (before, after)):
@@ -108,14 +108,14 @@ def _compare_tensors(name: str, before: torch.Tensor, after: torch.Tensor, rule:
         found = replace(found, kind=counted[0], detail=" and ".join(both))
     try:
         a, b = _alike(before, after, odd)
-        same_bits = results.bitwise_equal(a, b) and "dtype" not in odd and "layout" not in odd
+        same_bits = outputs.bitwise_equal(a, b) and "dtype" not in odd and "layout" not in odd
         found = replace(found, total=a.numel(), nan_in_both=_nan_in_both(a, b))
         if same_bits:
             return replace(found, within=not counted, bitwise=not counted)
         limits = rule.limits(_default_limits(before, after))
         return _with_numbers(found, _dense(a), _dense(b), limits, form=odd[0] if odd else "", counted=bool(counted))
     except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:  # a kind of tensor without arithmetic
-        if not odd and results.bitwise_equal(before, after):
+        if not odd and outputs.bitwise_equal(before, after):
             return replace(found, within=True, bitwise=True)
         text = f"{type(error).__name__}: {error}"
         return replace(found, kind="not comparable", detail=f"{_form(before)}: {' '.join(text.split()):.100}")
@@ -134,8 +134,8 @@ def _with_numbers(
     rtol, atol = limits
     close = _close(a, b, rtol, atol)
     beyond = int((~close).sum())
-    only_form = bool(form) and results.bitwise_equal(a, b)
-    numbers = results.Difference((), 0, 0.0, 0, max_relative=0.0) if only_form else results.measure(a, b)
+    only_form = bool(form) and outputs.bitwise_equal(a, b)
+    numbers = outputs.Difference((), 0, 0.0, 0, max_relative=0.0) if only_form else outputs.measure(a, b)
     representation = numbers.representation if numbers.representation != "value" else ""
     kind = found.kind or (form if only_form else "representation" if representation else "value")
     return replace(

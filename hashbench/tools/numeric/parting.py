@@ -22,7 +22,7 @@ import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hashbench.alignment import Pair, align
+from hashbench.divergence.align import Pair, align
 from hashbench.records import Leaf, OpRecord, Ref, Trace
 from hashbench.tools.numeric.findings import Parting
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from hashbench.determinism import reset_rng_state
-from hashbench.inputs import call, clone_inputs
-from hashbench.inspection import named_tensors
-from hashbench.marks import share_memory
-from hashbench.records import HashbenchError
+from hashbench.errors import HashbenchError
+from hashbench.run.inputs import call, clone_inputs
+from hashbench.run.settings import reset_rng_state
 from hashbench.tools.numeric.findings import without_wrapper
 from hashbench.tools.numeric.measuring import leaves_of
+from hashbench.trace.arguments import named_tensors
+from hashbench.trace.storage_writers import share_memory
 
 MAIN_RANDOM_SEED = 1337
 """The seed of torch's own numeric check."""

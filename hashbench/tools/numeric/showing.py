@@ -10,8 +10,8 @@ from typing import Any
 
 from tabulate import tabulate
 
+from hashbench.text import a_few
 from hashbench.tools.numeric.findings import LONE, STAGES, Parting, Report, TensorComparison
-from hashbench.words import a_few
 
 HEADERS = ("stage", "tensor", "iteration", "differ", "beyond", "max abs", "max relative", "max ULP", "of allowed", "")
 

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from hashbench.inspection import tensors_in
-from hashbench.opplan import plan_of
 from hashbench.records import TensorDigest, Trace
 from hashbench.tools.numeric import parting
 from hashbench.tools.numeric.findings import LONE, Parting, Rename, Rule, TensorComparison, renamed, without_wrapper
 from hashbench.tools.numeric.measuring import compare_mappings, compare_values
 from hashbench.tools.numeric.parting import Agreement
 from hashbench.tools.numeric.running import Plan, Subject, fresh_inputs, gradients_wanted, is_compiled
-from hashbench.tracing import HashDebugTrace
-from hashbench.watching import Watcher
+from hashbench.trace.arguments import tensors_in
+from hashbench.trace.callbacks import Watcher
+from hashbench.trace.mode import HashDebugTrace
+from hashbench.trace.op_schema import plan_of
 
 KEPT_MIB = 1024
 """How much of what the ops of one execution left is kept, in MiB."""

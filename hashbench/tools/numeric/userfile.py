@@ -12,9 +12,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hashbench.determinism import preserved_rng, reset_rng_state
-from hashbench.records import HashbenchError
-from hashbench.suites.zoofile import import_file
+from hashbench.errors import HashbenchError
+from hashbench.run.settings import preserved_rng, reset_rng_state
+from hashbench.suites.zoo_file import import_file
 from hashbench.tools.numeric.findings import Rename
 
 EXAMPLE = "before() and inputs(), and after(model) or after()"

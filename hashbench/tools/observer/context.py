@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hashbench.records import HashbenchError
+from hashbench.errors import HashbenchError
 from hashbench.tools.observer import files
 from hashbench.tools.observer.observer import MismatchError, Observer
 

@@ -11,10 +11,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, Never
 
-from hashbench.files import document_digest
+from hashbench.io import document_digest
 from hashbench.records import OpRecord
 from hashbench.tools.observer.recording import Observation, Recording, Saved
-from hashbench.tracefile import digest_text, parse_digest
+from hashbench.trace.file import digest_text, parse_digest
 
 SCHEMA = 1
 """Version of the document; another one is refused."""

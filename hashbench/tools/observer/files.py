@@ -18,8 +18,8 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from hashbench.files import replace_bytes, replace_file
-from hashbench.records import HashbenchError
+from hashbench.errors import HashbenchError
+from hashbench.io import replace_bytes, replace_file
 from hashbench.tools.observer.document import BadDocumentError, bad, dumps, loads
 from hashbench.tools.observer.recording import Recording, Saved
 

@@ -10,12 +10,13 @@ import torch
 from torch.utils import _python_dispatch as modes
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from hashbench.inspection import tensors_in
-from hashbench.marks import storage_key
-from hashbench.opplan import Pattern, plan_of
-from hashbench.records import HashbenchError, OpRecord
-from hashbench.tracing import HashDebugTrace
-from hashbench.watching import Watcher
+from hashbench.errors import HashbenchError
+from hashbench.records import OpRecord
+from hashbench.trace.arguments import tensors_in
+from hashbench.trace.callbacks import Watcher
+from hashbench.trace.mode import HashDebugTrace
+from hashbench.trace.op_schema import Pattern, plan_of
+from hashbench.trace.storage_writers import storage_key
 
 
 class Listener(Protocol):
@@ -31,7 +32,7 @@ class Listener(Protocol):
 class HashMode(HashDebugTrace):
     """Hashes what every dispatched op writes, and reports each to the observer that is registered.
 
-    It is a :class:`~hashbench.tracing.HashDebugTrace` and sees what that sees. ``enabled`` says whether it is on.
+    It is a :class:`~hashbench.trace.mode.HashDebugTrace` and sees what that sees. ``enabled`` says whether it is on.
     """
 
     def __init__(self) -> None:

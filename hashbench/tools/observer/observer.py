@@ -15,17 +15,18 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from hashbench.determinism import settings
-from hashbench.digest import digest, dtype_name, python_digest, without_repetition
-from hashbench.environment import collect
-from hashbench.inspection import caller_line, tensors_in
-from hashbench.records import HashbenchError, OpRecord, TensorDigest
-from hashbench.report.environments import EnvironmentChange, environment_changes
-from hashbench.results import NotComparableError, flatten, logical_value
+from hashbench.errors import HashbenchError
+from hashbench.records import OpRecord, TensorDigest
+from hashbench.results.environments import EnvironmentChange, environment_changes
+from hashbench.run.environment import collect
+from hashbench.run.outputs import NotComparableError, flatten, logical_value
+from hashbench.run.settings import settings
 from hashbench.tools.observer import files
 from hashbench.tools.observer.mode import HashMode
 from hashbench.tools.observer.recording import Mismatch, Observation, Recording, Saved, mismatches, parting
 from hashbench.tools.observer.table import table
+from hashbench.trace.arguments import caller_line, tensors_in
+from hashbench.trace.digest import digest, dtype_name, python_digest, without_repetition
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from hashbench.alignment import EDIT_LIMIT, align
+from hashbench.divergence.align import EDIT_LIMIT, align
 from hashbench.records import OpRecord, TensorDigest
-from hashbench.tracefile import digest_text
+from hashbench.trace.file import digest_text
 
 
 class Saved(NamedTuple):

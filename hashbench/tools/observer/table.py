@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from tabulate import tabulate
 
-from hashbench.report.csvtext import one_line
-from hashbench.report.environments import EnvironmentChange
-from hashbench.report.render import shorten
+from hashbench.report.text import shorten
+from hashbench.results.environments import EnvironmentChange
+from hashbench.results.table import one_line
+from hashbench.text import a_few
 from hashbench.tools.observer.recording import Mismatch
-from hashbench.words import a_few
 
 _SHOWN = 50
 _WIDTHS = {"kind": 12, "index": 15, "name": 44, "where": 40, "what": 60, "now": 44, "reference": 44}

@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hashbench import tracefile
-from hashbench.files import file_digest, replace_file
-from hashbench.records import HashbenchError
+from hashbench.errors import HashbenchError
+from hashbench.io import file_digest, replace_file
 from hashbench.tools.pipeline.observed import (
     CHECK_SCHEMA,
     Batches,
@@ -33,6 +32,7 @@ from hashbench.tools.pipeline.observed import (
     Surroundings,
     Weights,
 )
+from hashbench.trace import file
 
 CHECK_FILE = "check.json"
 LAYERS_FILE, TRACE_FILE = "model_inspection.csv", "trace.log"
@@ -75,7 +75,7 @@ def write_run(seen: Observed, folder: Path) -> None:
         csv.writer(text, lineterminator="\n").writerows([LAYER_COLUMNS, *seen.layers])
         replace_file(folder / LAYERS_FILE, text.getvalue())
     if seen.trace is not None:
-        tracefile.write(seen.trace, folder / TRACE_FILE)
+        file.write(seen.trace, folder / TRACE_FILE)
 
 
 def seal(folder: Path, repetition: Repetition | None) -> None:
@@ -144,7 +144,7 @@ def _observed(folder: Path, files: Mapping[str, str]) -> Observed:
         parts["layers"] = _layers(folder)
     if TRACE_FILE in files:
         try:
-            parts["trace"] = tracefile.read(folder / TRACE_FILE)
+            parts["trace"] = file.read(folder / TRACE_FILE)
         except RecursionError as error:
             raise _unreadable(folder, f"{TRACE_FILE} is damaged") from error
     return Observed(**parts)

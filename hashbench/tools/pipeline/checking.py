@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hashbench.records import HashbenchError
+from hashbench.errors import HashbenchError
 from hashbench.tools.pipeline import checkfolder, launching
 from hashbench.tools.pipeline.checkfolder import REPEAT_FOLDER, Check
 from hashbench.tools.pipeline.comparing import Verdict, compare

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from hashbench.records import Divergence, HashbenchError
-from hashbench.report.environments import environment_changes
+from hashbench.errors import HashbenchError
+from hashbench.records import Divergence
+from hashbench.results.environments import environment_changes
 from hashbench.tools.pipeline import stages as stage_rules
 from hashbench.tools.pipeline.checkfolder import Check
 from hashbench.tools.pipeline.observed import MOMENTS, Digests, Loader, Observed, Worker

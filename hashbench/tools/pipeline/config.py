@@ -14,8 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hashbench.records import HashbenchError
-from hashbench.suites.zoofile import import_file
+from hashbench.errors import HashbenchError
+from hashbench.suites.zoo_file import import_file
 from hashbench.tools.pipeline.parts import NAMES, part_of
 
 EXAMPLE = "def make_loader(seed): return torch.utils.data.DataLoader(...)"

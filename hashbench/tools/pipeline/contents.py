@@ -11,9 +11,9 @@ from typing import Any
 import torch
 import xxhash
 
-from hashbench.digest import digest, python_digest
-from hashbench.results import NotComparableError, flatten
-from hashbench.world.generators import GENERATORS, state_digest
+from hashbench.replay.controls.generators import GENERATORS, state_digest
+from hashbench.run.outputs import NotComparableError, flatten
+from hashbench.trace.digest import digest, python_digest
 
 Generators = Mapping[str, Any]
 

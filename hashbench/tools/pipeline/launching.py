@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hashbench.diagnosis.freshrun import LAUNCHER, end_with_children, how_it_ended
-from hashbench.files import PACKAGE_PARENT
-from hashbench.records import HashbenchError
+from hashbench.diagnose.fresh_process import LAUNCHER, end_with_children, how_it_ended
+from hashbench.errors import HashbenchError
+from hashbench.io import PACKAGE_PARENT
 
 ANSWER_FILE = "answer.json"
 _CHILD = """

@@ -24,7 +24,7 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from hashbench.files import file_digest
+from hashbench.io import file_digest
 from hashbench.tools.pipeline.anatomy import Anatomy, dissect
 from hashbench.tools.pipeline.contents import content_digest, moved, state_digests
 from hashbench.tools.pipeline.observed import Sample, Step, Worker

@@ -16,25 +16,17 @@ from typing import Any, NoReturn
 
 import torch
 
-from hashbench.determinism import settings
-from hashbench.diagnosis.freshrun import die_with_input, sentence
-from hashbench.environment import collect
-from hashbench.files import PACKAGE_PARENT
-from hashbench.records import HashbenchError
+from hashbench.diagnose.fresh_process import die_with_input, sentence
+from hashbench.errors import HashbenchError
+from hashbench.io import PACKAGE_PARENT
+from hashbench.run.environment import collect
+from hashbench.run.settings import settings
 from hashbench.tools.pipeline import checkfolder
 from hashbench.tools.pipeline.config import Config, load
 from hashbench.tools.pipeline.contents import state_digests
 from hashbench.tools.pipeline.launching import ANSWER_FILE
 from hashbench.tools.pipeline.loading import FolderWatch, facts_of, first_batches, given_generators
-from hashbench.tools.pipeline.observed import (
-    Batch,
-    Batches,
-    Digests,
-    Observed,
-    RandomState,
-    Sample,
-    Surroundings,
-)
+from hashbench.tools.pipeline.observed import Batch, Batches, Digests, Observed, RandomState, Sample, Surroundings
 from hashbench.tools.pipeline.training import first_steps, weights_of
 
 _PACKAGES = (

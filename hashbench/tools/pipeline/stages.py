@@ -18,11 +18,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hashbench import divergence
+from hashbench.divergence import introduce
 from hashbench.records import Divergence
-from hashbench.report.environments import environment_changes
+from hashbench.results.environments import environment_changes
+from hashbench.text import a_few
 from hashbench.tools.pipeline.observed import Digests, Observed, Sample, Step
-from hashbench.words import a_few
 
 STAGES = (
     "environment",
@@ -289,7 +289,7 @@ def _kernel(first: Observed, second: Observed) -> tuple[Stage, Divergence | None
     if any(empty):
         status = UNSEEN if all(empty) else DIFFERS
         return Stage(name, status, "the model ran no op of torch"), None
-    verdict = divergence.find(first.trace, second.trace)
+    verdict = introduce.find(first.trace, second.trace)
     found = verdict.divergence
     words = []
     if found is not None:

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from hashbench.determinism import settings
-from hashbench.digest import digest, dtype_name
-from hashbench.inputs import map_tensors, mean_of_outputs
-from hashbench.inspection import named_tensors
 from hashbench.records import Trace
-from hashbench.results import NotComparableError, flatten, state_results
+from hashbench.run.inputs import map_tensors, mean_of_outputs
+from hashbench.run.outputs import NotComparableError, flatten, state_results
+from hashbench.run.settings import settings
 from hashbench.tools.pipeline.config import Config
 from hashbench.tools.pipeline.contents import first_numbers
 from hashbench.tools.pipeline.observed import Outputs, Weights
-from hashbench.tracing import HashDebugTrace
+from hashbench.trace.arguments import named_tensors
+from hashbench.trace.digest import digest, dtype_name
+from hashbench.trace.mode import HashDebugTrace
 
 NO_MODEL = "the pipeline has no make_model"
 

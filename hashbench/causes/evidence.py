@@ -1,0 +1,181 @@
+"""How evidence is read: what an arm is compared with, what it did to the difference, and how that is said.
+
+Pure: imports no torch, reads no files. The rules in ``causes`` are written in these words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from hashbench.causes.stats import Effect, effect_of
+from hashbench.records import Arm, Evidence
+
+Place = tuple[str, str]
+"""The name of an arm and what it is run on."""
+
+ARMS: Mapping[Place, str] = MappingProxyType(
+    {
+        ("repeat", "call"): "replays in place",
+        ("fresh_memory", "call"): "with inputs in new memory",
+        ("one_thread", "call"): "with one thread",
+        ("deterministic", "call"): "with deterministic algorithms",
+        ("deterministic_fill", "call"): "with deterministic algorithms and filled memory",
+        ("nondeterministic", "call"): "without deterministic algorithms",
+        ("poison", "call"): "with other content in unwritten memory",
+        ("moved", "call"): "with inputs moved by a few bytes",
+        ("exact_values", "call"): "on whole numbers, whose sums no order changes",
+        ("copied_sources", "call"): "with what is read copied away from what is written",
+        ("entropy", "call"): "with constant entropy",
+        ("clocks", "call"): "with clocks that tick evenly",
+        ("generators", "call"): "with every generator put back",
+        ("one_worker", "call"): "with thread pools of one worker",
+        ("busy", "call"): "while other threads keep the processor busy",
+        ("onednn_off", "call"): "without oneDNN",
+        ("cudnn_off", "call"): "without cuDNN",
+        ("cudnn_benchmark", "call"): "while cuDNN tries algorithms out",
+        ("cudnn_deterministic", "call"): "with cuDNN's deterministic algorithms",
+        ("onednn_deterministic", "call"): "with oneDNN's deterministic algorithms",
+        ("sdpa_math", "call"): "with the plain formula of attention",
+        ("sdpa_flash", "call"): "with flash attention",
+        ("sdpa_efficient", "call"): "with memory-efficient attention",
+        ("sdpa_cudnn", "call"): "with cuDNN's attention",
+        ("tf32_off", "call"): "without TF32",
+        ("tf32_on", "call"): "with TF32",
+        ("busy_stream", "call"): "while another stream keeps the device busy",
+        ("pair", "pair"): "pairs of runs",
+        ("untraced", "pair"): "pairs of untraced runs",
+        ("entropy", "pair"): "with constant entropy",
+        ("clocks", "pair"): "with clocks that tick evenly",
+        ("generators", "pair"): "with every generator put back",
+        ("one_worker", "pair"): "with thread pools of one worker",
+        ("one_thread", "pair"): "with one thread",
+        ("poison", "pair"): "with other content in unwritten memory",
+        ("within_process", "process"): "pairs of runs in a fresh process each",
+        ("fresh_process", "process"): "first runs of fresh processes",
+        ("fixed_order", "process"): "first runs of fresh processes with hash seed and addresses fixed",
+    }
+)
+"""Every arm, and how its count is said: ``0 of 20 with one thread``. ``docs/causes.md`` has a line for each."""
+
+_UNITS = {"call": "replays", "pair": "pairs of runs"}
+_WITH_UNIT = ("replays", "pairs", "first runs")
+
+CALL_WORLD: tuple[Place, ...] = (
+    ("generators", "call"),
+    ("entropy", "call"),
+    ("clocks", "call"),
+    ("one_worker", "call"),
+)
+WORLD: tuple[Place, ...] = (
+    ("generators", "pair"),
+    ("entropy", "pair"),
+    ("clocks", "pair"),
+    ("one_worker", "pair"),
+    ("fresh_process", "process"),
+    ("fixed_order", "process"),
+)
+"""What holds one thing outside torch still, the most specific first: a fresh process also starts every generator anew,
+and in its first run threads may finish in one order because they all start cold."""
+
+LIBRARY_ARMS = (
+    *("cudnn_deterministic", "onednn_deterministic", "onednn_off", "cudnn_off", "cudnn_benchmark"),
+    *("sdpa_math", "sdpa_flash", "sdpa_efficient", "sdpa_cudnn", "tf32_off", "tf32_on"),
+)
+"""What makes another library, algorithm or precision compute, those that change the least first."""
+
+FEW = 5
+"""Outcomes that a choice among algorithms may have."""
+
+# ---------------------------------------------------------------------------------------------------- effects
+
+
+def base_of(evidence: Evidence, name: str, on: str) -> Arm:
+    """What an arm is compared with: the same thing repeated with nothing changed."""
+    if on == "call":
+        return evidence.arm("repeat", "call")
+    if on == "pair":
+        return evidence.arm("pair", "pair")
+    if name == "fixed_order":
+        return evidence.arm("fresh_process", "process")
+    within = evidence.arm("within_process", "process")
+    return within if within.ran else evidence.arm("pair", "pair")
+
+
+def effect(evidence: Evidence, name: str, on: str) -> Effect:
+    """What an arm did to the difference. Processes whose hash seeds and addresses differ may differ from each other and
+    yet not in themselves; fixing these then says nothing about two runs in one process."""
+    inside = (evidence.arm("pair", "pair"), evidence.arm("within_process", "process"))
+    if name == "fixed_order" and not any(arm.differing for arm in inside):
+        return Effect.ABSENT
+    return effect_of(base_of(evidence, name, on), evidence.arm(name, on))
+
+
+def removes(evidence: Evidence, name: str, on: str) -> bool:
+    """Whether the difference is gone under the arm, and luck does not explain it."""
+    return effect(evidence, name, on) is Effect.REMOVED
+
+
+def pick(evidence: Evidence, places: Iterable[Place]) -> tuple[Arm, str] | None:
+    """The arm that explains the difference, with the confidence in it: the first that removes it; else the only one
+    that seems to. Where a difference is so rare that several arms seem to remove it, none of them has shown anything.
+    Generators put back of which none had moved cannot be what removed it."""
+    effects = {place: effect(evidence, *place) for place in places}
+    for place, found in effects.items():
+        arm = evidence.arm(*place)
+        if found is Effect.REMOVED and (arm.name != "generators" or arm.found):
+            return arm, "proven"
+    hints = (Effect.REMOVED, Effect.SEEMS, Effect.LOWERED)
+    seeming = [place for place, found in effects.items() if found in hints]
+    return (evidence.arm(*seeming[0]), "likely") if len(seeming) == 1 else None
+
+
+def repeat_differs(evidence: Evidence) -> bool:
+    """Whether the captured call gives several outcomes with its memory, content and random state put back in place."""
+    return evidence.arm("repeat", "call").differing > 0
+
+
+def few_outcomes(arm: Arm) -> bool:
+    """Whether the same few outcomes come again: one choice among some, where sums in any order give ever new ones."""
+    return 0 < arm.distinct <= max(2, min(FEW, arm.trials / 4))
+
+
+# -------------------------------------------------------------------------------------------------- sentences
+
+
+def count(arm: Arm) -> str:
+    """``3 of 20``."""
+    return f"{arm.differing} of {arm.trials}"
+
+
+def counted(arm: Arm) -> str:
+    """``20 of 20 replays with one thread``."""
+    phrase = ARMS.get((arm.name, arm.on), arm.name)
+    unit = "" if phrase.startswith(_WITH_UNIT) else f" {_UNITS.get(arm.on, arm.on)}"
+    return f"{count(arm)}{unit} {phrase}"
+
+
+def told(*arms: Arm, base: Arm | None = None) -> str:
+    """``20 of 20 replays in place differ; 0 of 20 with one thread``. Arms that were not run are left out."""
+    shown = [arm for arm in ((base, *arms) if base is not None else arms) if arm.ran]
+    parts = []
+    for place, arm in enumerate(shown):
+        follows = place > 0 and shown[0].on == arm.on != "process"
+        words = f"{count(arm)} {ARMS[arm.name, arm.on]}" if follows else counted(arm)
+        parts.append(words + (" differ" if place == 0 else "") + (f" ({arm.found})" if arm.found else ""))
+    return "; ".join(parts)
+
+
+def told_of(evidence: Evidence, *places: Place) -> str:
+    """The same of arms that share a base, after that base."""
+    return told(*(evidence.arm(*place) for place in places), base=base_of(evidence, *places[0]))
+
+
+def all_words(evidence: Evidence) -> str:
+    """The whole evidence: ``call/repeat 20/20, call/one_thread 0/20``."""
+    return ", ".join(arm.word() for arm in evidence.arms)
+
+
+def with_numbers(sentence: str, numbers: str) -> str:
+    """A sentence, and the numbers where there are any."""
+    return f"{sentence}: {numbers}" if numbers else sentence

@@ -1,0 +1,1 @@
+"""Runs compared: a model, or a plain function, to its row."""

@@ -1,0 +1,136 @@
+"""What a worker's environment says of accelerators: which of them it sees, and how cuBLAS repeats itself. Pure.
+
+CUDA, ROCm and Level Zero read environment variables once, when a process starts to use them; a worker gets its own
+before that. A worker sees one device, as number 0, so nothing that runs in it has to know which one it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hashbench.text import a_few
+
+WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
+
+_REPEATABLE_WORKSPACES = (":4096:8", ":16:8")
+"""Values under which cuBLAS gives the same bits for the same call on any stream: NVIDIA's documentation of cuBLAS,
+"Results Reproducibility". ``torch.use_deterministic_algorithms`` accepts these and refuses all others."""
+
+_VISIBLE = {"cuda": ("CUDA_VISIBLE_DEVICES",), "xpu": ("ZE_AFFINITY_MASK",)}
+_VISIBLE_ROCM = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+"""Variables by which a process sees some devices only. The first is the one that is set for a worker; where a user has
+not set it, the next one counts. ROCm numbers what ``ROCR_VISIBLE_DEVICES`` leaves, so that one stays as it is."""
+
+SHARE_OF_MEMORY = 0.9
+"""Of a device's memory: what its workers may be expected to take together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One device for workers: the environment ``variables`` by which a process sees it alone, as number 0, and what
+    its workers may take of its memory together (``None``: not known)."""
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    memory_mib: float | None = None
+
+
+def kind(device: str) -> str:
+    """``cuda`` of ``cuda:1``."""
+    return device.partition(":")[0]
+
+
+def shares(device: str, fingerprint: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[Share, ...]:
+    """The devices that workers on ``device`` are given, one each, in turn.
+
+    A ``device`` with a number is that one alone. Without a number it is all that are like the first one: rows of
+    another model of GPU are results of another machine. The numbers are those that this process sees, so whatever a
+    user has made visible, as numbers or UUIDs, is what there is to share out.
+
+    Args:
+        device: ``cuda``, ``cuda:1``, ``xpu`` …; the CPU and kinds without such a variable give none.
+        fingerprint: as :func:`hashbench.run.environment.collect` tells it, for this device.
+        environment: the variables of the process for which that was told.
+    """
+    names = _visible(device, fingerprint)
+    found = _devices(fingerprint)
+    if not names or not found:
+        return ()
+    given = next((environment[name] for name in names if name in environment), None)
+    # Of what a user lists, the driver stops at the first entry that is no device: there are more entries than found.
+    entries = [str(number) for number in range(len(found))] if given is None else given.split(",")
+    return tuple(
+        Share({names[0]: entries[number].strip()}, _admitted(found[number]))
+        for number in _wanted(device, found)
+        if number < len(entries)
+    )
+
+
+def freest(count: int, taken: Iterable[int | None]) -> int | None:
+    """Of ``count`` devices the first with the fewest workers, where each that runs has ``taken`` one; ``None`` where
+    there is no device."""
+    workers = Counter(taken)
+    return min(range(count), key=lambda device: workers[device], default=None)
+
+
+def left_out(device: str, fingerprint: Mapping[str, Any]) -> str:
+    """One line on the devices that are there and not used; empty where there is nothing to say."""
+    found = _devices(fingerprint)
+    if not _visible(device, fingerprint) or _number(device) is not None or not found:
+        return ""
+    unused = sorted({str(one.get("name", "")) for one in found} - {str(found[0].get("name", ""))})
+    if not unused:
+        return ""
+    used = found[0].get("name")
+    return f"only devices like {used} are used, not {a_few(unused)}: sweep those by number, as {device}:1"
+
+
+def _visible(device: str, fingerprint: Mapping[str, Any]) -> tuple[str, ...]:
+    if kind(device) == "cuda" and fingerprint.get("torch", {}).get("hip_build"):
+        return _VISIBLE_ROCM
+    return _VISIBLE.get(kind(device), ())
+
+
+def _devices(fingerprint: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    found: Sequence[Mapping[str, Any]] = fingerprint.get("device", {}).get("each", ())
+    return found
+
+
+def _number(device: str) -> int | None:
+    number = device.partition(":")[2]
+    return int(number) if number else None
+
+
+def _wanted(device: str, found: Sequence[Mapping[str, Any]]) -> Sequence[int]:
+    number = _number(device)
+    if number is not None:
+        return [number] if number < len(found) else []
+    return [place for place, one in enumerate(found) if _model(one) == _model(found[0])]
+
+
+def _model(one: Mapping[str, Any]) -> tuple[Any, Any]:
+    return one.get("name"), one.get("capability")
+
+
+def _admitted(one: Mapping[str, Any]) -> float | None:
+    memory = one.get("memory_mib")
+    return None if memory is None else SHARE_OF_MEMORY * float(memory)
+
+
+# ------------------------------------------------------------------------------------------------------ cuBLAS
+
+
+def workspace_config(given: str | None) -> str:
+    """What ``CUBLAS_WORKSPACE_CONFIG`` has to be where a user has set it to ``given`` (``None``: not at all): that, if
+    cuBLAS then repeats itself, else what ``benchmarks/dynamo`` sets."""
+    return given if given is not None and given in _REPEATABLE_WORKSPACES else _REPEATABLE_WORKSPACES[0]
+
+
+def workspace_conflict(given: str | None) -> str:
+    """One line where a user's value is not the one that counts; empty where it is, or where there is none."""
+    wanted = workspace_config(given)
+    if given is None or given == wanted:
+        return ""
+    return f"{WORKSPACE_VARIABLE}={given} lets cuBLAS differ from call to call: {wanted} is in force instead"

@@ -1,6 +1,0 @@
-"""Why the runs of a model differ: the experiments (``conductor``), and what each part of them does.
-
-``conductor`` decides what is run; ``pairs`` runs the whole model under one change at a time, ``freshrun`` in fresh
-processes, and ``patching`` gets past a difference that is known. ``rates`` are the numbers that follow. The captured
-call is repeated by ``hashbench.replay``, the decision is that of ``hashbench.causes``.
-"""

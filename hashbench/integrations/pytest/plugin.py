@@ -1,0 +1,307 @@
+"""The pytest plug-in: ``assert_runs_equal`` and ``@pytest.mark.run_to_run``.
+
+pytest loads this module in every session of every project that has hashbench installed, so it imports nothing but
+pytest; torch and the rest of hashbench are imported by the first test that asks for them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+if TYPE_CHECKING:
+    from hashbench.check.function_copy import FunctionCall
+    from hashbench.records import Row
+
+MARKER = "run_to_run"
+_FIXTURE = "assert_runs_equal"
+_MARKERS_OWN = "_hashbench_run_to_run"
+"""The same fixture by a name that no conftest.py replaces."""
+_LEVELS = ("on", "warn", "off")
+_SEED = 1337
+_INI = {
+    "hashbench_runs": (int, 2, 2, "runs of a function that must be equal"),
+    "hashbench_replays": (int, 20, 2, "repetitions of an experiment on a difference, at least"),
+    "hashbench_diagnose_budget": (float, 30.0, 0, "seconds for the experiments on one difference (0: none)"),
+}
+"""Name of an option in ``pytest.ini``: its type, its default, its least value, and what it says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How one function is run; what the marker takes.
+
+    Args:
+        runs: how often; all runs are compared with the first. ``None``: ``hashbench_runs``, else 2.
+        seed: torch's, NumPy's and Python's global generators are set to it before every run.
+        deterministic: ``on``, ``warn`` or ``off`` puts the settings of a sweep in force
+            (``torch.use_deterministic_algorithms``, library flags); ``None``: those that the test has.
+        diagnose: look for the cause of a difference, which runs the function many more times.
+        ops: compare what every op left, not results alone. ``None``: the marker does, the fixture does not.
+        allow_empty: a function that returns nothing and runs no op passes.
+    """
+
+    runs: int | None = None
+    seed: int = _SEED
+    deterministic: str | None = None
+    diagnose: bool = True
+    ops: bool | None = None
+    allow_empty: bool = False
+
+    def __post_init__(self) -> None:
+        if self.runs is not None and (isinstance(self.runs, bool) or not isinstance(self.runs, int) or self.runs < 2):
+            raise ValueError(f"runs={self.runs!r} compares nothing: it must be a whole number from 2 on")
+        if self.deterministic is not None and self.deterministic not in _LEVELS:
+            raise ValueError(f"deterministic={self.deterministic!r} is not known: it is 'on', 'warn', 'off' or None")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed={self.seed!r} cannot be used: it must be a whole number from 0 to 2**32 - 1")
+
+
+_NAMES = tuple(field.name for field in dataclasses.fields(Options))
+
+
+# ------------------------------------------------------------------------------------------------- hooks of pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options on the command line and in ``pytest.ini``."""
+    group = parser.getgroup("hashbench", "functions that must give the same in every run")
+    group.addoption(
+        "--hashbench-output",
+        metavar="DIR",
+        default=None,
+        help="keep traces and repros of differences in DIR, a folder for each test (default: pytest's own temporary "
+        "folder)",
+    )
+    for name, (_, default, _, text) in _INI.items():
+        parser.addini(name, f"{text} (default {default:g})", default="")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the marker known, and refuse options that say nothing."""
+    config.addinivalue_line(
+        "markers",
+        f"{MARKER}(runs=2, seed={_SEED}, deterministic=None, diagnose=True, ops=True, allow_empty=False): "
+        "run the test several times from one random state; what it returns and what every torch op leaves must be "
+        "the same bit by bit.",
+    )
+    for name in _INI:
+        _setting(config, name)
+    output = _asked_output(config)
+    if output is not None:
+        there = next(place for place in (output, *output.parents) if place.exists())
+        if not there.is_dir():
+            raise pytest.UsageError(f"--hashbench-output: {there} is no folder")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """A marked test gets the fixture that runs it."""
+    if isinstance(item, pytest.Function) and item.get_closest_marker(MARKER) is not None:
+        item.fixturenames.append(_MARKERS_OWN)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Refuse a marker that would be ignored."""
+    if item.get_closest_marker(MARKER) is None:
+        return
+    unittest = sys.modules.get("unittest")
+    owner = getattr(item, "cls", None)
+    if unittest is not None and owner is not None and issubclass(owner, unittest.TestCase):
+        pytest.fail(f"{MARKER} cannot run a method of unittest.TestCase: make it a plain function.", pytrace=False)
+    if not isinstance(item, pytest.Function):
+        pytest.fail(f"{MARKER} cannot run a {type(item).__name__}: only test functions run twice.", pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """Run a marked test several times where pytest would run it once."""
+    mark = pyfuncitem.get_closest_marker(MARKER)
+    if mark is None:
+        return (yield)
+    function = pyfuncitem.obj
+    options = _options_of(mark)
+    if inspect.iscoroutinefunction(function):
+        pytest.fail(f"{MARKER} cannot run a coroutine: mark a plain function that awaits it.", pytrace=False)
+    check = cast(RunsEqual, pyfuncitem.funcargs[_MARKERS_OWN])
+    called = []
+
+    @functools.wraps(function)
+    def several_times(**fixtures: Any) -> None:
+        called.append(True)
+        check.marked_test(function, fixtures, options)
+
+    pyfuncitem.obj = several_times
+    try:
+        outcome = yield
+    finally:
+        pyfuncitem.obj = function
+    if not called:
+        pytest.fail(f"{MARKER}: another plug-in ran the test in its own way, once.", pytrace=False)
+    return outcome
+
+
+@pytest.fixture
+def assert_runs_equal(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunsEqual:
+    """Call it with a function and its arguments: fails where two runs of it do not give the same, and says why."""
+    return RunsEqual(request.node.nodeid, request.config, tmp_path_factory)
+
+
+@pytest.fixture(name=_MARKERS_OWN)
+def _run_to_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunsEqual:
+    return RunsEqual(request.node.nodeid, request.config, tmp_path_factory)
+
+
+# ------------------------------------------------------------------------------------------------------ the check
+
+
+class RunsEqual:
+    """``assert_runs_equal(function, *args, runs=2, **kwargs)`` runs ``function(*args, **kwargs)`` several times from
+    the reset random state, each time on copies of the arguments, and fails where two runs differ in any bit.
+
+    ``seed``, ``deterministic``, ``diagnose``, ``ops`` and ``allow_empty`` are those of :class:`Options`; all else is
+    the function's own. Compared are what it returns, its tensor arguments and their gradients, and the state of modules
+    and optimizers among the arguments. Where it returns ``None``, what every op left is compared too.
+
+    Returns:
+        What the first run returned.
+    """
+
+    def __init__(self, test: str, config: pytest.Config, folders: pytest.TempPathFactory) -> None:
+        self._test, self._config, self._folders = test, config, folders
+
+    def __call__(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if not callable(function):
+            pytest.fail(f"{_FIXTURE} needs a function to run, not a {type(function).__name__}: pass it uncalled.")
+        asked = {name: kwargs.pop(name) for name in _NAMES if name in kwargs}
+        taken = sorted(asked.keys() & _parameters(function))
+        if taken:
+            pytest.fail(f"{taken[0]}= could be meant for the function too: bind it with functools.partial.")
+        from hashbench.check.function_copy import FunctionCall
+
+        name = getattr(function, "__qualname__", type(function).__name__).replace("<locals>.", "")
+        row, value = self._examine(FunctionCall.of(function, args, kwargs), name, _options(asked), every_op=False)
+        if row.accuracy != "pass":
+            pytest.fail(self._message(row))
+        return value
+
+    def marked_test(self, function: Callable[..., Any], fixtures: Mapping[str, Any], options: Options) -> None:
+        """Run a marked test function with its fixtures."""
+        __tracebackhide__ = True
+        from hashbench.check.function_copy import FunctionCall
+
+        call = FunctionCall(function, (), fixtures, wholly=False)
+        row, _ = self._examine(call, self._test, options, every_op=True)
+        if row.accuracy != "pass":
+            pytest.fail(self._message(row), pytrace=False)
+
+    def _examine(self, call: FunctionCall, name: str, options: Options, *, every_op: bool) -> tuple[Row, Any]:
+        __tracebackhide__ = True
+        from hashbench.check import function as functionrunner
+        from hashbench.errors import HashbenchError
+        from hashbench.records import RunOptions
+
+        budget = _setting(self._config, "hashbench_diagnose_budget") if options.diagnose else 0
+        runner = functionrunner.FunctionRunner(
+            call,
+            RunOptions(
+                device=functionrunner.device_of(call),
+                runs=options.runs or _setting(self._config, "hashbench_runs"),
+                seed=options.seed,
+                deterministic=options.deterministic or "",
+                replays=_setting(self._config, "hashbench_replays"),
+                diagnose_budget=budget,
+                output=str(self._folder),
+            ),
+            every_op=every_op if options.ops is None else options.ops,
+            allow_empty=options.allow_empty,
+        )
+        try:
+            return runner.examine(name), runner.first_value
+        except HashbenchError as error:
+            refused = f"{name}: {error}"
+        pytest.fail(refused, pytrace=False)
+
+    def _message(self, row: Row) -> str:
+        from hashbench.integrations.pytest.message import five_lines
+
+        return five_lines(row, folder=self._folder)
+
+    @functools.cached_property
+    def _folder(self) -> Path:
+        """Where traces and repros of this test go; made when there is one. What is there already stays."""
+        name = _folder_name(self._test)
+        asked = _asked_output(self._config)
+        base = asked if asked is not None else self._folders.getbasetemp() / "hashbench"
+        place, number = base / name, 1
+        while place.exists():
+            number += 1
+            place = base / f"{name}-{number}"
+        return place
+
+
+# ------------------------------------------------------------------------------------------------------- options
+
+
+def _setting(config: pytest.Config, name: str) -> Any:
+    """An option of ``pytest.ini``."""
+    kind, default, least, _ = _INI[name]
+    text = str(config.getini(name)).strip()
+    if not text:
+        return default
+    try:
+        value = kind(text)
+    except ValueError:
+        raise pytest.UsageError(f"{name} = {text} is not a number") from None
+    if not least <= value < float("inf"):
+        raise pytest.UsageError(f"{name} = {text} is out of range, the least is {least}")
+    return value
+
+
+def _asked_output(config: pytest.Config) -> Path | None:
+    asked = config.getoption("--hashbench-output")
+    return None if asked is None else config.invocation_params.dir / asked
+
+
+def _options_of(mark: pytest.Mark) -> Options:
+    if mark.args:
+        pytest.fail(f"{MARKER} takes its options by name: {MARKER}(runs={mark.args[0]!r})", pytrace=False)
+    return _options(mark.kwargs)
+
+
+def _options(asked: Mapping[str, Any]) -> Options:
+    unknown = sorted(asked.keys() - set(_NAMES))
+    if unknown:
+        pytest.fail(f"{MARKER} has no option {unknown[0]}; it has {', '.join(_NAMES)}", pytrace=False)
+    try:
+        return Options(**asked)
+    except ValueError as error:
+        wrong = str(error)
+    pytest.fail(wrong, pytrace=False)
+
+
+def _parameters(function: Callable[..., Any]) -> set[str]:
+    """Names of the parameters that a function declares."""
+    try:
+        return set(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # builtins do not tell
+        return set()
+
+
+def _folder_name(test: str) -> str:
+    """A name for files, short, and another one for every test (of every worker of pytest-xdist)."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    digest = hashlib.sha256(f"{test}{worker}".encode(errors="surrogatepass")).hexdigest()[:8]
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "_", test.rpartition("/")[2])[:60]
+    return f"{plain}-{digest}"

@@ -1,0 +1,390 @@
+"""A captured call as data, and live copies of it that can be run again and again.
+
+Everything here is for use under :func:`in_force`, which disables dispatch modes and puts the captured settings in
+force.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from hashbench.records import TensorDigest
+from hashbench.replay.random_state import restore_random_states
+from hashbench.run.settings import applied, preserved_rng
+from hashbench.trace.argument_text import argument_text
+from hashbench.trace.arguments import tensors_in
+from hashbench.trace.digest import components, hash_memory, is_dense, raw_digest, readable
+from hashbench.trace.op_schema import plan_of
+from hashbench.trace.storage_writers import storage_key
+
+LINE = 64
+"""Bytes. torch aligns its memory to as many, and no kernel asks for more; windows begin at a multiple of it."""
+
+PAGE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Stands for ``tensors[index]`` among the arguments."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorSlot:
+    """Stands for a ``torch.Generator`` argument on ``device``, whose state is ``generators[index]``."""
+
+    index: int
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorForm:
+    """A strided tensor over ``memories[storage]``. ``offset`` counts elements of ``dtype`` from the memory's start.
+
+    ``requires_grad`` and ``parameter`` (a ``torch.nn.Parameter``) are as in the original. ``conj`` and ``neg`` mark
+    views whose bytes are those of the tensor that they conjugate or negate.
+    """
+
+    storage: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int = 0
+    requires_grad: bool = False
+    parameter: bool = False
+    conj: bool = False
+    neg: bool = False
+
+    def span(self) -> tuple[int, int]:
+        """First byte and the one after the last, from the memory's start; equal where there are no elements."""
+        return byte_span(self.shape, self.stride, self.offset, self.dtype.itemsize)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Memory:
+    """A window of a storage: its bytes (flat ``uint8`` on the call's device), and the address of its first byte
+    modulo 4096 in the original."""
+
+    content: torch.Tensor
+    alignment: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CapturedCall:
+    """One call of an op with everything that it depends on.
+
+    ``op`` is ``str(func)``. ``args`` and ``kwargs`` keep their containers; tensors in them are :class:`Slot`,
+    generators :class:`GeneratorSlot`, everything else is as it was. ``tensors`` holds a form where there is plain
+    memory and a clone where there is none. ``random_states`` are the states of the default generators, as
+    ``randomstate`` reads them. ``settings`` are those of ``determinism.settings`` at the call. The last five fields
+    say where the call stood in the model; the caller fills them in with ``dataclasses.replace``.
+    """
+
+    op: str
+    func: Any = field(repr=False)
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tensors: tuple[TensorForm | torch.Tensor, ...] = field(repr=False)
+    memories: tuple[Memory, ...] = field(repr=False)
+    generators: tuple[torch.Tensor, ...] = field(default=(), repr=False)
+    random_states: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
+    settings: dict[str, str] = field(default_factory=dict, repr=False)
+    grad_enabled: bool = False
+    threads: int = 1
+    node: str = ""
+    phase: str = ""
+    module: str = ""
+    forward_op: str = ""
+    source: str = ""
+
+    @property
+    def device(self) -> torch.device:
+        """The first device of the call that is not the host; else the host."""
+        return next(iter(self.accelerators), torch.device("cpu"))
+
+    @property
+    def accelerators(self) -> tuple[torch.device, ...]:
+        """The devices of its tensors and arguments, without the host, each once and with its index."""
+        held = [memory.content for memory in self.memories]
+        held += [tensor for tensor in self.tensors if isinstance(tensor, torch.Tensor)]
+        given = [value for value in self.kwargs.values() if isinstance(value, torch.device)]
+        found = [
+            device for device in [*(tensor.device for tensor in held), *given] if device.type not in ("cpu", "meta")
+        ]
+        return tuple(dict.fromkeys(map(_with_index, found)))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of everything that is held."""
+        clones = (tensor for tensor in self.tensors if isinstance(tensor, torch.Tensor))
+        return sum(memory.content.nbytes for memory in self.memories) + sum(map(held_bytes, clones))
+
+    def materialise(self, moved: int = 0, *, only: int | None = None) -> Materialised:
+        """A live copy. ``moved`` shifts its memories by so many bytes from the captured alignment, strides kept; with
+        ``only``, that memory alone."""
+        shifts = [moved if only in (None, index) else 0 for index in range(len(self.memories))]
+        return Materialised(self, shifts)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a call left, as digests: ``written`` as a trace records it (fresh outputs, then written arguments in the
+    schema's order), ``outputs`` all that it returned, ``arguments`` all tensors among its arguments afterwards, also
+    those that the schema does not call written (with their holes), and the text of a returned ``scalar``."""
+
+    written: tuple[TensorDigest, ...]
+    outputs: tuple[TensorDigest, ...]
+    arguments: tuple[TensorDigest, ...]
+    scalar: str = ""
+
+
+def wait_for(devices: Sequence[torch.device]) -> None:
+    """Until all that these accelerators were told to do is done, on every stream."""
+    for device in devices:
+        torch.accelerator.synchronize(device)
+
+
+def _with_index(device: torch.device) -> torch.device:
+    return device if device.index is not None else torch.device(device.type, torch.accelerator.current_device_index())
+
+
+def byte_span(shape: Sequence[int], stride: Sequence[int], offset: int, itemsize: int) -> tuple[int, int]:
+    """The bytes that a strided tensor touches, first and one after the last, counted from where ``offset`` counts."""
+    if 0 in shape:
+        return 0, 0
+    last = sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    return offset * itemsize, (offset + last + 1) * itemsize
+
+
+def held_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of memory that hold a tensor of any kind."""
+    try:
+        return sum(part.untyped_storage().nbytes() for part in components(tensor))
+    except (RuntimeError, NotImplementedError):
+        return tensor.numel() * tensor.itemsize
+
+
+# ----------------------------------------------------------------------------------------------------- live copies
+
+
+class Materialised:
+    """A live copy of a captured call.
+
+    :meth:`reset` puts contents, sizes and generators back in place; the storages stay the same ones, except where a run
+    gave them another size. :meth:`run` makes the call on them. ``tensors``, ``args`` and ``kwargs`` are those of the
+    next run, ``content`` the digests of the tensors before it.
+
+    Raises:
+        ValueError: a memory on an accelerator is to lie where its elements do not.
+    """
+
+    def __init__(self, call: CapturedCall, shifts: Sequence[int]) -> None:
+        self.call = call
+        self._shifts = shifts
+        self._bases = [LiveMemory(memory, shift) for memory, shift in zip(call.memories, shifts, strict=True)]
+        self.tensors: list[torch.Tensor] = []
+        self.args: tuple[Any, ...] = ()
+        self.kwargs: dict[str, Any] = {}
+        self.reset()
+        self.content = tuple(_digest_in_place(tensor) for tensor in self.tensors)
+
+    def reset(self) -> None:
+        """As captured, in the same memory."""
+        for base in self._bases:
+            base.restore()
+        self.tensors = [self._live(held) for held in self.call.tensors]
+        slots = generator_slots([self.call.args, self.call.kwargs])
+        generators = [(torch.Generator(slot.device), slot) for slot in slots]
+        made = {slot.index: generator.set_state(self.call.generators[slot.index]) for generator, slot in generators}
+        self.args = self._filled(self.call.args, made)
+        self.kwargs = self._filled(self.call.kwargs, made)
+        restore_random_states(self.call.random_states)
+
+    def found(self, arguments: Sequence[TensorDigest]) -> None:
+        """Told by ``outcome_of`` what a run left in the tensors: memories whose tensors all have their content still
+        need no reset, which is most of the cost of replaying a large call."""
+        changed = {
+            form.storage
+            for form, before, after in zip(self.call.tensors, self.content, arguments, strict=True)
+            if isinstance(form, TensorForm) and before != after
+        }
+        for place, base in enumerate(self._bases):
+            base.touched = place in changed
+
+    def run(self) -> Any:
+        """Make the call, below autograd and autocast, as a dispatch mode makes it."""
+        for base in self._bases:
+            base.touched = True
+        with torch._C._ExcludeDispatchKeyGuard(_keys_below_a_mode()):
+            return self.call.func(*self.args, **self.kwargs)
+
+    def _live(self, held: TensorForm | torch.Tensor) -> torch.Tensor:
+        if isinstance(held, torch.Tensor):
+            return held.detach().clone().requires_grad_(held.requires_grad)
+        return laid_over(self._bases[held.storage].tensor, held)
+
+    def _filled(self, value: Any, generators: dict[int, torch.Generator]) -> Any:
+        if isinstance(value, Slot):
+            return self.tensors[value.index]
+        if isinstance(value, GeneratorSlot):
+            return generators[value.index]
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._filled(item, generators) for item in value)
+        if isinstance(value, dict):
+            return {key: self._filled(item, generators) for key, item in value.items()}
+        return value
+
+
+class LiveMemory:
+    """The live bytes of one memory, ``shift`` bytes from the alignment that it was captured at."""
+
+    def __init__(self, memory: Memory, shift: int = 0) -> None:
+        self.memory, self.shift = memory, shift
+        self.touched = True
+        self.tensor = self._allocate()
+
+    def restore(self) -> None:
+        """The captured bytes, in place; in new memory where a run resized the storage."""
+        storage = self.tensor.untyped_storage()
+        if (storage.data_ptr(), storage.nbytes()) != self._given:
+            self.tensor, self.touched = self._allocate(), True
+        if self.touched:
+            self.tensor.copy_(self.memory.content)
+            self.touched = False
+
+    def _allocate(self) -> torch.Tensor:
+        found = _aligned(self.memory.content, (self.memory.alignment + self.shift) % LINE, exact=self.shift % LINE == 0)
+        storage = found.untyped_storage()
+        self._given = (storage.data_ptr(), storage.nbytes())
+        return found
+
+
+def _aligned(like: torch.Tensor, wanted: int, *, exact: bool) -> torch.Tensor:
+    """Memory of the size of ``like`` at an address of ``wanted`` modulo 64. As torch allocates it where that will do:
+    only then can the storage be given another size."""
+    if exact or not like.nbytes:
+        plain = torch.empty_like(like)
+        if plain.data_ptr() % LINE == wanted or not like.nbytes:
+            return plain
+    room = torch.empty(like.nbytes + LINE, dtype=torch.uint8, device=like.device)
+    start = (wanted - room.data_ptr()) % LINE
+    if room.is_cpu:  # by way of NumPy the storage itself begins there, wherever that is
+        return torch.from_numpy(room.numpy()[start : start + like.nbytes])
+    return room[start : start + like.nbytes]
+
+
+def laid_over(memory: torch.Tensor, form: TensorForm) -> torch.Tensor:
+    """The tensor that ``form`` describes over flat bytes, sharing them."""
+    start = memory.storage_offset()
+    if start % form.dtype.itemsize:
+        raise ValueError(f"{form.dtype} cannot begin at byte {start}")
+    tensor = torch.empty(0, dtype=form.dtype, device=memory.device)
+    tensor.set_(memory.untyped_storage(), start // form.dtype.itemsize + form.offset, form.shape, form.stride)
+    if form.conj:
+        tensor = torch.conj(tensor)
+    if form.neg:
+        tensor = torch._neg_view(tensor)
+    if form.parameter:
+        return torch.nn.Parameter(tensor, requires_grad=form.requires_grad)
+    return tensor.requires_grad_(form.requires_grad)
+
+
+def generator_slots(value: Any) -> list[GeneratorSlot]:
+    """The generators among nested arguments."""
+    if isinstance(value, GeneratorSlot):
+        return [value]
+    items = list(value.values()) if isinstance(value, dict) else value
+    return [slot for item in items for slot in generator_slots(item)] if isinstance(items, (list, tuple)) else []
+
+
+@contextmanager
+def in_force(call: CapturedCall) -> Iterator[None]:
+    """As it was where the call was captured: its settings, no gradients, no dispatch mode active, and its device the
+    current one, which kernels of custom ops may rely on. On leaving, settings, global generators and device are as
+    before."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.accelerator.device_index(call.device.index))
+        stack.enter_context(_disable_current_modes())
+        stack.enter_context(preserved_rng())
+        stack.enter_context(applied(call.settings))
+        stack.enter_context(torch.inference_mode(call.settings.get("inference_mode") == "True"))
+        stack.enter_context(torch.no_grad())
+        yield
+
+
+class _Probe(TorchDispatchMode):
+    """Sees which dispatch keys torch leaves out once a mode has seen a call."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the base class would import all of torch._dynamo, which takes seconds
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.excluded = torch._C._dispatch_tls_local_exclude_set()
+        return func(*args, **(kwargs or {}))
+
+
+@functools.cache
+def _keys_below_a_mode() -> Any:
+    """The dispatch keys above those of dispatch modes: autograd, autocast, conjugation and so on. A kernel that calls
+    other ops inside takes other branches without them (the complex pseudo-inverse gives other values), so a replay must
+    leave them out too."""
+    with _Probe() as probe:  # type: ignore[no-untyped-call]
+        torch.empty(0)
+    return probe.excluded
+
+
+# ------------------------------------------------------------------------------------------------------- outcomes
+
+
+def outcome_of(output: Any, live: Materialised) -> Outcome:
+    """What a run of ``live`` that returned ``output`` left."""
+    written, outputs = written_tensors(output, live), tensors_in(output)
+    found = {id(tensor): readable(raw_digest(tensor)) for tensor in [*written, *outputs]}
+    return Outcome(
+        written=tuple(found[id(tensor)] for tensor in written),
+        outputs=tuple(found[id(tensor)] for tensor in outputs),
+        arguments=tuple(found.get(id(tensor)) or _digest_in_place(tensor) for tensor in live.tensors),
+        scalar="" if isinstance(output, torch.Tensor) or output is None else argument_text(_scalars(output)),
+    )
+
+
+def written_tensors(output: Any, live: Materialised) -> list[torch.Tensor]:
+    """What a trace takes for written by a call: new outputs, then the arguments that the schema says it changes."""
+    plan = plan_of(live.call.func)
+    targets = tensors_in(plan.written_values(live.args, live.kwargs)) if plan.writes_arguments else []
+    known = {id(tensor) for tensor in targets}
+    given = {storage_key(tensor) for tensor in live.tensors} - {None}
+    fresh = [
+        tensor
+        for tensor in tensors_in(output)
+        if id(tensor) not in known and (plan.fresh or storage_key(tensor) not in given)
+    ]
+    return fresh + targets
+
+
+def _digest_in_place(tensor: torch.Tensor) -> TensorDigest:
+    """The digest of an argument. One with holes in it is hashed with its holes: to pack 9 million elements of a strided
+    transposed view takes ten times as long as most ops on them."""
+    plain = tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized) and tensor.is_cpu
+    if not plain or not tensor.numel() or tensor.is_contiguous() or is_dense(tensor):
+        return readable(raw_digest(tensor))
+    start, end = byte_span(tensor.shape, tensor.stride(), 0, tensor.itemsize)
+    value = hash_memory(tensor.data_ptr(), end - start)
+    return readable((tensor.dtype, tuple(tensor.shape), tensor.stride(), value))
+
+
+def _scalars(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return [item for part in value for item in _scalars(part)]
+    return [] if isinstance(value, torch.Tensor) else [value]

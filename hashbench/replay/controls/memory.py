@@ -1,0 +1,272 @@
+"""Memory that nobody wrote, filled with one value or another: what then follows the value was read from such memory.
+
+The C library of Linux (glibc) can fill every block that ``malloc`` hands out, also inside kernels. Elsewhere a dispatch
+mode fills what allocation ops return. What a kernel takes for itself on an accelerator comes from torch's caching
+allocator: the blocks that are free there are taken, filled and given back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from hashbench.trace.arguments import tensors_in
+from hashbench.trace.op_schema import plan_of
+from hashbench.trace.storage_writers import whole_storage
+
+POISONS = (0x3F, 0x40)
+"""Two bytes. Repeated, they are ordinary numbers in every floating-point type (float32: 0.747 and 3.004), neither tiny
+nor ``nan``, which could vanish in a sum or be replaced; as integers they are large."""
+
+_M_PERTURB = -6
+_PROBE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Bytes of filled memory that a caching allocator has at least: ``large`` in one block, ``small`` in segments for
+    requests up to :data:`SMALL`. What does not fit is new memory from the driver, which nobody filled."""
+
+    large: int = 2**26
+    small: int = 0
+
+
+USUAL_RESERVE = Reserve()
+
+
+@contextmanager
+def poisoned_memory(
+    value: int, *, through_mode: bool = True, device: torch.device | None = None, reserve: Reserve = USUAL_RESERVE
+) -> Iterator[None]:
+    """Memory that is allocated inside holds the byte ``value`` throughout until somebody writes it; on entry, so do the
+    blocks that are free in the caching allocator of ``device``, and ``reserve``.
+
+    Which memory, :func:`poison_reach` says. ``torch.utils.deterministic.fill_uninitialized_memory`` would write over it
+    where deterministic algorithms are on. Contexts do not nest: the end of the inner one is the end of both. Without
+    ``through_mode`` only ``malloc`` fills, so that what torch itself writes over fresh memory stays.
+    """
+    filling = _fill_malloc(value)
+    try:
+        if device is not None:
+            _fill_free_blocks(value, device, reserve)
+        covered = filling and _reaches_small_tensors(value) and not torch.accelerator.is_available()
+        with nullcontext() if covered or not through_mode else _FillingMode(value):
+            yield
+    finally:
+        if filling:
+            _set_perturbation(_usual_perturbation())
+
+
+def poison_reach(device: str) -> str:
+    """What :func:`poisoned_memory` fills on a device, in words."""
+    if torch.device(device).type == "cpu" and _can_fill_malloc():
+        return (
+            "all memory of tensors, and of more than 1 KiB that kernels take for themselves; of what is smaller, the "
+            "blocks that were free before"
+        )
+    if _free_memory(torch.device(device)) is not None:
+        return (
+            "what empty and its relatives return, and the free blocks of torch's allocator, from which kernels take "
+            "memory for themselves; not what a library keeps (workspaces of cuBLAS) or takes from the driver"
+        )
+    return "what empty and its relatives return; not memory that kernels take for themselves"
+
+
+# -------------------------------------------------------------------------------------- in torch's caching allocator
+
+SMALL = 2**20
+"""Bytes. Requests up to this size are served from small segments, larger ones from large segments (``kSmallSize`` in
+c10/core/AllocatorConfig.h)."""
+
+Segments = Sequence[Mapping[str, Any]]
+
+
+def reserve_for_a_run(device: torch.device) -> Reserve:
+    """What a run of a model needs whose memory is given back to the driver after each: as much as was in use at most so
+    far, beyond what is in use now."""
+    if _free_memory(device) is None:
+        return USUAL_RESERVE
+    return reserve_by(torch.accelerator.memory_stats(device))
+
+
+def reserve_by(stats: Mapping[str, int]) -> Reserve:
+    """The same, by the statistics of an allocator."""
+
+    def returned(pool: str) -> int:
+        peak, current = (stats.get(f"allocated_bytes.{pool}.{name}", 0) for name in ("peak", "current"))
+        return peak - current
+
+    return Reserve(max(USUAL_RESERVE.large, returned("large_pool")), returned("small_pool"))
+
+
+def _fill_free_blocks(value: int, device: torch.device, reserve: Reserve) -> None:
+    """Take all free blocks of the current stream's, fill them and give them back, on that stream."""
+    segments = _free_memory(device)
+    if segments is None:
+        return
+    index = device.index if device.index is not None else torch.accelerator.current_device_index()
+    stream = getattr(torch.get_device_module(device).current_stream(device), "cuda_stream", None)
+    blocks: list[torch.Tensor] = []  # all together: one after the other would be the same block again and again
+    with suppress(torch.OutOfMemoryError), _disable_current_modes():
+        sizes = requests(segments, device=index, stream=stream, reserve=reserve)
+        blocks.extend(torch.full((size,), value & 0xFF, dtype=torch.uint8, device=device) for size in sizes)
+
+
+def _free_memory(device: torch.device) -> Segments | None:
+    """The segments of the caching allocator of a kind of device; ``None`` where it has none, or cannot say."""
+    if device.type in ("cpu", "meta") or not torch.accelerator.is_available():
+        return None
+    current = torch.accelerator.current_accelerator()
+    look = getattr(torch.get_device_module(device.type), "memory_snapshot", None)
+    if look is None or current is None or current.type != device.type:
+        return None
+    if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
+        return None
+    try:
+        found: Segments = look(include_traces=False) if device.type == "cuda" else look()
+    except RuntimeError:  # another allocator has taken its place, such as cudaMallocAsync
+        return None
+    return found
+
+
+def requests(segments: Segments, *, device: int, stream: int | None, reserve: Reserve = USUAL_RESERVE) -> list[int]:
+    """Sizes in bytes, the largest first, that together take every free block of a device's which a request on
+    ``stream`` (its handle; ``None``: on any stream) can be given, and what these lack of ``reserve``.
+
+    A block goes to the request that fits best, so one of a block's own size takes that. Pools of graphs are
+    left alone, as are scraps of large segments, which no request is small enough for.
+    """
+    small, large = [], []
+    for segment in segments:
+        if segment["device"] != device or stream not in (None, segment["stream"]):
+            continue
+        if tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0):
+            continue
+        free = [block["size"] for block in segment["blocks"] if block["state"] == "inactive"]
+        if segment["segment_type"] == "small":
+            small += [piece for size in free for piece in _pieces(size)]
+        else:
+            large += [size for size in free if size > SMALL]
+    block = [reserve.large] if max(large, default=0) < reserve.large else []
+    pieces = [SMALL] * -(-max(0, reserve.small - sum(small)) // SMALL)
+    return sorted([*small, *large, *block, *pieces], reverse=True)
+
+
+def _pieces(size: int) -> list[int]:
+    """Requests that a small segment serves, and that take so many bytes together."""
+    whole, rest = divmod(size, SMALL)
+    return [SMALL] * whole + [rest] * bool(rest)
+
+
+# ------------------------------------------------------------------------------------------------- through malloc
+
+
+def _fill_malloc(value: int) -> bool:
+    """Whether ``malloc`` fills with ``value`` from now on; not so where another library has taken its place."""
+    if not _set_perturbation(value ^ 0xFF):  # glibc fills with the complement
+        return False
+    if _probe() == bytes([value]) * _PROBE_BYTES:
+        _fill_small_blocks(value)
+        return True
+    _set_perturbation(_usual_perturbation())
+    return False
+
+
+def _reaches_small_tensors(value: int) -> bool:
+    """Also where memory that was just freed comes back from a cache: torch asks for aligned blocks, which glibc did not
+    cache up to 2.36."""
+    with _disable_current_modes():
+        freed = torch.zeros(64, dtype=torch.uint8)
+        del freed
+        found = torch.empty(64, dtype=torch.uint8)
+        return ctypes.string_at(found.data_ptr(), found.nbytes) == bytes([value]) * found.nbytes
+
+
+def _can_fill_malloc() -> bool:
+    filling = _fill_malloc(POISONS[0])
+    if filling:
+        _set_perturbation(_usual_perturbation())
+    return filling
+
+
+def _set_perturbation(value: int) -> bool:
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        return bool(ctypes.CDLL(None).mallopt(_M_PERTURB, value))
+    except (AttributeError, OSError):  # another C library
+        return False
+
+
+def _usual_perturbation() -> int:
+    """What the user asked the C library for, else none."""
+    asked = os.environ.get("MALLOC_PERTURB_", "")
+    return int(asked) if asked.isdigit() else 0
+
+
+def _probe() -> bytes:
+    """The content of a fresh block."""
+    library = _c_library()
+    block = library.malloc(_PROBE_BYTES)
+    try:
+        return ctypes.string_at(block, _PROBE_BYTES)
+    finally:
+        library.free(block)
+
+
+def _fill_small_blocks(value: int) -> None:
+    """Small blocks that are free: glibc hands those out again as they are, from a cache of 7 a size in every thread."""
+    library = _c_library()
+    for size in range(24, 1033, 16):
+        blocks = [library.malloc(size) for _ in range(7)]
+        for block in blocks:
+            ctypes.memset(block, value, size)
+        for block in blocks:
+            library.free(block)
+
+
+def _c_library() -> Any:
+    library = ctypes.CDLL(None)
+    library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    library.free.restype, library.free.argtypes = None, [ctypes.c_void_p]
+    return library
+
+
+# ------------------------------------------------------------------------------------------- through a dispatch mode
+
+
+class _FillingMode(TorchDispatchMode):
+    """Fills what allocation ops return. Beside a trace, inside it or around it, it changes none of its records."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, value: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.value = value
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if plan_of(func).blank:
+            for tensor in tensors_in(output):
+                _fill(tensor, self.value)
+        return output
+
+
+def _fill(tensor: torch.Tensor, value: int) -> None:
+    """Every byte of its memory."""
+    with suppress(NotImplementedError, RuntimeError), _disable_current_modes():  # no memory: meta, sparse, wrappers
+        whole_storage(tensor).fill_(value)

@@ -1,0 +1,1 @@
+"""The experiments on a captured call: what each changes around a replay."""

@@ -1,0 +1,267 @@
+"""What a captured call and its outcomes are like: facts, read off memory and bits, that need no further experiment.
+
+An outcome's content is a *snapshot*: copies of the tensors that the call wrote, in a fixed order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from hashbench.replay.call import CapturedCall, Slot, TensorForm
+from hashbench.run import outputs
+from hashbench.trace.digest import components
+from hashbench.trace.op_schema import plan_of
+
+Snapshot = tuple[torch.Tensor, ...]
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+# -------------------------------------------------------------------------------------------------- the arguments
+
+
+def written_slots(call: CapturedCall) -> frozenset[int]:
+    """The tensors that the op's schema says it writes, by their index among the call's tensors."""
+    return frozenset(_slots(plan_of(call.func).written_values(call.args, call.kwargs)))
+
+
+def _slots(value: Any) -> Iterator[int]:
+    if isinstance(value, Slot):
+        yield value.index
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _slots(item)
+
+
+def has_overlap(call: CapturedCall) -> bool:
+    """Whether the call writes an element that it also reads through another view, or that a written argument holds
+    twice (an expanded tensor). To read and write one element through one view is what every in-place op does."""
+    written = written_slots(call)
+    forms = {index: form for index, form in enumerate(call.tensors) if isinstance(form, TensorForm)}
+    for index in sorted(written & forms.keys()):
+        target = forms[index]
+        others = [form for other, form in forms.items() if other != index and form.storage == target.storage]
+        views = [form for form in others if not _same_view(form, target)]
+        if _meets_itself(target) or any(_meet(target, form, size=_size(call, target)) for form in views):
+            return True
+    return False
+
+
+def _size(call: CapturedCall, form: TensorForm) -> int:
+    return call.memories[form.storage].content.nbytes
+
+
+def _same_view(one: TensorForm, other: TensorForm) -> bool:
+    return (one.offset, one.shape, one.stride, one.dtype) == (other.offset, other.shape, other.stride, other.dtype)
+
+
+def _meets_itself(form: TensorForm) -> bool:
+    elements = int(np.prod(form.shape, dtype=np.int64))
+    dense = sorted((step, size) for step, size in zip(form.stride, form.shape, strict=True) if size > 1)
+    reach = 1
+    for step, size in dense:
+        if step < reach:
+            break
+        reach = step * (size - 1) + reach
+    else:
+        return False  # each dimension steps over all that the smaller ones reach
+    start, end = form.span()
+    marks = _marked(form, end)
+    return elements > 0 and int(marks.sum()) < elements * form.dtype.itemsize and end > start
+
+
+def _meet(one: TensorForm, other: TensorForm, *, size: int) -> bool:
+    (a, b), (c, d) = one.span(), other.span()
+    if not (a < d and c < b):
+        return False
+    return bool(_bytes_of(other, _marked(one, size)).any())
+
+
+def _marked(form: TensorForm, size: int) -> torch.Tensor:
+    marks = torch.zeros(size, dtype=torch.uint8)
+    _bytes_of(form, marks).fill_(1)
+    return marks
+
+
+def _bytes_of(form: TensorForm, memory: torch.Tensor) -> torch.Tensor:
+    """The bytes of a form's elements, as a view of flat memory."""
+    width = form.dtype.itemsize
+    return memory.as_strided((*form.shape, width), (*(step * width for step in form.stride), 1), form.offset * width)
+
+
+# --------------------------------------------------------------------------------------------------- the outcomes
+
+
+def element_bits(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The content of a tensor of any kind as flat integers of the width of its elements; those of 16 bytes as pairs."""
+    if tensor.is_quantized:
+        tensor = tensor.int_repr()
+    if tensor.is_nested and tensor.layout is torch.strided:
+        tensor = tensor.values()
+    parts = components(tensor)
+    if len(parts) != 1 or parts[0] is not tensor:
+        return [bits for part in parts for bits in element_bits(part)]
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    if plain.itemsize == 16:
+        return [torch.view_as_real(plain).contiguous().view(torch.int64)]
+    return [plain.view(_INTEGERS[plain.itemsize]).reshape(-1, 1)]
+
+
+def snapshot_bits(snapshot: Snapshot) -> list[torch.Tensor]:
+    """All contents of a snapshot: one tensor of shape (elements, words) for each part."""
+    return [bits for tensor in snapshot for bits in element_bits(tensor)]
+
+
+def have_same_form(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
+    """Whether the contents of two snapshots can be compared element by element."""
+    return [(bits.shape, bits.dtype) for bits in one] == [(bits.shape, bits.dtype) for bits in other]
+
+
+def have_same_values(snapshots: Sequence[Snapshot]) -> bool | None:
+    """Whether all snapshots, which differ, hold the same elements in other places, tensor by tensor; ``None`` with
+    fewer than two."""
+    if len(snapshots) < 2:
+        return None
+    contents = [snapshot_bits(snapshot) for snapshot in snapshots]
+    sums = [[int(bits.sum(dtype=torch.int64)) for bits in content] for content in contents]
+    if any(other != sums[0] for other in sums[1:]):
+        return False  # which settles nearly all cases without sorting millions of elements
+    first = [_sorted(bits) for bits in contents[0]]
+    return all(
+        np.array_equal(expected, _sorted(bits))
+        for content in contents[1:]
+        for expected, bits in zip(first, content, strict=True)
+    )
+
+
+def _sorted(bits: torch.Tensor) -> np.ndarray[Any, Any]:
+    values = bits.cpu().numpy()
+    return values[np.lexsort(values.T)] if values.shape[1] > 1 else np.sort(values[:, 0])
+
+
+def have_chosen_values(call: CapturedCall, snapshots: Sequence[Snapshot]) -> bool | None:
+    """Whether, wherever two of the snapshots differ, each holds an element of some input of the same dtype; ``None``
+    with fewer than two snapshots."""
+    if len(snapshots) < 2:
+        return None
+    inputs = _elements(call.materialise().tensors)
+    contents = [_elements(snapshot) for snapshot in snapshots]
+    return all(_are_chosen(one, other, inputs) for one, other in pairwise(contents))
+
+
+def have_tied_places(call: CapturedCall, snapshots: Sequence[Snapshot]) -> bool | None:
+    """Whether the snapshots differ in whole numbers alone that are places along one dimension of an input, and the
+    elements at those places are equal, bit for bit; ``None`` with fewer than two snapshots.
+
+    So does an op differ that names the place of a median, of the largest, of the first that is free.
+    """
+    if len(snapshots) < 2:
+        return None
+    inputs = [tensor for tensor in call.materialise().tensors if _is_dense(tensor)]
+    return all(_are_tied(one, other, inputs) for one, other in pairwise(snapshots))
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized) and tensor.dim() > 0
+
+
+def _are_tied(one: Snapshot, other: Snapshot, inputs: Sequence[torch.Tensor]) -> bool:
+    if [_form(tensor) for tensor in one] != [_form(tensor) for tensor in other]:
+        return False
+    differing = [(a, b) for a, b in zip(one, other, strict=True) if not _same_bits(a, b)]
+    return bool(differing) and all(
+        any(_name_equals(a, b, source, dim) for source in inputs for dim in range(source.dim())) for a, b in differing
+    )
+
+
+def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.layout, tuple(tensor.shape)
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(element_bits(one), element_bits(other), strict=True))
+
+
+def _name_equals(one: torch.Tensor, other: torch.Tensor, source: torch.Tensor, dim: int) -> bool:
+    """Whether two tensors of places along ``dim`` of ``source``, which may lack that dimension, name equal elements."""
+    if one.dtype is not torch.int64 or one.layout is not torch.strided or one.device != source.device:
+        return False
+    if one.dim() == source.dim() - 1:
+        one, other = one.unsqueeze(dim), other.unsqueeze(dim)
+    beside = [(a, b) for place, (a, b) in enumerate(zip(one.shape, source.shape, strict=False)) if place != dim]
+    if one.dim() != source.dim() or any(a != b for a, b in beside):
+        return False
+    if not all(bool(((places >= 0) & (places < source.shape[dim])).all()) for places in (one, other)):
+        return False
+    return _same_bits(source.gather(dim, one), source.gather(dim, other))
+
+
+Elements = list[tuple[torch.dtype, torch.Tensor]]
+
+
+def _elements(tensors: Sequence[torch.Tensor]) -> Elements:
+    return [(tensor.dtype, bits) for tensor in tensors for bits in element_bits(tensor)]
+
+
+def _are_chosen(one: Elements, other: Elements, inputs: Elements) -> bool:
+    if not have_same_form([bits for _, bits in one], [bits for _, bits in other]):
+        return False
+    for (dtype, a), (_, b) in zip(one, other, strict=True):
+        differs = (a != b).any(dim=1)
+        found = torch.cat([a[differs], b[differs]])
+        known = [bits for kind, bits in inputs if kind is dtype and bits.shape[1] == a.shape[1]]
+        if not (_are_among(found[:FEW], known) and _are_among(found, known)):
+            return False
+    return True
+
+
+FEW = 100
+"""Elements that are looked up first: where values are computed and not chosen, they settle it without all others."""
+
+
+def _are_among(elements: torch.Tensor, known: Sequence[torch.Tensor]) -> bool:
+    if not len(elements):
+        return True
+    if not known:
+        return False
+    every, wanted = np.concatenate([_words(bits) for bits in known]), np.unique(_words(elements))
+    if len(wanted) <= FEW:
+        places = np.searchsorted(wanted, every).clip(max=len(wanted) - 1)
+        return len(np.unique(places[wanted[places] == every])) == len(wanted)
+    every.sort()
+    places = np.searchsorted(every, wanted).clip(max=len(every) - 1)
+    return bool((every[places] == wanted).all())  # np.isin takes 20 s for 18 million elements, this takes 2
+
+
+def _words(bits: torch.Tensor) -> np.ndarray[Any, Any]:
+    """One scalar for each element."""
+    values = np.ascontiguousarray(bits.cpu().numpy())
+    if values.shape[1] == 1:
+        return values[:, 0]
+    return values.view([("low", "<i8"), ("high", "<i8")])[:, 0]
+
+
+def representation_of(snapshots: Sequence[Snapshot]) -> str:
+    """``sign of zero``, ``NaN payload`` or both, where no two snapshots differ in more; else empty."""
+    if len(snapshots) < 2:
+        return ""
+    found: set[str] = set()
+    for other in snapshots[1:]:
+        difference = difference_of(snapshots[0], other)
+        if difference is None or not difference.representation:
+            return ""
+        found |= set(difference.representation.split(", "))
+    return ", ".join(sorted(found))
+
+
+def difference_of(one: Snapshot, other: Snapshot) -> outputs.Difference | None:
+    """Two snapshots in numbers; ``None`` where they are equal, or have other numbers of tensors."""
+    if len(one) != len(other):
+        return None
+    named = [{f"output.{place}": tensor for place, tensor in enumerate(snapshot)} for snapshot in (one, other)]
+    return outputs.compare(*named)

@@ -1,0 +1,246 @@
+"""Rows and comparisons as text, Markdown, JSON and CSV. Every exporter returns a string and writes nothing."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from tabulate import tabulate
+
+from hashbench.records import ROW_COLUMNS, ROW_KEY, Row
+from hashbench.report.compare import WORSE, Change, Comparison, Outcome
+from hashbench.results.table import defuse, one_line
+
+COUNTED_ONLY = frozenset({Outcome.UNCHANGED, Outcome.STILL_SKIPPED, Outcome.NOT_SELECTED})
+"""Outcomes whose models are not listed, because nothing about them asks for attention."""
+
+LISTED_ALIKE = 5
+"""From this many models on, those that are not comparable for one and the same reason become one line."""
+
+
+def shorten(text: str, width: int) -> str:
+    """``text`` in at most ``width`` characters, cut in the middle: names differ at their ends."""
+    if len(text) <= width:
+        return text
+    tail = (width - 1) // 2
+    return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
+
+
+# -------------------------------------------------------------------------------------------- a sweep's table
+
+SWEEP_WIDTHS = {
+    "name": 18,
+    "accuracy": 21,
+    "origin": 8,
+    "kernel": 21,
+    "module": 12,
+    "phase": 9,
+    "cause": 20,
+    "confidence": 10,
+    "benign": 6,
+    "seconds": 7,
+}
+"""Column → its widest, in characters; with the gaps the table fits 140 columns, and 80 where no model differs. A cause
+says more than an origin, which is shown where there is none."""
+
+ERROR_WIDTH = 116
+
+
+def sweep_table(rows: Sequence[Row]) -> str:
+    """The table at the end of a sweep, in the order of ``rows``; columns that are empty throughout are left out. Below
+    it one line per error, then how many models had each status."""
+    if not rows:
+        return "No model was run."
+    cells = {
+        column: [shorten(_shown(getattr(row, column)), width) for row in rows] for column, width in SWEEP_WIDTHS.items()
+    }
+    used = [column for column, texts in cells.items() if any(texts)]
+    if "cause" in used and "origin" in used:
+        used.remove("origin")
+    table = _table(used, zip(*(cells[column] for column in used), strict=True))
+    errors = [
+        f"{shorten(_shown(row.name), SWEEP_WIDTHS['name'])}: {shorten(_shown(row.error), ERROR_WIDTH)}"
+        for row in rows
+        if row.error
+    ]
+    counts = Counter(row.accuracy for row in rows)
+    summary = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+    modes = " and ".join(dict.fromkeys(row.mode for row in rows if row.mode))
+    total = _models(len(rows)) + (f" in {modes}" if modes else "")
+    return "\n\n".join(filter(None, [table, "\n".join(errors), f"{total}: {summary}", _what_passing_proves(rows)]))
+
+
+def _what_passing_proves(rows: Sequence[Row]) -> str:
+    """How many further runs may differ although those that were made agree: two equal runs prove little."""
+    bounds = [(row.rate_high, row.runs) for row in rows if row.accuracy == "pass" and row.rate_high is not None]
+    if not bounds:
+        return ""
+    high, runs = max(bounds)
+    return (
+        f"Where {runs} runs agree, at most {high:.1%} of further runs may differ from the first (95 % confidence); "
+        "more --runs lower that."
+    )
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.1f}" if isinstance(value, float) else one_line(str(value))
+
+
+def _table(headers: Sequence[str], lines: Iterable[Sequence[str]], style: str = "simple") -> str:
+    # Without disable_numparse tabulate rewrites names that look like numbers: 1e5 becomes 100000.
+    return tabulate(list(lines), headers=headers, tablefmt=style, disable_numparse=True)
+
+
+def _models(count: int) -> str:
+    return "1 model" if count == 1 else f"{count} models"
+
+
+# ------------------------------------------------------------------------------------------------ a comparison
+
+ENVIRONMENT_HEADERS = ("environment", "base", "new")
+CHANGE_HEADERS = ("outcome", "model", "mode", "base", "new", "note")
+
+
+def as_text(comparison: Comparison) -> str:
+    """For a terminal: the environment's differences, what changed with the worst first, and one line of counts."""
+    title = f"{one_line(comparison.base)} → {one_line(comparison.new)}"
+    return "\n\n".join([title, *_sections(comparison, style="simple", cell=one_line, bold=str)]) + "\n"
+
+
+def as_markdown(comparison: Comparison) -> str:
+    """The same as GitHub's Markdown; texts from models (names, errors) are escaped."""
+    title = f"## hashbench compare: {escape_markdown(comparison.base)} → {escape_markdown(comparison.new)}"
+    sections = _sections(comparison, style="pipe", cell=escape_markdown, bold="**{}**".format)
+    return "\n\n".join([title, *sections]) + "\n"
+
+
+def escape_markdown(text: str) -> str:
+    """``text`` so that Markdown shows it as it is: no table cell ends, no markup and no HTML begins."""
+    escaped = html.escape(one_line(text), quote=False)
+    # Underscores count only at the edges of words, and nearly every model has some inside.
+    return re.sub(r"([\\`*\[\]|~])|(?<![^\W_])_|_(?![^\W_])", lambda found: f"\\{found.group()}", escaped)
+
+
+Cell = Callable[[str], str]
+
+
+def _sections(comparison: Comparison, *, style: str, cell: Cell, bold: Cell) -> Iterator[str]:
+    listed, collapsed = _split(comparison.changes)
+    if comparison.environment:
+        lines = [[cell(shorten(text, 50)) for text in (one.key, one.base, one.new)] for one in comparison.environment]
+        yield _table(ENVIRONMENT_HEADERS, lines, style)
+    if comparison.remarks:
+        yield "\n".join(f"- {cell(remark)}" for remark in comparison.remarks)
+    if listed:
+        yield _table(CHANGE_HEADERS, [[*map(cell, _change_cells(change))] for change in listed], style)
+    if collapsed:
+        yield "\n".join(f"- {cell(line)}" for line in collapsed)
+    yield bold(summary(comparison))
+
+
+def summary(comparison: Comparison) -> str:
+    """One line: how many models had each outcome, the worst first, and whether anything got worse."""
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in comparison.counts.items())
+    return f"{'Worse' if comparison.got_worse else 'Nothing got worse'}: {counts or 'no models'}"
+
+
+def _change_cells(change: Change) -> list[str]:
+    key = dict(zip(ROW_KEY, change.key, strict=True))
+    base, new = (row.accuracy if row else "" for row in (change.base, change.new))
+    return [change.outcome, shorten(key["name"], 30), key["mode"], base, new, shorten(one_line(change.note), 60)]
+
+
+def _split(changes: Iterable[Change]) -> tuple[list[Change], list[str]]:
+    """The changes that are listed one by one, and a line for each lot of those that are not."""
+    lots: dict[tuple[str, ...], list[Change]] = {}
+    for change in changes:
+        lots.setdefault((change.outcome, *_lot(change)), []).append(change)
+    listed: list[Change] = []
+    lines: list[str] = []
+    for (outcome, kind, *why), lot in lots.items():
+        if not kind or (kind == "alike" and len(lot) < LISTED_ALIKE):
+            listed += lot
+        elif kind != "counted":
+            lines.append(f"{outcome}: {'whole group ' * (kind == 'group')}{', '.join(why)} {_inside(lot)}")
+    return listed, lines
+
+
+def _lot(change: Change) -> tuple[str, ...]:
+    """What a change has in common with others that can share its line: first how they are shown, then why."""
+    *group, _ = change.key
+    if change.outcome is Outcome.NOT_SELECTED:
+        return "selection", "NEW was not asked to run them"
+    if change.outcome in COUNTED_ONLY:
+        return ("counted",)
+    if change.whole_group:
+        return "group", *filter(None, group)
+    if change.outcome is Outcome.NOT_COMPARABLE:
+        return "alike", change.note, *filter(None, group)
+    return ("",)
+
+
+def _inside(lot: Sequence[Change]) -> str:
+    counts = Counter(row.accuracy for change in lot if (row := change.new or change.base))
+    return f"({_models(len(lot))}: {', '.join(f'{count} {status}' for status, count in counts.most_common())})"
+
+
+# ------------------------------------------------------------------------------------------- for other programs
+
+
+def as_json(comparison: Comparison) -> str:
+    """One JSON object with every model, also the unchanged ones; empty fields of rows are left out."""
+    content = {
+        "base": comparison.base,
+        "new": comparison.new,
+        "worse": comparison.got_worse,
+        "counts": {str(outcome): count for outcome, count in comparison.counts.items()},
+        "environment": [{"key": one.key, "base": one.base, "new": one.new} for one in comparison.environment],
+        "remarks": list(comparison.remarks),
+        "changes": [
+            {
+                **dict(zip(ROW_KEY, change.key, strict=True)),
+                "outcome": str(change.outcome),
+                "worse": change.outcome in WORSE,
+                "note": change.note,
+                "base": _filled(change.base),
+                "new": _filled(change.new),
+            }
+            for change in comparison.changes
+        ],
+    }
+    return json.dumps(content, indent=2) + "\n"
+
+
+def _filled(row: Row | None) -> dict[str, object] | None:
+    """Numbers that JSON lacks (infinity, not a number) become their names."""
+    if row is None:
+        return None
+    values = {column: getattr(row, column) for column in ROW_COLUMNS}
+    return {
+        column: str(value) if isinstance(value, float) and not abs(value) < float("inf") else value
+        for column, value in values.items()
+        if value not in (None, "")
+    }
+
+
+SIDE_COLUMNS = ("accuracy", "origin", "kernel", "module", "error")
+
+
+def as_csv(comparison: Comparison) -> str:
+    """One line per model, also the unchanged ones: outcome, key, note, and both rows' status and place."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    sides = [f"{side}_{column}" for side in ("base", "new") for column in SIDE_COLUMNS]
+    writer.writerow(["outcome", "worse", *ROW_KEY, "note", *sides])
+    for change in comparison.changes:
+        worse = "yes" if change.outcome in WORSE else "no"
+        rows = [getattr(row, column) if row else "" for row in (change.base, change.new) for column in SIDE_COLUMNS]
+        writer.writerow([defuse(one_line(cell)) for cell in (change.outcome, worse, *change.key, change.note, *rows)])
+    return text.getvalue()

@@ -1,0 +1,262 @@
+"""The repro of one difference: a folder that anybody with torch can run, and that hashbench can replay.
+
+``repro.py`` makes the captured call again and says how often it differs; ``tensors.pt`` holds its inputs; ``call.json``
+describes the call exactly, with the evidence; ``REPORT.md`` is a text for a bug report.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import hashbench
+from hashbench import io
+from hashbench.errors import HashbenchError
+from hashbench.records import Diagnosis
+from hashbench.replay.call import LINE, CapturedCall, TensorForm
+from hashbench.repro import call_file, report, script
+from hashbench.repro.call_values import BadCallError
+from hashbench.repro.op_definition import Definition, definition_of, needs_definition
+from hashbench.run import environment
+from hashbench.run.outputs import Difference
+
+SCRIPT_FILE, REPORT_FILE = "repro.py", "REPORT.md"
+
+_RESULT = re.compile(r"^(\d+ of \d+ calls differ)", re.MULTILINE)
+_WIDTH = 100
+_SHOWN_INPUTS = 40
+
+
+def write_repro(
+    folder: Path, call: CapturedCall, diagnosis: Diagnosis, *, difference: Difference | None = None, seen_in: str = ""
+) -> None:
+    """Write the repro of a captured call to ``folder``, which appears whole or not at all; an old one is replaced.
+
+    Args:
+        diagnosis: what was found out about the call.
+        difference: two of its outcomes that differ, in numbers.
+        seen_in: in which model, in words.
+
+    Raises:
+        HashbenchError: the call has an argument that cannot be written to a file.
+        OSError: the folder cannot be written.
+    """
+    definition = definition_of(call.func) if needs_definition(call.func) else None
+    here = _environment(call)
+    recorded = {
+        "evidence": dataclasses.asdict(diagnosis.evidence),
+        "decision": dataclasses.asdict(diagnosis.decision),
+        "environment": here,
+        "definition": definition.word() if definition is not None else "",
+    }
+    report = _report(call, diagnosis, difference=difference, seen_in=seen_in, here=here, definition=definition)
+    with _new_folder(folder) as new:
+        try:
+            _write_call(new, call, recorded)
+            script = _script(call, diagnosis, definition, seen_in=seen_in)
+        except (BadCallError, pickle.PicklingError, RuntimeError, TypeError, AttributeError) as error:
+            raise HashbenchError(f"the call of {call.op} cannot be written to a file", consequence=str(error)) from None
+        (new / SCRIPT_FILE).write_text(script, encoding="utf-8")
+        (new / REPORT_FILE).write_text(report, encoding="utf-8")
+
+
+def _write_call(folder: Path, call: CapturedCall, recorded: Mapping[str, Any]) -> None:
+    """The two files of the call, read back: a tensor of somebody's own class is written without an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch deprecates its own way of saving quantized tensors
+        torch.save(call_file.payload(call), folder / call_file.TENSORS_FILE)
+    text = call_file.document(call, tensors=folder / call_file.TENSORS_FILE, recorded=recorded)
+    (folder / call_file.CALL_FILE).write_text(text, encoding="utf-8")
+    call_file.read_checked(folder)
+
+
+def load_call(folder: Path) -> CapturedCall:
+    """The call of a repro; runs nothing. See :func:`hashbench.repro.call_file.read` for what it refuses, and on which
+    device the call then is."""
+    return call_file.read(folder).call
+
+
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """A folder to fill, which takes the place of ``folder`` when it is filled without an error."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    new, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{word}") for word in ("new", "old"))
+    for leftover in (new, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    new.mkdir()
+    try:
+        yield new
+        if folder.exists():
+            folder.rename(old)
+        new.rename(folder)
+    finally:
+        for leftover in (new, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+# ------------------------------------------------------------------------------------------------------- its texts
+
+
+def _script(call: CapturedCall, diagnosis: Diagnosis, definition: Definition | None, *, seen_in: str) -> str:
+    decision = diagnosis.decision
+    seen = " ".join(part for part in (_place(call, seen_in=seen_in), report.how_often(diagnosis)) if part)
+    lines = [
+        f"{call.op} gives different results from equal inputs.",
+        "",
+        *textwrap.wrap(seen, _WIDTH),
+        *textwrap.wrap(f"Cause: {decision.cause}, {decision.confidence}. {decision.because.rstrip('.')}.", _WIDTH),
+        f"Written by hashbench {hashbench.__version__} on torch {torch.__version__}. {_needs(call)}",
+    ]
+    word = definition.word() if definition is not None else ""
+    return script.source(call, script.plan(diagnosis.evidence), heading="\n".join(lines), definition=word)
+
+
+def _needs(call: CapturedCall) -> str:
+    return f"It needs torch{' and the definition of the op' if needs_definition(call.func) else ' alone'}."
+
+
+def _place(call: CapturedCall, *, seen_in: str) -> str:
+    """``Seen in the backward of Net.embed (net.py:12 forward), in the model swin_t.``"""
+    place = f"Seen in the {call.phase} of {call.module or 'the model'}" if call.phase else ""
+    place += f" ({call.source})" if place and call.source else ""
+    text = ", ".join(part for part in (place, seen_in) if part)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
+def _report(
+    call: CapturedCall,
+    diagnosis: Diagnosis,
+    *,
+    difference: Difference | None,
+    seen_in: str,
+    here: Mapping[str, str],
+    definition: Definition | None,
+) -> str:
+    custom = needs_definition(call.func)
+    facts = [
+        ("op", f"`{call.op}`"),
+        ("phase", call.phase),
+        ("module", f"`{call.module}`" if call.module else ""),
+        ("in the backward of", f"`{call.forward_op}`" if call.forward_op else ""),
+        ("source line", f"`{call.source}`" if call.source else ""),
+        ("defined in", definition.word() if definition is not None else "unknown" if custom else ""),
+        *_numbers(difference),
+    ]
+    return report.report(
+        op=call.op,
+        place=_place(call, seen_in=seen_in),
+        facts=facts,
+        inputs=[*_described_inputs(call), script.expression(call)],
+        diagnosis=diagnosis,
+        environment=list(here.items()),
+        usage=f"`python {SCRIPT_FILE}{' DEFINITION' if custom else ''}` beside `tensors.pt`. {_needs(call)}",
+    )
+
+
+def _numbers(difference: Difference | None) -> list[tuple[str, str]]:
+    if difference is None:
+        return []
+    total = f" of {difference.total}" if difference.total else ""
+    named = [
+        ("elements that differ", None if difference.elements is None else f"{difference.elements}{total}"),
+        ("largest absolute difference", None if difference.max_abs is None else f"{difference.max_abs:.6g}"),
+        ("largest difference in ULP", None if difference.max_ulp is None else str(difference.max_ulp)),
+        ("differs only in", difference.representation or None),
+    ]
+    return [(name, value) for name, value in named if value is not None]
+
+
+def _described_inputs(call: CapturedCall) -> list[str]:
+    lines = [f"# t[{index}]: {_described(call, tensor)}" for index, tensor in enumerate(call.tensors)]
+    more = len(lines) - _SHOWN_INPUTS
+    return lines if more <= 0 else [*lines[:_SHOWN_INPUTS], f"# and {more} more"]
+
+
+def _described(call: CapturedCall, tensor: TensorForm | torch.Tensor) -> str:
+    kind = str(tensor.dtype).removeprefix("torch.")
+    if isinstance(tensor, torch.Tensor):
+        return f"{kind} {list(tensor.shape)}, {str(tensor.layout).removeprefix('torch.')}, on {tensor.device}"
+    memory = call.memories[tensor.storage]
+    address = (memory.alignment + tensor.offset * tensor.dtype.itemsize) % LINE
+    where = f"memory {tensor.storage}, address {address} modulo {LINE}, on {memory.content.device}"
+    return f"{kind} {list(tensor.shape)}, strides {list(tensor.stride)}, {where}"
+
+
+def _environment(call: CapturedCall) -> dict[str, str]:
+    """What a reader of the report must know of this machine, without anything that names it."""
+    found: dict[str, Any] = environment.collect(str(call.device))
+    device, build = found["device"], found["torch"]
+    return {
+        "hashbench": hashbench.__version__,
+        "torch": torch.__version__,
+        "torch git": str(build["git"]),
+        "python": found["python"],
+        "system": f"{found['platform']['system']} {found['cpu']['machine']}, {found['platform']['libc']}".rstrip(", "),
+        "cpu": found["cpu"]["model"],
+        "cpu capability": build["cpu_capability"],
+        "cores": str(found["cpu"]["cores"]),
+        "threads": str(call.threads),
+        "device": " ".join(str(device[key]) for key in ("type", "name", "driver") if device.get(key)),
+        **({"cuda": str(build["cuda_build"])} if device["type"] == "cuda" else {}),
+    }
+
+
+# -------------------------------------------------------------------------------------------------------- running it
+
+
+def run_in_fresh_process(folder: Path, *, timeout: float, definition: Path | str | None = None) -> str:
+    """Run ``repro.py`` in a new process, keep its output in ``REPORT.md``, and say what came of it.
+
+    Args:
+        timeout: seconds that it may take.
+        definition: what defines a custom op, as ``repro.py`` wants it; see
+            :class:`~hashbench.repro.op_definition.Definition`.
+
+    Returns:
+        ``yes: 20 of 20 calls differ``, ``no: 0 of 500 calls differ``, ``failed: …`` or ``timeout after 60 s``.
+    """
+    command = [sys.executable, "-P", str((folder / SCRIPT_FILE).resolve()), *([str(definition)] if definition else [])]
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        return f"timeout after {timeout:g} s"
+    except OSError as error:
+        return f"failed: {error}"
+    _keep_output(folder, done.stdout + done.stderr)
+    found = _RESULT.search(done.stdout)
+    if done.returncode in (0, 1) and found is not None:
+        return f"{'yes' if done.returncode else 'no'}: {found[1]}"
+    lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    return f"failed: {lines[-1]}"
+
+
+def _keep_output(folder: Path, output: str) -> None:
+    path = folder / REPORT_FILE
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError:  # somebody took the report away; the repro runs without
+        return
+    for private in (str(folder.resolve()), str(Path(sys.prefix).resolve())):
+        output = output.replace(private, "…")
+    io.replace_file(path, report.with_output(text, output))

@@ -1,0 +1,297 @@
+"""The shards of one sweep, run with ``--total-partitions`` and ``--partition-id``, joined into the folder of the whole.
+
+The result is what a sweep that was never cut would have left: rows in the order of the selection, logs, traces, repros,
+and the environments of all machines. What is not certain to belong together is refused; nothing in the shards is
+changed, and the output appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hashbench.errors import HashbenchError
+from hashbench.records import ModelSpec, Row, RunOptions
+from hashbench.results.folder import NOT_A_ROW, ResultsFolder, file_key, row_in
+from hashbench.results.manifest import Model, Partition, as_whole, manifest_of, option_differences, schema_difference
+from hashbench.results.rows import read_json_object
+from hashbench.text import a_few
+
+_MOST_PARTITIONS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What is in ``output`` now: ``rows`` rows of ``shards`` shards. ``missing`` models have none."""
+
+    output: Path
+    rows: int
+    shards: int
+    missing: tuple[Model, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """One shard, read and found whole: ``rows`` by model, ``environments`` the one of its last part first."""
+
+    folder: ResultsFolder
+    manifest: Mapping[str, Any]
+    partition: Partition
+    models: tuple[Model, ...]
+    rows: Mapping[Model, Row]
+    environments: tuple[Mapping[str, Any], ...]
+
+    @property
+    def label(self) -> str:
+        return str(self.folder.path)
+
+
+def merge(output: Path, folders: Sequence[Path], *, allow_missing: bool = False) -> Merged:
+    """Join the shards in ``folders`` into ``output``, which must not exist or be empty.
+
+    Args:
+        allow_missing: models of partitions that are not there have no row; the merged ``sweep.json`` still asks for
+            them, so that ``hashbench compare`` reports them and ``hashbench sweep --resume`` runs them.
+
+    Raises:
+        HashbenchError: a folder is no shard, is not finished, damaged or of another schema; shards hold the same model,
+            are of other selections or options, or one is missing; or ``output`` cannot be written.
+    """
+    output = output.absolute()
+    _refuse_used(output)
+    _refuse_inside(output, folders)
+    shards = sorted((_read(folder) for folder in folders), key=lambda shard: shard.partition.id)
+    whole = _whole(shards)
+    missing = _missing(shards, whole)
+    if missing and not allow_missing:
+        raise _is_missing(shards, missing)
+    with _appearing(output) as folder:
+        _write(folder, shards, whole)
+    return Merged(output, rows=len(whole) - len(missing), shards=len(shards), missing=missing)
+
+
+# ------------------------------------------------------------------------------------------------ reading
+
+
+def _read(path: Path) -> _Shard:
+    folder = ResultsFolder(path)
+    if not path.is_dir():
+        raise HashbenchError(
+            f"there is no folder {path}", consequence="nothing was merged", tip="Name a shard's folder."
+        )
+    manifest = read_json_object(folder.manifest)
+    now = manifest_of((), RunOptions(), Partition())
+    other = schema_difference(manifest, now=now)
+    if other:
+        raise HashbenchError(
+            f"cannot merge {path}", consequence=other, tip="Merge it with the version that wrote it, or sweep again."
+        )
+    _refuse_running(folder)
+    try:
+        models, mode = _models(manifest["models"]), str(manifest["options"]["mode"])
+        part = manifest["partition"]
+        partition = Partition(int(part["id"]), int(part["total"]), _models(part.get("of", manifest["models"])))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _damaged(path, "its sweep.json does not say which models belong to it") from error
+    if not 0 <= partition.id < partition.total <= _MOST_PARTITIONS:
+        raise _damaged(path, f"its sweep.json says that it is partition {partition.id} of {partition.total}")
+    rows = dict(_rows(folder, models, mode))
+    _refuse_unfinished(folder, models, rows)
+    return _Shard(folder, manifest, partition, models, rows, _environments(folder))
+
+
+def _models(value: Any) -> tuple[Model, ...]:
+    return tuple((str(suite), str(name)) for suite, name in value)
+
+
+def _rows(folder: ResultsFolder, models: Sequence[Model], mode: str) -> Iterator[tuple[Model, Row]]:
+    for suite, name in models:
+        path = folder.row_path(file_key(suite=suite, mode=mode, name=name))
+        try:
+            yield (suite, name), row_in(path, ModelSpec(suite=suite, name=name), mode)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise HashbenchError(f"cannot read {path}", consequence=error.strerror or str(error)) from error
+        except NOT_A_ROW as error:
+            raise _damaged(folder.path, f"rows/{path.name} is no row of {name}") from error
+
+
+def _environments(folder: ResultsFolder) -> tuple[Mapping[str, Any], ...]:
+    own = read_json_object(folder.environment)
+    previous = own.pop("previous", [])
+    if not isinstance(previous, list) or not all(isinstance(one, dict) for one in previous):
+        raise _damaged(folder.path, "its environment.json does not say where its rows were made")
+    return own, *previous
+
+
+# ---------------------------------------------------------------------------------------------- refusing
+
+
+def _refuse_used(output: Path) -> None:
+    if os.path.lexists(output) and not (output.is_dir() and not any(output.iterdir())):
+        raise HashbenchError(
+            f"{output} is not an empty folder",
+            consequence="nothing in it was touched",
+            tip="Name a new folder; the shards come after it: hashbench merge OUTPUT DIR DIR…",
+        )
+
+
+def _refuse_inside(output: Path, folders: Sequence[Path]) -> None:
+    for folder in folders:
+        if output.resolve().is_relative_to(folder.resolve()):
+            raise HashbenchError(
+                f"{output} would be inside of {folder}",
+                consequence="merge changes nothing in the shards, so nothing was merged",
+                tip="Name a folder outside of them.",
+            )
+
+
+def _refuse_running(folder: ResultsFolder) -> None:
+    try:
+        lock = os.open(folder.path / ".lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise HashbenchError(
+            f"a sweep is writing into {folder.path}", consequence="nothing was merged", tip="Wait until it ends."
+        ) from error
+    except OSError:
+        return
+    finally:
+        os.close(lock)
+
+
+def _refuse_unfinished(folder: ResultsFolder, models: Sequence[Model], rows: Mapping[Model, Row]) -> None:
+    lacking = [name for suite, name in models if (suite, name) not in rows]
+    if lacking:
+        raise HashbenchError(
+            f"{folder.path} is not finished",
+            consequence=f"{len(lacking)} of {len(models)} models have no row ({a_few(lacking, 3)})",
+            tip="Complete it: repeat its command with --resume.",
+        )
+
+
+def _whole(shards: Sequence[_Shard]) -> tuple[Model, ...]:
+    """The selection of which all shards are parts, in its order."""
+    first, *others = shards
+    for other in others:
+        _refuse_strangers(first, other)
+    owners: dict[Model, _Shard] = {}
+    for shard in shards:
+        for model in shard.models:
+            owner = owners.setdefault(model, shard)
+            if owner is not shard:
+                raise HashbenchError(
+                    f"{owner.label} and {shard.label} both hold {model[1]} of {model[0]}",
+                    consequence="a sweep has one row for each model",
+                    tip="Leave one of the two out.",
+                )
+    strange = [name for suite, name in owners if (suite, name) not in set(first.partition.of)]
+    if strange:
+        raise _damaged(first.folder.path, f"the selection of which it is a part does not have {a_few(strange, 3)}")
+    return first.partition.of
+
+
+def _refuse_strangers(first: _Shard, other: _Shard) -> None:
+    differences = option_differences(first.manifest, other.manifest)
+    if first.partition.total != other.partition.total:
+        differences.append(f"one is of {first.partition.total} partitions, the other of {other.partition.total}")
+    elif first.partition.total == 1:
+        differences.append("both are whole sweeps, without --total-partitions")
+    elif first.partition.of != other.partition.of:
+        differences.append("they are parts of other selections of models")
+    if differences:
+        raise HashbenchError(
+            f"{first.label} and {other.label} are not shards of one sweep",
+            consequence="; ".join(differences),
+            tip="Run all shards with the same flags and the same version, apart from --partition-id.",
+        )
+
+
+def _missing(shards: Sequence[_Shard], whole: Sequence[Model]) -> tuple[Model, ...]:
+    there = {model for shard in shards for model in shard.models}
+    return tuple(model for model in whole if model not in there)
+
+
+def _is_missing(shards: Sequence[_Shard], missing: Sequence[Model]) -> HashbenchError:
+    total = shards[0].partition.total
+    absent = sorted(set(range(total)) - {shard.partition.id for shard in shards})
+    which = f"partition {', '.join(map(str, absent))} of {total} is" if absent else "a part of the selection is"
+    return HashbenchError(
+        f"{which} missing",
+        consequence=f"{len(missing)} models would have no row ({a_few([name for _, name in missing], 3)})",
+        tip="Name its folder, too, or add --allow-missing: `hashbench compare` then reports them as missing.",
+    )
+
+
+def _damaged(path: Path, why: str) -> HashbenchError:
+    return HashbenchError(
+        f"cannot merge {path}", consequence=why, tip="It is damaged; complete it with --resume or sweep again."
+    )
+
+
+# ----------------------------------------------------------------------------------------------- writing
+
+
+@contextlib.contextmanager
+def _appearing(output: Path) -> Iterator[ResultsFolder]:
+    """A folder beside ``output`` that takes its name when the context ends well, and is gone when it does not."""
+    draft = output.with_name(f".{output.name}.{os.getpid()}.tmp")
+    try:
+        draft.mkdir(parents=True)
+        yield ResultsFolder(draft)
+        draft.rename(output)
+    except OSError as error:
+        raise HashbenchError(
+            f"cannot write {output}", consequence=error.strerror or str(error), tip="Name another folder."
+        ) from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _write(folder: ResultsFolder, shards: Sequence[_Shard], whole: Sequence[Model]) -> None:
+    for place in (folder.rows, folder.logs, folder.traces):
+        place.mkdir()
+    for shard in shards:
+        _copy_rows(folder, shard)
+        for source in sorted(path for path in shard.folder.path.iterdir() if path.is_dir()):
+            if source.name != folder.rows.name:
+                _copy(source, folder.path / source.name, shard)
+    rows = {model: row for shard in shards for model, row in shard.rows.items()}
+    began = min(str(shard.manifest.get("began", "")) for shard in shards)
+    folder.write_manifest(as_whole({**shards[0].manifest, "began": began}, whole))
+    folder.write_environments([environment for shard in shards for environment in shard.environments])
+    folder.rebuild_csv(rows[model] for model in whole if model in rows)
+
+
+def _copy_rows(folder: ResultsFolder, shard: _Shard) -> None:
+    for suite, name in shard.models:
+        key = file_key(suite=suite, mode=shard.manifest["options"]["mode"], name=name)
+        shutil.copyfile(shard.folder.row_path(key), folder.row_path(key))
+
+
+def _copy(source: Path, target: Path, shard: _Shard) -> None:
+    """Copy what is in ``source`` into ``target``, beside what other shards left there. A link could lead anywhere, and
+    a file that is there already is another model's."""
+    if source.is_symlink():
+        raise _damaged(shard.folder.path, f"{source.name} is a link")
+    target.mkdir(exist_ok=True)
+    for entry in sorted(source.iterdir()):
+        place = target / entry.name
+        if entry.is_dir() and not entry.is_symlink():
+            _copy(entry, place, shard)
+        elif entry.is_symlink() or not entry.is_file():
+            raise _damaged(shard.folder.path, f"{entry.relative_to(shard.folder.path)} is no plain file")
+        elif place.exists():
+            raise _damaged(shard.folder.path, f"another shard has {entry.relative_to(shard.folder.path)}, too")
+        else:
+            shutil.copyfile(entry, place)

@@ -1,0 +1,287 @@
+"""What a run leaves to be compared: collecting it, and comparing two runs bit by bit.
+
+Results are a flat mapping from a name to a tensor or a plain Python value: ``output.0.<place>`` and ``loss.0`` for
+every iteration, ``grad.<parameter>``, ``input_grad.<place>``, ``parameter.<name>``, ``buffer.<name>`` and
+``optimizer.<parameter>.<state>`` after the last one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from hashbench.trace.digest import digest
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
+
+Results = Mapping[str, Any]
+
+
+class NotComparableError(Exception):
+    """Results that cannot be compared: an unknown type, or runs of another structure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How two runs' results differ. ``names`` of those that do; over all of them, how many ``elements``, the largest
+    absolute difference (``None`` where no number can be given), and the largest distance in units in the last place.
+    ``representation`` is set where all values are equal and only bits differ: ``sign of zero``, ``NaN payload``.
+
+    ``total`` counts all elements of the results that differ and ``sum_relative`` adds up ``|a - b| / |a|`` over them.
+    From these come the two measures that Shanmugavelu et al. (2024), "Impacts of floating-point non-associativity on
+    reproducibility for HPC and deep learning applications", define: the count variability ``share`` and the relative
+    mean variability ``mean_relative``. Elements for which ``a`` is zero, or that are not finite, add nothing to it, nor
+    to ``max_relative``, the largest ``|a - b| / |a|``.
+    """
+
+    names: tuple[str, ...]
+    elements: int | None = None
+    max_abs: float | None = None
+    max_ulp: int | None = None
+    representation: str = ""
+    total: int | None = None
+    sum_relative: float | None = None
+    max_relative: float | None = None
+
+    @property
+    def share(self) -> float | None:
+        """Elements that differ, as a share of all elements of the results that differ."""
+        return None if not self.total or self.elements is None else self.elements / self.total
+
+    @property
+    def mean_relative(self) -> float | None:
+        """The mean relative difference over all elements of the results that differ."""
+        return None if not self.total or self.sum_relative is None else self.sum_relative / self.total
+
+
+def flatten(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """The comparable leaves of a model's output, with their names.
+
+    Knows tensors, NumPy arrays, plain Python values, lists, tuples, sets of plain values, mappings, dataclasses and
+    objects of ``transformers``' ``ModelOutput`` kind (which are mappings). An empty container is a leaf: a run that
+    found nothing must not look like one that was not asked.
+
+    Raises:
+        NotComparableError: a value of any other type.
+    """
+    if isinstance(value, (torch.Tensor, *_PLAIN)):
+        yield name, value
+    elif isinstance(value, (np.ndarray, np.generic)):
+        yield name, _from_numpy(value, name)
+    elif isinstance(value, (Mapping, list, tuple)) and not value:
+        yield name, f"empty {type(value).__name__}"
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from flatten(item, f"{name}.{key}")
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from flatten(item, f"{name}.{index}")
+    elif isinstance(value, (set, frozenset)) and all(isinstance(item, _PLAIN) for item in value):
+        yield name, repr(sorted(value, key=repr))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from flatten(getattr(value, field.name), f"{name}.{field.name}")
+    else:
+        raise NotComparableError(f"{name} is a {type(value).__module__}.{type(value).__qualname__}")
+
+
+def _from_numpy(value: Any, name: str) -> torch.Tensor:
+    array = np.array(value, order="C")
+    try:
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+    except TypeError:
+        raise NotComparableError(f"{name} is a NumPy array of {array.dtype}") from None
+
+
+def state_results(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[str, Any]]:
+    """Gradients, parameters, buffers and optimizer state after a run, with their names. The tensors are not copied."""
+    names = {}
+    for name, parameter in model.named_parameters():
+        names[id(parameter)] = name
+        if parameter.grad is not None:
+            yield f"grad.{name}", parameter.grad
+    for name, parameter in model.named_parameters():
+        yield f"parameter.{name}", parameter.detach()
+    for name, buffer in model.named_buffers():
+        yield f"buffer.{name}", buffer
+    if optimizer is not None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        for place, parameter in enumerate(parameters):
+            owner = names.get(id(parameter), str(place))
+            state = dict(optimizer.state.get(parameter, {}))
+            if state:
+                yield from flatten(state, f"optimizer.{owner}")
+
+
+def compare(first: Results, second: Results, *, noted: Mapping[str, bool] | None = None) -> Difference | None:
+    """The difference between two runs' results, bit by bit; ``None`` where there is none. A gradient or an optimizer
+    state that only one run has is a difference. ``noted`` says of results whether they differed when they were noted,
+    whatever a tensor that both runs share holds by now; those are not compared again.
+
+    Raises:
+        NotComparableError: the runs have outputs of other names or types.
+    """
+    _check_structure(first, second)
+    every = [*first, *(name for name in second if name not in first)]
+    noted = noted or {}
+    names = tuple(
+        name
+        for name in every
+        if (noted[name] if name in noted else not bitwise_equal(first.get(name), second.get(name)))
+    )
+    return _measure(names, first, second) if names else None
+
+
+def bitwise_equal(first: Any, second: Any) -> bool:
+    """Whether two results have the same dtype, shape and bits; their strides may differ."""
+    if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
+        return type(first) is type(second) and repr(first) == repr(second)
+    if first.dtype != second.dtype or first.layout != second.layout or first.device != second.device:
+        return False
+    first, second = _resolved(first), _resolved(second)
+    one, two = digest(first), digest(second)
+    if one == two:
+        return True
+    if one.shape != two.shape or one.stride == two.stride:
+        return False
+    return logical_value(first) == logical_value(second)
+
+
+def logical_value(tensor: torch.Tensor) -> str:
+    """The value of the digest of a tensor in logical order: the same for every stride."""
+    tensor = _resolved(tensor)
+    return digest(tensor.contiguous() if tensor.layout is torch.strided else tensor).value
+
+
+def _resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """Without the conjugate and negative bits, which change what memory means."""
+    return tensor.detach().resolve_conj().resolve_neg()
+
+
+_OPTIONAL = ("grad.", "input_grad.", "optimizer.")
+"""What a step may leave or not, depending on which parameters took part in it."""
+
+
+def _check_structure(first: Results, second: Results) -> None:
+    only = sorted(name for name in set(first) ^ set(second) if not name.startswith(_OPTIONAL))
+    if only:
+        where = "first" if only[0] in first else "second"
+        raise NotComparableError(f"only the {where} run has {only[0]} ({len(only)} such names)")
+    for name in sorted(set(first) & set(second)):
+        types = [type(results[name]).__name__ for results in (first, second)]
+        if isinstance(first[name], torch.Tensor) != isinstance(second[name], torch.Tensor):
+            raise NotComparableError(f"{name} is a {types[0]} in the first run, a {types[1]} in the second")
+
+
+def _measure(names: tuple[str, ...], first: Results, second: Results) -> Difference:
+    parts = [measure(first.get(name), second.get(name)) for name in names]
+    kinds = {kind for part in parts for kind in part.representation.split(", ")}
+    return Difference(
+        names,
+        sum(part.elements or 0 for part in parts) or None,
+        max((part.max_abs for part in parts if part.max_abs is not None), default=None),
+        max((part.max_ulp for part in parts if part.max_ulp is not None), default=None),
+        ", ".join(sorted(kinds)) if _VALUE not in kinds else "",
+        total=sum(part.total or 0 for part in parts) or None,
+        sum_relative=_sum([part.sum_relative for part in parts]),
+        max_relative=max((part.max_relative for part in parts if part.max_relative is not None), default=None),
+    )
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+_VALUE = "value"
+"""The kind of a difference that is more than one of representation."""
+
+
+def measure(a: Any, b: Any) -> Difference:
+    """How far apart two results are that are not equal bit by bit: without names, and with a ``representation`` of
+    ``value`` where more than that differs. Without numbers where they have no common dtype, shape and layout."""
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or not _same_form(a, b):
+        return Difference((), representation=_VALUE)
+    a, b = _plain(a), _plain(b)
+    differs = _bits(a) != _bits(b)
+    count = int(differs.any(dim=1).sum())
+    return replace(_measure_bits(a, b, differs, count), total=len(a))
+
+
+def _measure_bits(a: torch.Tensor, b: torch.Tensor, differs: torch.Tensor, count: int) -> Difference:
+    """``a`` and ``b`` have one row for each element, and ``differs`` says where their bits do, in ``count`` rows."""
+    if not count:  # quantized tensors of equal values and other parameters
+        return Difference((), representation=_VALUE)
+    a_bits, b_bits = _bits(a)[differs], _bits(b)[differs]
+    if not a.dtype.is_floating_point:
+        return Difference(
+            (), count, float(_distance(_integers(a_bits, a.dtype), _integers(b_bits, a.dtype))), None, _VALUE
+        )
+    try:
+        return _measure_floats(a_bits.view(a.dtype), b_bits.view(b.dtype), elements=count)
+    except NotImplementedError:  # packed formats such as float4, which torch cannot convert
+        return Difference((), count, representation=_VALUE)
+
+
+def _same_form(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.is_nested or b.is_nested or a.layout is not torch.strided or b.layout is not torch.strided:
+        return False
+    return a.shape == b.shape and a.dtype == b.dtype
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """On the host, one row for each element: its real and imaginary part, else itself. Quantized tensors by value."""
+    tensor = _resolved(tensor).cpu()
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    return torch.view_as_real(tensor).reshape(-1, 2) if tensor.is_complex() else tensor.reshape(-1, 1)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize])
+
+
+def _measure_floats(a: torch.Tensor, b: torch.Tensor, *, elements: int) -> Difference:
+    """``a`` and ``b`` are flat, and their bits differ everywhere."""
+    a_value, b_value = a.double(), b.double()
+    nan = a_value.isnan() & b_value.isnan()
+    zero = (a_value == 0) & (b_value == 0)
+    if bool((nan | zero).all()):
+        kinds = [kind for kind, found in (("NaN payload", nan), ("sign of zero", zero)) if bool(found.any())]
+        return Difference((), elements, 0.0, 0, ", ".join(kinds))
+    finite = ~(nan | zero) & a_value.isfinite() & b_value.isfinite()
+    if not bool(finite.any()):
+        return Difference((), elements, representation=_VALUE)
+    gap = (a_value - b_value)[finite].abs().max()
+    known = finite & (a_value != 0)
+    relative = ((a_value - b_value) / a_value)[known].abs()
+    ulp = _distance(_ordered(a)[finite], _ordered(b)[finite])
+    largest = float(relative.max()) if len(relative) else None
+    total = float(relative.sum())
+    return Difference((), elements, float(gap), ulp, _VALUE, sum_relative=total, max_relative=largest)
+
+
+def _ordered(tensor: torch.Tensor) -> torch.Tensor:
+    """Floating-point numbers as integers in the order of their values, so that a difference counts ULPs."""
+    bits = _bits(tensor)
+    wide = bits.to(torch.int64)
+    if tensor.dtype is torch.float8_e8m0fnu:  # has no sign
+        return wide & 0xFF
+    return torch.where(wide < 0, torch.iinfo(bits.dtype).min - wide, wide)
+
+
+def _integers(bits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Integers of ``dtype``, given by their bits, as ``int64``; those of ``uint64`` shifted down to fit."""
+    if dtype is torch.uint64:
+        return bits ^ torch.iinfo(torch.int64).min
+    return bits.view(dtype).to(torch.int64)
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor) -> int:
+    """The largest distance of two tensors of ``int64``, exact: the difference, which wraps around, is below 2**64."""
+    return int((torch.maximum(a, b) - torch.minimum(a, b)).numpy().view(np.uint64).max())

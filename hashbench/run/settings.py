@@ -1,0 +1,374 @@
+"""The settings and the random state of a run: put in force, snapshotted, restored.
+
+The settings are those of ``benchmarks/dynamo``'s ``setup_determinism`` and of the accuracy block of its ``run()``.
+Unlike there, everything is put back afterwards, on error too, ``torch.manual_seed`` is not replaced, and TF32 is off by
+torch's newer names for it as well.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+
+from hashbench.devices.visibility import WORKSPACE_VARIABLE, workspace_config, workspace_conflict
+
+log = logging.getLogger(__name__)
+
+_Setter = Callable[[Any], object]
+
+
+def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], _Setter]:
+    return lambda: getattr(owner, name), lambda value: _set(owner, name, value)
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    """Set a flag of torch.backends, also where somebody imported torch's own test helpers, which freeze them all."""
+    with getattr(torch.backends, "__allow_nonbracketed_mutation", nullcontext)():
+        setattr(owner, name, value)
+
+
+def _deterministic_mode() -> str:
+    return {0: "off", 1: "warn", 2: "on"}[torch.get_deterministic_debug_mode()]
+
+
+def _set_deterministic_mode(value: str) -> None:
+    torch.use_deterministic_algorithms(value != "off", warn_only=value == "warn")
+
+
+def _set_grad_enabled(value: bool) -> None:
+    torch._C._set_grad_enabled(value)
+
+
+def _autocast(device: str) -> tuple[Callable[[], Any], _Setter]:
+    return lambda: torch.is_autocast_enabled(device), lambda value: torch.set_autocast_enabled(device, value)
+
+
+def _autocast_dtype(device: str) -> tuple[Callable[[], Any], _Setter]:
+    return lambda: torch.get_autocast_dtype(device), lambda value: torch.set_autocast_dtype(device, value)
+
+
+def _default_device() -> torch.device | None:
+    """``None`` where nobody has set one: to set even ``cpu`` would put a mode around every later call."""
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return None if context is None else context.device
+
+
+def _flushes_denormals() -> bool:
+    """torch cannot say, but Python's floats obey the same flag of this thread's processor."""
+    return sys.float_info.min / 2 == 0.0
+
+
+_PRECISIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "fp32_precision": ("generic", "all"),
+        "cudnn.fp32_precision": ("cuda", "all"),
+        "mkldnn.fp32_precision": ("mkldnn", "all"),
+        "cuda.matmul.fp32_precision": ("cuda", "matmul"),
+        "cudnn.conv.fp32_precision": ("cuda", "conv"),
+        "cudnn.rnn.fp32_precision": ("cuda", "rnn"),
+        "mkldnn.matmul.fp32_precision": ("mkldnn", "matmul"),
+        "mkldnn.conv.fp32_precision": ("mkldnn", "conv"),
+        "mkldnn.rnn.fp32_precision": ("mkldnn", "rnn"),
+    }
+)
+"""The newer names of the TF32 settings in ``torch.backends`` (torch 2.9 on), and what torch calls them inside. The
+first three are inherited by the others where those are ``none``. They are set by the inner names: in torch 2.15 to
+set ``mkldnn.fp32_precision`` sets that of every backend."""
+
+_FULL = ("none", "ieee")
+"""Precisions that compute with all bits of a float32; any other is faster and gives other bits."""
+
+
+def _precision(inner: tuple[str, str]) -> tuple[Callable[[], Any], _Setter]:
+    return (
+        lambda: torch._C._get_fp32_precision_getter(*inner),
+        lambda value: torch._C._set_fp32_precision_setter(*inner, value),
+    )
+
+
+def _own_precisions() -> dict[tuple[str, str], str]:
+    """Every precision as it was set itself; to read one tells what it inherits where it is ``none``."""
+    found: dict[tuple[str, str], str] = {}
+    try:
+        for inner in _PRECISIONS.values():
+            get, put = _precision(inner)
+            found[inner] = get()
+            if inner[1] == "all":
+                put("none")  # those below it then show their own
+    except (AttributeError, RuntimeError):
+        pass  # a torch without these names, or without one of them
+    for inner, value in found.items():
+        _precision(inner)[1](value)
+    return found
+
+
+def _known_settings() -> dict[str, tuple[Callable[[], Any], _Setter]]:
+    """Every global setting of torch that can change a result, as a getter and a setter by name."""
+    cuda, cudnn, mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
+    settings: dict[str, tuple[Callable[[], Any], _Setter]] = {
+        "deterministic_algorithms": (_deterministic_mode, _set_deterministic_mode),
+        "fill_uninitialized_memory": _attribute(torch.utils.deterministic, "fill_uninitialized_memory"),
+        "num_threads": (torch.get_num_threads, torch.set_num_threads),
+        "default_dtype": (torch.get_default_dtype, torch.set_default_dtype),
+        "default_device": (_default_device, torch.set_default_device),
+        "flush_denormal": (_flushes_denormals, torch.set_flush_denormal),
+        "float32_matmul_precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        "grad_enabled": (torch.is_grad_enabled, _set_grad_enabled),
+        "inference_mode": (torch.is_inference_mode_enabled, _cannot_set),
+        "autocast_cpu": _autocast("cpu"),
+        "autocast_cuda": _autocast("cuda"),
+        "autocast_cpu_dtype": _autocast_dtype("cpu"),
+        "autocast_cuda_dtype": _autocast_dtype("cuda"),
+        "cudnn.enabled": _attribute(cudnn, "enabled"),
+        "cudnn.deterministic": _attribute(cudnn, "deterministic"),
+        "cudnn.benchmark": _attribute(cudnn, "benchmark"),
+        "cudnn.allow_tf32": _attribute(cudnn, "allow_tf32"),
+        "cuda.matmul.allow_tf32": _attribute(cuda.matmul, "allow_tf32"),
+        "mkldnn.allow_tf32": _attribute(mkldnn, "allow_tf32"),
+        "mkldnn.deterministic": _attribute(mkldnn, "deterministic"),
+        "mkldnn.enabled": _attribute(mkldnn, "enabled"),
+        "cuda.matmul.fp16_reduction": _attribute(cuda.matmul, "allow_fp16_reduced_precision_reduction"),
+        "cuda.matmul.bf16_reduction": _attribute(cuda.matmul, "allow_bf16_reduced_precision_reduction"),
+        "sdp.cudnn": (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
+        "sdp.flash": (cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
+        "sdp.mem_efficient": (cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
+        "sdp.math": (cuda.math_sdp_enabled, cuda.enable_math_sdp),
+        "sdp.fp16_bf16_reduction": (
+            cuda.fp16_bf16_reduction_math_sdp_allowed,
+            cuda.allow_fp16_bf16_reduction_math_sdp,
+        ),
+        "quantized.engine": _attribute(torch.backends.quantized, "engine"),
+        "opt_einsum.enabled": _attribute(torch.backends.opt_einsum, "enabled"),
+        "opt_einsum.strategy": _attribute(torch.backends.opt_einsum, "strategy"),
+    }
+    return settings | {name: _precision(inner) for name, inner in _PRECISIONS.items()}
+
+
+def _cannot_set(_value: Any) -> None:
+    """Inference mode is left by leaving its context; it is watched, not restored."""
+
+
+def settings() -> dict[str, str]:
+    """Torch's global settings as text by name. A setting that this build of torch lacks is absent."""
+    found = {}
+    for name, (get, _) in _known_settings().items():
+        try:
+            found[name] = str(get())
+        except (AttributeError, RuntimeError):
+            continue
+    found[WORKSPACE_VARIABLE] = os.environ.get(WORKSPACE_VARIABLE, "")
+    return found
+
+
+def _from_text(text: str, current: Any) -> Any:
+    """The value that ``settings`` wrote as ``text``, of the type that the setting has now."""
+    if text == "None":
+        return None
+    if isinstance(current, torch.dtype):
+        return getattr(torch, text.removeprefix("torch."))
+    if isinstance(current, bool):
+        return text == "True"
+    return type(current)(text) if isinstance(current, (int, float)) else text
+
+
+@contextmanager
+def applied(wanted: Mapping[str, str]) -> Iterator[None]:
+    """Put settings, given as text by name as :func:`settings` gives them, in force; all are put back on leaving.
+
+    A setting that this build of torch lacks, or that cannot be set (``inference_mode``), is passed over.
+    """
+    known = _known_settings()
+    with preserved():
+        for _ in range(2):  # some setters of torch also change what another one set
+            for name, (get, put) in known.items():
+                if name not in wanted:
+                    continue
+                with suppress(AttributeError, RuntimeError):
+                    current = get()
+                    if str(current) != wanted[name]:
+                        put(_from_text(wanted[name], current))
+        if WORKSPACE_VARIABLE in wanted:
+            os.environ[WORKSPACE_VARIABLE] = wanted[WORKSPACE_VARIABLE]
+        yield
+
+
+def _put_back(get: Callable[[], Any], put: _Setter, value: Any) -> None:
+    """Set what is not as it was. Where a body mixed torch's older and newer names for the precision of matmuls, reading
+    raises until all are put back; nothing of that may keep the other settings from it."""
+    try:
+        if get() == value:
+            return
+    except (AttributeError, RuntimeError):
+        pass
+    with suppress(AttributeError, RuntimeError):
+        put(value)
+
+
+@contextmanager
+def preserved() -> Iterator[None]:
+    """Put torch's global settings, and the environment variables that hashbench sets, back on leaving."""
+    before: dict[str, Any] = {}
+    known = _known_settings()
+    for name, (get, _) in known.items():
+        try:
+            before[name] = get()
+        except (AttributeError, RuntimeError):
+            continue
+    precisions = _own_precisions()
+    workspace = os.environ.get(WORKSPACE_VARIABLE)
+    try:
+        yield
+    finally:
+        for _ in range(2):  # some setters of torch also change what another one set
+            for name, value in before.items():
+                _put_back(*known[name], value)
+        for inner, value in precisions.items():
+            _precision(inner)[1](value)
+        if workspace is None:
+            os.environ.pop(WORKSPACE_VARIABLE, None)
+        else:
+            os.environ[WORKSPACE_VARIABLE] = workspace
+
+
+@contextmanager
+def deterministic_settings(deterministic: str, *, threads: int | None = None) -> Iterator[None]:
+    """The settings of a dynamo accuracy run, restored afterwards.
+
+    Args:
+        deterministic: ``on`` (``use_deterministic_algorithms(True)``: an op without a deterministic implementation
+            raises), ``warn`` (it warns) or ``off``. The library flags below are set in all three, as dynamo does.
+        threads: ``torch.set_num_threads``; ``None`` leaves it.
+    """
+    with preserved():
+        _set_deterministic_mode(deterministic)
+        _set(torch.backends.cudnn, "deterministic", True)
+        _set(torch.backends.cudnn, "benchmark", False)
+        _set(torch.backends.mkldnn, "deterministic", True)
+        _forbid_less_precision()
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)
+        os.environ[WORKSPACE_VARIABLE] = workspace_config(os.environ.get(WORKSPACE_VARIABLE))
+        if threads is not None:
+            torch.set_num_threads(threads)
+        yield
+
+
+def _forbid_less_precision() -> None:
+    """No TF32, and no BF16 inside float32, by torch's older names and its newer ones.
+
+    The older ones come first, since they set newer ones, too. A newer one that is ``none`` and inherits nothing stays
+    so: that is a float32 with all its bits. Whoever mixes the two kinds of names gets an error on reading the older
+    ones; here they agree.
+    """
+    _set(torch.backends.cudnn, "allow_tf32", False)
+    torch.backends.cuda.matmul.allow_tf32 = False  # and float32_matmul_precision is "highest"
+    if getattr(torch.backends.mkldnn, "allow_tf32", None):  # builds without Intel GPUs warn when it is set
+        _set(torch.backends.mkldnn, "allow_tf32", False)
+    for inner in _PRECISIONS.values():
+        get, put = _precision(inner)
+        with suppress(AttributeError, RuntimeError):
+            if inner[1] != "all" and get() not in _FULL:
+                put("ieee")
+
+
+def lower_precisions() -> list[str]:
+    """The settings that let torch compute float32 with fewer bits now, by their names in :func:`settings`."""
+    found = settings()
+    names = [name for name in found if name.endswith("allow_tf32") and found[name] == "True"]
+    names += [name for name, (_, op) in _PRECISIONS.items() if op != "all" and found.get(name, "none") not in _FULL]
+    return names if _matmul_precision() == "highest" else [*names, "float32_matmul_precision"]
+
+
+def _matmul_precision() -> str:
+    """Empty where older and newer names are mixed, so that torch cannot say."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return ""
+
+
+# ------------------------------------------------------------------------------------------------------ cuBLAS
+
+
+def claim_workspace() -> None:
+    """Set ``CUBLAS_WORKSPACE_CONFIG`` for the rest of this process, unless it has a value that torch accepts.
+
+    cuBLAS reads it when it starts, so it has to be there before CUDA is; it is not put back, since that would change
+    nothing any more. One line is logged where another value is replaced, and where CUDA runs already: then it
+    may come too late.
+    """
+    given = os.environ.get(WORKSPACE_VARIABLE)
+    wanted = workspace_config(given)
+    if given == wanted:
+        return
+    if given is not None:
+        log.warning(workspace_conflict(given))
+    if torch.cuda.is_initialized():
+        log.warning(
+            "CUDA runs already in this process: %s=%s may have no effect. Set it before the first use of CUDA.",
+            WORKSPACE_VARIABLE,
+            wanted,
+        )
+    os.environ[WORKSPACE_VARIABLE] = wanted
+
+
+# ----------------------------------------------------------------------------------------------- random state
+
+
+def reset_rng_state(seed: int = 1337) -> None:
+    """Seed Python's, NumPy's and torch's global generators.
+
+    ``torch.manual_seed`` seeds that of the CPU and those of every CUDA, ROCm, XPU, MPS and MTIA device and of a private
+    backend that has ``manual_seed_all``; of a device that is not in use yet as soon as it is.
+    """
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+@contextmanager
+def preserved_rng() -> Iterator[None]:
+    """Put the global generators of Python, NumPy and torch back on leaving, those of every device that is in use."""
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    put_back = [restore for module in _modules_in_use() if (restore := _restorer(module)) is not None]
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(cpu)
+        for restore in put_back:
+            restore()
+
+
+def _modules_in_use() -> Iterator[Any]:
+    """torch's modules of the kinds of device that this process uses. To ask for a device that nobody has used would
+    start it, and a process in which CUDA has started cannot fork any more children that use it."""
+    for name in ("cuda", "xpu", "mtia", "mps", torch._C._get_privateuse1_backend_name()):
+        module = getattr(torch, name, None)
+        in_use = getattr(module, "is_initialized", None) or getattr(module, "is_available", None)
+        if in_use is not None and in_use():
+            yield module
+
+
+def _restorer(module: Any) -> Callable[[], object] | None:
+    """What puts the generators of all devices of a kind back to what they are now; ``None`` where its module cannot
+    say. Modules of one device (MPS) know no ``…_all``."""
+    names = set(dir(module))
+    if {"get_rng_state_all", "set_rng_state_all"} <= names:
+        return functools.partial(module.set_rng_state_all, module.get_rng_state_all())
+    if not {"get_rng_state", "set_rng_state"} <= names:
+        return None
+    if "device_count" not in names or module.device_count() < 2:
+        return functools.partial(module.set_rng_state, module.get_rng_state())
+    states = [module.get_rng_state(index) for index in range(module.device_count())]
+    return lambda: [module.set_rng_state(state, index) for index, state in enumerate(states)]

@@ -1,0 +1,187 @@
+"""The data folder: the CSV that lists a bundled suite's models, read into :class:`ModelSpec` and checked."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hashbench.errors import HashbenchError
+from hashbench.records import DETERMINISTIC, ModelSpec
+
+COLUMNS: tuple[str, ...] = (
+    "name",
+    "task",
+    "family",
+    "batch_size",
+    "input_shape",
+    "arguments",
+    "default",
+    "skip_training",
+    "skip_inference",
+    "devices",
+    "deterministic",
+    "optimizer",
+    "iterations",
+    "runs",
+    "parameters",
+    "note",
+)
+"""The columns of ``models/<suite>.csv``. Only ``name`` must be there; others are empty where they are absent."""
+
+TRUTH_PREFIX = "truth_"
+"""Columns that begin so say what a specimen must show. They are for its tests and reach no :class:`ModelSpec`."""
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def data_folder() -> Path:
+    """``hashbench/models`` of an installed wheel, else ``models`` beside the package in a checkout.
+
+    Raises:
+        HashbenchError: neither is there.
+    """
+    for folder in (_PACKAGE / "models", _PACKAGE.parent / "models"):
+        if any(folder.glob("*.csv")):
+            return folder
+    raise HashbenchError(
+        "cannot find hashbench's models folder",
+        consequence="no suite can be listed",
+        tip="Install hashbench again, or run it from a whole checkout.",
+    )
+
+
+def suite_names() -> tuple[str, ...]:
+    """Names of the bundled suites, sorted: one for every CSV in the data folder."""
+    return tuple(sorted(path.stem for path in data_folder().glob("*.csv")))
+
+
+def read_suite(path: Path, *, suite: str) -> tuple[ModelSpec, ...]:
+    """The models that the CSV at ``path`` lists, sorted by name, each with ``suite`` as its suite.
+
+    Raises:
+        HashbenchError: an unknown column, a duplicate name or a bad value; the message has the file and the line.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise HashbenchError(f"cannot read {path}", consequence=str(error), tip="Check the file.") from error
+    lines: dict[str, int] = {}
+    specs = []
+    for line, row in _rows(path, text):
+        spec = _spec(row, suite=suite, place=f"{path} line {line}")
+        if spec.name in lines:
+            raise HashbenchError(
+                f"{path} line {line} names {spec.name!r} again",
+                consequence=f"it is on line {lines[spec.name]} already",
+                tip="Remove one of the two.",
+            )
+        lines[spec.name] = line
+        specs.append(spec)
+    return tuple(sorted(specs, key=lambda spec: spec.name))
+
+
+def _rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, str]]]:
+    reader = csv.DictReader(text.splitlines(keepends=True), restkey="", restval="", strict=True)
+    try:
+        _check_columns(path, list(reader.fieldnames or ()))
+        for row in reader:
+            if "" in row:
+                raise _bad(f"{path} line {reader.line_num}", "has more cells than the header", tip="Quote the commas.")
+            yield reader.line_num, row
+    except csv.Error as error:
+        raise _bad(f"{path} line {reader.line_num}", f"is not CSV: {error}", tip="Check the quotes.") from error
+
+
+def _check_columns(path: Path, columns: list[str]) -> None:
+    unknown = [column for column in columns if column not in COLUMNS and not column.startswith(TRUTH_PREFIX)]
+    repeated = sorted({column for column in columns if columns.count(column) > 1})
+    if unknown:
+        raise _bad(f"{path} line 1", f"has unknown columns: {', '.join(unknown)}", tip=f"Known: {', '.join(COLUMNS)}.")
+    if repeated:
+        raise _bad(f"{path} line 1", f"has columns twice: {', '.join(repeated)}", tip="Remove one of each.")
+    if "name" not in columns:
+        raise _bad(f"{path} line 1", "has no column 'name'", tip=f"Known columns: {', '.join(COLUMNS)}.")
+
+
+def _bad(place: str, problem: str, *, tip: str) -> HashbenchError:
+    return HashbenchError(f"{place} {problem}", consequence="the suite cannot be listed", tip=tip)
+
+
+def _spec(row: Mapping[str, str], *, suite: str, place: str) -> ModelSpec:
+    values: dict[str, Any] = {}
+    for column in COLUMNS:
+        text = (row.get(column) or "").strip()
+        try:
+            values[column] = _PARSERS.get(column, str)(text)
+        except ValueError as error:
+            raise _bad(place, f"has {column}={text!r}: {error}", tip="Correct that cell.") from error
+    if not values["name"]:
+        raise _bad(place, "has no name", tip="Give the model a name.")
+    return ModelSpec(suite=suite, **values)
+
+
+def _count(text: str) -> int | None:
+    if not text:
+        return None
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise ValueError("not a positive integer")
+    return int(text)
+
+
+def _runs(text: str) -> int | None:
+    count = _count(text)
+    if count == 1:
+        raise ValueError("one run has nothing to be compared with")
+    return count
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    sizes = text.split("x") if text else []
+    if not all(size.isascii() and size.isdigit() for size in sizes):
+        raise ValueError("not a shape such as 3x224x224")
+    return tuple(int(size) for size in sizes)
+
+
+def _devices(text: str) -> tuple[str, ...]:
+    kinds = tuple(text.split())
+    if not all(kind.isascii() and kind.isalpha() and kind.islower() for kind in kinds):
+        raise ValueError("not types of device such as: cuda xpu")
+    return kinds
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text or "{}")
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")  # noqa: TRY004 - the caller turns a ValueError into the user's message
+    return value
+
+
+def _flag(text: str) -> bool:
+    if text not in ("", "yes"):
+        raise ValueError("neither 'yes' nor empty")
+    return text == "yes"
+
+
+def _deterministic(text: str) -> str:
+    if text and text not in DETERMINISTIC:
+        raise ValueError(f"not one of {', '.join(DETERMINISTIC)}")
+    return text
+
+
+_PARSERS: Mapping[str, Callable[[str], Any]] = {
+    "batch_size": _count,
+    "input_shape": _shape,
+    "arguments": _arguments,
+    "default": _flag,
+    "devices": _devices,
+    "deterministic": _deterministic,
+    "iterations": _count,
+    "runs": _runs,
+    "parameters": _count,
+}

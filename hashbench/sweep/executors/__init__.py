@@ -1,0 +1,115 @@
+"""Where models run: an executor starts isolated workers, enforces the time limit and says how each one ended.
+
+It knows nothing of CSV files, of resuming or of what a row means: :mod:`hashbench.sweep.run` does. A worker
+leaves its row in the file that its task names (:mod:`hashbench.sweep.worker`); only that file counts. An executor of
+several machines brings that file, the log, traces and repros into the results folder before it says that the task
+ended.
+
+Which task runs when is the sweep's decision (:mod:`hashbench.sweep.schedule`), within the :class:`Room` that the
+executor offers: an executor of one machine lets the sweep share out its cores and its memory; one that places tasks
+itself offers neither and looks at ``Task.memory_mib`` and ``Task.alone``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from hashbench.devices.visibility import Share
+from hashbench.records import ModelSpec, RunOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One model for one worker.
+
+    ``target`` names the function ``(spec, options) -> Row`` as ``module:function``. The worker writes the row as JSON
+    to ``row_path`` and everything the model prints to ``log_path``. ``timeout`` is in seconds, from start to end.
+    ``cpus`` are the cores that the worker may use (empty: any); ``memory_mib`` is the peak that an earlier sweep saw,
+    or an estimate (``None``: not known). ``alone``: no other task may run on the same machine meanwhile, because an
+    attempt beside others was killed or ran out of memory, or because the task takes more than the machine has.
+    ``variables`` are in the worker's environment before anything of the target is imported or an accelerator is used:
+    the device that it may see.
+    """
+
+    key: str
+    spec: ModelSpec
+    options: RunOptions
+    target: str
+    row_path: str
+    log_path: str
+    timeout: float
+    cpus: tuple[int, ...] = ()
+    memory_mib: float | None = None
+    alone: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the workers of an executor have, as far as the sweep shares it out.
+
+    ``threads`` is what each worker gets where ``--threads`` does not say (``None``: torch's own choice); it is the same
+    for all, since results of different thread counts are not comparable. ``slots`` holds the cores of each worker
+    that can run at once, as many entries as the capacity (empty: nothing is pinned). ``memory_mib`` is what all
+    workers together may take (``None``: the sweep does not look at memory). ``isolates``: the executor itself keeps
+    a task that is ``alone`` from all others, so that the sweep need not wait until nothing else runs. ``devices`` are
+    the accelerators that workers are given in turn (empty: none, or the executor gives them itself).
+    """
+
+    threads: int | None = None
+    slots: tuple[tuple[int, ...], ...] = ()
+    memory_mib: float | None = None
+    isolates: bool = False
+    devices: tuple[Share, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How the worker of ``task`` ended. It is gone, with every process it had started.
+
+    ``wall_seconds`` counts from the request for a worker until it was reaped. ``exit_code`` is negative for a signal.
+    ``timed_out`` says that the executor ended it. ``storage_error`` is not empty when the worker could not
+    write into the results folder: that is a fault of the machine, not of the model. ``retried`` says how earlier
+    attempts ended where the executor repeated the task by itself (a machine was lost). ``environment`` is the
+    fingerprint of the machine where it is not the sweep's own: the sweep keeps it, and the row gets its ``key``. It is
+    empty where nobody knows which machine it was.
+    """
+
+    task: Task
+    wall_seconds: float
+    exit_code: int
+    timed_out: bool = False
+    storage_error: str = ""
+    retried: str = ""
+    environment: Mapping[str, Any] | None = None
+
+
+class Executor(Protocol):
+    """What a sweep asks of the place where its models run."""
+
+    @property
+    def capacity(self) -> int:
+        """How many tasks may run at once; asked again before every task, it may change."""
+
+    @property
+    def room(self) -> Room:
+        """What there is to share out; asked once, before :meth:`start`."""
+
+    def start(self, *, target: str) -> None:
+        """Get ready to run tasks of ``target``; may take seconds.
+
+        Raises:
+            HashbenchError: workers cannot be started, or cannot import ``target``.
+        """
+
+    def submit(self, task: Task) -> None:
+        """Start a worker for ``task``. The caller keeps to :attr:`capacity`."""
+
+    def wait(self) -> tuple[Ended, ...]:
+        """Block until at least one running task ends, by itself or by its time limit. Empty if none is running, or
+        when :attr:`capacity` grew."""
+
+    def close(self) -> None:
+        """End every running worker and all it started, without a result. Can be called more than once."""

@@ -1,0 +1,151 @@
+"""What runs on a machine of a cluster: one model as on this machine, and all that it left as plain data.
+
+A request is JSON, an answer a dict of text, numbers and bytes. The model runs in a worker of its own
+(:mod:`hashbench.sweep.executors.local`) whose results folder is a temporary one on that machine; nothing has to be
+shared with the machine that asks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Mapping
+from multiprocessing import connection
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from hashbench import __version__
+from hashbench.errors import HashbenchError
+from hashbench.io import file_digest
+from hashbench.records import ModelSpec, RunOptions
+from hashbench.results.folder import ResultsFolder, file_key
+from hashbench.suites import registry
+from hashbench.sweep.executors import Ended, Task
+from hashbench.sweep.executors.local import WORKER_VARIABLES, LocalExecutor
+
+_LOOK_SECONDS = 0.2
+"""A cancelled task learns of it only between two system calls."""
+
+
+def prepare(request: str) -> dict[str, Any]:
+    """Find out whether models can run here: the same hashbench, the same zoo files, a target that can be imported.
+
+    The answer has ``environment``, the fingerprint of this machine, or ``problem``.
+    """
+    asked = json.loads(request)
+    try:
+        _check(asked)
+        executor = LocalExecutor(preload=asked["preload"])
+        try:
+            executor.start(target=asked["target"])
+        finally:
+            executor.close()
+        return {"environment": _environment(asked)}
+    except (HashbenchError, OSError) as error:
+        return _problem(error)
+
+
+def run(request: str) -> dict[str, Any]:
+    """Run one model and return how its worker ended and every file that it left, ``files`` by their path in the
+    results folder; with ``environment``, unless this machine (``node``) is among those that are ``known``."""
+    asked = json.loads(request)
+    try:
+        _check(asked)
+        with tempfile.TemporaryDirectory(prefix="hashbench-", ignore_cleanup_errors=True) as place:
+            ended, files = _run(asked, ResultsFolder(Path(place, "results")))
+        answer: dict[str, Any] = {
+            "ended": {
+                "wall_seconds": ended.wall_seconds,
+                "exit_code": ended.exit_code,
+                "timed_out": ended.timed_out,
+                "storage_error": ended.storage_error,
+            },
+            "files": files,
+        }
+        if asked["node"] not in asked["known"]:
+            answer["environment"] = _environment(asked)
+    except (HashbenchError, OSError) as error:
+        return _problem(error)
+    return answer
+
+
+def _check(asked: Mapping[str, Any]) -> None:
+    if asked["version"] != __version__:
+        raise HashbenchError(
+            f"it has hashbench {__version__}, this sweep is one of {asked['version']}",
+            tip="Install the same version everywhere.",
+        )
+    unknown = [suite for suite in asked["suites"] if suite not in (*registry.SUITES, *registry.names())]
+    if unknown:
+        tip = "Install the package that brings it on every machine."
+        raise HashbenchError(f"it has no suite {unknown[0]!r}", tip=tip)
+    registry.require(asked["suites"])
+    for path, digest in asked["zoo_files"].items():
+        found = file_digest(path)
+        if found != digest:
+            raise HashbenchError(
+                f"it has {'another' if found else 'no'} {path}",
+                tip="Copy a zoo file and all that it imports to the same path on every machine.",
+            )
+    # OpenMP reads it in the fork server and in whatever collects the environment; Ray sets it to the CPUs of a task.
+    os.environ["OMP_NUM_THREADS"] = str(asked["threads"])
+
+
+def _problem(error: HashbenchError | OSError) -> dict[str, Any]:
+    if isinstance(error, OSError):
+        return {"problem": {"what": f"its temporary folder cannot be used ({error.strerror or error})", "tip": ""}}
+    what = f"{error.what}: {error.consequence}" if error.consequence else error.what
+    return {"problem": {"what": what, "tip": error.tip}}
+
+
+def _environment(asked: Mapping[str, Any]) -> dict[str, Any]:
+    module, _, name = asked["fingerprint"].partition(":")
+    found: dict[str, Any] = getattr(importlib.import_module(module), name)(
+        device=asked["device"], variables=WORKER_VARIABLES
+    )
+    return found
+
+
+def _run(asked: Mapping[str, Any], folder: ResultsFolder) -> tuple[Ended, dict[str, bytes]]:
+    with folder.claimed(resume=False):
+        task = _task(asked, folder)
+        executor = LocalExecutor(preload=asked["preload"])
+        try:
+            executor.start(target=task.target)
+            executor.submit(task)
+            _sleep_until_it_ends(task.timeout)
+            (ended,) = executor.wait()
+        finally:
+            executor.close()
+        return ended, _left_in(folder.path)
+
+
+def _task(asked: Mapping[str, Any], folder: ResultsFolder) -> Task:
+    spec = ModelSpec(**{**asked["spec"], "input_shape": tuple(asked["spec"]["input_shape"])})
+    options = RunOptions(**{**asked["options"], "output": str(folder.path)})
+    key = file_key(suite=spec.suite, mode=options.mode, name=spec.name)
+    return Task(
+        key=key,
+        spec=spec,
+        options=options,
+        target=asked["target"],
+        row_path=str(folder.row_path(key)),
+        log_path=str(folder.log_path(key)),
+        timeout=asked["timeout"],
+    )
+
+
+def _sleep_until_it_ends(timeout: float) -> None:
+    """In short naps: the exception by which Ray cancels a task does not interrupt a longer one."""
+    deadline = monotonic() + timeout
+    while (workers := multiprocessing.active_children()) and monotonic() < deadline:
+        connection.wait([worker.sentinel for worker in workers], timeout=_LOOK_SECONDS)
+
+
+def _left_in(folder: Path) -> dict[str, bytes]:
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.startswith("."))
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}

@@ -1,0 +1,165 @@
+"""What runs in a worker process: one model, its row into one file, nothing else leaves.
+
+A worker is disposable. It leads its own process group, so that it can be ended with everything it started; it
+leaves Ctrl-C to its parent; it dies with its parent, even when that was killed; it prints into its own log. Its
+row appears under its final name only when it is whole and on disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import faulthandler
+import fcntl
+import importlib
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Never
+
+from hashbench.devices.visibility import WORKSPACE_VARIABLE, workspace_config, workspace_conflict
+from hashbench.io import replace_file
+from hashbench.records import ModelSpec, Row, RunOptions
+from hashbench.results.rows import row_to_json
+from hashbench.sweep.executors import Task
+
+SAFE_PATH_MARK = "hashbench"
+"""Value of ``PYTHONSAFEPATH`` in a fork server whose parent had not set it; the worker removes it again."""
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+def run(task: Task, reports: Connection) -> Never:
+    """Run ``task`` and end the process: with code 0 once its row is on disk.
+
+    A row or log that cannot be written, or a full disk under the target, is told through ``reports`` as a text; any
+    other exception of the target ends up in the log, with exit code 1.
+    """
+    _join_no_terminal()
+    _die_with_parent()
+    if os.environ.get("PYTHONSAFEPATH") == SAFE_PATH_MARK:
+        del os.environ["PYTHONSAFEPATH"]
+    try:
+        _redirect_output(Path(task.log_path))
+    except OSError as error:
+        _end_with_storage_error(reports, error)
+    _set_variables(task.variables)
+    _keep_to(task.cpus)
+    faulthandler.enable(file=2)
+    # Shortly before the parent ends this process, the log gets the stack where it hangs.
+    faulthandler.dump_traceback_later(max(0.9 * task.timeout, task.timeout - 2.0), file=2)
+    _run_target(task, reports)
+    _end(0)
+
+
+def probe(target: str, reports: Connection) -> None:
+    """Import ``target`` and send the error as a text, or an empty one."""
+    _join_no_terminal()
+    _die_with_parent()
+    try:
+        load_target(target)
+    except Exception as error:
+        reports.send_bytes(f"{type(error).__name__}: {error}".encode(errors="replace"))
+    else:
+        reports.send_bytes(b"")
+
+
+def load_target(target: str) -> Callable[[ModelSpec, RunOptions], Row]:
+    """The function that ``module:function`` names. Raises whatever its import raises."""
+    module, _, function = target.partition(":")
+    found: Callable[[ModelSpec, RunOptions], Row] = getattr(importlib.import_module(module), function)
+    return found
+
+
+def _run_target(task: Task, reports: Connection) -> None:
+    try:
+        row = load_target(task.target)(task.spec, task.options)
+    except OSError as error:
+        if error.errno in NO_SPACE:
+            _end_with_storage_error(reports, error)
+        raise
+    text = json.dumps(row_to_json(row))
+    try:
+        replace_file(Path(task.row_path), text)
+    except OSError as error:
+        _end_with_storage_error(reports, error)
+
+
+def _join_no_terminal() -> None:
+    """A session of its own: no Ctrl-C from the terminal, and a process group that can be ended as a whole."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def _redirect_output(log: Path) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    for standard in (1, 2):
+        os.dup2(descriptor, standard)
+    os.close(descriptor)
+    # What was printed before a crash must not be lost in a buffer.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def _set_variables(wanted: Mapping[str, str]) -> None:
+    """What CUDA and cuBLAS read when they start. In time: the fork server has loaded torch, and started neither."""
+    given = os.environ.get(WORKSPACE_VARIABLE)
+    conflict = workspace_conflict(given)
+    if conflict:
+        print(f"hashbench: {conflict}")
+    os.environ[WORKSPACE_VARIABLE] = workspace_config(given)
+    os.environ.update(wanted)
+
+
+def _keep_to(cpus: Sequence[int]) -> None:
+    """Pin this process and all threads and processes that it will start. OpenMP and MKL counted the cores when the fork
+    server loaded them and do not count again: the number of threads is the runner's to set."""
+    if not cpus or not hasattr(os, "sched_setaffinity"):
+        return
+    try:
+        os.sched_setaffinity(0, cpus)
+    except OSError as error:  # taken away since the sweep looked
+        print(f"hashbench: cannot keep to the cores {', '.join(map(str, cpus))} ({error.strerror})")
+
+
+def _die_with_parent() -> None:
+    """End this process group when the parent is gone.
+
+    Only the parent holds the write end of the pipe behind ``sentinel``, so its end is the end of the file. A
+    thread that waits for it needs the interpreter lock, which a hanging extension may hold: where the kernel can
+    send the signal by itself, it is asked to.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a worker is started by hashbench.sweep.executors.local"
+    lifeline = int(parent.sentinel)
+    threading.Thread(target=_wait_for_the_end, args=(lifeline,), name="hashbench lifeline", daemon=True).start()
+    if hasattr(fcntl, "F_SETSIG"):
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+            fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+            fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def _wait_for_the_end(lifeline: int) -> None:
+    while os.read(lifeline, 4096):
+        pass
+    os.killpg(0, signal.SIGKILL)
+
+
+def _end_with_storage_error(reports: Connection, error: OSError) -> Never:
+    reports.send_bytes((error.strerror or str(error)).encode(errors="replace"))
+    _end(1)
+
+
+def _end(code: int) -> Never:
+    """Without the interpreter's own clean-up, which can hang in a model's threads and takes a second with torch."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code)

@@ -1,0 +1,1 @@
+"""Tracing: one dispatched call becomes one record, and a run becomes a :class:`~hashbench.records.Trace`."""

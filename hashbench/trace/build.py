@@ -1,0 +1,183 @@
+"""From the raw records of a run to its :class:`~hashbench.records.Trace`: ids, references by id, texts.
+
+Done once, after the run, so that the tracing mode's hot path does not pay for it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from hashbench.records import Leaf, OpRecord, Ref, Result, SettingsMark, TensorDigest, Trace
+from hashbench.trace.argument_text import argument_text
+from hashbench.trace.digest import RawDigest, readable
+
+RawLeaf = tuple[str, str, RawDigest, int, tuple[RawDigest, RawDigest] | None]
+"""``(kind, name, digest, position of the first reader, digests of the same at registration and then)``"""
+
+RawResult = tuple[str, RawDigest | TensorDigest, int | None]
+"""``(name, digest, number of the writer)``"""
+
+
+def build_trace(
+    records: Sequence[tuple[Any, ...]],
+    leaves: Sequence[RawLeaf],
+    results: Sequence[RawResult],
+    *,
+    marks: tuple[SettingsMark, ...],
+    notes: Mapping[int, Mapping[str, Any]],
+    hashed_inputs: bool,
+    first_sequence: int = 0,
+) -> Trace:
+    """Give every record its id, turn numbers into ids, and backward records into children of their forward op.
+
+    Autograd nodes numbered below ``first_sequence`` were made before the trace, so no record is their forward op.
+    """
+    ids = Ids(first_sequence)
+    for kind, name, *_ in leaves:
+        ids.add_leaf(kind, name)
+    built: list[OpRecord] = []
+    for number, raw in enumerate(records):
+        place = ids.add_record(raw[0].name, phase=raw[1], iteration=raw[2], module=raw[3], sequence=raw[4])
+        forward = None if place.forward is None else built[place.forward]
+        built.append(build_record(raw, ids, place, forward, notes.get(number, {})))
+    return Trace(
+        records=tuple(built),
+        leaves=tuple(map(_build_leaf, ids.leaves, leaves)),
+        results=tuple(_build_result(ids, *result) for result in results),
+        marks=marks,
+        hashed_inputs=hashed_inputs,
+    )
+
+
+def numbered(
+    records: Sequence[tuple[Any, ...]], results: Sequence[RawResult], notes: Mapping[int, Mapping[str, Any]]
+) -> tuple[Sequence[tuple[Any, ...]], Sequence[RawResult], Mapping[int, Mapping[str, Any]]]:
+    """The same with every record at the place that its number, its last entry, says.
+
+    Of one thread they are there already. Several threads that dispatch at once append in another order than they take
+    numbers, and leave a number out where an op was done and its digest then failed.
+    """
+    numbers = sorted([record[-1] for record in records])
+    if numbers == list(range(len(records))) and all(record[-1] == place for place, record in enumerate(records)):
+        return records, results, notes
+
+    def place(node: int) -> int:
+        return node if node < 0 else min(bisect_left(numbers, node), len(numbers) - 1)
+
+    def moved(record: tuple[Any, ...]) -> tuple[Any, ...]:
+        reads = tuple([place(value) if at % 3 == 1 else value for at, value in enumerate(record[5])])
+        return *record[:5], reads, *record[6:-1], place(record[-1])
+
+    return (
+        [moved(record) for record in sorted(records, key=itemgetter(-1))],
+        [(name, found, None if node is None else place(node)) for name, found, node in results],
+        {place(number): kept for number, kept in notes.items()},
+    )
+
+
+class Place(NamedTuple):
+    """Where a record belongs: its id, its module, and the number of its forward record."""
+
+    id: str
+    module: str
+    forward: int | None
+
+
+class Ids:
+    """The ids of records and leaves, as they come.
+
+    A record's id is its phase, iteration, module and op, and a count within these, so that an insertion in one module
+    does not rename what comes after it elsewhere. Leaves that no model or caller named always have a count.
+    """
+
+    def __init__(self, first_sequence: int = 0) -> None:
+        self.leaves: list[str] = []
+        self.records: list[str] = []
+        self._modules: list[str] = []
+        self._forward: dict[int, int] = {}
+        self._first_sequence = first_sequence
+        self._counts: Counter[tuple[str, ...]] = Counter()
+        self._last: tuple[str, ...] = ()
+
+    def add_record(self, op: str, *, phase: str, iteration: int, module: str, sequence: int) -> Place:
+        """The place of the next record; ``sequence`` is the autograd sequence number that it was made under."""
+        forward = None
+        if phase == "backward":
+            forward = self._forward.get(sequence)
+        elif sequence >= self._first_sequence:
+            self._forward.setdefault(sequence, len(self.records))
+        if forward is not None and self._modules[forward].startswith(module):
+            module = self._modules[forward]  # else a module is being called in backward: it computes its forward again
+        self._last = phase, str(iteration), module, op
+        count = self._count(*self._last)
+        self.records.append(f"{phase}.{iteration}/{module}/{op}#{count}")
+        self._modules.append(module)
+        return Place(self.records[-1], module, forward)
+
+    def take_back_record(self) -> None:
+        """The last record was not made: its call failed. It never had an id, as far as later ones can see."""
+        self.records.pop()
+        self._modules.pop()
+        self._counts[self._last] -= 1
+
+    def add_leaf(self, kind: str, name: str) -> str:
+        """The id of the next leaf."""
+        count = self._count(kind, name)
+        self.leaves.append(f"{kind}/{name}#{count}" if count or kind == "other" else f"{kind}/{name}")
+        return self.leaves[-1]
+
+    def of(self, node: int) -> str:
+        """The id of a record (0 and up) or leaf (-1 and down) by its number."""
+        return self.records[node] if node >= 0 else self.leaves[-node - 1]
+
+    def _count(self, *key: str) -> int:
+        self._counts[key] += 1
+        return self._counts[key] - 1
+
+
+def build_record(
+    raw: tuple[Any, ...], ids: Ids, where: Place, forward: OpRecord | None, notes: Mapping[str, Any]
+) -> OpRecord:
+    """A raw record in its final form, at its place; ``forward`` is the forward record that it belongs to."""
+    plan, phase, iteration, _, _, reads, others, written, scalar, rng, _ = raw
+    digests = notes.get("inputs", {})
+    inputs = tuple(
+        [
+            Ref(str(place), ids.of(node), at, plan.writes(place), _value_of(digests.get(str(place))))
+            for place, node, at in zip(reads[0::3], reads[1::3], reads[2::3], strict=True)
+        ]
+    )
+    return OpRecord(
+        id=where.id,
+        phase=phase,
+        iteration=iteration,
+        module=where.module,
+        op=plan.name,
+        inputs=inputs,
+        arguments=argument_text(others),
+        outputs=tuple([readable(found) for found in written]),
+        scalar="" if scalar is None else repr(scalar),
+        rng="" if rng is None else f"{rng:016x}",
+        forward_op=forward.id if forward is not None else "",
+        blank=any(found[3] is None for found in written),
+        source=(forward.source if forward is not None else "") or notes.get("source", ""),
+    )
+
+
+def _value_of(found: RawDigest | None) -> str:
+    return "" if found is None else readable(found).value
+
+
+def _build_leaf(leaf_id: str, leaf: RawLeaf) -> Leaf:
+    kind, _, found, position, registered = leaf
+    before, then = map(readable, registered) if registered else (None, None)
+    return Leaf(leaf_id, kind, readable(found), position, "" if before is None or before == then else before.value)
+
+
+def _build_result(ids: Ids, name: str, found: RawDigest | TensorDigest, node: int | None) -> Result:
+    plain = found if isinstance(found, TensorDigest) else readable(found)
+    return Result(name, plain, "" if node is None else ids.of(node))

@@ -1,0 +1,238 @@
+"""Tensor to digest: a fingerprint that is exact over the tensor's bytes.
+
+A digest is XXH3 (64 bits) over the bytes in memory order, so it sees positions, signs and NaN payloads. Equal content
+gives an equal digest at any address. What is hashed, by kind of tensor:
+
+* dense in any order of dimensions (contiguous, channels-last, transposed): the buffer, without a copy;
+* with holes or overlaps (a strided slice, an expanded view): a contiguous copy, in logical order;
+* sparse, nested and wrapper tensors: their component tensors, in order;
+* quantized: the stored integers and the quantization parameters;
+* on another device than the CPU: there, by another function over the same bytes (:mod:`hashbench.devices`). With a
+  ledger nothing is waited for: the value is a promise that :func:`readable` keeps. Digests that were made on different
+  kinds of devices are never equal, and nothing compares them.
+
+Nothing here draws random numbers, and nothing keeps the tensor. Tensors without data have the digest ``meta``.
+XXH3 runs in one thread at the speed of memory (30 GB/s where a plain read takes 40), so nothing is split into blocks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import xxhash
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from hashbench.devices.ledger import Ledger, Pending
+from hashbench.records import TensorDigest, contiguous_stride
+
+RawDigest = tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None, Any]
+"""``(dtype, shape, stride, value)`` as the tracing mode keeps it. A ``stride`` of ``None`` means contiguous; ``value``
+is an int, a text for tensors without data, ``None`` for blank memory, or, for what is on an accelerator, an object
+whose ``resolve`` waits for the number."""
+
+_hash = xxhash.xxh3_64_intdigest
+
+
+class _BufferTypes(dict[int, Callable[[int], Any]]):
+    """By size in bytes: the function from an address to a buffer of that size.
+
+    ctypes itself keeps the type ``c_char * size`` only while somebody uses it: the garbage collector takes it away
+    between two calls, and making it anew costs 10 µs.
+    """
+
+    MOST = 4096  # a type is about 1 KB; models with sizes that depend on their data would add to it for ever
+
+    def __missing__(self, size: int) -> Callable[[int], Any]:
+        if len(self) >= self.MOST:
+            self.clear()
+        self[size] = made = (ctypes.c_char * size).from_address
+        return made
+
+
+_buffer = _BufferTypes()
+
+EMPTY = _hash(b"")
+
+
+def hash_memory(address: int, nbytes: int) -> int:
+    """XXH3-64 of ``nbytes`` bytes at ``address``, read in place."""
+    return _hash(_buffer[nbytes](address)) if nbytes and address else EMPTY
+
+
+@dataclass(frozen=True, slots=True)
+class PendingParts:
+    """The digest of a tensor that is made of others, some of which are still on their device."""
+
+    parts: tuple[RawDigest, ...]
+
+    def resolve(self) -> int:
+        return _hash(repr([readable(part) for part in self.parts]).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class PendingQuantized:
+    """The digest of a quantized tensor: of its integers, the scheme, and what the scheme needs."""
+
+    values: int | Pending
+    scheme: torch.qscheme
+    parameters: tuple[Any, ...]
+
+    def resolve(self) -> int:
+        parameters = tuple([_number(value) for value in self.parameters])
+        return _hash(repr((_number(self.values), self.scheme, parameters)).encode())
+
+    def waits(self) -> bool:
+        return any(isinstance(value, Pending) for value in (self.values, *self.parameters))
+
+
+def _number(value: Any) -> Any:
+    return value.resolve() if isinstance(value, Pending) else value
+
+
+_WAITING = (Pending, PendingParts, PendingQuantized)
+
+
+def raw_digest(tensor: torch.Tensor, ledger: Ledger | None = None) -> RawDigest:
+    """The digest of ``tensor``, in the form that costs least to make.
+
+    Where ``ledger`` is given, what lies on an accelerator is not waited for. Must be called with dispatch modes
+    disabled (inside ``__torch_dispatch__`` they are), else it traces itself.
+    """
+    if type(tensor) is not torch.Tensor and is_traceable_wrapper_subclass(tensor):
+        return tensor.dtype, () if tensor.is_nested else tuple(tensor.shape), (), _hash_parts(_wrapped(tensor), ledger)
+    if tensor.is_nested:
+        return tensor.dtype, (), (), _hash_parts([tensor.values(), tensor._nested_tensor_size()], ledger)
+    shape = tuple(tensor.shape)
+    if tensor.layout is not torch.strided:
+        return tensor.dtype, shape, (), _hash_parts(_sparse_parts(tensor), ledger)
+    stride = tensor.stride()
+    if tensor.is_meta:
+        return tensor.dtype, shape, stride, "meta"
+    if tensor.is_quantized:
+        return tensor.dtype, shape, stride, _hash_quantized(tensor, ledger)
+    return tensor.dtype, shape, stride, _hash_strided(tensor, ledger)
+
+
+def digest(tensor: torch.Tensor) -> TensorDigest:
+    """The digest of ``tensor`` as a :class:`TensorDigest`; ``value`` is 16 hexadecimal digits, or ``meta``."""
+    with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+        return readable(raw_digest(tensor))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``float32`` for ``torch.float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def is_waiting(raw: RawDigest) -> bool:
+    """Whether :func:`readable` would wait for a device."""
+    return isinstance(raw[3], _WAITING)
+
+
+def readable(raw: RawDigest) -> TensorDigest:
+    """A raw digest in its final form; a value of ``None`` (blank memory) becomes the empty text."""
+    dtype, shape, stride, value = raw
+    if stride is None:
+        stride = contiguous_stride(shape)
+    if isinstance(value, _WAITING):
+        value = value.resolve()
+    text = f"{value:016x}" if type(value) is int else (value or "")
+    return TensorDigest(dtype_name(dtype), tuple(shape), tuple(stride), text)
+
+
+def python_digest(value: object) -> TensorDigest:
+    """The digest of a Python value that a model returned beside its tensors: its ``repr``, exactly."""
+    return TensorDigest(type(value).__name__, (), (), repr(value))
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill one block of memory without holes or overlaps, in any order of dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _hash_strided(tensor: torch.Tensor, ledger: Ledger | None = None) -> int | Pending:
+    if not tensor.is_cpu or (ledger is not None and ledger.everywhere):
+        return (ledger or Ledger()).add(_dense(tensor))
+    if tensor.numel() == 0:
+        return EMPTY
+    packed = _dense(tensor)
+    return hash_memory(packed.data_ptr(), packed.nbytes)
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor without holes and overlaps whose bytes stand for those of ``tensor``: itself wherever possible."""
+    if tensor._is_zerotensor():  # stands for zeros without holding any
+        tensor = torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    if tensor.is_conj() or tensor.is_neg():  # views whose bytes are those of the tensor they conjugate or negate
+        tensor = tensor.detach().resolve_conj().resolve_neg()
+    if tensor.is_contiguous() or is_dense(tensor):
+        return tensor
+    return without_repetition(tensor.detach()).contiguous()
+
+
+def without_repetition(tensor: torch.Tensor) -> torch.Tensor:
+    """One of each row that an expanded tensor shows many times: its shape and stride say the rest."""
+    shape = [1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    return tensor.as_strided(shape, tensor.stride())
+
+
+def _hash_quantized(tensor: torch.Tensor, ledger: Ledger | None) -> int | Pending | PendingQuantized:
+    parameters: tuple[Any, ...]
+    try:
+        scheme = tensor.qscheme()
+    except RuntimeError:  # allocated without quantization parameters: there are only bytes
+        storage = tensor.untyped_storage()
+        return _hash_strided(torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage), ledger)
+    if scheme in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        parameters = (tensor.q_scale(), tensor.q_zero_point())
+    else:
+        scales, zero_points = tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()
+        parameters = (tensor.q_per_channel_axis(), _hash_strided(scales, ledger), _hash_strided(zero_points, ledger))
+    made = PendingQuantized(_hash_strided(tensor.int_repr(), ledger), scheme, parameters)
+    return made if made.waits() else made.resolve()
+
+
+def _sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    tensor = tensor.detach()
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    if tensor.layout is torch.jagged:
+        return [tensor.values(), tensor.offsets()]  # type: ignore[attr-defined]
+    return [tensor.to_dense()]
+
+
+def _wrapped(tensor: torch.Tensor) -> list[torch.Tensor]:
+    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    parts = (getattr(tensor, name) for name in names)
+    return [part for part in parts if isinstance(part, torch.Tensor)]
+
+
+def _hash_parts(parts: Iterable[torch.Tensor], ledger: Ledger | None = None) -> int | PendingParts:
+    made = PendingParts(tuple(raw_digest(part, ledger) for part in parts))
+    waiting = any(isinstance(value, _WAITING) for *_, value in made.parts)
+    return made if waiting else made.resolve()
+
+
+def components(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The plain tensors that hold the data of ``tensor``: itself, or the parts of a sparse or wrapper tensor."""
+    if type(tensor) is not torch.Tensor and is_traceable_wrapper_subclass(tensor):
+        return [leaf for part in _wrapped(tensor) for leaf in components(part)]
+    if tensor.layout is not torch.strided:
+        opaque = tensor.layout is torch._mkldnn  # type: ignore[attr-defined]
+        return [] if opaque else _sparse_parts(tensor)
+    return [tensor]

@@ -1,0 +1,316 @@
+"""The text form of a trace: a line per record, made for ``diff -u``; written whole or not at all, read with suspicion.
+
+Equal runs give equal files, byte for byte. A changed op changes its own line and the lines of those that read from it,
+because a line shows, beside the name of every writer it reads from, the first digits of what that writer left.
+Lines in order:
+
+* ``hashbench-trace`` and the schema version;
+* ``setting``: torch's global settings at a point of the run (all of them first, later only what changed);
+* ``leaf``: id, kind, digest, and ``was=`` with the digest at the start of the run where that was another;
+* ``op``: id (``phase.iteration/module/op#count``), what it read (``place=writer:digits``, ``+offset`` into the storage,
+  ``!`` where it also writes there, ``=digest`` where inputs were hashed), its other arguments, ``->`` what it wrote,
+  then ``scalar=``, ``rng=``, ``forward=``, ``source=`` where they apply, and notes after ``;``;
+* ``result``: name, digest, and the writer;
+* ``end``: the number of lines before it and the XXH3-64 of their bytes, which proves that the file is whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import xxhash
+
+from hashbench.errors import HashbenchError
+from hashbench.io import replace_file
+from hashbench.records import (
+    TRACE_SCHEMA,
+    Leaf,
+    OpRecord,
+    Ref,
+    Result,
+    SettingsMark,
+    TensorDigest,
+    Trace,
+    contiguous_stride,
+)
+
+_MAGIC = "hashbench-trace"
+_ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", " ": "\\s"}
+_UNESCAPES = {"\\": "\\", "t": "\t", "n": "\n", "r": "\r", "s": " "}
+_NOTE = "; "
+_BLANK = "blank"
+_MOST_DIMENSIONS, _MOST_DIGITS = 256, 20
+
+
+# ------------------------------------------------------------------------------------------------------ writing
+
+
+def dumps(trace: Trace, *, notes: Mapping[int, str] | None = None) -> str:
+    """The text form of a trace. ``notes`` by record index are appended to their lines, and ignored when read."""
+    lines = [f"{_MAGIC}\t{TRACE_SCHEMA}\t{'hashed-inputs' if trace.hashed_inputs else 'plain'}"]
+    lines += _body(trace, notes or {})
+    text = "\n".join(lines) + "\n"
+    return f"{text}end\t{len(lines)}\t{_checksum(text)}\n"
+
+
+def write(trace: Trace, path: Path, *, notes: Mapping[int, str] | None = None) -> None:
+    """Write the text form to ``path`` by temporary file and rename, creating its folder."""
+    _replace(path, dumps(trace, notes=notes))
+
+
+def write_json(trace: Trace, path: Path) -> None:
+    """Write a trace as one JSON document, for other tools. hashbench itself reads only the text form."""
+    _replace(path, json.dumps(dataclasses.asdict(trace), indent=1))
+
+
+def _replace(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, text)
+
+
+def record_line(record: OpRecord, digits: Mapping[str, str]) -> str:
+    """One record as its line, without notes. ``digits`` maps the id of a writer to what to show of its digest."""
+    fields = [
+        "op",
+        _escape(record.id),
+        " ".join(_ref_text(ref, digits) for ref in record.inputs),
+        _escape(record.arguments, spaces=False),
+        "-> " + " ".join(map(digest_text, record.outputs)) if record.outputs else "->",
+    ]
+    extras = (("scalar", record.scalar), ("rng", record.rng), ("forward", record.forward_op), ("source", record.source))
+    fields += [f"{name}={_escape(value, spaces=False)}" for name, value in extras if value]
+    return "\t".join(fields)
+
+
+def digest_text(digest: TensorDigest) -> str:
+    """``dtype[shape]{stride}:value``; the stride is left out where the tensor is contiguous."""
+    shape = ",".join(map(str, digest.shape))
+    stride = "" if digest.stride == contiguous_stride(digest.shape) else f"{{{','.join(map(str, digest.stride))}}}"
+    value = "\\blank" if digest.value == _BLANK else _escape(digest.value) or _BLANK
+    return f"{_escape(digest.dtype)}[{shape}]{stride}:{value}"
+
+
+def _body(trace: Trace, notes: Mapping[int, str]) -> Iterator[str]:
+    digits: dict[str, str] = {}
+    leaves = iter(sorted(trace.leaves, key=lambda leaf: leaf.position))
+    marks = iter(trace.marks)
+    leaf, mark, known = next(leaves, None), next(marks, None), dict[str, str]()
+    for number in range(len(trace.records) + 1):
+        while mark is not None and mark.position <= number:
+            yield _mark_line(mark, known)
+            known, mark = dict(mark.settings), next(marks, None)
+        while leaf is not None and leaf.position <= number:
+            digits[leaf.id] = leaf.digest.value[:8] or _BLANK
+            yield _leaf_line(leaf)
+            leaf = next(leaves, None)
+        if number < len(trace.records):
+            record = trace.records[number]
+            note = f"\t{_NOTE}{_escape(notes[number], spaces=False)}" if number in notes else ""
+            yield record_line(record, digits) + note
+            if record.outputs:
+                digits[record.id] = short_digest(record.outputs)
+    for result in trace.results:
+        yield "\t".join(["result", _escape(result.name), digest_text(result.digest), _escape(result.source) or "-"])
+
+
+def _mark_line(mark: SettingsMark, known: Mapping[str, str]) -> str:
+    changed = {name: value for name, value in mark.settings if known.get(name) != value}
+    gone = {name: None for name in known if name not in dict(mark.settings)}
+    return f"setting\t{mark.position}\t{_escape(mark.label)}\t{json.dumps({**changed, **gone}, sort_keys=True)}"
+
+
+def _leaf_line(leaf: Leaf) -> str:
+    fields = ["leaf", _escape(leaf.id), leaf.kind, digest_text(leaf.digest)]
+    return "\t".join(fields + ([f"was={leaf.initial}"] if leaf.initial else []))
+
+
+def _ref_text(ref: Ref, digits: Mapping[str, str]) -> str:
+    at = f"+{ref.offset}" if ref.offset else ""
+    written = "!" if ref.written else ""
+    hashed = f"={ref.digest}" if ref.digest else ""
+    return f"{ref.argument}={_escape(ref.source)}:{digits.get(ref.source, '-')}{at}{written}{hashed}"
+
+
+def short_digest(outputs: Sequence[TensorDigest]) -> str:
+    """The first digits of what a record left, as the lines of those that read from it show them."""
+    if len(outputs) == 1:
+        return outputs[0].value[:8] or _BLANK
+    return xxhash.xxh3_64_hexdigest("".join(found.value for found in outputs).encode())[:8]
+
+
+def _checksum(text: str) -> str:
+    return xxhash.xxh3_64_hexdigest(text.encode())
+
+
+def _escape(text: str, *, spaces: bool = True) -> str:
+    for plain, escaped in _ESCAPES.items():
+        if plain in text and (spaces or plain != " "):
+            text = text.replace(plain, escaped)
+    return text
+
+
+# ------------------------------------------------------------------------------------------------------ reading
+
+
+def read(path: Path) -> Trace:
+    """Read a trace file.
+
+    Raises:
+        HashbenchError: the file is missing, is no trace, is of another version, or is truncated or damaged. A
+            trace that is not whole is never read as a shorter one.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise _unreadable(path, error.strerror or str(error)) from error
+    except UnicodeDecodeError as error:
+        raise _unreadable(path, "it is not a text file") from error
+    return loads(text, name=str(path))
+
+
+def loads(text: str, *, name: str = "trace") -> Trace:
+    """The trace in ``text``; ``name`` is what error messages call it. Raises as :func:`read` does."""
+    lines = _whole_lines(text, name)
+    try:
+        return _parse(lines)
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
+        raise _unreadable(name, f"a line has no meaning ({error})") from error
+
+
+def _whole_lines(text: str, name: str) -> list[str]:
+    head = text.split("\n", 1)[0].split("\t")
+    if head[0] != _MAGIC:
+        raise _unreadable(name, "it is not a trace of hashbench (its first line is another)")
+    if head[1:2] != [str(TRACE_SCHEMA)]:
+        version = head[1] if len(head) > 1 else "none"
+        raise _unreadable(name, f"it has schema version {version}, this hashbench reads {TRACE_SCHEMA}")
+    body, end, tail = text.rpartition("end\t")
+    fields = tail.split("\t")
+    lines = body.split("\n")[:-1]  # not splitlines, which also splits at form feeds
+    if not end or not body.endswith("\n") or len(fields) != 2 or not tail.endswith("\n"):
+        raise _unreadable(name, "it is truncated (the closing line is missing)")
+    if fields[0] != str(len(lines)) or fields[1] != f"{_checksum(body)}\n":
+        raise _unreadable(name, "it is damaged (the closing line does not match what is before it)")
+    return lines
+
+
+def _unreadable(name: object, reason: str) -> HashbenchError:
+    return HashbenchError(
+        f"cannot read the trace {name}",
+        consequence=f"{reason}, so nothing was compared",
+        tip="Make it again with `hashbench sweep --keep-traces` or `HashDebugTrace.save`.",
+    )
+
+
+def _parse(lines: Sequence[str]) -> Trace:
+    records: list[OpRecord] = []
+    leaves: list[Leaf] = []
+    results: list[Result] = []
+    marks: list[SettingsMark] = []
+    settings: dict[str, str] = {}
+    for line in lines[1:]:
+        kind, *fields = line.split("\t")
+        match kind:
+            case "op":
+                records.append(_parse_record(fields))
+            case "leaf":
+                leaves.append(_parse_leaf(fields, len(records)))
+            case "result":
+                name, found, source = fields
+                results.append(Result(_unescape(name), parse_digest(found), "" if source == "-" else _unescape(source)))
+            case "setting":
+                position, label, changed = fields
+                settings.update(json.loads(changed))
+                settings = {name: value for name, value in settings.items() if value is not None}
+                marks.append(SettingsMark(int(position), _unescape(label), tuple(sorted(settings.items()))))
+            case _:
+                _fail(f"unknown kind {kind!r}")
+    trace = Trace(tuple(records), tuple(leaves), tuple(results), tuple(marks), lines[0].endswith("\thashed-inputs"))
+    _check_references(trace)
+    return trace
+
+
+def _parse_record(fields: Sequence[str]) -> OpRecord:
+    record_id = _unescape(fields[0])
+    where, _, rest = record_id.partition("/")
+    module, _, op_count = rest.rpartition("/")
+    phase, _, iteration = where.partition(".")
+    written = fields[3].split(" ")[1:]
+    extras = dict(field.split("=", 1) for field in fields[4:] if not field.startswith(_NOTE))
+    outputs = tuple(map(parse_digest, written))
+    return OpRecord(
+        id=record_id,
+        phase=phase,
+        iteration=int(iteration),
+        module=module,
+        op=op_count.rpartition("#")[0],
+        inputs=tuple(map(_parse_ref, fields[1].split(" "))) if fields[1] else (),
+        arguments=_unescape(fields[2]),
+        outputs=outputs,
+        scalar=_unescape(extras.get("scalar", "")),
+        rng=extras.get("rng", ""),
+        forward_op=_unescape(extras.get("forward", "")),
+        blank=any(not found.value for found in outputs),
+        source=_unescape(extras.get("source", "")),
+    )
+
+
+_REF = re.compile(
+    r"(?P<argument>[^=]+)=(?P<source>.+):(?P<digits>[0-9a-z-]+)(\+(?P<offset>\d+))?(?P<written>!?)(=(?P<digest>\S+))?"
+)
+_DIGEST = re.compile(r"(?P<dtype>[^\[]+)\[(?P<shape>[^\]]*)\](\{(?P<stride>[^}]*)\})?:(?P<value>.*)")
+
+
+def _parse_ref(text: str) -> Ref:
+    found = _REF.fullmatch(text) or _fail(f"no reference: {text!r}")
+    return Ref(
+        found["argument"],
+        _unescape(found["source"]),
+        int(found["offset"] or 0),
+        bool(found["written"]),
+        found["digest"] or "",
+    )
+
+
+def parse_digest(text: str) -> TensorDigest:
+    """The digest that :func:`digest_text` wrote; raises ``ValueError`` for any other text."""
+    found = _DIGEST.fullmatch(text) or _fail(f"no digest: {text!r}")
+    shape = _integers(found["shape"])
+    stride = contiguous_stride(shape) if found["stride"] is None else _integers(found["stride"])
+    value = "" if found["value"] == _BLANK else _unescape(found["value"])
+    return TensorDigest(_unescape(found["dtype"]), shape, stride, value)
+
+
+def _parse_leaf(fields: Sequence[str], position: int) -> Leaf:
+    leaf_id, kind, found, *rest = fields
+    initial = rest[0].removeprefix("was=") if rest else ""
+    return Leaf(_unescape(leaf_id), kind, parse_digest(found), position, initial)
+
+
+def _check_references(trace: Trace) -> None:
+    known = {leaf.id for leaf in trace.leaves}
+    for record in trace.records:
+        missing = next((ref.source for ref in record.inputs if ref.source not in known), None)
+        if missing is not None or record.id in known:
+            _fail(f"{record.id} reads {missing}" if missing else f"{record.id} appears twice")
+        known.add(record.id)
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    values = text.split(",") if text else []
+    if len(values) > _MOST_DIMENSIONS or any(len(value) > _MOST_DIGITS for value in values):
+        _fail("a shape or stride is too large")  # a stride is a product of sizes: without end, if these are
+    return tuple(map(int, values))
+
+
+def _unescape(text: str) -> str:
+    return re.sub(r"\\(.)", lambda found: _UNESCAPES.get(found[1], found[1]), text) if "\\" in text else text
+
+
+def _fail(reason: str) -> NoReturn:
+    raise ValueError(reason)

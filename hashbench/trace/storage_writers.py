@@ -1,0 +1,92 @@
+"""Who wrote a storage last: a mark on the storage's Python object, which lives and dies with the storage.
+
+A mark is a tuple ``(trace, node, views)``: the object that stands for the trace that set it, the number of the record
+(0 and up) or leaf (-1 and down) that wrote it, and, for a leaf of which only a part was seen, the parts known so far.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hashbench.trace.digest import components, is_dense
+
+Mark = tuple[object, int, Any]
+
+# Storages without a mark show this one, of no trace: looking an attribute up in vain costs 1 to 4 µs, more than a hash.
+torch.UntypedStorage._hashbench_writer = (None, 0, None)  # type: ignore[attr-defined]
+
+
+class LeafViews:
+    """The parts of a storage that were recorded as leaves: ``(offset, shape, stride)`` to leaf number."""
+
+    __slots__ = ("numbers",)
+
+    def __init__(self) -> None:
+        self.numbers: dict[tuple[Any, ...], int] = {}
+
+
+def get_mark(tensor: torch.Tensor) -> Mark | None:
+    """The mark of the tensor's storage, or of the tensor itself where it has no storage of its own."""
+    storage = _storage(tensor)
+    found: Mark | None = getattr(tensor if storage is None else storage, "_hashbench_writer", None)
+    return None if found is None or found[0] is None else found
+
+
+def set_mark(tensor: torch.Tensor, mark: Mark) -> None:
+    """Mark everything that holds data of ``tensor``: its storage, or those of its components."""
+    parts = components(tensor)
+    for part in parts:
+        part.untyped_storage()._hashbench_writer = mark  # type: ignore[attr-defined]
+    if not parts or parts[0] is not tensor:
+        tensor._hashbench_writer = mark  # type: ignore[attr-defined]
+
+
+def storage_key(tensor: torch.Tensor) -> int | None:
+    """An identity of the tensor's storage that holds while the tensor lives; ``None`` without a storage."""
+    storage = _storage(tensor)
+    return None if storage is None else int(storage._cdata)
+
+
+def share_memory(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    """Whether two models hold the same parameters or buffers. A deep copy does where its class copies itself by hand:
+    what is done to the copy is then done to the model."""
+    places = [{storage_key(tensor) for tensor in (*model.parameters(), *model.buffers())} for model in (one, other)]
+    return bool(places[0] & places[1] - {None})
+
+
+def storage_bytes(tensor: torch.Tensor) -> int:
+    """Size of the tensor's storage in bytes; 0 without a storage."""
+    storage = _storage(tensor)
+    return 0 if storage is None else storage.nbytes()
+
+
+def place_in_storage(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Which part of its storage a tensor shows; the empty tuple without a storage."""
+    if _storage(tensor) is None:
+        return ()
+    return tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride())
+
+
+def offset(tensor: torch.Tensor) -> int:
+    """The storage offset in elements; 0 without a storage."""
+    return 0 if _storage(tensor) is None else int(tensor.storage_offset())
+
+
+def covers_storage(tensor: torch.Tensor) -> bool:
+    """Whether the tensor shows every byte of its storage (or has none). An expanded one may be larger and show less."""
+    storage = _storage(tensor)
+    return storage is None or (tensor.nbytes >= storage.nbytes() and is_dense(tensor))
+
+
+def whole_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """All bytes of the tensor's storage, as a flat tensor that shares it."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return None
