@@ -13,8 +13,10 @@ difference go away proves no mechanism where it changes several things at once: 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hashbench.causes.advice import decision
-from hashbench.causes.evidence import LIBRARY_ARMS, Place, all_words, counted, told
+from hashbench.causes.evidence import LIBRARY_ARMS, Place, all_words, base_of, counted, told
 from hashbench.causes.kernel import KERNEL_RULES
 from hashbench.causes.outside import OUTSIDE_RULES
 from hashbench.causes.stats import fewer, sure_count
@@ -24,6 +26,10 @@ _RULES = {**OUTSIDE_RULES, "kernel": KERNEL_RULES}
 
 _AGAIN: tuple[Place, ...] = (("pair", "pair"), ("within_process", "process"), ("untraced", "pair"))
 """The model run again as it was."""
+
+_STEADYING = frozenset({"generators", "entropy", "clocks", "one_worker", "one_thread"})
+"""Arms that hold one thing still, by which a difference may go but none can come: where they differ, and the model run
+again as it was does not, they are no more than further runs of it."""
 
 _REPRODUCES_NOTHING = frozenset(
     {
@@ -66,11 +72,32 @@ def _unreproduced(evidence: Evidence) -> Decision | None:
         return None
     repeated = [arm for arm in evidence.arms if arm.ran and arm.name not in _REPRODUCES_NOTHING]
     differing, compared = evidence.first_pair
-    if any(arm.differing for arm in repeated) or not (differing or evidence.untraced == "differ"):
+    strays = [arm for arm in repeated if arm.differing]
+    if any(not _is_stray(evidence, arm) for arm in strays) or not (differing or evidence.untraced == "differ"):
+        return None
+    if any(_more_than_luck(repeated, on) for on in ("call", "pair")):
         return None
     seen = f"{differing} of {compared} runs of the sweep differed" if differing else "an untraced pair differed"
-    because = f"{seen} from the first, then nothing did: {', '.join(map(counted, repeated))}"
+    then = "hardly any did, too few to tell what removes it" if strays else "nothing did"
+    because = f"{seen} from the first, then {then}: {', '.join(map(counted, repeated))}"
     return decision(evidence, "unreproduced", "open", because + _between_processes(evidence))
+
+
+def _is_stray(evidence: Evidence, arm: Arm) -> bool:
+    """Whether an arm that differs holds something still, and what it is compared with was run and never differed."""
+    base = base_of(evidence, arm.name, arm.on)
+    return arm.name in _STEADYING and base.ran and not base.differing
+
+
+def _more_than_luck(repeated: Sequence[Arm], on: str) -> bool:
+    """Whether the arms that hold something still differ more often than runs as they were, taken together."""
+    steadied = [arm for arm in repeated if arm.on == on and arm.name in _STEADYING and arm.differing]
+    plain = [arm for arm in repeated if arm.on == on and arm.name in ("repeat", "pair")]
+    return bool(steadied) and fewer(_total(steadied), _total(plain))
+
+
+def _total(arms: Sequence[Arm]) -> tuple[int, int]:
+    return sum(arm.differing for arm in arms), sum(arm.trials for arm in arms)
 
 
 def _between_processes(evidence: Evidence) -> str:

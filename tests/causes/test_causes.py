@@ -599,6 +599,48 @@ UNREPRODUCED = [
         *("unreproduced", "open"),
     ),
     row("a value from outside, never again in pairs", seen("outside", "pair/pair 0/20"), "unreproduced", "open"),
+    row(
+        "once more while something is held still, which changes nothing",
+        seen("outside", "pair/pair 0/80", "pair/clocks 1/8", "pair/one_worker 0/8"),
+        *("unreproduced", "open"),
+    ),
+    row(
+        "once more in a sequence that a value steered, with clocks held still",
+        seen("sequence", "pair/pair 0/80", "pair/clocks 1/8", steered=True, reordered=True),
+        *("unreproduced", "open"),
+    ),
+    row(
+        "once more in replays with pools of one worker",
+        custom(NEVER, "call/one_worker 1/20", "pair/pair 0/20"),
+        *("unreproduced", "open"),
+    ),
+    row(
+        "far more often while a clock is held still than luck explains",
+        seen("outside", "pair/pair 0/80", "pair/clocks 4/8", "pair/one_worker 0/8"),
+        *("outside_value", "open"),
+    ),
+    row(
+        "once more in each of four arms, which luck does not explain",
+        seen(
+            "outside", "pair/pair 0/80", *(f"pair/{of} 1/8" for of in ("clocks", "entropy", "generators", "one_worker"))
+        ),
+        *("outside_value", "open"),
+    ),
+    row(
+        "once more as it was and once while something is held still",
+        seen("outside", "pair/pair 1/80", "pair/clocks 1/8", "pair/one_worker 0/8", "pair/entropy 0/8"),
+        *("outside_value", "open"),
+    ),
+    row(
+        "once more while something is held still, where the model was not run again as it was",
+        seen("outside", "pair/clocks 1/8", "process/within_process 0/4"),
+        *("outside_value", "open"),
+    ),
+    row(
+        "once more under load, which may bring a difference about",
+        kernel(NEVER, "call/busy 1/20", "pair/pair 0/20"),
+        *("contention", "likely"),
+    ),
     row("never again inside fresh processes", seen("state", "process/within_process 0/4"), "unreproduced", "open"),
     row("a generator, never again", seen("rng", "pair/pair 0/20"), "unreproduced", "open"),
     row(
