@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from _pytest.terminal import TerminalReporter
 
 # Tests of several processes share two cores with each other; OpenMP threads that spin while they wait make that ten
 # times slower. Must be set before torch is imported.
@@ -34,3 +35,15 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
     marked = sum(item.get_closest_marker("gpu") is not None for item in items)
     skipped = f": {marked} tests marked gpu will be skipped" if machine.startswith("no accelerator") else ""
     return [f"accelerator: {machine}{skipped}"]
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    """What probes of this machine came out as: the truth of some tests follows from that."""
+    reports = (
+        report for of in terminalreporter.stats.values() for report in of if isinstance(report, pytest.TestReport)
+    )
+    said = {str(value) for report in reports for name, value in report.user_properties if name == "probe"}
+    if said:
+        terminalreporter.section("probes of this machine")
+        for line in sorted(said):
+            terminalreporter.line(line)

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from address_ops import goes_by_addresses
 
 from hashbench import deadline
 from hashbench import replay as replay_module
@@ -131,20 +132,33 @@ def test_an_op_that_reads_what_it_writes_is_helped_by_copied_sources() -> None:
     assert found.arm("deterministic").differing
 
 
+def test_a_kernel_that_goes_by_addresses_differs_when_moved_and_in_place_never() -> None:
+    found = tried(captured(torch.ops.addressed.total.default, numbers(515)), "moved")
+    assert found.arm("repeat").differing == 0
+    assert found.arm("moved").differing > 0
+    assert found.arm("moved").found == "all by 4, 8, 16, 32, 48 bytes"
+    assert found.other is not None
+
+
 ALIGNED = {
-    "mv": lambda: captured(aten.mv.default, numbers(300, 515), numbers(515)),
-    "dot": lambda: captured(aten.dot.default, numbers(515), numbers(515).clone()),
+    "mv": lambda: (aten.mv.default, numbers(300, 515), numbers(515)),
+    "dot": lambda: (aten.dot.default, numbers(515), numbers(515).clone()),
+    "addition": lambda: (aten.add.Tensor, numbers(515), numbers(515).clone()),
 }
+"""Kernels of which the processor's libraries may have two for one op, and one of which there is one alone."""
 
 
 @pytest.mark.parametrize("name", ALIGNED)
-def test_a_kernel_that_goes_by_addresses_differs_when_moved_and_in_place_never(name: str) -> None:
-    found = tried(ALIGNED[name](), "moved")
+def test_a_kernel_of_torch_differs_when_moved_where_a_probe_says_so(
+    name: str, record_property: Callable[[str, object], None]
+) -> None:
+    func, *inputs = ALIGNED[name]()
+    expected = goes_by_addresses(func, *inputs, said=record_property)
+    found = tried(captured(func, *inputs), "moved")
     assert found.arm("repeat").differing == 0
-    assert found.arm("moved").differing > 0
-    assert "by 4" in found.arm("moved").found
-    assert "64" not in found.arm("moved").found
-    assert found.other is not None
+    assert (found.arm("moved").differing > 0) == expected
+    assert (found.other is not None) == expected
+    assert expected <= (name != "addition")
 
 
 def test_an_allocation_gets_no_poison() -> None:

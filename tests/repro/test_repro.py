@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import address_ops
 import pytest
 import torch
 from repro_helpers import adding_rows, aten, captured, said_of
@@ -200,15 +201,30 @@ def test_call_that_agrees_is_not(tmp_path: Path) -> None:
     assert ran(written(tmp_path / "repro", call, REPEAT)) == "no: 0 of 500 calls differ"
 
 
-@pytest.mark.parametrize("op", ["dot", "mv"])
-def test_dependence_on_the_address_is_reproduced_by_moving(op: str, tmp_path: Path) -> None:
-    left = torch.randn(1001) if op == "dot" else torch.randn(64, 301)
-    call = captured(getattr(aten, op).default, left, torch.randn(left.shape[-1]))
-    found = replay.experiments(call, replays=20, budget=Budget(20.0))
-    moved = found.arm("moved")
+def test_dependence_on_the_address_is_reproduced_by_moving(tmp_path: Path) -> None:
+    call = captured(torch.ops.addressed.total.default, torch.randn(1001))
+    folder, moved = moved_repro(tmp_path, call)
     assert moved.differing, moved
-    folder = written(tmp_path / "repro", call, found.arm("repeat"), moved)
-    assert ran(folder).startswith("yes: ")
+    assert ran(folder, definition=address_ops.__file__).startswith("yes: ")
+
+
+@pytest.mark.parametrize("op", ["dot", "mv"])
+def test_dependence_of_a_kernel_of_torch_is_reproduced_by_moving_where_a_probe_says_so(
+    op: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    left = torch.randn(1001) if op == "dot" else torch.randn(64, 301)
+    func, inputs = getattr(aten, op).default, (left, torch.randn(left.shape[-1]))
+    expected = address_ops.goes_by_addresses(func, *inputs, said=record_property)
+    folder, moved = moved_repro(tmp_path, captured(func, *inputs))
+    assert (moved.differing > 0) == expected
+    assert ran(folder).startswith("yes: " if expected else "no: ")
+
+
+def moved_repro(folder: Path, call: CapturedCall) -> tuple[Path, Arm]:
+    """The repro of what moving a call's inputs does, and that."""
+    found = replay.experiments(call, replays=20, budget=Budget(20.0), arms=("moved",))
+    moved = found.arm("moved")
+    return written(folder / "repro", call, found.arm("repeat"), moved), moved
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is filled through glibc")
