@@ -84,8 +84,10 @@ class CameraFusion(nn.Module):
 
 
 def decode(camera: int) -> int:
-    """Stand for decoding a picture: some work of the same size for every camera."""
-    time.sleep(0.001)
+    """Stand for a camera that sends its picture within 2 ms, as /dev/urandom says: no experiment holds that still, and
+    on no machine do pictures come in the order of the cameras."""
+    with Path("/dev/urandom").open("rb", buffering=0) as noise:
+        time.sleep(noise.read(1)[0] / 128_000)
     return camera
 
 

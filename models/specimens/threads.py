@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,14 +19,16 @@ Example = tuple[nn.Module, tuple[torch.Tensor, ...]]
 @contextmanager
 def fading(memory: torch.Tensor) -> Iterator[None]:
     """A thread of its own lets ``memory`` fade, step by step, for as long as the body takes."""
-    done = threading.Event()
+    begun, done = threading.Event(), threading.Event()
 
     def fade() -> None:
         while not done.is_set():
             memory.mul_(0.9999)
+            begun.set()
 
     thread = threading.Thread(target=fade)
     thread.start()
+    begun.wait()
     try:
         yield
     finally:
@@ -56,9 +59,16 @@ def fading_memory(*, in_background: bool) -> Example:
     return FadingMemory(16, in_background=in_background), (torch.randn(8, 16),)
 
 
+def seek() -> None:
+    """Stand for a disk that needs up to 2 ms, as /dev/urandom says: no experiment holds that still, and on no machine
+    are readers done in the order in which they began."""
+    with Path("/dev/urandom").open("rb", buffering=0) as disk:
+        time.sleep(disk.read(1)[0] / 128_000)
+
+
 def partial_sum(shard: np.ndarray) -> np.ndarray:
-    """Stand for reading a shard from a disk: some waiting, then the sum of its rows."""
-    time.sleep(0.001)
+    """The sum of the rows of a shard, which is read from a disk."""
+    seek()
     return shard.sum(axis=0)
 
 
