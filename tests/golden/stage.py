@@ -21,6 +21,8 @@ INPUTS, EXPECTED = HERE / "inputs", HERE / "expected"
 
 SURROUNDINGS = {"COLUMNS": "100", "LINES": "50", "TZ": "UTC", "LANGUAGE": "C", "NO_COLOR": "1"}
 TODAY = time.struct_time((2026, 11, 23, 4, 5, 6, 0, 327, 0))
+WRITTEN = 1_795_305_600
+"""Seconds, 2026-11-22 in UTC: when all inputs were written."""
 _STRFTIME = time.strftime
 
 _VARIES = (
@@ -51,6 +53,8 @@ def stage() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary).resolve() / "inputs"
         shutil.copytree(INPUTS, folder)
+        for path in folder.rglob("*"):  # what has no date of its own is as old as its file
+            os.utime(path, (WRITTEN, WRITTEN))
         os.environ.pop("FORCE_COLOR", None)
         os.environ.update(SURROUNDINGS)
         time.tzset()
