@@ -13,9 +13,9 @@ import torch
 
 from hashbench.trace.digest import hash_memory
 
-_HERE = str(Path(__file__).parent)
+_HERE = str(Path(__file__).parents[1])
 _TORCH = str(Path(torch.__file__).parent)
-_ZOO = str(Path(__file__).parent / "models")
+_ZOO = str(Path(_HERE) / "models")
 _STANDARD = sysconfig.get_path("stdlib")
 _INSTALLED = sysconfig.get_path("purelib")
 

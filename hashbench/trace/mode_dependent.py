@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hashbench.records import OpRecord, Trace
 
-TABLE = Path(__file__).parent / "data" / "mode_dependent_ops.csv"
+TABLE = Path(__file__).parents[1] / "data" / "mode_dependent_ops.csv"
 PHASES = ("any", "backward", "no gradient")
 
 
