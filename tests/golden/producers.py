@@ -6,12 +6,39 @@ moving a module changes one line.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
+from hashbench import records
+from hashbench.causes import decide
+from hashbench.causes.evidence import ARMS
+from hashbench.integrations.dynamo import session as dynamo_session
+from hashbench.integrations.dynamo import table as dynamo_table
 from hashbench.integrations.pytest.message import five_lines
-from hashbench.results.rows import read_rows
+from hashbench.processes import describe_end
+from hashbench.records import Arm, CallFacts, Evidence
+from hashbench.results.audit_table import COLUMNS as AUDIT_COLUMNS
+from hashbench.results.audit_table import VERDICTS, as_csv
+from hashbench.results.audit_table import read as read_audit
+from hashbench.results.folder import file_key
+from hashbench.results.rows import EXPECTED_COLUMNS, read_rows, row_to_json, write_rows
+from hashbench.run import environment
+from hashbench.sweep import events
+from hashbench.sweep import run as sweeping
+from hashbench.sweep.executors import Ended, Room, Task
+from hashbench.sweep.progress import Progress
+from hashbench.sweep.worker import load_target
+from hashbench.tools.audit import tables as audittables
+from hashbench.tools.audit.from_sweeps import rows_from
 
 from .stage import cli, session
 
@@ -229,6 +256,7 @@ def _list_csv() -> str:
 _ENDINGS = {"text": "txt", "markdown": "md", "json": "json", "csv": "csv"}
 _PAIRS = {
     "nights": "nights/2026-11-21 nights/2026-11-22",
+    "small": "small_base.csv small_new.csv",
     "expected": "expected nights/2026-11-22",
     "dynamo": "dynamo/expected.csv dynamo/accuracy.csv",
     "audits": "audits/base audits/new",
@@ -236,7 +264,7 @@ _PAIRS = {
 
 for _form, _ending in _ENDINGS.items():
     for _name, _paths in _PAIRS.items():
-        if (_form, _name) != ("json", "expected"):  # as large as all others together
+        if _form != "json" or _name not in ("nights", "expected"):  # these would be very large
             _command(f"compare_{_name}.{_ending}", f"compare {_paths} --format {_form}")
 
 _command(
@@ -285,3 +313,209 @@ def _merge() -> str:
 def _pytest_messages() -> str:
     rows = read_rows(Path("sweep/accuracy.csv"))
     return "\n".join(f"{five_lines(row, folder=Path('hashbench'))}\n" for row in rows)
+
+
+# ------------------------------------------------------------------------------------------------------- a sweep
+
+
+class InThisProcess:
+    """An executor that runs every model at once, here, and always measures the same time and memory."""
+
+    capacity, room = 1, Room(threads=1)
+
+    def __init__(self, **_: Any) -> None:
+        self._ended: list[Ended] = []
+
+    def start(self, *, target: str) -> None:
+        load_target(target)
+
+    def submit(self, task: Task) -> None:
+        with contextlib.redirect_stderr(io.StringIO()):  # what a worker writes into its log
+            row = load_target(task.target)(task.spec, task.options)
+        row = dataclasses.replace(row, seconds=2.5, peak_memory_mib=1024.0)
+        Path(task.row_path).write_text(json.dumps(row_to_json(row)), encoding="utf-8")
+        self._ended.append(Ended(task, wall_seconds=4.0, exit_code=0))
+
+    def wait(self) -> tuple[Ended, ...]:
+        ended, self._ended = tuple(self._ended), []
+        return ended
+
+    def close(self) -> None:
+        pass
+
+
+def known_environment(*_: Any, **__: Any) -> dict[str, Any]:
+    """The same machine everywhere."""
+    found: dict[str, Any] = json.loads(Path("sweep/environment.json").read_text(encoding="utf-8"))
+    return found
+
+
+@contextlib.contextmanager
+def sweeps_here() -> Iterator[None]:
+    """Sweeps run their models in this process, on a machine that is always the same."""
+    with (
+        mock.patch.object(sweeping, "LocalExecutor", InThisProcess),
+        mock.patch.object(environment, "collect_in_child", known_environment),
+    ):
+        yield
+
+
+def shown_folder(folder: str) -> str:
+    """Every file of a results folder."""
+    files = sorted(path for path in Path(folder).rglob("*") if path.is_file() and path.name != ".lock")
+    return "".join(f"\n=== {path.as_posix()}\n{path.read_text(encoding='utf-8')}" for path in files)
+
+
+_SMALL = "sweep --inference --suite zoos/small.py --diagnose-budget 0"
+
+
+@golden("sweep.txt")
+def _sweep() -> str:
+    """A sweep, what it prints, what it leaves, and what it refuses to go on with."""
+    with sweeps_here():
+        said = session(
+            f"{_SMALL} --output swept --keep-traces --strict",
+            f"{_SMALL} --output swept",
+            f"{_SMALL} --output swept --resume --seed 1",
+            f"{_SMALL} --output swept --resume --only steady",
+            f"{_SMALL} --output swept --resume --keep-traces",
+            f"{_SMALL} --output bad/a_file",
+            "merge merged swept swept",
+            "merge merged swept shards/0",
+        )
+    return said + shown_folder("swept")
+
+
+@golden("nightly.txt")
+def _nightly() -> str:
+    with sweeps_here():
+        said = session(
+            "nightly --suite zoos/small.py --only steady drifting --modes inference --output of --label 2026-11-22"
+            " --annotations -- --diagnose-budget 0",
+            "nightly --suite zoos/small.py --only steady drifting --modes inference --output of --label 2026-11-23"
+            " --expected of/2026-11-22/small_inference -- --diagnose-budget 0 --hash-inputs",
+        )
+    files = ("night.json", "report.md", "junit.xml")
+    shown = [f"\n=== {name}\n{Path('of/2026-11-23', name).read_text(encoding='utf-8')}" for name in files]
+    return said + "".join(shown)
+
+
+@golden("progress.txt")
+def _progress() -> str:
+    rows = read_rows(Path("sweep/accuracy.csv"))[-14:]
+    stream = io.StringIO()
+    with Progress(stream) as progress:
+        progress(events.SweepOpened(total=20, done=6, damaged=2))
+        for memory, devices in ((None, 0), (2048.0, 0), (None, 4)):
+            for source in ("", "results/earlier"):
+                progress(
+                    events.SweepPlanned(
+                        4, 2 if devices else 1, not devices, memory, 14, 9, times_from=source, devices=devices
+                    )
+                )
+        for number, row in enumerate(rows):
+            progress(events.ModelStarted(row.name))
+            if number == 3:
+                progress(events.ModelPutOff(row))
+            progress(events.ModelFinished(row, done=7 + number, total=20, eta_seconds=90.0 * number))
+    ends = "".join(f"{code}: {describe_end(code)}\n" for code in (0, 1, -6, -9, -11, -200))
+    return f"{stream.getvalue()}\n{ends}"
+
+
+# ------------------------------------------------------------------------------------------- causes and audits
+
+_ARM = re.compile(r"(\w+)/(\w+) (?:(\d+)/(\d+)~(\d+)(?: \[(.*)\])?|\((.*)\))", re.DOTALL)
+
+
+def _arm(text: str) -> Arm:
+    found = _ARM.fullmatch(text)
+    assert found, text
+    on, name, differing, trials, distinct, what, note = found.groups()
+    if note is not None:
+        return Arm(name, on, note=note)
+    return Arm(name, on, trials=int(trials), differing=int(differing), distinct=int(distinct), found=what or "")
+
+
+def evidence_of(case: dict[str, Any]) -> Evidence:
+    """One entry of ``inputs/evidence.json``."""
+    facts = {name: tuple(value) if isinstance(value, list) else value for name, value in case["facts"].items()}
+    call = CallFacts(**case["call"]) if "call" in case else None
+    return Evidence(**facts, call=call, arms=tuple(map(_arm, case["arms"])))
+
+
+@golden("causes.txt")
+def _causes() -> str:
+    """What every case of evidence decides, in words."""
+    shown = []
+    for case in json.loads(Path("evidence.json").read_text(encoding="utf-8")):
+        found = decide(evidence_of(case))
+        shown.append(f"{case['name']}\n  {found.cause}, {found.confidence}\n  {found.because}\n  {found.advice}\n")
+    return "\n".join(shown)
+
+
+@golden("audit.txt")
+def _audit() -> str:
+    rows = read_audit(Path("audits/base")).rows
+    from_sweeps = rows_from([Path("sweep")], device="cpu")
+    return "\n\n".join([audittables.summary(rows), audittables.as_markdown(rows), as_csv(from_sweeps)])
+
+
+# ----------------------------------------------------------------------------------------------------- dynamo
+
+
+@golden("dynamo.csv")
+def _dynamo() -> str:
+    """Our rows beside those of the harness: seen by us, not seen, agreed, died, with a fault of ours."""
+    harness = Path("dynamo/accuracy.csv").resolve()
+    found = dynamo_session.Session(
+        folder=str(Path("beside").resolve()), script="suites/huggingface.py", csv=str(harness)
+    )
+    found.prepare(anew=True)
+    rows = {row.name: row for row in read_rows(Path("sweep/accuracy.csv"))}
+    notes = [
+        dynamo_session.Note("skipped", "cpu", "inference", "pass", key="skipped"),
+        dynamo_session.Note("dies", "cpu", "inference", "eager_two_runs_differ", key="dies", problem="KeyError: 'x'"),
+        dynamo_session.Note("begun", "cpu", "training"),
+        dynamo_session.Note(
+            "raised",
+            "cuda",
+            "training",
+            "eager_1st_run_fail",
+            failure="RuntimeError: no",
+            nondeterministic_op="aten.put_.default",
+        ),
+        dynamo_session.Note("unknown_word", status="fail_to_run"),
+        dynamo_session.Note("infra", status="infra_error"),
+        dynamo_session.Note("strange", status="something_else"),
+    ]
+    for number, note in enumerate(notes):
+        name = file_key(suite=found.suite, mode="inference", name=note.name)
+        dynamo_session.write_note(found, dataclasses.replace(note, key=note.key and name))
+        path = found.notes / f"{file_key(suite=found.suite, mode='note', name=note.name)}.json"
+        os.utime(path, (1000 + number, 1000 + number))  # the order of beginning
+        if note.key:
+            row = dataclasses.replace(rows[note.name], suite=found.suite, mode="inference")
+            found.results.write_row(name, row)
+    table = dynamo_table.collect(found, ended="its process died with signal 9", environment="aaaaaaaaaaaa")
+    shown = dynamo_table.write(found, table)
+    return shown.read_text(encoding="utf-8")
+
+
+# ------------------------------------------------------------------------------------------------------- words
+
+
+@golden("words.json")
+def _words() -> str:
+    """Coded words and columns, which programs of users compare with."""
+    named = ("ACCURACY_STATUSES", "CAUSES", "CONFIDENCES", "ORIGINS", "PHASES", "MODES", "DETERMINISTIC", "DTYPES")
+    content = {name: [str(word) for word in getattr(records, name)] for name in named}
+    content |= {"VERDICTS": list(VERDICTS), "ROW_COLUMNS": list(records.ROW_COLUMNS), "ROW_KEY": list(records.ROW_KEY)}
+    content |= {"EXPECTED_COLUMNS": list(EXPECTED_COLUMNS), "AUDIT_COLUMNS": list(AUDIT_COLUMNS)}
+    experiments = {f"{on}/{name}": phrase for (name, on), phrase in ARMS.items()}
+    return json.dumps({**content, "EXPERIMENTS": experiments}, indent=1, ensure_ascii=False) + "\n"
+
+
+def written_again(path: Path) -> bytes:
+    """An ``accuracy.csv``, read and written by hashbench."""
+    write_rows(Path("again.csv"), read_rows(path))
+    return Path("again.csv").read_bytes()

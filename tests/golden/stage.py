@@ -11,9 +11,11 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from unittest import mock
 
+import hashbench
 from hashbench.cli import main
 
 HERE = Path(__file__).resolve().parent
@@ -26,19 +28,28 @@ WRITTEN = 1_795_305_600
 _STRFTIME = time.strftime
 
 _VARIES = (
-    (re.compile(r"Made on \d{4}-\d\d-\d\d \d\d:\d\d UTC by"), "Made on <now> by"),
     (re.compile(r"hashbench 0\.[0-9.]+(?=\n|$)"), "hashbench <version>"),
     (re.compile(r"\(choose from ([^)]*)\)"), lambda found: found[0].replace("'", "")),
+    (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\+00:00)?| UTC)"), lambda found: _unless_now(found[0])),
+    (re.compile(r"^(setting\t0\tstart\t).*", re.MULTILINE), r"\1<settings>"),
+    (re.compile(r"(\tstart\t<settings>\n(?:(?!end\t).*\n)*end\t\d+\t)\w+"), r"\1<checksum>"),
 )
+
+
+def _unless_now(text: str) -> str:
+    moment = datetime.fromisoformat(text.removesuffix(" UTC").removesuffix("+00:00")).replace(tzinfo=UTC)
+    return "<now>" if abs(datetime.now(UTC) - moment) < timedelta(minutes=30) else text
 
 
 def normalised(text: str, folder: Path) -> str:
     """``text`` without what varies from run to run, in this order.
 
     - the working directory, which is a temporary one: ``<here>``
-    - when an HTML page was made: ``<now>``
     - the version of hashbench: ``<version>``
     - quotes around the choices in argparse's messages, which later versions of Python leave out
+    - a time of day of the last half an hour: ``<now>``
+    - torch's global settings at the start of a trace, whose names depend on its version: ``<settings>``; and the
+      checksum of such a trace: ``<checksum>``
     """
     text = text.replace(str(folder.resolve()), "<here>").replace(str(folder), "<here>")
     for pattern, replacement in _VARIES:
@@ -57,6 +68,9 @@ def stage() -> Iterator[Path]:
             os.utime(path, (WRITTEN, WRITTEN))
         os.environ.pop("FORCE_COLOR", None)
         os.environ.update(SURROUNDINGS)
+        # Child processes shall run this hashbench, also where another one is installed.
+        paths = [str(Path(hashbench.__file__).parents[1]), variables.get("PYTHONPATH", "")]
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         time.tzset()
         os.chdir(folder)
         try:
@@ -78,7 +92,8 @@ def made(produce: Callable[[], str]) -> str:
 def cli(*arguments: str) -> tuple[str, str, int]:
     """Standard output, standard error and exit code of ``hashbench …``, run in this process."""
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    words = ["hashbench", *arguments]
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), mock.patch("sys.argv", words):
         try:
             code = main(arguments)
         except SystemExit as exited:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
-from .producers import COMMANDS, PRODUCERS
-from .stage import EXPECTED, cli, made
+from .producers import COMMANDS, PRODUCERS, written_again
+from .stage import EXPECTED, INPUTS, cli, made, stage
 
 COMMAND = "python -m tests.golden"
 
@@ -43,3 +44,12 @@ def test_help_of_every_subcommand_is_kept() -> None:
     found = re.findall(r"^    (\w+)  ", cli("--help")[0], re.MULTILINE)
     assert found
     assert set(found) == {command.split()[0] for command in COMMANDS}
+
+
+OWN = sorted(path for path in INPUTS.glob("**/accuracy.csv") if path.parent.name not in ("dynamo", "future"))
+
+
+@pytest.mark.parametrize("path", OWN, ids=lambda path: str(path.relative_to(INPUTS)))
+def test_rows_are_written_as_they_were_read(path: Path) -> None:
+    with stage():
+        assert written_again(path) == path.read_bytes()
