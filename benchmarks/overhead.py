@@ -17,7 +17,7 @@ from benchmarks.table import Table, against
 from benchmarks.workloads import WORKLOADS, TrainingStep
 from hashbench import HashDebugTrace
 
-Arm = Callable[[], AbstractContextManager[Any]]
+ExperimentResult = Callable[[], AbstractContextManager[Any]]
 
 TOTAL_GOAL, ADDED_GOAL = 1.25, 5.0
 NOISE = 0.01  # of a step: less than this cannot be told from nothing
@@ -63,7 +63,7 @@ def _stack_and_modules() -> AbstractContextManager[None]:
     return debug_mode(record_stack_trace=True, record_nn_module=True)
 
 
-ARMS: Mapping[str, Arm] = {
+ARMS: Mapping[str, ExperimentResult] = {
     "no mode": contextlib.nullcontext,
     "no-op mode": NoOp,
     "lean no-op mode": LeanNoOp,
@@ -85,7 +85,7 @@ def measure(*, seconds: float) -> list[Table]:
     return [multiples(measured), _goals(measured)]
 
 
-def _timed(arm: Arm, step: TrainingStep) -> float:
+def _timed(arm: ExperimentResult, step: TrainingStep) -> float:
     # CPU time where one thread works: time that other processes take is not counted. With several threads, waiting for
     # each other is part of the cost.
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
@@ -100,8 +100,8 @@ def interleaved(
     step: TrainingStep,
     *,
     seconds: float,
-    arms: Mapping[str, Arm] = ARMS,
-    timed: Callable[[Arm, TrainingStep], float] = _timed,
+    arms: Mapping[str, ExperimentResult] = ARMS,
+    timed: Callable[[ExperimentResult, TrainingStep], float] = _timed,
 ) -> dict[str, list[float]]:
     """Seconds by arm, one entry a repetition. Each repetition runs every arm once, in random order, so that whatever
     else happens on the machine meets all arms alike. ``timed`` runs one arm and returns its seconds."""

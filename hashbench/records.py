@@ -332,7 +332,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class ExperimentResult:
     """One controlled experiment: what was changed, and how often the outcome still differed.
 
     ``name`` says the one thing that was changed; ``on`` what was repeated: ``call`` (the captured call of the guilty
@@ -402,11 +402,11 @@ class Evidence:
     first_pair: tuple[int, int] = (1, 1)
     untraced: str = ""
     call: CallFacts | None = None
-    arms: tuple[Arm, ...] = ()
+    arms: tuple[ExperimentResult, ...] = ()
 
-    def arm(self, name: str, on: str) -> Arm:
+    def arm(self, name: str, on: str) -> ExperimentResult:
         """The arm of that name; one without trials where it was not run."""
-        missing = Arm(name, on, note="not tried")
+        missing = ExperimentResult(name, on, note="not tried")
         return next((arm for arm in self.arms if (arm.name, arm.on) == (name, on)), missing)
 
 

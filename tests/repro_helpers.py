@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hashbench.records import Arm, CallFacts, Decision, Diagnosis, Evidence, Rate
+from hashbench.records import CallFacts, Decision, Diagnosis, Evidence, ExperimentResult, Rate
 from hashbench.replay.call import CapturedCall
 from hashbench.replay.capture import capture
 
@@ -32,7 +32,7 @@ def captured(func: Any, *args: Any, threads: int = 1, **kwargs: Any) -> Captured
     return dataclasses.replace(call, threads=threads, settings=settings, **PLACE)
 
 
-def said_of(*arms: Arm, op: str = "aten.index_put_.default") -> Diagnosis:
+def said_of(*arms: ExperimentResult, op: str = "aten.index_put_.default") -> Diagnosis:
     """A diagnosis with these arms."""
     decision = Decision("accumulation_order", "likely", "20 of 20 replays differ", "Add in one order.")
     rate = Rate(20, 20, of="replays", low=0.861, high=1.0, distinct=21)

@@ -7,11 +7,13 @@ import random
 import pytest
 
 from hashbench.causes.stats import ONE_OF_FEW, Effect, chance, effect_of, fewer, rate_of, sure_count, trials_needed
-from hashbench.records import Arm
+from hashbench.records import ExperimentResult
 
 
-def arm(differing: int, trials: int, *, distinct: int = 0, on: str = "call") -> Arm:
-    return Arm("an arm", on, trials=trials, differing=differing, distinct=distinct, note="" if trials else "budget")
+def arm(differing: int, trials: int, *, distinct: int = 0, on: str = "call") -> ExperimentResult:
+    return ExperimentResult(
+        "an arm", on, trials=trials, differing=differing, distinct=distinct, note="" if trials else "budget"
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,7 @@ def test_no_arm_can_differ_less_often_than_never() -> None:
         pytest.param(arm(3, 3), (3, 3), id="outcomes were not counted"),
     ],
 )
-def test_the_count_that_does_not_hang_on_the_first_outcome(base: Arm, count: tuple[int, int]) -> None:
+def test_the_count_that_does_not_hang_on_the_first_outcome(base: ExperimentResult, count: tuple[int, int]) -> None:
     assert sure_count(base) == count
 
 
@@ -131,7 +133,7 @@ def test_the_count_that_does_not_hang_on_the_first_outcome(base: Arm, count: tup
         pytest.param(arm(2, 2), arm(0, 2, on="process"), Effect.SEEMS, id="two fresh processes are not"),
     ],
 )
-def test_what_an_arm_did(base: Arm, other: Arm, effect: Effect) -> None:
+def test_what_an_arm_did(base: ExperimentResult, other: ExperimentResult, effect: Effect) -> None:
     assert effect_of(base, other) is effect
 
 
@@ -149,7 +151,7 @@ def test_arms_that_do_nothing_are_seldom_blamed(rate: float, others: int) -> Non
     assert blamed / diagnoses <= 0.05
 
 
-def _replayed(draw: random.Random, rate: float, others: int, trials: int = 20) -> Arm:
+def _replayed(draw: random.Random, rate: float, others: int, trials: int = 20) -> ExperimentResult:
     outcomes = [draw.randint(1, others) if draw.random() < rate else 0 for _ in range(trials + 1)]
     differing = sum(outcome != outcomes[0] for outcome in outcomes)
     return arm(differing, trials, distinct=len(set(outcomes)))

@@ -20,7 +20,7 @@ from hashbench.causes.evidence import LIBRARY_ARMS, Place, all_words, base_of, c
 from hashbench.causes.kernel import KERNEL_RULES
 from hashbench.causes.outside import OUTSIDE_RULES
 from hashbench.causes.stats import fewer, sure_count
-from hashbench.records import Arm, Decision, Evidence
+from hashbench.records import Decision, Evidence, ExperimentResult
 
 _RULES = {**OUTSIDE_RULES, "kernel": KERNEL_RULES}
 
@@ -83,25 +83,25 @@ def _unreproduced(evidence: Evidence) -> Decision | None:
     return decision(evidence, "unreproduced", "open", because + _between_processes(evidence))
 
 
-def _is_stray(evidence: Evidence, arm: Arm) -> bool:
+def _is_stray(evidence: Evidence, arm: ExperimentResult) -> bool:
     """Whether an arm that differs holds something still, and what it is compared with was run and never differed."""
     base = base_of(evidence, arm.name, arm.on)
     return arm.name in _STEADYING and base.ran and not base.differing
 
 
-def _more_than_luck(repeated: Sequence[Arm], on: str) -> bool:
+def _more_than_luck(repeated: Sequence[ExperimentResult], on: str) -> bool:
     """Whether the arms that hold something still differ more often than runs as they were, taken together."""
     steadied = [arm for arm in repeated if arm.on == on and arm.name in _STEADYING and arm.differing]
     plain = [arm for arm in repeated if arm.on == on and arm.name in ("repeat", "pair")]
     return bool(steadied) and fewer(_total(steadied), _total(plain))
 
 
-def _total(arms: Sequence[Arm]) -> tuple[int, int]:
+def _total(arms: Sequence[ExperimentResult]) -> tuple[int, int]:
     return sum(arm.differing for arm in arms), sum(arm.trials for arm in arms)
 
 
 def _between_processes(evidence: Evidence) -> str:
-    fresh: Arm = evidence.arm("fresh_process", "process")
+    fresh: ExperimentResult = evidence.arm("fresh_process", "process")
     return f"; {counted(fresh)} differ from each other" if fresh.differing else ""
 
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from hashbench.causes.evidence import base_of, count, effect, removes, told
 from hashbench.causes.rates import deterministic_price
 from hashbench.causes.stats import Effect
-from hashbench.records import Arm, Decision, Evidence
+from hashbench.records import Decision, Evidence, ExperimentResult
 
 ADVICE: Mapping[str, str] = MappingProxyType(
     {
@@ -127,7 +127,7 @@ def decision(evidence: Evidence, cause: str, confidence: str, because: str, *, n
     return Decision(cause, confidence, because, "; ".join(filter(None, clauses)) + ".")
 
 
-def removal(evidence: Evidence, cause: str, arm: Arm, confidence: str) -> Decision:
+def removal(evidence: Evidence, cause: str, arm: ExperimentResult, confidence: str) -> Decision:
     """The decision that rests on one arm that removes the difference, or seems to."""
     numbers = told(arm, base=base_of(evidence, arm.name, arm.on))
     caveat = "" if confidence == "proven" else ", which excludes neither luck nor a second mechanism"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from hashbench.causes.stats import Effect, effect_of
-from hashbench.records import Arm, Evidence
+from hashbench.records import Evidence, ExperimentResult
 
 Place = tuple[str, str]
 """The name of an arm and what it is run on."""
@@ -90,7 +90,7 @@ FEW = 5
 # ---------------------------------------------------------------------------------------------------- effects
 
 
-def base_of(evidence: Evidence, name: str, on: str) -> Arm:
+def base_of(evidence: Evidence, name: str, on: str) -> ExperimentResult:
     """What an arm is compared with: the same thing repeated with nothing changed."""
     if on == "call":
         return evidence.arm("repeat", "call")
@@ -116,7 +116,7 @@ def removes(evidence: Evidence, name: str, on: str) -> bool:
     return effect(evidence, name, on) is Effect.REMOVED
 
 
-def pick(evidence: Evidence, places: Iterable[Place]) -> tuple[Arm, str] | None:
+def pick(evidence: Evidence, places: Iterable[Place]) -> tuple[ExperimentResult, str] | None:
     """The arm that explains the difference, with the confidence in it: the first that removes it; else the only one
     that seems to. Where a difference is so rare that several arms seem to remove it, none of them has shown anything.
     Generators put back of which none had moved cannot be what removed it."""
@@ -135,7 +135,7 @@ def repeat_differs(evidence: Evidence) -> bool:
     return evidence.arm("repeat", "call").differing > 0
 
 
-def few_outcomes(arm: Arm) -> bool:
+def few_outcomes(arm: ExperimentResult) -> bool:
     """Whether the same few outcomes come again: one choice among some, where sums in any order give ever new ones."""
     return 0 < arm.distinct <= max(2, min(FEW, arm.trials / 4))
 
@@ -143,19 +143,19 @@ def few_outcomes(arm: Arm) -> bool:
 # -------------------------------------------------------------------------------------------------- sentences
 
 
-def count(arm: Arm) -> str:
+def count(arm: ExperimentResult) -> str:
     """``3 of 20``."""
     return f"{arm.differing} of {arm.trials}"
 
 
-def counted(arm: Arm) -> str:
+def counted(arm: ExperimentResult) -> str:
     """``20 of 20 replays with one thread``."""
     phrase = ARMS.get((arm.name, arm.on), arm.name)
     unit = "" if phrase.startswith(_WITH_UNIT) else f" {_UNITS.get(arm.on, arm.on)}"
     return f"{count(arm)}{unit} {phrase}"
 
 
-def told(*arms: Arm, base: Arm | None = None) -> str:
+def told(*arms: ExperimentResult, base: ExperimentResult | None = None) -> str:
     """``20 of 20 replays in place differ; 0 of 20 with one thread``. Arms that were not run are left out."""
     shown = [arm for arm in ((base, *arms) if base is not None else arms) if arm.ran]
     parts = []

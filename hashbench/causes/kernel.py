@@ -27,7 +27,7 @@ from hashbench.causes.evidence import (
 from hashbench.causes.evidence import with_numbers as _with
 from hashbench.causes.outside import Rule, held_still
 from hashbench.causes.stats import Effect, fewer, is_rare, sure_count
-from hashbench.records import Arm, CallFacts, Decision, Evidence
+from hashbench.records import CallFacts, Decision, Evidence, ExperimentResult
 
 _ORDERING: tuple[Place, ...] = (("one_thread", "call"), ("one_worker", "call"), ("deterministic", "call"))
 _LIBRARIES: tuple[Place, ...] = tuple((name, "call") for name in LIBRARY_ARMS if name != "cudnn_benchmark")
@@ -152,7 +152,7 @@ def _place_or_load(evidence: Evidence) -> Decision | None:
     return decision(evidence, causes[arm.name], "proven" if sure else "likely", told(arm, base=repeat))
 
 
-def _elsewhere(evidence: Evidence, repeat: Arm) -> Decision | None:
+def _elsewhere(evidence: Evidence, repeat: ExperimentResult) -> Decision | None:
     """Inputs in new memory change the outcome; what that memory held before does not. Their address is left."""
     fresh, poison = evidence.arm("fresh_memory", "call"), evidence.arm("poison", "call")
     if not poison.ran or not _more(fresh, repeat):
@@ -160,7 +160,7 @@ def _elsewhere(evidence: Evidence, repeat: Arm) -> Decision | None:
     return decision(evidence, "alignment", "likely", told(fresh, poison, base=repeat))
 
 
-def _more(arm: Arm, base: Arm) -> bool:
+def _more(arm: ExperimentResult, base: ExperimentResult) -> bool:
     """Whether an arm differs more often than its base, by more than luck explains."""
     return fewer((arm.differing, arm.trials), (base.differing, base.trials))
 
@@ -176,7 +176,7 @@ def _held_still_inside(evidence: Evidence) -> Decision | None:
     return _held_still(evidence, CALL_WORLD)
 
 
-def _timed(evidence: Evidence, clocks: Arm, confidence: str) -> Decision:
+def _timed(evidence: Evidence, clocks: ExperimentResult, confidence: str) -> Decision:
     """A clock inside an op either chooses how to compute, which whole numbers hide, or enters what is computed."""
     base = base_of(evidence, clocks.name, clocks.on)
     if removes(evidence, "exact_values", "call"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum
 from math import comb
 
-from hashbench.records import Arm, Rate
+from hashbench.records import ExperimentResult, Rate
 
 ONE_OF_MANY = 0.01
 """Chance that an arm without any effect may have of passing for a remedy, where a dozen arms are looked at: replays of
@@ -85,7 +85,7 @@ def trials_needed(base: Count, *, level: float = ONE_OF_MANY) -> int:
     return enough
 
 
-def sure_count(arm: Arm) -> Count:
+def sure_count(arm: ExperimentResult) -> Count:
     """How many outcomes surely differ from the commonest one, of the trials of an arm.
 
     All trials are compared with one first outcome. Where that happened to be a rare one, all differ from it and agree
@@ -97,14 +97,14 @@ def sure_count(arm: Arm) -> Count:
     return min(arm.differing, arm.trials - arm.differing + arm.distinct - 1), arm.trials
 
 
-def arm_length(base: Arm, *, asked: int) -> int:
+def arm_length(base: ExperimentResult, *, asked: int) -> int:
     """Trials that arms need beside this base: as many as were asked for, and where its difference is rare so many that
     one which removes it can show that, up to ``MOST_TRIALS``."""
     sure = sure_count(base)
     return max(asked, min(trials_needed(sure), MOST_TRIALS)) if sure[0] else asked
 
 
-def is_rare(arm: Arm) -> bool:
+def is_rare(arm: ExperimentResult) -> bool:
     """Whether at most one in ten outcomes differs from the usual one, so that there is a usual one."""
     return arm.differing * 10 <= arm.trials
 
@@ -120,7 +120,7 @@ class Effect(Enum):
     STAYS = "still there"
 
 
-def luck(base: Arm, arm: Arm) -> float:
+def luck(base: ExperimentResult, arm: ExperimentResult) -> float:
     """The chance of so few differences in the arm if it changes nothing.
 
     Where more differ from the base's first outcome than surely differ from its commonest, the first must have been
@@ -131,7 +131,7 @@ def luck(base: Arm, arm: Arm) -> float:
     return odd_first * chance((sure, trials), (arm.differing, arm.trials))
 
 
-def effect_of(base: Arm, arm: Arm) -> Effect:
+def effect_of(base: ExperimentResult, arm: ExperimentResult) -> Effect:
     """What ``arm`` did to the difference that ``base`` shows. A difference that became rarer is not gone: another
     mechanism is left, or the change missed a part of it."""
     if not base.differing:

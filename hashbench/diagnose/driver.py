@@ -22,7 +22,17 @@ from hashbench.diagnose import fresh_process, patching
 from hashbench.diagnose.pairs import PAIR_ARMS, Pairs, process_arms
 from hashbench.divergence import introduce
 from hashbench.errors import HashbenchError
-from hashbench.records import Arm, CallFacts, Diagnosis, Divergence, Evidence, Failure, ModelSpec, RunOptions, Trace
+from hashbench.records import (
+    CallFacts,
+    Diagnosis,
+    Divergence,
+    Evidence,
+    ExperimentResult,
+    Failure,
+    ModelSpec,
+    RunOptions,
+    Trace,
+)
 from hashbench.replay import facts
 from hashbench.replay.call import CapturedCall
 from hashbench.replay.capture import CaptureError, capture
@@ -179,12 +189,12 @@ class _Diagnostician:
         for arm in self._in_processes("fixed_order", processes=FIXED_PROCESSES, runs=1, fixed_order=True):
             self._add(arm)
 
-    def _in_processes(self, name: str, *, processes: int, runs: int, fixed_order: bool) -> Sequence[Arm]:
+    def _in_processes(self, name: str, *, processes: int, runs: int, fixed_order: bool) -> Sequence[ExperimentResult]:
         spec = self.subject.spec
         if spec is None:
-            return [Arm(name, "process", note="only models of a suite can be built again")]
+            return [ExperimentResult(name, "process", note="only models of a suite can be built again")]
         if self.budget.left() <= 0:
-            return [Arm(name, "process", note="budget")]
+            return [ExperimentResult(name, "process", note="budget")]
         fresh = fresh_process.fresh_traces(
             spec,
             self.options,
@@ -197,7 +207,7 @@ class _Diagnostician:
         )
         return process_arms(fresh, self.found, name=name)
 
-    def _add(self, arm: Arm) -> None:
+    def _add(self, arm: ExperimentResult) -> None:
         self.evidence = replace(self.evidence, arms=(*self.evidence.arms, arm))
 
     def _proven(self) -> bool:

@@ -21,7 +21,7 @@ from hashbench.causes import stats
 from hashbench.deadline import Budget
 from hashbench.diagnose.fresh_process import FreshRuns
 from hashbench.divergence import introduce
-from hashbench.records import Arm, Divergence, Failure, Trace
+from hashbench.records import Divergence, ExperimentResult, Failure, Trace
 from hashbench.replay import controls
 from hashbench.run.outcome import Run, difference_between, fingerprint
 from hashbench.run.outputs import NotComparableError
@@ -46,7 +46,7 @@ CLEAR = 5
 """Where the difference is still there in each of so many trials, of several outcomes, no more of them can remove it."""
 
 
-def _is_clear(arm: Arm) -> bool:
+def _is_clear(arm: ExperimentResult) -> bool:
     return arm.differing == arm.trials == CLEAR and arm.distinct != 2  # two: the first may have been an odd one
 
 
@@ -74,7 +74,7 @@ class Pairs:
         self.replays, self.budget = replays, budget
         self.device = torch.device(device)
 
-    def plain(self) -> Arm:
+    def plain(self) -> ExperimentResult:
         """The pair again, with nothing changed: what the other arms are compared with.
 
         Goes on where the difference is rare, and the other arms are made as long as it takes to tell that it is gone.
@@ -89,11 +89,11 @@ class Pairs:
         self.replays = stats.arm_length(arm, asked=replays)
         return arm
 
-    def under(self, name: str, change: Change) -> Arm:
+    def under(self, name: str, change: Change) -> ExperimentResult:
         """Runs that each happen inside ``change()``."""
         return self._runs(name, change, replays=self.replays)
 
-    def generators(self) -> Arm:
+    def generators(self) -> ExperimentResult:
         """Every generator object alive put back to one state before each run; ``found`` names the one that matters."""
         snapshot = controls.Generators.alive()
         self.attempt()
@@ -115,11 +115,11 @@ class Pairs:
         ]
         return alone or moved
 
-    def untraced(self) -> Arm:
+    def untraced(self) -> ExperimentResult:
         """Pairs without a trace, by their results."""
         return self._runs("untraced", contextlib.nullcontext, replays=self.replays, traced=False)
 
-    def poison(self) -> Arm:
+    def poison(self) -> ExperimentResult:
         """Memory that nobody wrote filled with one value or another: trials are runs with the second value, differing
         those whose results follow it. Results that also vary under one value are left out. On an accelerator every run
         begins with what its allocator has free filled, from which kernels take memory for themselves."""
@@ -134,7 +134,7 @@ class Pairs:
             for value in controls.POISONS:
                 run, took = self._one(functools.partial(filled, value), traced=True)
                 if isinstance(run, Failure):
-                    return Arm("poison", "pair", note=_failed(run))
+                    return ExperimentResult("poison", "pair", note=_failed(run))
                 seen[value].append(_noted(run))
                 seconds.append(took)
         one, two = (_steady(runs) for runs in seen.values())
@@ -142,27 +142,35 @@ class Pairs:
         trials = len(seconds) // 2
         found = f"{len(follow)} of {len(seen[controls.POISONS[0]][0])} results follow the value" if follow else ""
         differing = trials if follow else 0
-        return Arm("poison", "pair", trials, differing, 1 + bool(follow), statistics.median(seconds), found)
+        return ExperimentResult(
+            "poison", "pair", trials, differing, 1 + bool(follow), statistics.median(seconds), found
+        )
 
     # --------------------------------------------------------------------------------------------------- runs
 
     def _runs(
-        self, name: str, change: Change, *, replays: int, traced: bool = True, enough: Callable[[Arm], bool] = _is_clear
-    ) -> Arm:
+        self,
+        name: str,
+        change: Change,
+        *,
+        replays: int,
+        traced: bool = True,
+        enough: Callable[[ExperimentResult], bool] = _is_clear,
+    ) -> ExperimentResult:
         """Runs under ``change`` until there are enough, their share of the time is up, or ``enough`` says so."""
         if self.budget.left() <= 0:
-            return Arm(name, "pair", note="budget")
+            return ExperimentResult(name, "pair", note="budget")
         left = Budget(self.budget.left() * ARM_SHARE)
         first, took = self._one(change, traced=traced)
         if isinstance(first, Failure):
-            return Arm(name, "pair", note=_failed(first))
-        arm, seconds, prints = Arm(name, "pair", distinct=1, seconds=took), [took], {fingerprint(first)}
+            return ExperimentResult(name, "pair", note=_failed(first))
+        arm, seconds, prints = ExperimentResult(name, "pair", distinct=1, seconds=took), [took], {fingerprint(first)}
         while arm.trials < replays and not enough(arm):
             if (left if arm.trials >= stats.FEWEST else self.budget).left() < took:
                 return replace(arm, note=f"{arm.trials} of {replays} trials: budget" if arm.ran else "budget")
             other, took = self._one(change, traced=traced)
             if isinstance(other, Failure):
-                return Arm(name, "pair", note=_failed(other))
+                return ExperimentResult(name, "pair", note=_failed(other))
             seconds.append(took)
             prints.add(fingerprint(other))
             arm = replace(
@@ -215,12 +223,12 @@ def still_there(original: Divergence | None, found: Divergence | None) -> bool:
     return found.op_index <= original.op_index
 
 
-def process_arms(fresh: FreshRuns, original: Divergence | None, *, name: str) -> tuple[Arm, ...]:
+def process_arms(fresh: FreshRuns, original: Divergence | None, *, name: str) -> tuple[ExperimentResult, ...]:
     """What runs in fresh processes say: the first runs of all against each other (``name``), and, where each process
     made two, its pair (``within_process``)."""
     if not fresh.processes:
         note = fresh.failures[0] if fresh.failures else "nothing came back"
-        return (Arm(name, "process", note=note[:200]),)
+        return (ExperimentResult(name, "process", note=note[:200]),)
     first = fresh.processes[0][0]
     others = [traces[0] for traces in fresh.processes[1:]]
     arms = [_compared(name, [(first, other) for other in others], original, fresh.note)]
@@ -230,9 +238,11 @@ def process_arms(fresh: FreshRuns, original: Divergence | None, *, name: str) ->
     return tuple(arms)
 
 
-def _compared(name: str, pairs: Sequence[tuple[Trace, Trace]], original: Divergence | None, note: str) -> Arm:
+def _compared(
+    name: str, pairs: Sequence[tuple[Trace, Trace]], original: Divergence | None, note: str
+) -> ExperimentResult:
     differing = sum(still_there(original, introduce.find(one, other).divergence) for one, other in pairs)
-    return Arm(name, "process", len(pairs), differing, 1 + differing, note=note)
+    return ExperimentResult(name, "process", len(pairs), differing, 1 + differing, note=note)
 
 
 def _failed(run: Failure) -> str:

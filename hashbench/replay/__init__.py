@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from hashbench.deadline import Budget
-from hashbench.records import Arm, CallFacts, TensorDigest
+from hashbench.records import CallFacts, ExperimentResult, TensorDigest
 from hashbench.replay import facts as callfacts
 from hashbench.replay.call import CapturedCall, Outcome, in_force
 from hashbench.replay.experiments.special import SPECIAL_ARMS
@@ -41,14 +41,14 @@ class Replays:
     """What the experiments on one call found. ``first`` and ``other`` are two outcomes that differ, for numbers: the
     tensors that the call wrote; ``other`` is ``None`` where none differed, and ``first`` empty where none was made."""
 
-    arms: tuple[Arm, ...]
+    arms: tuple[ExperimentResult, ...]
     facts: CallFacts
     first: Snapshot = ()
     other: Snapshot | None = None
 
-    def arm(self, name: str) -> Arm:
+    def arm(self, name: str) -> ExperimentResult:
         """The arm of that name; one without trials where it is missing."""
-        return next((arm for arm in self.arms if arm.name == name), Arm(name, "call", note="not tried"))
+        return next((arm for arm in self.arms if arm.name == name), ExperimentResult(name, "call", note="not tried"))
 
 
 def experiments(
@@ -88,27 +88,27 @@ def _order(lab: Laboratory) -> list[str]:
     return [name for name in names if name in SPECIAL_ARMS or _AROUND[name].runs_on(lab.call.device)]
 
 
-def _attempted(lab: Laboratory, name: str, *, share: float) -> Arm:
+def _attempted(lab: Laboratory, name: str, *, share: float) -> ExperimentResult:
     """One arm within its share of what is left."""
     left = lab.budget.left()
     if left <= 2 * lab.cost:
-        return Arm(name, "call", note=NO_TIME)
+        return ExperimentResult(name, "call", note=NO_TIME)
     budget = Budget(left * share)
     try:
         if name == "repeat":
             return lab.repeat(budget)
         return SPECIAL_ARMS[name](lab, budget) if name in SPECIAL_ARMS else _surrounded(lab, _AROUND[name], budget)
     except Exception as error:  # the op refuses what the arm asks of it: that is what the arm has to say
-        return Arm(name, "call", note=f"raises: {_first_sentence(error)}")
+        return ExperimentResult(name, "call", note=f"raises: {_first_sentence(error)}")
 
 
-def _surrounded(lab: Laboratory, arm: Surroundings, left: Budget) -> Arm:
+def _surrounded(lab: Laboratory, arm: Surroundings, left: Budget) -> ExperimentResult:
     if arm.outside and not lab.custom:
-        return Arm(arm.name, "call", note="torch's own kernels read nothing from outside torch")
+        return ExperimentResult(arm.name, "call", note="torch's own kernels read nothing from outside torch")
     if arm.inside and not (lab.custom or calls_others(lab.call.func)):
-        return Arm(arm.name, "call", note="this kernel calls no other op, so there is nothing to choose")
+        return ExperimentResult(arm.name, "call", note="this kernel calls no other op, so there is nothing to choose")
     if arm.disturbs and lab.in_place is None:
-        return Arm(arm.name, "call", note=DIFFERS_IN_PLACE)
+        return ExperimentResult(arm.name, "call", note=DIFFERS_IN_PLACE)
     if arm.name == "nondeterministic" and lab.call.settings.get("deterministic_algorithms") == "off":
         return replace(lab.repeated.arm(arm.name), note="as it was captured")
     tally = Tally(lab.in_place if arm.disturbs else None)
@@ -127,7 +127,7 @@ def _first_sentence(error: Exception) -> str:
 # -------------------------------------------------------------------------------------------------- conclusions
 
 
-def _concluded(lab: Laboratory, arms: Sequence[Arm], recorded: Recorded) -> Replays:
+def _concluded(lab: Laboratory, arms: Sequence[ExperimentResult], recorded: Recorded) -> Replays:
     copies = lab.repeated.copies
     seen = copies if len(copies) > 1 else [*copies, *lab.provoked]
     facts = CallFacts(
@@ -145,7 +145,7 @@ def _concluded(lab: Laboratory, arms: Sequence[Arm], recorded: Recorded) -> Repl
     return Replays(final, facts, first=seen[0] if seen else (), other=seen[1] if len(seen) > 1 else None)
 
 
-def _with_controls(lab: Laboratory, arm: Arm) -> Arm:
+def _with_controls(lab: Laboratory, arm: ExperimentResult) -> ExperimentResult:
     """``repeat`` with the unchanged replays that were made between those of other arms."""
     if arm.name != "repeat" or not arm.ran:
         return arm

@@ -11,7 +11,7 @@ from time import perf_counter
 
 from hashbench.causes import stats
 from hashbench.deadline import Budget
-from hashbench.records import Arm
+from hashbench.records import ExperimentResult
 from hashbench.replay.call import CapturedCall, Materialised, Outcome, outcome_of, wait_for, written_tensors
 from hashbench.replay.experiments.table import UNCHANGED, Change
 from hashbench.replay.facts import Snapshot
@@ -83,7 +83,7 @@ class Laboratory:
         change: Change = UNCHANGED,
         each: bool = False,
         tally: Tally | None = None,
-    ) -> Arm:
+    ) -> ExperimentResult:
         """The outcomes of ``live`` under ``change``, against those of the call as it was in between."""
         tally = tally or Tally()
 
@@ -96,7 +96,7 @@ class Laboratory:
 
         return self.controlled(name, tally, left, block=block)
 
-    def controlled(self, name: str, tally: Tally, left: Budget, *, block: Callable[[int], None]) -> Arm:
+    def controlled(self, name: str, tally: Tally, left: Budget, *, block: Callable[[int], None]) -> ExperimentResult:
         """Replays in blocks, until the tally has its trials or the time is up.
 
         Where the call differs as it is, each block of the arm is followed by one of the call as it was, which counts
@@ -122,7 +122,7 @@ class Laboratory:
         note = "" if tally.trials >= self.trials else f"{tally.trials} of {self.trials} trials: {NO_TIME}"
         if controls and not tally.differing and self.repeated.differing == before:
             note = f"{tally.trials} replays agree, but so did those of the unchanged call meanwhile"
-            return Arm(name, "call", note=note)
+            return ExperimentResult(name, "call", note=note)
         return tally.arm(name, note=note)
 
     def _controls(self, size: int) -> int:
@@ -135,7 +135,7 @@ class Laboratory:
         affordable = int(left.left() / (BLOCKS * self.cost)) if self.cost else self.trials
         return max(1, min(affordable, -(-self.trials // BLOCKS)))
 
-    def repeat(self, left: Budget) -> Arm:
+    def repeat(self, left: Budget) -> ExperimentResult:
         """The arm ``repeat``: same storages, content and generators put back before each replay.
 
         Goes on where nothing differed yet, and where outcomes differ so rarely that other arms could prove nothing.

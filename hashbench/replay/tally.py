@@ -10,7 +10,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable
 
-from hashbench.records import Arm
+from hashbench.records import ExperimentResult
 from hashbench.replay.call import Outcome, held_bytes
 from hashbench.replay.facts import Snapshot
 
@@ -54,9 +54,9 @@ class Tally:
         """Outcomes, the reference among them."""
         return len(self._seen)
 
-    def arm(self, name: str, *, found: str = "", note: str = "") -> Arm:
+    def arm(self, name: str, *, found: str = "", note: str = "") -> ExperimentResult:
         """The tally as an arm on the call."""
-        return Arm(
+        return ExperimentResult(
             name,
             "call",
             trials=self.trials,

@@ -7,7 +7,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from hashbench.records import Arm, Decision, Diagnosis
+from hashbench.records import Decision, Diagnosis, ExperimentResult
 
 OUTPUT_HEADING = "## Last output of repro.py"
 NOT_RUN = "It was not run yet."
@@ -132,7 +132,7 @@ def how_often(diagnosis: Diagnosis) -> str:
     )
 
 
-def _evidence(arms: Iterable[Arm]) -> str:
+def _evidence(arms: Iterable[ExperimentResult]) -> str:
     rows = [
         (
             arm.name,
@@ -148,12 +148,12 @@ def _evidence(arms: Iterable[Arm]) -> str:
     return _markdown(headers, rows)
 
 
-def count(arm: Arm) -> str:
+def count(arm: ExperimentResult) -> str:
     """``3 of 20``, or that the arm was not run."""
     return f"{arm.differing} of {arm.trials}" if arm.ran else "not run"
 
 
-def remarks(arm: Arm) -> str:
+def remarks(arm: ExperimentResult) -> str:
     """What the arm singled out, and why it has fewer trials than others."""
     return "; ".join(part for part in (arm.found, arm.note) if part)
 

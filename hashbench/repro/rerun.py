@@ -16,7 +16,7 @@ from tabulate import tabulate
 from hashbench import causes, replay
 from hashbench.deadline import Budget
 from hashbench.errors import HashbenchError
-from hashbench.records import Arm, Decision, Evidence
+from hashbench.records import Decision, Evidence, ExperimentResult
 from hashbench.replay.call import CapturedCall
 from hashbench.repro import call_file, report
 from hashbench.repro.call_values import BadCallError, integer_at, list_at, mapping_at, text_at
@@ -26,7 +26,7 @@ from hashbench.repro.call_values import BadCallError, integer_at, list_at, mappi
 class Recorded:
     """What a repro says of the experiments when it was written."""
 
-    arms: tuple[Arm, ...]
+    arms: tuple[ExperimentResult, ...]
     decision: Decision
     environment: Mapping[str, str]
 
@@ -77,8 +77,8 @@ def _recorded(found: Mapping[str, Any], folder: Path) -> Recorded:
         raise HashbenchError(f"cannot use the repro in {folder}", consequence=consequence, tip=call_file.TIP) from None
 
 
-def _arm(entry: Any) -> Arm:
-    return Arm(
+def _arm(entry: Any) -> ExperimentResult:
+    return ExperimentResult(
         text_at(entry, "name"),
         text_at(entry, "on"),
         trials=integer_at(entry, "trials"),
@@ -128,7 +128,7 @@ def as_text(made: Rerun) -> str:
     return "\n".join(lines).rstrip()
 
 
-def _table(arms: Sequence[Arm], recorded: Sequence[Arm]) -> str:
+def _table(arms: Sequence[ExperimentResult], recorded: Sequence[ExperimentResult]) -> str:
     before = {arm.name: arm for arm in recorded if arm.on == "call"}
     rows = [
         (

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from hashbench.records import Arm, Evidence
+from hashbench.records import Evidence, ExperimentResult
 from hashbench.replay.call import LINE, CapturedCall, GeneratorSlot, Slot, TensorForm, generator_slots
 from hashbench.replay.capture import may_resize
 from hashbench.replay.experiments.table import possible_shifts
@@ -79,12 +79,12 @@ def plan(evidence: Evidence) -> Plan:
     return Plan("repeat", _affordable(_USUAL, evidence.arm("repeat", "call")))
 
 
-def _calls(arm: Arm) -> int:
+def _calls(arm: ExperimentResult) -> int:
     half = arm.differing / arm.trials / 2
     return _affordable(max(_USUAL, math.ceil(math.log(_MISS) / math.log1p(-half))), arm)
 
 
-def _affordable(calls: int, arm: Arm) -> int:
+def _affordable(calls: int, arm: ExperimentResult) -> int:
     return min(calls, _MOST, max(_FEWEST, int(_SECONDS / arm.seconds)) if arm.seconds else _MOST)
 
 

@@ -12,13 +12,13 @@ import pytest
 from hashbench.causes import decide
 from hashbench.causes.advice import ADVICE
 from hashbench.causes.evidence import ARMS, few_outcomes
-from hashbench.records import CAUSES, CONFIDENCES, ORIGINS, Arm, CallFacts, Evidence
+from hashbench.records import CAUSES, CONFIDENCES, ORIGINS, CallFacts, Evidence, ExperimentResult
 
 PAGE = Path(__file__).parents[2] / "docs" / "causes.md"
 WRITTEN = re.compile(r"(\w+)/(\w+) (?:(\d+)/(\d+)(?:~(\d+))?|\((.*)\))(?: \[(.*)\])?")
 
 
-def arm(text: str) -> Arm:
+def arm(text: str) -> ExperimentResult:
     """``call/repeat 20/20~2 [found]``; every outcome is another one where ``~distinct`` is left out. Words in
     parentheses in place of the count say why an arm was not run."""
     match = WRITTEN.fullmatch(text)
@@ -26,9 +26,11 @@ def arm(text: str) -> Arm:
     on, name, differing, trials, distinct, note, found = match.groups()
     assert (name, on) in ARMS, f"{text} is no arm"
     if note is not None:
-        return Arm(name, on, note=note)
+        return ExperimentResult(name, on, note=note)
     outcomes = int(distinct or int(differing) + 1)
-    return Arm(name, on, trials=int(trials), differing=int(differing), distinct=outcomes, found=found or "")
+    return ExperimentResult(
+        name, on, trials=int(trials), differing=int(differing), distinct=outcomes, found=found or ""
+    )
 
 
 def seen(origin: str, *arms: str, call: CallFacts | None = None, **facts: Any) -> Evidence:
@@ -1011,36 +1013,36 @@ def test_a_likely_cause_says_what_is_missing() -> None:
     [
         pytest.param(
             [
-                Arm("deterministic", "call", 20, 0, 1, seconds=0.018),
-                Arm("nondeterministic", "call", 20, 20, 21, seconds=0.01),
+                ExperimentResult("deterministic", "call", 20, 0, 1, seconds=0.018),
+                ExperimentResult("nondeterministic", "call", 20, 20, 21, seconds=0.01),
             ],
             "; torch.use_deterministic_algorithms(True) makes it identical here, at 1.8 times the time.",
             id="identical, at a price",
         ),
         pytest.param(
-            [Arm("deterministic", "call", 20, 0, 1)],
+            [ExperimentResult("deterministic", "call", 20, 0, 1)],
             "; torch.use_deterministic_algorithms(True) makes it identical here.",
             id="identical, price unknown",
         ),
         pytest.param(
-            [Arm("deterministic", "call", 20, 20, 21)],
+            [ExperimentResult("deterministic", "call", 20, 20, 21)],
             "; with torch.use_deterministic_algorithms(True) it still differs here (20 of 20 replays).",
             id="still differs",
         ),
         pytest.param(
-            [Arm("deterministic", "call", note="raises: put_ has no deterministic implementation")],
+            [ExperimentResult("deterministic", "call", note="raises: put_ has no deterministic implementation")],
             "; torch.use_deterministic_algorithms(True) raises: put_ has no deterministic implementation.",
             id="raises",
         ),
         pytest.param(
-            [Arm("deterministic", "call", 1, 0, 1)],
+            [ExperimentResult("deterministic", "call", 1, 0, 1)],
             "; with torch.use_deterministic_algorithms(True) 0 of 1 replays differ here, too few to exclude luck.",
             id="too few replays",
         ),
-        pytest.param([Arm("deterministic", "call", note="budget")], "their last bits.", id="not run"),
+        pytest.param([ExperimentResult("deterministic", "call", note="budget")], "their last bits.", id="not run"),
     ],
 )
-def test_the_advice_says_what_the_deterministic_kernel_did_here(arms: list[Arm], words: str) -> None:
+def test_the_advice_says_what_the_deterministic_kernel_did_here(arms: list[ExperimentResult], words: str) -> None:
     plain = [arm(ALWAYS), arm("call/exact_values 0/20"), arm("call/one_thread 0/20")]
     evidence = Evidence("kernel", call=CallFacts("aten.put_.default"), arms=(*plain, *arms))
 

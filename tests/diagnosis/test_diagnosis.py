@@ -18,7 +18,7 @@ import torch
 from hashbench import replay
 from hashbench.check.model import BenchmarkRunner
 from hashbench.diagnose import driver
-from hashbench.records import Arm, Diagnosis, Row, RunOptions
+from hashbench.records import Diagnosis, ExperimentResult, Row, RunOptions
 from hashbench.run.outcome import Outcome
 from hashbench.run.settings import settings
 from hashbench.run.workload import Workload
@@ -75,7 +75,7 @@ def diagnosis_of(
     return found
 
 
-def arm(found: Diagnosis, name: str, on: str) -> Arm:
+def arm(found: Diagnosis, name: str, on: str) -> ExperimentResult:
     return found.evidence.arm(name, on)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from hashbench.causes import rates
-from hashbench.records import Arm, Evidence, RunCounts
+from hashbench.records import Evidence, ExperimentResult, RunCounts
 
-REPEAT = Arm("repeat", "call", 20, 5, 3)
-PAIR = Arm("pair", "pair", 10, 4, 2)
-WITHIN = Arm("within_process", "process", 4, 4, 5)
-AGREEING_REPEAT = Arm("repeat", "call", 200, 0, 1)
-AGREEING_PAIR = Arm("pair", "pair", 20, 0, 1)
+REPEAT = ExperimentResult("repeat", "call", 20, 5, 3)
+PAIR = ExperimentResult("pair", "pair", 10, 4, 2)
+WITHIN = ExperimentResult("within_process", "process", 4, 4, 5)
+AGREEING_REPEAT = ExperimentResult("repeat", "call", 200, 0, 1)
+AGREEING_PAIR = ExperimentResult("pair", "pair", 20, 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ AGREEING_PAIR = Arm("pair", "pair", 20, 0, 1)
     ],
 )
 def test_rate_comes_from_where_the_difference_shows(
-    arms: tuple[Arm, ...], expected: tuple[str, int, int, int] | None
+    arms: tuple[ExperimentResult, ...], expected: tuple[str, int, int, int] | None
 ) -> None:
     found = rates.of_evidence(Evidence("kernel", arms=arms))
     assert (found and (found.of, found.differing, found.trials, found.distinct)) == expected
@@ -44,7 +44,11 @@ def test_a_model_that_never_ran_twice_has_no_rate() -> None:
 
 def deterministic(**fields: object) -> Evidence:
     return Evidence(
-        "kernel", arms=(Arm("deterministic", "call", **fields), Arm("nondeterministic", "call", 20, 20, 21, 0.5))
+        "kernel",
+        arms=(
+            ExperimentResult("deterministic", "call", **fields),
+            ExperimentResult("nondeterministic", "call", 20, 20, 21, 0.5),
+        ),
     )  # type: ignore[arg-type]
 
 

@@ -25,7 +25,7 @@ from hashbench.integrations.dynamo import session as dynamo_session
 from hashbench.integrations.dynamo import table as dynamo_table
 from hashbench.integrations.pytest.message import five_lines
 from hashbench.processes import describe_end
-from hashbench.records import Arm, CallFacts, Evidence
+from hashbench.records import CallFacts, Evidence, ExperimentResult
 from hashbench.results.audit_table import COLUMNS as AUDIT_COLUMNS
 from hashbench.results.audit_table import VERDICTS, as_csv
 from hashbench.results.audit_table import read as read_audit
@@ -427,13 +427,15 @@ def _progress() -> str:
 _ARM = re.compile(r"(\w+)/(\w+) (?:(\d+)/(\d+)~(\d+)(?: \[(.*)\])?|\((.*)\))", re.DOTALL)
 
 
-def _arm(text: str) -> Arm:
+def _arm(text: str) -> ExperimentResult:
     found = _ARM.fullmatch(text)
     assert found, text
     on, name, differing, trials, distinct, what, note = found.groups()
     if note is not None:
-        return Arm(name, on, note=note)
-    return Arm(name, on, trials=int(trials), differing=int(differing), distinct=int(distinct), found=what or "")
+        return ExperimentResult(name, on, note=note)
+    return ExperimentResult(
+        name, on, trials=int(trials), differing=int(differing), distinct=int(distinct), found=what or ""
+    )
 
 
 def evidence_of(case: dict[str, Any]) -> Evidence:

@@ -6,17 +6,17 @@ import dataclasses
 
 import pytest
 
-from hashbench.records import Arm
+from hashbench.records import ExperimentResult
 from hashbench.report.html.evidence import ArmRead, arms_of, read_evidence, reasons
 from tests.report.histories import DIAGNOSED
 
 ARMS = (
-    Arm("repeat", "call", trials=33, differing=33),
-    Arm("one_thread", "call", trials=20),
-    Arm("moved", "call", trials=8, differing=2, found="4, 16 bytes"),
-    Arm("busy", "call", note="raises: no; really (not) today"),
-    Arm("generators", "pair", trials=8, found="a.b, c[0]"),
-    Arm("fresh_process", "process", note="budget"),
+    ExperimentResult("repeat", "call", trials=33, differing=33),
+    ExperimentResult("one_thread", "call", trials=20),
+    ExperimentResult("moved", "call", trials=8, differing=2, found="4, 16 bytes"),
+    ExperimentResult("busy", "call", note="raises: no; really (not) today"),
+    ExperimentResult("generators", "pair", trials=8, found="a.b, c[0]"),
+    ExperimentResult("fresh_process", "process", note="budget"),
 )
 
 

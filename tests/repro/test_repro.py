@@ -20,7 +20,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from hashbench import replay
 from hashbench.deadline import Budget
 from hashbench.errors import HashbenchError
-from hashbench.records import Arm, Diagnosis
+from hashbench.records import Diagnosis, ExperimentResult
 from hashbench.replay.call import CapturedCall, Memory, in_force, outcome_of
 from hashbench.replay.controls.memory import requests
 from hashbench.repro import op_definition, report, script, script_parts
@@ -28,10 +28,10 @@ from hashbench.repro.folder import load_call, run_in_fresh_process, write_repro
 from hashbench.run.outputs import Difference
 from hashbench.run.settings import preserved
 
-REPEAT = Arm("repeat", "call", trials=20, differing=20, distinct=21, seconds=0.002)
+REPEAT = ExperimentResult("repeat", "call", trials=20, differing=20, distinct=21, seconds=0.002)
 
 
-def written(folder: Path, call: CapturedCall, *arms: Arm) -> Path:
+def written(folder: Path, call: CapturedCall, *arms: ExperimentResult) -> Path:
     """The repro of a call in ``folder``."""
     write_repro(folder, call, said_of(*arms, op=call.op), seen_in="in a test")
     return folder
@@ -161,7 +161,7 @@ def test_call_is_read_back_as_it_was(make: Callable[[], CapturedCall], tmp_path:
 @pytest.mark.parametrize("make", CALLS.values(), ids=CALLS)
 def test_script_makes_the_same_call(make: Callable[[], CapturedCall], tmp_path: Path) -> None:
     call = make()
-    folder = written(tmp_path / "repro", call, Arm("repeat", "call", trials=20, seconds=1.0))
+    folder = written(tmp_path / "repro", call, ExperimentResult("repeat", "call", trials=20, seconds=1.0))
     code, names = run_here(folder)
     assert code == 0
     with in_force(call):
@@ -172,7 +172,7 @@ def test_script_makes_the_same_call(make: Callable[[], CapturedCall], tmp_path: 
 
 def test_inputs_lie_at_the_addresses_that_they_had(tmp_path: Path) -> None:
     call = at_an_odd_address()
-    folder = written(tmp_path / "repro", call, Arm("repeat", "call", trials=20, seconds=1.0))
+    folder = written(tmp_path / "repro", call, ExperimentResult("repeat", "call", trials=20, seconds=1.0))
     _, names = run_here(folder)
     with in_force(call):
         there = [tensor.data_ptr() % 64 for tensor in call.materialise().tensors]
@@ -220,7 +220,7 @@ def test_dependence_of_a_kernel_of_torch_is_reproduced_by_moving_where_a_probe_s
     assert ran(folder).startswith("yes: " if expected else "no: ")
 
 
-def moved_repro(folder: Path, call: CapturedCall) -> tuple[Path, Arm]:
+def moved_repro(folder: Path, call: CapturedCall) -> tuple[Path, ExperimentResult]:
     """The repro of what moving a call's inputs does, and that."""
     found = replay.experiments(call, replays=20, budget=Budget(20.0), arms=("moved",))
     moved = found.arm("moved")
@@ -232,16 +232,20 @@ def test_memory_that_nobody_wrote_is_reproduced_by_poison(tmp_path: Path) -> Non
     probabilities = torch.randn(50, 16, 20).log_softmax(2)
     targets = torch.randint(1, 20, (16, 30))
     call = captured(aten._ctc_loss.default, probabilities, targets, [20] * 16, [3] * 16)
-    folder = written(tmp_path / "repro", call, Arm("poison", "call", trials=20, differing=20, distinct=2))
+    folder = written(tmp_path / "repro", call, ExperimentResult("poison", "call", trials=20, differing=20, distinct=2))
     assert ran(folder) == "yes: 20 of 20 calls differ"
     twin = captured(aten._ctc_loss.default, probabilities, targets, [50] * 16, [30] * 16)
-    assert run_here(written(tmp_path / "twin", twin, Arm("poison", "call", 20, 20, 2, seconds=0.5)))[0] == 0
+    assert (
+        run_here(written(tmp_path / "twin", twin, ExperimentResult("poison", "call", 20, 20, 2, seconds=0.5)))[0] == 0
+    )
 
 
 @pytest.mark.parametrize("arm", ["busy", "fresh_memory"])
 def test_other_surroundings_of_a_call_that_agrees_anyway(arm: str, tmp_path: Path) -> None:
     call = captured(aten.add.Tensor, torch.randn(30), torch.randn(30))
-    code, names = run_here(written(tmp_path / "repro", call, Arm(arm, "call", trials=20, differing=1, seconds=0.2)))
+    code, names = run_here(
+        written(tmp_path / "repro", call, ExperimentResult(arm, "call", trials=20, differing=1, seconds=0.2))
+    )
     assert (code, names["done"]) == (0, 25)
 
 
@@ -317,7 +321,7 @@ def on_device(call: CapturedCall, *devices: str, **settings: str) -> CapturedCal
 
 def text_of(call: CapturedCall, arm: str = "repeat") -> str:
     """The script, which Python takes."""
-    how = script.plan(said_of(Arm(arm, "call", 20, 20, 2)).evidence)
+    how = script.plan(said_of(ExperimentResult(arm, "call", 20, 20, 2)).evidence)
     text = script.source(call, how, heading="A call.")
     compile(text, "repro.py", "exec")
     return text
@@ -446,7 +450,7 @@ def test_what_fills_free_blocks_in_a_script_asks_as_the_arm_does(monkeypatch: py
 
 
 def test_calls_in_memory_of_their_own_are_no_more_than_memory_holds() -> None:
-    arm = Arm("fresh_memory", "call", 20, 20, 2)
+    arm = ExperimentResult("fresh_memory", "call", 20, 20, 2)
     how = script.plan(said_of(arm).evidence)
     call = adding_rows()
     assert f"CALLS = {how.calls} " in script.source(call, how, heading="A call.")
@@ -461,7 +465,7 @@ def test_calls_in_memory_of_their_own_are_no_more_than_memory_holds() -> None:
 @pytest.mark.parametrize("arm", [*script.SHOWING])
 def test_script_runs_on_a_gpu(arm: str, tmp_path: Path) -> None:
     call = captured(aten.add.Tensor, torch.randn(1000, device="cuda")[3:], torch.randn(997, device="cuda"))
-    folder = written(tmp_path / "repro", call, Arm(arm, "call", 20, 1, 2, seconds=0.2))
+    folder = written(tmp_path / "repro", call, ExperimentResult(arm, "call", 20, 1, 2, seconds=0.2))
     assert ran(folder).startswith("no: 0 of ")
 
 
@@ -475,28 +479,43 @@ def test_atomic_additions_of_a_gpu_are_reproduced(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------------------------------------------- its texts
 
-SHOWN: dict[str, tuple[tuple[Arm, ...], tuple[str, int]]] = {
+SHOWN: dict[str, tuple[tuple[ExperimentResult, ...], tuple[str, int]]] = {
     "always": ((REPEAT,), ("repeat", 500)),
-    "one in twenty": ((Arm("repeat", "call", 200, 10, 3, seconds=0.001),), ("repeat", 500)),
-    "one in a hundred": ((Arm("repeat", "call", 1000, 10, 3, seconds=0.001),), ("repeat", 919)),
-    "one in two thousand": ((Arm("repeat", "call", 2000, 1, 2, seconds=0.0001),), ("repeat", 5000)),
-    "a slow call": ((Arm("repeat", "call", 20, 20, 21, seconds=3.0),), ("repeat", 20)),
-    "never": ((Arm("repeat", "call", 20, 0, 1, seconds=0.001),), ("repeat", 500)),
+    "one in twenty": ((ExperimentResult("repeat", "call", 200, 10, 3, seconds=0.001),), ("repeat", 500)),
+    "one in a hundred": ((ExperimentResult("repeat", "call", 1000, 10, 3, seconds=0.001),), ("repeat", 919)),
+    "one in two thousand": ((ExperimentResult("repeat", "call", 2000, 1, 2, seconds=0.0001),), ("repeat", 5000)),
+    "a slow call": ((ExperimentResult("repeat", "call", 20, 20, 21, seconds=3.0),), ("repeat", 20)),
+    "never": ((ExperimentResult("repeat", "call", 20, 0, 1, seconds=0.001),), ("repeat", 500)),
     "nothing was run": ((), ("repeat", 500)),
-    "only when moved": ((Arm("repeat", "call", 20), Arm("moved", "call", 20, 3)), ("moved", 500)),
-    "only on a busy machine": ((Arm("repeat", "call", 20), Arm("busy", "call", 20, 3)), ("busy", 500)),
-    "only beside a busy stream": ((Arm("repeat", "call", 20), Arm("busy_stream", "call", 20, 3)), ("busy_stream", 500)),
-    "in other memory": ((Arm("repeat", "call", 20), Arm("fresh_memory", "call", 20, 3)), ("fresh", 500)),
+    "only when moved": (
+        (ExperimentResult("repeat", "call", 20), ExperimentResult("moved", "call", 20, 3)),
+        ("moved", 500),
+    ),
+    "only on a busy machine": (
+        (ExperimentResult("repeat", "call", 20), ExperimentResult("busy", "call", 20, 3)),
+        ("busy", 500),
+    ),
+    "only beside a busy stream": (
+        (ExperimentResult("repeat", "call", 20), ExperimentResult("busy_stream", "call", 20, 3)),
+        ("busy_stream", 500),
+    ),
+    "in other memory": (
+        (ExperimentResult("repeat", "call", 20), ExperimentResult("fresh_memory", "call", 20, 3)),
+        ("fresh", 500),
+    ),
     "follows the poison, and differs at times": (
-        (Arm("repeat", "call", 20, 3, 2), Arm("poison", "call", 20, 20)),
+        (ExperimentResult("repeat", "call", 20, 3, 2), ExperimentResult("poison", "call", 20, 20)),
         ("poison", 500),
     ),
-    "the whole model, not the call": ((Arm("repeat", "call", 20), Arm("moved", "pair", 20, 3)), ("repeat", 500)),
+    "the whole model, not the call": (
+        (ExperimentResult("repeat", "call", 20), ExperimentResult("moved", "pair", 20, 3)),
+        ("repeat", 500),
+    ),
 }
 
 
 @pytest.mark.parametrize(("arms", "expected"), SHOWN.values(), ids=SHOWN)
-def test_way_to_show_it(arms: tuple[Arm, ...], expected: tuple[str, int]) -> None:
+def test_way_to_show_it(arms: tuple[ExperimentResult, ...], expected: tuple[str, int]) -> None:
     plan = script.plan(said_of(*arms).evidence)
     assert (plan.variant, plan.calls) == expected
 
@@ -518,7 +537,9 @@ ALL_VARIANTS = ["repeat", "moved", "poison", "busy", "fresh_memory"]
 
 @pytest.mark.parametrize("arm", ALL_VARIANTS)
 def test_script_is_short_and_imports_torch_alone(arm: str, tmp_path: Path) -> None:
-    text = (written(tmp_path / "repro", adding_rows(), Arm(arm, "call", 20, 20, 2)) / "repro.py").read_text()
+    text = (
+        written(tmp_path / "repro", adding_rows(), ExperimentResult(arm, "call", 20, 20, 2)) / "repro.py"
+    ).read_text()
     tree = ast.parse(text)
     imported = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
     assert not any(isinstance(node, ast.ImportFrom) for node in ast.walk(tree))
@@ -547,7 +568,9 @@ def test_settings_that_a_new_process_lacks_are_set(tmp_path: Path) -> None:
 
 
 def test_report_says_all_of_it(tmp_path: Path) -> None:
-    diagnosis = said_of(REPEAT, Arm("one_thread", "call", 20, 0, 1), Arm("clocks", "call", note="not | here"))
+    diagnosis = said_of(
+        REPEAT, ExperimentResult("one_thread", "call", 20, 0, 1), ExperimentResult("clocks", "call", note="not | here")
+    )
     difference = Difference(("output.0",), elements=7, max_abs=0.5, max_ulp=3, total=160)
     write_repro(tmp_path / "repro", adding_rows(), diagnosis, difference=difference, seen_in="in the model net")
     text = (tmp_path / "repro" / "REPORT.md").read_text()

@@ -13,11 +13,11 @@ from repro_helpers import adding_rows, aten, captured, document_in, said_of, sig
 
 from hashbench import cli
 from hashbench.errors import HashbenchError
-from hashbench.records import Arm
+from hashbench.records import ExperimentResult
 from hashbench.repro import call_file, rerun
 from hashbench.repro.folder import write_repro
 
-THREADS = Arm("one_thread", "call", trials=20, differing=0, distinct=1)
+THREADS = ExperimentResult("one_thread", "call", trials=20, differing=0, distinct=1)
 
 
 @pytest.fixture

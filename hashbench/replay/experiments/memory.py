@@ -15,7 +15,7 @@ from math import comb
 import torch
 
 from hashbench.deadline import Budget
-from hashbench.records import Arm
+from hashbench.records import ExperimentResult
 from hashbench.replay.call import CapturedCall, Materialised, Outcome, outcome_of
 from hashbench.replay.controls import POISONS, poison_reach, poisoned_memory
 from hashbench.replay.facts import Snapshot, have_same_form, snapshot_bits
@@ -59,7 +59,7 @@ def poison_arm(
     trials: int,
     left: Budget,
     snapshot: Callable[[object, Materialised, Outcome], Snapshot],
-) -> Arm:
+) -> ExperimentResult:
     """The arm ``poison``: trials are the replays under the second value, those that differ all of them or none."""
     sides = (_Side(), _Side())
     wanted = max(trials, WANTED)
@@ -74,18 +74,20 @@ def poison_arm(
     return _judged(sides, reach=poison_reach(call.device.type))
 
 
-def _judged(sides: tuple[_Side, _Side], *, reach: str) -> Arm:
+def _judged(sides: tuple[_Side, _Side], *, reach: str) -> ExperimentResult:
     first, second = sides
     if second.replays < FEWEST:
-        return Arm("poison", "call", note=f"budget: {second.replays} replays are too few")
+        return ExperimentResult("poison", "call", note=f"budget: {second.replays} replays are too few")
     if not (first.same_form and second.same_form and have_same_form(first.bits, second.bits)):
-        return Arm("poison", "call", note="replays give outputs of other sizes")
+        return ExperimentResult("poison", "call", note="replays give outputs of other sizes")
     elements = sum(map(len, first.bits))
     following = sum(map(_following, first.bits, second.bits, first.stable, second.stable))
     varying = sum(int((~(one & other)).sum()) for one, other in zip(first.stable, second.stable, strict=True))
     if following and varying and (varying + following) * 2 / comb(2 * second.replays, second.replays) > LUCK:
-        return Arm("poison", "call", note=f"budget: {second.replays} replays of {varying} varying elements are too few")
-    return Arm(
+        return ExperimentResult(
+            "poison", "call", note=f"budget: {second.replays} replays of {varying} varying elements are too few"
+        )
+    return ExperimentResult(
         "poison",
         "call",
         trials=second.replays,

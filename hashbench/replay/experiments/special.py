@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from hashbench.deadline import Budget
-from hashbench.records import Arm
+from hashbench.records import ExperimentResult
 from hashbench.replay.call import Materialised, TensorForm, held_bytes
 from hashbench.replay.controls import Generators
 from hashbench.replay.experiments.memory import poison_arm
@@ -32,10 +32,10 @@ Place = tuple[int | None, int]
 """A memory (``None``: all together) and by how many bytes it is moved."""
 
 
-def fresh_memory(lab: Laboratory, left: Budget) -> Arm:
+def fresh_memory(lab: Laboratory, left: Budget) -> ExperimentResult:
     """New memory for the inputs of each replay, and other bytes in what was freed before."""
     if lab.in_place is None:
-        return Arm("fresh_memory", "call", note=DIFFERS_IN_PLACE)
+        return ExperimentResult("fresh_memory", "call", note=DIFFERS_IN_PLACE)
     tally = Tally(lab.in_place)
     sizes = [memory.content.nbytes for memory in lab.call.memories]
     sizes += [held_bytes(tensor) for copy in lab.repeated.copies[:1] for tensor in copy]
@@ -53,20 +53,20 @@ def fresh_memory(lab: Laboratory, left: Budget) -> Arm:
     return found
 
 
-def poison(lab: Laboratory, left: Budget) -> Arm:
+def poison(lab: Laboratory, left: Budget) -> ExperimentResult:
     """Two values in all fresh memory; see ``poisonarm``."""
     if plan_of(lab.call.func).blank:
-        return Arm("poison", "call", note="the op hands out memory for others to write")
+        return ExperimentResult("poison", "call", note="the op hands out memory for others to write")
     return poison_arm(lab.call, lab.live, trials=lab.replays, left=left, snapshot=lab.snapshot)
 
 
-def exact_values(lab: Laboratory, left: Budget) -> Arm:
+def exact_values(lab: Laboratory, left: Budget) -> ExperimentResult:
     """Small whole numbers for all contents: sums no longer depend on their order."""
     changed = with_exact_values(lab.call)
     if changed is None and all(_is_whole(form) for form in lab.call.tensors) and lab.call.tensors:
         return replace(lab.repeated.arm("exact_values"), note="all inputs are whole numbers as they are")
     if changed is None:
-        return Arm("exact_values", "call", note="no floating-point input in plain memory")
+        return ExperimentResult("exact_values", "call", note="no floating-point input in plain memory")
     return lab.compared("exact_values", left, live=changed.materialise())
 
 
@@ -74,25 +74,31 @@ def _is_whole(form: TensorForm | torch.Tensor) -> bool:
     return isinstance(form, TensorForm) and not (form.dtype.is_floating_point or form.dtype.is_complex)
 
 
-def copied_sources(lab: Laboratory, left: Budget) -> Arm:
+def copied_sources(lab: Laboratory, left: Budget) -> ExperimentResult:
     """Memory of its own for what is only read but shares memory with what is written."""
     changed = with_copied_sources(lab.call)
     if changed is None:
-        return Arm("copied_sources", "call", note="nothing that is written shares memory with what is read")
+        return ExperimentResult(
+            "copied_sources", "call", note="nothing that is written shares memory with what is read"
+        )
     return lab.compared("copied_sources", left, live=changed.materialise())
 
 
-def moved(lab: Laboratory, left: Budget) -> Arm:
+def moved(lab: Laboratory, left: Budget) -> ExperimentResult:
     """Inputs at other addresses, against the one outcome in place."""
     if lab.in_place is None:
-        return Arm("moved", "call", note=DIFFERS_IN_PLACE)
+        return ExperimentResult("moved", "call", note=DIFFERS_IN_PLACE)
     several = len(lab.call.memories) > 1
     places: list[int | None] = [None, *(range(min(len(lab.call.memories), MOST_MEMORIES)) if several else ())]
     variants = [(place, shift) for place in places for shift in possible_shifts(lab.call, place)]
-    return _moved_by(lab, variants, left) if variants else Arm("moved", "call", note="no plain memory to move")
+    return (
+        _moved_by(lab, variants, left)
+        if variants
+        else ExperimentResult("moved", "call", note="no plain memory to move")
+    )
 
 
-def _moved_by(lab: Laboratory, variants: Sequence[Place], left: Budget) -> Arm:
+def _moved_by(lab: Laboratory, variants: Sequence[Place], left: Budget) -> ExperimentResult:
     tally = Tally(lab.in_place)
     times = max(3, -(-lab.replays // len(variants)))
     differing: list[Place] = []
@@ -134,10 +140,12 @@ def _shifts_text(differing: Sequence[Place]) -> str:
     )
 
 
-def generators(lab: Laboratory, left: Budget) -> Arm:
+def generators(lab: Laboratory, left: Budget) -> ExperimentResult:
     """Every generator object alive put back before each replay."""
     if not lab.custom:
-        return Arm("generators", "call", note="torch's own kernels draw from generators that are restored anyway")
+        return ExperimentResult(
+            "generators", "call", note="torch's own kernels draw from generators that are restored anyway"
+        )
     noted = Generators.alive()
     tally = Tally()
 
@@ -172,7 +180,7 @@ def _guilty(lab: Laboratory, noted: Generators) -> tuple[str, ...]:
 
 GUILTY_REPLAYS = 5
 
-SPECIAL_ARMS: Mapping[str, Callable[[Laboratory, Budget], Arm]] = {
+SPECIAL_ARMS: Mapping[str, Callable[[Laboratory, Budget], ExperimentResult]] = {
     "fresh_memory": fresh_memory,
     "poison": poison,
     "moved": moved,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from hashbench.causes.evidence import ARMS, base_of
 from hashbench.causes.stats import MOST_TRIALS, Effect, effect_of, rate_of
-from hashbench.records import Arm, Evidence, Row
+from hashbench.records import Evidence, ExperimentResult, Row
 
 _ARM = re.compile(
     r"(?:^|; )(?P<on>call|pair|process)/(?P<name>[a-z_0-9]{1,40}) "
@@ -44,7 +44,7 @@ class ArmRead:
     difference (empty for a base), ``share``, ``low`` and ``high`` are the observed share and its 95 % bounds, 0 to 1
     (all 0 where the arm was not run)."""
 
-    arm: Arm
+    arm: ExperimentResult
     phrase: str
     effect: str
     base: bool
@@ -53,11 +53,11 @@ class ArmRead:
     high: float = 0.0
 
 
-def arms_of(evidence: str) -> tuple[Arm, ...]:
+def arms_of(evidence: str) -> tuple[ExperimentResult, ...]:
     """The arms in the text of the column ``evidence``, in its order; the first of two with the same name."""
     starts = list(_ARM.finditer(evidence))
     ends = [*(start.start() for start in starts[1:]), len(evidence)][: len(starts)]
-    found: dict[tuple[str, str], Arm] = {}
+    found: dict[tuple[str, str], ExperimentResult] = {}
     for start, end in zip(starts, ends, strict=True):
         arm = _arm(start, evidence[start.end() : end])
         if arm is not None:
@@ -65,15 +65,15 @@ def arms_of(evidence: str) -> tuple[Arm, ...]:
     return tuple(found.values())
 
 
-def _arm(start: re.Match[str], rest: str) -> Arm | None:
+def _arm(start: re.Match[str], rest: str) -> ExperimentResult | None:
     name, on = start["name"], start["on"]
     if start["trials"] is None:
-        return Arm(name, on, note=rest.rpartition(")")[0] or rest)
+        return ExperimentResult(name, on, note=rest.rpartition(")")[0] or rest)
     differing, trials = int(start["differing"]), int(start["trials"])
     if not 0 <= differing <= trials or trials == 0:
         return None
     found = rest.strip().removeprefix("[").removesuffix("]")
-    return Arm(name, on, trials=trials, differing=differing, found=found)
+    return ExperimentResult(name, on, trials=trials, differing=differing, found=found)
 
 
 def read_evidence(row: Row) -> tuple[ArmRead, ...]:
@@ -85,13 +85,13 @@ def read_evidence(row: Row) -> tuple[ArmRead, ...]:
     return tuple(sorted(read, key=lambda one: (not one.arm.ran, kinds.index(one.arm.on), not one.base)))
 
 
-def _with_distinct(arm: Arm, row: Row) -> Arm:
+def _with_distinct(arm: ExperimentResult, row: Row) -> ExperimentResult:
     """The text does not tell the number of outcomes; the row does, of the arm that gave its rate."""
     told = _UNIT_OF_RATE.get(row.rate_of) == (arm.name, arm.on) and row.trials == arm.trials
     return dataclasses.replace(arm, distinct=row.distinct) if told and row.distinct else arm
 
 
-def _read(arm: Arm, evidence: Evidence) -> ArmRead:
+def _read(arm: ExperimentResult, evidence: Evidence) -> ArmRead:
     phrase = ARMS.get((arm.name, arm.on), arm.name.replace("_", " "))
     is_base = (arm.name, arm.on) in BASES
     if not arm.ran:
@@ -101,7 +101,7 @@ def _read(arm: Arm, evidence: Evidence) -> ArmRead:
     return ArmRead(arm, phrase, effect, is_base, rate.share, rate.low, rate.high)
 
 
-def _effect(arm: Arm, base: Arm) -> str:
+def _effect(arm: ExperimentResult, base: ExperimentResult) -> str:
     if arm.name in _COUNTED_AS_PROOF:
         return _proof(arm)
     # Fisher's test over counts that no arm ever reaches would take minutes, and a file can claim them.
@@ -115,7 +115,7 @@ def _effect(arm: Arm, base: Arm) -> str:
     return "brings it about" if arm.differing else "agrees too"
 
 
-def _proof(arm: Arm) -> str:
+def _proof(arm: ExperimentResult) -> str:
     if arm.name == "poison":
         return "follows the content" if arm.differing else "does not follow it"
     return "another outcome" if arm.differing else "agrees too"
