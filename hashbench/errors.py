@@ -1,4 +1,4 @@
-"""The error that a user sees, and whether an exception says that memory ran out. Pure.
+"""The error that a user sees, exceptions in one line, and whether one says that memory ran out. Pure.
 
 Torch has a class for what its own allocators refuse; libraries below it and drivers say it in words only.
 """
@@ -16,6 +16,17 @@ class HashbenchError(Exception):
         self.what, self.consequence, self.tip = what, consequence, tip
         text = what if not consequence else f"{what}: {consequence}"
         super().__init__(f"{text.rstrip('.')}.{' ' + tip if tip else ''}")
+
+
+def first_line(error: BaseException | str) -> str:
+    """The first line of an exception's message, or of a text, that is not blank; empty where there is none."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+
+
+def named_line(error: BaseException, *, limit: int = 0) -> str:
+    """``ValueError: the first line of its message``, cut off after ``limit`` characters (0: nowhere)."""
+    text = f"{type(error).__name__}: {first_line(error) or 'no message'}"
+    return text[:limit] if limit else text
 
 
 _CLASSES = frozenset({"MemoryError", "OutOfMemoryError"})
@@ -48,7 +59,7 @@ def ran_out_of_memory(error: BaseException | None) -> bool:
 
 
 def _says_so(error: BaseException) -> bool:
-    if any(one.__name__ in _CLASSES for one in type(error).__mro__):
+    if any(kind.__name__ in _CLASSES for kind in type(error).__mro__):
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM

@@ -1,13 +1,19 @@
-"""Where this package lies, and writing files so that a crash leaves the old content or the new one, nothing between."""
+"""Files: written so that a crash leaves the old content or the new one, digests, and JSON to and from dataclasses."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import hashlib
 import json
 import os
+import types
+import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+_Value = TypeVar("_Value")
 
 PACKAGE_PARENT = str(Path(__file__).resolve().parents[1])
 """The folder that holds this package: what a Python started with ``-P`` puts on its path to find it."""
@@ -15,13 +21,13 @@ PACKAGE_PARENT = str(Path(__file__).resolve().parents[1])
 
 def replace_file(path: Path, text: str) -> None:
     """Give ``path`` the content ``text`` (UTF-8) in one step that survives a crash. A link stays one, and so does what
-    is no file (``/dev/null``, a pipe), which is simply written to. Raises ``OSError``; ``path`` is then as it was and
-    the temporary file is gone."""
+    is not a file (``/dev/null``, a pipe), which is simply written to. Raises ``OSError``; ``path`` is then as it was
+    and the temporary file is gone."""
     replace_bytes(path, text.encode())
 
 
 def replace_bytes(path: Path, content: bytes) -> None:
-    """:func:`replace_file` for what is no text."""
+    """:func:`replace_file` for bytes."""
     if path.exists() and not path.is_file():
         path.write_bytes(content)
         return
@@ -62,3 +68,70 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# ------------------------------------------------------------------------------------------- JSON and dataclasses
+
+
+def to_json(value: Any) -> Any:
+    """``value`` as what :func:`json.dumps` takes: dataclasses and mappings become dicts, tuples lists."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: to_json(item) for key, item in value.items()}
+    return [to_json(item) for item in value] if isinstance(value, (tuple, list)) else value
+
+
+def from_json(kind: type[_Value], document: Any, *, where: str = "") -> _Value:
+    """``document``, parsed from untrusted JSON, as a frozen dataclass with exactly these fields.
+
+    Fields may be dataclasses, ``tuple[X, ...]``, ``tuple[X, Y]``, ``Mapping[str, X]``, ``X | None``, ``object``, or
+    plain types; a whole number may stand for a ``float``.
+
+    Raises:
+        ValueError: a field is missing, unknown, or of another type; in one line, which begins with ``where``.
+    """
+    decoded: _Value = _decoded(kind, document, where or kind.__name__)
+    return decoded
+
+
+def _decoded(kind: Any, value: Any, where: str) -> Any:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is object or kind is Any:
+        return value
+    if origin in (types.UnionType, typing.Union):
+        inner = next(argument for argument in arguments if argument is not type(None))
+        return None if value is None else _decoded(inner, value, where)
+    if origin is tuple:
+        items = _of_type(list, value, where)
+        kinds = arguments[:1] * len(items) if arguments[-1] is Ellipsis else arguments
+        if len(kinds) != len(items):
+            raise ValueError(f"{where} has {len(items)} items instead of {len(kinds)}")
+        return tuple(
+            _decoded(*pair, f"{where}[{number}]") for number, pair in enumerate(zip(kinds, items, strict=True))
+        )
+    if origin is not None:
+        mapping = _of_type(dict, value, where)
+        return {key: _decoded(arguments[1], item, f"{where}[{key!r:.40}]") for key, item in mapping.items()}
+    if dataclasses.is_dataclass(kind):
+        return _decoded_dataclass(kind, value, where)
+    return float(value) if kind is float and type(value) is int else _of_type(kind, value, where)
+
+
+def _decoded_dataclass(kind: Any, value: Any, where: str) -> Any:
+    hints = _hints(kind)
+    if _of_type(dict, value, where).keys() != hints.keys():
+        names = sorted(str(name)[:40] for name in value.keys() ^ hints.keys())
+        raise ValueError(f"{where} has other fields: {', '.join(names[:8])}")
+    return kind(**{name: _decoded(hint, value[name], f"{where}.{name}") for name, hint in hints.items()})
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _of_type(kind: type, value: Any, where: str) -> Any:
+    if type(value) is not kind:
+        raise ValueError(f"{where} is {str(value)[:40]!r}, which is not {kind.__name__}")
+    return value

@@ -1,14 +1,229 @@
-"""Child processes: environment variables set for a while, how a process ended, and Ctrl-C deferred to safe points."""
+"""Child processes: started, waited for with a time limit, ended with everything they started, and how they ended.
+
+Also environment variables set for a while, and Ctrl-C deferred to safe points.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import select
 import signal
+import subprocess
+import sys
+import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import IO, Literal, Never
+
+import psutil
+
+from hashbench.io import PACKAGE_PARENT
+
+NO_VARIABLES: Mapping[str, str] = {}
+
+_CALL = """
+import importlib, sys
+package, target, *arguments = sys.argv[1:]
+sys.argv[1:] = arguments
+sys.path.append(package)
+module, _, function = target.partition(":")
+sys.exit(getattr(importlib.import_module(module), function)(*arguments))
+"""
+LAUNCHER = """
+import ctypes, os, signal, sys
+try:
+    library = ctypes.CDLL(None)
+    library.prctl(1, signal.SIGKILL)  # the parent may end at any moment, and an extension may hold the interpreter lock
+    if sys.argv[1] == "fixed":
+        library.personality(library.personality(0xFFFFFFFF) | 0x0040000)
+except (AttributeError, OSError):
+    pass  # not Linux: the child finds out, and says so
+os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+"""
+"""A few lines that become, by ``exec``, the Python that is wanted: one that is killed when its parent's thread ends."""
+
+
+def python_calling(target: str, *arguments: str, addresses: Literal["", "random", "fixed"] = "") -> list[str]:
+    """The command line of a new Python that calls ``module:function`` of this package and exits with what it returns.
+
+    With ``-P``, so that a folder called torch where the user happens to stand is not taken for torch.
+
+    Args:
+        target: ``module:function``.
+        arguments: its arguments, which are also ``sys.argv[1:]``.
+        addresses: ``fixed`` switches address randomisation off (Linux). With ``fixed`` and ``random`` the kernel ends
+            the child when this thread ends.
+    """
+    command = ["-P", "-c", _CALL, PACKAGE_PARENT, target, *arguments]
+    return [sys.executable, *(["-P", "-c", LAUNCHER, addresses] if addresses else []), *command]
+
+
+class Child:
+    """A child process, which leaving the context ends together with everything that it has started.
+
+    Args:
+        command: program and arguments.
+        task: what it reads from its standard input, which then stays open as long as this process lives (see
+            :func:`end_with_input`); without one its standard input is empty.
+        stdout: a file, or what :class:`subprocess.Popen` takes; as ``stderr``. Nothing reads a pipe here.
+        stderr: where errors go.
+        environment: variables beside those of this process.
+        own_session: Ctrl-C at the terminal does not reach it; else it shares our process group.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        task: str = "",
+        stdout: int | IO[bytes] | None = subprocess.DEVNULL,
+        stderr: int | IO[bytes] | None = subprocess.DEVNULL,
+        environment: Mapping[str, str] = NO_VARIABLES,
+        own_session: bool = True,
+    ) -> None:
+        self._own_session = own_session
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE if task else subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            env={**os.environ, **environment},
+            start_new_session=own_session,
+        )
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # it died at once, which its exit status tells
+                self._process.stdin.write(task.encode())
+                self._process.stdin.flush()
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def status(self) -> int | None:
+        """Its exit status, negative for a signal; ``None`` while it runs."""
+        return self._process.poll()
+
+    def wait(self, seconds: float) -> int | None:
+        """Its exit status; ``None`` when it still runs after ``seconds``."""
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def interrupt(self) -> None:
+        """Send it what Ctrl-C sends."""
+        self._process.send_signal(signal.SIGINT)
+
+    def end(self) -> None:
+        """End it, unless it has ended, and whatever it has started and left behind."""
+        end_family(self._process.pid, group=self._own_session, running=self._process.poll() is None)
+        self._process.wait()
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+
+
+def end_family(pid: int, *, group: bool = True, running: bool = True) -> None:
+    """Kill a process that is ``running`` (another may have the number of one that has ended) with what it started, and
+    with ``group`` the process group that it leads or led."""
+    try:
+        family = [psutil.Process(pid)] if running else []
+        family += [child for process in family for child in process.children(recursive=True)]
+    except psutil.Error:
+        family = []
+    if group:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+    for process in family:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a command ended: ``status`` is negative for a signal, and ``None`` where its time ran out."""
+
+    status: int | None
+    stdout: str
+    stderr: str
+
+    @property
+    def last_line(self) -> str:
+        """The last line of its errors, or its exit status."""
+        lines = [line.strip() for line in self.stderr.splitlines() if line.strip()]
+        return lines[-1] if lines else f"exit code {self.status}"
+
+
+def run(
+    command: Sequence[str],
+    *,
+    seconds: float,
+    environment: Mapping[str, str] = NO_VARIABLES,
+    own_session: bool = True,
+) -> Finished:
+    """Run a command for at most ``seconds``, with an empty standard input, and end it with all that it started."""
+    # Files, not pipes: what it has started may hold a pipe open.
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        with Child(command, stdout=stdout, stderr=stderr, environment=environment, own_session=own_session) as child:
+            status = child.wait(seconds)
+        texts = []
+        for file in (stdout, stderr):
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace"))
+    return Finished(status, *texts)
+
+
+# --------------------------------------------------------------------------------------------------- in a child
+
+
+def end_with_input() -> None:
+    """Give this process an empty standard input, and end its process group when the real one ends."""
+    lifeline = os.dup(0)
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
+    end_with(lifeline)
+
+
+def end_with(lifeline: int) -> None:
+    """End this process group when the pipe behind ``lifeline``, to which nobody writes, is closed.
+
+    By the kernel where it can: a thread needs the interpreter lock, which a hanging extension may hold, and makes
+    memory addresses depend on its timing.
+    """
+    if hasattr(fcntl, "F_SETSIG"):
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+            fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+            fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+            if not select.select([lifeline], [], [], 0)[0]:
+                return
+    threading.Thread(target=_wait_for_the_end, args=(lifeline,), name="hashbench lifeline", daemon=True).start()
+
+
+def _wait_for_the_end(lifeline: int) -> None:
+    while os.read(lifeline, 4096):
+        pass
+    os.killpg(0, signal.SIGKILL)
+
+
+def exit_at_once(status: int = 0) -> Never:
+    """End this process without the interpreter's own clean-up, which may wait for threads of a model or of a suite,
+    and takes a second with torch."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(status)
+
+
+# ----------------------------------------------------------------------------------------- environment, ends, Ctrl-C
 
 
 @contextlib.contextmanager

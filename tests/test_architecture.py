@@ -25,7 +25,8 @@ NO_MODULE, EVERY_MODULE = frozenset[str](), frozenset({"*"})
 PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     # A package imports from the rows above it and from itself. Beside it: its modules that import torch when they load.
     ("records", NO_MODULE),
-    ("errors text io deadline processes", NO_MODULE),
+    ("errors text io deadline", NO_MODULE),
+    ("processes", NO_MODULE),
     ("devices", frozenset({"dense", "kinds", "ledger", "memory", "reference", "triton_kernel"})),
     (
         "trace",

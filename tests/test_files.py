@@ -1,15 +1,18 @@
-"""A file is replaced whole; what is no file is never replaced by one."""
+"""A file is replaced whole; what is not a file is never replaced by one. JSON is read as the dataclass that it says."""
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from hashbench.io import replace_file
+from hashbench.io import from_json, replace_file, to_json
 
 
 def test_a_file_gets_its_content_and_no_temporary_one_is_left(tmp_path: Path) -> None:
@@ -43,3 +46,55 @@ def test_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         replace_file(tmp_path, "text")
     assert list(tmp_path.iterdir()) == []
+
+
+@dataclass(frozen=True)
+class Wheel:
+    size: float
+    spokes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cart:
+    name: str
+    wheels: tuple[Wheel, ...]
+    spare: Wheel | None
+    marks: Mapping[str, tuple[int, int]]
+    anything: object = None
+
+
+CART = Cart("red", (Wheel(1.5, (1, 2)), Wheel(2.0)), None, {"left": (1, 2)}, [1, {"a": None}])
+DOCUMENT = json.dumps(to_json(CART))
+
+
+def test_a_dataclass_comes_back_from_json() -> None:
+    assert from_json(Cart, json.loads(DOCUMENT)) == CART
+
+
+def test_a_whole_number_may_stand_for_a_float() -> None:
+    found = from_json(Wheel, {"size": 2, "spokes": []})
+    assert (found, type(found.size)) == (Wheel(2.0), float)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"name": None}, "cart.name is 'None', which is not str"),
+        ({"wheels": {}}, "cart.wheels is '{}', which is not list"),
+        ({"wheels": [{"size": True, "spokes": []}]}, "cart.wheels[0].size is 'True', which is not float"),
+        ({"wheels": [{"size": 1.0}]}, "cart.wheels[0] has other fields: spokes"),
+        ({"spare": 3}, "cart.spare is '3', which is not dict"),
+        ({"marks": {"left": [1, 2, 3]}}, "cart.marks['left'] has 3 items instead of 2"),
+        ({"more": 1}, "cart has other fields: more"),
+    ],
+    ids=["no text", "no list", "a bool", "a missing field", "no object", "too many items", "an unknown field"],
+)
+def test_json_of_another_form_is_refused_in_one_line(change: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=r"\A.*\Z") as raised:
+        from_json(Cart, {**json.loads(DOCUMENT), **change}, where="cart")
+    assert str(raised.value) == words
+
+
+def test_json_of_another_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"\ACart is 'None', which is not dict\Z"):
+        from_json(Cart, None)

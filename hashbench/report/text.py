@@ -14,21 +14,15 @@ from tabulate import tabulate
 
 from hashbench.records import ROW_COLUMNS, ROW_KEY, Row
 from hashbench.report.compare import WORSE, Change, Comparison, Outcome
-from hashbench.results.table import defuse, one_line
+from hashbench.results.table import defuse
+from hashbench.text import one_line
+from hashbench.text import shorten as shorten
 
 COUNTED_ONLY = frozenset({Outcome.UNCHANGED, Outcome.STILL_SKIPPED, Outcome.NOT_SELECTED})
 """Outcomes whose models are not listed, because nothing about them asks for attention."""
 
 LISTED_ALIKE = 5
 """From this many models on, those that are not comparable for one and the same reason become one line."""
-
-
-def shorten(text: str, width: int) -> str:
-    """``text`` in at most ``width`` characters, cut in the middle: names differ at their ends."""
-    if len(text) <= width:
-        return text
-    tail = (width - 1) // 2
-    return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
 
 
 # -------------------------------------------------------------------------------------------- a sweep's table

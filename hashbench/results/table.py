@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hashbench.errors import HashbenchError
+from hashbench.text import one_line as one_line
 
 LONGEST_CELL = 1 << 24
 """Characters; the csv module stops at 131 072 by default, and the text of an error may be longer."""
@@ -131,20 +131,6 @@ def _damaged(path: Path, line: int, why: str) -> HashbenchError:
         tip="The file is damaged or was cut off; make it again or mend that line.",
     )
 
-
-def one_line(text: str) -> str:
-    """``text`` on one line: each run of line breaks, tabs and other control characters becomes one space (none at
-    the ends); lone surrogates, which UTF-8 cannot hold, become ``\\udcff`` and the like."""
-    if text.isprintable():
-        return text
-    flat = "".join("\n" if unicodedata.category(letter) in _FLATTENED else letter for letter in text)
-    return (
-        " ".join(part for part in re.split(r"[ ]*\n[\n ]*", flat) if part).encode("utf-8", "backslashreplace").decode()
-    )
-
-
-_FLATTENED = frozenset({"Cc", "Zl", "Zp"})
-"""Unicode categories: control characters, line separators, paragraph separators."""
 
 _EXECUTABLE = re.compile(r"'*[=+\-@\t\r]")
 """What a spreadsheet takes for a formula when it opens a CSV (OWASP, "CSV Injection"), perhaps already defused."""

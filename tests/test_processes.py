@@ -1,0 +1,113 @@
+"""Child processes: what they are given, how they end, and that nothing of them stays."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Literal
+
+import psutil
+import pytest
+
+from hashbench.processes import Child, describe_end, python_calling, run
+
+FOREVER = "import time; time.sleep(600)"
+PARENT_OF_ONE = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {FOREVER!r}], start_new_session=SESSION)
+open(sys.argv[1], "w").write(str(child.pid))
+{FOREVER}
+"""
+
+
+def python(code: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-c", code, *arguments]
+
+
+def gone(pid: int) -> bool:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def written(path: Path) -> int:
+    deadline = time.monotonic() + 20
+    while not (path.exists() and path.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return int(path.read_text())
+
+
+def test_a_command_answers_with_its_status_and_what_it_printed() -> None:
+    done = run(python("import sys; print('out'); print('first\\nlast', file=sys.stderr); sys.exit(3)"), seconds=60)
+    assert (done.status, done.stdout, done.stderr, done.last_line) == (3, "out\n", "first\nlast\n", "last")
+
+
+def test_a_command_that_prints_nothing_is_described_by_its_exit_code() -> None:
+    assert run(python("raise SystemExit(3)"), seconds=60).last_line == "exit code 3"
+
+
+def test_a_command_has_no_input_and_the_variables_that_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OURS", "inherited")
+    code = "import os, sys; print(sys.stdin.read(), os.environ['OURS'], os.environ['GIVEN'])"
+    assert run(python(code), seconds=60, environment={"GIVEN": "given"}).stdout == " inherited given\n"
+
+
+@pytest.mark.parametrize("session", [True, False], ids=["a session of its own", "our session"])
+@pytest.mark.parametrize("own", [True, False], ids=["own session", "shared session"])
+def test_when_time_is_over_nothing_of_a_command_stays(tmp_path: Path, session: bool, own: bool) -> None:
+    note = tmp_path / "pid"
+    code = PARENT_OF_ONE.replace("SESSION", str(session))
+    with Child(python(code, str(note)), own_session=own) as child:
+        pid = written(note)
+        assert child.wait(0.01) is None
+    assert gone(pid)
+
+
+def test_what_a_command_leaves_behind_keeps_nobody_waiting() -> None:
+    code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {FOREVER!r}]); print('done')"
+    began = time.monotonic()
+    assert run(python(code), seconds=60).stdout == "done\n"
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("addresses", ["", "random", "fixed"])
+def test_a_python_calls_a_function_of_this_package(
+    addresses: Literal["", "random", "fixed"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hashbench.py").write_text("raise RuntimeError('a file of somebody else')")
+    monkeypatch.chdir(tmp_path)
+    done = run(python_calling("hashbench.errors:first_line", "\nwords\nmore", addresses=addresses), seconds=60)
+    assert (done.status, done.last_line) == (1, "words")
+
+
+def test_a_task_is_read_and_the_child_ends_with_its_input(tmp_path: Path) -> None:
+    note = tmp_path / "told"
+    code = (
+        "import sys, time\n"
+        "from hashbench.processes import end_with_input\n"
+        "line = sys.stdin.readline()\n"
+        "end_with_input()\n"
+        "assert sys.stdin.read() == ''\n"
+        "open(sys.argv[1], 'w').write(line)\n"
+        "time.sleep(600)\n"
+    )
+    with Child(python(code, str(note)), task="123\n") as child:
+        assert written(note) == 123
+        assert child.status() is None
+        os.close(child._process.stdin.fileno())  # as when this process is killed
+        child._process.stdin = None
+        assert child.wait(20) == -9
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [(-11, "killed by SIGSEGV"), (-200, "killed by signal 200"), (7, "ended with exit code 7 and no result")],
+)
+def test_ends_in_words(status: int, words: str) -> None:
+    assert describe_end(status) == words
