@@ -20,10 +20,10 @@ OUTPUT := results/$(shell date +%Y-%m-%d_%H%M%S)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep compare nightly audit report bench bench-gpu test lint types check clean
+.PHONY: help setup sweep compare nightly audit report bench bench-gpu test test-machines lint types check clean
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "  make sweep ONLY=\"resnet18 vit_b_16\" SUITE=torchvision MODELS=all MODES=training OUTPUT=results/mine FLAGS=\"--runs 5\""
 	@echo "  make compare BASE=results/expected NEW=results/mine"
@@ -66,6 +66,9 @@ bench-gpu: $(STAMP) ## The same on an accelerator: the digest kernel, and tracin
 
 test: $(STAMP) ## The tests, on two cores; FLAGS='-m "not slow"' takes the quick ones
 	$(BIN)/python -m pytest -n auto --dist loadgroup $(FLAGS)
+
+test-machines: $(STAMP) ## The tests as on other machines: other vector units and libraries, one thread, one core, busy cores
+	$(BIN)/python tests/machines.py $(FLAGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
