@@ -17,61 +17,18 @@ from typing import Any, NamedTuple
 TRACE_SCHEMA = 1
 """Version of the text form of a trace; a file of another version is refused."""
 
-ROW_SCHEMA = 1
+ROW_SCHEMA = 4
 """Version of the CSV and of the row files; written to ``environment.json`` as ``schema``."""
 
-SWEEP_SCHEMA = 1
+READABLE_ROW_SCHEMAS = (1, 2, 3, 4)
+"""Versions that can be read. Files of earlier versions lack columns, which read as absent."""
+
+SWEEP_SCHEMA = 2
 """Version of ``sweep.json``. A sweep of another version, or with rows of another, is neither resumed nor merged."""
 
-ACCURACY_STATUSES = (
-    "pass",
-    "eager_two_runs_differ",
-    "eager_1st_run_fail",
-    "eager_1st_run_OOM",
-    "eager_2nd_run_fail",
-    "eager_2nd_run_OOM",
-    "model_fail_to_load",
-    "eager_fail_to_run",
-    "results_not_comparable",
-    "timeout",
-    "crashed",
-    "pass_due_to_skip",
-)
-"""Status words of ``benchmarks/dynamo``, and two it lacks: ``crashed`` (there a dead child leaves no row) and
-``results_not_comparable`` (there an unknown type is reported as ``eager_two_runs_differ``)."""
+READABLE_SWEEP_SCHEMAS = (1, 2)
+"""Versions whose selection can be read for a comparison: those of version 1 know no partitions."""
 
-CAUSES = (
-    "accumulation_order",
-    "write_race",
-    "overlapping_views",
-    "unordered_output",
-    "uninitialized_memory",
-    "alignment",
-    "algorithm_selection",
-    "contention",
-    "rng",
-    "outside_value",
-    "surviving_state",
-    "call_order",
-    "control_flow",
-    "input_pipeline",
-    "initial_state",
-    "external_mutation",
-    "global_settings",
-    "opaque_kernel",
-    "opaque_producer",
-    "representation",
-    "masked_by_tracing",
-    "unreproduced",
-    "unknown",
-)
-"""The mechanisms, as ``docs/causes.md`` explains them."""
-
-CONFIDENCES = ("proven", "likely", "open")
-"""``proven``: an experiment shows the mechanism. ``likely``: what was seen fits it, but an experiment that would
-exclude another is missing or too small. ``open``: nothing decides."""
-
-ORIGINS = ("input", "state", "settings", "rng", "outside", "sequence", "kernel")
 PHASES = ("forward", "backward", "optimizer")
 MODES = ("training", "inference")
 DETERMINISTIC = ("on", "warn", "off")
@@ -294,9 +251,9 @@ class Divergence:
     """Where the difference between two runs entered: the first record of the pair that differs *and reaches the
     results*.
 
-    ``origin`` is one of :data:`ORIGINS`. ``node`` is the id of the record or leaf (``setting:<name>`` for settings).
-    ``kernel`` is the op's name (for a leaf: the first op that read it). ``op_index`` counts records of the first run
-    from 0. ``first`` and ``second`` say in words what the two runs had there.
+    ``origin`` is one of :class:`~hashbench.catalog.Origin`. ``node`` is the id of the record or leaf
+    (``setting:<name>`` for settings). ``kernel`` is the op's name (for a leaf: the first op that read it). ``op_index``
+    counts records of the first run from 0. ``first`` and ``second`` say in words what the two runs had there.
     """
 
     origin: str

@@ -24,6 +24,7 @@ NO_MODULE, EVERY_MODULE = frozenset[str](), frozenset({"*"})
 
 PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     # A package imports from the rows above it and from itself. Beside it: its modules that import torch when they load.
+    ("catalog", NO_MODULE),
     ("records", NO_MODULE),
     ("errors text io deadline", NO_MODULE),
     ("processes", NO_MODULE),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hashbench.records import ACCURACY_STATUSES, Row
+from hashbench.catalog import Status
+from hashbench.records import Row
 from hashbench.sweep.retry import believed, wants_repetition
 
 
@@ -12,7 +13,7 @@ def row(accuracy, **fields):
     return Row("cpu", "a", 1, accuracy, **fields)
 
 
-@pytest.mark.parametrize("accuracy", ACCURACY_STATUSES)
+@pytest.mark.parametrize("accuracy", Status)
 def test_what_its_neighbours_may_have_caused(accuracy):
     assert wants_repetition(row(accuracy), died=False) == (accuracy in ("eager_1st_run_OOM", "eager_2nd_run_OOM"))
     assert wants_repetition(row(accuracy), died=True)

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 import hashbench
-from hashbench.records import CAUSES, CONFIDENCES, MODES, ORIGINS, Row
+from hashbench.catalog import CAUSES, Confidence, Origin
+from hashbench.records import MODES, Row
 from hashbench.results.rows import read_rows
 from hashbench.suites.csv_file import data_folder
 
@@ -124,7 +125,7 @@ def test_operator_without_deterministic_kernel_is_named_and_run_with_warnings(
     assert (row.deterministic, row.nondeterministic_op) == ("warn", "aten.put_.default")
 
 
-@pytest.mark.parametrize("origin", ORIGINS)
+@pytest.mark.parametrize("origin", Origin)
 def test_every_origin_has_a_specimen(origin: str) -> None:
     assert any(line[f"{TRUTH}origin"] == origin for line in SPECIMENS.values())
 
@@ -142,7 +143,7 @@ def test_no_cause_without_specimen_has_one() -> None:
 def test_every_specimen_that_differs_has_a_cause_and_a_confidence_in_it(name: str) -> None:
     line = SPECIMENS[name]
     assert line[f"{TRUTH}cause"] in CAUSES
-    assert line[f"{TRUTH}confidence"] in CONFIDENCES
+    assert line[f"{TRUTH}confidence"] in Confidence
     assert (line[f"{TRUTH}cause"] == "unknown") == (line[f"{TRUTH}confidence"] == "open")
 
 

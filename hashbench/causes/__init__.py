@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hashbench.catalog import EXPERIMENTS, Role, places
 from hashbench.causes.advice import decision
-from hashbench.causes.evidence import LIBRARY_ARMS, Place, all_words, base_of, counted, told
+from hashbench.causes.evidence import all_words, base_of, counted, told
 from hashbench.causes.kernel import KERNEL_RULES
 from hashbench.causes.outside import OUTSIDE_RULES
 from hashbench.causes.stats import fewer, sure_count
@@ -24,22 +25,18 @@ from hashbench.records import Decision, Evidence, ExperimentResult
 
 _RULES = {**OUTSIDE_RULES, "kernel": KERNEL_RULES}
 
-_AGAIN: tuple[Place, ...] = (("pair", "pair"), ("within_process", "process"), ("untraced", "pair"))
+_AGAIN = places((one for one in EXPERIMENTS.values() if one.role is Role.BASE), "pair", "process")
 """The model run again as it was."""
 
-_STEADYING = frozenset({"generators", "entropy", "clocks", "one_worker", "one_thread"})
-"""Arms that hold one thing still, by which a difference may go but none can come: where they differ, and the model run
-again as it was does not, they are no more than further runs of it."""
+_STEADYING = frozenset(one.name for one in EXPERIMENTS.values() if one.role is Role.STEADY)
+"""Experiments that hold one thing still, by which a difference may go but none can come: where they differ, and the
+model run again as it was does not, they are no more than further runs of it."""
 
 _REPRODUCES_NOTHING = frozenset(
-    {
-        *("deterministic", "deterministic_fill", "nondeterministic"),
-        *LIBRARY_ARMS,
-        *("fresh_process", "fixed_order"),
-    }
+    one.name for one in EXPERIMENTS.values() if one.role in (Role.FLAG, Role.LIBRARY, Role.PROCESS)
 )
-"""Arms that may differ where the sweep's runs agree: they run another kernel than the sweep did, or compare runs of
-different processes, whose hash seeds differ."""
+"""Experiments that may differ where the sweep's runs agree: they run another kernel than the sweep did, or compare runs
+of different processes, whose hash seeds differ."""
 
 
 def decide(evidence: Evidence) -> Decision:

@@ -5,84 +5,15 @@ Pure: imports no torch, reads no files. The rules in ``causes`` are written in t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable
 
+from hashbench.catalog import EXPERIMENTS, REPEATED, Place, places
 from hashbench.causes.stats import Effect, effect_of
 from hashbench.records import Evidence, ExperimentResult
 
-Place = tuple[str, str]
-"""The name of an arm and what it is run on."""
-
-ARMS: Mapping[Place, str] = MappingProxyType(
-    {
-        ("repeat", "call"): "replays in place",
-        ("fresh_memory", "call"): "with inputs in new memory",
-        ("one_thread", "call"): "with one thread",
-        ("deterministic", "call"): "with deterministic algorithms",
-        ("deterministic_fill", "call"): "with deterministic algorithms and filled memory",
-        ("nondeterministic", "call"): "without deterministic algorithms",
-        ("poison", "call"): "with other content in unwritten memory",
-        ("moved", "call"): "with inputs moved by a few bytes",
-        ("exact_values", "call"): "on whole numbers, whose sums no order changes",
-        ("copied_sources", "call"): "with what is read copied away from what is written",
-        ("entropy", "call"): "with constant entropy",
-        ("clocks", "call"): "with clocks that tick evenly",
-        ("generators", "call"): "with every generator put back",
-        ("one_worker", "call"): "with thread pools of one worker",
-        ("busy", "call"): "while other threads keep the processor busy",
-        ("onednn_off", "call"): "without oneDNN",
-        ("cudnn_off", "call"): "without cuDNN",
-        ("cudnn_benchmark", "call"): "while cuDNN tries algorithms out",
-        ("cudnn_deterministic", "call"): "with cuDNN's deterministic algorithms",
-        ("onednn_deterministic", "call"): "with oneDNN's deterministic algorithms",
-        ("sdpa_math", "call"): "with the plain formula of attention",
-        ("sdpa_flash", "call"): "with flash attention",
-        ("sdpa_efficient", "call"): "with memory-efficient attention",
-        ("sdpa_cudnn", "call"): "with cuDNN's attention",
-        ("tf32_off", "call"): "without TF32",
-        ("tf32_on", "call"): "with TF32",
-        ("busy_stream", "call"): "while another stream keeps the device busy",
-        ("pair", "pair"): "pairs of runs",
-        ("untraced", "pair"): "pairs of untraced runs",
-        ("entropy", "pair"): "with constant entropy",
-        ("clocks", "pair"): "with clocks that tick evenly",
-        ("generators", "pair"): "with every generator put back",
-        ("one_worker", "pair"): "with thread pools of one worker",
-        ("one_thread", "pair"): "with one thread",
-        ("poison", "pair"): "with other content in unwritten memory",
-        ("within_process", "process"): "pairs of runs in a fresh process each",
-        ("fresh_process", "process"): "first runs of fresh processes",
-        ("fixed_order", "process"): "first runs of fresh processes with hash seed and addresses fixed",
-    }
-)
-"""Every arm, and how its count is said: ``0 of 20 with one thread``. ``docs/causes.md`` has a line for each."""
-
-_UNITS = {"call": "replays", "pair": "pairs of runs"}
-_WITH_UNIT = ("replays", "pairs", "first runs")
-
-CALL_WORLD: tuple[Place, ...] = (
-    ("generators", "call"),
-    ("entropy", "call"),
-    ("clocks", "call"),
-    ("one_worker", "call"),
-)
-WORLD: tuple[Place, ...] = (
-    ("generators", "pair"),
-    ("entropy", "pair"),
-    ("clocks", "pair"),
-    ("one_worker", "pair"),
-    ("fresh_process", "process"),
-    ("fixed_order", "process"),
-)
-"""What holds one thing outside torch still, the most specific first: a fresh process also starts every generator anew,
-and in its first run threads may finish in one order because they all start cold."""
-
-LIBRARY_ARMS = (
-    *("cudnn_deterministic", "onednn_deterministic", "onednn_off", "cudnn_off", "cudnn_benchmark"),
-    *("sdpa_math", "sdpa_flash", "sdpa_efficient", "sdpa_cudnn", "tf32_off", "tf32_on"),
-)
-"""What makes another library, algorithm or precision compute, those that change the least first."""
+CALL_WORLD = places((one for one in EXPERIMENTS.values() if one.holds), "call")
+WORLD = places((one for one in EXPERIMENTS.values() if one.holds), "pair", "process")
+"""What holds one thing outside torch still, the most specific first."""
 
 FEW = 5
 """Outcomes that a choice among algorithms may have."""
@@ -150,9 +81,9 @@ def count(arm: ExperimentResult) -> str:
 
 def counted(arm: ExperimentResult) -> str:
     """``20 of 20 replays with one thread``."""
-    phrase = ARMS.get((arm.name, arm.on), arm.name)
-    unit = "" if phrase.startswith(_WITH_UNIT) else f" {_UNITS.get(arm.on, arm.on)}"
-    return f"{count(arm)}{unit} {phrase}"
+    experiment = EXPERIMENTS[arm.name]
+    unit = "" if experiment.has_unit else f" {REPEATED[arm.on].unit}"
+    return f"{count(arm)}{unit} {experiment.phrase}"
 
 
 def told(*arms: ExperimentResult, base: ExperimentResult | None = None) -> str:
@@ -161,7 +92,7 @@ def told(*arms: ExperimentResult, base: ExperimentResult | None = None) -> str:
     parts = []
     for place, arm in enumerate(shown):
         follows = place > 0 and shown[0].on == arm.on != "process"
-        words = f"{count(arm)} {ARMS[arm.name, arm.on]}" if follows else counted(arm)
+        words = f"{count(arm)} {EXPERIMENTS[arm.name].phrase}" if follows else counted(arm)
         parts.append(words + (" differ" if place == 0 else "") + (f" ({arm.found})" if arm.found else ""))
     return "; ".join(parts)
 

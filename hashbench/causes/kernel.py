@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hashbench.catalog import EXPERIMENTS, Place, Role, places
 from hashbench.causes.advice import decision, removal
 from hashbench.causes.evidence import (
     CALL_WORLD,
-    LIBRARY_ARMS,
     WORLD,
-    Place,
     all_words,
     base_of,
     effect,
@@ -30,7 +29,9 @@ from hashbench.causes.stats import Effect, fewer, is_rare, sure_count
 from hashbench.records import CallFacts, Decision, Evidence, ExperimentResult
 
 _ORDERING: tuple[Place, ...] = (("one_thread", "call"), ("one_worker", "call"), ("deterministic", "call"))
-_LIBRARIES: tuple[Place, ...] = tuple((name, "call") for name in LIBRARY_ARMS if name != "cudnn_benchmark")
+_TUNED = "cudnn_benchmark"
+_LIBRARIES = places(one for one in EXPERIMENTS.values() if one.role is Role.LIBRARY and one.name != _TUNED)
+_DISTURBING = tuple(one for one in EXPERIMENTS.values() if one.role is Role.DISTURB and one.cause)
 
 
 def _facts(evidence: Evidence) -> CallFacts:
@@ -141,15 +142,14 @@ def _place_or_load(evidence: Evidence) -> Decision | None:
     repeat = evidence.arm("repeat", "call")
     if not repeat.ran or not is_rare(repeat):
         return None
-    causes = {"moved": "alignment", "busy": "contention", "busy_stream": "contention"}
-    differing = [arm for name in causes if (arm := evidence.arm(name, "call")).differing]
+    differing = [arm for one in _DISTURBING if (arm := evidence.arm(one.name, "call")).differing]
     sure = [arm for arm in differing if _more(arm, repeat)]
     if repeat.differing and not sure:
         return None
     if not differing:
         return _elsewhere(evidence, repeat)
     arm = (sure or differing)[0]
-    return decision(evidence, causes[arm.name], "proven" if sure else "likely", told(arm, base=repeat))
+    return decision(evidence, EXPERIMENTS[arm.name].cause, "proven" if sure else "likely", told(arm, base=repeat))
 
 
 def _elsewhere(evidence: Evidence, repeat: ExperimentResult) -> Decision | None:
@@ -192,7 +192,7 @@ def _timed(evidence: Evidence, clocks: ExperimentResult, confidence: str) -> Dec
 def _library(evidence: Evidence) -> Decision | None:
     """Another library or algorithm agrees, or trying them out makes it worse. Neither shows that the choice among them
     varies: the one that was chosen may itself differ."""
-    base, tuned = evidence.arm("repeat", "call"), evidence.arm("cudnn_benchmark", "call")
+    base, tuned = evidence.arm("repeat", "call"), evidence.arm(_TUNED, "call")
     if tuned.differing and fewer(sure_count(tuned), (base.differing, base.trials)):
         return decision(evidence, "algorithm_selection", "likely", told(tuned, base=base))
     picked = pick(evidence, _LIBRARIES)

@@ -8,30 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from hashbench.catalog import EXPERIMENTS, Place
 from hashbench.causes.advice import SEED_IT, decision, removal
-from hashbench.causes.evidence import CALL_WORLD, WORLD, Place, all_words, base_of, effect, pick, removes, told, told_of
+from hashbench.causes.evidence import CALL_WORLD, WORLD, all_words, base_of, effect, pick, removes, told, told_of
 from hashbench.causes.evidence import with_numbers as _with
 from hashbench.causes.stats import Effect
 from hashbench.records import Decision, Evidence
 
 Rule = Callable[[Evidence], Decision | None]
 
-_CAUSE_OF = {
-    "generators": "rng",
-    "entropy": "outside_value",
-    "clocks": "outside_value",
-    "one_worker": "call_order",
-    "fresh_process": "surviving_state",
-    "fixed_order": "call_order",
-}
-_VALUES = ("generators", "entropy", "clocks", "fresh_process")
-"""Arms that hold a value still, which may choose a path; the others hold an order still."""
-
 
 def held_still(evidence: Evidence, places: Iterable[Place] = WORLD) -> Decision | None:
     """The cause that belongs to the one thing outside torch that had to be held still."""
     picked = pick(evidence, places)
-    return None if picked is None else removal(evidence, _CAUSE_OF[picked[0].name], *picked)
+    return None if picked is None else removal(evidence, EXPERIMENTS[picked[0].name].cause, *picked)
 
 
 def from_origin(cause: str, sentence: str) -> Rule:
@@ -97,7 +87,7 @@ def _control_flow(evidence: Evidence) -> Decision | None:
     to differ before they part. Such a value may be a bystander, so an experiment that fixes the order goes first."""
     picked = pick(evidence, WORLD)
     arm, confidence = picked or (None, "")
-    if arm is not None and arm.name in _VALUES and (evidence.steered or arm.name != "fresh_process"):
+    if arm is not None and EXPERIMENTS[arm.name].holds_value and (evidence.steered or arm.name != "fresh_process"):
         return removal(evidence, "control_flow", arm, confidence)
     if not evidence.steered or confidence == "proven":
         return None

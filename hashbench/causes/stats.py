@@ -1,6 +1,7 @@
-"""What counts prove: rates with their bounds, and whether an arm differs less often than what it is compared with.
+"""Rates with their confidence bounds, exact tests on counts, and what an experiment did to a difference.
 
-Pure arithmetic on how often outcomes differed. Sources: C. J. Clopper and E. S. Pearson, "The use of confidence or
+Pure arithmetic on how often outcomes differed; the numbers of a diagnosis (its rate, what the deterministic kernels did
+and at which price) follow from the evidence. Sources: C. J. Clopper and E. S. Pearson, "The use of confidence or
 fiducial limits illustrated in the case of the binomial", Biometrika 26 (1934); R. A. Fisher's exact test, one-sided.
 """
 
@@ -9,7 +10,8 @@ from __future__ import annotations
 from enum import Enum
 from math import comb
 
-from hashbench.records import ExperimentResult, Rate
+from hashbench.catalog import EXPERIMENTS
+from hashbench.records import Evidence, ExperimentResult, Rate, RunCounts
 
 ONE_OF_MANY = 0.01
 """Chance that an arm without any effect may have of passing for a remedy, where a dozen arms are looked at: replays of
@@ -143,3 +145,40 @@ def effect_of(base: ExperimentResult, arm: ExperimentResult) -> Effect:
     if not arm.differing:
         return Effect.REMOVED if sure else Effect.SEEMS
     return Effect.LOWERED if sure else Effect.STAYS
+
+
+# ------------------------------------------------------------------------------------- numbers of a diagnosis
+
+
+def rate_of_evidence(evidence: Evidence) -> Rate | None:
+    """How often the difference shows again: in replays of the captured call where it does there, else in pairs of this
+    process, else in pairs of fresh processes."""
+    for base in (one for one in EXPERIMENTS.values() if one.rate_of):
+        arm = evidence.arm(base.name, *base.on)
+        if arm.differing:
+            return rate_of(arm.differing, arm.trials, distinct=arm.distinct, of=base.rate_of)
+    return None
+
+
+def rate_of_runs(counts: RunCounts | None) -> Rate | None:
+    """How often the runs of the sweep differ from the first; for runs that all agree, what that allows."""
+    if counts is None:
+        return None
+    return rate_of(counts.differing, counts.compared, distinct=counts.distinct, of="runs")
+
+
+def deterministic_here(evidence: Evidence) -> str:
+    """What the captured call did under ``torch.use_deterministic_algorithms(True)``, memory left unfilled."""
+    arm = evidence.arm("deterministic", "call")
+    if not arm.ran:
+        return arm.note if arm.note.startswith("raises") else ""
+    outcome = "still differs" if arm.differing else "identical"
+    return f"{outcome} ({arm.differing} of {arm.trials} replays differ)"
+
+
+def deterministic_price(evidence: Evidence) -> float | None:
+    """Time of the call with deterministic algorithms over its time without; ``None`` where either was not measured."""
+    on, off = evidence.arm("deterministic", "call"), evidence.arm("nondeterministic", "call")
+    if not on.ran or not off.ran or not on.seconds or not off.seconds:
+        return None
+    return on.seconds / off.seconds

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from hashbench.causes import rates
+from hashbench.causes import stats
 from hashbench.devices import memory
 from hashbench.records import Diagnosis, Divergence, ModelSpec, Rate, Row, RunOptions
 from hashbench.run.outcome import Outcome
@@ -67,7 +67,7 @@ def make_row(
             count_variability=difference.share,
             representation=difference.representation,
         )
-    row = _with_rate(row, rates.of_runs(outcome.run_counts))
+    row = _with_rate(row, stats.rate_of_runs(outcome.run_counts))
     if outcome.diagnosis is not None:
         row = _with_diagnosis(row, outcome.diagnosis)
     return row if found is None else _with_divergence(row, found)

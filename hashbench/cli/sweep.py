@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hashbench.catalog import kind_of
 from hashbench.cli import cluster
 from hashbench.cli.flags import (
     EXIT_DIFFERENCE,
@@ -72,7 +73,7 @@ def _sweep(parsed: argparse.Namespace) -> int:
         return say(message, EXIT_INTERRUPTED)
     print(sweep_table(result.rows))
     print(f"\nResults: {result.output / 'accuracy.csv'}")
-    worse = any(row.accuracy not in ("pass", "pass_due_to_skip") for row in result.rows)
+    worse = any(not kind_of(row.accuracy).is_fine for row in result.rows)
     return EXIT_DIFFERENCE if parsed.strict and worse else 0
 
 

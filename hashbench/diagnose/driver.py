@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import psutil
 
 from hashbench import causes, replay
-from hashbench.causes import rates
+from hashbench.causes import stats
 from hashbench.deadline import Budget
 from hashbench.diagnose import fresh_process, patching
 from hashbench.diagnose.pairs import PAIR_ARMS, Pairs, process_arms
@@ -220,7 +220,7 @@ class _Diagnostician:
         diagnosis = Diagnosis(
             decision,
             self.evidence,
-            rate=rates.of_evidence(self.evidence) or rates.of_runs(self.subject.outcome.run_counts),
+            rate=stats.rate_of_evidence(self.evidence) or stats.rate_of_runs(self.subject.outcome.run_counts),
         )
         if self.found is not None and self.found.origin == "kernel":
             diagnosis = replace(
@@ -228,8 +228,8 @@ class _Diagnostician:
                 deterministic_doc=torch_docs.documented(
                     self.found.kernel, device=self.options.device, backward_of=_op_of(self.found.forward_op)
                 ),
-                deterministic_here=rates.deterministic_here(self.evidence),
-                deterministic_price=rates.deterministic_price(self.evidence),
+                deterministic_here=stats.deterministic_here(self.evidence),
+                deterministic_price=stats.deterministic_price(self.evidence),
             )
         if self.options.all_sources and self.found is not None:
             diagnosis = replace(diagnosis, other_sources=tuple(self._other_sources(self.found)))

@@ -11,12 +11,13 @@ import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from hashbench.catalog import EXPERIMENTS, Experiment, Role
 from hashbench.deadline import Budget
 from hashbench.records import CallFacts, ExperimentResult, TensorDigest
 from hashbench.replay import facts as callfacts
 from hashbench.replay.call import CapturedCall, Outcome, in_force
 from hashbench.replay.experiments.special import SPECIAL_ARMS
-from hashbench.replay.experiments.table import SURROUNDINGS, Surroundings
+from hashbench.replay.experiments.table import SURROUNDINGS
 from hashbench.replay.facts import Snapshot
 from hashbench.replay.op_owner import calls_others
 from hashbench.replay.replayer import DIFFERS_IN_PLACE, NO_TIME, Laboratory
@@ -26,14 +27,7 @@ from hashbench.trace.op_schema import plan_of
 Recorded = Sequence[tuple[TensorDigest, ...]]
 
 REPEAT_SHARE = 0.3
-WEIGHTS = {"poison": 3}
-"""Shares of the time, of those that get more than one: this arm says nothing with few replays."""
-
-REMOVING = ("one_thread", "exact_values", "copied_sources", "generators", "entropy", "clocks", "one_worker")
-PROVOKING = ("poison", "moved", "busy", "busy_stream", "fresh_memory")
-_AROUND = {arm.name: arm for arm in SURROUNDINGS}
-ARMS = ("repeat", *REMOVING, *PROVOKING, *(name for name in _AROUND if name not in (*REMOVING, *PROVOKING)))
-"""All arms on a call, in the order of what they decide about a call that differs when it is repeated."""
+"""Share of the time that the plain repetition may take."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +51,7 @@ def experiments(
     replays: int,
     budget: Budget,
     recorded: Recorded = (),
-    arms: Collection[str] = ARMS,
+    arms: Collection[str] = EXPERIMENTS.keys(),
 ) -> Replays:
     """Run the arms that make sense for the call and its device.
 
@@ -72,20 +66,20 @@ def experiments(
         warnings.simplefilter("ignore")  # the replays repeat what the runs have said already
         lab = Laboratory(call, replays=replays, budget=budget)
         found = [_attempted(lab, "repeat", share=REPEAT_SHARE)]
-        queue = [name for name in _order(lab) if name in arms] if lab.repeated.outcomes else []
+        queue = [one for one in _order(lab) if one.name in arms] if lab.repeated.outcomes else []
         while queue:
-            name, *queue = queue
-            share = WEIGHTS.get(name, 1) / (WEIGHTS.get(name, 1) + len(queue))
-            found.append(_attempted(lab, name, share=share))
+            experiment, *queue = queue
+            share = experiment.weight / (experiment.weight + len(queue))
+            found.append(_attempted(lab, experiment.name, share=share))
         return _concluded(lab, found, recorded)
 
 
-def _order(lab: Laboratory) -> list[str]:
-    """Where the call differs, those arms first that may remove that; else those first that may bring it about."""
-    quick = REMOVING[:3]  # before those that cost seconds on loaded cores
-    begin = (*quick, "poison", *REMOVING[3:]) if lab.repeated.differing else (*PROVOKING, *REMOVING)
-    names = [*begin, *(name for name in ARMS if name not in begin and name != "repeat")]
-    return [name for name in names if name in SPECIAL_ARMS or _AROUND[name].runs_on(lab.call.device)]
+def _order(lab: Laboratory) -> list[Experiment]:
+    """Where the call differs, those first that may remove that; else those first that may bring it about."""
+    device = lab.call.device.type
+    known = [one for one in EXPERIMENTS.values() if "call" in one.on and one.role is not Role.BASE]
+    there = [one for one in known if not one.devices or device in one.devices]
+    return there if lab.repeated.differing else sorted(there, key=lambda one: one.role is not Role.DISTURB)
 
 
 def _attempted(lab: Laboratory, name: str, *, share: float) -> ExperimentResult:
@@ -97,23 +91,24 @@ def _attempted(lab: Laboratory, name: str, *, share: float) -> ExperimentResult:
     try:
         if name == "repeat":
             return lab.repeat(budget)
-        return SPECIAL_ARMS[name](lab, budget) if name in SPECIAL_ARMS else _surrounded(lab, _AROUND[name], budget)
+        return SPECIAL_ARMS[name](lab, budget) if name in SPECIAL_ARMS else _surrounded(lab, name, budget)
     except Exception as error:  # the op refuses what the arm asks of it: that is what the arm has to say
         return ExperimentResult(name, "call", note=f"raises: {_first_sentence(error)}")
 
 
-def _surrounded(lab: Laboratory, arm: Surroundings, left: Budget) -> ExperimentResult:
+def _surrounded(lab: Laboratory, name: str, left: Budget) -> ExperimentResult:
+    arm = SURROUNDINGS[name]
     if arm.outside and not lab.custom:
-        return ExperimentResult(arm.name, "call", note="torch's own kernels read nothing from outside torch")
+        return ExperimentResult(name, "call", note="torch's own kernels read nothing from outside torch")
     if arm.inside and not (lab.custom or calls_others(lab.call.func)):
-        return ExperimentResult(arm.name, "call", note="this kernel calls no other op, so there is nothing to choose")
+        return ExperimentResult(name, "call", note="this kernel calls no other op, so there is nothing to choose")
     if arm.disturbs and lab.in_place is None:
-        return ExperimentResult(arm.name, "call", note=DIFFERS_IN_PLACE)
-    if arm.name == "nondeterministic" and lab.call.settings.get("deterministic_algorithms") == "off":
-        return replace(lab.repeated.arm(arm.name), note="as it was captured")
+        return ExperimentResult(name, "call", note=DIFFERS_IN_PLACE)
+    if name == "nondeterministic" and lab.call.settings.get("deterministic_algorithms") == "off":
+        return replace(lab.repeated.arm(name), note="as it was captured")
     tally = Tally(lab.in_place if arm.disturbs else None)
     change = arm.around(lab.call.device, seconds=lab.cost)
-    found = lab.compared(arm.name, left, change=change, each=arm.each, tally=tally)
+    found = lab.compared(name, left, change=change, each=arm.each, tally=tally)
     if arm.disturbs:
         lab.keep(tally)
     return found

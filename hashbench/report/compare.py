@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
+from hashbench.catalog import CAUSES, Kind, kind_of
 from hashbench.errors import HashbenchError
 from hashbench.records import Row
 from hashbench.report import mixed
@@ -56,11 +57,6 @@ CONDITIONS = ("dev", "dtype", "batch_size", "iterations", "runs", "threads", "de
 
 PLACE = ("origin", "kernel", "module")
 """Columns that say where a difference entered."""
-
-OPEN_CAUSES = frozenset({"", "unknown", "unreproduced"})
-"""Causes that contradict no other: the experiments that would tell were not made or decided nothing."""
-
-Verdict = Literal["absent", "pass", "skip", "differ", "fail"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,46 +117,31 @@ def decide(
     Raises:
         ValueError: neither side has a row.
     """
-    match (verdict_of(base), verdict_of(new)):
-        case ("absent", "absent"):
+    match (kind_of(base), kind_of(new)):
+        case (Kind.ABSENT, Kind.ABSENT):
             raise ValueError("neither sweep has a row: there is nothing to decide")
-        case ("absent", _):
+        case (Kind.ABSENT, _):
             return Outcome.NEW
-        case (_, "absent"):
+        case (_, Kind.ABSENT):
             return Outcome.MISSING if selected else Outcome.NOT_SELECTED
         case _ if not comparable:
             return Outcome.NOT_COMPARABLE
-        case ("pass", "pass"):
+        case (Kind.PASS, Kind.PASS):
             return Outcome.UNCHANGED
-        case ("skip", "skip"):
+        case (Kind.SKIP, Kind.SKIP):
             return Outcome.STILL_SKIPPED
-        case (_, "skip"):
+        case (_, Kind.SKIP):
             return Outcome.NOW_SKIPPED
-        case ("differ", "pass") if not always:
+        case (Kind.DIFFER, Kind.PASS) if not always:
             return Outcome.NOT_SEEN
-        case (_, "pass"):
+        case (_, Kind.PASS):
             return Outcome.FIXED
-        case ("differ", "differ"):
+        case (Kind.DIFFER, Kind.DIFFER):
             return Outcome.STILL_DIFFERS if same_place else Outcome.MOVED
-        case ("pass" | "skip", _):
+        case (Kind.PASS | Kind.SKIP, _):
             return Outcome.REGRESSED
         case _:
             return Outcome.STILL_FAILS if base == new else Outcome.FAILS_OTHERWISE
-
-
-def verdict_of(accuracy: str) -> Verdict:
-    """The five kinds of status word; a word that is not known (dynamo has more than hashbench) is a failure."""
-    match accuracy:
-        case "":
-            return "absent"
-        case "pass":
-            return "pass"
-        case "pass_due_to_skip":
-            return "skip"
-        case "eager_two_runs_differ":
-            return "differ"
-        case _:
-            return "fail"
 
 
 # ------------------------------------------------------------------------------------------------- pairing
@@ -195,7 +176,7 @@ def compare(base: Sweep, new: Sweep, *, scoped: bool = False) -> Comparison:
 
 
 def _is_skipped(row: Row) -> bool:
-    return verdict_of(row.accuracy) == "skip"
+    return kind_of(row.accuracy) is Kind.SKIP
 
 
 class _Pair(NamedTuple):
@@ -308,7 +289,7 @@ def _moved(base: Row, new: Row) -> list[str]:
 
 
 def _open_cause(row: Row) -> bool:
-    return row.cause in OPEN_CAUSES or row.confidence == "open"
+    return (cause := CAUSES.get(row.cause)) is None or not cause.decided or row.confidence == "open"
 
 
 def _is_selected(sweep: Sweep, row: Row, suites: Collection[str]) -> bool:

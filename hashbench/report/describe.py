@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hashbench.report.compare import verdict_of
+from hashbench.catalog import kind_of
 from hashbench.report.history import History, ModelHistory, Spell
 
 _WORST_FIRST = {"differ": 0, "fail": 1}
@@ -19,7 +19,7 @@ def worth_telling(history: History) -> tuple[int, ...]:
 def _urgency(model: ModelHistory, last: int) -> tuple[bool, int, int, tuple[str, ...]]:
     spell = spell_at(model, model.told_night)
     began = spell.first if spell is not None else -1
-    kind = _WORST_FIRST.get(verdict_of(model.told.accuracy), 2) if model.told is not None else 2
+    kind = _WORST_FIRST.get(kind_of(model.told.accuracy), 2) if model.told is not None else 2
     return model.told_night != last, -began, kind, model.key
 
 

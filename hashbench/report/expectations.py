@@ -11,8 +11,9 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from enum import StrEnum
 
+from hashbench.catalog import Kind, kind_of
 from hashbench.records import Row
-from hashbench.report.compare import WORSE, Change, Outcome, compare, verdict_of
+from hashbench.report.compare import WORSE, Change, Outcome, compare
 from hashbench.report.history import History, ModelHistory, Spell
 from hashbench.results.environments import EnvironmentChange
 from hashbench.results.load import Provenance, Sweep
@@ -112,7 +113,7 @@ def standing_of(outcome: Outcome, accuracy: str, *, expected: bool = True, unsee
     """The standing of a model that now has the status ``accuracy``, whose row is ``expected`` by a CSV (or was last
     night's), and which has not shown it for ``unseen`` nights in which it ran."""
     if outcome in (Outcome.REGRESSED, Outcome.FAILS_OTHERWISE):
-        return Standing.NEW_DIFFERENCE if verdict_of(accuracy) == "differ" else Standing.BROKEN
+        return Standing.NEW_DIFFERENCE if kind_of(accuracy) is Kind.DIFFER else Standing.BROKEN
     if expected and outcome in (Outcome.FIXED, Outcome.NOT_SEEN) and unseen >= STALE_AFTER:
         return Standing.STALE
     return _STANDINGS[outcome]
@@ -123,7 +124,7 @@ def unseen_nights(model: ModelHistory | None, expected: Row) -> int:
     row of it, and nights in which it was skipped, do not count and do not end the row."""
     count = 0
     for spell in reversed(model.spells if model else ()):
-        if verdict_of(spell.accuracy) == "skip":
+        if kind_of(spell.accuracy) is Kind.SKIP:
             continue
         if _shows(spell, expected):
             return count
@@ -200,7 +201,7 @@ def _judgement(
 ) -> Judgement:
     base, new = change.base, change.new
     is_expected = base is not None and row_key(base) in expected
-    trouble = base is not None and is_expected and verdict_of(base.accuracy) not in ("pass", "skip")
+    trouble = base is not None and is_expected and not kind_of(base.accuracy).is_fine
     unseen = unseen_nights(model, base) if base is not None and trouble else 0
     return Judgement(
         key=change.key,

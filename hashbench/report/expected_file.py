@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hashbench.catalog import kind_of
 from hashbench.errors import HashbenchError
 from hashbench.io import replace_file
 from hashbench.records import ROW_SCHEMA, Row
-from hashbench.report.compare import Change, Outcome, compare, verdict_of
+from hashbench.report.compare import Change, Outcome, compare
 from hashbench.results.load import Provenance, Sweep, is_date, is_link, joined, load_sweep
 from hashbench.results.rows import EXPECTED_COLUMNS, header_line, refuse_duplicates, row_key, row_line
 from hashbench.results.table import defuse, one_line
@@ -120,7 +121,7 @@ def _expectation(
 
 def _seen(row: Row, today: str) -> str:
     """A pass is nothing that one has to look out for."""
-    return "" if verdict_of(row.accuracy) in ("pass", "skip") else today
+    return "" if kind_of(row.accuracy).is_fine else today
 
 
 # -------------------------------------------------------------------------------------------------- on disk

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from hashbench.report.compare import verdict_of
+from hashbench.catalog import kind_of
 from hashbench.report.expectations import Judged, Judgement, Standing
 from hashbench.report.junit import message
 from hashbench.report.text import shorten
@@ -39,7 +39,7 @@ def as_annotations(judged: Judged) -> str:
 def _asks_for_attention(one: Judgement) -> bool:
     if one.worse:
         return False
-    passes = one.new is None or verdict_of(one.new.accuracy) in ("pass", "skip")
+    passes = one.new is None or kind_of(one.new.accuracy).is_fine
     return one.standing is Standing.STALE or (one.standing is Standing.UNEXPECTED and not passes)
 
 

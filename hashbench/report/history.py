@@ -15,9 +15,9 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
+from hashbench.catalog import kind_of
 from hashbench.errors import HashbenchError
 from hashbench.records import Row
-from hashbench.report.compare import verdict_of
 from hashbench.report.night_folders import NightFolder, find_nights
 from hashbench.report.night_rows import Memory, NightRows, read_night_rows
 from hashbench.results.environments import EnvironmentChange, environment_changes
@@ -182,7 +182,7 @@ class _Collected:
         self._nights[night] = (numpy.concatenate((others[0], models)), numpy.concatenate((others[1], states)))
 
     def _worth_telling(self) -> NDArray[numpy.bool_]:
-        verdicts = (verdict_of(accuracy) for accuracy, *_ in self._states)
+        verdicts = (kind_of(accuracy) for accuracy, *_ in self._states)
         return numpy.array([verdict not in ("pass", "skip") for verdict in verdicts], dtype=bool)
 
     def counts(self, night: int) -> Counter[str]:

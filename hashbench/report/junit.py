@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from xml.etree import ElementTree
 
+from hashbench.catalog import kind_of
 from hashbench.records import Row
-from hashbench.report.compare import verdict_of
 from hashbench.report.expectations import Judged, Judgement, Standing
 from hashbench.report.history import History
 
@@ -63,7 +63,7 @@ def _case(one: Judgement) -> ElementTree.Element:
     if one.new is not None and one.new.seconds is not None:
         case.set("time", f"{one.new.seconds:.3f}")
     told = _xml(_told(one))
-    verdict = verdict_of(one.new.accuracy if one.new else "")
+    verdict = kind_of(one.new.accuracy if one.new else "")
     if one.worse:
         ElementTree.SubElement(case, "failure", message=_xml(message(one)), type=_xml(one.word)).text = told
     elif verdict == "skip":

@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from tabulate import tabulate
 
+from hashbench.catalog import Kind, kind_of
 from hashbench.records import Row
-from hashbench.report.compare import verdict_of
 from hashbench.report.expectations import STALE_AFTER, Judged, Judgement, Standing
 from hashbench.report.history import History, ModelHistory, Spell
 from hashbench.report.text import escape_markdown, shorten
@@ -177,7 +177,7 @@ def _group(row: Row) -> tuple[str, ...]:
 
 
 def _not_passing(history: History, judged: Judged, room: _Room) -> Iterator[str]:
-    found = [one for one in judged.judgements if one.new and verdict_of(one.new.accuracy) not in ("pass", "skip")]
+    found = [one for one in judged.judgements if one.new and not kind_of(one.new.accuracy).is_fine]
     if not found:
         return
     models = {model.key: model for model in history.models}
@@ -185,7 +185,7 @@ def _not_passing(history: History, judged: Judged, room: _Room) -> Iterator[str]
     headers = ("status", *_MODEL, "kernel", "cause", "module", "rate", "expected", "for nights", "what to do")
     yield "## Everything that does not pass"
     yield _table(headers, found, lambda one: _row_cells(one, models.get(one.key), labels), room.lines)
-    skipped = sum(one.new is not None and verdict_of(one.new.accuracy) == "skip" for one in judged.judgements)
+    skipped = sum(one.new is not None and kind_of(one.new.accuracy) is Kind.SKIP for one in judged.judgements)
     if skipped:
         yield f"{skipped} more were skipped."
 
@@ -245,7 +245,7 @@ def _expectations(judged: Judged, room: _Room) -> Iterator[str]:
 def _concerns(one: Judgement, standing: Standing) -> bool:
     if one.standing is not standing or one.worse:
         return False
-    passes = one.new is None or verdict_of(one.new.accuracy) in ("pass", "skip")
+    passes = one.new is None or kind_of(one.new.accuracy).is_fine
     return not (standing is Standing.UNEXPECTED and passes)
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hashbench.records import ACCURACY_STATUSES, ROW_COLUMNS, ROW_KEY, Row
-from hashbench.report.compare import verdict_of
+from hashbench.catalog import STATUSES, Kind, kind_of
+from hashbench.records import ROW_COLUMNS, ROW_KEY, Row
 from hashbench.results.load import load_file
 from hashbench.results.rows import EXPECTED_COLUMNS, check_schema, row_key, rows_of
 from hashbench.results.table import CsvTable, restore
@@ -126,7 +126,7 @@ class _Columns:
             words = found[index] = self._words(cells)
             times.append(cells[-self._times].encode())
             # Where a cell is quoted, the commas in it were taken for the ends of cells.
-            if verdict_of(words[1][0]) == "pass" and b'"' not in lines[index]:
+            if kind_of(words[1][0]) is Kind.PASS and b'"' not in lines[index]:
                 known[parts[index][0]] = words
         return [words for words in found if words], sum(float(time) for time in times if time)
 
@@ -135,7 +135,7 @@ class _Columns:
             raise ValueError("too many cells or too few")
         key = tuple(restore(cells[place]) if place >= 0 else "" for place in self._key)
         state = tuple(restore(cells[place]) if place >= 0 else "" for place in self._state)
-        if not key[-1] or not key[-2] or state[0] not in ACCURACY_STATUSES:
+        if not key[-1] or not key[-2] or state[0] not in STATUSES:
             raise ValueError("no device, name or status")
         return key, state
 

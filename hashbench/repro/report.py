@@ -2,59 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tabulate import tabulate
 
+from hashbench.catalog import CAUSES, EXPERIMENTS, REPEATED, Confidence
 from hashbench.records import Decision, Diagnosis, ExperimentResult
 
 OUTPUT_HEADING = "## Last output of repro.py"
 NOT_RUN = "It was not run yet."
-
-_CONFIDENCE: Mapping[str, str] = {
-    "proven": "an experiment shows the mechanism",
-    "likely": "what was seen fits it, but an experiment that would exclude another cause is missing or too small",
-    "open": "no experiment decides it",
-}
-
-ARMS: Mapping[str, str] = {
-    "repeat": "the same call, inputs restored in place",
-    "fresh_memory": "inputs in other memory each time",
-    "one_thread": "one thread",
-    "deterministic": "deterministic algorithms on, new memory not filled",
-    "deterministic_fill": "deterministic algorithms on, new memory filled",
-    "nondeterministic": "deterministic algorithms off",
-    "poison": "new memory full of another byte",
-    "moved": "inputs moved by some bytes",
-    "exact_values": "small whole numbers as inputs, whose sums are exact in any order",
-    "copied_sources": "arguments that share memory with the written one copied first",
-    "entropy": "entropy of the system made constant",
-    "clocks": "clocks made to tick alike",
-    "generators": "every random generator alive put back",
-    "one_worker": "thread pools of one worker",
-    "busy": "all cores busy beside it",
-    "onednn_off": "oneDNN off",
-    "cudnn_off": "cuDNN off",
-    "cudnn_benchmark": "cuDNN chooses its algorithm by timing",
-    "cudnn_deterministic": "deterministic cuDNN algorithms only",
-    "onednn_deterministic": "deterministic oneDNN algorithms only",
-    "sdpa_math": "attention by plain matrix products",
-    "sdpa_flash": "flash attention only",
-    "sdpa_efficient": "memory-efficient attention only",
-    "sdpa_cudnn": "cuDNN's attention only",
-    "tf32_off": "TF32 off",
-    "tf32_on": "TF32 on",
-    "busy_stream": "another stream busy beside it",
-    "pair": "two more runs of the model",
-    "untraced": "two runs of the model without tracing",
-    "within_process": "two runs in a fresh process",
-    "fresh_process": "first runs of fresh processes",
-    "fixed_order": "fresh processes with hashes and addresses fixed",
-}
-"""What each arm changes, in a few words; ``docs/causes.md`` has more."""
-
-_ON: Mapping[str, str] = {"call": "call", "pair": "whole model", "process": "fresh processes"}
 
 
 def report(
@@ -86,7 +43,7 @@ def report(
             "",
             "## Cause",
             "",
-            f"**{_words(decision.cause)}**, {decision.confidence}: {_CONFIDENCE[decision.confidence]}.",
+            f"**{CAUSES[decision.cause].words}**, {decision.confidence}: {Confidence(decision.confidence).meaning}.",
             "",
             *(f"{text}\n" for text in (decision.because, decision.advice) if text),
             "## Evidence",
@@ -136,8 +93,8 @@ def _evidence(arms: Iterable[ExperimentResult]) -> str:
     rows = [
         (
             arm.name,
-            _ON.get(arm.on, arm.on),
-            ARMS.get(arm.name, ""),
+            REPEATED[arm.on].short,
+            EXPERIMENTS[arm.name].phrase,
             count(arm),
             arm.distinct if arm.ran else "",
             remarks(arm),
@@ -182,10 +139,6 @@ def _documented(diagnosis: Diagnosis) -> list[str]:
 
 def _price(price: float | None) -> str:
     return "" if price is None else f"{price:.2g}"
-
-
-def _words(cause: str) -> str:
-    return cause.replace("_", " ")
 
 
 def _facts(rows: Iterable[tuple[str, str]]) -> str:

@@ -14,6 +14,7 @@ import torch
 from tabulate import tabulate
 
 from hashbench import causes, replay
+from hashbench.catalog import EXPERIMENTS
 from hashbench.deadline import Budget
 from hashbench.errors import HashbenchError
 from hashbench.records import Decision, Evidence, ExperimentResult
@@ -133,7 +134,7 @@ def _table(arms: Sequence[ExperimentResult], recorded: Sequence[ExperimentResult
     rows = [
         (
             arm.name,
-            report.ARMS.get(arm.name, ""),
+            EXPERIMENTS[arm.name].phrase,
             report.count(arm),
             arm.distinct if arm.ran else "",
             report.count(before[arm.name]) if arm.name in before else "",

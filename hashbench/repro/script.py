@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from hashbench.catalog import EXPERIMENTS
 from hashbench.records import Evidence, ExperimentResult
 from hashbench.replay.call import LINE, CapturedCall, GeneratorSlot, Slot, TensorForm, generator_slots
 from hashbench.replay.capture import may_resize
@@ -42,7 +43,7 @@ _MISS = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What makes the difference show (a key of ``parts.TRIALS``), how many calls follow the first, and what the
+    """The experiment that makes the difference show, how many calls follow the first, and what the
     experiment singled out."""
 
     variant: str
@@ -53,29 +54,18 @@ class Plan:
 WITH_SNAPSHOT = ("cuda", "xpu")
 """Kinds of device that are numbered, and whose allocator tells what it holds free."""
 
-_SHOWN_BY: Mapping[str, tuple[str, str]] = {
-    "poison": ("poison", "Makes the call with memory full of one byte handed out to it, then full of another."),
-    "repeat": ("repeat", "Makes the call again and again, from inputs that are restored in place."),
-    "moved": ("moved", "Makes the call with its inputs moved in memory by a few bytes, strides kept."),
-    "busy": ("busy", "Makes the call again and again while other threads keep all cores busy."),
-    "busy_stream": (
-        "busy_stream",
-        "Makes the call again and again while a second stream keeps the device busy.",
-    ),
-    "fresh": ("fresh_memory", "Makes the call again and again, with its inputs in other memory each time."),
-}
-"""By variant, the plainest first: the arm that it repeats, and what the script does, in words."""
+SHOWING = tuple(one for one in EXPERIMENTS if one in script_parts.TRIALS)
+"""The experiments that a script can repeat."""
 
-SHOWING = tuple(arm for arm, _ in _SHOWN_BY.values())
-"""The arms that a script can repeat."""
+_PLAINEST_FIRST = sorted(SHOWING, key=lambda name: name != "poison")
 
 
 def plan(evidence: Evidence) -> Plan:
     """The first variant whose arm showed a difference, with as many calls as it takes to see one."""
-    for variant, (name, _) in _SHOWN_BY.items():
+    for name in _PLAINEST_FIRST:
         arm = evidence.arm(name, "call")
         if arm.differing:
-            return Plan(variant, _calls(arm), arm.found)
+            return Plan(name, _calls(arm), arm.found)
     return Plan("repeat", _affordable(_USUAL, evidence.arm("repeat", "call")))
 
 
@@ -126,7 +116,7 @@ def _docstring(heading: str, *, how: Plan, definition: str, custom: bool) -> str
         "",
         f"    python repro.py{' DEFINITION' if custom else ''}",
         "",
-        _SHOWN_BY[how.variant][1],
+        EXPERIMENTS[how.variant].demo,
     ]
     lines += ["Exit code 1: some calls differ from the first, bit for bit. 0: all agree."]
     if custom:
@@ -166,7 +156,7 @@ def _preparations(call: CapturedCall, *, how: Plan, custom: bool) -> str:
 
 def _calls_of(call: CapturedCall, how: Plan) -> int:
     """Each call in memory of its own keeps that, so there are no more of these than memory holds."""
-    if how.variant != "fresh" or not call.nbytes:
+    if how.variant != "fresh_memory" or not call.nbytes:
         return how.calls
     return max(2, min(how.calls, _MOST_BYTES // call.nbytes))
 

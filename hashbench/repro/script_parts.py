@@ -156,11 +156,13 @@ TRIALS = {
     "repeat": "m = memories()\nfirst, others = call(m), (call(m) for _ in range(CALLS))\n",
     "busy": BUSY,
     "busy_stream": BUSY_STREAM,
-    "fresh": "kept = [memories() for _ in range(CALLS)]\nfirst, others = call(memories()), (call(m) for m in kept)\n",
+    "fresh_memory": (
+        "kept = [memories() for _ in range(CALLS)]\nfirst, others = call(memories()), (call(m) for m in kept)\n"
+    ),
     "moved": "first, others = call(memories()), (call(memories(moves)) for moves in MOVES)\n",
     "poison": "m = memories()\nfirst, others = call(m, 0x3F), (call(m, 0x40) for _ in range(CALLS))\n",
 }
-"""By variant: the first outcome, and the others that are compared with it."""
+"""By experiment: the first outcome, and the others that are compared with it."""
 
 COUNTING = """\
 expected, done, differing, outcomes, largest = digest(first), 0, 0, {digest(first)}, 0.0

@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hashbench.catalog import STATUSES
 from hashbench.errors import HashbenchError
 from hashbench.io import replace_file
-from hashbench.records import ACCURACY_STATUSES, ROW_COLUMNS, ROW_KEY, ROW_SCHEMA, Row
+from hashbench.records import READABLE_ROW_SCHEMAS, ROW_COLUMNS, ROW_KEY, ROW_SCHEMA, Row
 from hashbench.results.table import CsvTable, defuse, one_line, read_table, restore
 
 REQUIRED_COLUMNS = ("dev", "name", "batch_size", "accuracy")
@@ -141,7 +142,7 @@ def check_schema(path: Path) -> None:
     if environment is None:
         return
     schema = read_json_object(environment).get("schema", ROW_SCHEMA)
-    if schema != ROW_SCHEMA:
+    if schema not in READABLE_ROW_SCHEMAS:
         raise HashbenchError(
             f"{path} has schema {schema!r} and this hashbench reads schema {ROW_SCHEMA}",
             consequence=f"its columns may mean something else ({environment.name} says so)",
@@ -216,13 +217,13 @@ def _row(path: Path, line: int, columns: Sequence[tuple[str, type | None]], cell
 
 
 def _check_accuracy(path: Path, line: int, word: str) -> None:
-    if word in ACCURACY_STATUSES:
+    if word in STATUSES:
         return
-    near = difflib.get_close_matches(word, ACCURACY_STATUSES, n=1)
+    near = difflib.get_close_matches(word, STATUSES, n=1)
     raise HashbenchError(
         f"line {line} of {path} has the accuracy {one_line(word)!r}",
         consequence="hashbench knows no such status",
-        tip=f"Did you mean {near[0]}?" if near else f"It is one of: {', '.join(ACCURACY_STATUSES)}.",
+        tip=f"Did you mean {near[0]}?" if near else f"It is one of: {', '.join(STATUSES)}.",
     )
 
 
@@ -266,7 +267,7 @@ def row_from_json(mapping: Mapping[str, Any]) -> Row:
     if missing or unknown:
         raise ValueError(f"not a row: missing fields {sorted(missing)}, unknown fields {sorted(map(str, unknown))}")
     values = {name: _typed(name, mapping[name]) for name in ROW_COLUMNS}
-    if values["accuracy"] not in ACCURACY_STATUSES:
+    if values["accuracy"] not in STATUSES:
         raise ValueError(f"not a row: accuracy {values['accuracy']!r} is no status")
     return Row(**values)
 

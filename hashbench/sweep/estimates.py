@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hashbench.catalog import OUT_OF_MEMORY
 from hashbench.errors import HashbenchError
 from hashbench.records import ModelSpec, Row
 from hashbench.results.load import ACCURACY_FILE, SELECTION_FILE, load_sweep
@@ -64,7 +65,7 @@ def read(path: Path, *, mode: str, device: str) -> EarlierSweep:
             consequence="no order follows from it",
             tip="Name another sweep with --times-from, or leave it out.",
         )
-    told = [row for row in rows if not row.accuracy.endswith("_OOM")]  # those wanted more than they got
+    told = [row for row in rows if row.accuracy not in OUT_OF_MEMORY]  # those wanted more than they got
     return EarlierSweep(
         str(path),
         seconds,

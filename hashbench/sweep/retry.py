@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from dataclasses import replace
 
+from hashbench.catalog import STATUSES, Status
 from hashbench.records import Row
 
-_DIFFERS = "eager_two_runs_differ"
 _LONGEST = 300
 
 
@@ -16,7 +16,7 @@ def wants_repetition(row: Row, *, died: bool) -> bool:
     out of memory, or it died without a result (``died``), perhaps because the system was out of memory. A time limit
     that was exceeded is believed: the workers have their own cores, and to wait twice that long, with everything
     else standing still, costs more than it tells."""
-    return died or row.accuracy.endswith("_OOM")
+    return died or STATUSES[row.accuracy].ran_out_of_memory
 
 
 def believed(first: Row, second: Row) -> Row:
@@ -25,7 +25,7 @@ def believed(first: Row, second: Row) -> Row:
     It is the second one, unless the first had seen two runs differ before it died and the second did not: what was seen
     is not taken back.
     """
-    if first.accuracy == _DIFFERS != second.accuracy:
+    if first.accuracy == Status.TWO_RUNS_DIFFER != second.accuracy:
         return replace(first, retried=_joined(f"alone it ended with {_ending(second)}", second.retried))
     return replace(second, retried=_joined(_ending(first), second.retried))
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from hashbench.catalog import CAUSES, EXPERIMENTS, Confidence, Origin, Role, places
 from hashbench.causes import decide
-from hashbench.causes.advice import ADVICE
-from hashbench.causes.evidence import ARMS, few_outcomes
-from hashbench.records import CAUSES, CONFIDENCES, ORIGINS, CallFacts, Evidence, ExperimentResult
+from hashbench.causes.evidence import few_outcomes
+from hashbench.records import CallFacts, Evidence, ExperimentResult
 
+EVERYWHERE = places(EXPERIMENTS.values())
 PAGE = Path(__file__).parents[2] / "docs" / "causes.md"
 WRITTEN = re.compile(r"(\w+)/(\w+) (?:(\d+)/(\d+)(?:~(\d+))?|\((.*)\))(?: \[(.*)\])?")
 
@@ -24,7 +25,7 @@ def arm(text: str) -> ExperimentResult:
     match = WRITTEN.fullmatch(text)
     assert match, text
     on, name, differing, trials, distinct, note, found = match.groups()
-    assert (name, on) in ARMS, f"{text} is no arm"
+    assert on in EXPERIMENTS[name].on, f"{text} is no arm"
     if note is not None:
         return ExperimentResult(name, on, note=note)
     outcomes = int(distinct or int(differing) + 1)
@@ -900,12 +901,12 @@ def test_the_cause(evidence: Evidence, cause: str, confidence: str) -> None:
 
     assert (decision.cause, decision.confidence) == (cause, confidence), decision.because
     assert decision.because
-    assert decision.advice.startswith(ADVICE[cause].partition("{")[0])
+    assert decision.advice.startswith(CAUSES[cause].advice.partition("{")[0])
     assert decision.advice.endswith(".")
     assert "{" not in decision.advice
 
 
-@pytest.mark.parametrize("confidence", CONFIDENCES)
+@pytest.mark.parametrize("confidence", Confidence)
 def test_the_table_has_every_cause_at_every_confidence_that_it_can_have(confidence: str) -> None:
     held = {row.values[1] for row in TABLE if row.values[2] == confidence}
 
@@ -913,12 +914,14 @@ def test_the_table_has_every_cause_at_every_confidence_that_it_can_have(confiden
 
 
 def test_the_table_has_every_cause() -> None:
-    assert {row.values[1] for row in TABLE} == set(CAUSES) == set(ADVICE)
+    assert {row.values[1] for row in TABLE} == set(CAUSES)
 
 
 def test_a_rare_difference_proves_nothing_in_arms_of_twenty() -> None:
     """Whatever the facts are: 1 of 20, and 0 of 20 in every arm that could remove it."""
-    arms = [f"{on}/{name} 0/20" for name, on in ARMS if on != "process" and name not in ("repeat", "pair", "untraced")]
+    arms = [
+        f"{on}/{name} 0/20" for name, on in EVERYWHERE if on != "process" and EXPERIMENTS[name].role is not Role.BASE
+    ]
     facts: Sequence[dict[str, bool]] = [{}, {"chosen_values": True}, {"overlap": True}, {"custom": True}]
     for known in facts:
         decision = decide(kernel("call/repeat 1/20", "pair/pair 1/20", *arms, **known))
@@ -928,7 +931,7 @@ def test_a_rare_difference_proves_nothing_in_arms_of_twenty() -> None:
 
 
 def test_no_evidence_at_all_is_never_an_explanation_of_a_kernel() -> None:
-    for origin in ORIGINS:
+    for origin in Origin:
         assert decide(Evidence(origin)).because
     assert decide(Evidence("kernel")).confidence == "open"
 
@@ -1072,11 +1075,11 @@ def test_a_section_explains_shows_and_helps(cause: str) -> None:
     for part in ("**Evidence.**", "**Confidence.**", "**Real case.**", "**Remedy.**"):
         assert section.count(part) == 1, part
     said = section.partition("**Confidence.**")[2].partition("\n\n")[0]
-    words = {word for word in CONFIDENCES if f"`{word}`" in said}
-    assert words == {word for word in CONFIDENCES if cause in REACHABLE[word]}
+    words = {word for word in Confidence if f"`{word}`" in said}
+    assert words == {word for word in Confidence if cause in REACHABLE[word]}
 
 
 def test_every_arm_has_its_line_in_the_docs() -> None:
     lines = re.findall(r"^\| `(\w+)/(\w+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 
-    assert sorted((name, on) for on, name in lines) == sorted(ARMS)
+    assert sorted((name, on) for on, name in lines) == sorted(EVERYWHERE)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +32,16 @@ STATE: list[int] = [0]
 LARGE = 200_000
 """Rows that keep eight threads busy long enough to overlap: 29 of 29 repetitions differ, also while other processes
 share the cores, and on a single one."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen_modules() -> Iterator[None]:
+    """As the fork server does: garbage is collected after each run, and references are looked up in all that lives."""
+    outcome_of(torch.relu)  # imports the rest of torch
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

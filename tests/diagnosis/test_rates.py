@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hashbench.causes import rates
+from hashbench.causes import stats
 from hashbench.records import Evidence, ExperimentResult, RunCounts
 
 REPEAT = ExperimentResult("repeat", "call", 20, 5, 3)
@@ -27,19 +27,19 @@ AGREEING_PAIR = ExperimentResult("pair", "pair", 20, 0, 1)
 def test_rate_comes_from_where_the_difference_shows(
     arms: tuple[ExperimentResult, ...], expected: tuple[str, int, int, int] | None
 ) -> None:
-    found = rates.of_evidence(Evidence("kernel", arms=arms))
+    found = stats.rate_of_evidence(Evidence("kernel", arms=arms))
     assert (found and (found.of, found.differing, found.trials, found.distinct)) == expected
 
 
 def test_runs_that_all_agree_leave_a_rate_possible() -> None:
-    found = rates.of_runs(RunCounts(compared=19, differing=0, distinct=1))
+    found = stats.rate_of_runs(RunCounts(compared=19, differing=0, distinct=1))
     assert found is not None
     assert (found.of, found.share, found.low) == ("runs", 0.0, 0.0)
     assert found.high == pytest.approx(0.1459, abs=1e-4)
 
 
 def test_a_model_that_never_ran_twice_has_no_rate() -> None:
-    assert rates.of_runs(None) is None
+    assert stats.rate_of_runs(None) is None
 
 
 def deterministic(**fields: object) -> Evidence:
@@ -68,4 +68,4 @@ def deterministic(**fields: object) -> Evidence:
 )
 def test_what_deterministic_algorithms_did_and_cost(fields: dict[str, object], text: str, price: float | None) -> None:
     evidence = deterministic(**fields)
-    assert (rates.deterministic_here(evidence), rates.deterministic_price(evidence)) == (text, price)
+    assert (stats.deterministic_here(evidence), stats.deterministic_price(evidence)) == (text, price)

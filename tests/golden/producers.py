@@ -19,8 +19,8 @@ from typing import Any
 from unittest import mock
 
 from hashbench import records
+from hashbench.catalog import CAUSES, EXPERIMENTS, Confidence, Origin, Status, places
 from hashbench.causes import decide
-from hashbench.causes.evidence import ARMS
 from hashbench.integrations.dynamo import session as dynamo_session
 from hashbench.integrations.dynamo import table as dynamo_table
 from hashbench.integrations.pytest.message import five_lines
@@ -509,11 +509,12 @@ def _dynamo() -> str:
 @golden("words.json")
 def _words() -> str:
     """Coded words and columns, which programs of users compare with."""
-    named = ("ACCURACY_STATUSES", "CAUSES", "CONFIDENCES", "ORIGINS", "PHASES", "MODES", "DETERMINISTIC", "DTYPES")
-    content = {name: [str(word) for word in getattr(records, name)] for name in named}
+    tables = {"ACCURACY_STATUSES": Status, "CAUSES": CAUSES, "CONFIDENCES": Confidence, "ORIGINS": Origin}
+    content = {name: [str(word) for word in words] for name, words in tables.items()}
+    content |= {name: list(getattr(records, name)) for name in ("PHASES", "MODES", "DETERMINISTIC", "DTYPES")}
     content |= {"VERDICTS": list(VERDICTS), "ROW_COLUMNS": list(records.ROW_COLUMNS), "ROW_KEY": list(records.ROW_KEY)}
     content |= {"EXPECTED_COLUMNS": list(EXPECTED_COLUMNS), "AUDIT_COLUMNS": list(AUDIT_COLUMNS)}
-    experiments = {f"{on}/{name}": phrase for (name, on), phrase in ARMS.items()}
+    experiments = {f"{on}/{name}": EXPERIMENTS[name].phrase for name, on in sorted(places(EXPERIMENTS.values()))}
     return json.dumps({**content, "EXPERIMENTS": experiments}, indent=1, ensure_ascii=False) + "\n"
 
 

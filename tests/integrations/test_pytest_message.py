@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hashbench.causes.advice import ADVICE
+from hashbench.catalog import CAUSES
 from hashbench.integrations.pytest.message import five_lines
 from hashbench.records import Row
 
@@ -77,16 +77,16 @@ def test_arms_for_which_time_was_lacking_are_shown() -> None:
 
 @pytest.mark.parametrize("cause", ["unreproduced", "unknown"])
 def test_no_advice_names_flags_that_pytest_lacks(cause: str) -> None:
-    row = replace(ROW, cause=cause, advice=ADVICE[cause])
+    row = replace(ROW, cause=cause, advice=CAUSES[cause].advice)
     remedy = five_lines(row, folder=FOLDER).splitlines()[-1]
 
-    assert "--" in ADVICE[cause]
+    assert "--" in CAUSES[cause].advice
     assert "--" not in remedy
     assert "hashbench_replays" in remedy
 
 
 def test_only_that_advice_names_flags() -> None:
-    assert {cause for cause, advice in ADVICE.items() if "--" in advice} == {"unreproduced", "unknown"}
+    assert {name for name, cause in CAUSES.items() if "--" in cause.advice} == {"unreproduced", "unknown"}
 
 
 @pytest.mark.parametrize("text", ["two\nlines", "a\rb\x85c\u2028d", "\x1b[31mred\x07", "long " * 1000])

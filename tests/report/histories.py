@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hashbench.catalog import kind_of
 from hashbench.records import Leaf, OpRecord, Ref, Result, Row, TensorDigest, Trace
-from hashbench.report.compare import verdict_of
 from hashbench.report.expectations import Judged, judge
 from hashbench.report.history import History, ModelHistory, Night, Spell
 from hashbench.results.environments import EnvironmentChange
@@ -105,7 +105,7 @@ def _model(key: tuple[str, ...], rows: Mapping[int, Row], last: int) -> ModelHis
         if spells and dataclasses.replace(spells[-1], first=night, last=night) == new and spells[-1].last == night - 1:
             new = dataclasses.replace(spells.pop(), last=night)
         spells.append(new)
-    told = [night for night, row in rows.items() if verdict_of(row.accuracy) in ("differ", "fail")]
+    told = [night for night, row in rows.items() if kind_of(row.accuracy).is_trouble]
     return ModelHistory(
         key, tuple(spells), rows.get(last), rows[told[-1]] if told else None, told[-1] if told else None
     )

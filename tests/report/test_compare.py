@@ -7,9 +7,9 @@ import time
 
 import pytest
 
+from hashbench.catalog import Kind, Status, kind_of
 from hashbench.errors import HashbenchError
-from hashbench.records import ACCURACY_STATUSES
-from hashbench.report.compare import WORSE, Outcome, compare, decide, verdict_of
+from hashbench.report.compare import WORSE, Outcome, compare, decide
 from hashbench.results.environments import environment_changes
 from hashbench.results.load import Selection, load_sweep
 from hashbench.results.rows import write_rows
@@ -78,17 +78,17 @@ def test_nothing_cannot_be_compared_with_nothing():
         decide("", "")
 
 
-@pytest.mark.parametrize("status", ACCURACY_STATUSES)
+@pytest.mark.parametrize("status", Status)
 def test_only_pass_passes(status):
-    assert (verdict_of(status) == "pass") == (status == "pass")
+    assert (kind_of(status) is Kind.PASS) == (status == "pass")
 
 
-@pytest.mark.parametrize("status", [word for word in ACCURACY_STATUSES if word != "pass"])
+@pytest.mark.parametrize("status", [word for word in Status if word != "pass"])
 def test_whatever_is_not_a_pass_is_worse_than_one(status):
     assert decide("pass", status) in WORSE
 
 
-@pytest.mark.parametrize("base", ACCURACY_STATUSES)
+@pytest.mark.parametrize("base", Status)
 def test_a_model_that_left_no_row_is_worse_than_any_row(base):
     assert decide(base, "") in WORSE
 

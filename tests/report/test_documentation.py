@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from hashbench.records import ACCURACY_STATUSES, ORIGINS, ROW_COLUMNS
+from hashbench.catalog import Origin, Status
+from hashbench.records import ROW_COLUMNS
 from hashbench.report.compare import WORSE, Outcome
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "csv.md").read_text(encoding="utf-8")
@@ -26,12 +27,12 @@ def test_every_column_is_documented_in_order_with_meaning_and_when_it_is_empty()
 
 def test_every_status_is_documented_with_its_relation_to_dynamo():
     lines = documented("Status words")
-    assert tuple(word for word, *_ in lines) == ACCURACY_STATUSES
+    assert tuple(word for word, *_ in lines) == tuple(Status)
     assert all(len(cells) == 3 and all(cells) for cells in lines)
 
 
 def test_every_origin_is_documented():
-    assert tuple(word for word, *_ in documented("Origins")) == ORIGINS
+    assert tuple(word for word, *_ in documented("Origins")) == tuple(Origin)
 
 
 def test_every_outcome_is_documented_with_whether_it_is_worse():

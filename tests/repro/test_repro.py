@@ -18,11 +18,14 @@ from repro_helpers import adding_rows, aten, captured, said_of
 from torch.testing._internal.two_tensor import TwoTensor
 
 from hashbench import replay
+from hashbench.catalog import EXPERIMENTS, places
 from hashbench.deadline import Budget
 from hashbench.errors import HashbenchError
 from hashbench.records import Diagnosis, ExperimentResult
 from hashbench.replay.call import CapturedCall, Memory, in_force, outcome_of
 from hashbench.replay.controls.memory import requests
+from hashbench.replay.experiments.special import SPECIAL_ARMS
+from hashbench.replay.experiments.table import SURROUNDINGS
 from hashbench.repro import op_definition, report, script, script_parts
 from hashbench.repro.folder import load_call, run_in_fresh_process, write_repro
 from hashbench.run.outputs import Difference
@@ -501,7 +504,7 @@ SHOWN: dict[str, tuple[tuple[ExperimentResult, ...], tuple[str, int]]] = {
     ),
     "in other memory": (
         (ExperimentResult("repeat", "call", 20), ExperimentResult("fresh_memory", "call", 20, 3)),
-        ("fresh", 500),
+        ("fresh_memory", 500),
     ),
     "follows the poison, and differs at times": (
         (ExperimentResult("repeat", "call", 20, 3, 2), ExperimentResult("poison", "call", 20, 20)),
@@ -594,10 +597,10 @@ def test_report_says_all_of_it(tmp_path: Path) -> None:
     assert str(tmp_path) not in text
 
 
-def test_every_arm_on_a_call_has_its_words() -> None:
-    names = {arm.name for arm in replay.SURROUNDINGS} | {"repeat", "fresh_memory", "poison", "moved"}
-    names |= {"exact_values", "copied_sources", "generators"}
-    assert names <= set(report.ARMS)
+def test_every_experiment_on_a_call_is_implemented_and_those_with_a_demo_have_a_script() -> None:
+    named = {name for name, _ in places(EXPERIMENTS.values(), "call")}
+    assert named == {"repeat", *SURROUNDINGS, *SPECIAL_ARMS}
+    assert {name for name in named if EXPERIMENTS[name].demo} == set(script.SHOWING)
 
 
 # ----------------------------------------------------------------------------------------------- whole or not at all

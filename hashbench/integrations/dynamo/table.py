@@ -12,9 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hashbench.catalog import STATUSES
 from hashbench.integrations.dynamo.session import Note, Session, read_notes
 from hashbench.io import replace_file
-from hashbench.records import ACCURACY_STATUSES, ModelSpec, Row
+from hashbench.records import ModelSpec, Row
 from hashbench.results.rows import header_line, row_line
 from hashbench.results.table import defuse, one_line
 
@@ -124,7 +125,7 @@ def _both(session: Session, note: Note, theirs: Sequence[HarnessRow]) -> Both | 
 def _guessed(session: Session, note: Note, theirs: Sequence[HarnessRow], words: Sequence[str]) -> Row:
     """A row for a model whose eager runs we did not see."""
     word = words[0]
-    if word in ACCURACY_STATUSES:
+    if word in STATUSES:
         status, why = word, ""
     elif word in _EAGER_AGREED:
         status, why = "pass", f"the harness wrote {word}: its eager runs agreed, hashbench did not see them"

@@ -5,25 +5,11 @@ Pure: imports no torch, reads no files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
 
+from hashbench.catalog import CAUSES
 from hashbench.records import Row
-
-_ADVICE: Mapping[str, str] = MappingProxyType(
-    {
-        "unreproduced": (
-            "Look for what the first run left behind (a cache, a counter, a module in a closure); else run it more "
-            "often (runs=20, hashbench_replays = 200)"
-        ),
-        "unknown": (
-            "Give the experiments more time (hashbench_diagnose_budget, hashbench_replays), and look at the evidence"
-        ),
-    }
-)
-"""Where the advice for a sweep names flags that pytest does not have. A function cannot be built again in a fresh
-process, by which a sweep proves that a state outlived a run: here that is a difference that never comes again."""
 
 _LONGEST = 500
 """Letters of one line; names and texts come from the code under test."""
@@ -87,7 +73,8 @@ def _remedy(row: Row, folder: Path) -> str:
         f"repro: {folder / row.repro} ({row.reproduced})" if row.repro else row.reproduced,
         f"traces: {folder / 'traces'}" if row.traces else "",
     ]
-    advice = _ADVICE.get(row.cause, row.advice) or "let the diagnosis run (diagnose=True)"
+    cause = CAUSES.get(row.cause)
+    advice = (cause.pytest_advice if cause is not None else "") or row.advice or "let the diagnosis run (diagnose=True)"
     return f"to do: {advice.rstrip('.')}. {'; '.join(part for part in left if part)}".rstrip()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -24,35 +24,25 @@ Change = Callable[[], AbstractContextManager[Callable[[], None] | None]]
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """An arm that changes what is around the call.
+    """An experiment that changes what is around the call.
 
     ``each``: entered for every replay anew; else for a block of them. ``outside``: what
     it changes can reach only code that is not torch's own. ``inside``: it can reach only an op that calls others: a
     custom one, or one that torch composes of others. ``disturbs``: it adds a disturbance, so its outcomes are
-    compared with those without. ``devices``: the types of device that have it; empty: all. ROCm's are called ``cuda``,
-    too. ``on_call``: the change wants to know the call's device, and the seconds that a replay takes.
+    compared with those without. ``on_call``: the change wants to know the call's device, and the seconds that a replay
+    takes.
     """
 
-    name: str
     change: Callable[..., AbstractContextManager[Callable[[], None] | None]]
     each: bool = False
     outside: bool = False
     inside: bool = False
     disturbs: bool = False
-    devices: tuple[str, ...] = ()
     on_call: bool = False
-
-    def runs_on(self, device: torch.device) -> bool:
-        """Whether a device of this type has it."""
-        return not self.devices or device.type in self.devices
 
     def around(self, device: torch.device, *, seconds: float) -> Change:
         """The change for a call on this device whose replay takes so many seconds."""
         return functools.partial(self.change, device, seconds) if self.on_call else self.change
-
-
-CUDA = ("cuda",)
-WITH_STREAMS = ("cuda", "xpu")
 
 
 def _settings(**values: str) -> Change:
@@ -169,28 +159,30 @@ def _multiply(matrix: torch.Tensor, product: torch.Tensor, *, count: int) -> Non
 
 # ------------------------------------------------------------------------------------------------------ the list
 
-SURROUNDINGS = (
-    Surroundings("one_thread", controls.one_thread, devices=("cpu",)),
-    Surroundings("deterministic", _settings(deterministic_algorithms="on", fill_uninitialized_memory="False")),
-    Surroundings("deterministic_fill", _settings(deterministic_algorithms="on", fill_uninitialized_memory="True")),
-    Surroundings("nondeterministic", _settings(deterministic_algorithms="off", fill_uninitialized_memory="False")),
-    Surroundings("entropy", controls.constant_entropy, outside=True),
-    Surroundings("clocks", controls.ticking_clocks, outside=True),
-    Surroundings("one_worker", controls.single_worker_pools, outside=True),
-    Surroundings("onednn_off", _settings(mkldnn__enabled="False"), devices=("cpu",)),
-    Surroundings("onednn_deterministic", _settings(mkldnn__deterministic="True"), devices=("xpu",)),
-    Surroundings("cudnn_off", _settings(cudnn__enabled="False"), devices=CUDA),
-    Surroundings("cudnn_benchmark", _settings(cudnn__benchmark="True", cudnn__deterministic="False"), devices=CUDA),
-    Surroundings("cudnn_deterministic", _settings(cudnn__benchmark="False", cudnn__deterministic="True"), devices=CUDA),
-    Surroundings("sdpa_math", _attention(SDPBackend.MATH), inside=True, devices=WITH_STREAMS),
-    Surroundings("sdpa_flash", _attention(SDPBackend.FLASH_ATTENTION), inside=True, devices=WITH_STREAMS),
-    Surroundings("sdpa_efficient", _attention(SDPBackend.EFFICIENT_ATTENTION), inside=True, devices=CUDA),
-    Surroundings("sdpa_cudnn", _attention(SDPBackend.CUDNN_ATTENTION), inside=True, devices=CUDA),
-    Surroundings("tf32_off", functools.partial(tf32, on=False), devices=CUDA),
-    Surroundings("tf32_on", functools.partial(tf32, on=True), devices=CUDA),
-    Surroundings("busy", controls.busy_threads, disturbs=True),
-    Surroundings("busy_stream", busy_stream, each=True, disturbs=True, devices=WITH_STREAMS, on_call=True),
-)
+SURROUNDINGS: Mapping[str, Surroundings] = {
+    "one_thread": Surroundings(controls.one_thread),
+    "deterministic": Surroundings(_settings(deterministic_algorithms="on", fill_uninitialized_memory="False")),
+    "deterministic_fill": Surroundings(_settings(deterministic_algorithms="on", fill_uninitialized_memory="True")),
+    "nondeterministic": Surroundings(_settings(deterministic_algorithms="off", fill_uninitialized_memory="False")),
+    "entropy": Surroundings(controls.constant_entropy, outside=True),
+    "clocks": Surroundings(controls.ticking_clocks, outside=True),
+    "one_worker": Surroundings(controls.single_worker_pools, outside=True),
+    "onednn_off": Surroundings(_settings(mkldnn__enabled="False")),
+    "onednn_deterministic": Surroundings(_settings(mkldnn__deterministic="True")),
+    "cudnn_off": Surroundings(_settings(cudnn__enabled="False")),
+    "cudnn_benchmark": Surroundings(_settings(cudnn__benchmark="True", cudnn__deterministic="False")),
+    "cudnn_deterministic": Surroundings(_settings(cudnn__benchmark="False", cudnn__deterministic="True")),
+    "sdpa_math": Surroundings(_attention(SDPBackend.MATH), inside=True),
+    "sdpa_flash": Surroundings(_attention(SDPBackend.FLASH_ATTENTION), inside=True),
+    "sdpa_efficient": Surroundings(_attention(SDPBackend.EFFICIENT_ATTENTION), inside=True),
+    "sdpa_cudnn": Surroundings(_attention(SDPBackend.CUDNN_ATTENTION), inside=True),
+    "tf32_off": Surroundings(functools.partial(tf32, on=False)),
+    "tf32_on": Surroundings(functools.partial(tf32, on=True)),
+    "busy": Surroundings(controls.busy_threads, disturbs=True),
+    "busy_stream": Surroundings(busy_stream, each=True, disturbs=True, on_call=True),
+}
+"""The experiments of ``catalog.EXPERIMENTS`` that change what is around a call, by their names there."""
+
 UNCHANGED: Change = nullcontext
 
 SHIFTS = (4, 8, 16, 32, 48, 64)

@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from hashbench.catalog import Kind, kind_of, letter_of
 from hashbench.records import Row
-from hashbench.report.compare import Outcome, verdict_of
+from hashbench.report.compare import Outcome
 from hashbench.report.expectations import Judgement, Standing
 from hashbench.report.history import History
-from hashbench.report.html.words import NO_ADVICE, STANDINGS, letter_of
+from hashbench.report.html.words import NO_ADVICE, STANDINGS
 from hashbench.report.text import shorten
 from hashbench.results.load import is_link
 from hashbench.results.rows import row_key
@@ -95,7 +96,7 @@ def is_known(one: Judgement) -> bool:
 
 def is_trouble(row: Row | None) -> bool:
     """Whether a row differs or fails."""
-    return row is not None and verdict_of(row.accuracy) in ("differ", "fail")
+    return row is not None and kind_of(row.accuracy).is_trouble
 
 
 def counts_of(judgements: Iterable[Judgement]) -> tuple[tuple[str, bool, int], ...]:
@@ -158,14 +159,14 @@ def _reason(one: Judgement) -> tuple[str, ...]:
     if one.standing is Standing.MISSING:
         return one.key[:-1]
     reason = one.note if one.standing is Standing.NOT_COMPARABLE else ""
-    if verdict_of(row.accuracy) == "differ":
+    if kind_of(row.accuracy) is Kind.DIFFER:
         return reason, row.kernel, row.cause or row.origin
     return reason, row.accuracy, shorten(row.error, 80)
 
 
 def _group(lot: Sequence[Judgement], indices: Mapping[tuple[str, ...], int], *, room: int) -> Group:
     first, row = lot[0], telling_row(lot[0])
-    place = verdict_of(row.accuracy) == "differ" and first.standing is not Standing.MISSING
+    place = kind_of(row.accuracy) is Kind.DIFFER and first.standing is not Standing.MISSING
     return Group(
         word=first.word,
         meaning=STANDINGS[first.standing],
@@ -184,7 +185,7 @@ def _kind(one: Judgement, row: Row) -> str:
     """What a group looks like: ``fixed``, ``absent``, ``skip``, ``differ``, ``fail``."""
     if one.standing in (Standing.FIXED, Standing.STALE):
         return "fixed"
-    return "absent" if one.new is None else verdict_of(row.accuracy)
+    return "absent" if one.new is None else kind_of(row.accuracy)
 
 
 def _why(one: Judgement, row: Row) -> str:

@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hashbench.causes.evidence import ARMS, base_of
+from hashbench.catalog import EXPERIMENTS
+from hashbench.causes.evidence import base_of
 from hashbench.causes.stats import MOST_TRIALS, Effect, effect_of, rate_of
 from hashbench.records import Evidence, ExperimentResult, Row
 
@@ -92,7 +93,7 @@ def _with_distinct(arm: ExperimentResult, row: Row) -> ExperimentResult:
 
 
 def _read(arm: ExperimentResult, evidence: Evidence) -> ArmRead:
-    phrase = ARMS.get((arm.name, arm.on), arm.name.replace("_", " "))
+    phrase = EXPERIMENTS[arm.name].phrase if arm.name in EXPERIMENTS else arm.name.replace("_", " ")
     is_base = (arm.name, arm.on) in BASES
     if not arm.ran:
         return ArmRead(arm, phrase, "", is_base)

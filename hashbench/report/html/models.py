@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hashbench.catalog import REPEATED, kind_of, letter_of
 from hashbench.records import Row
-from hashbench.report.compare import verdict_of
 from hashbench.report.describe import spell_at, worth_telling
 from hashbench.report.history import History, Spell
 from hashbench.report.html.evidence import ArmRead, read_evidence, reasons
 from hashbench.report.html.excerpts import Excerpt
-from hashbench.report.html.words import letter_of
 
 DETAILS = 150
 """Models of which a page tells everything, the newest trouble first."""
@@ -22,12 +21,6 @@ SPELLS_TOLD = 12
 
 SPELLS_DRAWN = 200
 """Spells that the strip of a model draws, the newest."""
-
-KINDS_OF_ARMS = {
-    "call": "The captured call of this kernel, repeated",
-    "pair": "Two runs of the whole model, repeated",
-    "process": "Runs in fresh processes",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +99,7 @@ def _view(history: History, index: int, excerpt: Excerpt | None) -> ModelView | 
         row=row,
         now=now,
         letter=letter_of(row.accuracy),
-        kind=verdict_of(row.accuracy),
+        kind=kind_of(row.accuracy),
         since=history.nights[spell.first].label if spell is not None else "",
         told_on=history.nights[night].label,
         nights=spell.last - spell.first + 1 if spell is not None else 1,
@@ -129,7 +122,7 @@ def _stretch(history: History, spell: Spell) -> Stretch:
         last=history.nights[spell.last].label,
         nights=spell.last - spell.first + 1,
         accuracy=spell.accuracy,
-        kind=verdict_of(spell.accuracy),
+        kind=kind_of(spell.accuracy),
         letter=letter_of(spell.accuracy),
         kernel=spell.kernel,
         cause=spell.cause,
@@ -138,10 +131,10 @@ def _stretch(history: History, spell: Spell) -> Stretch:
 
 
 def _arms(read: Sequence[ArmRead]) -> Iterator[Arms]:
-    for on, words in KINDS_OF_ARMS.items():
+    for on, repeated in REPEATED.items():
         found = tuple(one for one in read if one.arm.on == on and one.arm.ran)
         if found:
-            yield Arms(on, words, found)
+            yield Arms(on, repeated.heading, found)
 
 
 # ------------------------------------------------------------------------------------------------------ facts

@@ -18,7 +18,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from hashbench.report.compare import verdict_of
+from hashbench.catalog import CAUSES, LETTERS, STATUSES, kind_of, letter_of
 from hashbench.report.expectations import Judged
 from hashbench.report.history import History
 from hashbench.report.html.changes import counts_of, expectation_of, groups_of, is_known, present
@@ -26,7 +26,6 @@ from hashbench.report.html.excerpts import Excerpt
 from hashbench.report.html.models import model_views, scope_words, suite_words
 from hashbench.report.html.payload import as_script_content, changes_text, first_night_shown, payload_of
 from hashbench.report.html.totals import by_kind, course_of, totals_of
-from hashbench.report.html.words import CAUSES, LETTERS, STATUSES, letter_of
 from hashbench.report.text import shorten
 from hashbench.results.table import one_line
 
@@ -109,11 +108,11 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals |= {
-        "cause_words": CAUSES,
-        "status_words": STATUSES,
+        "cause_words": {name: cause.meaning for name, cause in CAUSES.items()},
+        "status_words": {word: status.meaning for word, status in STATUSES.items()},
         "letters": LETTERS,
         "letter_of": letter_of,
-        "kind_of": verdict_of,
+        "kind_of": kind_of,
         "scope_words": scope_words,
         "shorten": shorten,
         "suite_words": suite_words,

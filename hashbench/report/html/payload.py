@@ -11,9 +11,8 @@ from collections.abc import Collection, Iterable, Sequence
 
 from markupsafe import Markup
 
-from hashbench.report.compare import verdict_of
+from hashbench.catalog import kind_of, letter_of
 from hashbench.report.history import History, ModelHistory, Spell
-from hashbench.report.html.words import letter_of
 from hashbench.report.text import shorten
 from hashbench.results.environments import EnvironmentChange
 from hashbench.results.table import one_line
@@ -50,7 +49,7 @@ def payload_of(history: History, *, detailed: Collection[int] = ()) -> dict[str,
         },
         "scopes": [[_text(part) for part in scope] for scope in scopes],
         "states": [
-            [_text(accuracy), letter_of(accuracy), verdict_of(accuracy), _text(kernel), _text(cause)]
+            [_text(accuracy), letter_of(accuracy), kind_of(accuracy), _text(kernel), _text(cause)]
             for accuracy, kernel, cause in states
         ],
         "models": models,

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hashbench.records import ACCURACY_STATUSES
-from hashbench.report.compare import verdict_of
+from hashbench.catalog import STATUSES, Kind, kind_of
 from hashbench.report.history import History, ModelHistory, Night
 
 KINDS = ("differ", "fail", "skip", "pass")
@@ -74,8 +73,8 @@ def by_kind(counts: Mapping[str, int]) -> dict[str, int]:
     """How many of each of :data:`KINDS`, from counts per status."""
     found = dict.fromkeys(KINDS, 0)
     for status, count in counts.items():
-        if verdict_of(status) in found:
-            found[verdict_of(status)] += count
+        if kind_of(status) in found:
+            found[kind_of(status)] += count
     return found
 
 
@@ -85,7 +84,7 @@ def _tile(kind: str, now: Mapping[str, int], before: Mapping[str, int] | None) -
 
 
 def _in_order(statuses: set[str]) -> list[str]:
-    known = {status: place for place, status in enumerate(ACCURACY_STATUSES)}
+    known = {status: place for place, status in enumerate(STATUSES)}
     return sorted(statuses, key=lambda status: (known.get(status, len(known)), status))
 
 
@@ -103,7 +102,7 @@ def _kernels(newest: Sequence[ModelHistory]) -> list[tuple[str, str, int]]:
     counts = Counter(
         (row.kernel or f"({row.origin or 'unknown'})", row.cause)
         for row in rows
-        if verdict_of(row.accuracy) == "differ"
+        if kind_of(row.accuracy) is Kind.DIFFER
     )
     return sorted(((kernel, cause, n) for (kernel, cause), n in counts.items()), key=lambda one: (-one[2], one))
 

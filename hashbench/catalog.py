@@ -1,0 +1,469 @@
+"""The vocabulary: statuses, origins, causes, confidences and experiments, one table each.
+
+Everything that says or sorts them (reports, repro, pytest message, rules) reads these tables, so that a new status or
+cause is one entry here, and a new experiment one entry here and its function in ``replay/experiments``.
+
+Imports neither torch nor any other part of hashbench.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from types import MappingProxyType
+from typing import Self
+
+# ---------------------------------------------------------------------------------------------------------- statuses
+
+
+class Kind(StrEnum):
+    """The kinds of status; ``ABSENT`` is that of a model without a row."""
+
+    ABSENT = "absent"
+    PASS = "pass"
+    SKIP = "skip"
+    DIFFER = "differ"
+    FAIL = "fail"
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether it asks for nobody's attention: a pass or a skip."""
+        return self in (Kind.PASS, Kind.SKIP)
+
+    @property
+    def is_trouble(self) -> bool:
+        """Whether the model was run and did not pass."""
+        return self in (Kind.DIFFER, Kind.FAIL)
+
+
+class Status(StrEnum):
+    """The status words of ``benchmarks/dynamo``, and two that it lacks: ``crashed`` (there a dead child leaves no row)
+    and ``results_not_comparable`` (there an unknown type is reported as ``eager_two_runs_differ``).
+
+    ``kind`` is what comparisons go by, ``letter`` and ``short`` stand where there is no room, ``meaning`` is for
+    somebody who reads the word for the first time.
+    """
+
+    kind: Kind
+    letter: str
+    short: str
+    meaning: str
+
+    def __new__(cls, word: str, kind: Kind, letter: str, short: str, meaning: str) -> Self:
+        member = str.__new__(cls, word)
+        member._value_ = word
+        member.kind, member.letter, member.short, member.meaning = kind, letter, short, meaning
+        return member
+
+    PASS = "pass", Kind.PASS, "P", "passes", "all runs gave the same bits"
+    TWO_RUNS_DIFFER = "eager_two_runs_differ", Kind.DIFFER, "D", "two runs differ", "two runs gave different results"
+    FIRST_RUN_FAIL = "eager_1st_run_fail", Kind.FAIL, "F", "fails", "the first run raised an error"
+    FIRST_RUN_OOM = "eager_1st_run_OOM", Kind.FAIL, "M", "out of memory", "the first run ran out of memory"
+    SECOND_RUN_FAIL = "eager_2nd_run_fail", Kind.FAIL, "F", "fails", "a later run raised an error"
+    SECOND_RUN_OOM = "eager_2nd_run_OOM", Kind.FAIL, "M", "out of memory", "a later run ran out of memory"
+    FAIL_TO_LOAD = "model_fail_to_load", Kind.FAIL, "F", "fails", "the model could not be built"
+    FAIL_TO_RUN = "eager_fail_to_run", Kind.FAIL, "F", "fails", "the model could not be made ready to run"
+    NOT_COMPARABLE = "results_not_comparable", Kind.FAIL, "F", "fails", "the results cannot be compared"
+    TIMEOUT = "timeout", Kind.FAIL, "T", "timeout", "it took longer than the time limit"
+    CRASHED = "crashed", Kind.FAIL, "C", "crashed", "its process died"
+    SKIPPED = "pass_due_to_skip", Kind.SKIP, "S", "skipped", "it was not run"
+
+    @property
+    def ran_out_of_memory(self) -> bool:
+        """Whether a run ended for want of memory: it is then repeated alone, and tells little of what it needs."""
+        return self.letter == "M"
+
+
+STATUSES: Mapping[str, Status] = MappingProxyType({str(status): status for status in Status})
+"""Word → status."""
+
+OUT_OF_MEMORY = frozenset(status for status in Status if status.ran_out_of_memory)
+
+
+def kind_of(word: str) -> Kind:
+    """The kind of a status word, ``""`` where there is no row; a word that is not known (dynamo has more than
+    hashbench) is a failure."""
+    if not word:
+        return Kind.ABSENT
+    status = STATUSES.get(word)
+    return status.kind if status is not None else Kind.FAIL
+
+
+def letter_of(word: str) -> str:
+    """One letter per status, for where there is no room: colour is never the only sign."""
+    status = STATUSES.get(word)
+    return status.letter if status is not None else "F" if word else ""
+
+
+LETTERS: Mapping[str, str] = MappingProxyType({status.letter: status.short for status in Status})
+"""Letter → its meaning in a word or two."""
+
+# ------------------------------------------------------------------------------------------- origins and confidences
+
+
+class Origin(StrEnum):
+    """Where a difference entered."""
+
+    INPUT = "input"
+    STATE = "state"
+    SETTINGS = "settings"
+    RNG = "rng"
+    OUTSIDE = "outside"
+    SEQUENCE = "sequence"
+    KERNEL = "kernel"
+
+
+class Confidence(StrEnum):
+    """How surely the evidence shows a cause."""
+
+    meaning: str
+
+    def __new__(cls, word: str, meaning: str = "") -> Self:
+        member = str.__new__(cls, word)
+        member._value_ = word
+        member.meaning = meaning
+        return member
+
+    PROVEN = "proven", "an experiment shows the mechanism"
+    LIKELY = (
+        "likely",
+        "what was seen fits it, but an experiment that would exclude another cause is missing or too small",
+    )
+    OPEN = "open", "no experiment decides it"
+
+
+# ------------------------------------------------------------------------------------------------------------ causes
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A mechanism, as ``docs/causes.md`` explains it.
+
+    ``meaning`` is a sentence for somebody who reads the word for the first time; ``advice`` one on what to do, without
+    its full stop, in which ``{named}`` is what an experiment singled out, or else ``unnamed``; ``pytest_advice``
+    replaces it in a failed test, where flags of ``sweep`` mean nothing. ``in_kernel``: inside a kernel, where
+    ``use_deterministic_algorithms`` may help. ``decided``: false where it contradicts no other cause, since the
+    experiments that would tell were not made or decided nothing.
+    """
+
+    name: str
+    meaning: str
+    advice: str
+    unnamed: str = "generator, clock, file or entropy"
+    pytest_advice: str = ""
+    in_kernel: bool = False
+    decided: bool = True
+
+    @property
+    def words(self) -> str:
+        """The name as words: ``accumulation order``."""
+        return self.name.replace("_", " ")
+
+
+_CAUSES = (
+    Cause(
+        "accumulation_order",
+        "Threads add to one number in any order, and every order rounds otherwise.",
+        "Use a kernel that adds in one order (a deterministic algorithm, or sort by target and sum the segments), or "
+        "expect results that differ in their last bits",
+        in_kernel=True,
+    ),
+    Cause(
+        "write_race",
+        "Several values are written to one place, and another one is last each time.",
+        "Give every target one writer: drop duplicate indices, or combine their values before writing "
+        "(index_add, scatter_reduce)",
+        in_kernel=True,
+    ),
+    Cause(
+        "overlapping_views",
+        "An in-place op overwrites memory that it still has to read through another view.",
+        "Clone what is read before the in-place op: x.add_(x.t().clone()), or write out of place",
+        in_kernel=True,
+    ),
+    Cause(
+        "unordered_output",
+        "The values are right and their order is another each time.",
+        "Sort what the op returns, or let nothing after it depend on the order",
+        in_kernel=True,
+    ),
+    Cause(
+        "uninitialized_memory",
+        "Memory is read that was allocated and never written.",
+        "Write all of the memory before it is read: zeros or full in place of empty, padding filled",
+    ),
+    Cause(
+        "alignment",
+        "Where the memory happens to lie decides which path the kernel takes.",
+        "Copy the op's inputs into memory that torch allocated, contiguous and from its start, so that every run takes "
+        "the same path",
+        in_kernel=True,
+    ),
+    Cause(
+        "algorithm_selection",
+        "A library chooses another algorithm each time, and each rounds otherwise.",
+        "Pin the algorithm: no choice by timing, torch.backends.cudnn.benchmark = False and deterministic = True, one "
+        "library version",
+        in_kernel=True,
+    ),
+    Cause(
+        "contention",
+        "The result depends on what else the machine is doing.",
+        "Take time limits and dependence on free resources out of the op, or run it alone on the machine, and report "
+        "it to its authors",
+        in_kernel=True,
+    ),
+    Cause(
+        "rng",
+        "A random generator that the reset does not reach was in another state.",
+        "Reset {named} at the start of every run, or draw from torch's default generator, which is reset",
+        unnamed="the generator that is drawn from",
+    ),
+    Cause(
+        "outside_value",
+        "A value from outside torch differs: a clock, entropy, a file.",
+        "Pass {named} in as an argument that is the same in every run",
+        unnamed="the value",
+    ),
+    Cause(
+        "surviving_state",
+        "Something that an earlier run left behind changed the next one.",
+        "Keep caches and counters in the module, where a deep copy takes them along, or clear them at the start of a "
+        "run",
+    ),
+    Cause(
+        "call_order",
+        "The same ops ran in another order, or read from each other otherwise.",
+        "Iterate over lists or sorted keys in place of sets, and join the results of threads in the order they were "
+        "started",
+    ),
+    Cause(
+        "control_flow",
+        "An earlier value differed and the program took another path.",
+        "Make what chooses the branch the same in every run ({named}), or compute both branches and select with "
+        "torch.where",
+    ),
+    Cause(
+        "input_pipeline",
+        "The model's inputs differ before the first op.",
+        "Seed what makes the inputs ({named}), or save them once and load them for every run",
+    ),
+    Cause(
+        "initial_state",
+        "Parameters or buffers differ before the first op.",
+        "Seed what sets parameters and buffers ({named}), or load them from one state_dict for every run",
+    ),
+    Cause(
+        "external_mutation",
+        "Memory was written behind torch's back.",
+        "Stop writing into a tensor's memory from outside torch ({named}): copy it before sharing it, and wait for "
+        "threads that fill it",
+    ),
+    Cause(
+        "global_settings",
+        "A run changed a global setting of torch.",
+        "Set torch's global settings once before the model runs, and restore what the model changes",
+    ),
+    Cause(
+        "opaque_kernel",
+        "A custom op differs from equal inputs, and no experiment explains it.",
+        "Test the operator by itself with the repro: threads of its own, unwritten memory and reads of the system are "
+        "what to look for",
+        in_kernel=True,
+    ),
+    Cause(
+        "opaque_producer",
+        "What the op read was made by code that torch does not see.",
+        "Find what fills this memory without torch (NumPy, a C extension, another thread) and make it write the same",
+    ),
+    Cause(
+        "representation",
+        "The values are equal; only their bits differ (the sign of a zero, the payload of a NaN).",
+        "Compare with torch.equal, for which 0.0 equals -0.0, or add 0.0 to the result; whoever needs the bits has to "
+        "find the mechanism",
+        in_kernel=True,
+    ),
+    Cause(
+        "masked_by_tracing",
+        "The runs differ only while nobody looks: with tracing they agree.",
+        "Look without a trace: compare results of untraced runs and narrow the model down by halves",
+    ),
+    Cause(
+        "unreproduced",
+        "It differed once and never again.",
+        "Run it more often (--runs 20 --replays 200) and under the load of the sweep before it is believed or "
+        "dismissed",
+        # A function cannot be built again in a fresh process, by which a sweep proves that a state outlived a run:
+        # there that is a difference that never comes again.
+        pytest_advice="Look for what the first run left behind (a cache, a counter, a module in a closure); else run "
+        "it more often (runs=20, hashbench_replays = 200)",
+        decided=False,
+    ),
+    Cause(
+        "unknown",
+        "The experiments do not decide it; they are listed as evidence.",
+        "Give the experiments more time (--diagnose-budget, --replays), and look at the evidence and the repro",
+        pytest_advice="Give the experiments more time (hashbench_diagnose_budget, hashbench_replays), and look at the "
+        "evidence",
+        in_kernel=True,
+        decided=False,
+    ),
+)
+
+CAUSES: Mapping[str, Cause] = MappingProxyType({cause.name: cause for cause in _CAUSES})
+"""Name → cause."""
+
+# ------------------------------------------------------------------------------------------------------- experiments
+
+Place = tuple[str, str]
+"""The name of an experiment and what it repeats: ``call``, ``pair`` or ``process``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """What an experiment repeats: one trial in words (``unit``), in a table (``short``), and as a heading."""
+
+    unit: str
+    short: str
+    heading: str
+
+
+REPEATED: Mapping[str, Repetition] = MappingProxyType(
+    {
+        "call": Repetition("replays", "call", "The captured call of this kernel, repeated"),
+        "pair": Repetition("pairs of runs", "whole model", "Two runs of the whole model, repeated"),
+        "process": Repetition("process", "fresh processes", "Runs in fresh processes"),
+    }
+)
+
+
+class Role(Enum):
+    """What an experiment is for. ``STEADY`` ones hold one thing still, by which a difference may go but none can come.
+    ``FLAG`` and ``LIBRARY`` ones run another kernel than the sweep did; ``PROCESS`` ones compare runs of different
+    processes, whose hash seeds differ."""
+
+    BASE = "repeats the same with nothing changed: what the others are compared with"
+    STEADY = "holds one thing still"
+    CONTENT = "changes the inputs so that one mechanism has no effect"
+    DISTURB = "changes what should not matter: it may bring a difference about"
+    FLAG = "sets deterministic algorithms"
+    LIBRARY = "makes another library, algorithm or precision compute"
+    PROCESS = "starts anew in fresh processes"
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """One controlled experiment: the same thing run again and again with one change.
+
+    ``on`` is what it may repeat. ``phrase`` says the change after a count (``0 of 20 with one thread``); that of a
+    ``BASE`` or ``PROCESS`` experiment has its unit in it (``20 of 20 unmodified replays``). ``cause`` follows where
+    this one alone removes the difference, or a disturbance brings it about; ``holds_value`` tells those that hold a
+    value still, which may choose a path, from those that hold an order still. ``rate_of`` is the word for the trials of
+    a base from which a rate may come. ``proof``: what is counted is itself the proof, said in these words where it
+    differs and where not. ``devices`` are the types of device that have it (empty: all; ROCm's are called ``cuda``,
+    too), ``weight`` its share of the time, ``demo`` what a repro script that repeats it does.
+    """
+
+    name: str
+    on: tuple[str, ...]
+    phrase: str
+    role: Role
+    cause: str = ""
+    holds_value: bool = False
+    rate_of: str = ""
+    proof: tuple[str, str] | None = None
+    devices: tuple[str, ...] = ()
+    weight: int = 1
+    demo: str = ""
+
+    @property
+    def has_unit(self) -> bool:
+        """Whether the phrase says what is counted."""
+        return self.role in (Role.BASE, Role.PROCESS)
+
+    @property
+    def holds(self) -> bool:
+        """Whether it holds one thing outside torch still, which is the cause where the difference then is gone."""
+        return self.role in (Role.STEADY, Role.PROCESS) and bool(self.cause)
+
+
+_CALL, _PAIR, _BOTH, _PROCESS = ("call",), ("pair",), ("call", "pair"), ("process",)
+_CUDA, _WITH_STREAMS = ("cuda",), ("cuda", "xpu")
+
+_EXPERIMENTS = (
+    Experiment(
+        *("repeat", _CALL, "replays in place", Role.BASE),
+        rate_of="replays",
+        demo="Makes the call again and again, from inputs that are restored in place.",
+    ),
+    Experiment("one_thread", _BOTH, "with one thread", Role.STEADY, devices=("cpu",)),
+    Experiment("exact_values", _CALL, "on whole numbers, whose sums no order changes", Role.CONTENT),
+    Experiment("copied_sources", _CALL, "with what is read copied away from what is written", Role.CONTENT),
+    Experiment(
+        *("poison", _BOTH, "with other content in unwritten memory", Role.DISTURB),
+        proof=("follows the content", "does not follow it"),
+        weight=3,  # it says nothing with few replays
+        demo="Makes the call with memory full of one byte handed out to it, then full of another.",
+    ),
+    Experiment("generators", _BOTH, "with every generator put back", Role.STEADY, "rng", holds_value=True),
+    Experiment("entropy", _BOTH, "with constant entropy", Role.STEADY, "outside_value", holds_value=True),
+    Experiment("clocks", _BOTH, "with clocks that tick evenly", Role.STEADY, "outside_value", holds_value=True),
+    Experiment("one_worker", _BOTH, "with thread pools of one worker", Role.STEADY, "call_order"),
+    Experiment(
+        *("moved", _CALL, "with inputs moved by a few bytes", Role.DISTURB, "alignment"),
+        proof=("another outcome", "agrees too"),
+        demo="Makes the call with its inputs moved in memory by a few bytes, strides kept.",
+    ),
+    Experiment(
+        *("busy", _CALL, "while other threads keep the processor busy", Role.DISTURB, "contention"),
+        demo="Makes the call again and again while other threads keep all cores busy.",
+    ),
+    Experiment(
+        *("busy_stream", _CALL, "while another stream keeps the device busy", Role.DISTURB, "contention"),
+        devices=_WITH_STREAMS,
+        demo="Makes the call again and again while a second stream keeps the device busy.",
+    ),
+    Experiment(
+        *("fresh_memory", _CALL, "with inputs in new memory", Role.DISTURB),
+        demo="Makes the call again and again, with its inputs in other memory each time.",
+    ),
+    Experiment("deterministic", _CALL, "with deterministic algorithms", Role.FLAG),
+    Experiment("deterministic_fill", _CALL, "with deterministic algorithms and filled memory", Role.FLAG),
+    Experiment("nondeterministic", _CALL, "without deterministic algorithms", Role.FLAG),
+    # Those that change the least first.
+    Experiment("cudnn_deterministic", _CALL, "with cuDNN's deterministic algorithms", Role.LIBRARY, devices=_CUDA),
+    Experiment("onednn_deterministic", _CALL, "with oneDNN's deterministic algorithms", Role.LIBRARY, devices=("xpu",)),
+    Experiment("onednn_off", _CALL, "without oneDNN", Role.LIBRARY, devices=("cpu",)),
+    Experiment("cudnn_off", _CALL, "without cuDNN", Role.LIBRARY, devices=_CUDA),
+    Experiment("cudnn_benchmark", _CALL, "while cuDNN tries algorithms out", Role.LIBRARY, devices=_CUDA),
+    Experiment("sdpa_math", _CALL, "with the plain formula of attention", Role.LIBRARY, devices=_WITH_STREAMS),
+    Experiment("sdpa_flash", _CALL, "with flash attention", Role.LIBRARY, devices=_WITH_STREAMS),
+    Experiment("sdpa_efficient", _CALL, "with memory-efficient attention", Role.LIBRARY, devices=_CUDA),
+    Experiment("sdpa_cudnn", _CALL, "with cuDNN's attention", Role.LIBRARY, devices=_CUDA),
+    Experiment("tf32_off", _CALL, "without TF32", Role.LIBRARY, devices=_CUDA),
+    Experiment("tf32_on", _CALL, "with TF32", Role.LIBRARY, devices=_CUDA),
+    Experiment("pair", _PAIR, "pairs of runs", Role.BASE, rate_of="pairs"),
+    Experiment("untraced", _PAIR, "pairs of untraced runs", Role.BASE),
+    Experiment("within_process", _PROCESS, "pairs of runs in a fresh process each", Role.BASE, rate_of="processes"),
+    # A fresh process also starts every generator anew, and in its first run threads may finish in one order because
+    # they all start cold: what holds less still goes before.
+    Experiment(
+        *("fresh_process", _PROCESS, "first runs of fresh processes", Role.PROCESS, "surviving_state"),
+        holds_value=True,
+    ),
+    Experiment(
+        *("fixed_order", _PROCESS, "first runs of fresh processes with hash seed and addresses fixed", Role.PROCESS),
+        cause="call_order",
+    ),
+)
+
+EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType({one.name: one for one in _EXPERIMENTS})
+"""Name → experiment. On a call that differs when it is repeated they are run in this order; on one that does not,
+disturbances go first."""
+
+
+def places(experiments: Iterable[Experiment], *on: str) -> tuple[Place, ...]:
+    """Where these experiments are made, first all those on the first kind of repetition."""
+    known = tuple(experiments)
+    return tuple((one.name, kind) for kind in on or REPEATED for one in known if kind in one.on)
