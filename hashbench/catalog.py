@@ -393,23 +393,23 @@ _CUDA, _WITH_STREAMS = ("cuda",), ("cuda", "xpu")
 
 _EXPERIMENTS = (
     Experiment(
-        *("repeat", _CALL, "replays in place", Role.BASE),
+        *("repeat", _CALL, "unmodified replays", Role.BASE),
         rate_of="replays",
         demo="Makes the call again and again, from inputs that are restored in place.",
     ),
     Experiment("one_thread", _BOTH, "with one thread", Role.STEADY, devices=("cpu",)),
-    Experiment("exact_values", _CALL, "on whole numbers, whose sums no order changes", Role.CONTENT),
-    Experiment("copied_sources", _CALL, "with what is read copied away from what is written", Role.CONTENT),
+    Experiment("exact_values", _CALL, "with integer-valued inputs (sums are exact in any order)", Role.CONTENT),
+    Experiment("copied_sources", _CALL, "with aliased inputs copied first", Role.CONTENT),
     Experiment(
-        *("poison", _BOTH, "with other content in unwritten memory", Role.DISTURB),
-        proof=("follows the content", "does not follow it"),
+        *("poison", _BOTH, "with other content in uninitialised memory", Role.DISTURB),
+        proof=("depends on uninitialised memory", "does not depend on it"),
         weight=3,  # it says nothing with few replays
         demo="Makes the call with memory full of one byte handed out to it, then full of another.",
     ),
-    Experiment("generators", _BOTH, "with every generator put back", Role.STEADY, "rng", holds_value=True),
+    Experiment("generators", _BOTH, "with all RNG states restored", Role.STEADY, "rng", holds_value=True),
     Experiment("entropy", _BOTH, "with constant entropy", Role.STEADY, "outside_value", holds_value=True),
-    Experiment("clocks", _BOTH, "with clocks that tick evenly", Role.STEADY, "outside_value", holds_value=True),
-    Experiment("one_worker", _BOTH, "with thread pools of one worker", Role.STEADY, "call_order"),
+    Experiment("clocks", _BOTH, "with a deterministic clock", Role.STEADY, "outside_value", holds_value=True),
+    Experiment("one_worker", _BOTH, "with single-worker thread pools", Role.STEADY, "call_order"),
     Experiment(
         *("moved", _CALL, "with inputs moved by a few bytes", Role.DISTURB, "alignment"),
         proof=("another outcome", "agrees too"),
@@ -437,7 +437,7 @@ _EXPERIMENTS = (
     Experiment("onednn_off", _CALL, "without oneDNN", Role.LIBRARY, devices=("cpu",)),
     Experiment("cudnn_off", _CALL, "without cuDNN", Role.LIBRARY, devices=_CUDA),
     Experiment("cudnn_benchmark", _CALL, "while cuDNN tries algorithms out", Role.LIBRARY, devices=_CUDA),
-    Experiment("sdpa_math", _CALL, "with the plain formula of attention", Role.LIBRARY, devices=_WITH_STREAMS),
+    Experiment("sdpa_math", _CALL, "with the math implementation of attention", Role.LIBRARY, devices=_WITH_STREAMS),
     Experiment("sdpa_flash", _CALL, "with flash attention", Role.LIBRARY, devices=_WITH_STREAMS),
     Experiment("sdpa_efficient", _CALL, "with memory-efficient attention", Role.LIBRARY, devices=_CUDA),
     Experiment("sdpa_cudnn", _CALL, "with cuDNN's attention", Role.LIBRARY, devices=_CUDA),

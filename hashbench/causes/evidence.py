@@ -87,7 +87,7 @@ def counted(arm: ExperimentResult) -> str:
 
 
 def told(*arms: ExperimentResult, base: ExperimentResult | None = None) -> str:
-    """``20 of 20 replays in place differ; 0 of 20 with one thread``. Arms that were not run are left out."""
+    """``20 of 20 unmodified replays differ; 0 of 20 with one thread``. Arms that were not run are left out."""
     shown = [arm for arm in ((base, *arms) if base is not None else arms) if arm.ran]
     parts = []
     for place, arm in enumerate(shown):

@@ -455,7 +455,7 @@ ALGORITHMS = [
     ),
     row("gone with TF32", kernel(ALWAYS, "call/tf32_on 0/20"), "algorithm_selection", "likely"),
     row(
-        "gone with the plain formula of attention, not with the other implementations",
+        "gone with the math implementation of attention, not with the other implementations",
         kernel(ALWAYS, "call/exact_values 20/20", "call/sdpa_math 0/20", "call/sdpa_flash 20/20"),
         *("algorithm_selection", "likely"),
     ),
@@ -961,7 +961,7 @@ def test_the_reason_carries_the_numbers() -> None:
     decision = decide(kernel(ALWAYS, "call/exact_values 0/20", "call/one_thread 0/20", "call/deterministic (budget)"))
 
     assert decision.because == (
-        "20 of 20 replays in place differ; 0 of 20 on whole numbers, whose sums no order changes; "
+        "20 of 20 unmodified replays differ; 0 of 20 with integer-valued inputs (sums are exact in any order); "
         "0 of 20 with one thread"
     )
 
@@ -970,7 +970,7 @@ def test_the_reason_names_what_was_found() -> None:
     decision = decide(seen("outside", PAIR, "pair/generators 0/20 [models.outside._NOISE]"))
 
     assert decision.because == (
-        "20 of 20 pairs of runs differ; 0 of 20 with every generator put back (models.outside._NOISE)"
+        "20 of 20 pairs of runs differ; 0 of 20 with all RNG states restored (models.outside._NOISE)"
     )
     assert "Reset models.outside._NOISE at the start of every run" in decision.advice
 

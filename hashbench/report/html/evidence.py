@@ -118,7 +118,7 @@ def _effect(arm: ExperimentResult, base: ExperimentResult) -> str:
 
 def _proof(arm: ExperimentResult) -> str:
     if arm.name == "poison":
-        return "follows the content" if arm.differing else "does not follow it"
+        return "depends on uninitialised memory" if arm.differing else "does not depend on it"
     return "another outcome" if arm.differing else "agrees too"
 
 
