@@ -377,6 +377,10 @@ class Experiment:
     weight: int = 1
     demo: str = ""
 
+    def runs_on(self, kind: str) -> bool:
+        """Whether devices of this type (``cuda``) have it."""
+        return not self.devices or kind in self.devices
+
     @property
     def has_unit(self) -> bool:
         """Whether the phrase says what is counted."""

@@ -76,9 +76,8 @@ def experiments(
 
 def _order(lab: Laboratory) -> list[Experiment]:
     """Where the call differs, those first that may remove that; else those first that may bring it about."""
-    device = lab.call.device.type
     known = [one for one in EXPERIMENTS.values() if "call" in one.on and one.role is not Role.BASE]
-    there = [one for one in known if not one.devices or device in one.devices]
+    there = [one for one in known if one.runs_on(lab.call.device.type)]
     return there if lab.repeated.differing else sorted(there, key=lambda one: one.role is not Role.DISTURB)
 
 
