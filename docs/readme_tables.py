@@ -1,7 +1,8 @@
-"""Rewrite the tables in README.md, benchmarks/README.md, docs/findings.md and docs/audit.md from measured files: no
-result in them is typed by hand.
+"""Rewrite the tables in README.md, docs/causes.md, benchmarks/README.md, docs/findings.md and docs/audit.md from
+measured files: no result in them is typed by hand.
 
     python docs/readme_tables.py --specimens results/specimens/* --benchmarks benchmarks.json
+    python docs/readme_tables.py --difference results/specimens/training
     python docs/readme_tables.py --audit results/expected/audit_cpu.csv
     python docs/readme_tables.py --sweeps results/full/* --differences results/full/* results/off/*
 
@@ -28,14 +29,33 @@ from hashbench.tools.audit import tables
 
 ROOT = Path(__file__).parent.parent
 SPECIMEN_COLUMNS = ("kernel", "phase", "cause", "confidence", "because")
+README_COLUMNS = ("kernel", "cause", "because")
+README_CAUSES = ("accumulation_order", "write_race", "uninitialized_memory", "outside_value")
+"""The four rows of the README; docs/causes.md has one of every cause."""
 STATUSES = ("pass", "eager_two_runs_differ", "pass_due_to_skip")
 FINDING_COLUMNS = ("accuracy", "kernel", "module", "phase", "cause", "confidence", "because", "error")
 LONGEST = 170
 """Characters of a cell; whole sentences are in the CSV."""
 
 
-def specimens(folders: Sequence[Path]) -> str:
-    """Of sweeps of the specimens the first row of each cause, with what that specimen is, in the order of causes."""
+def difference(folder: Path) -> str:
+    """Columns of the first row of a sweep that differs: where, why, what to do, and the repro."""
+    row = next(row for row in read_rows(folder / "accuracy.csv") if row.accuracy == "eager_two_runs_differ")
+    lines = {
+        "accuracy": row.accuracy,
+        "kernel": f"{row.kernel}   ({row.phase}, {row.module}, {row.source})",
+        "cause": f"{row.cause}, {row.confidence}: {row.because}",
+        "advice": row.advice,
+        "repro": f"{row.repro}   (run in a fresh process: {row.reproduced})",
+    }
+    shown = [f"{name:10}{textwrap.shorten(text, LONGEST, placeholder=' …')}" for name, text in lines.items()]
+    return "\n".join(["```text", *shown, "```"])
+
+
+def specimens(
+    folders: Sequence[Path], *, columns: Sequence[str] = SPECIMEN_COLUMNS, causes: Sequence[str] = CAUSES
+) -> str:
+    """Of sweeps of the specimens the first row of each of ``causes``, with what that specimen is, in that order."""
     with (ROOT / "models" / "specimens.csv").open(newline="", encoding="utf-8") as file:
         notes = {line["name"]: line["note"] for line in csv.DictReader(file)}
     rows: dict[str, dict[str, str]] = {}
@@ -43,18 +63,26 @@ def specimens(folders: Sequence[Path]) -> str:
         with (folder / "accuracy.csv").open(newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
                 rows.setdefault(row["cause"], row)
-    shown = [rows[cause] for cause in CAUSES if cause in rows]
-    lines = [[notes[row["name"]], *(_code(row[column]) for column in SPECIMEN_COLUMNS)] for row in shown]
-    return _table(["what the model does", *SPECIMEN_COLUMNS], lines)
+    shown = [rows[cause] for cause in causes if cause in rows]
+    lines = [[notes[row["name"]], *(_code(row[column]) for column in columns)] for row in shown]
+    return _table(["what the model does", *columns], lines)
 
 
-def benchmarks(path: Path, *, only_goals: bool) -> str:
-    """The tables of ``python -m benchmarks --json`` (``only_goals``: those with goals), and the machine."""
+def benchmarks(path: Path) -> str:
+    """The tables of ``python -m benchmarks --json``, and the machine."""
     found = json.loads(path.read_text(encoding="utf-8"))
     machine = ", ".join(f"{name} {value}" for name, value in found["machine"].items())
-    shown = [table for table in found["tables"] if not only_goals or "goal" in table["headers"]]
-    parts = [f"**{table['title']}**\n\n{_table(table['headers'], table['rows'])}" for table in shown]
+    parts = [f"**{table['title']}**\n\n{_table(table['headers'], table['rows'])}" for table in found["tables"]]
     return "\n\n".join([*parts, f"Measured with `python -m benchmarks` on: {machine}."])
+
+
+def cost(path: Path) -> str:
+    """One sentence on the cost of tracing: the smallest and the largest ratio of the workloads that have a goal."""
+    tables = json.loads(path.read_text(encoding="utf-8"))["tables"]
+    (goals,) = (table for table in tables if table["title"] == "Goals of tracing")
+    ratios = sorted((row[goals["headers"].index("hashbench / no-op mode")] for row in goals["rows"]), key=float)
+    step = f"A traced training step takes {ratios[0]}x to {ratios[-1]}x as long as the same step"
+    return f"{step} under a dispatch mode that does nothing."
 
 
 def sweeps(folders: Sequence[Path]) -> str:
@@ -123,6 +151,7 @@ def main() -> None:
     """Read the given files, replace their tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--specimens", type=Path, nargs="+", help="results folders of sweeps of the specimens")
+    parser.add_argument("--difference", type=Path, help="results folder of a sweep whose first difference is shown")
     parser.add_argument("--benchmarks", type=Path, help="file of `python -m benchmarks --json`")
     parser.add_argument("--sweeps", type=Path, nargs="+", help="results folders for the totals in docs/findings.md")
     parser.add_argument("--differences", type=Path, nargs="+", help="results folders for the findings there")
@@ -136,10 +165,14 @@ def main() -> None:
     if given.differences is not None:
         _replace(findings, "differences", differences(given.differences))
     if given.specimens is not None:
-        _replace(ROOT / "README.md", "specimens", specimens(given.specimens))
+        short = specimens(given.specimens, columns=README_COLUMNS, causes=README_CAUSES)
+        _replace(ROOT / "README.md", "specimens", short)
+        _replace(ROOT / "docs" / "causes.md", "specimens", specimens(given.specimens))
+    if given.difference is not None:
+        _replace(ROOT / "README.md", "difference", difference(given.difference))
     if given.benchmarks is not None:
-        _replace(ROOT / "README.md", "benchmarks", benchmarks(given.benchmarks, only_goals=True))
-        _replace(ROOT / "benchmarks" / "README.md", "benchmarks", benchmarks(given.benchmarks, only_goals=False))
+        _replace(ROOT / "README.md", "cost", cost(given.benchmarks))
+        _replace(ROOT / "benchmarks" / "README.md", "benchmarks", benchmarks(given.benchmarks))
 
 
 if __name__ == "__main__":

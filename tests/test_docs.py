@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,13 +74,20 @@ def test_the_readmes_tables_are_made_from_measured_files(tmp_path: Path) -> None
     rows = f"cpu,slot_memory,,{row}cpu,slot_memory_twin,,pass,,,,,\ncpu,speaker_bank,,{row}"
     (tmp_path / "accuracy.csv").write_text(header + rows, encoding="utf-8")
     measured = {"machine": {"cores": "2"}, "tables": [{"title": "A", "headers": ["x", "goal"], "rows": [["1", "2"]]}]}
+    ratios = {
+        "title": "Goals of tracing",
+        "headers": ["x", "hashbench / no-op mode"],
+        "rows": [["a", "1.4"], ["b", "0.98"]],
+    }
+    measured["tables"].append(ratios)
     (tmp_path / "benchmarks.json").write_text(json.dumps(measured), encoding="utf-8")
 
     table = script["specimens"]([tmp_path])
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- benchmarks -->\nold\n<!-- /benchmarks -->\nafter\n", encoding="utf-8")
-    script["_replace"](page, "benchmarks", script["benchmarks"](tmp_path / "benchmarks.json", only_goals=True))
+    script["_replace"](page, "benchmarks", script["benchmarks"](tmp_path / "benchmarks.json"))
 
+    assert "0.98x to 1.4x" in script["cost"](tmp_path / "benchmarks.json")
     assert table.count("\n") == 2  # header, rule, the first row of the one cause
     assert "`aten.index_put_.default`" in table
     assert "20 of 20 \\| differ" in table
@@ -85,3 +95,32 @@ def test_the_readmes_tables_are_made_from_measured_files(tmp_path: Path) -> None
     assert "old" not in page.read_text(encoding="utf-8")
     with pytest.raises(SystemExit, match="no place for specimens"):
         script["_replace"](page, "specimens", table)
+
+
+def _printing_examples() -> list[tuple[str, str, str]]:
+    """Page, code and printed output of each block of Python that prints: the output is the block of text right below,
+    with at most a word between them; nothing where there is none."""
+    examples = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        blocks = list(BLOCK.finditer(text))
+        for block, after in itertools.zip_longest(blocks, blocks[1:]):
+            if block["language"] == "python" and "print(" in block["text"]:
+                near = after is not None and text[block.end() : after.start()].strip() in ("", "prints")
+                shown = after["text"] if after is not None and near and after["language"] == "text" else ""
+                examples.append((page.name, block["text"], shown))
+    return examples
+
+
+def test_there_are_examples_that_print() -> None:
+    assert {page for page, *_ in _printing_examples()} >= {"README.md", "trace.md", "bitwise.md"}
+
+
+@pytest.mark.parametrize(("page", "code", "printed"), _printing_examples())
+def test_an_example_prints_what_its_page_says(page: str, code: str, printed: str, tmp_path: Path) -> None:
+    script = tmp_path / f"{page}.py"
+    script.write_text(code, encoding="utf-8")
+
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, cwd=tmp_path)
+
+    assert done.stdout == printed, done.stderr

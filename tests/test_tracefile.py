@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from pathlib import Path
 
@@ -220,3 +221,11 @@ def test_writing_replaces_the_file_and_leaves_nothing_else(tmp_path: Path) -> No
     file.write(small_trace(), path)
     assert [entry.name for entry in path.parent.iterdir()] == ["trace"]
     assert file.read(path) == small_trace()
+
+
+def test_an_input_that_is_written_and_hashed_does_not_read_as_unequal() -> None:
+    record = OpRecord("forward.0//aten.relu_.default#0", "forward", 0, "", "aten.relu_.default")
+    record = dataclasses.replace(record, inputs=(Ref("0", "input/", written=True, digest="a057271c9071c99d"),))
+    line = file.record_line(record, {"input/": "a057271c"})
+    assert "0=input/:a057271c!@a057271c9071c99d" in line
+    assert "!=" not in line

@@ -8,7 +8,7 @@ Lines in order:
 * ``setting``: torch's global settings at a point of the run (all of them first, later only what changed);
 * ``leaf``: id, kind, digest, and ``was=`` with the digest at the start of the run where that was another;
 * ``op``: id (``phase.iteration/module/op#count``), what it read (``place=writer:digits``, ``+offset`` into the storage,
-  ``!`` where it also writes there, ``=digest`` where inputs were hashed), its other arguments, ``->`` what it wrote,
+  ``!`` where it also writes there, ``@digest`` where inputs were hashed), its other arguments, ``->`` what it wrote,
   then ``scalar=``, ``rng=``, ``forward=``, ``source=`` where they apply, and notes after ``;``;
 * ``result``: name, digest, and the writer;
 * ``end``: the number of lines before it and the XXH3-64 of their bytes, which proves that the file is whole.
@@ -132,7 +132,7 @@ def _leaf_line(leaf: Leaf) -> str:
 def _ref_text(ref: Ref, digits: Mapping[str, str]) -> str:
     at = f"+{ref.offset}" if ref.offset else ""
     written = "!" if ref.written else ""
-    hashed = f"={ref.digest}" if ref.digest else ""
+    hashed = f"@{ref.digest}" if ref.digest else ""
     return f"{ref.argument}={_escape(ref.source)}:{digits.get(ref.source, '-')}{at}{written}{hashed}"
 
 
@@ -261,7 +261,7 @@ def _parse_record(fields: Sequence[str]) -> OpRecord:
 
 
 _REF = re.compile(
-    r"(?P<argument>[^=]+)=(?P<source>.+):(?P<digits>[0-9a-z-]+)(\+(?P<offset>\d+))?(?P<written>!?)(=(?P<digest>\S+))?"
+    r"(?P<argument>[^=]+)=(?P<source>.+):(?P<digits>[0-9a-z-]+)(\+(?P<offset>\d+))?(?P<written>!?)(@(?P<digest>\S+))?"
 )
 _DIGEST = re.compile(r"(?P<dtype>[^\[]+)\[(?P<shape>[^\]]*)\](\{(?P<stride>[^}]*)\})?:(?P<value>.*)")
 
