@@ -37,8 +37,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hashbench.records import Trace
+from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.digest import raw_digest
-from hashbench.trace.mode import HashDebugTrace
 
 TABLE = Path(__file__).parent.parent / "hashbench" / "data" / "mode_dependent_ops.csv"
 DTYPES = (torch.float32, torch.float64, torch.complex64)

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from hashbench.records import ModelSpec, Row, RunOptions, Trace
     from hashbench.run.workload import Workload
     from hashbench.suites.functions import model
-    from hashbench.trace.mode import HashDebugTrace
+    from hashbench.trace.api import HashDebugTrace
 
 __version__ = "0.1.0"
 
 _HOME = {
     "BenchmarkRunner": ("hashbench.check.model", "BenchmarkRunner"),
-    "HashDebugTrace": ("hashbench.trace.mode", "HashDebugTrace"),
+    "HashDebugTrace": ("hashbench.trace.api", "HashDebugTrace"),
     "HashbenchError": ("hashbench.records", "HashbenchError"),
     "ModelSpec": ("hashbench.records", "ModelSpec"),
     "Row": ("hashbench.records", "Row"),

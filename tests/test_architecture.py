@@ -31,19 +31,8 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("devices", frozenset({"dense", "kinds", "ledger", "memory", "reference", "triton_kernel"})),
     (
         "trace",
-        frozenset(
-            [
-                "arguments",
-                "build",
-                "callbacks",
-                "digest",
-                "mode",
-                "module_paths",
-                "op_schema",
-                "storage_writers",
-                "undeclared_writes",
-            ]
-        ),
+        frozenset({"api", "arguments", "build", "callbacks", "digest", "mode", "module_paths", "notes", "options"})
+        | {"op_schema", "storage_writers"},
     ),
     ("divergence", NO_MODULE),
     ("run", frozenset({"inputs", "outcome", "outputs", "settings", "workload"})),

@@ -29,9 +29,9 @@ from hashbench.run.outcome import Outcome, Run, failure_of
 from hashbench.run.outputs import Difference
 from hashbench.run.settings import preserved, preserved_rng, reset_rng_state, settings
 from hashbench.run.workload import Workload
+from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import named_tensors
-from hashbench.trace.callbacks import Watcher
-from hashbench.trace.mode import HashDebugTrace
+from hashbench.trace.callbacks import TraceCallback
 
 SUITE = "pytest"
 _NOT_EVEN_ONE = (KeyboardInterrupt, SystemExit, GeneratorExit)
@@ -110,7 +110,7 @@ class FunctionRunner(BenchmarkRunner):
         *,
         traced: bool = True,
         diagnosing: bool = False,
-        watcher: Watcher | None = None,
+        watcher: TraceCallback | None = None,
     ) -> Run | Failure:
         self._made += 1
         if self._made <= self.runs:
@@ -145,7 +145,7 @@ class FunctionRunner(BenchmarkRunner):
             self.first_value = value
         return run
 
-    def _run(self, *, traced: bool, diagnosing: bool, watcher: Watcher | None) -> tuple[Run, Any]:
+    def _run(self, *, traced: bool, diagnosing: bool, watcher: TraceCallback | None) -> tuple[Run, Any]:
         """One run from the reset state, and what the function returned."""
         with _place_of_the_caller(), preserved(), torch.compiler.set_stance("force_eager"):
             call = fresh_copy(self.call)

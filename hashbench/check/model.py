@@ -58,9 +58,9 @@ from hashbench.run.workload import Workload
 from hashbench.suites import registry
 from hashbench.text import a_few
 from hashbench.trace import file, mode_dependent
+from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import named_tensors
-from hashbench.trace.callbacks import Watcher
-from hashbench.trace.mode import HashDebugTrace
+from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.storage_writers import share_memory
 
 log = logging.getLogger(__name__)
@@ -321,7 +321,7 @@ class BenchmarkRunner:
         *,
         traced: bool = True,
         diagnosing: bool = False,
-        watcher: Watcher | None = None,
+        watcher: TraceCallback | None = None,
     ) -> Run | Failure:
         """One run from the reset state, or why it failed. Its memory is released before the next."""
         try:
@@ -330,7 +330,7 @@ class BenchmarkRunner:
             memory.release(self.device)  # the frame that held the copy of the model is gone
 
     def _run_once(
-        self, workload: Workload, optimizer: str, *, traced: bool, diagnosing: bool, watcher: Watcher | None
+        self, workload: Workload, optimizer: str, *, traced: bool, diagnosing: bool, watcher: TraceCallback | None
     ) -> Run | Failure:
         trace: HashDebugTrace | None = None
         try:

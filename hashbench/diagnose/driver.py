@@ -42,7 +42,7 @@ from hashbench.repro.op_definition import definition_of, needs_definition
 from hashbench.results.folder import file_key
 from hashbench.run import outputs
 from hashbench.run.outcome import Outcome, Run, difference_between
-from hashbench.trace.callbacks import Watcher
+from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.op_schema import plan_of
 
 FRESH_PROCESSES = 4
@@ -65,7 +65,7 @@ class Attempt(Protocol):
     """One run of the model from the reset state; see ``BenchmarkRunner``."""
 
     def __call__(
-        self, *, traced: bool = True, diagnosing: bool = False, watcher: Watcher | None = None
+        self, *, traced: bool = True, diagnosing: bool = False, watcher: TraceCallback | None = None
     ) -> Run | Failure: ...
 
 
@@ -300,7 +300,7 @@ class _Diagnostician:
         return f"{place}: {decision.cause}, {decision.confidence}"
 
 
-class _Catcher(Watcher):
+class _Catcher(TraceCallback):
     """Captures the call of one id when it comes."""
 
     def __init__(self, node: str, *, limit_bytes: int) -> None:

@@ -14,14 +14,14 @@ import torch
 
 from hashbench.run.outputs import bitwise_equal
 from hashbench.trace.arguments import tensors_in
-from hashbench.trace.callbacks import Watcher
+from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.op_schema import plan_of
 
 Contents = dict[tuple[str, int], list[torch.Tensor]]
 """By id of a record or leaf, and how often it was met before: copies of its tensors."""
 
 
-class Recorder(Watcher):
+class Recorder(TraceCallback):
     """Keeps what the records and leaves of these ids leave behind, in ``contents``."""
 
     def __init__(self, nodes: Collection[str]) -> None:
@@ -42,7 +42,7 @@ class Recorder(Watcher):
         self._met[node] += 1
 
 
-class Replacer(Watcher):
+class Replacer(TraceCallback):
     """Puts recorded content in place. ``replaced`` are the ids at which that could be done."""
 
     def __init__(self, contents: Contents) -> None:

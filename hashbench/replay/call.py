@@ -18,8 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from hashbench.records import TensorDigest
 from hashbench.replay.random_state import restore_random_states
 from hashbench.run.settings import applied, preserved_rng
-from hashbench.trace.argument_text import argument_text
-from hashbench.trace.arguments import tensors_in
+from hashbench.trace.arguments import argument_text, tensors_in
 from hashbench.trace.digest import components, hash_memory, is_dense, raw_digest, readable
 from hashbench.trace.op_schema import plan_of
 from hashbench.trace.storage_writers import storage_key

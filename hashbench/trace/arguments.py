@@ -1,4 +1,4 @@
-"""Looking into the arguments of a call: its tensors by place, its generator, and the line of code that made it."""
+"""The arguments of a call: its tensors by place, the text of all others, its generator; and the line that made it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from hashbench.trace.digest import hash_memory
 _HERE = str(Path(__file__).parents[1])
 _TORCH = str(Path(torch.__file__).parent)
 _ZOO = str(Path(_HERE) / "models")
+_REPRESENTED = (bool, int, float, complex, str, bytes, type(None))
 _STANDARD = sysconfig.get_path("stdlib")
 _INSTALLED = sysconfig.get_path("purelib")
 
@@ -48,6 +49,31 @@ def named_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[
     """The tensors among a call's arguments, by position (``0``, ``1.2``) or name."""
     yield from named_tensors(list(args))
     yield from named_tensors(kwargs)
+
+
+def argument_text(values: Sequence[Any]) -> str:
+    """The text of an op's non-tensor arguments: equal for equal values in any process, never an address.
+
+    Arguments are separated by commas, positional ones as they are and keyword ones as ``name=value``. A keyword
+    argument is given as a pair ``(name, value)``. Numbers are exact (``repr``); an object of a type that is not a plain
+    value is written as the name of its type, since its ``repr`` may hold an address.
+    """
+    return ", ".join(map(_text, values))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
+        return f"{value[0]}={_text(value[1])}"
+    if isinstance(value, _REPRESENTED):
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_text, value))}]"
+    module = type(value).__module__
+    if module == "torch" and type(value).__name__ in ("dtype", "device", "layout", "memory_format"):
+        return str(value)
+    if type(value).__name__ in ("SymInt", "SymFloat", "SymBool"):
+        return str(value)
+    return f"<{type(value).__name__}>"
 
 
 def generator_digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:

@@ -7,13 +7,42 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from hashbench.records import Leaf, OpRecord, Ref, Result, SettingsMark, TensorDigest, Trace
-from hashbench.trace.argument_text import argument_text
+from hashbench.trace.arguments import argument_text
 from hashbench.trace.digest import RawDigest, readable
+from hashbench.trace.op_schema import OpPlan
+
+
+class RawRecord(NamedTuple):
+    """What a tracer keeps of one call. The dispatch mode makes plain tuples of this form, which cost less.
+
+    ``reads`` has three entries for every tensor read: its argument, the number of its writer (records count from 0,
+    leaves from -1 down), its storage offset. ``others`` are the other arguments, ``written`` the digests of what was
+    written, ``rng`` that of the generator, ``number`` the record's own.
+    """
+
+    plan: OpPlan
+    phase: str
+    iteration: int
+    module: str
+    sequence: int
+    reads: tuple[Any, ...]
+    others: Sequence[Any]
+    written: tuple[RawDigest, ...]
+    scalar: Any
+    rng: int | None
+    number: int
+
+    def renumbered(self, node: Callable[[int], int]) -> RawRecord:
+        """The same with other numbers of the writers."""
+        return self._replace(
+            reads=tuple([node(value) if at % 3 == 1 else value for at, value in enumerate(self.reads)])
+        )
+
 
 RawLeaf = tuple[str, str, RawDigest, int, tuple[RawDigest, RawDigest] | None]
 """``(kind, name, digest, position of the first reader, digests of the same at registration and then)``"""
@@ -23,7 +52,7 @@ RawResult = tuple[str, RawDigest | TensorDigest, int | None]
 
 
 def build_trace(
-    records: Sequence[tuple[Any, ...]],
+    records: Sequence[RawRecord],
     leaves: Sequence[RawLeaf],
     results: Sequence[RawResult],
     *,
@@ -41,7 +70,9 @@ def build_trace(
         ids.add_leaf(kind, name)
     built: list[OpRecord] = []
     for number, raw in enumerate(records):
-        place = ids.add_record(raw[0].name, phase=raw[1], iteration=raw[2], module=raw[3], sequence=raw[4])
+        place = ids.add_record(
+            raw.plan.name, phase=raw.phase, iteration=raw.iteration, module=raw.module, sequence=raw.sequence
+        )
         forward = None if place.forward is None else built[place.forward]
         built.append(build_record(raw, ids, place, forward, notes.get(number, {})))
     return Trace(
@@ -54,26 +85,25 @@ def build_trace(
 
 
 def numbered(
-    records: Sequence[tuple[Any, ...]], results: Sequence[RawResult], notes: Mapping[int, Mapping[str, Any]]
-) -> tuple[Sequence[tuple[Any, ...]], Sequence[RawResult], Mapping[int, Mapping[str, Any]]]:
-    """The same with every record at the place that its number, its last entry, says.
+    records: Sequence[RawRecord], results: Sequence[RawResult], notes: Mapping[int, Mapping[str, Any]]
+) -> tuple[Sequence[RawRecord], Sequence[RawResult], Mapping[int, Mapping[str, Any]]]:
+    """The same with every record at the place that its number says.
 
     Of one thread they are there already. Several threads that dispatch at once append in another order than they take
     numbers, and leave a number out where an op was done and its digest then failed.
     """
-    numbers = sorted([record[-1] for record in records])
-    if numbers == list(range(len(records))) and all(record[-1] == place for place, record in enumerate(records)):
+    numbers = sorted([record.number for record in records])
+    if numbers == list(range(len(records))) and all(record.number == place for place, record in enumerate(records)):
         return records, results, notes
 
     def place(node: int) -> int:
         return node if node < 0 else min(bisect_left(numbers, node), len(numbers) - 1)
 
-    def moved(record: tuple[Any, ...]) -> tuple[Any, ...]:
-        reads = tuple([place(value) if at % 3 == 1 else value for at, value in enumerate(record[5])])
-        return *record[:5], reads, *record[6:-1], place(record[-1])
-
     return (
-        [moved(record) for record in sorted(records, key=itemgetter(-1))],
+        [
+            record.renumbered(place)._replace(number=place(record.number))
+            for record in sorted(records, key=attrgetter("number"))
+        ],
         [(name, found, None if node is None else place(node)) for name, found, node in results],
         {place(number): kept for number, kept in notes.items()},
     )
@@ -99,7 +129,7 @@ class Ids:
         self.records: list[str] = []
         self._modules: list[str] = []
         self._forward: dict[int, int] = {}
-        self._first_sequence = first_sequence
+        self.first_sequence = first_sequence
         self._counts: Counter[tuple[str, ...]] = Counter()
         self._last: tuple[str, ...] = ()
 
@@ -108,7 +138,7 @@ class Ids:
         forward = None
         if phase == "backward":
             forward = self._forward.get(sequence)
-        elif sequence >= self._first_sequence:
+        elif sequence >= self.first_sequence:
             self._forward.setdefault(sequence, len(self.records))
         if forward is not None and self._modules[forward].startswith(module):
             module = self._modules[forward]  # else a module is being called in backward: it computes its forward again
@@ -140,30 +170,29 @@ class Ids:
 
 
 def build_record(
-    raw: tuple[Any, ...], ids: Ids, where: Place, forward: OpRecord | None, notes: Mapping[str, Any]
+    raw: RawRecord, ids: Ids, where: Place, forward: OpRecord | None, notes: Mapping[str, Any]
 ) -> OpRecord:
     """A raw record in its final form, at its place; ``forward`` is the forward record that it belongs to."""
-    plan, phase, iteration, _, _, reads, others, written, scalar, rng, _ = raw
     digests = notes.get("inputs", {})
     inputs = tuple(
         [
-            Ref(str(place), ids.of(node), at, plan.writes(place), _value_of(digests.get(str(place))))
-            for place, node, at in zip(reads[0::3], reads[1::3], reads[2::3], strict=True)
+            Ref(str(place), ids.of(node), at, raw.plan.writes(place), _value_of(digests.get(str(place))))
+            for place, node, at in zip(raw.reads[0::3], raw.reads[1::3], raw.reads[2::3], strict=True)
         ]
     )
     return OpRecord(
         id=where.id,
-        phase=phase,
-        iteration=iteration,
+        phase=raw.phase,
+        iteration=raw.iteration,
         module=where.module,
-        op=plan.name,
+        op=raw.plan.name,
         inputs=inputs,
-        arguments=argument_text(others),
-        outputs=tuple([readable(found) for found in written]),
-        scalar="" if scalar is None else repr(scalar),
-        rng="" if rng is None else f"{rng:016x}",
+        arguments=argument_text(raw.others),
+        outputs=tuple([readable(found) for found in raw.written]),
+        scalar="" if raw.scalar is None else repr(raw.scalar),
+        rng="" if raw.rng is None else f"{raw.rng:016x}",
         forward_op=forward.id if forward is not None else "",
-        blank=any(found[3] is None for found in written),
+        blank=any(found[3] is None for found in raw.written),
         source=(forward.source if forward is not None else "") or notes.get("source", ""),
     )
 

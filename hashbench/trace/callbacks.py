@@ -1,4 +1,4 @@
-"""What may look at single calls while a trace is made: to capture one, or to put recorded content in its place."""
+"""Callback interface invoked before and after each traced op: to capture a call, or to replace what it computed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 import torch
 
 from hashbench.records import OpRecord
+from hashbench.trace.build import Ids, Place, RawRecord, build_record
+from hashbench.trace.op_schema import OpPlan
 
 
-class Watcher:
-    """Told of every call of a watched trace by the id that its record will have. Does nothing itself.
+class TraceCallback:
+    """Called around every op of a trace with the id that the op's record will have. The base class does nothing.
 
     All methods run with dispatch modes disabled, so what they compute is not traced.
     """
@@ -30,5 +32,38 @@ class Watcher:
         read for the first time; it is hashed after this."""
 
     def recorded(self, record: OpRecord) -> None:
-        """The record of a call is made, as the finished trace will have it; whoever called the op has not gone on yet.
-        What is raised here reaches that caller."""
+        """The record of a call is made, as the finished trace will have it. The caller of the op has not gone on yet:
+        what is raised here reaches it."""
+
+
+class CallbackRunner:
+    """Invokes the callback of one trace, with the ids and records that the finished trace will have."""
+
+    def __init__(self, callback: TraceCallback) -> None:
+        self.callback = callback
+        self.ids = Ids()
+        self._place = Place("", "", None)
+        self._records: list[OpRecord] = []
+
+    def call(self, func: Any, plan: OpPlan, place: Place, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call an op whose record will be at ``place``; one that raises leaves no record."""
+        try:
+            self.callback.before(place.id, func, args, kwargs)
+            output = plan.call(*args, **kwargs)
+            self.callback.after(place.id, func, args, kwargs, output)
+        except BaseException:
+            self.ids.take_back_record()
+            raise
+        self._place = place
+        return output
+
+    def leaf(self, kind: str, name: str, tensor: torch.Tensor) -> None:
+        """Announce a leaf that is read for the first time."""
+        self.callback.leaf(self.ids.add_leaf(kind, name), tensor)
+
+    def recorded(self, raw: RawRecord, notes: Mapping[str, Any]) -> None:
+        """Build the record of the last call and hand it over, where the callback wants records."""
+        if self.callback.wants_records:
+            forward = None if self._place.forward is None else self._records[self._place.forward]
+            self._records.append(build_record(raw, self.ids, self._place, forward, notes))
+            self.callback.recorded(self._records[-1])

@@ -1,4 +1,4 @@
-"""``HashDebugTrace``: one dispatched call becomes one record.
+"""The dispatch mode behind ``HashDebugTrace``: one dispatched call becomes one raw record.
 
 The mode is a thin adapter. It writes down what a call read and wrote and decides nothing: what an op means is read off
 its schema (``op_schema``), what a difference means is for ``divergence``. The hot path costs a few microseconds a call;
@@ -7,23 +7,16 @@ everything that can wait is done by ``build`` when the run is over.
 How the graph is kept: every storage that a recorded op wrote carries the number of that record as an attribute
 of its Python object, which lives and dies with the storage (``storage_writers``). Nothing else refers to a tensor, so
 nothing is kept alive, and a recycled address is never mistaken for the tensor that lived there before.
-
-What a trace does not see: kernels inside a fused or custom op (one record for the whole op), work that an extension
-does without the dispatcher, Python threads of the model's own (torch's dispatch modes are per thread; autograd's own
-threads are seen), and writes behind torch's back (a NumPy view) unless ``hash_inputs`` is on.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,26 +27,15 @@ from torch.utils._python_dispatch import (
 )
 
 from hashbench.devices.ledger import Ledger
-from hashbench.errors import HashbenchError
-from hashbench.io import replace_file
-from hashbench.records import OpRecord, SettingsMark, Trace
-from hashbench.trace import arguments, file, queries
-from hashbench.trace.argument_text import argument_text
-from hashbench.trace.build import Ids, Place, RawLeaf, RawResult, build_record, build_trace, numbered
-from hashbench.trace.callbacks import Watcher
-from hashbench.trace.digest import (
-    EMPTY,
-    RawDigest,
-    _buffer,
-    _hash,
-    components,
-    is_waiting,
-    python_digest,
-    raw_digest,
-    readable,
-)
+from hashbench.records import SettingsMark, Trace
+from hashbench.trace import arguments
+from hashbench.trace.build import RawLeaf, RawResult, build_trace
+from hashbench.trace.callbacks import CallbackRunner
+from hashbench.trace.digest import EMPTY, RawDigest, _buffer, _hash, components, python_digest, raw_digest
 from hashbench.trace.module_paths import ModulePaths
+from hashbench.trace.notes import CallNotes
 from hashbench.trace.op_schema import OpPlan, Pattern, plan_of
+from hashbench.trace.options import TraceOptions
 from hashbench.trace.storage_writers import (
     LeafViews,
     Mark,
@@ -62,11 +44,9 @@ from hashbench.trace.storage_writers import (
     offset,
     place_in_storage,
     set_mark,
-    storage_bytes,
     storage_key,
     whole_storage,
 )
-from hashbench.trace.undeclared_writes import Suspicions
 
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _current_autograd_node = torch._C._current_autograd_node
@@ -82,29 +62,13 @@ _PLAIN_TYPES = frozenset(
 )
 
 
-class HashDebugTrace(TorchDispatchMode):
-    """Records every dispatched op between ``__enter__`` and ``__exit__`` with digests of all that it wrote.
+def is_tracing() -> bool:
+    """Whether a trace is active in this thread."""
+    return any(isinstance(mode, TracingMode) for mode in _get_current_dispatch_mode_stack())
 
-    ``with HashDebugTrace() as trace:`` alone is enough; afterwards ``trace.finish()`` is a
-    :class:`~hashbench.records.Trace`, and ``trace.save(path)`` writes it as text made for ``diff -u``. The trace does
-    not change results: it draws no random numbers, keeps no tensor alive and, on the CPU, waits for nothing.
 
-    Args:
-        log_path: write the text form there on exit. Default: no file.
-        verbose: print each record as it is made.
-        max_ops_logged: print at most so many records (``verbose``). A log file is always whole.
-        include_timestamp: add the time of each call to its line in the log, in seconds since the epoch. Such notes are
-            ignored by ``hashbench diff``, but ``diff -u`` sees them.
-        show_exec_time: add the run time of each op to its line, in seconds; see ``include_timestamp``.
-        hash_inputs: also hash every tensor just before an op reads it, which exposes writes that bypassed the
-            dispatcher, and just after, which exposes writes that the op's schema does not declare.
-        source_lines: record the line of the caller's code for every op.
-        model: name the modules, parameters and buffers of this model from the start, and hash its state now.
-        inputs: hash these example inputs now (any nesting of tensors) and name them ``input/…``.
-        settings: a function that returns torch's global settings as text by name; called at every mark.
-        watcher: told of every call by the id that its record will have; it may look, capture, and put content in place.
-        digests: ``"fast"``, by the fastest function on each device, or ``"device"``, as on accelerators, everywhere.
-    """
+class TracingMode(TorchDispatchMode):
+    """Dispatch mode that records every op with digests of what it wrote: a :class:`~hashbench.trace.options.Tracer`."""
 
     supports_higher_order_operators = True
 
@@ -118,69 +82,40 @@ class HashDebugTrace(TorchDispatchMode):
     def ignore_compile_internals(cls) -> bool:
         return True
 
-    def __init__(
-        self,
-        log_path: str | Path | None = None,
-        *,
-        verbose: bool = False,
-        max_ops_logged: int | None = None,
-        include_timestamp: bool = False,
-        show_exec_time: bool = False,
-        hash_inputs: bool = False,
-        source_lines: bool = False,
-        model: torch.nn.Module | None = None,
-        inputs: Any = None,
-        settings: Callable[[], Mapping[str, str]] | None = None,
-        watcher: Watcher | None = None,
-        digests: str = "fast",
-    ) -> None:
+    def __init__(self, options: TraceOptions) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.log_path = None if log_path is None else Path(log_path)
-        self.verbose, self.max_ops_logged = verbose, max_ops_logged
-        self.include_timestamp, self.show_exec_time = include_timestamp, show_exec_time
-        self.hash_inputs, self.source_lines = hash_inputs, source_lines
         self.iteration = 0
         self.failed_op = ""
-        reported = watcher is not None and watcher.wants_records
-        self._notes_wanted = hash_inputs or source_lines or verbose or include_timestamp or show_exec_time or reported
-        self._settings = settings
-        self._watcher, self._live_ids = watcher, Ids()
-        self._live_records: list[OpRecord] | None = [] if reported else None
-        self._live_place = Place("", "", None)
         self._token = object()
-        self._ledger = Ledger(everywhere=digests == "device")
+        self._ledger = Ledger(everywhere=options.digests == "device")
         self._at_once = frozenset() if self._ledger.everywhere else _PLAIN_DTYPES
-        self._suspicions = Suspicions()
         # Autograd's threads, one for every device, dispatch at the same time. A number is taken in one step; records
         # may be appended in another order and are sorted at the end.
         self._next_number, self._leaf_lock = itertools.count().__next__, threading.Lock()
-        self._records: list[tuple[Any, ...]] = []
+        self._records: list[tuple[Any, ...]] = []  # each a RawRecord, as a plain tuple
         self._leaves: list[RawLeaf] = []
         self._results: list[RawResult] = []
         self._setting_marks: list[SettingsMark] = []
-        self._notes: dict[int, dict[str, Any]] = {}
         self._registered: dict[int, tuple[str, str, RawDigest]] = {}
         self._modules = ModulePaths()
         self._plans: dict[int, OpPlan] = {}
         self._first_sequence: int | None = None
         self._undo: ExitStack | None = None
-        self._finished: Trace | None = None
-        with _disable_current_modes(), torch.no_grad():
-            if model is not None:
-                self._register_state(model)
-            if inputs is not None:
-                self.register_inputs(inputs)
+        self._hashed_inputs = options.hash_inputs
+        self._callbacks = None if options.callback is None else CallbackRunner(options.callback)
+        self._notes = CallNotes(options, self._token, self._ledger, self._records, self._callbacks)
 
-    # ----------------------------------------------------------------------------------- entering and leaving
+    @property
+    def active(self) -> bool:
+        return self._undo is not None
 
-    def __enter__(self) -> HashDebugTrace:
-        self._refuse_to_share()
+    def __enter__(self) -> TracingMode:
         if self._first_sequence is None:
             self._first_sequence = _get_sequence_nr()
-            self._live_ids = Ids(self._first_sequence)
+            if self._callbacks is not None:
+                self._callbacks.ids.first_sequence = self._first_sequence
         with ExitStack() as undo:
             undo.enter_context(self._modules.watched())
-            self.mark("start")  # before the hooks stay: a function for settings that raises must leave none behind
             self._undo = undo.pop_all()
         return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
 
@@ -189,54 +124,67 @@ class HashDebugTrace(TorchDispatchMode):
         if self._undo is not None:
             self._undo.close()
             self._undo = None
-        self.mark("end")
-        if self.log_path is not None:
-            self.save(self.log_path)
 
-    def _refuse_to_share(self) -> None:
-        if self._finished is not None:
-            raise HashbenchError(
-                "cannot enter a trace that is finished",
-                consequence="its records are closed, so new ones would be lost",
-                tip="Make a new HashDebugTrace for every run.",
-            )
-        if any(isinstance(mode, HashDebugTrace) for mode in _get_current_dispatch_mode_stack()):
-            raise HashbenchError(
-                "cannot enter a trace inside another",
-                consequence="each would take the other's tensors for its own inputs",
-                tip="Leave the outer trace first, or use one for both.",
-            )
+    # ------------------------------------------------------------------------- what the caller names and notes
 
-    def is_active(self) -> bool:
-        """Whether ops are being recorded now."""
-        return self._undo is not None
-
-    def mark(self, label: str) -> None:
-        """Note torch's global settings at this point of the run, where ``settings=`` was given."""
-        if self._settings is not None:
-            found = tuple(sorted(self._settings().items()))
-            self._setting_marks.append(SettingsMark(len(self._records), label, found))
-
-    def _register_state(self, model: torch.nn.Module) -> None:
-        self._modules.register(model)
-        for tensor in [*model.parameters(), *model.buffers()]:
-            key = storage_key(tensor)
-            if key is not None and key not in self._registered:
-                kind, name = self._modules.state_name(tensor)
-                self._watch_leaf(f"{kind}/{name}", tensor)
-                self._registered[key] = (kind, name, raw_digest(tensor, self._ledger))
-
-    def _watch_leaf(self, node: str, tensor: torch.Tensor) -> None:
-        if self._watcher is not None:
-            self._watcher.leaf(node, tensor)
+    def register_model(self, model: torch.nn.Module) -> None:
+        with _disable_current_modes(), torch.no_grad():
+            self._modules.register(model)
+            for tensor in [*model.parameters(), *model.buffers()]:
+                if storage_key(tensor) not in self._registered:
+                    self._register(tensor, *self._modules.state_name(tensor))
 
     def register_inputs(self, inputs: Any) -> None:
-        """Name the tensors in ``inputs`` by their place and take their digests now; call with dispatch modes off."""
-        for path, tensor in arguments.named_tensors(inputs):
-            key = storage_key(tensor)
-            if key is not None:
-                self._watch_leaf(f"input/{path}", tensor)
-                self._registered[key] = ("input", path, raw_digest(tensor, self._ledger))
+        with _disable_current_modes(), torch.no_grad():
+            for path, tensor in arguments.named_tensors(inputs):
+                self._register(tensor, "input", path)
+
+    def _register(self, tensor: torch.Tensor, kind: str, name: str) -> None:
+        key = storage_key(tensor)
+        if key is not None:
+            if self._callbacks is not None:
+                self._callbacks.callback.leaf(f"{kind}/{name}", tensor)
+            self._registered[key] = (kind, name, raw_digest(tensor, self._ledger))
+
+    def mark(self, label: str, settings: Mapping[str, str]) -> None:
+        self._setting_marks.append(SettingsMark(len(self._records), label, tuple(sorted(settings.items()))))
+
+    def add_result(self, name: str, value: Any) -> None:
+        if not isinstance(value, torch.Tensor):
+            self._results.append((name, python_digest(value), None))
+            return
+        with _disable_current_modes(), torch.no_grad():
+            mark: Mark | None = get_mark((components(value) or [value])[0])
+            node = mark[1] if mark is not None and mark[0] is self._token else None
+            if mark is not None and node is not None and mark[2] is not None:
+                node = mark[2].numbers.get(place_in_storage(value), node)
+            self._results.append((name, raw_digest(value, self._ledger), node))
+
+    # --------------------------------------------------------------------------------------------- the finished trace
+
+    def trace(self) -> Trace:
+        return self._build()[0]
+
+    def finish(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
+        self._ledger.read()
+        built = self._build()
+        self._records.clear()
+        self._leaves.clear()
+        self._results.clear()
+        return built
+
+    def _build(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
+        records, results, notes = self._notes.resolved(self._results)
+        trace = build_trace(
+            records,
+            self._leaves,
+            results,
+            marks=tuple(self._setting_marks),
+            notes=notes,
+            hashed_inputs=self._hashed_inputs,
+            first_sequence=self._first_sequence or 0,
+        )
+        return trace, notes
 
     # ----------------------------------------------------------------------------------------------- hot path
 
@@ -278,7 +226,7 @@ class HashDebugTrace(TorchDispatchMode):
             phase = "optimizer" if self._modules.optimizing else "forward"
             sequence = _get_sequence_nr() - 1
         rng = arguments.generator_digest(args, kwargs) if plan.seeded else None
-        noted = self._note_before(plan, args, kwargs) if self._notes_wanted or plan.resizes else None
+        noted = self._notes.before(plan, args, kwargs) if self._notes.wanted or plan.resizes else None
         try:
             output = plan.call(*args, **kwargs)
         except BaseException:
@@ -306,7 +254,7 @@ class HashDebugTrace(TorchDispatchMode):
             (plan, phase, self.iteration, self._modules.current, sequence, reads, others, written, scalar, rng, number)
         )
         if noted is not None:
-            self._note_after(number, plan, args, kwargs, noted)
+            self._notes.after(number, plan, args, kwargs, noted)
         return output
 
     def _write(self, tensor: torch.Tensor, mark: Mark, blank: bool) -> RawDigest:
@@ -330,31 +278,23 @@ class HashDebugTrace(TorchDispatchMode):
 
     def _plan(self, func: Any) -> OpPlan:
         plan = plan_of(func)
-        if self._watcher is not None and plan.traced:
-            plan = replace(plan, call=functools.partial(self._watched_call, self._watcher, func, plan))
+        if self._callbacks is not None and plan.traced:
+            plan = replace(plan, call=functools.partial(self._call_with_callback, self._callbacks, func, plan))
         self._plans[id(func)] = plan
         return plan
 
-    def _watched_call(self, watcher: Watcher, func: Any, plan: OpPlan, /, *args: Any, **kwargs: Any) -> Any:
-        """The call of an op, with the watcher told before and after it."""
+    def _call_with_callback(
+        self, callbacks: CallbackRunner, func: Any, plan: OpPlan, /, *args: Any, **kwargs: Any
+    ) -> Any:
         node = _current_autograd_node()
-        phase = "backward" if node is not None else "optimizer" if self._modules.optimizing else "forward"
-        place = self._live_ids.add_record(
+        place = callbacks.ids.add_record(
             plan.name,
-            phase=phase,
+            phase="backward" if node is not None else "optimizer" if self._modules.optimizing else "forward",
             iteration=self.iteration,
             module=self._modules.current,
             sequence=_get_sequence_nr() - 1 if node is None else node._sequence_nr(),
         )
-        try:
-            watcher.before(place.id, func, args, kwargs)
-            output = plan.call(*args, **kwargs)
-            watcher.after(place.id, func, args, kwargs, output)
-        except BaseException:
-            self._live_ids.take_back_record()
-            raise
-        self._live_place = place
-        return output
+        return callbacks.call(func, plan, place, args, kwargs)
 
     # --------------------------------------------------------------------------- what the hot path seldom needs
 
@@ -472,8 +412,8 @@ class HashDebugTrace(TorchDispatchMode):
             kind = "parameter" if isinstance(tensor, _Parameter) else "other"
             name = self._modules.current
         number = -1 - len(self._leaves)
-        if self._watcher is not None:
-            self._watch_leaf(self._live_ids.add_leaf(kind, name), tensor if content is None else content)
+        if self._callbacks is not None:
+            self._callbacks.leaf(kind, name, tensor if content is None else content)
         if views is None:
             found = self._write(tensor if content is None else content, (self._token, number, None), blank=False)
         else:
@@ -484,197 +424,3 @@ class HashDebugTrace(TorchDispatchMode):
         registered = None if initial is None else (initial, seen)
         self._leaves.append((kind, name, found, len(self._records), registered))
         return number
-
-    # ------------------------------------------------------------ notes: the diagnosis pass, verbose, resize_
-
-    def _note_before(self, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        noted: dict[str, Any] = {}
-        if plan.resizes:
-            noted["sizes"] = [
-                (tensor, storage_key(tensor), storage_bytes(tensor))
-                for tensor in arguments.tensors_in([*args, *kwargs.values()])
-            ]
-        if self.hash_inputs:
-            named = arguments.named_arguments(args, kwargs)
-            noted["inputs"] = {path: raw_digest(tensor, self._ledger) for path, tensor in named}
-        if self.source_lines:
-            noted["source"] = arguments.caller_line(sys._getframe(1).f_back)
-        noted["time"], noted["clock"] = time.time(), time.perf_counter()
-        return noted
-
-    def _note_after(
-        self, number: int, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], noted: dict[str, Any]
-    ) -> None:
-        kept: dict[str, Any] = {}
-        for tensor, storage, size in noted.get("sizes", ()):
-            if storage_key(tensor) == storage and storage_bytes(tensor) > size:
-                # resize_ grew it: the new part is memory that nobody wrote
-                set_mark(tensor, (self._token, number, None))
-                self._replace_written(number, ((*raw_digest(tensor, self._ledger)[:3], None),))
-        if self.hash_inputs:
-            kept["inputs"] = noted["inputs"]
-            self._note_undeclared_writes(number, plan, args, kwargs, noted["inputs"])
-        if self.source_lines:
-            kept["source"] = noted["source"]
-        if self.include_timestamp:
-            kept["time"] = f"{noted['time']:.6f}"
-        if self.show_exec_time:
-            kept["seconds"] = f"{time.perf_counter() - noted['clock']:.6f}"
-        if kept:
-            self._notes[number] = kept
-        if self.verbose and (self.max_ops_logged is None or number < self.max_ops_logged):
-            print(self._line(number))
-        if self._live_records is not None and self._watcher is not None:
-            self._live_records.append(self._live_record(number, self._live_records))
-            self._watcher.recorded(self._live_records[-1])
-
-    def _live_record(self, number: int, earlier: Sequence[OpRecord]) -> OpRecord:
-        place = self._live_place
-        forward = None if place.forward is None else earlier[place.forward]
-        self._settle()
-        raw = self._suspicions.settled(self._records[self._place_of(number)])
-        return build_record(raw, self._live_ids, place, forward, self._notes.get(number, {}))
-
-    def _note_undeclared_writes(
-        self, number: int, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], before: Mapping[str, RawDigest]
-    ) -> None:
-        """An argument that changed although the schema does not say so was written by this op all the same."""
-        declared = {id(tensor) for tensor in arguments.tensors_in(plan.written_values(args, kwargs))}
-        changed = []
-        for path, tensor in arguments.named_arguments(args, kwargs):
-            if id(tensor) in declared or plan.resizes:
-                continue
-            after = raw_digest(tensor, self._ledger)
-            if after == before[path]:
-                continue
-            mark = get_mark(tensor)
-            if is_waiting(after) and mark is not None and mark[0] is self._token:
-                set_mark(tensor, self._suspicions.mark(number, mark, (before[path], after)))
-            elif readable(after) != readable(before[path]):
-                set_mark(tensor, (self._token, number, None))
-                changed.append(after)
-        if changed:
-            self._replace_written(number, self._records[self._place_of(number)][7] + tuple(changed))
-
-    def _settle(self) -> None:
-        """Add the writes that no schema declared to the records that made them, as far as these are known by now."""
-        for number, found in self._suspicions.settle():
-            self._replace_written(number, (*self._records[self._place_of(number)][7], found))
-
-    def _settled(self) -> tuple[Sequence[tuple[Any, ...]], Sequence[RawResult], Mapping[int, Mapping[str, Any]]]:
-        """Records, results and notes whose numbers are the places of records, and nothing is left to find out."""
-        self._settle()
-        node_of = self._suspicions.node
-        results = [(name, found, None if node is None else node_of(node)) for name, found, node in self._results]
-        return numbered([self._suspicions.settled(record) for record in self._records], results, self._notes)
-
-    def _replace_written(self, number: int, written: tuple[RawDigest, ...]) -> None:
-        place = self._place_of(number)
-        record = self._records[place]
-        self._records[place] = (*record[:7], written, *record[8:])
-
-    def _place_of(self, number: int) -> int:
-        """Where a record stands: at its number, as long as one thread alone dispatches."""
-        records = self._records
-        if number < len(records) and records[number][-1] == number:
-            return number
-        return next(place for place in reversed(range(len(records))) if records[place][-1] == number)
-
-    def _line(self, number: int) -> str:
-        plan, phase, _, module, _, _, others, written, scalar, *_ = self._records[self._place_of(number)]
-        values = " ".join(f"{d.dtype}{list(d.shape)}:{d.value or 'blank'}" for d in map(readable, written))
-        shown = f" = {scalar!r}" if scalar is not None else ""
-        notes = self._notes.get(number, {})
-        extra = "".join(f" {key}={notes[key]}" for key in ("source", "time", "seconds") if key in notes)
-        return f"[{number:03d}] {phase} {module} {plan.name}({argument_text(others)}) {values}{shown}{extra}"
-
-    # ------------------------------------------------------------------------------------ results and finishing
-
-    def add_result(self, name: str, value: Any) -> None:
-        """Note something by which runs are compared, at its final content: a tensor, or a plain Python value."""
-        if not isinstance(value, torch.Tensor):
-            self._results.append((name, python_digest(value), None))
-            return
-        with _disable_current_modes(), torch.no_grad():
-            mark: Mark | None = get_mark((components(value) or [value])[0])
-            node = mark[1] if mark is not None and mark[0] is self._token else None
-            if mark is not None and node is not None and mark[2] is not None:
-                node = mark[2].numbers.get(place_in_storage(value), node)
-            self._results.append((name, raw_digest(value, self._ledger), node))
-
-    def finish(self) -> Trace:
-        """Everything recorded, as a :class:`~hashbench.records.Trace`; the raw records are released."""
-        if self._finished is None:
-            self._ledger.read()
-            records, results, notes = self._settled()
-            self._notes = {number: dict(kept) for number, kept in notes.items()}
-            self._finished = build_trace(
-                records,
-                self._leaves,
-                results,
-                marks=tuple(self._setting_marks),
-                notes=self._notes,
-                hashed_inputs=self.hash_inputs,
-                first_sequence=self._first_sequence or 0,
-            )
-            self._records, self._leaves, self._results = [], [], []
-            self._suspicions = Suspicions()
-        return self._finished
-
-    def save(self, path: str | Path) -> None:
-        """Write the trace as text (see ``trace.file``), atomically."""
-        notes = {
-            number: " ".join(f"{key}={kept[key]}" for key in ("time", "seconds") if key in kept)
-            for number, kept in self._notes.items()
-        }
-        file.write(self.finish(), Path(path), notes={n: text for n, text in notes.items() if text})
-
-    # ----------------------------------------------------------------------- the ancestor's questions to a trace
-
-    @property
-    def stats(self) -> dict[str, Any]:
-        """Numbers of ops and tensors so far, see :func:`hashbench.trace.queries.stats`."""
-        return queries.stats(self._so_far())
-
-    @property
-    def stack_log(self) -> list[dict[str, Any]]:
-        """One entry per record with what it read, see :func:`hashbench.trace.queries.stack_log`."""
-        return queries.stack_log(self._so_far())
-
-    def _so_far(self) -> Trace:
-        """The trace as it is now: while ops are being recorded, of those that there are."""
-        if not self.is_active():
-            return self.finish()
-        records, results, notes = self._settled()
-        return build_trace(
-            records,
-            self._leaves,
-            results,
-            marks=(),
-            notes=notes,
-            hashed_inputs=self.hash_inputs,
-            first_sequence=self._first_sequence or 0,
-        )
-
-    def print_summary(self, top: int = 10, *, to_file: bool = False) -> None:
-        """Print how many ops of which kind were recorded; with ``to_file`` into ``<log_path>.summary`` instead."""
-        text = queries.summary(self.finish(), top=top)
-        if to_file and self.log_path is not None:
-            replace_file(self.log_path.with_name(f"{self.log_path.name}.summary"), text + "\n")
-        else:
-            print(text)
-
-    def get_tensor_flow_graph(self) -> list[dict[str, Any]]:
-        """One entry per record, see :func:`hashbench.trace.queries.tensor_flow`."""
-        return queries.tensor_flow(self.finish())
-
-    def find_tensor_by_hash(self, value: str) -> list[dict[str, str]]:
-        """Where a digest was written and read, see :func:`hashbench.trace.queries.find_by_hash`."""
-        return queries.find_by_hash(self.finish(), value)
-
-    def export_to_json(self, path: str | Path) -> None:
-        """Write the trace as one JSON document: ``records``, ``leaves``, ``results``."""
-        file.write_json(self.finish(), Path(path))
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.finish().records)

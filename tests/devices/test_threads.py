@@ -26,7 +26,7 @@ class SameTrace(TorchDispatchMode):
         self.trace = trace
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.trace.__torch_dispatch__(func, types, args, kwargs)
+        return self.trace._tracer.__torch_dispatch__(func, types, args, kwargs)
 
 
 @pytest.fixture

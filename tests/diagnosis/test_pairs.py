@@ -18,7 +18,7 @@ from hashbench.records import Divergence, Failure, RunOptions, Trace
 from hashbench.replay import controls
 from hashbench.replay.controls import memory as poison
 from hashbench.run.outcome import Outcome, Run
-from hashbench.trace.mode import HashDebugTrace
+from hashbench.trace.api import HashDebugTrace
 
 ONE = torch.Generator().manual_seed(1)
 TWO = torch.Generator().manual_seed(2)

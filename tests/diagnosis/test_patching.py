@@ -10,13 +10,13 @@ import torch
 from hashbench.diagnose.patching import Recorder, Replacer
 from hashbench.divergence import introduce
 from hashbench.records import Trace
-from hashbench.trace.callbacks import Watcher
-from hashbench.trace.mode import HashDebugTrace
+from hashbench.trace.api import HashDebugTrace
+from hashbench.trace.callbacks import TraceCallback
 
 Program = Callable[[int], dict[str, torch.Tensor]]
 
 
-def traced(program: Program, run: int, watcher: Watcher | None = None) -> Trace:
+def traced(program: Program, run: int, watcher: TraceCallback | None = None) -> Trace:
     with HashDebugTrace(watcher=watcher) as trace:
         found = program(run)
     for name, tensor in found.items():
@@ -115,7 +115,7 @@ def test_replacer_names_what_it_could_replace() -> None:
 
 
 def test_ids_told_to_a_watcher_are_those_of_the_records() -> None:
-    class Listener(Watcher):
+    class Listener(TraceCallback):
         def __init__(self) -> None:
             self.nodes: list[str] = []
             self.leaves: list[str] = []

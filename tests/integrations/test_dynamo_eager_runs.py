@@ -12,7 +12,7 @@ from dynamo_helpers import Found, Standin, a_session
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from hashbench.integrations.dynamo import phases
-from hashbench.trace.mode import HashDebugTrace
+from hashbench.trace.api import HashDebugTrace
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from hashbench.replay.call import CapturedCall, Outcome, in_force, outcome_of
 from hashbench.replay.capture import capture
 from hashbench.run.settings import preserved_rng
 from hashbench.trace import arguments
-from hashbench.trace.mode import HashDebugTrace
+from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.op_schema import plan_of
 
 LIMIT = 2**26

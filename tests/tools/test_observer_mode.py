@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from hashbench.errors import HashbenchError
 from hashbench.records import OpRecord
 from hashbench.tools.observer import HashMode, ObserverContext
-from hashbench.trace.callbacks import Watcher
-from hashbench.trace.mode import HashDebugTrace
+from hashbench.trace.api import HashDebugTrace
+from hashbench.trace.callbacks import TraceCallback
 
 
 class Counting(modes.TorchDispatchMode):
@@ -152,7 +152,7 @@ def test_it_is_a_trace_of_its_own(tmp_path: Path) -> None:
         assert not observer.hash_mode.enabled
 
 
-class Collecting(Watcher):
+class Collecting(TraceCallback):
     wants_records = True
 
     def __init__(self) -> None:

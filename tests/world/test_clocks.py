@@ -23,7 +23,7 @@ import torch
 
 from hashbench.replay.controls import clocks
 from hashbench.replay.controls.clocks import ticking_clocks
-from hashbench.trace.mode import HashDebugTrace
+from hashbench.trace.api import HashDebugTrace
 
 Now = Callable[[], Any]
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from hashbench.replay.controls.generators import Generators
-from hashbench.trace.mode import HashDebugTrace
+from hashbench.trace.api import HashDebugTrace
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from hashbench.replay.controls import memory
 from hashbench.replay.controls.memory import POISONS, poison_reach, poisoned_memory
-from hashbench.trace.mode import HashDebugTrace
+from hashbench.trace.api import HashDebugTrace
 
 HAS_GLIBC = platform.libc_ver()[0] == "glibc" and not os.environ.get("LD_PRELOAD")
 needs_glibc = pytest.mark.skipif(not HAS_GLIBC, reason="malloc is not glibc's")

@@ -25,7 +25,7 @@ from hashbench.records import Failure
 from hashbench.run import outputs
 from hashbench.run.outcome import Run, failure_of
 from hashbench.run.settings import settings
-from hashbench.trace.mode import HashDebugTrace
+from hashbench.trace.api import HashDebugTrace
 
 log = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from hashbench.results.folder import file_key
 from hashbench.run import outputs
 from hashbench.run.outcome import Outcome, Run
 from hashbench.run.workload import Workload
-from hashbench.trace.mode import HashDebugTrace
+from hashbench.trace.api import HashDebugTrace
 
 PAIRS_ON_DEMAND = 3
 """Own pairs that look for a difference which the harness has seen."""

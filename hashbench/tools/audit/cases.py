@@ -17,8 +17,7 @@ from hashbench.check.function_copy import FunctionCall
 from hashbench.run.settings import reset_rng_state
 from hashbench.tools.audit import stress
 from hashbench.tools.audit.choice import chosen_samples
-from hashbench.trace.argument_text import argument_text
-from hashbench.trace.arguments import tensors_in
+from hashbench.trace.arguments import argument_text, tensors_in
 from hashbench.trace.digest import dtype_name
 
 LONGEST_INPUTS = 70

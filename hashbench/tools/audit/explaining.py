@@ -23,9 +23,9 @@ from hashbench.run.outputs import flatten
 from hashbench.run.settings import applied, reset_rng_state
 from hashbench.tools.audit.cases import Case
 from hashbench.tools.audit.measuring import FLAG, gradients, quiet
+from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import named_tensors
-from hashbench.trace.callbacks import Watcher
-from hashbench.trace.mode import HashDebugTrace
+from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.op_schema import plan_of
 
 CAPTURE_BYTES = 2**28
@@ -157,7 +157,7 @@ def _explain_moved(case: Case, *, setting: str, seed: int, seconds: float, repla
     return Explained(because="no kernel alone differs when its memory is moved")
 
 
-class _CatchAll(Watcher):
+class _CatchAll(TraceCallback):
     """Captures every call that computes something."""
 
     def __init__(self) -> None:

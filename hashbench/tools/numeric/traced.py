@@ -16,16 +16,16 @@ from hashbench.tools.numeric.findings import LONE, Parting, Rename, Rule, Tensor
 from hashbench.tools.numeric.measuring import compare_mappings, compare_values
 from hashbench.tools.numeric.parting import Agreement
 from hashbench.tools.numeric.running import Plan, Subject, fresh_inputs, gradients_wanted, is_compiled
+from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import tensors_in
-from hashbench.trace.callbacks import Watcher
-from hashbench.trace.mode import HashDebugTrace
+from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.op_schema import plan_of
 
 KEPT_MIB = 1024
 """How much of what the ops of one execution left is kept, in MiB."""
 
 
-class Keeper(Watcher):
+class Keeper(TraceCallback):
     """Keeps a copy of everything that ops and leaves held, by the ids of their records, up to ``mib``."""
 
     def __init__(self, mib: float) -> None:

@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from hashbench.errors import HashbenchError
 from hashbench.records import OpRecord
+from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import tensors_in
-from hashbench.trace.callbacks import Watcher
-from hashbench.trace.mode import HashDebugTrace
+from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.op_schema import Pattern, plan_of
 from hashbench.trace.storage_writers import storage_key
 
@@ -32,7 +32,7 @@ class Listener(Protocol):
 class HashMode(HashDebugTrace):
     """Hashes what every dispatched op writes, and reports each to the observer that is registered.
 
-    It is a :class:`~hashbench.trace.mode.HashDebugTrace` and sees what that sees. ``enabled`` says whether it is on.
+    It is a :class:`~hashbench.trace.api.HashDebugTrace` and sees what that sees. ``enabled`` says whether it is on.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,8 @@ class HashMode(HashDebugTrace):
             return
         self.enabled = False
         below, self._below = self._below, ()
-        if leave(self):
+        assert isinstance(self._tracer, TorchDispatchMode)
+        if leave(self._tracer):
             return
         stale = [mode for mode in _get_current_dispatch_mode_stack() if any(mode is other for other in below)]
         if stale:
@@ -80,7 +81,7 @@ class HashMode(HashDebugTrace):
         )
 
 
-class _Relay(Watcher):
+class _Relay(TraceCallback):
     """Passes what a trace's watcher is told on to the mode's observer."""
 
     wants_records = True

@@ -17,9 +17,9 @@ from hashbench.run.settings import settings
 from hashbench.tools.pipeline.config import Config
 from hashbench.tools.pipeline.contents import first_numbers
 from hashbench.tools.pipeline.observed import Outputs, Weights
+from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import named_tensors
 from hashbench.trace.digest import digest, dtype_name
-from hashbench.trace.mode import HashDebugTrace
 
 NO_MODEL = "the pipeline has no make_model"
 

@@ -1,0 +1,195 @@
+"""``HashDebugTrace``: records every torch op of a block of code, with digests of all that it wrote.
+
+What a trace does not see: kernels inside a fused or custom op (one record for the whole op), work that an extension
+does without the dispatcher, Python threads of the model's own (torch's dispatch modes are per thread; autograd's own
+threads are seen), and writes behind torch's back (a NumPy view) unless ``hash_inputs`` is on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from hashbench.errors import HashbenchError
+from hashbench.io import replace_file
+from hashbench.records import OpRecord, Trace
+from hashbench.trace import file, queries
+from hashbench.trace.callbacks import TraceCallback
+from hashbench.trace.mode import TracingMode, is_tracing
+from hashbench.trace.options import TraceOptions, Tracer
+
+
+class HashDebugTrace:
+    """Records every dispatched op between ``__enter__`` and ``__exit__`` with digests of all that it wrote.
+
+    ``with HashDebugTrace() as trace:`` alone is enough; afterwards ``trace.finish()`` is a
+    :class:`~hashbench.records.Trace`, and ``trace.save(path)`` writes it as text made for ``diff -u``. The trace does
+    not change results: it draws no random numbers, keeps no tensor alive and, on the CPU, waits for nothing.
+
+    Args:
+        log_path: write the text form there on exit. Default: no file.
+        verbose: print each record as it is made.
+        max_ops_logged: print at most so many records (``verbose``). A log file is always whole.
+        include_timestamp: add the time of each call to its line in the log, in seconds since the epoch. Such notes are
+            ignored by ``hashbench diff``, but ``diff -u`` sees them.
+        show_exec_time: add the run time of each op to its line, in seconds; see ``include_timestamp``.
+        hash_inputs: also hash every tensor just before an op reads it, which exposes writes that bypassed the
+            dispatcher, and just after, which exposes writes that the op's schema does not declare.
+        source_lines: record the line of the caller's code for every op.
+        model: name the modules, parameters and buffers of this model from the start, and hash its state now.
+        inputs: hash these example inputs now (any nesting of tensors) and name them ``input/…``.
+        settings: a function that returns torch's global settings as text by name; called at every mark.
+        watcher: a callback, called around every op with the id that its record will have; it may look, capture, and put
+            content in place.
+        digests: ``"fast"``, by the fastest function on each device, or ``"device"``, as on accelerators, everywhere.
+    """
+
+    def __init__(
+        self,
+        log_path: str | Path | None = None,
+        *,
+        verbose: bool = False,
+        max_ops_logged: int | None = None,
+        include_timestamp: bool = False,
+        show_exec_time: bool = False,
+        hash_inputs: bool = False,
+        source_lines: bool = False,
+        model: torch.nn.Module | None = None,
+        inputs: Any = None,
+        settings: Callable[[], Mapping[str, str]] | None = None,
+        watcher: TraceCallback | None = None,
+        digests: str = "fast",
+    ) -> None:
+        self.log_path = None if log_path is None else Path(log_path)
+        options = TraceOptions(
+            verbose=verbose,
+            max_ops_logged=max_ops_logged,
+            include_timestamp=include_timestamp,
+            show_exec_time=show_exec_time,
+            hash_inputs=hash_inputs,
+            source_lines=source_lines,
+            callback=watcher,
+            digests=digests,
+        )
+        self._tracer: Tracer = TracingMode(options)
+        self._settings = settings
+        self._finished: Trace | None = None
+        self._notes: Mapping[int, Mapping[str, Any]] = {}
+        if model is not None:
+            self._tracer.register_model(model)
+        if inputs is not None:
+            self._tracer.register_inputs(inputs)
+
+    # ----------------------------------------------------------------------------------------------- recording
+
+    def __enter__(self) -> Self:
+        if self._finished is not None:
+            raise HashbenchError(
+                "cannot enter a trace that is finished",
+                consequence="its records are closed, so new ones would be lost",
+                tip="Make a new HashDebugTrace for every run.",
+            )
+        if is_tracing():
+            raise HashbenchError(
+                "cannot enter a trace inside another",
+                consequence="each would take the other's tensors for its own inputs",
+                tip="Leave the outer trace first, or use one for both.",
+            )
+        self.mark("start")
+        self._tracer.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._tracer.__exit__(*exception)
+        self.mark("end")
+        if self.log_path is not None:
+            self.save(self.log_path)
+
+    def is_active(self) -> bool:
+        """Whether ops are being recorded now."""
+        return self._tracer.active
+
+    @property
+    def iteration(self) -> int:
+        """Written into every record; set it at the start of each iteration. Default: 0."""
+        return self._tracer.iteration
+
+    @iteration.setter
+    def iteration(self, number: int) -> None:
+        self._tracer.iteration = number
+
+    @property
+    def failed_op(self) -> str:
+        """The op that raised last; empty where none did."""
+        return self._tracer.failed_op
+
+    def mark(self, label: str) -> None:
+        """Note torch's global settings at this point of the run, where ``settings=`` was given."""
+        if self._settings is not None:
+            self._tracer.mark(label, self._settings())
+
+    def register_inputs(self, inputs: Any) -> None:
+        """Name the tensors in ``inputs`` by their place and take their digests now."""
+        self._tracer.register_inputs(inputs)
+
+    def add_result(self, name: str, value: Any) -> None:
+        """Note something by which runs are compared, at its final content: a tensor, or a plain Python value."""
+        self._tracer.add_result(name, value)
+
+    # ------------------------------------------------------------------------------------------ the finished trace
+
+    def finish(self) -> Trace:
+        """Everything recorded, as a :class:`~hashbench.records.Trace`; the raw records are released."""
+        if self._finished is None:
+            self._finished, self._notes = self._tracer.finish()
+        return self._finished
+
+    def __iter__(self) -> Iterator[OpRecord]:
+        return iter(self.finish().records)
+
+    def save(self, path: str | Path) -> None:
+        """Write the trace as text (see ``trace.file``), atomically."""
+        trace = self.finish()
+        notes = {
+            number: " ".join(f"{key}={kept[key]}" for key in ("time", "seconds") if key in kept)
+            for number, kept in self._notes.items()
+        }
+        file.write(trace, Path(path), notes={n: text for n, text in notes.items() if text})
+
+    def export_to_json(self, path: str | Path) -> None:
+        """Write the trace as one JSON document: ``records``, ``leaves``, ``results``."""
+        file.write_json(self.finish(), Path(path))
+
+    # ------------------------------------------------------------------------------------------------------ queries
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """Numbers of ops and tensors so far, see :func:`hashbench.trace.queries.stats`."""
+        return queries.stats(self._so_far())
+
+    @property
+    def stack_log(self) -> list[dict[str, Any]]:
+        """One entry per record with what it read, see :func:`hashbench.trace.queries.stack_log`."""
+        return queries.stack_log(self._so_far())
+
+    def _so_far(self) -> Trace:
+        return self._tracer.trace() if self.is_active() else self.finish()
+
+    def print_summary(self, top: int = 10, *, to_file: bool = False) -> None:
+        """Print how many ops of which kind were recorded; with ``to_file`` into ``<log_path>.summary`` instead."""
+        text = queries.summary(self.finish(), top=top)
+        if to_file and self.log_path is not None:
+            replace_file(self.log_path.with_name(f"{self.log_path.name}.summary"), text + "\n")
+        else:
+            print(text)
+
+    def get_tensor_flow_graph(self) -> list[dict[str, Any]]:
+        """One entry per record, see :func:`hashbench.trace.queries.tensor_flow`."""
+        return queries.tensor_flow(self.finish())
+
+    def find_tensor_by_hash(self, value: str) -> list[dict[str, str]]:
+        """Where a digest was written and read, see :func:`hashbench.trace.queries.find_by_hash`."""
+        return queries.find_by_hash(self.finish(), value)
