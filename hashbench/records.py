@@ -17,17 +17,11 @@ from typing import Any, NamedTuple
 TRACE_SCHEMA = 1
 """Version of the text form of a trace; a file of another version is refused."""
 
-ROW_SCHEMA = 4
+ROW_SCHEMA = 1
 """Version of the CSV and of the row files; written to ``environment.json`` as ``schema``."""
 
-READABLE_ROW_SCHEMAS = (1, 2, 3, 4)
-"""Versions that can be read. Files of earlier versions lack columns, which read as absent."""
-
-SWEEP_SCHEMA = 2
+SWEEP_SCHEMA = 1
 """Version of ``sweep.json``. A sweep of another version, or with rows of another, is neither resumed nor merged."""
-
-READABLE_SWEEP_SCHEMAS = (1, 2)
-"""Versions whose selection can be read for a comparison: those of version 1 know no partitions."""
 
 PHASES = ("forward", "backward", "optimizer")
 MODES = ("training", "inference")

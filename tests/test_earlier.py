@@ -24,7 +24,7 @@ def left(folder: Path, *rows: Row, when=0, models="ab", mode="training", device=
     folder.mkdir(parents=True)
     write_rows(folder / "accuracy.csv", rows)
     asked = {"mode": mode, "device": device, "dtype": ""}
-    manifest = {"schema": 2, "options": asked, "models": [["zoo", name] for name in models]}
+    manifest = {"schema": 1, "options": asked, "models": [["zoo", name] for name in models]}
     (folder / "sweep.json").write_text(json.dumps(manifest))
     os.utime(folder / "sweep.json", (when, when))
     return folder

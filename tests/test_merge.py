@@ -161,7 +161,7 @@ BAD = [
     (manifest(options=[]), r"does not say which models"),
     (manifest(partition={"id": 5, "total": 3, "of": OF}), r"says that it is partition 5 of 3"),
     (manifest(partition={"id": 2, "total": 10**12, "of": OF}), r"partition 2 of 1000000000000"),
-    (manifest(schema=1), r"sweep\.json has version 1, this hashbench writes 2"),
+    (manifest(schema=2), r"sweep\.json has version 2, this hashbench writes 1"),
     (manifest(schema=9), r"sweep\.json has version 9"),
     (manifest(rows=2), r"its rows have schema 2"),
     (other_options, r"not shards of one sweep: seed was 1337 and is 7"),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hashbench.errors import HashbenchError
-from hashbench.records import READABLE_SWEEP_SCHEMAS, SWEEP_SCHEMA, Row
+from hashbench.records import SWEEP_SCHEMA, Row
 from hashbench.results.audit_table import is_audit
 from hashbench.results.rows import (
     EXPECTED_COLUMNS,
@@ -272,7 +272,7 @@ def selections_beside(file: Path) -> tuple[Selection, ...]:
         return ()
     content = read_json_object(path)
     schema = content.get("schema", SWEEP_SCHEMA)
-    if schema not in READABLE_SWEEP_SCHEMAS:
+    if schema != SWEEP_SCHEMA:
         raise HashbenchError(
             f"{path} has schema {schema!r} and this hashbench reads schema {SWEEP_SCHEMA}",
             consequence="what it says of the selection may mean something else",

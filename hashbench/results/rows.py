@@ -20,7 +20,7 @@ from typing import Any
 from hashbench.catalog import STATUSES
 from hashbench.errors import HashbenchError
 from hashbench.io import replace_file
-from hashbench.records import READABLE_ROW_SCHEMAS, ROW_COLUMNS, ROW_KEY, ROW_SCHEMA, Row
+from hashbench.records import ROW_COLUMNS, ROW_KEY, ROW_SCHEMA, Row
 from hashbench.results.table import CsvTable, defuse, one_line, read_table, restore
 
 REQUIRED_COLUMNS = ("dev", "name", "batch_size", "accuracy")
@@ -142,7 +142,7 @@ def check_schema(path: Path) -> None:
     if environment is None:
         return
     schema = read_json_object(environment).get("schema", ROW_SCHEMA)
-    if schema not in READABLE_ROW_SCHEMAS:
+    if schema != ROW_SCHEMA:
         raise HashbenchError(
             f"{path} has schema {schema!r} and this hashbench reads schema {ROW_SCHEMA}",
             consequence=f"its columns may mean something else ({environment.name} says so)",

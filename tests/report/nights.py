@@ -32,7 +32,7 @@ def differing(name: str = "resnet18", **values: Any) -> Row:
 def selection(*rows: Row) -> dict[str, Any]:
     """What ``sweep.json`` of a sweep of these models says."""
     options = {"mode": rows[0].mode, "device": rows[0].dev, "dtype": ""}
-    return {"schema": 2, "models": [[one.suite, one.name] for one in rows], "options": options}
+    return {"schema": 1, "models": [[one.suite, one.name] for one in rows], "options": options}
 
 
 def write_night(root: Path, label: str, *rows: Row, environment: dict[str, Any] | None = None) -> Path:
@@ -42,7 +42,7 @@ def write_night(root: Path, label: str, *rows: Row, environment: dict[str, Any] 
         write_sweep(
             root / label / f"{suite}_{mode}",
             *mine,
-            environment=environment or {"schema": 3, "key": "e1", "cpu": "X"},
+            environment=environment or {"schema": 1, "key": "e1", "cpu": "X"},
             selection=selection(*mine),
         )
     return root / label

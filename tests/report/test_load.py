@@ -77,7 +77,7 @@ def test_the_same_model_in_two_files_is_refused(tmp_path):
 def test_a_selection_of_another_schema_is_named_and_refused(tmp_path, schema):
     asked = {"mode": "training", "device": "cpu", "dtype": ""}
     selection = {"schema": schema, "options": asked, "models": [["torchvision", "resnet18"]]}
-    with pytest.raises(HashbenchError, match=r"sweep\.json has schema .* and this hashbench reads schema 2"):
+    with pytest.raises(HashbenchError, match=r"sweep\.json has schema .* and this hashbench reads schema 1"):
         load_sweep(write_sweep(tmp_path / "r", PLAIN, selection=selection))
 
 

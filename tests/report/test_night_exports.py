@@ -49,7 +49,7 @@ def night(tmp_path_factory: pytest.TempPathFactory) -> Assessment:
         row("skipped", "pass_due_to_skip", error="no CUDA"),
         row("new"),
         differing("new and evil" + EVIL, module="\N{RIGHT-TO-LEFT OVERRIDE}x\ud800\x07"),
-        environment={"schema": 3, "key": "e2", "cpu": "Y"},
+        environment={"schema": 1, "key": "e2", "cpu": "Y"},
     )
     manifest = root / "nights" / "2026-11-02" / "torchvision_training" / "sweep.json"
     manifest.write_text(manifest.read_text().replace('"models": [', '"models": [["torchvision", "gone"], '))
