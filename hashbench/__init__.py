@@ -23,7 +23,7 @@ __version__ = "0.1.0"
 _HOME = {
     "BenchmarkRunner": ("hashbench.check.model", "BenchmarkRunner"),
     "HashDebugTrace": ("hashbench.trace.api", "HashDebugTrace"),
-    "HashbenchError": ("hashbench.records", "HashbenchError"),
+    "HashbenchError": ("hashbench.errors", "HashbenchError"),
     "ModelSpec": ("hashbench.records", "ModelSpec"),
     "Row": ("hashbench.records", "Row"),
     "RunOptions": ("hashbench.records", "RunOptions"),

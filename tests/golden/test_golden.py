@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import hashbench
+
 from .producers import COMMANDS, PRODUCERS, written_again
 from .stage import EXPECTED, INPUTS, cli, made, stage
 
@@ -53,3 +55,7 @@ OWN = sorted(path for path in INPUTS.glob("**/accuracy.csv") if path.parent.name
 def test_rows_are_written_as_they_were_read(path: Path) -> None:
     with stage():
         assert written_again(path) == path.read_bytes()
+
+
+def test_every_public_name_is_there() -> None:
+    assert [name for name in hashbench.__all__ if getattr(hashbench, name, None) is None] == []
