@@ -64,8 +64,8 @@ bench: $(STAMP) ## The overhead and throughput benchmarks, as tables
 bench-gpu: $(STAMP) ## The same on an accelerator: the digest kernel, and tracing beside its goals
 	@$(BIN)/python -m benchmarks.gpu $(FLAGS)
 
-test: $(STAMP) ## The tests
-	$(BIN)/python -m pytest $(FLAGS)
+test: $(STAMP) ## The tests, on two cores; FLAGS='-m "not slow"' takes the quick ones
+	$(BIN)/python -m pytest -n auto --dist loadgroup $(FLAGS)
 
 test-machines: $(STAMP) ## The tests as on other machines: other vector units and libraries, one thread, one core, busy cores
 	$(BIN)/python tests/machines.py $(FLAGS)

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
+import importlib
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from _pytest.terminal import TerminalReporter
+from command_helpers import Main, Said
+
+from hashbench import cli
 
 # Tests of several processes share two cores with each other; OpenMP threads that spin while they wait make that ten
 # times slower. Must be set before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# What is frozen when Python ends counts as leaked: triton's bindings would print a page about it.
+atexit.register(gc.unfreeze)
 
 _ACCELERATOR = """
 import torch
@@ -25,9 +35,13 @@ print(", ".join(filter(None, [named, f"driver {device['driver']}" if device.get(
 """
 
 
+def _asks_for_an_accelerator(config: pytest.Config) -> bool:
+    return "gpu" in config.option.markexpr and "not gpu" not in config.option.markexpr
+
+
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
     """On what the tests marked ``gpu`` run, where they are asked for by ``-m gpu``; all others run without one."""
-    if "gpu" not in config.option.markexpr or "not gpu" in config.option.markexpr:
+    if not _asks_for_an_accelerator(config):
         return []
     # In a process of its own: CUDA that was started here could not be used in forked workers.
     done = subprocess.run([sys.executable, "-c", _ACCELERATOR], capture_output=True, text=True, check=False)
@@ -47,3 +61,68 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
         terminalreporter.section("probes of this machine")
         for line in sorted(said):
             terminalreporter.line(line)
+
+
+LONGEST_FIRST: tuple[str, ...] = ()
+"""The groups and files that take longest, in this order: on two cores the rest then fills what they leave."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Two, which the limits of time in tests allow for; none where an accelerator is to be measured."""
+    return 0 if _asks_for_an_accelerator(config) else 2
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In a worker of xdist, which gets the groups in the order in which it has collected them."""
+    if hasattr(config, "workerinput"):
+        rank = {name: number for number, name in enumerate(LONGEST_FIRST)}
+        items.sort(key=lambda item: rank.get(_unit(item), len(rank)))
+
+
+def _unit(item: pytest.Item) -> str:
+    group = item.get_closest_marker("xdist_group")
+    return item.nodeid.partition("::")[0] if group is None else group.args[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """With ``--dist loadgroup``, tests without a group go to a worker by files, which share fixtures."""
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadGroupScheduling
+
+    class ByGroupsAndFiles(LoadGroupScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return super()._split_scope(nodeid).partition("::")[0]
+
+    config.option.loadscopereorder = False
+    return ByGroupsAndFiles(config, log)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen_modules() -> None:
+    """As in a worker of a sweep: what was loaded before a file's tests is not searched by the collector (0.2 s a time
+    with all of torch), nor by the experiments that look at what lives in this process (10 times their time)."""
+    if "hashbench.check.model" in sys.modules:
+        importlib.import_module("torch._dynamo")  # which its first run would
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
+def main(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Main:
+    """``hashbench …`` in this process, in the folder ``cwd``. Only a sweep needs a process of its own."""
+
+    def call(*arguments: object, cwd: Path) -> Said:
+        monkeypatch.chdir(cwd)
+        monkeypatch.setenv("COLUMNS", "200")
+        capfd.readouterr()
+        try:
+            code = cli.main(list(map(str, arguments)))
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        return Said(code, *capfd.readouterr())
+
+    return call

@@ -1,4 +1,4 @@
-"""The command line through real processes: what it says, where it says it, and with which exit code."""
+"""The command line: what it says, where it says it, and with which exit code. Sweeps are real processes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_helpers import CHECKOUT, Main, Said, run
 from repro_helpers import adding_rows, aten, captured, said_of
 
-import hashbench
 from hashbench.records import ROW_COLUMNS
 from hashbench.repro import op_definition
 from hashbench.repro.folder import write_repro
 from hashbench.results.rows import read_rows
 
-CHECKOUT = Path(hashbench.__file__).parents[1]
 NO_TORCH = """
 import sys
 class Refuses:
@@ -59,14 +58,6 @@ MODELS = {"drifting": drifting, "steady": steady}
 """It imports torch when a model is built, so that listing its names takes no time."""
 
 ZOO_SWEEP = ("sweep", "--suite", "zoo.py", "--inference", "--keep-traces")
-
-
-def run(*arguments: object, cwd: Path, path: Path | None = None, code: str = "") -> subprocess.CompletedProcess[str]:
-    """``python -m hashbench …`` in ``cwd``; ``path`` comes first on the module path; ``code`` runs in its place."""
-    command = [sys.executable, *(("-c", code) if code else ("-m", "hashbench")), *map(str, arguments)]
-    paths = os.pathsep.join(map(str, [*([path] if path else []), CHECKOUT]))
-    environment = {**os.environ, "PYTHONPATH": paths, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=900, check=False)
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
@@ -187,20 +178,32 @@ BAD = {
 
 
 @pytest.mark.parametrize(("arguments", "what", "tip"), BAD.values(), ids=BAD)
-def test_bad_input_gets_one_line_and_writes_nothing(arguments: str, what: str, tip: str, folder: Path) -> None:
+def test_bad_input_gets_one_line_and_writes_nothing(
+    arguments: str, what: str, tip: str, main: Main, folder: Path, recwarn: pytest.WarningsRecorder
+) -> None:
     before = files_in(folder)
-    done = run(*arguments.split(), cwd=folder)
+    done = main(*arguments.split(), cwd=folder)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("hashbench")
     assert what in done.stderr
     assert tip in done.stderr
+    assert list(recwarn) == []  # a process would have printed them
     assert files_in(folder) == before
     assert not (folder / "new").exists()
 
 
-def test_duplicates_are_named(folder: Path) -> None:
-    assert "drifting" in run("compare", "twice.csv", "out", cwd=folder).stderr
+@pytest.mark.parametrize(
+    "bad", ["unknown model", "a device that is not there", "a repro that is missing", "no command"]
+)
+def test_a_real_process_says_it_in_the_same_words(bad: str, main: Main, folder: Path) -> None:
+    arguments = BAD[bad][0].split()
+    done = run(*arguments, cwd=folder)
+    assert Said(done.returncode, done.stdout, done.stderr) == main(*arguments, cwd=folder)
+
+
+def test_duplicates_are_named(main: Main, folder: Path) -> None:
+    assert "drifting" in main("compare", "twice.csv", "out", cwd=folder).stderr
 
 
 # -------------------------------------------------------------------------------------------------- other endings
@@ -276,8 +279,8 @@ def test_finished_sweep_resumes_to_the_same_rows_and_is_not_strict_unless_asked(
     assert csv_file.read_bytes() == before
 
 
-def test_diff_shows_both_records_their_neighbours_and_the_module(folder: Path) -> None:
-    done = run("diff", trace_of(folder, "drifting", 1), trace_of(folder, "drifting", 2), cwd=folder)
+def test_diff_shows_both_records_their_neighbours_and_the_module(main: Main, folder: Path) -> None:
+    done = main("diff", trace_of(folder, "drifting", 1), trace_of(folder, "drifting", 2), cwd=folder)
     assert done.returncode == 1, done.stderr
     lines = done.stdout.splitlines()
     facts = {line.partition(":")[0]: line.partition(":")[2].strip() for line in lines if line and line[0] not in "+- "}
@@ -298,21 +301,21 @@ def test_diff_shows_both_records_their_neighbours_and_the_module(folder: Path) -
     assert "2 results differ: output.0, output.1" in done.stdout
 
 
-def test_diff_of_equal_traces_says_so(folder: Path) -> None:
-    done = run("diff", "whole.log", trace_of(folder, "steady", 2), cwd=folder)
+def test_diff_of_equal_traces_says_so(main: Main, folder: Path) -> None:
+    done = main("diff", "whole.log", trace_of(folder, "steady", 2), cwd=folder)
     assert done.returncode == 0
     assert done.stdout.startswith("The traces are equal: ")
 
 
-def test_diff_of_other_models_is_a_difference(folder: Path) -> None:
-    assert run("diff", "whole.log", trace_of(folder, "drifting"), cwd=folder).returncode == 1
+def test_diff_of_other_models_is_a_difference(main: Main, folder: Path) -> None:
+    assert main("diff", "whole.log", trace_of(folder, "drifting"), cwd=folder).returncode == 1
 
 
-def test_compare_with_itself_is_no_difference_and_with_a_better_one_is(folder: Path) -> None:
+def test_compare_with_itself_is_no_difference_and_with_a_better_one_is(main: Main, folder: Path) -> None:
     better = (folder / "out" / "accuracy.csv").read_text().replace("eager_two_runs_differ", "pass")
     (folder / "better.csv").write_text(better)
-    assert run("compare", "out", "out", cwd=folder).returncode == 0
-    worse = run("compare", "better.csv", "out", cwd=folder)
+    assert main("compare", "out", "out", cwd=folder).returncode == 0
+    worse = main("compare", "better.csv", "out", cwd=folder)
     assert worse.returncode == 1
     assert "drifting" in worse.stdout
 
@@ -349,8 +352,8 @@ def test_replay_of_a_custom_op_wants_to_know_what_defines_it(tmp_path: Path) -> 
     assert run(*command, "--import", "ops.py", cwd=tmp_path).returncode == 0
 
 
-def test_list_shows_the_models_of_a_zoo_file(folder: Path) -> None:
-    done = run("list", "--suite", "zoo.py", cwd=folder)
+def test_list_shows_the_models_of_a_zoo_file(main: Main, folder: Path) -> None:
+    done = main("list", "--suite", "zoo.py", cwd=folder)
     assert done.returncode == 0
     assert done.stdout.rstrip().endswith("2 models")
     assert "drifting" in done.stdout

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 from xml.etree import ElementTree
 
 import pytest
+from command_helpers import run
 from report.nights import differing, write_night
 from report.rows import row
 
-import hashbench
-from hashbench import cli
 from hashbench.results.rows import read_rows
 
-CHECKOUT = Path(hashbench.__file__).parents[1]
 ZOO = """
 def drifting():
     import torch
@@ -45,37 +39,7 @@ MODELS = {"drifting": drifting, "steady": steady}
 """
 
 
-class Said(NamedTuple):
-    """What a command ended with and printed."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
 NIGHT = ("nightly", "--output", "nights", "--suite", "zoo.py", "--modes", "inference")
-
-
-def run(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """``python -m hashbench …`` in ``cwd``."""
-    command = [sys.executable, "-m", "hashbench", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=900, check=False)
-
-
-@pytest.fixture
-def main(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Said]:
-    """The command line in this process: everything but sweeps is quick."""
-
-    def call(*arguments: object, cwd: Path) -> Said:
-        monkeypatch.chdir(cwd)
-        try:
-            code = cli.main(list(map(str, arguments)))
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-        return Said(code, *capfd.readouterr())
-
-    return call
 
 
 @pytest.fixture(scope="module")

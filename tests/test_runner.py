@@ -8,7 +8,7 @@ import copy
 import gc
 import random
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,16 +33,6 @@ RUNS: list[int] = [0]
 
 TRAINING = RunOptions(mode="training", diagnose_budget=0)  # why runs differ is for test_diagnosis
 INFERENCE = RunOptions(mode="inference", diagnose_budget=0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _frozen_modules() -> Iterator[None]:
-    """As the fork server does: the runner collects garbage after each run, which costs 0.2 s with all of torch."""
-    row_of(workload)  # imports the rest of it
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

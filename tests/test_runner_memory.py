@@ -58,16 +58,6 @@ REFERENCES: list[weakref.ref[torch.Tensor]] = []
 """To every tensor that a model of these tests has noted."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _frozen_modules() -> Iterator[None]:
-    """As the fork server does: a collection costs 0.2 s with all of torch."""
-    row_of(lambda: model(lambda _here: None))  # imports the rest of it
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture(autouse=True)
 def _from_the_start() -> Iterator[None]:
     REFERENCES.clear()

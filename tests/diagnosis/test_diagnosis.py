@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import errno
-import gc
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,16 +31,6 @@ STATE: list[int] = [0]
 LARGE = 200_000
 """Rows that keep eight threads busy long enough to overlap: 29 of 29 repetitions differ, also while other processes
 share the cores, and on a single one."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _frozen_modules() -> Iterator[None]:
-    """As the fork server does: garbage is collected after each run, and references are looked up in all that lives."""
-    outcome_of(torch.relu)  # imports the rest of torch
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import time
 from collections.abc import Callable, Iterator
@@ -36,16 +35,6 @@ from hashbench.run.settings import preserved, settings
 
 aten = torch.ops.aten
 REPLAYS = 8
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _frozen() -> Iterator[None]:
-    """As in a worker of a sweep: the collector knows nothing of what was loaded before. It makes the arms on the world
-    10 times faster."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

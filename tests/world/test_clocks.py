@@ -6,13 +6,12 @@ import collections
 import copy
 import datetime
 import functools
-import gc
 import pickle
 import threading
 import time
 import timeit
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
@@ -26,15 +25,6 @@ from hashbench.replay.controls.clocks import ticking_clocks
 from hashbench.trace.api import HashDebugTrace
 
 Now = Callable[[], Any]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _frozen() -> Iterator[None]:
-    """As in a worker of a sweep: the collector knows nothing of what was loaded before. It makes it 10 times faster."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def readings(now: Now, *, count: int = 3) -> list[Any]:

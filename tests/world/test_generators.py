@@ -9,7 +9,7 @@ import sys
 import tempfile
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,15 +18,6 @@ import torch
 
 from hashbench.replay.controls.generators import Generators
 from hashbench.trace.api import HashDebugTrace
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _frozen() -> Iterator[None]:
-    """As in a worker of a sweep: the collector knows nothing of what was loaded before. It makes it 10 times faster."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 class Holder:
