@@ -62,49 +62,52 @@ def from_seeded_globally(seed: Draw, draw: Draw) -> Draw:
     return lambda: (seed(), draw())[1]
 
 
-SOURCES: dict[str, Draw] = {
-    "os.urandom": lambda: os.urandom(8),
-    "os.urandom by from-import": lambda: urandom(8),
-    "os.urandom in a default argument": in_default(os.urandom),
-    "os.urandom in a closure": in_closure(os.urandom),
-    "os.urandom in a list": lambda held=[os.urandom]: held[0](8),
-    "os.urandom on a model": on_model(),
-    "os.urandom in another module": in_module(),
-    "os.getrandom": lambda: os.getrandom(8),
-    "ssl.RAND_bytes": lambda: ssl.RAND_bytes(8),
-    "secrets.token_bytes": lambda: secrets.token_bytes(8),
-    "secrets.token_hex": lambda: secrets.token_hex(8),
-    "secrets.randbelow": lambda: secrets.randbelow(2**64),
-    "secrets.choice": lambda: secrets.choice(range(2**60)),
-    "uuid1": lambda: uuid.uuid1(),
-    "uuid4": lambda: uuid.uuid4(),
-    "SystemRandom": lambda: random.SystemRandom().random(),
-    "random.Random()": lambda: random.Random().random(),
-    "random.seed()": from_seeded_globally(random.seed, random.random),
-    "random.seed(None)": lambda: (random.seed(None), random.gauss(0, 1))[1],
-    "numpy default_rng()": lambda: np.random.default_rng().random(),
-    "numpy SeedSequence()": lambda: np.random.SeedSequence().entropy,
-    "numpy PCG64()": lambda: np.random.PCG64().random_raw(),
-    "numpy MT19937()": lambda: np.random.MT19937().random_raw(),
-    "numpy Philox()": lambda: np.random.Philox().random_raw(),
-    "numpy RandomState()": lambda: np.random.RandomState().rand(),
-    "numpy.random.seed()": from_seeded_globally(np.random.seed, np.random.rand),
-    "torch.seed()": lambda: (torch.seed(), torch.rand(1).item()),
-    "torch.Generator.seed()": lambda: torch.Generator().seed(),
-}
+def sources() -> dict[str, Draw]:
+    """Made in a test, as a model is made in a worker: references are not looked for in what was there before."""
+    return {
+        "os.urandom": lambda: os.urandom(8),
+        "os.urandom by from-import": lambda: urandom(8),
+        "os.urandom in a default argument": in_default(os.urandom),
+        "os.urandom in a closure": in_closure(os.urandom),
+        "os.urandom in a list": lambda held=[os.urandom]: held[0](8),
+        "os.urandom on a model": on_model(),
+        "os.urandom in another module": in_module(),
+        "os.getrandom": lambda: os.getrandom(8),
+        "ssl.RAND_bytes": lambda: ssl.RAND_bytes(8),
+        "secrets.token_bytes": lambda: secrets.token_bytes(8),
+        "secrets.token_hex": lambda: secrets.token_hex(8),
+        "secrets.randbelow": lambda: secrets.randbelow(2**64),
+        "secrets.choice": lambda: secrets.choice(range(2**60)),
+        "uuid1": lambda: uuid.uuid1(),
+        "uuid4": lambda: uuid.uuid4(),
+        "SystemRandom": lambda: random.SystemRandom().random(),
+        "random.Random()": lambda: random.Random().random(),
+        "random.seed()": from_seeded_globally(random.seed, random.random),
+        "random.seed(None)": lambda: (random.seed(None), random.gauss(0, 1))[1],
+        "numpy default_rng()": lambda: np.random.default_rng().random(),
+        "numpy SeedSequence()": lambda: np.random.SeedSequence().entropy,
+        "numpy PCG64()": lambda: np.random.PCG64().random_raw(),
+        "numpy MT19937()": lambda: np.random.MT19937().random_raw(),
+        "numpy Philox()": lambda: np.random.Philox().random_raw(),
+        "numpy RandomState()": lambda: np.random.RandomState().rand(),
+        "numpy.random.seed()": from_seeded_globally(np.random.seed, np.random.rand),
+        "torch.seed()": lambda: (torch.seed(), torch.rand(1).item()),
+        "torch.Generator.seed()": lambda: torch.Generator().seed(),
+    }
 
 
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("name", sources())
 def test_a_source_gives_the_same_stream_at_every_entry(name: str) -> None:
-    first = draws(SOURCES[name])
+    source = sources()[name]
+    first = draws(source)
     assert len(set(first)) == 4, "within a run no two values are the same"
-    assert draws(SOURCES[name]) == first
-    assert len({*first, *(SOURCES[name]() for _ in range(4))}) == 8, "afterwards it is random again"
+    assert draws(source) == first
+    assert len({*first, *(source() for _ in range(4))}) == 8, "afterwards it is random again"
 
 
 def test_what_was_drawn_before_changes_nothing() -> None:
     first = draws(uuid.uuid4)
-    for source in SOURCES.values():
+    for source in sources().values():
         source()
     assert draws(uuid.uuid4) == first
 
