@@ -82,7 +82,11 @@ def to_json(value: Any) -> Any:
     return [to_json(item) for item in value] if isinstance(value, (tuple, list)) else value
 
 
-def from_json(kind: type[_Value], document: Any, *, where: str = "") -> _Value:
+@typing.overload
+def from_json(kind: type[_Value], document: Any, *, where: str = ...) -> _Value: ...
+@typing.overload
+def from_json(kind: object, document: Any, *, where: str = ...) -> Any: ...
+def from_json(kind: Any, document: Any, *, where: str = "") -> Any:
     """``document``, parsed from untrusted JSON, as a frozen dataclass with exactly these fields.
 
     Fields may be dataclasses, ``tuple[X, ...]``, ``tuple[X, Y]``, ``Mapping[str, X]``, ``X | None``, ``object``, or
@@ -91,8 +95,7 @@ def from_json(kind: type[_Value], document: Any, *, where: str = "") -> _Value:
     Raises:
         ValueError: a field is missing, unknown, or of another type; in one line, which begins with ``where``.
     """
-    decoded: _Value = _decoded(kind, document, where or kind.__name__)
-    return decoded
+    return _decoded(kind, document, where or getattr(kind, "__name__", "it"))
 
 
 def _decoded(kind: Any, value: Any, where: str) -> Any:

@@ -17,14 +17,14 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import IO, Literal, Never
 
 import psutil
 
 from hashbench.io import PACKAGE_PARENT
 
-NO_VARIABLES: Mapping[str, str] = {}
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 _CALL = """
 import importlib, sys
@@ -69,7 +69,8 @@ class Child:
     Args:
         command: program and arguments.
         task: what it reads from its standard input, which then stays open as long as this process lives (see
-            :func:`end_with_input`); without one its standard input is empty.
+            :func:`end_with_input`).
+        stdin: its standard input without a task; by default an empty one.
         stdout: a file, or what :class:`subprocess.Popen` takes; as ``stderr``. Nothing reads a pipe here.
         stderr: where errors go.
         environment: variables beside those of this process.
@@ -83,13 +84,14 @@ class Child:
         task: str = "",
         stdout: int | IO[bytes] | None = subprocess.DEVNULL,
         stderr: int | IO[bytes] | None = subprocess.DEVNULL,
+        stdin: int | None = subprocess.DEVNULL,
         environment: Mapping[str, str] = NO_VARIABLES,
         own_session: bool = True,
     ) -> None:
         self._own_session = own_session
         self._process = subprocess.Popen(
             command,
-            stdin=subprocess.PIPE if task else subprocess.DEVNULL,
+            stdin=subprocess.PIPE if task else stdin,
             stdout=stdout,
             stderr=stderr,
             env={**os.environ, **environment},

@@ -16,6 +16,7 @@ from importlib.metadata import EntryPoint, entry_points
 import torch
 
 from hashbench.devices import reference
+from hashbench.errors import first_line
 
 Accumulate = Callable[[torch.Tensor, torch.Tensor, int], None]
 """``accumulate(tensor, totals, place)``: adds the sum over the words of a dense tensor to ``totals[place]``, an
@@ -74,7 +75,7 @@ def chosen(device: torch.device, *, built_in: tuple[DeviceKind, ...] | None = No
 
 def in_short(error: BaseException) -> str:
     """The first line of an error, with its type where it is none of ours."""
-    text = next(iter(str(error).strip().splitlines()), "")
+    text = first_line(error)
     return text if isinstance(error, Unfit) else f"{type(error).__name__}: {text}".removesuffix(": ")
 
 

@@ -8,27 +8,21 @@ folder. What it prints goes nowhere. It ends with its parent: it dies when its s
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import dataclasses
-import fcntl
 import importlib
 import json
-import os
-import select
-import signal
-import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
-from hashbench.errors import HashbenchError
-from hashbench.io import PACKAGE_PARENT
+from hashbench.errors import HashbenchError, named_line
+from hashbench.io import replace_file
+from hashbench.processes import Child, describe_end, end_with_input, exit_at_once, python_calling
 from hashbench.records import Failure, ModelSpec, RunOptions, Trace
 from hashbench.trace import file
 
@@ -45,24 +39,6 @@ _RANDOM = {"PYTHONHASHSEED": "random"}
 _FIXED = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 _NO_RANDOM_ADDRESSES = 0x0040000
 _READ_PERSONALITY = 0xFFFFFFFF
-# Both with -P, so that a folder called torch where the user happens to stand is not taken for torch.
-LAUNCHER = """
-import ctypes, os, signal, sys
-try:
-    library = ctypes.CDLL(None)
-    library.prctl(1, signal.SIGKILL)  # the parent may end at any moment, and an extension may hold the interpreter lock
-    if sys.argv[1] == "fixed":
-        library.personality(library.personality(0xFFFFFFFF) | 0x0040000)
-except (AttributeError, OSError):
-    pass  # no Linux: the child finds out, and says so
-os.execv(sys.executable, [sys.executable, "-P", "-c", sys.argv[2], *sys.argv[3:]])
-"""
-_CHILD = """
-import sys
-sys.path.append(sys.argv[1])
-from hashbench.diagnose.fresh_process import main
-main()
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +114,9 @@ def _task(spec: ModelSpec, options: RunOptions, *, level: str, runs: int, target
 
 
 def _run_all(task: str, places: Sequence[Path], *, fixed_order: bool, deadline: float) -> list[str]:
-    """Run one process in each folder; how each ended, in words, empty where it ended well."""
+    """Run one process in each folder; how each ended, in words."""
     ended: dict[Path, str] = {}
-    running: dict[Path, subprocess.Popen[str]] = {}
+    running: dict[Path, Child] = {}
     waiting = list(places)
     try:
         while waiting or running:
@@ -150,48 +126,24 @@ def _run_all(task: str, places: Sequence[Path], *, fixed_order: bool, deadline: 
             while waiting and len(running) < AT_ONCE:
                 place = waiting.pop(0)
                 running[place] = _start(task, place, fixed_order=fixed_order)
-            for place in [place for place, child in running.items() if child.poll() is not None]:
-                ended[place] = how_it_ended(running[place].returncode)
-                end_with_children(running.pop(place))
+            for place, child in list(running.items()):
+                if (status := child.status()) is not None:
+                    ended[place] = describe_end(status)
+                    running.pop(place).end()
             sleep(_POLL_SECONDS)
     finally:
         for child in running.values():
-            end_with_children(child)
+            child.end()
     return [ended[place] for place in places]
 
 
-def _start(task: str, place: Path, *, fixed_order: bool) -> subprocess.Popen[str]:
-    order = "fixed" if fixed_order else "random"
-    child = subprocess.Popen(
-        [sys.executable, "-P", "-c", LAUNCHER, order, _CHILD, PACKAGE_PARENT],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, **(_FIXED if fixed_order else _RANDOM)},
-        text=True,
-        start_new_session=True,
+def _start(task: str, place: Path, *, fixed_order: bool) -> Child:
+    order: Literal["fixed", "random"] = "fixed" if fixed_order else "random"
+    return Child(
+        python_calling("hashbench.diagnose.fresh_process:main", addresses=order),
+        task=f"{json.dumps([order, str(place)])}\n{task}\n",
+        environment=_FIXED if fixed_order else _RANDOM,
     )
-    assert child.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it died at once, which its exit code tells
-        child.stdin.write(f"{json.dumps([order, str(place)])}\n{task}\n")
-        child.stdin.flush()
-    return child
-
-
-def end_with_children(child: subprocess.Popen[str]) -> None:
-    """End a process and whatever it has started."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
-    if child.stdin is not None:
-        with contextlib.suppress(BrokenPipeError):
-            child.stdin.close()
-
-
-def how_it_ended(status: int) -> str:
-    if status < 0:
-        return f"it was ended by signal {-status} ({signal.strsignal(-status)})"
-    return f"it ended with exit code {status}" if status else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +158,7 @@ class _Answer:
         try:
             content = json.loads((place / _ANSWER).read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            return cls(failure=ended or "it left no answer")
+            return cls(failure=ended)
         if content["failure"]:
             return cls(failure=content["failure"], note=content["note"])
         try:
@@ -223,19 +175,17 @@ def main() -> NoReturn:
     """What a fresh process does: two lines from its standard input, then runs, then traces in its folder."""
     lines = sys.stdin.readline, sys.stdin.readline
     (order, folder), task = (json.loads(read()) for read in lines)
-    die_with_input()
+    end_with_input()
     place = Path(folder)
     try:
         sys.path[:] = task["path"]
         found = _run(task)
         answer = _written(found, place)
     except BaseException as error:
-        answer = {"traces": [], "failure": sentence(error)}
+        answer = {"traces": [], "failure": named_line(error)}
     answer["note"] = "" if order == "random" or _addresses_are_fixed() else "memory addresses could not be fixed"
-    partial = place / f"{_ANSWER}.partial"
-    partial.write_text(json.dumps(answer), encoding="utf-8")
-    partial.rename(place / _ANSWER)
-    os._exit(0)  # whatever the model has started must not keep the answer waiting
+    replace_file(place / _ANSWER, json.dumps(answer))
+    exit_at_once()  # whatever the model has started must not keep the answer waiting
 
 
 def _run(task: Mapping[str, Any]) -> list[Trace | Failure]:
@@ -256,34 +206,8 @@ def _written(found: Sequence[Trace | Failure], place: Path) -> dict[str, Any]:
     return {"traces": names, "failure": failures[0] if failures else ""}
 
 
-def sentence(error: BaseException) -> str:
-    text = str(error).strip() or "no message"
-    return f"{type(error).__name__}: {text.splitlines()[0]}"
-
-
 def _addresses_are_fixed() -> bool:
     try:
         return bool(ctypes.CDLL(None).personality(_READ_PERSONALITY) & _NO_RANDOM_ADDRESSES)
     except (AttributeError, OSError):
         return False
-
-
-def die_with_input() -> None:
-    """Give the model an empty standard input, and end this process group when the real one ends."""
-    lifeline = os.dup(0)
-    empty = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(empty, 0)
-    os.close(empty)
-    if hasattr(fcntl, "F_SETSIG"):  # by the kernel: a thread would make memory addresses depend on its timing
-        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
-        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-        if not select.select([lifeline], [], [], 0)[0]:
-            return
-    threading.Thread(target=_wait_for_the_end, args=(lifeline,), name="hashbench lifeline", daemon=True).start()
-
-
-def _wait_for_the_end(lifeline: int) -> None:
-    while os.read(lifeline, 4096):
-        pass
-    os.killpg(0, signal.SIGKILL)

@@ -21,6 +21,7 @@ from hashbench.causes import stats
 from hashbench.deadline import Budget
 from hashbench.diagnose.fresh_process import FreshRuns
 from hashbench.divergence import introduce
+from hashbench.errors import first_line
 from hashbench.records import Divergence, ExperimentResult, Failure, Trace
 from hashbench.replay import controls
 from hashbench.run.outcome import Run, difference_between, fingerprint
@@ -246,7 +247,7 @@ def _compared(
 
 
 def _failed(run: Failure) -> str:
-    return f"a run failed: {run.error.splitlines()[0][:100]}"
+    return f"a run failed: {first_line(run.error)[:100]}"
 
 
 def _steady(runs: Sequence[Mapping[str, object]]) -> dict[str, object]:

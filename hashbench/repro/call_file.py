@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from hashbench.errors import HashbenchError
+from hashbench.errors import HashbenchError, first_line
 from hashbench.io import document_digest
 from hashbench.replay.call import CapturedCall, Memory, TensorForm, generator_slots
 from hashbench.replay.random_state import restore_random_states
@@ -235,7 +235,7 @@ def _check_surroundings(call: CapturedCall) -> None:
         for slot in generator_slots([call.args, call.kwargs]):
             torch.Generator(slot.device).set_state(call.generators[slot.index])
     except Exception as error:  # each library has its own for a state that is none
-        bad(f"a setting or random state is none ({(str(error).splitlines() or [''])[0]})")
+        bad(f"a setting or random state is none ({first_line(error)})")
 
 
 def _settings(found: Mapping[str, Any]) -> dict[str, str]:

@@ -11,7 +11,6 @@ import os
 import pickle
 import re
 import shutil
-import subprocess
 import sys
 import textwrap
 import warnings
@@ -25,6 +24,7 @@ import torch
 import hashbench
 from hashbench import io
 from hashbench.errors import HashbenchError
+from hashbench.processes import run
 from hashbench.records import Diagnosis
 from hashbench.replay.call import LINE, CapturedCall, TensorForm
 from hashbench.repro import call_file, report, script
@@ -230,25 +230,16 @@ def run_in_fresh_process(folder: Path, *, timeout: float, definition: Path | str
     """
     command = [sys.executable, "-P", str((folder / SCRIPT_FILE).resolve()), *([str(definition)] if definition else [])]
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-    except subprocess.TimeoutExpired:
-        return f"timeout after {timeout:g} s"
+        done = run(command, seconds=timeout, own_session=False)
     except OSError as error:
         return f"failed: {error}"
+    if done.status is None:
+        return f"timeout after {timeout:g} s"
     _keep_output(folder, done.stdout + done.stderr)
     found = _RESULT.search(done.stdout)
-    if done.returncode in (0, 1) and found is not None:
-        return f"{'yes' if done.returncode else 'no'}: {found[1]}"
-    lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-    return f"failed: {lines[-1]}"
+    if done.status in (0, 1) and found is not None:
+        return f"{'yes' if done.status else 'no'}: {found[1]}"
+    return f"failed: {done.last_line}"
 
 
 def _keep_output(folder: Path, output: str) -> None:

@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import re
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 
 from hashbench.devices.visibility import WORKSPACE_VARIABLE, workspace_config
 from hashbench.errors import HashbenchError
-from hashbench.io import PACKAGE_PARENT
+from hashbench.processes import python_calling, run
 from hashbench.records import ROW_SCHEMA
 
 _PACKAGES = ("torch", "torchvision", "numpy", "timm", "transformers", "triton", "hashbench")
@@ -34,13 +33,6 @@ _DRIVERS = (
     ("/sys/module/amdgpu/version", r"(\S+)"),
 )
 _SECONDS = 120.0
-# With -P, so that a folder called torch where the user happens to stand is not taken for torch.
-_COLLECTOR = """
-import sys
-sys.path.append(sys.argv[1])
-from hashbench.run.environment import main
-sys.exit(main(sys.argv[2]))
-"""
 
 
 def collect(device: str = "cpu") -> dict[str, Any]:
@@ -89,16 +81,13 @@ def collect_in_child(*, device: str, variables: Mapping[str, str]) -> dict[str, 
     Raises:
         HashbenchError: there is no such device, or torch cannot be imported.
     """
-    command = [sys.executable, "-P", "-c", _COLLECTOR, PACKAGE_PARENT, device]
-    environment = {**variables, **os.environ}
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, env=environment, check=False)
-    except subprocess.TimeoutExpired:
-        raise _no_torch(f"importing it took more than {_SECONDS:.0f} s") from None
+    given = {name: value for name, value in variables.items() if name not in os.environ}
+    done = run(python_calling("hashbench.run.environment:main", device), seconds=_SECONDS, environment=given)
+    if done.status is None:
+        raise _no_torch(f"importing it took more than {_SECONDS:.0f} s")
     answer = done.stdout.strip().rpartition("\n")[2]
-    if done.returncode not in (0, 2) or not answer.startswith("{"):
-        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise _no_torch(lines[-1])
+    if done.status not in (0, 2) or not answer.startswith("{"):
+        raise _no_torch(done.last_line)
     found: dict[str, Any] = json.loads(answer)
     if "error" in found:
         raise HashbenchError(

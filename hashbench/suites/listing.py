@@ -6,33 +6,21 @@ more.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
-import os
 import signal
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 from hashbench.errors import HashbenchError
-from hashbench.io import PACKAGE_PARENT
+from hashbench.io import replace_file
+from hashbench.processes import Child, exit_at_once, python_calling
 from hashbench.suites.functions import UnusableError
 
 LISTING_SECONDS = 120.0
 """Time limit for importing code to list its models; an import of torch and transformers takes about 20 s."""
-
-_CHILD = """
-import os, sys
-package, lister, argument, answer = sys.argv[1:]
-sys.argv[:] = [argument]
-sys.path.append(package)
-from hashbench.suites.listing import write_offer
-write_offer(lister, argument, answer=answer)
-os._exit(0)  # whatever the code has started must not keep the answer waiting
-"""
 
 
 def offered(
@@ -52,8 +40,9 @@ def offered(
     """
     with tempfile.TemporaryDirectory(prefix="hashbench-") as folder:
         answer, printed = Path(folder, "offer.json"), Path(folder, "printed")
-        command = [sys.executable, "-P", "-c", _CHILD, PACKAGE_PARENT, lister, argument, str(answer)]
-        status = _run(command, printed=printed, seconds=seconds)
+        command = python_calling("hashbench.suites.listing:write_offer", lister, argument, str(answer))
+        with printed.open("wb") as sink, Child(command, stdout=sink, stderr=sink) as child:
+            status = child.wait(seconds)
         if not answer.exists():
             raise unusable(suite, _how_it_ended(status, printed, seconds=seconds), tip=hint)
         found = json.loads(answer.read_text(encoding="utf-8"))
@@ -68,8 +57,9 @@ def unusable(suite: str, problem: str, *, tip: str) -> HashbenchError:
     return HashbenchError(f"cannot use {suite} as a suite", consequence=problem, tip=tip)
 
 
-def write_offer(lister: str, argument: str, *, answer: str) -> None:
-    """What the child does: the models, or the problem in words, into ``answer``, by a rename so that it is whole."""
+def write_offer(lister: str, argument: str, answer: str) -> Never:
+    """What the child does: write the models, or the problem in words, to the file ``answer``, and end."""
+    sys.argv[:] = [argument]
     try:
         found: dict[str, Any] = {"models": importlib.import_module(f"hashbench.suites.{lister}").offered(argument)}
     except UnusableError as error:
@@ -79,28 +69,8 @@ def write_offer(lister: str, argument: str, *, answer: str) -> None:
     except BaseException as error:
         text = (str(error).strip() or "no message").splitlines()[-1]
         found = {"problem": f"its import raised {type(error).__name__}: {text}", "tip": ""}
-    partial = Path(f"{answer}.partial")
-    partial.write_text(json.dumps(found), encoding="utf-8")
-    partial.rename(answer)
-
-
-def _run(command: list[str], *, printed: Path, seconds: float) -> int | None:
-    """Exit status of the child, or ``None`` when its time ran out. Files, not pipes: no reader to be kept waiting."""
-    with printed.open("wb") as sink:
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True)
-        try:
-            return child.wait(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            _end_session(child)
-
-
-def _end_session(child: subprocess.Popen[bytes]) -> None:
-    """End the child and whatever it has started and left behind."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
+    replace_file(Path(answer), json.dumps(found))
+    exit_at_once()  # whatever the code has started must not keep the answer waiting
 
 
 def _how_it_ended(status: int | None, printed: Path, *, seconds: float) -> str:

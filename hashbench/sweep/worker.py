@@ -7,17 +7,14 @@ row appears under its final name only when it is whole and on disk.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import faulthandler
-import fcntl
 import importlib
 import json
 import multiprocessing
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,6 +22,7 @@ from typing import Never
 
 from hashbench.devices.visibility import WORKSPACE_VARIABLE, workspace_config, workspace_conflict
 from hashbench.io import replace_file
+from hashbench.processes import end_with, exit_at_once
 from hashbench.records import ModelSpec, Row, RunOptions
 from hashbench.results.rows import row_to_json
 from hashbench.sweep.executors import Task
@@ -55,7 +53,7 @@ def run(task: Task, reports: Connection) -> Never:
     # Shortly before the parent ends this process, the log gets the stack where it hangs.
     faulthandler.dump_traceback_later(max(0.9 * task.timeout, task.timeout - 2.0), file=2)
     _run_target(task, reports)
-    _end(0)
+    exit_at_once(0)
 
 
 def probe(target: str, reports: Connection) -> None:
@@ -129,37 +127,13 @@ def _keep_to(cpus: Sequence[int]) -> None:
 
 
 def _die_with_parent() -> None:
-    """End this process group when the parent is gone.
-
-    Only the parent holds the write end of the pipe behind ``sentinel``, so its end is the end of the file. A
-    thread that waits for it needs the interpreter lock, which a hanging extension may hold: where the kernel can
-    send the signal by itself, it is asked to.
-    """
+    """End this process group when the parent is gone: only the parent holds the write end of the pipe behind
+    ``sentinel``."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "a worker is started by hashbench.sweep.executors.local"
-    lifeline = int(parent.sentinel)
-    threading.Thread(target=_wait_for_the_end, args=(lifeline,), name="hashbench lifeline", daemon=True).start()
-    if hasattr(fcntl, "F_SETSIG"):
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
-            fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
-            fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-
-
-def _wait_for_the_end(lifeline: int) -> None:
-    while os.read(lifeline, 4096):
-        pass
-    os.killpg(0, signal.SIGKILL)
+    end_with(int(parent.sentinel))
 
 
 def _end_with_storage_error(reports: Connection, error: OSError) -> Never:
     reports.send_bytes((error.strerror or str(error)).encode(errors="replace"))
-    _end(1)
-
-
-def _end(code: int) -> Never:
-    """Without the interpreter's own clean-up, which can hang in a model's threads and takes a second with torch."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    os._exit(code)
+    exit_at_once(1)

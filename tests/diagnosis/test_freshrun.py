@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from hashbench.diagnose import fresh_process
+from hashbench import processes
 from hashbench.diagnose.fresh_process import FreshRuns, fresh_traces
 from hashbench.records import ModelSpec, RunOptions
 from hashbench.suites.registry import catalog
@@ -76,7 +76,7 @@ def test_without_fixed_order_sets_have_other_orders() -> None:
 
 
 def test_where_addresses_cannot_be_fixed_a_note_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fresh_process, "LAUNCHER", fresh_process.LAUNCHER.replace("0x0040000", "0"))
+    monkeypatch.setattr(processes, "LAUNCHER", processes.LAUNCHER.replace("0x0040000", "0"))
     found = fresh("order", processes=2, fixed_order=True)
     assert found.note == "memory addresses could not be fixed"
     assert len(found.processes) == 2
@@ -99,8 +99,8 @@ def test_what_a_process_prints_goes_nowhere(capfd: pytest.CaptureFixture[str]) -
     [
         ("fail", "RuntimeError: no such kernel"),
         ("error", "RuntimeError: the file has changed"),
-        ("exit", "it ended with exit code 7"),
-        ("crash", "it was ended by signal 11 (Segmentation fault)"),
+        ("exit", "ended with exit code 7 and no result"),
+        ("crash", "killed by SIGSEGV"),
         ("half", "cannot read the trace"),
         ("nothing of that name", "AttributeError: 'Runner' object has no attribute 'nothing of that name'"),
     ],

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,9 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Never
 
-import psutil
-
 from hashbench.integrations.dynamo.session import Session, chosen_model
+from hashbench.processes import Child
 
 SITE = Path(__file__).with_name("site")
 """The folder that makes a Python load our hook."""
@@ -71,31 +69,18 @@ def run_harness(session: Session, *, meanwhile: Callable[[], object]) -> int:
         KeyboardInterrupt: after that.
     """
     path = os.pathsep.join(filter(None, (str(SITE), os.environ.get("PYTHONPATH", ""))))
-    environment = {**os.environ, **session.environment(), "PYTHONPATH": path}
+    environment = {**session.environment(), "PYTHONPATH": path}
     with _stopped_by_term():
-        harness = subprocess.Popen([sys.executable, session.script, *session.arguments], env=environment)
-        try:
-            while True:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    return harness.wait(timeout=_LOOK_SECONDS)
-                meanwhile()
-        finally:
-            if harness.poll() is None:
-                _end(harness)
-
-
-def _end(harness: subprocess.Popen[bytes]) -> None:
-    """A Ctrl-C has reached the harness too: it gets a moment, and then nothing of it stays."""
-    family = [psutil.Process(harness.pid)]
-    with contextlib.suppress(psutil.Error):
-        family += family[0].children(recursive=True)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        harness.send_signal(signal.SIGINT)
-        harness.wait(timeout=_GRACE_SECONDS)
-    for process in family:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-    harness.wait()
+        command = [sys.executable, session.script, *session.arguments]
+        with Child(command, stdin=None, stdout=None, stderr=None, environment=environment, own_session=False) as child:
+            try:
+                while (status := child.wait(_LOOK_SECONDS)) is None:
+                    meanwhile()
+            except BaseException:
+                child.interrupt()  # a Ctrl-C has reached it too: it gets a moment, and then nothing of it stays
+                child.wait(_GRACE_SECONDS)
+                raise
+        return status
 
 
 @contextlib.contextmanager

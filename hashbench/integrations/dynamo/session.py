@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hashbench.io import replace_file
+from hashbench.io import from_json, replace_file
 from hashbench.results.folder import ResultsFolder, file_key
 
 VARIABLE = "HASHBENCH_DYNAMO"
@@ -46,9 +46,8 @@ class Session:
     def of(cls, environment: Mapping[str, str]) -> Session | None:
         """The session that a process belongs to; ``None`` where it belongs to none."""
         try:
-            content = json.loads(environment.get(VARIABLE, ""))
-            return cls(**{**content, "arguments": tuple(content["arguments"])})
-        except (ValueError, TypeError, KeyError):
+            return from_json(cls, json.loads(environment.get(VARIABLE, "")))
+        except ValueError:
             return None
 
     @property
@@ -109,8 +108,8 @@ def read_notes(session: Session) -> list[Note]:
     """Every model that was begun, in the order of beginning; a damaged note is passed over."""
     found = []
     for path in sorted(session.notes.glob("*.json"), key=lambda path: path.stat().st_mtime_ns):
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            found.append(Note(**json.loads(path.read_text(encoding="utf-8"))))
+        with contextlib.suppress(OSError, ValueError):
+            found.append(from_json(Note, json.loads(path.read_text(encoding="utf-8"))))
     return found
 
 

@@ -21,11 +21,9 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from hashbench.devices.visibility import Share
 from hashbench.errors import HashbenchError
-from hashbench.processes import variables
+from hashbench.processes import end_family, variables
 from hashbench.sweep import machine, worker
 from hashbench.sweep.executors import Ended, Room, Task
 
@@ -142,7 +140,7 @@ class LocalExecutor:
     def _reap(self, running: _Running, *, timed_out: bool) -> Ended:
         process = running.process
         assert process.pid is not None
-        _kill_family(process.pid)
+        end_family(process.pid, running=process.exitcode is None)
         if process.exitcode is None:
             process.kill()  # a worker killed in its first instants has no group of its own yet
             process.join(LAST_WAIT)
@@ -218,16 +216,3 @@ def _last_report(reports: Connection) -> str:
         return reports.recv_bytes().decode() if reports.poll() else ""
     except (EOFError, OSError):
         return ""
-
-
-def _kill_family(pid: int) -> None:
-    """Kill the process group that ``pid`` leads or led, and what it started that has left that group."""
-    try:
-        family = psutil.Process(pid).children(recursive=True)
-    except psutil.Error:
-        family = []
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-    for member in family:
-        with contextlib.suppress(psutil.Error):
-            member.kill()

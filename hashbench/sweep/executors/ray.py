@@ -27,6 +27,7 @@ from hashbench.io import file_digest, replace_bytes
 from hashbench.sweep.executors import Ended, Room, Task, placement, ray_cluster
 from hashbench.sweep.executors.local import DEFAULT_PRELOAD
 from hashbench.sweep.executors.placement import Demand, Node
+from hashbench.text import squeezed
 
 RETRIES = 3
 """How often a task runs again after its machine or its Ray worker was lost, before it counts as the model's doing."""
@@ -402,7 +403,7 @@ def _loss(error: Exception) -> str:
 
 
 def _first_sentence(error: Exception) -> str:
-    return " ".join(str(error).split()).partition(". ")[0][:200]
+    return squeezed(str(error)).partition(". ")[0][:200]
 
 
 def _last_line(error: Exception) -> str:

@@ -6,18 +6,15 @@ first, within a time limit.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import socket
-import subprocess
-import sys
 from typing import Any
 
 from hashbench.errors import HashbenchError
-from hashbench.processes import variables
+from hashbench.processes import python_calling, run, variables
 from hashbench.sweep.executors.placement import Node
+from hashbench.text import squeezed
 
 CONNECT_SECONDS = 60.0
 """How long a cluster may take to answer; one of this kind takes 1 s, and importing Ray on a busy machine many."""
@@ -29,16 +26,6 @@ _VARIABLES = {
     # Ray's announced default; the present one hides accelerators from tasks that ask for none, with a warning each.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-_REHEARSAL = """
-import json, sys
-try:
-    import ray
-    ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
-    problem = ""
-except BaseException as error:
-    problem = " ".join(f"{type(error).__name__}: {error}".split())
-print("\\n" + json.dumps(problem), flush=True)
-"""
 _TIP = "Check that it runs, that --address is HOST:PORT as `ray start` prints it, and that this machine belongs to it."
 
 
@@ -82,7 +69,7 @@ def connect(address: str) -> bool:
         raise
     except (Exception, SystemExit) as error:
         ray.shutdown()
-        raise _unreachable(chosen, " ".join(f"{type(error).__name__}: {error}".split())) from error
+        raise _unreachable(chosen, squeezed(f"{type(error).__name__}: {error}")) from error
     return True
 
 
@@ -110,28 +97,25 @@ def _knock(address: str) -> None:
 
 
 def _rehearse(address: str) -> None:
-    child = subprocess.Popen(
-        [sys.executable, "-P", "-c", _REHEARSAL, address],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
+    done = run(python_calling("hashbench.sweep.executors.ray_cluster:print_problem", address), seconds=CONNECT_SECONDS)
+    if done.status is None:
+        raise _unreachable(address, f"it did not answer as Ray within {CONNECT_SECONDS:.0f} s")
     try:
-        printed, _ = child.communicate(timeout=CONNECT_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise _unreachable(address, f"it did not answer as Ray within {CONNECT_SECONDS:.0f} s") from None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-    try:
-        problem = str(json.loads(printed.strip().splitlines()[-1]))
+        problem = str(json.loads(done.stdout.strip().splitlines()[-1]))
     except (ValueError, IndexError):
-        problem = f"the attempt ended with exit code {child.returncode}"
+        problem = f"the attempt ended with exit code {done.status}"
     if problem:
         raise _unreachable(address, problem)
+
+
+def print_problem(address: str) -> None:
+    """What the child does: try to connect, and print as JSON what went wrong, or an empty text."""
+    try:
+        imported().init(address=address, log_to_driver=False, logging_level="ERROR")
+        problem = ""
+    except BaseException as error:
+        problem = squeezed(f"{type(error).__name__}: {error}")
+    print("\n" + json.dumps(problem), flush=True)
 
 
 def _unreachable(address: str, reason: str) -> HashbenchError:

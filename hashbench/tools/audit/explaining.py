@@ -15,6 +15,7 @@ from hashbench import causes, replay
 from hashbench.check.function import FunctionRunner
 from hashbench.check.function_copy import FunctionCall, fresh_copy
 from hashbench.deadline import Budget
+from hashbench.errors import named_line
 from hashbench.records import Evidence, OpRecord, RunOptions, Trace
 from hashbench.replay.call import CapturedCall
 from hashbench.replay.capture import CaptureError, capture
@@ -118,7 +119,7 @@ def explain(case: Case, *, phase: str, setting: str, device: str, seed: int, sec
         try:
             row = FunctionRunner(call, options).examine(f"{case.op} {case.sample}")
         except Exception as error:
-            return Explained(because=f"the search raised {type(error).__name__}: {error}".splitlines()[0][:200])
+            return Explained(because=f"the search raised {named_line(error)}"[:200])
     if row.accuracy == "pass":
         return Explained(because=f"{PAIR_RUNS} further runs agree")
     return Explained(row.kernel or row.origin, row.cause, row.confidence, row.because)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from hashbench.check.function_copy import FunctionCall, fresh_copy
-from hashbench.errors import HashbenchError
+from hashbench.errors import HashbenchError, named_line
 from hashbench.replay import controls
 from hashbench.run.outputs import NotComparableError, flatten
 from hashbench.run.settings import applied, reset_rng_state
@@ -48,7 +48,7 @@ class Tried:
     def failed(self, error: Exception) -> None:
         """Keep the first error."""
         if not self.error:
-            self.error = f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]
+            self.error = named_line(error, limit=300)
             known = isinstance(error, (NotComparableError, HashbenchError))
             self.word = NOT_COMPARABLE if known else RAISES
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hashbench.deadline import Budget
+from hashbench.errors import named_line
 from hashbench.results.audit_table import AuditRow
 from hashbench.tools.audit import cases, explaining
 from hashbench.tools.audit.cases import Case
@@ -50,7 +51,7 @@ def rows_of(source: str, op: str, options: AuditOptions, *, threads: int) -> Ite
     )
     for dtype, found in asked:
         if isinstance(found, Exception):
-            error = f"cannot make its inputs: {type(found).__name__}: {found}".splitlines()[0][:300]
+            error = f"cannot make its inputs: {named_line(found)}"[:300]
             yield AuditRow(options.device, source, op, dtype, "", "forward", "fails", off=NOT_RUN, error=error)
             continue
         for one in measure(found, runs=options.runs, seed=options.seed):

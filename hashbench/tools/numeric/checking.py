@@ -14,6 +14,7 @@ import torch
 from hashbench.errors import HashbenchError
 from hashbench.run.outcome import failure_of
 from hashbench.run.settings import deterministic_settings, preserved_rng
+from hashbench.text import squeezed
 from hashbench.tools.numeric.findings import (
     SIDES,
     STAGES,
@@ -207,7 +208,7 @@ class _Pair:
             raise
         except Exception as error:
             failure = failure_of(error)
-            text = " ".join(failure.error.split())
+            text = squeezed(failure.error)
             self.raised.append(Raised(side, stage, self.iteration, text, error, failure.nondeterministic_op))
             return None
 
@@ -263,7 +264,7 @@ def _with_partings(request: Request, report: Report) -> Report:
         except HashbenchError:
             raise
         except Exception as error:
-            text = " ".join(f"{type(error).__name__}: {error}".split())
+            text = squeezed(f"{type(error).__name__}: {error}")
             notes.append(f"no trace: the model {side} raised under it: {text}")
             return replace(report, notes=(*report.notes, *notes))
     partings, told = find_partings(*executions, rule=request.rule)

@@ -15,6 +15,7 @@ import torch
 from hashbench.errors import HashbenchError
 from hashbench.run.inputs import call, clone_inputs
 from hashbench.run.settings import reset_rng_state
+from hashbench.text import squeezed
 from hashbench.tools.numeric.findings import without_wrapper
 from hashbench.tools.numeric.measuring import leaves_of
 from hashbench.trace.arguments import named_tensors
@@ -154,7 +155,7 @@ def _copy_of(model: torch.nn.Module) -> tuple[torch.nn.Module | None, str]:
     try:
         copied = copy.deepcopy(model)
     except Exception as error:
-        return None, " ".join(f"{type(error).__name__}: {error}".split())[:100]
+        return None, squeezed(f"{type(error).__name__}: {error}", 100)
     if share_memory(model, copied):
         return None, "its deep copy shares its memory"
     return copied, ""

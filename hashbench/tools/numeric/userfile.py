@@ -15,6 +15,7 @@ from typing import Any
 from hashbench.errors import HashbenchError
 from hashbench.run.settings import preserved_rng, reset_rng_state
 from hashbench.suites.zoo_file import import_file
+from hashbench.text import squeezed
 from hashbench.tools.numeric.findings import Rename
 
 EXAMPLE = "before() and inputs(), and after(model) or after()"
@@ -130,7 +131,7 @@ def _stages(path: Path, module: ModuleType) -> Sequence[str] | None:
 
 
 def _text(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    return squeezed(f"{type(error).__name__}: {error}")
 
 
 def _unusable(path: Path, problem: str, tip: str) -> HashbenchError:

@@ -8,19 +8,17 @@ executed or unpickled, and no name in them is opened.
 from __future__ import annotations
 
 import csv
-import dataclasses
-import functools
 import io
 import json
 import types
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hashbench.errors import HashbenchError
-from hashbench.io import file_digest, replace_file
+from hashbench.io import file_digest, from_json, replace_file, to_json
+from hashbench.text import squeezed
 from hashbench.tools.pipeline.observed import (
     CHECK_SCHEMA,
     Batches,
@@ -69,7 +67,7 @@ def write_run(seen: Observed, folder: Path) -> None:
     """Write the files of one run into ``folder``, which is there. ``model_inspection.csv`` and ``trace.log`` are left
     out where the pipeline has no model."""
     for name, (part, _) in _DOCUMENTS.items():
-        replace_file(folder / name, json.dumps(dataclasses.asdict(getattr(seen, part)), indent=1) + "\n")
+        replace_file(folder / name, json.dumps(to_json(getattr(seen, part)), indent=1) + "\n")
     if seen.layers is not None:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([LAYER_COLUMNS, *seen.layers])
@@ -84,7 +82,7 @@ def seal(folder: Path, repetition: Repetition | None) -> None:
     content = {
         "schema": CHECK_SCHEMA,
         "files": {name: file_digest(folder / name) for name in names},
-        "repetition": None if repetition is None else dataclasses.asdict(repetition),
+        "repetition": to_json(repetition),
     }
     replace_file(folder / CHECK_FILE, json.dumps(content, indent=1) + "\n")
 
@@ -105,8 +103,8 @@ def read(folder: Path) -> Check:
         version = str(manifest.get("schema", "none"))[:20]
         raise _unreadable(folder, f"it has schema version {version}, this hashbench reads {CHECK_SCHEMA}")
     try:
-        repetition = _decoded(Repetition | None, manifest["repetition"])
-        files = _decoded(Mapping[str, str], manifest["files"])
+        repetition = from_json(Repetition | None, manifest["repetition"], where="repetition")
+        files = from_json(Mapping[str, str], manifest["files"], where="files")
     except (ValueError, KeyError, RecursionError) as error:
         raise _unreadable(folder, f"{CHECK_FILE} is damaged ({_short(error)})") from error
     for name in (*_DOCUMENTS, LAYERS_FILE, TRACE_FILE):
@@ -137,7 +135,7 @@ def _observed(folder: Path, files: Mapping[str, str]) -> Observed:
     parts: dict[str, Any] = {}
     for name, (part, kind) in _DOCUMENTS.items():
         try:
-            parts[part] = _decoded(kind, _json(folder, name))
+            parts[part] = from_json(kind, _json(folder, name))
         except (ValueError, RecursionError) as error:
             raise _unreadable(folder, f"{name} is damaged ({_short(error)})") from error
     if LAYERS_FILE in files:
@@ -169,7 +167,7 @@ def _json(folder: Path, name: str) -> Any:
 
 
 def _short(error: BaseException) -> str:
-    return " ".join(str(error).split())[:120] or type(error).__name__
+    return squeezed(str(error), 120) or type(error).__name__
 
 
 def _unreadable(folder: Path, reason: str) -> HashbenchError:
@@ -178,44 +176,3 @@ def _unreadable(folder: Path, reason: str) -> HashbenchError:
         consequence=f"{reason}, so nothing was compared",
         tip=f"Make it again with `hashbench pipeline check --output-dir {folder}`.",
     )
-
-
-# ---------------------------------------------------------------------------------- JSON to values, field by field
-
-
-def _decoded(kind: Any, value: Any) -> Any:
-    """``value`` as ``kind``: a frozen dataclass, ``tuple[X, ...]``, ``Mapping[str, X]``, ``X | None``, or a plain type.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (types.UnionType, typing.Union):
-        inner = next(one for one in arguments if one is not type(None))
-        return None if value is None else _decoded(inner, value)
-    if origin is tuple:
-        return tuple(_decoded(arguments[0], item) for item in _of_type(list, value))
-    if origin is not None:
-        return {key: _decoded(arguments[1], item) for key, item in _of_type(dict, value).items()}
-    if dataclasses.is_dataclass(kind):
-        return _decoded_dataclass(kind, value)
-    return value if kind is object else _of_type(kind, value)
-
-
-def _decoded_dataclass(kind: Any, value: Any) -> Any:
-    hints = _hints(kind)
-    if _of_type(dict, value).keys() != hints.keys():
-        names = sorted(value.keys() ^ hints.keys())
-        raise ValueError(f"{kind.__name__} has other fields: {', '.join(names)}")
-    return kind(**{name: _decoded(hint, value[name]) for name, hint in hints.items()})
-
-
-@functools.cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
-
-
-def _of_type(kind: type, value: Any) -> Any:
-    if type(value) is not kind:
-        raise ValueError(f"{str(value)[:40]!r} is no {kind.__name__}")
-    return value

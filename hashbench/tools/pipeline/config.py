@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hashbench.errors import HashbenchError
+from hashbench.errors import HashbenchError, first_line
 from hashbench.suites.zoo_file import import_file
 from hashbench.tools.pipeline.parts import NAMES, part_of
 
@@ -92,7 +92,7 @@ def _parsed(path: Path) -> Mapping[Any, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        first = first_line(error) or type(error).__name__
         raise unusable(path, f"it is no YAML ({first})", tip="Check it with any YAML tool.") from error
     if not isinstance(content, Mapping):
         raise unusable(path, "it is not a list of entries", tip="Begin with `loader: module:function`.")

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hashbench.diagnose.fresh_process import LAUNCHER, end_with_children, how_it_ended
 from hashbench.errors import HashbenchError
-from hashbench.io import PACKAGE_PARENT
+from hashbench.processes import Child, describe_end, python_calling
 
 ANSWER_FILE = "answer.json"
-_CHILD = """
-import sys
-sys.path.append(sys.argv[1])
-from hashbench.tools.pipeline.running import main
-main()
-"""
 
 
 def run(config: Path, folder: Path, *, hash_seed: str, hash_seed_by: str, timeout: float, log: Path) -> None:
@@ -40,26 +30,16 @@ def run(config: Path, folder: Path, *, hash_seed: str, hash_seed_by: str, timeou
         "hash_seed_by": hash_seed_by,
         "path": sys.path,
     }
-    with log.open("ab") as printed:
-        child = subprocess.Popen(
-            [sys.executable, "-P", "-c", LAUNCHER, "random", _CHILD, PACKAGE_PARENT],
-            stdin=subprocess.PIPE,
-            stdout=printed,
-            stderr=printed,
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            assert child.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # it died at once, which its exit code tells
-                child.stdin.write(json.dumps(task) + "\n")
-                child.stdin.flush()
-            status = child.wait(timeout)
-        except subprocess.TimeoutExpired:
-            raise _failed(config, f"it took more than {timeout:g} s", log, "Give it more with --timeout.") from None
-        finally:
-            end_with_children(child)
+    command = python_calling("hashbench.tools.pipeline.running:main", addresses="random")
+    variables = {"PYTHONHASHSEED": hash_seed}
+    text = json.dumps(task) + "\n"
+    with (
+        log.open("ab") as printed,
+        Child(command, task=text, stdout=printed, stderr=printed, environment=variables) as child,
+    ):
+        status = child.wait(timeout)
+    if status is None:
+        raise _failed(config, f"it took more than {timeout:g} s", log, "Give it more with --timeout.")
     _raise_what_it_says(_answer(folder), config, status, log)
 
 
@@ -75,7 +55,7 @@ def _answer(folder: Path) -> Mapping[str, Any] | None:
 
 def _raise_what_it_says(answer: Mapping[str, Any] | None, config: Path, status: int, log: Path) -> None:
     if answer is None:
-        raise _failed(config, how_it_ended(status) or "it left no answer", log, "")
+        raise _failed(config, describe_end(status), log, "")
     error = answer["error"]
     if error is not None:
         tip = error["tip"] or f"What it printed is in {log}."

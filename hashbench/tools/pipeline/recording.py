@@ -24,7 +24,7 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from hashbench.io import file_digest
+from hashbench.io import file_digest, from_json
 from hashbench.tools.pipeline.anatomy import Anatomy, dissect
 from hashbench.tools.pipeline.contents import content_digest, moved, state_digests
 from hashbench.tools.pipeline.observed import Sample, Step, Worker
@@ -274,27 +274,11 @@ def read_notes(folder: Path) -> tuple[list[Worker], dict[int, list[Noted]]]:
         for line in path.read_text(encoding="utf-8").split("\n")[:-1]:
             entry = json.loads(line)
             if "worker" in entry:
-                workers.append(Worker(**entry["worker"]))
+                workers.append(from_json(Worker, entry["worker"]))
             else:
-                samples = tuple(_sample(one) for one in entry["samples"])
+                samples = from_json(tuple[Sample, ...], entry["samples"], where="samples")
                 noted.append(Noted(None if number == MAIN_PROCESS else number, entry["digest"], samples))
     return workers, batches
-
-
-def _sample(entry: dict[str, Any]) -> Sample:
-    steps = entry["steps"]
-    return Sample(
-        **{
-            **entry,
-            "files": None if entry["files"] is None else tuple(entry["files"]),
-            "file_digests": None if entry["file_digests"] is None else tuple(entry["file_digests"]),
-            "steps": None
-            if steps is None
-            else tuple(Step(s["transform"], s["after"], tuple(s["drew"])) for s in steps),
-            "drew": tuple(entry["drew"]),
-            "drew_outside": tuple(entry["drew_outside"]),
-        }
-    )
 
 
 def matched(received: list[str | None], made: dict[int, list[Noted]]) -> list[Noted | None]:

@@ -16,9 +16,9 @@ from typing import Any, NoReturn
 
 import torch
 
-from hashbench.diagnose.fresh_process import die_with_input, sentence
-from hashbench.errors import HashbenchError
-from hashbench.io import PACKAGE_PARENT
+from hashbench.errors import HashbenchError, named_line
+from hashbench.io import PACKAGE_PARENT, replace_file
+from hashbench.processes import end_with_input, exit_at_once
 from hashbench.run.environment import collect
 from hashbench.run.settings import settings
 from hashbench.tools.pipeline import checkfolder
@@ -100,7 +100,7 @@ def _part_named(path: Path, part: str) -> Iterator[None]:
         raise
     except Exception as error:
         traceback.print_exc()
-        consequence = f"{part} raised {sentence(error)}; nothing was compared"
+        consequence = f"{part} raised {named_line(error)}; nothing was compared"
         raise HashbenchError(f"cannot run the pipeline {path}", consequence=consequence) from error
 
 
@@ -197,7 +197,7 @@ def _relative(seen: Batches, root: str) -> Batches:
 def main() -> NoReturn:
     """What a fresh process does: one line from its standard input says what, its files and an answer are left."""
     task: Mapping[str, Any] = json.loads(sys.stdin.readline())
-    die_with_input()
+    end_with_input()
     place = Path(task["folder"])
     try:
         sys.path[:] = task["path"]
@@ -208,11 +208,7 @@ def main() -> NoReturn:
         answer = {"error": {"what": error.what, "consequence": error.consequence, "tip": error.tip}}
     except BaseException as error:
         traceback.print_exc()
-        words = {"what": "the pipeline ended its process", "consequence": sentence(error), "tip": ""}
+        words = {"what": "the pipeline ended its process", "consequence": named_line(error), "tip": ""}
         answer = {"error": words}
-    partial = place / f"{ANSWER_FILE}.partial"
-    partial.write_text(json.dumps(answer), encoding="utf-8")
-    partial.rename(place / ANSWER_FILE)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # whatever the pipeline has started must not keep the answer waiting
+    replace_file(place / ANSWER_FILE, json.dumps(answer))
+    exit_at_once()  # whatever the pipeline has started must not keep the answer waiting
