@@ -2,6 +2,7 @@
 
 import sys
 
+from . import torch_producers  # noqa: F401 – registers what it makes
 from .producers import PRODUCERS
 from .stage import EXPECTED, made
 

@@ -11,6 +11,7 @@ import pytest
 
 import hashbench
 
+from . import torch_producers  # noqa: F401 – registers what it makes
 from .producers import COMMANDS, PRODUCERS, written_again
 from .stage import EXPECTED, INPUTS, cli, made, stage
 

@@ -44,7 +44,11 @@ def does_not_load():
 def does_not_run():
     import torch
 
-    return _linear(), torch.ones(1, 3)
+    class Fails(torch.nn.Linear):
+        def forward(self, x):
+            raise ValueError(f"no such width: {x.shape[1]}")
+
+    return Fails(2, 2), torch.ones(1, 3)
 
 
 def returns_a_generator():
