@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from hashbench import HashDebugTrace, cli
-from hashbench.run.settings import preserved, preserved_rng
+from hashbench.run.rng import preserved_rng
+from hashbench.run.settings import preserved
 from hashbench.tools.bitwise import BitwiseEquivalenceMode
 from hashbench.tools.numeric import numeric_check_if_enabled
 from hashbench.tools.observer import ObserverContext, observe, observe_grad, observe_non_deterministic, read_recording

@@ -35,7 +35,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
         | {"op_schema", "storage_writers"},
     ),
     ("divergence", NO_MODULE),
-    ("run", frozenset({"inputs", "outcome", "outputs", "settings", "workload"})),
+    ("run", frozenset({"attempt", "inputs", "outcome", "outputs", "rng", "settings", "workload"})),
     ("results", NO_MODULE),
     ("causes", NO_MODULE),
     ("replay", EVERY_MODULE),
@@ -47,10 +47,10 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ),
     ("diagnose", frozenset({"driver", "pairs", "patching"})),
     ("suites", frozenset({"huggingface", "huggingface_inputs", "timm", "torchvision"})),
-    ("check", frozenset({"function", "function_copy", "model", "row"})),
+    ("check", frozenset({"function", "model", "pair", "row"})),
     ("sweep", NO_MODULE),
     ("report", NO_MODULE),
-    ("integrations", frozenset({"dynamo.fresh", "dynamo.phases", "dynamo.subject"})),
+    ("integrations", frozenset({"dynamo.fresh", "dynamo.phases", "dynamo.model_check"})),
     (
         "tools",
         frozenset({"bitwise", "numeric", "observer"})

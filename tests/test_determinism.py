@@ -14,15 +14,8 @@ import torch
 
 from hashbench.check.model import BenchmarkRunner
 from hashbench.records import RunOptions
-from hashbench.run.settings import (
-    applied,
-    deterministic_settings,
-    lower_precisions,
-    preserved,
-    preserved_rng,
-    reset_rng_state,
-    settings,
-)
+from hashbench.run.rng import preserved_rng, reset_rng_state
+from hashbench.run.settings import applied, deterministic_settings, lower_precisions, preserved, settings
 
 
 @contextmanager

@@ -1,133 +1,218 @@
 """A plain Python function in place of a model: run more than once from the reset state, compared, and diagnosed.
 
-Everything but one run is :class:`~hashbench.check.model.BenchmarkRunner`'s. A function is run as it is: under the
-gradient mode of its caller, on devices and in dtypes of its own choosing, and, unless a deterministic level is asked
-for, under its caller's settings of torch.
+A function is run as it is: under the gradient mode of its caller, on devices and in dtypes of its own choosing, and,
+unless a deterministic level is asked for, under its caller's settings of torch. Its arguments are copied for every run:
+what one run changes, the next must not see.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import io
 import os
+import random
 import re
 import time
 import warnings
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from hashbench.check.function_copy import FunctionCall, fresh_copy, parts_of
-from hashbench.check.model import BenchmarkRunner
+from hashbench.check.pair import PairCheck, retried_with_warnings, row_of
 from hashbench.errors import HashbenchError
 from hashbench.records import Failure, ModelSpec, Result, Row, RunOptions, TensorDigest, Trace
 from hashbench.run import outputs
+from hashbench.run.attempt import add_result
+from hashbench.run.inputs import clone_inputs
 from hashbench.run.outcome import Outcome, Run, failure_of
-from hashbench.run.outputs import Difference
-from hashbench.run.settings import preserved, preserved_rng, reset_rng_state, settings
-from hashbench.run.workload import Workload
+from hashbench.run.rng import preserved_rng, reset_rng_state
+from hashbench.run.settings import claim_workspace, deterministic_settings, preserved, settings
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import named_tensors
 from hashbench.trace.callbacks import TraceCallback
+from hashbench.trace.nested import items_of
 
 SUITE = "pytest"
 _NOT_EVEN_ONE = (KeyboardInterrupt, SystemExit, GeneratorExit)
 """What ends a diagnosis as well."""
 
+_CARRIES_STATE = (
+    torch.Tensor,
+    torch.nn.Module,
+    torch.optim.Optimizer,
+    torch.Generator,
+    np.ndarray,
+    np.random.Generator,
+    np.random.RandomState,
+    random.Random,
+)
 
-class FunctionRunner(BenchmarkRunner):
-    """Runs one function ``options.runs`` times and says whether, and if not why, the runs agree.
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionCall:
+    """A function with its arguments by name, positional ones by their place (``0``).
+
+    ``wholly``: everything among the arguments is copied for a run. Otherwise, as for fixtures of a test, only
+    tensors, modules, optimizers, arrays and random generators are, also those in lists, tuples and dictionaries.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] | None = None
+    wholly: bool = True
+
+    @classmethod
+    def of(
+        cls, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, wholly: bool = True
+    ) -> FunctionCall:
+        """A call whose function is no ``functools.partial``: what that has bound is among the arguments."""
+        if isinstance(function, functools.partial):
+            args, kwargs = (*function.args, *args), {**function.keywords, **kwargs}
+            function = function.func
+        return cls(function, tuple(args), kwargs, wholly)
+
+    def named(self) -> dict[str, Any]:
+        """The arguments by name, and the function itself where it is a module, or its method."""
+        owner = getattr(self.function, "__self__", None)
+        module = self.function if isinstance(self.function, torch.nn.Module) else owner
+        found = {"<function>": module} if isinstance(module, torch.nn.Module) else {}
+        return found | {str(place): value for place, value in enumerate(self.args)} | dict(self.kwargs or {})
+
+    def __call__(self) -> Any:
+        return self.function(*self.args, **(self.kwargs or {}))
+
+
+def fresh_copy(call: FunctionCall) -> FunctionCall:
+    """A copy of a call in which whatever shared memory or referred to each other still does.
+
+    Raises:
+        HashbenchError: an argument cannot be copied.
+    """
+    memo: dict[int, Any] = {}
+    for _, tensor in named_tensors(call.named()):
+        # torch copies leaves only, so that the gradient ends here, and none whose rows or columns are compressed
+        if tensor.grad_fn is not None or tensor.layout in _COMPRESSED:
+            memo[id(tensor)] = clone_inputs(tensor)
+    copied = {name: _copy(value, memo, name, wholly=call.wholly) for name, value in call.named().items()}
+    function = _copy_function(call.function, memo)
+    args = tuple(copied[str(place)] for place in range(len(call.args)))
+    return FunctionCall(function, args, {name: copied[name] for name in call.kwargs or {}}, call.wholly)
+
+
+def _copy_function(function: Callable[..., Any], memo: dict[int, Any]) -> Callable[..., Any]:
+    """Modules and their methods are copied; other functions are what they are."""
+    owner = getattr(function, "__self__", None)
+    if isinstance(function, torch.nn.Module) or isinstance(owner, torch.nn.Module):
+        return _copy(function, memo, "the function", wholly=True)  # type: ignore[no-any-return]
+    return function
+
+
+def _copy(value: Any, memo: dict[int, Any], name: str, *, wholly: bool) -> Any:
+    if wholly or isinstance(value, _CARRIES_STATE):
+        try:
+            return copy.deepcopy(value, memo)
+        except Exception as error:
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            raise HashbenchError(
+                f"cannot copy argument {name}, a {kind} ({type(error).__name__}: {error})",
+                consequence="a second run would see what the first one changed in it",
+                tip="Make it inside the function.",
+            ) from error
+    if type(value) in (list, tuple):
+        return type(value)(_copy(item, memo, f"{name}.{place}", wholly=False) for place, item in enumerate(value))
+    if type(value) is dict:
+        return {key: _copy(item, memo, f"{name}.{key}", wholly=False) for key, item in value.items()}
+    return value
+
+
+def parts_of(call: FunctionCall) -> Iterator[tuple[str, Any]]:
+    """The modules and optimizers among the arguments, with their place (``0``, ``nets.1``)."""
+    for name, value in call.named().items():
+        yield from _parts(value, name)
+
+
+def _parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, (torch.nn.Module, torch.optim.Optimizer)):
+        yield name, value
+        return
+    for key, item in items_of(value) or ():
+        yield from _parts(item, f"{name}.{key}")
+
+
+# ---------------------------------------------------------------------------------------------------- the check
+
+
+def check_function(
+    call: FunctionCall, name: str, options: RunOptions, *, every_op: bool = False, allow_empty: bool = False
+) -> tuple[Row, Any]:
+    """Run a function ``options.runs`` times, compare the runs, and find out why they differ.
 
     Compared are what it returns, the gradients and final content of tensors passed to it, the gradients and state of
-    modules and optimizers passed to it, and, with ``every_op`` or where it returns ``None``, what every op left.
+    modules and optimizers passed to it, and, with ``every_op`` or where it returns ``None``, what every op wrote.
+    Settings, random state and the working directory of the caller are restored. An exception in one of the runs that
+    are compared is raised as it is, with a note that says in which.
 
     Args:
         call: the function and its arguments, which are copied for every run.
+        name: what the row calls it.
         options: ``runs``, ``seed``, ``replays``, ``diagnose_budget``, ``output`` and ``device`` are used. An empty
             ``deterministic`` leaves torch's settings as they are.
-        every_op: also compare what every op left.
+        every_op: also compare what every op wrote.
         allow_empty: a function that returns nothing and runs no op passes.
-    """
 
-    def __init__(
-        self, call: FunctionCall, options: RunOptions, *, every_op: bool = False, allow_empty: bool = False
-    ) -> None:
-        super().__init__(options)
-        self.call, self.every_op, self.allow_empty = call, every_op, allow_empty
-        self.runs = max(2, options.runs or 2)
+    Returns:
+        The row, and what the first run returned.
+
+    Raises:
+        HashbenchError: nothing was there to compare, or an argument or a result is of a kind that cannot be.
+    """
+    started = time.perf_counter()
+    claim_workspace(options.device)
+    # Not to be written as JSON, so that no fresh process tries to build what only lives here.
+    spec = ModelSpec(SUITE, name, arguments={"function": call.function})
+    runs = _Runs(call, options, every_op=every_op, allow_empty=allow_empty)
+
+    def check(level: str) -> Outcome:
+        in_force = deterministic_settings(level, threads=options.threads) if options.deterministic else None
+        with in_force or contextlib.nullcontext():
+            return PairCheck(
+                runs.further,
+                options,
+                level,
+                runs=runs.count,
+                numbered=runs.compared,
+                spec=spec,
+                same_structure=True,
+            ).run()
+
+    with preserved(), preserved_rng():
+        outcome = retried_with_warnings(check, options.deterministic or settings()["deterministic_algorithms"])
+    return row_of(spec, options, outcome, seconds=time.perf_counter() - started), runs.first_value
+
+
+class _Runs:
+    """Runs of one function; ``first_value`` is what the first of those returned that are compared."""
+
+    def __init__(self, call: FunctionCall, options: RunOptions, *, every_op: bool, allow_empty: bool) -> None:
+        self.call, self.options, self.every_op, self.allow_empty = call, options, every_op, allow_empty
+        self.count = max(2, options.runs or 2)
         self.first_value: Any = None
-        self._made = 0
         self._failed_op = ""
 
-    def examine(self, name: str) -> Row:
-        """Run the function called ``name``, compare, find the cause; all of it in one row.
-
-        Settings, random state and the working directory of the caller are restored. An exception in one of the runs
-        that are compared is raised as it is, with a note that says in which.
-
-        Raises:
-            HashbenchError: nothing was there to compare, or an argument or a result is of a kind that cannot be.
-        """
-        started = time.perf_counter()
-        # Not to be written as JSON, so that no fresh process tries to build what only lives here.
-        spec = ModelSpec(SUITE, name, arguments={"function": self.call.function})
-        workload = Workload(torch.nn.Identity(), inputs=())
-        with preserved(), preserved_rng():
-            level = self.options.deterministic
-            if level:
-                outcome = self.check_accuracy(workload, deterministic=level, spec=spec)
-            else:
-                outcome = self._check(workload, settings()["deterministic_algorithms"], "", self.runs)
-                outcome = self._diagnose(workload, outcome, "", spec)
-        return self._row(spec, outcome, workload.iterations, seconds=time.perf_counter() - started)
-
-    def check_accuracy(self, *args: Any, **kwargs: Any) -> Outcome:
-        """As the runner's; where torch refused an op and all is run again, these runs are the first ones again."""
-        self._made = 0
-        return super().check_accuracy(*args, **kwargs)
-
-    def pick_grad(self) -> contextlib.AbstractContextManager[Any]:
-        """As the caller has it."""
-        return contextlib.nullcontext()
-
-    def _compare(self, outcome: Outcome, first: Run, other: Run, number: int) -> Outcome:
-        """Results of another structure are a difference here: the function is to do the same every time."""
-        found = super()._compare(outcome, first, other, number)
-        if found.accuracy != "results_not_comparable" or found.failure is None:
-            return found
-        what = f"their structure: {found.failure.error.rpartition('compared: ')[2]}"
-        return replace(found, accuracy="eager_two_runs_differ", failure=None, difference=Difference((what,)))
-
-    # ------------------------------------------------------------------------------------------------ one run
-
-    def _attempt(
-        self,
-        workload: Workload,  # noqa: ARG002 – there is a function in its place
-        optimizer: str,  # noqa: ARG002
-        *,
-        traced: bool = True,
-        diagnosing: bool = False,
-        watcher: TraceCallback | None = None,
-    ) -> Run | Failure:
-        self._made += 1
-        if self._made <= self.runs:
-            return self._compared_run()
-        with _quiet():
-            try:
-                return self._run(traced=traced, diagnosing=diagnosing, watcher=watcher)[0]
-            except _NOT_EVEN_ONE:
-                raise
-            except BaseException as error:
-                return _failure_of(error, self._failed_op)
-
-    def _compared_run(self) -> Run | Failure:
+    def compared(self, number: int) -> Run | Failure:
         """One of the runs that are compared: what it raises is for the caller to see."""
-        number = self._made
         try:
-            run, value = self._run(traced=True, diagnosing=False, watcher=None)
+            run, value = self._run()
+            if number == 1 and value is None and not self.allow_empty:
+                _require_ops(run)
         except outputs.NotComparableError as error:
             raise HashbenchError(
                 f"cannot compare runs: {error}",
@@ -139,13 +224,27 @@ class FunctionRunner(BenchmarkRunner):
             if failure.nondeterministic_op and self.options.deterministic == "on":
                 return failure  # all is run again with warnings in place of refusals
             agreed = ", the runs before it did not raise" if number > 1 else ""
-            error.add_note(f"(hashbench: raised in run {number} of {self.runs}{agreed})")
+            error.add_note(f"(hashbench: raised in run {number} of {self.count}{agreed})")
             raise
         if number == 1:
             self.first_value = value
         return run
 
-    def _run(self, *, traced: bool, diagnosing: bool, watcher: TraceCallback | None) -> tuple[Run, Any]:
+    def further(
+        self, *, traced: bool = True, diagnosing: bool = False, watcher: TraceCallback | None = None
+    ) -> Run | Failure:
+        """A run of the diagnosis: what it prints or raises is not for the caller."""
+        with _quiet():
+            try:
+                return self._run(traced=traced, diagnosing=diagnosing, watcher=watcher)[0]
+            except _NOT_EVEN_ONE:
+                raise
+            except BaseException as error:
+                return _failure_of(error, self._failed_op)
+
+    def _run(
+        self, *, traced: bool = True, diagnosing: bool = False, watcher: TraceCallback | None = None
+    ) -> tuple[Run, Any]:
         """One run from the reset state, and what the function returned."""
         with _place_of_the_caller(), preserved(), torch.compiler.set_stance("force_eager"):
             call = fresh_copy(self.call)
@@ -168,28 +267,19 @@ class FunctionRunner(BenchmarkRunner):
             found: dict[str, Any] = {}
             with torch.no_grad():
                 for name, result in _results_of(value, call):
-                    _note(found, trace, name, result)
+                    add_result(found, trace, name, result, copied=True)
         finished = None if trace is None else trace.finish()
         if finished is not None:
             finished = self._with_ops(finished, found, returned=value is not None)
         return Run(finished, found), value
 
     def _with_ops(self, trace: Trace, found: dict[str, Any], *, returned: bool) -> Trace:
-        """The trace with what every op left among its results, where that is compared; ``found`` gets it too."""
-        if not returned and not trace.records and not self.allow_empty and self._made == 1:
-            raise HashbenchError(
-                "nothing to compare",
-                consequence="the function returned None and ran no op of torch in this thread",
-                tip="Return what must be equal, or say allow_empty=True.",
-            )
-        added = list(_left_by_ops(trace)) if self.every_op or not returned else []
+        """The trace with what every op wrote among its results, where that is compared; ``found`` gets it too."""
+        added = list(_written_by_ops(trace)) if self.every_op or not returned else []
         if not (trace.records or trace.results or added):
             added = [Result("nothing", TensorDigest("None", (), (), "none"))]
         found.update({result.name: result.digest.value for result in added})
         return replace(trace, results=(*trace.results, *added))
-
-
-# --------------------------------------------------------------------------------------------------- helpers
 
 
 def _results_of(value: Any, call: FunctionCall) -> Iterator[tuple[str, Any]]:
@@ -208,16 +298,16 @@ def _results_of(value: Any, call: FunctionCall) -> Iterator[tuple[str, Any]]:
             yield from outputs.flatten(state, f"optimizer.{name}")
 
 
-def _note(found: dict[str, Any], trace: HashDebugTrace | None, name: str, value: Any) -> None:
-    """Keep a result and note its digest. Two of one name (the keys ``1`` and ``"1"`` of a dict) are both kept."""
-    while name in found:
-        name += "'"
-    if trace is not None:
-        trace.add_result(name, value)
-    found[name] = value.detach().clone() if isinstance(value, torch.Tensor) else value
+def _require_ops(run: Run) -> None:
+    if run.trace is not None and not run.trace.records:
+        raise HashbenchError(
+            "nothing to compare",
+            consequence="the function returned None and ran no op of torch in this thread",
+            tip="Return what must be equal, or say allow_empty=True.",
+        )
 
 
-def _left_by_ops(trace: Trace) -> Iterator[Result]:
+def _written_by_ops(trace: Trace) -> Iterator[Result]:
     """One result for each record that wrote or returned something."""
     for record in trace.records:
         left = " ".join([*(digest.word() for digest in record.outputs), record.scalar])

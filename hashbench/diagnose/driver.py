@@ -1,4 +1,4 @@
-"""The driver of the experiments: which are run on a model whose runs differ, in which order, and what follows.
+"""Which experiments are run on a model whose runs differ, in which order, and what follows from them.
 
 A difference that a kernel introduced is looked for in the captured call first, where an experiment costs milliseconds;
 what is not explained there, and all that came from outside, is looked for in pairs of runs of the whole model, and last
@@ -8,10 +8,10 @@ in fresh processes, which cost seconds each. Every decision is that of ``causes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
@@ -40,8 +40,7 @@ from hashbench.repro import folder as repro
 from hashbench.repro import torch_docs
 from hashbench.repro.op_definition import definition_of, needs_definition
 from hashbench.results.folder import file_key
-from hashbench.run import outputs
-from hashbench.run.outcome import Outcome, Run, difference_between
+from hashbench.run.outcome import Attempt, Outcome, difference_between
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.op_schema import plan_of
 
@@ -58,249 +57,296 @@ COPIES = 6
 CALL_SHARE = 0.6
 """Part of the budget that the experiments on the captured call may take."""
 _BYTES_PER_MIB = 2**20
-_WORLD = ("entropy", "clocks", "one_worker")
-
-
-class Attempt(Protocol):
-    """One run of the model from the reset state; see ``BenchmarkRunner``."""
-
-    def __call__(
-        self, *, traced: bool = True, diagnosing: bool = False, watcher: TraceCallback | None = None
-    ) -> Run | Failure: ...
+_OUTSIDE_TORCH = ("entropy", "clocks", "one_worker")
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """What is diagnosed: how to run the model, and what is known of its difference. ``spec`` is how ``target`` builds
-    it again in a fresh process."""
+class Case:
+    """What is diagnosed: how to run it, what is known of its difference, and what may be spent on it.
+
+    ``divergence`` is where the difference entered; ``spec`` is how ``target`` builds the same again in a fresh process;
+    ``pairs`` runs the whole of it under one change at a time.
+    """
 
     attempt: Attempt
     options: RunOptions
     outcome: Outcome
+    divergence: Divergence | None
+    budget: Budget
+    pairs: Pairs
     spec: ModelSpec | None = None
     target: str = fresh_process.DEFAULT_TARGET
 
+    @classmethod
+    def of(
+        cls,
+        attempt: Attempt,
+        options: RunOptions,
+        outcome: Outcome,
+        *,
+        spec: ModelSpec | None = None,
+        target: str = fresh_process.DEFAULT_TARGET,
+    ) -> Case:
+        """The case of an outcome, whose budget begins now."""
+        divergence = outcome.verdict.divergence if outcome.verdict is not None else None
+        budget = Budget(options.diagnose_budget)
+        pairs = Pairs(attempt, divergence, replays=options.replays, budget=budget, device=options.device)
+        return cls(attempt, options, outcome, divergence, budget, pairs, spec, target)
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What is known so far: the evidence, the captured call of the guilty kernel, and what its replays showed."""
+
+    evidence: Evidence
+    call: CapturedCall | None = None
+    replays: replay.Replays | None = None
+
+    def plus(self, *results: ExperimentResult) -> Findings:
+        """With the results of further experiments."""
+        return replace(self, evidence=replace(self.evidence, arms=(*self.evidence.arms, *results)))
+
     @property
-    def divergence(self) -> Divergence | None:
-        """Where the difference entered."""
-        return self.outcome.verdict.divergence if self.outcome.verdict is not None else None
-
-
-def diagnose(subject: Subject) -> Diagnosis:
-    """Run the experiments on a model whose runs differ, within its budget."""
-    return _Diagnostician(subject).run()
-
-
-class _Diagnostician:
-    def __init__(self, subject: Subject) -> None:
-        self.subject, self.options = subject, subject.options
-        self.budget = Budget(self.options.diagnose_budget)
-        self.found = subject.divergence
-        self.call: CapturedCall | None = None
-        self.replays: replay.Replays | None = None
-        self.evidence = _first_evidence(subject.outcome, self.found)
-        self.pairs = Pairs(
-            subject.attempt,
-            self.found,
-            replays=self.options.replays,
-            budget=self.budget,
-            device=self.options.device,
-        )
-
-    # ------------------------------------------------------------------------------------------------ in order
-
-    def run(self) -> Diagnosis:
-        """All experiments that the origin calls for, then the repro."""
-        if self.subject.outcome.accuracy == "pass" or self.found is None:
-            self._examine_untraced()
-        elif self.found.origin == "kernel":
-            self._examine_kernel(self.found)
-        elif self.found.origin != "settings":
-            self._examine_outside(self.found)
-        return self._conclude()
-
-    def _examine_untraced(self) -> None:
-        self._add(self.pairs.plain())
-        self._add(self.pairs.untraced())
-
-    def _examine_kernel(self, found: Divergence) -> None:
-        self.call, limits = self._capture(found)
-        allocates = self.call is not None and plan_of(self.call.func).blank
-        if self.call is None or allocates:
-            self.evidence = replace(self.evidence, call=CallFacts(found.kernel, allocation=allocates, limits=limits))
-        else:
-            self._replay(self.call)
-        if allocates:  # to repeat it shows nothing: the question is whether results follow what it leaves in memory
-            self._add(self.pairs.plain())
-            self._add(self.pairs.poison())
-        if not self._proven() and not allocates:
-            self._add(self.pairs.plain())
-        if not self._proven():
-            self._change_the_world(threads=self.call is None)
-        if not self._proven():
-            self._start_afresh()
-
-    def _examine_outside(self, found: Divergence) -> None:
-        self._add(self.pairs.plain())
-        self._change_the_world(threads=False)
-        if found.origin == "state" or not self._proven():
-            self._start_afresh()
-        if found.origin in ("sequence", "outside") and not self._proven():
-            self._fix_the_order()
-
-    def _change_the_world(self, *, threads: bool) -> None:
-        """The arms on the pair that hold one thing outside torch still."""
-        self._add(self.pairs.generators())
-        for name, change in PAIR_ARMS:
-            if name in _WORLD or threads:
-                self._add(self.pairs.under(name, change))
-
-    # ----------------------------------------------------------------------------------------------- one at a time
-
-    def _capture(self, found: Divergence) -> tuple[CapturedCall | None, str]:
-        """The guilty call from one more run, or why there is none."""
-        catcher = _Catcher(found.node, limit_bytes=self._limit_bytes())
-        run = self.subject.attempt(watcher=catcher)
-        if catcher.call is not None:
-            call = replace(catcher.call, node=found.node, phase=found.phase, module=found.module)
-            return replace(call, forward_op=found.forward_op, source=found.source), ""
-        if catcher.reason:
-            return None, catcher.reason
-        return None, f"the run failed: {run.error}" if isinstance(run, Failure) else "the call did not come again"
-
-    def _limit_bytes(self) -> int:
-        """The largest call to capture: as asked, and on the CPU no more than memory allows."""
-        asked = int(self.options.capture_mib * _BYTES_PER_MIB)
-        if self.options.device != "cpu":
-            return asked
-        return min(asked, psutil.virtual_memory().available // COPIES)
-
-    def _replay(self, call: CapturedCall) -> None:
-        recorded = _recorded(self.subject.outcome.traces, call.node)
-        share = Budget(self.budget.left() * CALL_SHARE)
-        self.replays = replay.experiments(call, replays=self.options.replays, budget=share, recorded=recorded)
-        self.evidence = replace(self.evidence, call=self.replays.facts, arms=(*self.evidence.arms, *self.replays.arms))
-
-    def _start_afresh(self) -> None:
-        for arm in self._in_processes("fresh_process", processes=FRESH_PROCESSES, runs=2, fixed_order=False):
-            self._add(arm)
-
-    def _fix_the_order(self) -> None:
-        for arm in self._in_processes("fixed_order", processes=FIXED_PROCESSES, runs=1, fixed_order=True):
-            self._add(arm)
-
-    def _in_processes(self, name: str, *, processes: int, runs: int, fixed_order: bool) -> Sequence[ExperimentResult]:
-        spec = self.subject.spec
-        if spec is None:
-            return [ExperimentResult(name, "process", note="only models of a suite can be built again")]
-        if self.budget.left() <= 0:
-            return [ExperimentResult(name, "process", note="budget")]
-        fresh = fresh_process.fresh_traces(
-            spec,
-            self.options,
-            level=self.subject.outcome.deterministic,
-            processes=processes,
-            runs=runs,
-            fixed_order=fixed_order,
-            timeout=self.budget.left(),
-            target=self.subject.target,
-        )
-        return process_arms(fresh, self.found, name=name)
-
-    def _add(self, arm: ExperimentResult) -> None:
-        self.evidence = replace(self.evidence, arms=(*self.evidence.arms, arm))
-
-    def _proven(self) -> bool:
+    def proven(self) -> bool:
+        """Whether the cause is proven."""
         return causes.decide(self.evidence).confidence == "proven"
 
-    # ------------------------------------------------------------------------------------------------ conclusions
 
-    def _conclude(self) -> Diagnosis:
-        decision = causes.decide(self.evidence)
-        diagnosis = Diagnosis(
-            decision,
-            self.evidence,
-            rate=stats.rate_of_evidence(self.evidence) or stats.rate_of_runs(self.subject.outcome.run_counts),
-        )
-        if self.found is not None and self.found.origin == "kernel":
-            diagnosis = replace(
-                diagnosis,
-                deterministic_doc=torch_docs.documented(
-                    self.found.kernel, device=self.options.device, backward_of=_op_of(self.found.forward_op)
-                ),
-                deterministic_here=stats.deterministic_here(self.evidence),
-                deterministic_price=stats.deterministic_price(self.evidence),
+Stage = Callable[[Case, Findings], Findings]
+
+
+def diagnose(case: Case) -> Diagnosis:
+    """Why the runs of a case differ: the experiments that its origin calls for, within its budget, and the repro."""
+    findings = Findings(_first_evidence(case.outcome, case.divergence))
+    for stage in stages_of(case):
+        findings = stage(case, findings)
+    return _conclude(case, findings)
+
+
+def stages_of(case: Case) -> Sequence[Stage]:
+    """The stages of a diagnosis in their order, by what is known before it."""
+    if case.divergence is None or case.outcome.accuracy == "pass":
+        return repeat_pair, repeat_untraced
+    match case.divergence.origin:
+        case "settings":
+            return ()
+        case "kernel":
+            return (
+                capture_call,
+                replay_call,
+                poison_allocation,
+                _unless_proven(repeat_pair_of_kernel),
+                _unless_proven(control_environment),
+                _unless_proven(start_processes),
             )
-        if self.options.all_sources and self.found is not None:
-            diagnosis = replace(diagnosis, other_sources=tuple(self._other_sources(self.found)))
-        return self._write_repro(diagnosis)
-
-    def _write_repro(self, diagnosis: Diagnosis) -> Diagnosis:
-        """The folder that shows the difference without the model, run once in a fresh process."""
-        spec, call = self.subject.spec, self.call
-        if spec is None or call is None or not self.options.output:
-            return diagnosis
-        name = f"repro/{file_key(suite=spec.suite, mode=self.options.mode, name=spec.name)}"
-        folder = Path(self.options.output) / name
-        seen_in = f"in the model {spec.name} ({self.options.mode})"
-        try:
-            repro.write_repro(folder, call, diagnosis, difference=self._difference(), seen_in=seen_in)
-        except HashbenchError as error:  # OSError ends the sweep: its folder takes no more
-            return replace(diagnosis, reproduced=f"no repro: {error}")
-        definition = definition_of(call.func) if needs_definition(call.func) else None
-        argument = definition.argument if definition is not None else None
-        reproduced = repro.run_in_fresh_process(folder, timeout=REPRO_SECONDS, definition=argument)
-        return replace(diagnosis, repro=name, reproduced=reproduced)
-
-    def _difference(self) -> outputs.Difference | None:
-        """Two outcomes of the captured call that differ, in numbers."""
-        if self.replays is None or self.replays.other is None:
-            return None
-        return facts.difference_of(self.replays.first, self.replays.other)
-
-    # --------------------------------------------------------------------------------------------- other sources
-
-    def _other_sources(self, found: Divergence) -> Sequence[str]:
-        """What else differs once the known sources are made to give what they gave in the first run of a pair."""
-        known, told = [found.node], []
-        while len(known) <= MOST_SOURCES and self.budget.left() > 0:
-            following = self._next_source(known)
-            if following is None:
-                break
-            if isinstance(following, str) or following.node in known:
-                told.append(following if isinstance(following, str) else f"cannot get past {following.node}")
-                break
-            known.append(following.node)
-            told.append(self._describe(following))
-        return told
-
-    def _next_source(self, known: Sequence[str]) -> Divergence | str | None:
-        recorder = patching.Recorder(known)
-        first = self.subject.attempt(diagnosing=True, watcher=recorder)
-        replacer = patching.Replacer(recorder.contents)
-        second = self.subject.attempt(diagnosing=True, watcher=replacer)
-        if isinstance(first, Failure) or isinstance(second, Failure) or first.trace is None or second.trace is None:
-            return "a further run failed"
-        difference = difference_between(first, second)
-        if difference is None:
-            return None
-        return introduce.find(first.trace, second.trace, differing=difference.names).divergence
-
-    def _describe(self, found: Divergence) -> str:
-        place = f"{found.origin}: {found.kernel} in {found.module or 'the model'} ({found.phase})"
-        evidence = _first_evidence(self.subject.outcome, found)
-        if found.origin == "kernel":
-            call, limits = self._capture(found)
-            if call is None:
-                return f"{place}: {limits}"
-            share = Budget(self.budget.left() / 2)
-            replays = replay.experiments(call, replays=self.options.replays, budget=share)
-            evidence = replace(evidence, call=replays.facts, arms=replays.arms)
-        decision = causes.decide(evidence)
-        return f"{place}: {decision.cause}, {decision.confidence}"
+        case "state":
+            return repeat_pair, control_environment, start_processes
+        case "sequence" | "outside":
+            return (
+                repeat_pair,
+                control_environment,
+                _unless_proven(start_processes),
+                _unless_proven(start_processes_in_fixed_order),
+            )
+        case _:
+            return repeat_pair, control_environment, _unless_proven(start_processes)
 
 
-class _Catcher(TraceCallback):
+# ------------------------------------------------------------------------------------------------- the stages
+
+
+def _unless_proven(stage: Stage) -> Stage:
+    return lambda case, findings: findings if findings.proven else stage(case, findings)
+
+
+def repeat_pair(case: Case, findings: Findings) -> Findings:
+    """The pair again, with nothing changed."""
+    return findings.plus(case.pairs.plain())
+
+
+def repeat_untraced(case: Case, findings: Findings) -> Findings:
+    """Pairs without a trace."""
+    return findings.plus(case.pairs.untraced())
+
+
+def capture_call(case: Case, findings: Findings) -> Findings:
+    """The call of the guilty kernel from one more run; where there is none, the reason."""
+    assert case.divergence is not None
+    call, limits = _capture(case, case.divergence)
+    facts = CallFacts(case.divergence.kernel, allocation=call is not None and plan_of(call.func).blank, limits=limits)
+    return replace(findings, call=call, evidence=replace(findings.evidence, call=facts))
+
+
+def replay_call(case: Case, findings: Findings) -> Findings:
+    """The captured call repeated under one change at a time; to repeat an allocation shows nothing."""
+    if findings.call is None or _allocates(findings):
+        return findings
+    recorded = _recorded(case.outcome.traces, findings.call.node)
+    share = Budget(case.budget.left() * CALL_SHARE)
+    replays = replay.experiments(findings.call, replays=case.options.replays, budget=share, recorded=recorded)
+    findings = replace(findings, replays=replays, evidence=replace(findings.evidence, call=replays.facts))
+    return findings.plus(*replays.arms)
+
+
+def poison_allocation(case: Case, findings: Findings) -> Findings:
+    """Whether results follow what an allocation leaves in memory."""
+    return findings.plus(case.pairs.plain(), case.pairs.poison()) if _allocates(findings) else findings
+
+
+def repeat_pair_of_kernel(case: Case, findings: Findings) -> Findings:
+    """The pair again, except where an allocation is to blame, whose pair has been repeated."""
+    return findings if _allocates(findings) else repeat_pair(case, findings)
+
+
+def control_environment(case: Case, findings: Findings) -> Findings:
+    """Pairs that each hold one thing outside torch still; also the number of threads, where a kernel is to blame whose
+    call could not be captured."""
+    threads = findings.evidence.origin == "kernel" and findings.call is None
+    arms = [(name, change) for name, change in PAIR_ARMS if name in _OUTSIDE_TORCH or threads]
+    return findings.plus(case.pairs.generators(), *(case.pairs.under(name, change) for name, change in arms))
+
+
+def start_processes(case: Case, findings: Findings) -> Findings:
+    """Pairs in fresh processes, in which nothing survives."""
+    return findings.plus(*_in_processes(case, "fresh_process", processes=FRESH_PROCESSES, runs=2))
+
+
+def start_processes_in_fixed_order(case: Case, findings: Findings) -> Findings:
+    """Runs in fresh processes with the same string hashes and memory addresses."""
+    return findings.plus(*_in_processes(case, "fixed_order", processes=FIXED_PROCESSES, runs=1))
+
+
+def _in_processes(case: Case, name: str, *, processes: int, runs: int) -> Sequence[ExperimentResult]:
+    if case.spec is None:
+        return [ExperimentResult(name, "process", note="only models of a suite can be built again")]
+    if case.budget.left() <= 0:
+        return [ExperimentResult(name, "process", note="budget")]
+    fresh = fresh_process.fresh_traces(
+        case.spec,
+        case.options,
+        level=case.outcome.deterministic,
+        processes=processes,
+        runs=runs,
+        fixed_order=name == "fixed_order",
+        timeout=case.budget.left(),
+        target=case.target,
+    )
+    return process_arms(fresh, case.divergence, name=name)
+
+
+def _allocates(findings: Findings) -> bool:
+    return findings.evidence.call is not None and findings.evidence.call.allocation
+
+
+# --------------------------------------------------------------------------------------------------- conclusions
+
+
+def _conclude(case: Case, findings: Findings) -> Diagnosis:
+    evidence, divergence = findings.evidence, case.divergence
+    rate = stats.rate_of_evidence(evidence) or stats.rate_of_runs(case.outcome.run_counts)
+    diagnosis = Diagnosis(causes.decide(evidence), evidence, rate=rate)
+    if divergence is not None and divergence.origin == "kernel":
+        documented = torch_docs.documented(
+            divergence.kernel, device=case.options.device, backward_of=_op_of(divergence.forward_op)
+        )
+        diagnosis = replace(
+            diagnosis,
+            deterministic_doc=documented,
+            deterministic_here=stats.deterministic_here(evidence),
+            deterministic_price=stats.deterministic_price(evidence),
+        )
+    if case.options.all_sources and divergence is not None:
+        diagnosis = replace(diagnosis, other_sources=tuple(_other_sources(case, divergence)))
+    return _with_repro(case, findings, diagnosis)
+
+
+def _with_repro(case: Case, findings: Findings, diagnosis: Diagnosis) -> Diagnosis:
+    """The diagnosis with a folder that shows the difference without the model, run once in a fresh process."""
+    spec, call = case.spec, findings.call
+    if spec is None or call is None or not case.options.output:
+        return diagnosis
+    name = f"repro/{file_key(suite=spec.suite, mode=case.options.mode, name=spec.name)}"
+    folder = Path(case.options.output) / name
+    seen_in = f"in the model {spec.name} ({case.options.mode})"
+    replays, difference = findings.replays, None
+    if replays is not None and replays.other is not None:
+        difference = facts.difference_of(replays.first, replays.other)
+    try:
+        repro.write_repro(folder, call, diagnosis, difference=difference, seen_in=seen_in)
+    except HashbenchError as error:  # OSError ends the sweep: its folder takes no more
+        return replace(diagnosis, reproduced=f"no repro: {error}")
+    definition = definition_of(call.func) if needs_definition(call.func) else None
+    argument = definition.argument if definition is not None else None
+    reproduced = repro.run_in_fresh_process(folder, timeout=REPRO_SECONDS, definition=argument)
+    return replace(diagnosis, repro=name, reproduced=reproduced)
+
+
+# ------------------------------------------------------------------------------------------------- other sources
+
+
+def _other_sources(case: Case, divergence: Divergence) -> Sequence[str]:
+    """What else differs once the known sources are made to give what they gave in the first run of a pair."""
+    known, descriptions = [divergence.node], []
+    while len(known) <= MOST_SOURCES and case.budget.left() > 0:
+        following = _next_source(case, known)
+        if following is None:
+            break
+        if isinstance(following, str) or following.node in known:
+            descriptions.append(following if isinstance(following, str) else f"cannot get past {following.node}")
+            break
+        known.append(following.node)
+        descriptions.append(_describe(case, following))
+    return descriptions
+
+
+def _next_source(case: Case, known: Sequence[str]) -> Divergence | str | None:
+    recorder = patching.Recorder(known)
+    first = case.attempt(diagnosing=True, watcher=recorder)
+    second = case.attempt(diagnosing=True, watcher=patching.Replacer(recorder.contents))
+    if isinstance(first, Failure) or isinstance(second, Failure) or first.trace is None or second.trace is None:
+        return "a further run failed"
+    difference = difference_between(first, second)
+    if difference is None:
+        return None
+    return introduce.find(first.trace, second.trace, differing=difference.names).divergence
+
+
+def _describe(case: Case, divergence: Divergence) -> str:
+    where = f"{divergence.origin}: {divergence.kernel} in {divergence.module or 'the model'} ({divergence.phase})"
+    evidence = _first_evidence(case.outcome, divergence)
+    if divergence.origin == "kernel":
+        call, limits = _capture(case, divergence)
+        if call is None:
+            return f"{where}: {limits}"
+        share = Budget(case.budget.left() / 2)
+        replays = replay.experiments(call, replays=case.options.replays, budget=share)
+        evidence = replace(evidence, call=replays.facts, arms=replays.arms)
+    decision = causes.decide(evidence)
+    return f"{where}: {decision.cause}, {decision.confidence}"
+
+
+# --------------------------------------------------------------------------------------------- capturing the call
+
+
+def _capture(case: Case, divergence: Divergence) -> tuple[CapturedCall | None, str]:
+    """The call of the guilty kernel from one more run, or why there is none."""
+    capturer = _Capturer(divergence.node, limit_bytes=_limit_bytes(case.options))
+    run = case.attempt(watcher=capturer)
+    if capturer.call is not None:
+        call = replace(capturer.call, node=divergence.node, phase=divergence.phase, module=divergence.module)
+        return replace(call, forward_op=divergence.forward_op, source=divergence.source), ""
+    if capturer.reason:
+        return None, capturer.reason
+    return None, f"the run failed: {run.error}" if isinstance(run, Failure) else "the call did not come again"
+
+
+def _limit_bytes(options: RunOptions) -> int:
+    """The largest call to capture: as asked, and on the CPU no more than memory allows."""
+    asked = int(options.capture_mib * _BYTES_PER_MIB)
+    return asked if options.device != "cpu" else min(asked, psutil.virtual_memory().available // COPIES)
+
+
+class _Capturer(TraceCallback):
     """Captures the call of one id when it comes."""
 
     def __init__(self, node: str, *, limit_bytes: int) -> None:
@@ -320,13 +366,13 @@ class _Catcher(TraceCallback):
 # ------------------------------------------------------------------------------------------------- plain values
 
 
-def _first_evidence(outcome: Outcome, found: Divergence | None) -> Evidence:
+def _first_evidence(outcome: Outcome, divergence: Divergence | None) -> Evidence:
     """What the sweep's own runs say of a divergence, before any experiment."""
     counts = outcome.run_counts
     return Evidence(
-        origin=found.origin if found is not None else "",
-        opaque_producer=found is not None and found.opaque_producer,
-        steered=found is not None and found.steered_by is not None,
+        origin=divergence.origin if divergence is not None else "",
+        opaque_producer=divergence is not None and divergence.opaque_producer,
+        steered=divergence is not None and divergence.steered_by is not None,
         reordered=_reordered(outcome.traces),
         representation=outcome.difference.representation if outcome.difference is not None else "",
         first_pair=(counts.differing, counts.compared) if counts is not None else (1, 1),

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from time import perf_counter  # the clocks arm leaves this reference alone
-from typing import Protocol
 
 import torch
 
@@ -24,7 +23,7 @@ from hashbench.divergence import introduce
 from hashbench.errors import first_line
 from hashbench.records import Divergence, ExperimentResult, Failure, Trace
 from hashbench.replay import controls
-from hashbench.run.outcome import Run, difference_between, fingerprint
+from hashbench.run.outcome import Attempt, Run, difference_between, fingerprint
 from hashbench.run.outputs import NotComparableError
 
 Change = Callable[[], AbstractContextManager[object]]
@@ -49,12 +48,6 @@ CLEAR = 5
 
 def _is_clear(arm: ExperimentResult) -> bool:
     return arm.differing == arm.trials == CLEAR and arm.distinct != 2  # two: the first may have been an odd one
-
-
-class Attempt(Protocol):
-    """One run of the model from the reset state."""
-
-    def __call__(self, *, traced: bool = True) -> Run | Failure: ...
 
 
 class Pairs:

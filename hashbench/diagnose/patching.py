@@ -15,7 +15,6 @@ import torch
 from hashbench.run.outputs import bitwise_equal
 from hashbench.trace.arguments import tensors_in
 from hashbench.trace.callbacks import TraceCallback
-from hashbench.trace.op_schema import plan_of
 
 Contents = dict[tuple[str, int], list[torch.Tensor]]
 """By id of a record or leaf, and how often it was met before: copies of its tensors."""
@@ -30,8 +29,9 @@ class Recorder(TraceCallback):
         self._met: Counter[str] = Counter()
 
     def after(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
+        del func
         if node in self.nodes:
-            self._keep(node, _left_by(func, args, kwargs, output))
+            self._keep(node, _written_by(args, kwargs, output))
 
     def leaf(self, node: str, tensor: torch.Tensor) -> None:
         if node in self.nodes:
@@ -51,7 +51,8 @@ class Replacer(TraceCallback):
         self._met: Counter[str] = Counter()
 
     def after(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
-        self._replace(node, _left_by(func, args, kwargs, output))
+        del func
+        self._replace(node, _written_by(args, kwargs, output))
 
     def leaf(self, node: str, tensor: torch.Tensor) -> None:
         self._replace(node, [tensor])
@@ -68,10 +69,6 @@ class Replacer(TraceCallback):
         self.replaced.add(node)
 
 
-def _left_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> list[torch.Tensor]:
+def _written_by(args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> list[torch.Tensor]:
     """Everything a call may have written: its outputs and, declared or not, its arguments."""
-    written = [] if not plan_of(func).writes_arguments else plan_of(func).written_values(args, kwargs)
-    found: dict[int, torch.Tensor] = {}
-    for tensor in tensors_in([output, written, list(args), dict(kwargs)]):
-        found.setdefault(id(tensor), tensor)
-    return list(found.values())
+    return list({id(tensor): tensor for tensor in tensors_in([output, list(args), dict(kwargs)])}.values())

@@ -7,7 +7,7 @@ force.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,12 +16,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from hashbench.records import TensorDigest
-from hashbench.replay.random_state import restore_random_states
-from hashbench.run.settings import applied, preserved_rng
+from hashbench.run.rng import preserved_rng, restore_random_states
+from hashbench.run.settings import applied
 from hashbench.trace.arguments import argument_text, tensors_in
 from hashbench.trace.digest import components, hash_memory, is_dense, raw_digest, readable
+from hashbench.trace.nested import leaves, mapped
 from hashbench.trace.op_schema import plan_of
-from hashbench.trace.storage_writers import storage_key
 
 LINE = 64
 """Bytes. torch aligns its memory to as many, and no kernel asks for more; windows begin at a multiple of it."""
@@ -203,8 +203,8 @@ class Materialised:
         slots = generator_slots([self.call.args, self.call.kwargs])
         generators = [(torch.Generator(slot.device), slot) for slot in slots]
         made = {slot.index: generator.set_state(self.call.generators[slot.index]) for generator, slot in generators}
-        self.args = self._filled(self.call.args, made)
-        self.kwargs = self._filled(self.call.kwargs, made)
+        argument = functools.partial(self._argument, generators=made)
+        self.args, self.kwargs = mapped(self.call.args, argument), mapped(self.call.kwargs, argument)
         restore_random_states(self.call.random_states)
 
     def found(self, arguments: Sequence[TensorDigest]) -> None:
@@ -230,16 +230,10 @@ class Materialised:
             return held.detach().clone().requires_grad_(held.requires_grad)
         return laid_over(self._bases[held.storage].tensor, held)
 
-    def _filled(self, value: Any, generators: dict[int, torch.Generator]) -> Any:
-        if isinstance(value, Slot):
-            return self.tensors[value.index]
-        if isinstance(value, GeneratorSlot):
-            return generators[value.index]
-        if isinstance(value, (list, tuple)):
-            return type(value)(self._filled(item, generators) for item in value)
-        if isinstance(value, dict):
-            return {key: self._filled(item, generators) for key, item in value.items()}
-        return value
+    def _argument(self, leaf: Any, generators: Mapping[int, torch.Generator]) -> Any:
+        if isinstance(leaf, Slot):
+            return self.tensors[leaf.index]
+        return generators[leaf.index] if isinstance(leaf, GeneratorSlot) else leaf
 
 
 class LiveMemory:
@@ -298,10 +292,7 @@ def laid_over(memory: torch.Tensor, form: TensorForm) -> torch.Tensor:
 
 def generator_slots(value: Any) -> list[GeneratorSlot]:
     """The generators among nested arguments."""
-    if isinstance(value, GeneratorSlot):
-        return [value]
-    items = list(value.values()) if isinstance(value, dict) else value
-    return [slot for item in items for slot in generator_slots(item)] if isinstance(items, (list, tuple)) else []
+    return [leaf for leaf in leaves(value) if isinstance(leaf, GeneratorSlot)]
 
 
 @contextmanager
@@ -350,26 +341,18 @@ def outcome_of(output: Any, live: Materialised) -> Outcome:
     """What a run of ``live`` that returned ``output`` left."""
     written, outputs = written_tensors(output, live), tensors_in(output)
     found = {id(tensor): readable(raw_digest(tensor)) for tensor in [*written, *outputs]}
+    scalars = [leaf for leaf in leaves(output) if not isinstance(leaf, torch.Tensor)]
     return Outcome(
         written=tuple(found[id(tensor)] for tensor in written),
         outputs=tuple(found[id(tensor)] for tensor in outputs),
         arguments=tuple(found.get(id(tensor)) or _digest_in_place(tensor) for tensor in live.tensors),
-        scalar="" if isinstance(output, torch.Tensor) or output is None else argument_text(_scalars(output)),
+        scalar="" if output is None else argument_text(scalars),
     )
 
 
 def written_tensors(output: Any, live: Materialised) -> list[torch.Tensor]:
     """What a trace takes for written by a call: new outputs, then the arguments that the schema says it changes."""
-    plan = plan_of(live.call.func)
-    targets = tensors_in(plan.written_values(live.args, live.kwargs)) if plan.writes_arguments else []
-    known = {id(tensor) for tensor in targets}
-    given = {storage_key(tensor) for tensor in live.tensors} - {None}
-    fresh = [
-        tensor
-        for tensor in tensors_in(output)
-        if id(tensor) not in known and (plan.fresh or storage_key(tensor) not in given)
-    ]
-    return fresh + targets
+    return plan_of(live.call.func).written_by(live.args, live.kwargs, output)
 
 
 def _digest_in_place(tensor: torch.Tensor) -> TensorDigest:
@@ -381,9 +364,3 @@ def _digest_in_place(tensor: torch.Tensor) -> TensorDigest:
     start, end = byte_span(tensor.shape, tensor.stride(), 0, tensor.itemsize)
     value = hash_memory(tensor.data_ptr(), end - start)
     return readable((tensor.dtype, tuple(tensor.shape), tensor.stride(), value))
-
-
-def _scalars(value: Any) -> list[Any]:
-    if isinstance(value, (list, tuple)):
-        return [item for part in value for item in _scalars(part)]
-    return [] if isinstance(value, torch.Tensor) else [value]

@@ -28,8 +28,9 @@ from hashbench.replay.call import (
     held_bytes,
 )
 from hashbench.replay.op_owner import is_custom
-from hashbench.replay.random_state import random_states
+from hashbench.run.rng import random_states
 from hashbench.run.settings import settings
+from hashbench.trace.nested import mapped
 from hashbench.trace.op_schema import plan_of
 
 MIB = 2**20
@@ -74,8 +75,7 @@ class _Capturer:
         self.generators: list[torch.Generator] = []
 
     def capture(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, limit_bytes: int) -> CapturedCall:
-        new_args = tuple(self._replaced(value) for value in args)
-        new_kwargs = {name: self._replaced(value) for name, value in kwargs.items()}
+        new_args, new_kwargs = mapped(tuple(args), self._slot), mapped(dict(kwargs), self._slot)
         windows = Windows([tensor for tensor in self.tensors if is_plain(tensor)], whole=self.whole)
         needed = windows.nbytes + sum(held_bytes(tensor) for tensor in self.tensors if not is_plain(tensor))
         if needed > limit_bytes:
@@ -92,8 +92,8 @@ class _Capturer:
             threads=torch.get_num_threads(),
         )
 
-    def _replaced(self, value: Any) -> Any:
-        """The argument with slots in the places of tensors and generators."""
+    def _slot(self, value: Any) -> Any:
+        """A slot for a tensor or generator; a plain value as it is."""
         if isinstance(value, torch.Tensor):
             refuse_shadows(value)
             self.tensors.append(value)
@@ -101,10 +101,6 @@ class _Capturer:
         if isinstance(value, torch.Generator):
             self.generators.append(value)
             return GeneratorSlot(len(self.generators) - 1, str(value.device))
-        if isinstance(value, (list, tuple)):
-            return (list if isinstance(value, list) else tuple)(self._replaced(item) for item in value)
-        if isinstance(value, dict):
-            return {key: self._replaced(item) for key, item in value.items()}
         if type(value) in _PLAIN:
             return value
         raise CaptureError(f"an argument is a {type(value).__module__}.{type(value).__qualname__}")

@@ -5,7 +5,7 @@ An outcome's content is a *snapshot*: copies of the tensors that the call wrote,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -15,11 +15,10 @@ import torch
 from hashbench.replay.call import CapturedCall, Slot, TensorForm
 from hashbench.run import outputs
 from hashbench.trace.digest import components
+from hashbench.trace.nested import leaves
 from hashbench.trace.op_schema import plan_of
 
 Snapshot = tuple[torch.Tensor, ...]
-
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 # -------------------------------------------------------------------------------------------------- the arguments
@@ -27,15 +26,8 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def written_slots(call: CapturedCall) -> frozenset[int]:
     """The tensors that the op's schema says it writes, by their index among the call's tensors."""
-    return frozenset(_slots(plan_of(call.func).written_values(call.args, call.kwargs)))
-
-
-def _slots(value: Any) -> Iterator[int]:
-    if isinstance(value, Slot):
-        yield value.index
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _slots(item)
+    written = leaves(plan_of(call.func).written_values(call.args, call.kwargs))
+    return frozenset(leaf.index for leaf in written if isinstance(leaf, Slot))
 
 
 def has_overlap(call: CapturedCall) -> bool:
@@ -109,7 +101,7 @@ def element_bits(tensor: torch.Tensor) -> list[torch.Tensor]:
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     if plain.itemsize == 16:
         return [torch.view_as_real(plain).contiguous().view(torch.int64)]
-    return [plain.view(_INTEGERS[plain.itemsize]).reshape(-1, 1)]
+    return [outputs.integer_view(plain).reshape(-1, 1)]
 
 
 def snapshot_bits(snapshot: Snapshot) -> list[torch.Tensor]:

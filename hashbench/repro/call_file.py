@@ -23,7 +23,6 @@ import torch
 from hashbench.errors import HashbenchError, first_line
 from hashbench.io import document_digest
 from hashbench.replay.call import CapturedCall, Memory, TensorForm, generator_slots
-from hashbench.replay.random_state import restore_random_states
 from hashbench.repro.call_values import (
     LARGEST,
     Arguments,
@@ -39,7 +38,8 @@ from hashbench.repro.call_values import (
     text_at,
 )
 from hashbench.repro.device_here import devices_here, named_in, substitutes
-from hashbench.run.settings import applied, preserved_rng
+from hashbench.run.rng import preserved_rng, restore_random_states
+from hashbench.run.settings import applied
 
 CALL_SCHEMA = 1
 """Version of ``call.json``; a file of another one is refused."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from hashbench.trace.arguments import named_tensors
+from hashbench.trace.nested import mapped
 
 
 def call(model: torch.nn.Module, inputs: Any) -> Any:
@@ -41,17 +42,7 @@ def _has_plain_memory(tensor: torch.Tensor) -> bool:
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """A copy of nested containers with other tensors in them; anything that is no container is copied deeply."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, MutableMapping):
-        copied = copy.copy(value)  # a subclass may have a constructor of its own
-        copied.update({key: map_tensors(item, change) for key, item in value.items()})
-        return copied
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(item, change) for item in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(map_tensors(item, change) for item in value)
-    return copy.deepcopy(value)
+    return mapped(value, lambda leaf: change(leaf) if isinstance(leaf, torch.Tensor) else copy.deepcopy(leaf))
 
 
 def mean_of_outputs(output: Any) -> torch.Tensor:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from hashbench.errors import ran_out_of_memory
 from hashbench.records import Diagnosis, Divergence, Failure, Result, RunCounts, Trace, Verdict, contiguous_stride
 from hashbench.run import outputs
+from hashbench.trace.callbacks import TraceCallback
 
 _REFUSED = re.compile(
     r"(?P<kernel>[^\n]*?) does not have a deterministic implementation|deterministic.*CUBLAS_WORKSPACE_CONFIG",
@@ -28,13 +29,22 @@ class Run:
     settings_changed: tuple[str, ...] = ()
 
 
+class Attempt(Protocol):
+    """Makes one run from the reset state: untraced, or with every input hashed, or with a watcher of its calls."""
+
+    def __call__(
+        self, *, traced: bool = True, diagnosing: bool = False, watcher: TraceCallback | None = None
+    ) -> Run | Failure: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What :meth:`BenchmarkRunner.check_accuracy` found: the status word, and what there is to say about it."""
+    """What repeated runs of one thing show: the status word, and all that is known about it."""
 
     accuracy: str
     deterministic: str
     runs: int = 0
+    iterations: int | None = None
     failure: Failure | None = None
     verdict: Verdict | None = None
     difference: outputs.Difference | None = None

@@ -7,7 +7,6 @@ every iteration, ``grad.<parameter>``, ``input_grad.<place>``, ``parameter.<name
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 
 from hashbench.trace.digest import digest
+from hashbench.trace.nested import fields_of, items_of
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
 
@@ -75,17 +75,11 @@ def flatten(value: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield name, _from_numpy(value, name)
     elif isinstance(value, (Mapping, list, tuple)) and not value:
         yield name, f"empty {type(value).__name__}"
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
+    elif (parts := items_of(value) or fields_of(value)) is not None:
+        for key, item in parts:
             yield from flatten(item, f"{name}.{key}")
-    elif isinstance(value, (list, tuple)):
-        for index, item in enumerate(value):
-            yield from flatten(item, f"{name}.{index}")
     elif isinstance(value, (set, frozenset)) and all(isinstance(item, _PLAIN) for item in value):
         yield name, repr(sorted(value, key=repr))
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from flatten(getattr(value, field.name), f"{name}.{field.name}")
     else:
         raise NotComparableError(f"{name} is a {type(value).__module__}.{type(value).__qualname__}")
 
@@ -208,7 +202,7 @@ def measure(a: Any, b: Any) -> Difference:
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or not _same_form(a, b):
         return Difference((), representation=_VALUE)
     a, b = _plain(a), _plain(b)
-    differs = _bits(a) != _bits(b)
+    differs = integer_view(a) != integer_view(b)
     count = int(differs.any(dim=1).sum())
     return replace(_measure_bits(a, b, differs, count), total=len(a))
 
@@ -217,7 +211,7 @@ def _measure_bits(a: torch.Tensor, b: torch.Tensor, differs: torch.Tensor, count
     """``a`` and ``b`` have one row for each element, and ``differs`` says where their bits do, in ``count`` rows."""
     if not count:  # quantized tensors of equal values and other parameters
         return Difference((), representation=_VALUE)
-    a_bits, b_bits = _bits(a)[differs], _bits(b)[differs]
+    a_bits, b_bits = integer_view(a)[differs], integer_view(b)[differs]
     if not a.dtype.is_floating_point:
         return Difference(
             (), count, float(_distance(_integers(a_bits, a.dtype), _integers(b_bits, a.dtype))), None, _VALUE
@@ -242,7 +236,8 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor).reshape(-1, 2) if tensor.is_complex() else tensor.reshape(-1, 1)
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
+def integer_view(tensor: torch.Tensor) -> torch.Tensor:
+    """The bits of a tensor as integers of the width of its elements, of 8 bytes at most."""
     return tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize])
 
 
@@ -268,7 +263,7 @@ def _measure_floats(a: torch.Tensor, b: torch.Tensor, *, elements: int) -> Diffe
 
 def _ordered(tensor: torch.Tensor) -> torch.Tensor:
     """Floating-point numbers as integers in the order of their values, so that a difference counts ULPs."""
-    bits = _bits(tensor)
+    bits = integer_view(tensor)
     wide = bits.to(torch.int64)
     if tensor.dtype is torch.float8_e8m0fnu:  # has no sign
         return wide & 0xFF

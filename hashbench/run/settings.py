@@ -1,4 +1,4 @@
-"""The settings and the random state of a run: put in force, snapshotted, restored.
+"""Torch's global settings: put in force, snapshotted, restored.
 
 The settings are those of ``benchmarks/dynamo``'s ``setup_determinism`` and of the accuracy block of its ``run()``.
 Unlike there, everything is put back afterwards, on error too, ``torch.manual_seed`` is not replaced, and TF32 is off by
@@ -7,17 +7,14 @@ torch's newer names for it as well.
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
-import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import torch
 
 from hashbench.devices.visibility import WORKSPACE_VARIABLE, workspace_config, workspace_conflict
@@ -299,8 +296,9 @@ def _matmul_precision() -> str:
 # ------------------------------------------------------------------------------------------------------ cuBLAS
 
 
-def claim_workspace() -> None:
-    """Set ``CUBLAS_WORKSPACE_CONFIG`` for the rest of this process, unless it has a value that torch accepts.
+def claim_workspace(device: str) -> None:
+    """Where ``device`` is a CUDA device, set ``CUBLAS_WORKSPACE_CONFIG`` for the rest of this process, unless it has a
+    value that torch accepts.
 
     cuBLAS reads it when it starts, so it has to be there before CUDA is; it is not put back, since that would change
     nothing any more. One line is logged where another value is replaced, and where CUDA runs already: then it
@@ -308,7 +306,7 @@ def claim_workspace() -> None:
     """
     given = os.environ.get(WORKSPACE_VARIABLE)
     wanted = workspace_config(given)
-    if given == wanted:
+    if torch.device(device).type != "cuda" or given == wanted:
         return
     if given is not None:
         log.warning(workspace_conflict(given))
@@ -319,56 +317,3 @@ def claim_workspace() -> None:
             wanted,
         )
     os.environ[WORKSPACE_VARIABLE] = wanted
-
-
-# ----------------------------------------------------------------------------------------------- random state
-
-
-def reset_rng_state(seed: int = 1337) -> None:
-    """Seed Python's, NumPy's and torch's global generators.
-
-    ``torch.manual_seed`` seeds that of the CPU and those of every CUDA, ROCm, XPU, MPS and MTIA device and of a private
-    backend that has ``manual_seed_all``; of a device that is not in use yet as soon as it is.
-    """
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
-@contextmanager
-def preserved_rng() -> Iterator[None]:
-    """Put the global generators of Python, NumPy and torch back on leaving, those of every device that is in use."""
-    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    put_back = [restore for module in _modules_in_use() if (restore := _restorer(module)) is not None]
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(cpu)
-        for restore in put_back:
-            restore()
-
-
-def _modules_in_use() -> Iterator[Any]:
-    """torch's modules of the kinds of device that this process uses. To ask for a device that nobody has used would
-    start it, and a process in which CUDA has started cannot fork any more children that use it."""
-    for name in ("cuda", "xpu", "mtia", "mps", torch._C._get_privateuse1_backend_name()):
-        module = getattr(torch, name, None)
-        in_use = getattr(module, "is_initialized", None) or getattr(module, "is_available", None)
-        if in_use is not None and in_use():
-            yield module
-
-
-def _restorer(module: Any) -> Callable[[], object] | None:
-    """What puts the generators of all devices of a kind back to what they are now; ``None`` where its module cannot
-    say. Modules of one device (MPS) know no ``…_all``."""
-    names = set(dir(module))
-    if {"get_rng_state_all", "set_rng_state_all"} <= names:
-        return functools.partial(module.set_rng_state_all, module.get_rng_state_all())
-    if not {"get_rng_state", "set_rng_state"} <= names:
-        return None
-    if "device_count" not in names or module.device_count() < 2:
-        return functools.partial(module.set_rng_state, module.get_rng_state())
-    states = [module.get_rng_state(index) for index in range(module.device_count())]
-    return lambda: [module.set_rng_state(state, index) for index, state in enumerate(states)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 
 from hashbench.trace.digest import hash_memory
+from hashbench.trace.nested import fields_of, items_of
 
 _HERE = str(Path(__file__).parents[1])
 _TORCH = str(Path(torch.__file__).parent)
@@ -34,15 +34,9 @@ def named_tensors(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tenso
     """All tensors in nested lists, tuples, mappings and dataclass-like outputs, with their place (``0.boxes``)."""
     if isinstance(value, torch.Tensor):
         yield path, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from named_tensors(item, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, (list, tuple)):
-        for index, item in enumerate(value):
-            yield from named_tensors(item, f"{path}.{index}" if path else str(index))
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from named_tensors(getattr(value, field.name), f"{path}.{field.name}" if path else field.name)
+        return
+    for name, item in items_of(value) or fields_of(value) or ():
+        yield from named_tensors(item, f"{path}.{name}" if path else str(name))
 
 
 def named_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:

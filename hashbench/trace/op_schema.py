@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 
+from hashbench.trace.arguments import tensors_in
+from hashbench.trace.storage_writers import storage_key
+
 _ALLOCATIONS = frozenset(
     {
         # Their content is whatever was in memory. torch marks them by no tag; the list is that of the documentation of
@@ -80,6 +83,19 @@ class OpPlan:
         if self.running_statistics and (self.training < 0 or (self.training < len(args) and args[self.training])):
             values += [args[position] for position in self.running_statistics if position < len(args)]
         return values
+
+    def written_tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+        """The tensors among those arguments."""
+        return tensors_in(self.written_values(args, kwargs)) if self.writes_arguments else []
+
+    def written_by(self, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> list[torch.Tensor]:
+        """All tensors that one call wrote: its outputs that are no views of an argument, then the arguments in the
+        schema's order."""
+        targets = self.written_tensors(args, kwargs)
+        known = {id(tensor) for tensor in targets}
+        given = set() if self.fresh else {storage_key(tensor) for tensor in tensors_in([*args, *kwargs.values()])}
+        new = [tensor for tensor in tensors_in(output) if id(tensor) not in known]
+        return [tensor for tensor in new if storage_key(tensor) not in given - {None}] + targets
 
 
 @functools.cache

@@ -144,8 +144,8 @@ def test_before_each_run_the_free_blocks_of_the_device_are_filled(monkeypatch: p
 
 
 def test_the_pairs_of_a_diagnosis_know_where_the_model_runs() -> None:
-    subject = driver.Subject(run_of(lambda: torch.ones(3)), RunOptions(device="cuda:1"), Outcome("pass", "on"))
-    assert driver._Diagnostician(subject).pairs.device == torch.device("cuda:1")
+    case = driver.Case.of(run_of(lambda: torch.ones(3)), RunOptions(device="cuda:1"), Outcome("pass", "on"))
+    assert case.pairs.device == torch.device("cuda:1")
 
 
 @pytest.mark.gpu

@@ -17,7 +17,8 @@ import pytest
 
 from hashbench.integrations.dynamo import hook, table
 from hashbench.integrations.dynamo.session import VARIABLE, Session
-from hashbench.run.settings import preserved, preserved_rng
+from hashbench.run.rng import preserved_rng
+from hashbench.run.settings import preserved
 
 STANDIN = Path(__file__).with_name("dynamo_standin")
 SCRIPT = STANDIN / "zoo.py"

@@ -16,8 +16,8 @@ from dynamo_helpers import SCRIPT, STANDIN, a_session
 from hashbench.cli import dynamo, main
 from hashbench.diagnose.fresh_process import fresh_traces
 from hashbench.integrations.dynamo import launch, table
+from hashbench.integrations.dynamo.model_check import FRESH_TARGET
 from hashbench.integrations.dynamo.session import Note, Session, chosen_model, write_note
-from hashbench.integrations.dynamo.subject import HarnessRunner
 from hashbench.records import ModelSpec, RunOptions
 from hashbench.results.load import load_sweep
 
@@ -235,7 +235,7 @@ def test_fresh_process_builds_the_model_by_the_harness_own_flags(tmp_path: Path)
         runs=2,
         fixed_order=False,
         timeout=600,
-        target=HarnessRunner.fresh_target,
+        target=FRESH_TARGET,
     )
     assert found.failures == ()
     ((first, second),) = found.processes

@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from hashbench.check.function import FunctionRunner, device_of
-from hashbench.check.function_copy import FunctionCall, fresh_copy
+from hashbench.check.function import FunctionCall, check_function, device_of, fresh_copy
 from hashbench.errors import HashbenchError
 from hashbench.records import Row, RunOptions
 
@@ -21,7 +20,7 @@ OPTIONS = RunOptions(diagnose_budget=0)
 
 
 def examine(function, *args, options: RunOptions = OPTIONS, every_op: bool = False, **kwargs) -> Row:
-    return FunctionRunner(FunctionCall.of(function, args, kwargs), options, every_op=every_op).examine("it")
+    return check_function(FunctionCall.of(function, args, kwargs), "it", options, every_op=every_op)[0]
 
 
 class Net(nn.Module):

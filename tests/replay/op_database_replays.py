@@ -17,7 +17,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from hashbench.records import TensorDigest
 from hashbench.replay.call import CapturedCall, Outcome, in_force, outcome_of
 from hashbench.replay.capture import capture
-from hashbench.run.settings import preserved_rng
+from hashbench.run.rng import preserved_rng
 from hashbench.trace import arguments
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.op_schema import plan_of

@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hashbench.replay.call import CapturedCall, Outcome, Slot, TensorForm, in_force, outcome_of
 from hashbench.replay.capture import CaptureError, capture
 from hashbench.replay.op_owner import is_custom
-from hashbench.run.settings import preserved, preserved_rng, settings
+from hashbench.run.rng import preserved_rng
+from hashbench.run.settings import preserved, settings
 from hashbench.trace import arguments
 
 aten = torch.ops.aten

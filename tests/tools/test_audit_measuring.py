@@ -9,7 +9,7 @@ import address_ops
 import pytest
 import torch
 
-from hashbench.check.function_copy import FunctionCall
+from hashbench.check.function import FunctionCall
 from hashbench.errors import HashbenchError
 from hashbench.run.settings import applied, settings
 from hashbench.tools.audit import explaining, stress

@@ -409,7 +409,8 @@ def test_random_state_settings_and_gradient_mode_are_left_as_they_were(fails: bo
 
 
 def test_set_deterministic_does_what_it_says_and_clean_memory_does_no_harm() -> None:
-    from hashbench.run.settings import preserved, preserved_rng
+    from hashbench.run.rng import preserved_rng
+    from hashbench.run.settings import preserved
 
     with preserved(), preserved_rng():
         set_deterministic()

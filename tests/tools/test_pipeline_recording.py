@@ -14,8 +14,8 @@ from pipeline_helpers import PIPELINES
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision import transforms
 
-from hashbench.run.settings import preserved_rng, reset_rng_state
-from hashbench.tools.pipeline.contents import content_digest, state_digests
+from hashbench.run.rng import global_state_digests, preserved_rng, reset_rng_state
+from hashbench.tools.pipeline.contents import content_digest
 from hashbench.tools.pipeline.loading import first_batches
 from hashbench.tools.pipeline.recording import Noted, matched
 
@@ -45,10 +45,10 @@ def test_batches_and_generators_are_those_of_a_loader_that_nobody_watches(
     with preserved_rng():
         reset_rng_state(3)
         plain = [batch for _, batch in zip(range(2), loader, strict=False)]
-        plain_states = state_digests()
+        plain_states = global_state_digests()
         reset_rng_state(3)
         made = first_batches(loader, steps=2, folder=tmp_path, modules=(), note=lambda _moment: None)
-        watched_states = state_digests()
+        watched_states = global_state_digests()
 
     assert watched_states == plain_states
     assert [content_digest(batch) for batch in made.batches] == [content_digest(batch) for batch in plain]

@@ -4,7 +4,7 @@ How one run travels: ``check`` reads the harness's source and says what is missi
 starts the harness with the folder ``site`` on ``PYTHONPATH``, so that it and every child that it starts again load
 ``hook``. That waits for the module with ``class BenchmarkRunner`` and wraps ``check_accuracy``. While one runs,
 ``phases`` counts the resets of the random state, traces the two eager runs and listens to their comparison. When the
-harness has written its own row, ``subject`` looks for the cause and writes ours. ``table`` puts ours beside theirs.
+harness has written its own row, ``model_check`` looks for the cause and writes ours. ``table`` puts ours beside theirs.
 
 Nothing of the harness is copied here. Its words (``run_n_iterations``, ``reset_rng_state``, ``same``) are its
 interface.

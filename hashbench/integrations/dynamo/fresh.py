@@ -15,10 +15,11 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from hashbench.integrations.dynamo import hook
+from hashbench.integrations.dynamo.model_check import harness_attempt
 from hashbench.integrations.dynamo.session import VARIABLE
-from hashbench.integrations.dynamo.subject import HarnessRunner
 from hashbench.records import Failure, ModelSpec, RunOptions, Trace
-from hashbench.run.workload import Workload
+from hashbench.run.attempt import traces_of
+from hashbench.run.settings import claim_workspace
 
 
 class FreshHarness:
@@ -57,10 +58,9 @@ def _replace_check(module: ModuleType, options: RunOptions, runs: int) -> None:
         return
 
     def check_accuracy(self: Any, name: str, model: Any, example_inputs: Any, *_: Any, **__: Any) -> NoReturn:
-        ours = HarnessRunner(options, self, vars(module))
+        claim_workspace(options.device)
         with self.pick_grad(name, self.args.training):
             model, inputs = self.maybe_cast(model, example_inputs)
-            workload = Workload(module=model, inputs=inputs, iterations=self.args.iterations)
-            raise _Done(ours.traces(workload, runs=runs))
+            raise _Done(traces_of(harness_attempt(self, vars(module), model, inputs, options), runs=runs))
 
     runner.check_accuracy = check_accuracy

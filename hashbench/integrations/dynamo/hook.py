@@ -67,16 +67,16 @@ def _checked(original: Callable[..., Any], session: Session) -> Callable[..., An
     @functools.wraps(original)
     def check_accuracy(self: Any, name: str, model: Any, example_inputs: Any, *rest: Any, **named: Any) -> Any:
         def begin() -> Any:
-            from hashbench.integrations.dynamo.subject import Subject
+            from hashbench.integrations.dynamo.model_check import ModelCheck
 
-            return Subject(session, self, original.__globals__, name=name, model=model, inputs=example_inputs)
+            return ModelCheck(session, self, original.__globals__, name=name, model=model, inputs=example_inputs)
 
-        subject = guarded(session, name, begin)
-        if subject is None:
+        check = guarded(session, name, begin)
+        if check is None:
             return original(self, name, model, example_inputs, *rest, **named)
-        with subject.eager.watched():
+        with check.eager.watched():
             status = original(self, name, model, example_inputs, *rest, **named)
-        guarded(session, name, lambda: subject.conclude(str(status)))
+        guarded(session, name, lambda: check.conclude(str(status)))
         return status
 
     return check_accuracy

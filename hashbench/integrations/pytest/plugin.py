@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 if TYPE_CHECKING:
-    from hashbench.check.function_copy import FunctionCall
+    from hashbench.check.function import FunctionCall
     from hashbench.records import Row
 
 MARKER = "run_to_run"
@@ -188,7 +188,7 @@ class RunsEqual:
         taken = sorted(asked.keys() & _parameters(function))
         if taken:
             pytest.fail(f"{taken[0]}= could be meant for the function too: bind it with functools.partial.")
-        from hashbench.check.function_copy import FunctionCall
+        from hashbench.check.function import FunctionCall
 
         name = getattr(function, "__qualname__", type(function).__name__).replace("<locals>.", "")
         row, value = self._examine(FunctionCall.of(function, args, kwargs), name, _options(asked), every_op=False)
@@ -199,7 +199,7 @@ class RunsEqual:
     def marked_test(self, function: Callable[..., Any], fixtures: Mapping[str, Any], options: Options) -> None:
         """Run a marked test function with its fixtures."""
         __tracebackhide__ = True
-        from hashbench.check.function_copy import FunctionCall
+        from hashbench.check.function import FunctionCall
 
         call = FunctionCall(function, (), fixtures, wholly=False)
         row, _ = self._examine(call, self._test, options, every_op=True)
@@ -208,27 +208,23 @@ class RunsEqual:
 
     def _examine(self, call: FunctionCall, name: str, options: Options, *, every_op: bool) -> tuple[Row, Any]:
         __tracebackhide__ = True
-        from hashbench.check import function as functionrunner
+        from hashbench.check.function import check_function, device_of
         from hashbench.errors import HashbenchError
         from hashbench.records import RunOptions
 
         budget = _setting(self._config, "hashbench_diagnose_budget") if options.diagnose else 0
-        runner = functionrunner.FunctionRunner(
-            call,
-            RunOptions(
-                device=functionrunner.device_of(call),
-                runs=options.runs or _setting(self._config, "hashbench_runs"),
-                seed=options.seed,
-                deterministic=options.deterministic or "",
-                replays=_setting(self._config, "hashbench_replays"),
-                diagnose_budget=budget,
-                output=str(self._folder),
-            ),
-            every_op=every_op if options.ops is None else options.ops,
-            allow_empty=options.allow_empty,
+        run_options = RunOptions(
+            device=device_of(call),
+            runs=options.runs or _setting(self._config, "hashbench_runs"),
+            seed=options.seed,
+            deterministic=options.deterministic or "",
+            replays=_setting(self._config, "hashbench_replays"),
+            diagnose_budget=budget,
+            output=str(self._folder),
         )
+        every_op = every_op if options.ops is None else options.ops
         try:
-            return runner.examine(name), runner.first_value
+            return check_function(call, name, run_options, every_op=every_op, allow_empty=options.allow_empty)
         except HashbenchError as error:
             refused = f"{name}: {error}"
         pytest.fail(refused, pytrace=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import gc
 import itertools
@@ -16,11 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
-import xxhash
-from torch.utils._python_dispatch import _disable_current_modes
 
-GENERATORS = (torch.Generator, np.random.Generator, np.random.BitGenerator, np.random.RandomState, random.Random)
-"""The classes of all generators: torch's, NumPy's and Python's."""
+from hashbench.run.rng import GENERATORS, state_access, state_value
 
 _NOT_USERS = frozenset(sys.stdlib_module_names) | {"hashbench"}
 
@@ -68,46 +64,14 @@ class _State:
 
     @classmethod
     def of(cls, generator: Any) -> _State:
-        read, write = _access(generator)
+        read, write = state_access(generator)
         return cls(read, write, read())
 
     def moved(self) -> bool:
-        return bool(_plain(self.read()) != _plain(self.noted))
+        return bool(state_value(self.read()) != state_value(self.noted))
 
     def put_back(self) -> None:
         self.write(self.noted)
-
-
-def state_digest(generator: Any) -> str:
-    """16 hexadecimal digits for the state of one generator, which is read without drawing from it. It must be of one of
-    the classes in :data:`GENERATORS`."""
-    state = _plain(_access(generator)[0]())
-    return xxhash.xxh3_64_hexdigest(state if isinstance(state, bytes) else repr(state).encode())
-
-
-def _access(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], object]]:
-    if isinstance(generator, torch.Generator):
-        return lambda: _torch_state(generator), generator.set_state
-    if isinstance(generator, random.Random):
-        return generator.getstate, generator.setstate
-    if isinstance(generator, np.random.RandomState):
-        return lambda: generator.get_state(legacy=False), generator.set_state
-    source = generator.bit_generator if isinstance(generator, np.random.Generator) else generator
-    return lambda: source.state, lambda state: setattr(source, "state", state)
-
-
-def _torch_state(generator: torch.Generator) -> torch.Tensor:
-    with _disable_current_modes():
-        return generator.get_state()
-
-
-def _plain(value: Any) -> Any:
-    """A state in a form that ``==`` compares whole."""
-    if isinstance(value, torch.Tensor):
-        return ctypes.string_at(value.data_ptr(), value.nbytes)  # not .numpy(), which is an op
-    if isinstance(value, np.ndarray):
-        return value.tobytes()
-    return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 # ----------------------------------------------------------------------------------------------------- finding

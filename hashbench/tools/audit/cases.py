@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from hashbench.check.function_copy import FunctionCall
-from hashbench.run.settings import reset_rng_state
+from hashbench.check.function import FunctionCall
+from hashbench.run.rng import reset_rng_state
 from hashbench.tools.audit import stress
 from hashbench.tools.audit.choice import chosen_samples
 from hashbench.trace.arguments import argument_text, tensors_in

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from hashbench import causes, replay
-from hashbench.check.function import FunctionRunner
-from hashbench.check.function_copy import FunctionCall, fresh_copy
+from hashbench.check.function import FunctionCall, check_function, fresh_copy
 from hashbench.deadline import Budget
 from hashbench.errors import named_line
 from hashbench.records import Evidence, OpRecord, RunOptions, Trace
@@ -21,7 +20,8 @@ from hashbench.replay.call import CapturedCall
 from hashbench.replay.capture import CaptureError, capture
 from hashbench.repro import torch_docs
 from hashbench.run.outputs import flatten
-from hashbench.run.settings import applied, reset_rng_state
+from hashbench.run.rng import reset_rng_state
+from hashbench.run.settings import applied
 from hashbench.tools.audit.cases import Case
 from hashbench.tools.audit.measuring import FLAG, gradients, quiet
 from hashbench.trace.api import HashDebugTrace
@@ -117,7 +117,7 @@ def explain(case: Case, *, phase: str, setting: str, device: str, seed: int, sec
     call = replace(case.call, function=_Step(case, phase, seed))
     with applied(FLAG[setting]), _unheard():
         try:
-            row = FunctionRunner(call, options).examine(f"{case.op} {case.sample}")
+            row, _ = check_function(call, f"{case.op} {case.sample}", options)
         except Exception as error:
             return Explained(because=f"the search raised {named_line(error)}"[:200])
     if row.accuracy == "pass":

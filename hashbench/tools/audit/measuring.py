@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
-from hashbench.check.function_copy import FunctionCall, fresh_copy
+from hashbench.check.function import FunctionCall, fresh_copy
 from hashbench.errors import HashbenchError, named_line
 from hashbench.replay import controls
 from hashbench.run.outputs import NotComparableError, flatten
-from hashbench.run.settings import applied, reset_rng_state
+from hashbench.run.rng import reset_rng_state
+from hashbench.run.settings import applied
 from hashbench.tools.audit.cases import Case
 from hashbench.tools.audit.stress import moved
 from hashbench.tools.audit.verdict import DIFFERS, FOLLOWS, IDENTICAL, NOT_COMPARABLE, NOT_RUN, RAISES

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from hashbench.check.function_copy import FunctionCall
+from hashbench.check.function import FunctionCall
 from hashbench.errors import HashbenchError
 from hashbench.results.table import read_table
 

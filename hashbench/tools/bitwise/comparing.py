@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from hashbench.replay.capture import is_plain
-from hashbench.run.outputs import Difference, bitwise_equal, flatten, measure
+from hashbench.run.outputs import Difference, bitwise_equal, flatten, integer_view, measure
 from hashbench.tools.bitwise.repeating import argument_names, refuse_without_content
 from hashbench.trace.arguments import tensors_in
 from hashbench.trace.digest import raw_digest
@@ -30,8 +30,7 @@ def left_by(plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], output
     """
     arguments = tensors_in([*args, *kwargs.values()])
     known, given = {id(tensor) for tensor in arguments}, {storage_key(tensor) for tensor in arguments} - {None}
-    writes = all_arguments or plan.writes_arguments
-    written = (arguments if all_arguments else tensors_in(plan.written_values(args, kwargs))) if writes else []
+    written = arguments if all_arguments else plan.written_tensors(args, kwargs)
     names = argument_names(args, kwargs) if written else {}
     left: Left = {names[id(tensor)]: tensor for tensor in written}
     for name, value in flatten(output, "output") if output is not None else ():
@@ -70,8 +69,7 @@ def same_on_device(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Bit by bit without a copy to the host: two plain tensors of one dtype, shape and device. Waits for the device."""
     if first.is_complex():
         first, second = torch.view_as_real(first.detach()), torch.view_as_real(second.detach())
-    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[first.itemsize]
-    return torch.equal(first.detach().view(bits), second.detach().view(bits))
+    return torch.equal(integer_view(first.detach()), integer_view(second.detach()))
 
 
 def _same_numbers(first: Any, second: Any) -> bool:

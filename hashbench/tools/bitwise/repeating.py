@@ -10,10 +10,11 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hashbench.replay.call import LiveMemory, Memory, TensorForm, laid_over
 from hashbench.replay.capture import CaptureError, Windows, is_plain, may_resize, refuse_shadows
-from hashbench.replay.random_state import random_states, restore_random_states
+from hashbench.run.rng import random_states, restore_random_states
 from hashbench.tools.bitwise.choosing import Copies
 from hashbench.trace.arguments import named_arguments, tensors_in
 from hashbench.trace.digest import components, hash_memory
+from hashbench.trace.nested import mapped
 from hashbench.trace.op_schema import OpPlan
 from hashbench.trace.storage_writers import storage_key
 
@@ -42,7 +43,7 @@ class Arguments:
             self._refuse_objects([*args, *kwargs.values()])
             self._copy(func, tensors, tensors)
         elif copies is Copies.WRITTEN:
-            self._copy(func, tensors, tensors_in(plan.written_values(args, kwargs)))
+            self._copy(func, tensors, plan.written_tensors(args, kwargs))
 
     def _refuse_objects(self, values: Sequence[Any]) -> None:
         for value in values:
@@ -74,9 +75,11 @@ class Arguments:
             self._live[place].restore()
         made: dict[int, Any] = {key: clone.clone() for key, clone in self._clones.items()}
         made |= {key: laid_over(self._live[form.storage].tensor, form) for key, form in self._forms.items()}
-        return [_exchanged(value, made) for value in self.args], {
-            name: _exchanged(value, made) for name, value in self.kwargs.items()
-        }
+
+        def copied(leaf: Any) -> Any:
+            return made.get(id(leaf), leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+        return mapped(list(self.args), copied), mapped(dict(self.kwargs), copied)
 
 
 def refuse_without_content(tensor: torch.Tensor) -> None:
@@ -114,16 +117,6 @@ def kind_of(tensor: torch.Tensor) -> str:
     if tensor.is_nested or tensor.is_quantized:
         return "nested" if tensor.is_nested else "quantized"
     return str(tensor.layout).removeprefix("torch.")
-
-
-def _exchanged(value: Any, made: Mapping[int, Any]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return made.get(id(value), value)
-    if isinstance(value, (list, tuple)):
-        return type(value)(_exchanged(item, made) for item in value)
-    if isinstance(value, dict):
-        return {key: _exchanged(item, made) for key, item in value.items()}
-    return value
 
 
 # ----------------------------------------------------------------------------------------------------- generators

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from hashbench.run.settings import reset_rng_state
+from hashbench.run.rng import reset_rng_state
 from hashbench.tools.numeric.checking import Request, check
 from hashbench.tools.numeric.findings import (
     STAGES,

@@ -13,7 +13,8 @@ import torch
 
 from hashbench.errors import HashbenchError
 from hashbench.run.outcome import failure_of
-from hashbench.run.settings import deterministic_settings, preserved_rng
+from hashbench.run.rng import preserved_rng
+from hashbench.run.settings import deterministic_settings
 from hashbench.text import squeezed
 from hashbench.tools.numeric.findings import (
     SIDES,

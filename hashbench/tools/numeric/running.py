@@ -14,7 +14,7 @@ import torch
 
 from hashbench.errors import HashbenchError
 from hashbench.run.inputs import call, clone_inputs
-from hashbench.run.settings import reset_rng_state
+from hashbench.run.rng import reset_rng_state
 from hashbench.text import squeezed
 from hashbench.tools.numeric.findings import without_wrapper
 from hashbench.tools.numeric.measuring import leaves_of

@@ -36,7 +36,7 @@ class Keeper(TraceCallback):
     def after(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
         """Keep what the call wrote: its outputs, then its written arguments."""
         plan = plan_of(func)
-        written = tensors_in(plan.written_values(args, kwargs)) if plan.writes_arguments else []
+        written = plan.written_tensors(args, kwargs)
         seen = {id(tensor) for tensor in written}
         self._keep(node, [tensor for tensor in tensors_in(output) if id(tensor) not in seen] + written)
 

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from hashbench.errors import HashbenchError
-from hashbench.run.settings import preserved_rng, reset_rng_state
+from hashbench.run.rng import preserved_rng, reset_rng_state
 from hashbench.suites.zoo_file import import_file
 from hashbench.text import squeezed
 from hashbench.tools.numeric.findings import Rename

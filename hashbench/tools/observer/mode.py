@@ -13,10 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from hashbench.errors import HashbenchError
 from hashbench.records import OpRecord
 from hashbench.trace.api import HashDebugTrace
-from hashbench.trace.arguments import tensors_in
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.op_schema import Pattern, plan_of
-from hashbench.trace.storage_writers import storage_key
 
 
 class Listener(Protocol):
@@ -103,10 +101,7 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: 
     plan = plan_of(func)
     if plan.pattern is Pattern.VIEW or plan.blank:
         return []
-    targets = tensors_in(plan.written_values(args, kwargs)) if plan.writes_arguments else []
-    shown = set() if plan.fresh else {storage_key(tensor) for tensor in tensors_in([*args, *kwargs.values()])}
-    fresh = [tensor for tensor in tensors_in(output) if storage_key(tensor) not in shown or storage_key(tensor) is None]
-    return list({id(tensor): tensor for tensor in [*fresh, *targets]}.values())
+    return list({id(tensor): tensor for tensor in plan.written_by(args, kwargs, output)}.values())
 
 
 def leave(mode: TorchDispatchMode) -> bool:

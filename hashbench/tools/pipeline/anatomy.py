@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from hashbench.tools.pipeline.contents import is_generator
+from hashbench.run.rng import is_generator
 from hashbench.tools.pipeline.observed import Listing
 
 _MOST_OBJECTS = 10_000

@@ -1,21 +1,16 @@
-"""Digests of whatever passes through a pipeline: images, arrays, tensors, labels, nested in any way; and the states of
-generators. Nothing here draws a random number or changes what it looks at."""
+"""Digests of whatever passes through a pipeline: images, arrays, tensors, labels, nested in any way. Nothing here draws
+a random number or changes what it looks at."""
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 import xxhash
 
-from hashbench.replay.controls.generators import GENERATORS, state_digest
 from hashbench.run.outputs import NotComparableError, flatten
 from hashbench.trace.digest import digest, python_digest
-
-Generators = Mapping[str, Any]
 
 
 def content_digest(value: Any) -> str | None:
@@ -45,28 +40,9 @@ def _without_images(value: Any) -> Any:
     return value
 
 
-def state_digests(private: Generators | None = None) -> dict[str, str]:
-    """The states of Python's, NumPy's and torch's global generators (on accelerators in use, too), and of ``private``
-    ones by name."""
-    found = {"python": xxhash.xxh3_64_hexdigest(repr(random.getstate()).encode())}
-    numpy = sys.modules.get("numpy.random.mtrand")
-    if numpy is not None:
-        found["numpy"] = state_digest(numpy._rand)
-    found["torch"] = state_digest(torch.default_generator)
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states = torch.cuda.get_rng_state_all()
-        found["cuda"] = xxhash.xxh3_64_hexdigest(b"".join(bytes(state.tolist()) for state in states))
-    return found | {name: state_digest(generator) for name, generator in (private or {}).items()}
-
-
 def moved(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[str, ...]:
     """The names of generators that are in another state in ``after``."""
     return tuple(name for name, state in before.items() if after.get(name, state) != state)
-
-
-def is_generator(value: Any) -> bool:
-    """Whether ``value`` is a generator of random numbers with a state of its own."""
-    return isinstance(value, GENERATORS) and not isinstance(value, random.SystemRandom)
 
 
 def first_numbers(values: Iterable[tuple[str, Any]], *, most: int = 10) -> dict[str, tuple[str, ...]]:

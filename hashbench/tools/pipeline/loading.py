@@ -22,9 +22,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from hashbench.replay.controls.generators import state_digest
+from hashbench.run.rng import is_generator, state_digest
 from hashbench.tools.pipeline.anatomy import dissect, listing_of
-from hashbench.tools.pipeline.contents import content_digest, is_generator
+from hashbench.tools.pipeline.contents import content_digest
 from hashbench.tools.pipeline.observed import MOMENTS, Batch, Batches, Folder, Loader, Sample, Transform, Worker
 from hashbench.tools.pipeline.recording import MAIN_PROCESS, Watch, WatchedCollate, WatchedInit, matched, read_notes
 

@@ -25,8 +25,9 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from hashbench.io import file_digest, from_json
+from hashbench.run.rng import global_state_digests
 from hashbench.tools.pipeline.anatomy import Anatomy, dissect
-from hashbench.tools.pipeline.contents import content_digest, moved, state_digests
+from hashbench.tools.pipeline.contents import content_digest, moved
 from hashbench.tools.pipeline.observed import Sample, Step, Worker
 
 _METHODS = frozenset({"__getitem__", "__call__", "_wrapped_call_impl", "forward"})
@@ -89,11 +90,11 @@ class WatchedInit:
 
     def __call__(self, worker: int) -> None:
         info = get_worker_info()
-        began = state_digests()
+        began = global_state_digests()
         if self.inner is not None:
             self.inner(worker)
         recorder = self.watch.begin(worker, None if info is None else info.dataset)
-        recorder.write({"worker": dataclasses.asdict(Worker(worker, began, state_digests()))})
+        recorder.write({"worker": dataclasses.asdict(Worker(worker, began, global_state_digests()))})
         recorder.start()
 
 
@@ -192,7 +193,7 @@ class Recorder:
             owner = id(arguments.pop(0))
             if code.co_name == "__getitem__":
                 if owner in self.anatomy.datasets and self._sample is None and arguments:
-                    states = state_digests(self.anatomy.generators)
+                    states = global_state_digests(self.anatomy.generators)
                     self._sample = _SampleInMaking(repr(_plain_index(arguments[0])), states)
                     self._stack.append(_Open(frame, owner, "", states))
                 return
@@ -204,13 +205,13 @@ class Recorder:
         if not self._sample.has_before:
             self._sample.has_before = True
             self._sample.before = content_digest(arguments)
-        self._stack.append(_Open(frame, owner, name, state_digests(self.anatomy.generators)))
+        self._stack.append(_Open(frame, owner, name, global_state_digests(self.anatomy.generators)))
 
     def _returned(self, call: _Open, value: Any) -> None:
         sample = self._sample
         if sample is None:
             return
-        drew = moved(call.states, state_digests(self.anatomy.generators))
+        drew = moved(call.states, global_state_digests(self.anatomy.generators))
         if call.name:
             sample.steps.append(Step(call.name, content_digest(value), drew))
             if not any(outer.name for outer in self._stack):

@@ -20,10 +20,10 @@ from hashbench.errors import HashbenchError, named_line
 from hashbench.io import PACKAGE_PARENT, replace_file
 from hashbench.processes import end_with_input, exit_at_once
 from hashbench.run.environment import collect
+from hashbench.run.rng import global_state_digests
 from hashbench.run.settings import settings
 from hashbench.tools.pipeline import checkfolder
 from hashbench.tools.pipeline.config import Config, load
-from hashbench.tools.pipeline.contents import state_digests
 from hashbench.tools.pipeline.launching import ANSWER_FILE
 from hashbench.tools.pipeline.loading import FolderWatch, facts_of, first_batches, given_generators
 from hashbench.tools.pipeline.observed import Batch, Batches, Digests, Observed, RandomState, Sample, Surroundings
@@ -88,7 +88,7 @@ class _Run:
     moments: dict[str, Digests] = field(default_factory=dict)
 
     def note(self, moment: str) -> None:
-        self.moments[moment] = state_digests()
+        self.moments[moment] = global_state_digests()
 
 
 @contextlib.contextmanager

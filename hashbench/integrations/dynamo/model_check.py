@@ -1,12 +1,13 @@
 """One model in the hands of the harness: what became of its two eager runs, and if they differ, why.
 
-All that decides is the code of ``hashbench sweep``: a :class:`HarnessRunner` is a ``BenchmarkRunner`` whose hooks
-(copy, optimizer, inputs, iterations) are those of PyTorch's harness, so the confirming pairs, the experiments, the
-repro and the row are the same. They are made when the harness has written its own row.
+The comparison, the confirming pairs, the experiments, the repro and the row are those of ``hashbench sweep``; only a
+run is made as the harness makes one: its copy of the model, its optimizer, its inputs, its iterations. All of it
+happens when the harness has written its own row.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -17,7 +18,7 @@ import psutil
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from hashbench.check.model import BenchmarkRunner
+from hashbench.check.pair import PairCheck, compared, row_of
 from hashbench.integrations.dynamo.phases import (
     COMPILING,
     EagerRuns,
@@ -27,13 +28,16 @@ from hashbench.integrations.dynamo.phases import (
     step_of,
 )
 from hashbench.integrations.dynamo.session import Session, amend_note
-from hashbench.records import DTYPES, Failure, ModelSpec, Row, RunCounts, RunOptions, Trace
+from hashbench.records import DTYPES, Failure, ModelSpec, RunCounts, RunOptions
 from hashbench.results.folder import file_key
 from hashbench.run import outputs
-from hashbench.run.outcome import Outcome, Run
-from hashbench.run.workload import Workload
+from hashbench.run.attempt import Prepared, add_result, attempt
+from hashbench.run.outcome import Attempt, Outcome, Run
+from hashbench.run.settings import claim_workspace
 from hashbench.trace.api import HashDebugTrace
 
+FRESH_TARGET = "hashbench.integrations.dynamo.fresh:FreshHarness"
+"""What builds the model again in a fresh process."""
 PAIRS_ON_DEMAND = 3
 """Own pairs that look for a difference which the harness has seen."""
 _TIME_SHARE = 0.7
@@ -43,82 +47,48 @@ _CONFIRMING_RUNS = 12
 """Runs, in times of a traced one, that must fit in before looking for a cause makes sense."""
 
 
-class HarnessRunner(BenchmarkRunner):
-    """Makes a run of the harness's model exactly as the harness does, within the settings that the harness has set."""
+def harness_attempt(harness: Any, names: Mapping[str, Any], model: Any, inputs: Any, options: RunOptions) -> Attempt:
+    """What makes one run of the harness's model exactly as the harness does, within the settings that it has set.
 
-    fresh_target = "hashbench.integrations.dynamo.fresh:FreshHarness"
+    ``names`` are the globals of the harness's module.
+    """
 
-    def __init__(self, options: RunOptions, harness: Any, names: Mapping[str, Any]) -> None:
-        super().__init__(options)
-        self.harness, self.names = harness, names
+    def prepare() -> Prepared:
+        copied = harness.deepcopy_and_maybe_parallelize(model)
+        harness.init_optimizer(*optimizer_arguments(names, copied))
+        cloned = names["clone_inputs"](inputs)
+        return Prepared(copied, cloned, functools.partial(_iterate, harness, copied, cloned))
 
-    def deepcopy_model(self, module: torch.nn.Module) -> torch.nn.Module:
-        """The harness's copy."""
-        copied: torch.nn.Module = self.harness.deepcopy_and_maybe_parallelize(module)
-        return copied
-
-    def init_optimizer(
-        self,
-        workload: Workload,  # noqa: ARG002
-        model: torch.nn.Module,
-        name: str = "",  # noqa: ARG002
-    ) -> torch.optim.Optimizer | None:
-        """The harness's optimizer; none on the CPU."""
-        self.harness.init_optimizer(*optimizer_arguments(self.names, model))
-        chosen: torch.optim.Optimizer | None = getattr(self.harness, "optimizer", None)
-        return chosen
-
-    def fresh_inputs(self, workload: Workload) -> Any:
-        """The harness's clones."""
-        return self.names["clone_inputs"](workload.inputs)
-
-    def run_n_iterations(
-        self,
-        workload: Workload,  # noqa: ARG002
-        model: torch.nn.Module,
-        inputs: Any,
-        optimizer: torch.optim.Optimizer | None,  # noqa: ARG002
-        trace: HashDebugTrace | None,
-    ) -> dict[str, Any]:
-        """The harness's iterations, and what the harness compares: the results of the last one."""
-        with trace if trace is not None else nullcontext():
-            found = self.harness.run_n_iterations(model, inputs, *counting(step_of(self.harness), trace))
-        named = named_results(found)
-        if trace is not None:
-            for name, value in named.items():
-                trace.add_result(name, value)
-        return {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in named.items()}
-
-    def traces(self, workload: Workload, *, runs: int) -> list[Trace | Failure]:
-        """The traces of so many runs."""
-        made = [self._attempt(workload, "") for _ in range(runs)]
-        found = (run if isinstance(run, Failure) else run.trace for run in made)
-        return [outcome for outcome in found if outcome is not None]
-
-    def pair(self, workload: Workload, outcome: Outcome) -> Outcome:
-        """One more pair of traced runs, compared."""
-        first, second = (self._attempt(workload, "") for _ in range(2))
-        if isinstance(first, Failure) or isinstance(second, Failure):
-            return replace(outcome, confirmed="no: a further run failed")
-        return self.compared(outcome, first, second)
-
-    def compared(self, outcome: Outcome, first: Run, second: Run) -> Outcome:
-        """The outcome of two runs, as in a sweep."""
-        with _disable_current_modes(), torch.no_grad():
-            found = self._compare(outcome, first, second, 2)
-        differ = int(found.accuracy != "pass")
-        return replace(found, run_counts=RunCounts(1, differ, 1 + differ))
-
-    def explained(self, workload: Workload, outcome: Outcome, spec: ModelSpec) -> Outcome:
-        """The outcome with what confirming pairs and experiments say."""
-        return self._diagnose(workload, self._confirm(workload, outcome, ""), "", spec)
-
-    def row(self, spec: ModelSpec, outcome: Outcome, workload: Workload, *, seconds: float) -> Row:
-        """The row, as in a sweep; traces of runs that differ are kept."""
-        return self._row(spec, outcome, workload.iterations, seconds=seconds)
+    return functools.partial(attempt, prepare, options)
 
 
-class Subject:
+def _iterate(harness: Any, model: Any, inputs: Any, trace: HashDebugTrace | None) -> dict[str, Any]:
+    """The harness's iterations, and what the harness compares: the results of the last one."""
+    with trace if trace is not None else nullcontext():
+        returned = harness.run_n_iterations(model, inputs, *counting(step_of(harness), trace))
+    results: dict[str, Any] = {}
+    for name, value in named_results(returned).items():
+        add_result(results, trace, name, value, copied=False)
+    return results
+
+
+def _compared(outcome: Outcome, first: Run, second: Run) -> Outcome:
+    """The outcome of two runs, as in a sweep."""
+    with _disable_current_modes(), torch.no_grad():
+        outcome = compared(outcome, first, second)
+    differing = int(outcome.accuracy != "pass")
+    return replace(outcome, run_counts=RunCounts(1, differing, distinct=1 + differing))
+
+
+def _further_pair(outcome: Outcome, make: Attempt) -> Outcome:
+    """The outcome of one more pair of traced runs."""
+    first, second = (make() for _ in range(2))
+    if isinstance(first, Failure) or isinstance(second, Failure):
+        return replace(outcome, confirmed="no: a further run failed")
+    return _compared(outcome, first, second)
+
+
+class ModelCheck:
     """One model from the call of ``check_accuracy`` to our row.
 
     Args:
@@ -140,18 +110,18 @@ class Subject:
             batch_size=_whole(names.get("current_batch_size")),
             arguments={"script": session.script, "arguments": list(session.arguments), "only": harness.args.only},
         )
-        self.runner = HarnessRunner(self.options, harness, names)
+        claim_workspace(self.options.device)
         self.model, self.inputs = model, inputs
         self.eager = EagerRuns(harness, names, model=model, inputs=inputs, traced=session.trace == "always")
         self.eager.on_compared = self._look
-        self.outcome = Outcome("pass", _level())
+        self.outcome = Outcome("pass", _level(), iterations=harness.args.iterations)
         amend_note(session, name, device=self.options.device, mode=self.options.mode)
 
     def _look(self, one: Mapping[str, Any], two: Mapping[str, Any]) -> None:
         """While the harness still holds both results: how they differ, in numbers."""
         if len(self.eager.runs) == 2:
             runs = [replace(run, results=found) for run, found in zip(self.eager.runs, (one, two), strict=True)]
-            self.outcome = self.runner.compared(self._begun(), *runs)
+            self.outcome = _compared(self._begun(), *runs)
         elif not self.eager.answer:
             with _disable_current_modes(), torch.no_grad():
                 difference = outputs.compare(one, two)
@@ -171,14 +141,14 @@ class Subject:
         amend_note(self.session, self.name, status=status, csv=csv, problem=problem, key=key)
         with self.harness.pick_grad(self.name, self.harness.args.training):
             model, inputs = self.harness.maybe_cast(self.model, self.inputs)
-            workload = Workload(module=model, inputs=inputs, iterations=self.harness.args.iterations)
-            outcome, error = self._happened(workload, status)
+            make = harness_attempt(self.harness, self.names, model, inputs, self.options)
+            outcome, error = self._happened(make, status)
             if outcome.accuracy == "eager_two_runs_differ":
-                outcome = self._explained(workload, outcome)
-        row = self.runner.row(self.spec, outcome, workload, seconds=time.perf_counter() - self.began)
+                outcome = self._explained(make, outcome)
+        row = row_of(self.spec, self.options, outcome, seconds=time.perf_counter() - self.began)
         self.session.results.write_row(key, replace(row, error="; ".join(filter(None, (row.error, error)))))
 
-    def _happened(self, workload: Workload, status: str) -> tuple[Outcome, str]:
+    def _happened(self, make: Attempt, status: str) -> tuple[Outcome, str]:
         """What became of the two eager runs, and words for where that is not what the harness wrote."""
         eager = self.eager
         if eager.phase == 0:
@@ -187,11 +157,11 @@ class Subject:
             return replace(self.outcome, accuracy=status, failure=eager.failure, runs=eager.phase), ""
         if eager.compare_error:
             return self._not_compared()
-        outcome = self.outcome if eager.answer is not None else self._unasked(workload)
+        outcome = self.outcome if eager.answer is not None else self._unasked(make)
         if eager.answer is False and outcome.difference is None:
             return outcome, "same() of the harness said no to two runs of equal bits (a NaN equals nothing there)"
         if outcome.accuracy == "eager_two_runs_differ" and outcome.verdict is None:
-            outcome = self._found_again(workload, outcome)
+            outcome = self._found_again(make, outcome)
         return outcome, _harness_word(status, outcome)
 
     def _not_compared(self) -> tuple[Outcome, str]:
@@ -199,7 +169,7 @@ class Subject:
         outcome = replace(self.outcome, accuracy="results_not_comparable", failure=Failure(said))
         if len(self.eager.runs) != 2:
             return outcome, ""
-        found = self.runner.compared(replace(self._begun(), accuracy="pass"), *self.eager.runs)
+        found = _compared(replace(self._begun(), accuracy="pass"), *self.eager.runs)
         if not self.eager.runs[0].results:
             return replace(outcome, ops=found.ops, runs=2), ""
         agree = "agree" if found.accuracy == "pass" else "do not agree"
@@ -208,27 +178,28 @@ class Subject:
             f"bit by bit the two runs {agree}",
         )
 
-    def _unasked(self, workload: Workload) -> Outcome:
+    def _unasked(self, make: Attempt) -> Outcome:
         """The harness made both runs and did not compare them: its list says that they differ."""
         if len(self.eager.runs) == 2:
-            return self.runner.compared(self._begun(), *self.eager.runs)
-        return self.runner.pair(workload, replace(self.outcome, runs=2))
+            return _compared(self._begun(), *self.eager.runs)
+        return _further_pair(replace(self.outcome, runs=2), make)
 
-    def _found_again(self, workload: Workload, outcome: Outcome) -> Outcome:
+    def _found_again(self, make: Attempt, outcome: Outcome) -> Outcome:
         """A difference of two runs that were not traced, in further pairs that are."""
         for _ in range(PAIRS_ON_DEMAND):
-            found = self.runner.pair(workload, replace(outcome, accuracy="pass"))
+            found = _further_pair(replace(outcome, accuracy="pass"), make)
             if found.accuracy != "pass":
                 return found
         return replace(outcome, confirmed=f"no: {PAIRS_ON_DEMAND} further pairs agreed")
 
-    def _explained(self, workload: Workload, outcome: Outcome) -> Outcome:
+    def _explained(self, make: Attempt, outcome: Outcome) -> Outcome:
         left = _TIME_SHARE * (float(getattr(self.harness.args, "timeout", 2000)) - _age())
         if self.session.budget <= 0 or left < _CONFIRMING_RUNS * (time.perf_counter() - self.began):
             why = "no experiments were asked for" if self.session.budget <= 0 else "the harness's --timeout is too near"
             return replace(outcome, confirmed=f"not tried: {why}")
-        self.runner.options = replace(self.options, diagnose_budget=min(self.session.budget, left))
-        return self.runner.explained(workload, outcome, self.spec)
+        options = replace(self.options, diagnose_budget=min(self.session.budget, left))
+        check = PairCheck(make, options, outcome.deterministic, spec=self.spec, target=FRESH_TARGET)
+        return check.diagnose(check.confirm(outcome))
 
 
 def options_of(session: Session, args: Any, *, device: str) -> RunOptions:

@@ -1,0 +1,252 @@
+"""Repeated runs of one thing, compared bit by bit and, where they differ, diagnosed.
+
+:class:`PairCheck` serves models, functions and PyTorch's own harness: what differs between these is how one run is
+made. Each of its stages takes the outcome so far and returns the outcome with what the stage found out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hashbench.check.row import make_row
+from hashbench.diagnose import driver, fresh_process
+from hashbench.divergence import introduce
+from hashbench.errors import ran_out_of_memory
+from hashbench.io import replace_file
+from hashbench.records import Decision, Diagnosis, Evidence, Failure, ModelSpec, Row, RunCounts, RunOptions
+from hashbench.results.folder import ResultsFolder, file_key
+from hashbench.results.rows import row_to_json
+from hashbench.run import outputs
+from hashbench.run.attempt import log_error
+from hashbench.run.outcome import (
+    Attempt,
+    Outcome,
+    Run,
+    confirmation,
+    difference_between,
+    failed_status,
+    failure_of,
+    fingerprint,
+    refused_op,
+    replaces,
+)
+from hashbench.text import a_few
+from hashbench.trace import file, mode_dependent
+
+CONFIRMING_PAIRS = 3
+"""How often a difference is looked for again with inputs hashed before it is called rare."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairCheck:
+    """Compares repeated runs and finds out why they differ.
+
+    Args:
+        attempt: makes one run from the reset state.
+        options: the budget of the diagnosis, and whether an untraced pair is compared too.
+        level: the deterministic level that is in force.
+        runs: how many are compared with the first.
+        numbered: makes the run of this number, from 1, among those that are compared; default: ``attempt``.
+        spec, target: how a fresh process builds the same thing again; see
+            :func:`~hashbench.diagnose.fresh_process.fresh_traces`.
+        iterations: of each run, for the row.
+        same_structure: results of another structure are a difference, not results that cannot be compared.
+    """
+
+    attempt: Attempt
+    options: RunOptions
+    level: str
+    runs: int = 2
+    numbered: Callable[[int], Run | Failure] | None = None
+    spec: ModelSpec | None = None
+    target: str = fresh_process.DEFAULT_TARGET
+    iterations: int | None = None
+    same_structure: bool = False
+
+    def run(self) -> Outcome:
+        """All stages in their order."""
+        outcome = self.repeat()
+        outcome = self.confirm(outcome)
+        outcome = self.compare_untraced(outcome)
+        return self.diagnose(outcome)
+
+    # ------------------------------------------------------------------------------------------------- stages
+
+    def repeat(self) -> Outcome:
+        """The outcome of ``runs`` traced runs, each compared with the first."""
+        first = self._numbered(1)
+        if isinstance(first, Failure):
+            return replace(self.begun, accuracy=failed_status(first, number=1), failure=first)
+        outcome = _with_facts(self.begun, first)
+        fingerprints = [fingerprint(first)]
+        for number in range(2, self.runs + 1):
+            other = self._numbered(number)
+            if isinstance(other, Failure):
+                return _ended(outcome, other, number)
+            try:
+                fingerprints.append(fingerprint(other))
+                outcome = compared(outcome, first, other, number=number, same_structure=self.same_structure)
+            except Exception as error:
+                if not ran_out_of_memory(error):
+                    raise
+                log_error("comparing two runs failed")
+                return _ended(outcome, failure_of(error), number)
+        differing = sum(other != fingerprints[0] for other in fingerprints)
+        return replace(outcome, run_counts=RunCounts(len(fingerprints) - 1, differing, distinct=len(set(fingerprints))))
+
+    def confirm(self, outcome: Outcome) -> Outcome:
+        """The outcome with the verdict of pairs with every input hashed around every op, which shows what bypassed the
+        dispatcher.
+
+        Their verdict replaces a plain one that blames a kernel, since it can tell a kernel from memory that was changed
+        under it, and one that blames a view or a tensor where what was read through it turns out equal. Any other plain
+        verdict rests on what both runs show directly, and on the first run of the process, which is special where a
+        state survives: it stays.
+        """
+        if outcome.accuracy != "eager_two_runs_differ":
+            return outcome
+        for number in range(1, CONFIRMING_PAIRS + 1):
+            first, second = (self.attempt(diagnosing=True) for _ in range(2))
+            if isinstance(first, Failure) or isinstance(second, Failure) or first.trace is None or second.trace is None:
+                return replace(outcome, confirmed="no: a further run failed")
+            try:
+                difference = difference_between(first, second)
+            except outputs.NotComparableError as error:
+                return replace(outcome, confirmed=f"yes, in another way: {error}")
+            if difference is None:
+                continue
+            traces = (first.trace, second.trace)
+            verdict = introduce.find(*traces, differing=difference.names)
+            confirmed = confirmation(outcome.verdict, verdict, pairs=number)
+            if not replaces(verdict, outcome.verdict, traces):
+                return replace(outcome, confirmed=confirmed)
+            return replace(outcome, verdict=verdict, confirmed=confirmed, benign=verdict.benign, traces=traces)
+        return replace(outcome, confirmed=f"no: {CONFIRMING_PAIRS} further pairs agreed")
+
+    def compare_untraced(self, outcome: Outcome) -> Outcome:
+        """The outcome with what two untraced runs say, where that is asked for and all runs succeeded."""
+        if not self.options.untraced_pair or outcome.run_counts is None:
+            return outcome
+        first, second = (self.attempt(traced=False) for _ in range(2))
+        traced = self.attempt()
+        if isinstance(first, Failure) or isinstance(second, Failure) or isinstance(traced, Failure):
+            return replace(outcome, untraced="failed")
+        try:
+            difference = outputs.compare(first.results, second.results)
+            by_tracing = outputs.compare(first.results, traced.results)
+        except outputs.NotComparableError:
+            return replace(outcome, untraced="not comparable")
+        outcome = replace(outcome, untraced="agree" if difference is None else "differ")
+        if difference is not None and outcome.accuracy == "pass":
+            return replace(outcome, accuracy="eager_two_runs_differ", difference=difference)
+        if difference is None and by_tracing is not None:
+            known = outcome.perturbed_ops or "unknown"
+            return replace(outcome, perturbed_ops=f"{known} (results differ from those of an untraced run)")
+        return outcome
+
+    def diagnose(self, outcome: Outcome) -> Outcome:
+        """The outcome with the cause of the difference, where there is one and a budget to look for it. A diagnosis
+        that fails is part of the outcome.
+
+        Raises:
+            OSError: the results folder cannot be written to, which ends a sweep.
+        """
+        if outcome.accuracy != "eager_two_runs_differ" or self.options.diagnose_budget <= 0:
+            return outcome
+        self._keep_draft(outcome)
+        case = driver.Case.of(self.attempt, self.options, outcome, spec=self.spec, target=self.target)
+        try:
+            return replace(outcome, diagnosis=driver.diagnose(case))
+        except OSError:
+            raise
+        except Exception as error:
+            log_error("the diagnosis failed")
+            failed = Decision("unknown", "open", f"the diagnosis failed: {type(error).__name__}: {error}", "")
+            return replace(outcome, diagnosis=Diagnosis(failed, Evidence(origin="")))
+
+    def _keep_draft(self, outcome: Outcome) -> None:
+        """Write down what is known by now: an experiment that kills this process must not take it along."""
+        folder = ResultsFolder(Path(self.options.output))
+        if self.spec is None or not self.options.output or not folder.rows.is_dir():
+            return
+        key = file_key(suite=self.spec.suite, mode=self.options.mode, name=self.spec.name)
+        row = row_of(self.spec, self.options, outcome, seconds=None)
+        replace_file(folder.draft_path(key), json.dumps(row_to_json(row)))
+
+    @property
+    def begun(self) -> Outcome:
+        """The outcome before the first run."""
+        return Outcome("pass", self.level, iterations=self.iterations)
+
+    def _numbered(self, number: int) -> Run | Failure:
+        return self.attempt() if self.numbered is None else self.numbered(number)
+
+
+def compared(outcome: Outcome, first: Run, other: Run, *, number: int = 2, same_structure: bool = False) -> Outcome:
+    """The outcome with run ``number`` compared with the first. The first pair that differs is described; with
+    ``same_structure``, results of another structure are a difference, too."""
+    changed = tuple(dict.fromkeys((*outcome.settings_changed, *other.settings_changed)))
+    outcome = replace(outcome, runs=number, settings_changed=changed)
+    if outcome.accuracy != "pass" or first.trace is None or other.trace is None:
+        return outcome
+    traces = (first.trace, other.trace)
+    try:
+        difference = difference_between(first, other)
+    except outputs.NotComparableError as error:
+        verdict = introduce.find(*traces)
+        outcome = replace(outcome, verdict=verdict, benign=verdict.benign, traces=traces)
+        return _not_comparable(outcome, str(error), same_structure=same_structure)
+    verdict = introduce.find(*traces, differing=() if difference is None else difference.names)
+    if difference is None:
+        benign = tuple(dict.fromkeys((*(outcome.benign or ()), *verdict.benign)))
+        return replace(outcome, benign=benign, traces=traces)
+    outcome = replace(outcome, accuracy="eager_two_runs_differ", difference=difference)
+    return replace(outcome, verdict=verdict, benign=verdict.benign, traces=traces)
+
+
+def _not_comparable(outcome: Outcome, reason: str, *, same_structure: bool) -> Outcome:
+    if same_structure:
+        difference = outputs.Difference((f"their structure: {reason}",))
+        return replace(outcome, accuracy="eager_two_runs_differ", difference=difference)
+    failure = Failure(f"the results of two runs cannot be compared: {reason}")
+    return replace(outcome, accuracy="results_not_comparable", failure=failure)
+
+
+def retried_with_warnings(check: Callable[[str], Outcome], level: str) -> Outcome:
+    """The outcome of ``check`` at deterministic ``level``. Where torch refuses an op at level ``on`` for having no
+    deterministic implementation, that at level ``warn``, which names the op."""
+    outcome = check(level)
+    refused = refused_op(outcome)
+    if not refused or outcome.deterministic != "on":
+        return outcome
+    return replace(check("warn"), nondeterministic_op=refused)
+
+
+def _with_facts(outcome: Outcome, first: Run) -> Outcome:
+    outcome = replace(outcome, runs=1, settings_changed=first.settings_changed)
+    if first.trace is None:
+        return outcome
+    perturbed = a_few(mode_dependent.mode_dependent(first.trace))
+    return replace(outcome, ops=len(first.trace.records), perturbed_ops=perturbed)
+
+
+def _ended(outcome: Outcome, failure: Failure, number: int) -> Outcome:
+    return replace(outcome, accuracy=failed_status(failure, number=2), runs=number, failure=failure)
+
+
+# ------------------------------------------------------------------------------------------------------- the row
+
+
+def row_of(spec: ModelSpec, options: RunOptions, outcome: Outcome, *, seconds: float | None) -> Row:
+    """The row of an outcome. Traces are written to the results folder: of runs that differ or failed, and of others
+    where that is asked for."""
+    names: list[str] = []
+    if options.output and (outcome.accuracy != "pass" or options.keep_traces):
+        key = file_key(suite=spec.suite, mode=options.mode, name=spec.name)
+        for number, trace in enumerate(outcome.traces, start=1):
+            names.append(f"traces/{key}.run{number}.log")
+            file.write(trace, Path(options.output) / names[-1])
+    return make_row(spec, options, outcome, iterations=outcome.iterations, traces=" ".join(names), seconds=seconds)
