@@ -83,7 +83,7 @@ class CapturedCall:
     ``op`` is ``str(func)``. ``args`` and ``kwargs`` keep their containers; tensors in them are :class:`Slot`,
     generators :class:`GeneratorSlot`, everything else is as it was. ``tensors`` holds a form where there is plain
     memory and a clone where there is none. ``random_states`` are the states of the default generators, as
-    ``randomstate`` reads them. ``settings`` are those of ``determinism.settings`` at the call. The last five fields
+    ``run.rng`` reads them. ``settings`` are those of ``run.settings`` at the call. The last five fields
     say where the call stood in the model; the caller fills them in with ``dataclasses.replace``.
     """
 
