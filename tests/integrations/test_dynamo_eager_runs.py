@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from hashbench.integrations.dynamo import phases
 from hashbench.trace.api import HashDebugTrace
+from hashbench.trace.mode import TracingMode
 
 
 @pytest.fixture
@@ -169,7 +170,7 @@ def test_fault_of_ours_changes_nothing_that_the_harness_writes(
 def test_run_that_fails_under_the_trace_alone_is_made_again_without(
     standin: Standin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(HashDebugTrace, "__torch_dispatch__", raises)
+    monkeypatch.setattr(TracingMode, "__torch_dispatch__", raises)
     found = with_us(standin, "steady", "--training")
     assert found.theirs["accuracy"] == "pass"
     assert "the run failed only under the trace: RuntimeError: a planted fault" in found.row.error
