@@ -23,7 +23,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from hashbench.records import ROW_SCHEMA, Row
-from hashbench.results.rows import header_line, row_line
+from hashbench.results.rows import ROWS
 
 PARTS = [(suite, mode) for suite in ("timm", "huggingface") for mode in ("training", "inference")]
 KERNELS = ("aten.index_put_.default", "aten.scatter_add_.default", "aten.convolution_backward.default")
@@ -50,7 +50,7 @@ def _differing(row: Row, kernel: str) -> Row:
 def _kinds(row: Row) -> list[str]:
     """The lines that one model may have in a night: passes, differs (in one kernel or another), crashes."""
     crashed = replace(row, accuracy="crashed", error="killed by signal 9 (SIGKILL)", distinct=None, rate=None)
-    return [row_line(kind) for kind in (row, *(_differing(row, kernel) for kernel in KERNELS), crashed)]
+    return [ROWS.line(kind) for kind in (row, *(_differing(row, kernel) for kernel in KERNELS), crashed)]
 
 
 def make_nights(root: Path, *, nights: int, rows: int, seed: int = 0) -> int:
@@ -72,7 +72,7 @@ def make_nights(root: Path, *, nights: int, rows: int, seed: int = 0) -> int:
                 kinds[number] = 1 + number % 4 if night >= turns[part, number] else 0
             for number in range(25, each, 100):
                 kinds[number] = int(chance.random() < 0.3)
-            text = header_line() + "".join(
+            text = ROWS.header + "".join(
                 [choices[kind] for choices, kind in zip(lines[part], kinds, strict=True)]
             ).replace("ENVIRONMENT", environment)
             folder = root / label / "_".join(part)

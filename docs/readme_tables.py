@@ -22,7 +22,8 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from hashbench.records import CAUSES, Row
+from hashbench.catalog import CAUSES
+from hashbench.records import Row
 from hashbench.results import audit_table
 from hashbench.results.rows import read_rows
 from hashbench.tools.audit import tables

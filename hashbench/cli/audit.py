@@ -133,11 +133,11 @@ def _show(progress: Progress) -> None:
 def _write(path: Path, rows: Sequence[AuditRow], output: Path) -> None:
     """The rows, and beside them the environment in which they were measured."""
     from hashbench.errors import HashbenchError
-    from hashbench.io import replace_bytes
-    from hashbench.results import audit_table
+    from hashbench.io import replace_bytes, replace_file
+    from hashbench.results.audit_table import AUDIT_ROWS
 
     try:
-        audit_table.write(path, rows)
+        replace_file(path, AUDIT_ROWS.text(rows))
         beside = path.with_name(f"{path.stem}.environment.json")
         replace_bytes(beside, (output / "environment.json").read_bytes())
     except OSError as error:

@@ -1,30 +1,78 @@
-"""Which models of a history deserve words, and in which order: the newest trouble first."""
+"""A row in words: how often and by how much it differs, where, and on what it is judged. The same in every report."""
 
 from __future__ import annotations
 
-from hashbench.catalog import kind_of
-from hashbench.report.history import History, ModelHistory, Spell
+from collections.abc import Sequence
+from pathlib import Path
 
-_WORST_FIRST = {"differ": 0, "fail": 1}
-
-
-def worth_telling(history: History) -> tuple[int, ...]:
-    """Indices of the models that have a row to tell of (:attr:`ModelHistory.told`): those in trouble in the last night
-    before those that were, what began last before what began earlier, differences before failures."""
-    told = [index for index, model in enumerate(history.models) if model.told is not None]
-    last = len(history.nights) - 1
-    return tuple(sorted(told, key=lambda index: _urgency(history.models[index], last)))
+from hashbench.records import Row
+from hashbench.report.history import Interval
+from hashbench.results.environments import EnvironmentChange
 
 
-def _urgency(model: ModelHistory, last: int) -> tuple[bool, int, int, tuple[str, ...]]:
-    spell = spell_at(model, model.told_night)
-    began = spell.first if spell is not None else -1
-    kind = _WORST_FIRST.get(kind_of(model.told.accuracy), 2) if model.told is not None else 2
-    return model.told_night != last, -began, kind, model.key
+def rate(row: Row) -> str:
+    """``33 of 33 replays``; empty where nothing was counted."""
+    if row.rate is None or row.trials is None:
+        return ""
+    return f"{round(row.rate * row.trials)} of {row.trials} {row.rate_of or 'runs'}"
 
 
-def spell_at(model: ModelHistory, night: int | None) -> Spell | None:
-    """The spell that holds a night; ``None`` where the model has no row in it."""
-    if night is None:
-        return None
-    return next((spell for spell in reversed(model.spells) if spell.first <= night <= spell.last), None)
+def how_often(row: Row) -> str:
+    """``33 of 33 replays (95 % interval: 91.0% to 100.0%), 34 different outcomes``."""
+    text = rate(row)
+    if text and row.rate_low is not None and row.rate_high is not None:
+        text += f" (95 % interval: {row.rate_low:.1%} to {row.rate_high:.1%})"
+    return text + (f", {row.distinct} different outcomes" if text and row.distinct else "")
+
+
+def how_much(row: Row) -> str:
+    """``101 169 elements (31 %), at most 3.6e-07 apart, 32 768 units in the last place``."""
+    parts = []
+    if row.differing_elements is not None:
+        share = f" ({100 * row.count_variability:.2g} %)" if row.count_variability is not None else ""
+        parts.append(f"{spaced(row.differing_elements)} elements{share}")
+    if row.max_abs_diff is not None:
+        parts.append(f"at most {row.max_abs_diff:.3g} apart")
+    if row.max_ulp is not None:
+        parts.append(f"{spaced(row.max_ulp)} units in the last place")
+    return ", ".join([*parts, *filter(None, [row.representation])])
+
+
+def deterministic_here(row: Row) -> str:
+    """What the deterministic algorithms did, and their price."""
+    price = f", at {row.deterministic_price:.2g} times the time" if row.deterministic_price is not None else ""
+    return row.deterministic_here + price if row.deterministic_here else ""
+
+
+def seen(one: Row | Interval | None) -> str:
+    """``eager_two_runs_differ (aten.dot.default, alignment)``: a status with the kernel and the cause."""
+    if one is None:
+        return "no row"
+    what = ", ".join(filter(None, (one.kernel, one.cause)))
+    return f"{one.accuracy} ({what})" if what else one.accuracy
+
+
+def spaced(number: int) -> str:
+    """``32 768``, with narrow spaces that do not break."""
+    return f"{number:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+
+
+def count(number: int, word: str) -> str:
+    """``1 model``, ``2 models``."""
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def change(one: EnvironmentChange) -> str:
+    """``packages.torch: 2.15.0 → 2.16.0``."""
+    return f"{one.key}: {one.base or '(none)'} → {one.new or '(none)'}"
+
+
+def scope_words(key: Sequence[str]) -> str:
+    """``torchvision · training · float32 · cpu``, of a zoo file only its name."""
+    suite, *rest = key[:-1]
+    return " · ".join(part for part in (suite_words(suite), *rest) if part)
+
+
+def suite_words(suite: str) -> str:
+    """The name of a suite; of the path of a zoo file its last part."""
+    return Path(suite).name if "/" in suite else suite

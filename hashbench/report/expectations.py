@@ -14,7 +14,7 @@ from enum import StrEnum
 from hashbench.catalog import Kind, kind_of
 from hashbench.records import Row
 from hashbench.report.compare import WORSE, Change, Outcome, compare
-from hashbench.report.history import History, ModelHistory, Spell
+from hashbench.report.history import History, Interval, ModelHistory
 from hashbench.results.environments import EnvironmentChange
 from hashbench.results.load import Provenance, Sweep
 from hashbench.results.rows import row_key
@@ -123,18 +123,18 @@ def unseen_nights(model: ModelHistory | None, expected: Row) -> int:
     """How many nights in a row, up to the last, the model ran and did not show what is ``expected``. Nights without a
     row of it, and nights in which it was skipped, do not count and do not end the row."""
     count = 0
-    for spell in reversed(model.spells if model else ()):
-        if kind_of(spell.accuracy) is Kind.SKIP:
+    for interval in reversed(model.intervals if model else ()):
+        if kind_of(interval.accuracy) is Kind.SKIP:
             continue
-        if _shows(spell, expected):
+        if _shows(interval, expected):
             return count
-        count += spell.last - spell.first + 1
+        count += interval.nights
     return count
 
 
-def _shows(spell: Spell, expected: Row) -> bool:
-    kernels = {spell.kernel, expected.kernel} - {""}
-    return spell.accuracy == expected.accuracy and len(kernels) <= 1
+def _shows(interval: Interval, expected: Row) -> bool:
+    kernels = {interval.kernel, expected.kernel} - {""}
+    return interval.accuracy == expected.accuracy and len(kernels) <= 1
 
 
 def judge(

@@ -6,8 +6,6 @@ The columns are those of ``accuracy.csv``, then ``since``, ``link`` and ``seen``
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,8 +19,8 @@ from hashbench.io import replace_file
 from hashbench.records import ROW_SCHEMA, Row
 from hashbench.report.compare import Change, Outcome, compare
 from hashbench.results.load import Provenance, Sweep, is_date, is_link, joined, load_sweep
-from hashbench.results.rows import EXPECTED_COLUMNS, header_line, refuse_duplicates, row_key, row_line
-from hashbench.results.table import defuse, one_line
+from hashbench.results.rows import EXPECTED_COLUMNS, ROWS, row_key
+from hashbench.text import one_line
 
 _SAME = frozenset({Outcome.UNCHANGED, Outcome.STILL_DIFFERS, Outcome.STILL_FAILS, Outcome.STILL_SKIPPED})
 
@@ -134,12 +132,8 @@ def read_expected(path: Path) -> Sweep | None:
 
 def expected_text(expected: Expected) -> str:
     """The CSV."""
-    text = io.StringIO()
-    text.write(f"{header_line().rstrip()},{','.join(EXPECTED_COLUMNS)}\n")
-    for row, told in expected.rows:
-        text.write(row_line(row).rstrip("\n") + ",")
-        csv.writer(text, lineterminator="\n").writerow([defuse(cell) for cell in (told.since, told.link, told.seen)])
-    return text.getvalue()
+    header = f"{ROWS.header.rstrip()},{','.join(EXPECTED_COLUMNS)}\n"
+    return header + "".join(ROWS.line(row, told.since, told.link, told.seen) for row, told in expected.rows)
 
 
 def write_expected(path: Path, expected: Expected) -> None:
@@ -148,7 +142,7 @@ def write_expected(path: Path, expected: Expected) -> None:
     Raises:
         HashbenchError: two rows have the same key, or the folder cannot be written.
     """
-    refuse_duplicates(str(path), [row for row, _ in expected.rows])
+    ROWS.refuse_duplicates(str(path), [row for row, _ in expected.rows])
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if expected.environments:

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from hashbench.catalog import kind_of
+from hashbench.report.describe import change
 from hashbench.report.expectations import Judged, Judgement, Standing
 from hashbench.report.junit import message
-from hashbench.report.text import shorten
-from hashbench.results.table import one_line
+from hashbench.text import one_line, shorten
 
 MOST = 10
 """Annotations of one level that GitHub shows of a step."""
@@ -28,7 +28,7 @@ def as_annotations(judged: Judged) -> str:
     errors += [_model("error", one) for one in judged.judgements if one.worse]
     warnings = [_model("warning", one) for one in judged.judgements if _asks_for_attention(one)]
     if judged.environment:
-        changes = "; ".join(f"{one.key}: {one.base or '(none)'} → {one.new or '(none)'}" for one in judged.environment)
+        changes = "; ".join(map(change, judged.environment))
         warnings.insert(0, _told("warning", "The environment changed", changes))
     worse = Counter(one.word for one in judged.judgements if one.worse)
     return "".join(

@@ -1,27 +1,28 @@
-"""Many sweeps of the same models, night after night: what each model did, and when that changed.
+"""Many sweeps of the same models, night after night: which nights, what each model did, when that changed.
 
-The report of a thousand nights must fit into one page, so a model's history is kept as *spells*: stretches of nights in
-which nothing about it changed.
+The report of a thousand nights must fit into one page, so a model's history is kept as *intervals*: stretches of nights
+in which nothing about it changed.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-import numpy
-from numpy.typing import NDArray
 
 from hashbench.catalog import kind_of
 from hashbench.errors import HashbenchError
 from hashbench.records import Row
-from hashbench.report.night_folders import NightFolder, find_nights
-from hashbench.report.night_rows import Memory, NightRows, read_night_rows
-from hashbench.results.environments import EnvironmentChange, environment_changes
-from hashbench.results.load import environments_beside, night_problems, selections_beside
+from hashbench.results.environments import EnvironmentChange, environment_changes, read_json_object
+from hashbench.results.load import ACCURACY_FILE, NIGHT_FILE, SELECTION_FILE, csv_files, load_file, night_problems
+from hashbench.results.rows import row_key
+
+STATE = ("accuracy", "kernel", "cause")
+"""The columns in which a night must equal the next one for both to belong to one interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Night:
     ``label`` is the folder's name, ``when`` the time of its beginning (ISO 8601, empty where nothing tells), ``counts``
     how many rows had each accuracy, ``seconds`` the sum over its rows, ``environments`` the fingerprints by their key,
     and ``changed`` what is different in them from the night before. ``problems`` are sentences on files of this night
-    that could not be read: their rows are in no count and in no spell.
+    that could not be read: their rows are in no count and in no interval.
     """
 
     label: str
@@ -45,9 +46,9 @@ class Night:
 
 
 @dataclass(frozen=True, slots=True)
-class Spell:
+class Interval:
     """Nights ``first`` to ``last`` (indices of :attr:`History.nights`, both included) in which a model had the same
-    ``accuracy``, ``kernel`` and ``cause``. A night without a row of the model belongs to no spell."""
+    ``accuracy``, ``kernel`` and ``cause``. A night without a row of the model belongs to no interval."""
 
     first: int
     last: int
@@ -55,18 +56,29 @@ class Spell:
     kernel: str = ""
     cause: str = ""
 
+    @property
+    def nights(self) -> int:
+        """How many nights it has."""
+        return self.last - self.first + 1
+
 
 @dataclass(frozen=True, slots=True)
 class ModelHistory:
     """One model over all nights. ``key`` follows :data:`~hashbench.records.ROW_KEY`. ``newest`` is its row in the last
-    night (``None``: it has none there); ``told`` is its newest row that is neither a pass nor a skip, of night
-    ``told_night``, with the diagnosis (``None``: there is none)."""
+    night (``None``: it has none there); ``trouble`` is its newest row that is neither a pass nor a skip, of night
+    ``trouble_night`` (``None``: there is none)."""
 
     key: tuple[str, ...]
-    spells: tuple[Spell, ...]
+    intervals: tuple[Interval, ...]
     newest: Row | None = None
-    told: Row | None = None
-    told_night: int | None = None
+    trouble: Row | None = None
+    trouble_night: int | None = None
+
+    def at(self, night: int | None) -> Interval | None:
+        """The interval that holds a night; ``None`` where the model has no row in it."""
+        if night is None:
+            return None
+        return next((one for one in reversed(self.intervals) if one.first <= night <= one.last), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,72 +89,75 @@ class History:
     models: tuple[ModelHistory, ...]
 
 
-# ------------------------------------------------------------------------------------------------ from folders
+_WORST_FIRST = {"differ": 0, "fail": 1}
 
-Numbers = NDArray[numpy.int32]
+
+def models_in_trouble(history: History) -> tuple[int, ...]:
+    """Indices of the models that have a row in trouble (:attr:`ModelHistory.trouble`), in the order in which a reader
+    wants them: those of the last night before those that were, what began last before what began earlier, differences
+    before failures."""
+    last = len(history.nights) - 1
+
+    def urgency(index: int) -> tuple[bool, int, int, tuple[str, ...]]:
+        model = history.models[index]
+        interval = model.at(model.trouble_night)
+        kind = _WORST_FIRST.get(kind_of(model.trouble.accuracy if model.trouble else ""), 2)
+        return model.trouble_night != last, -(interval.first if interval else -1), kind, model.key
+
+    return tuple(sorted((i for i, model in enumerate(history.models) if model.trouble is not None), key=urgency))
 
 
 def load_history(folders: Iterable[Path | str], *, until: Path | None = None) -> History:
-    """The history of the nights at ``folders`` (:func:`~hashbench.report.night_folders.find_nights` says which).
+    """The history of the nights at ``folders`` (:func:`find_nights` says which).
 
-    Only the last night and the rows that are told of are read wholly; of the others, what spells need. A file that
-    cannot be read is an error where the user named it or its night, and else a problem of its night. ``until`` is the
-    folder of the night that is to be the last.
+    A file that cannot be read is an error where the user named it or its night, and else a problem of its night.
+    ``until`` is the folder of the night that is to be the last.
 
     Raises:
         HashbenchError: a folder is not there or holds nothing, a file that was named cannot be read, or none can.
     """
-    found = _up_to(until, find_nights(folders))
-    collected = _Collected()
-    last = len(found) - 1
-    # The newest first: the first row worth telling is then the one to keep.
-    nights = [_night(found[index], collected, index=index, newest=index == last) for index in range(last, -1, -1)][::-1]
-    _refuse_nothing(nights)
-    return History(nights=tuple(_with_changes(nights)), models=tuple(collected.models(len(nights))))
-
-
-def _up_to(until: Path | None, nights: list[NightFolder]) -> list[NightFolder]:
-    places = [place for place, night in enumerate(nights) if until and night.path.resolve() == until.resolve()]
-    return nights[: places[0] + 1] if places else nights
-
-
-def _night(folder: NightFolder, collected: _Collected, *, index: int, newest: bool) -> Night:
-    problems = list(night_problems(folder.path, named=folder.named))
-    if not problems and not folder.files:
-        problems = [f"{folder.path} holds no accuracy.csv"]
-    environments: dict[str, Mapping[str, Any]] = {}
-    seconds = 0.0
-    for file in folder.files:
-        try:
-            here = environments_beside(file)
-            selections_beside(file)  # the fast way does not read it, and who compares with this night needs it
-            rows = read_night_rows(file, memory=collected.memory, wholly=newest)
-            collected.add(rows, file=file, night=index, newest=newest)
-        except HashbenchError as error:
-            if folder.named:
-                raise
-            problems.append(str(error))
-        else:
-            seconds += rows.seconds
-            environments |= here
-    return Night(
-        label=folder.label,
-        when=folder.when,
-        folder=folder.path,
-        counts=collected.counts(index),
-        seconds=seconds,
-        environments=environments,
-        problems=tuple(problems),
-    )
-
-
-def _refuse_nothing(nights: Sequence[Night]) -> None:
+    found = find_nights(folders)
+    last = next((place for place, one in enumerate(found) if until and one.path.resolve() == until.resolve()), None)
+    rows = _Rows()
+    found = found if last is None else found[: last + 1]
+    nights = [_night(folder, rows, index=index) for index, folder in enumerate(found)]
     if nights and all(night.problems and not night.counts for night in nights):
         raise HashbenchError(
             "no night can be read",
             consequence=nights[-1].problems[0],
             tip="Name folders that `hashbench sweep` or `hashbench nightly` wrote.",
         )
+    return History(nights=tuple(_with_changes(nights)), models=tuple(rows.models(last=len(nights) - 1)))
+
+
+def _night(folder: NightFolder, rows: _Rows, *, index: int) -> Night:
+    problems = list(night_problems(folder.path, named=folder.named))
+    if not problems and not folder.files:
+        problems = [f"{folder.path} holds no accuracy.csv"]
+    environments: dict[str, Mapping[str, Any]] = {}
+    counts: Counter[str] = Counter()
+    seconds = 0.0
+    for file in folder.files:
+        try:
+            sweep = load_file(file)
+            rows.add(sweep.rows, file=file, night=index)
+        except HashbenchError as error:
+            if folder.named:
+                raise
+            problems.append(str(error))
+        else:
+            counts.update(row.accuracy for row in sweep.rows)
+            seconds += sum(row.seconds or 0.0 for row in sweep.rows)
+            environments |= sweep.environments
+    return Night(
+        label=folder.label,
+        when=folder.when,
+        folder=folder.path,
+        counts=counts,
+        seconds=seconds,
+        environments=environments,
+        problems=tuple(problems),
+    )
 
 
 def _with_changes(nights: Iterable[Night]) -> Iterator[Night]:
@@ -157,86 +172,143 @@ def _with_changes(nights: Iterable[Night]) -> Iterator[Night]:
         before = night.environments or before
 
 
-class _Collected:
-    """What is known of all nights so far. Models and states have numbers in the order in which they were met."""
+@dataclass(slots=True)
+class _Rows:
+    """What the rows of all nights said, oldest first. ``states`` has night, model and :data:`STATE` of each, ``newest``
+    and ``trouble`` by model the last row with its night, and the last one that neither passes nor was skipped."""
 
-    def __init__(self) -> None:
-        self._models: dict[tuple[str, ...], int] = {}
-        self._states: dict[tuple[str, ...], int] = {}
-        self._nights: dict[int, tuple[Numbers, Numbers]] = {}
-        self.memory = Memory()
-        self._newest: dict[int, Row] = {}
-        self._told: dict[int, tuple[Row, int]] = {}
+    states: list[tuple[int | str, ...]] = field(default_factory=list)
+    numbers: dict[tuple[str, ...], int] = field(default_factory=dict)
+    newest: dict[int, tuple[int, Row]] = field(default_factory=dict)
+    trouble: dict[int, tuple[int, Row]] = field(default_factory=dict)
 
-    def add(self, rows: NightRows, *, file: Path, night: int, newest: bool) -> None:
+    def add(self, rows: Sequence[Row], *, file: Path, night: int) -> None:
         """Take in the rows of one CSV of ``night``; :class:`HashbenchError` where it has a row of a model already."""
-        models, states = _numbers(self._models, rows.keys), _numbers(self._states, rows.states)
-        others = self._nights.get(night, (_NONE, _NONE))
-        _refuse_twice(numpy.concatenate((others[0], models)), list(self._models), file=file)
-        for index in numpy.flatnonzero(self._worth_telling()[states]).tolist():
-            number = int(models[index])
-            if number not in self._told:
-                self._told[number] = (rows.row(index), night)
-        if newest:
-            self._newest |= {number: rows.row(index) for index, number in enumerate(models.tolist())}
-        self._nights[night] = (numpy.concatenate((others[0], models)), numpy.concatenate((others[1], states)))
+        numbered = [(self.numbers.setdefault(row_key(row), len(self.numbers)), row) for row in rows]
+        for number, row in numbered:
+            if self.newest.get(number, (-1, row))[0] == night:
+                raise HashbenchError(
+                    f"{file} holds {row.name} ({', '.join(filter(None, row_key(row)[:-1]))}) again",
+                    consequence="a night has one result of it",
+                    tip="Keep one of the two rows.",
+                )
+        for number, row in numbered:
+            self.states.append((number, night, row.accuracy, row.kernel, row.cause))
+            self.newest[number] = (night, row)
+            if not kind_of(row.accuracy).is_fine:
+                self.trouble[number] = (night, row)
 
-    def _worth_telling(self) -> NDArray[numpy.bool_]:
-        verdicts = (kind_of(accuracy) for accuracy, *_ in self._states)
-        return numpy.array([verdict not in ("pass", "skip") for verdict in verdicts], dtype=bool)
-
-    def counts(self, night: int) -> Counter[str]:
-        """How many rows of ``night`` have each accuracy."""
-        _, states = self._nights.get(night, (_NONE, _NONE))
-        found = Counter(dict(enumerate(numpy.bincount(states, minlength=len(self._states)).tolist())))
-        counts: Counter[str] = Counter()
-        for (accuracy, *_), number in self._states.items():
-            counts[accuracy] += found[number]
-        return +counts
-
-    def models(self, nights: int) -> Iterator[ModelHistory]:
+    def models(self, *, last: int) -> Iterator[ModelHistory]:
         """The histories of all models, sorted by their keys."""
-        table = numpy.full((len(self._models), nights), -1, dtype=numpy.int32)
-        for night, (models, states) in self._nights.items():
-            table[models, night] = states
-        spells = _spells(table, list(self._states))
-        for key, number in sorted(self._models.items()):
-            told, told_night = self._told.get(number, (None, None))
-            yield ModelHistory(
-                key=key, spells=spells[number], newest=self._newest.get(number), told=told, told_night=told_night
-            )
+        intervals = self._intervals()
+        for key, number in sorted(self.numbers.items()):
+            if number not in self.newest:
+                continue
+            night, newest = self.newest[number]
+            trouble_night, trouble = self.trouble.get(number, (None, None))
+            yield ModelHistory(key, tuple(intervals[number]), newest if night == last else None, trouble, trouble_night)
+
+    def _intervals(self) -> dict[int, list[Interval]]:
+        import pandas
+
+        rows = pandas.DataFrame(self.states, columns=["model", "night", *STATE])
+        rows = rows.sort_values(["model", "night"], kind="stable")
+        alike = (rows[["model", *STATE]] == rows[["model", *STATE]].shift()).all(axis=1)
+        begins = ~(alike & (rows["night"] == rows["night"].shift() + 1))
+        firsts = rows[begins]
+        lasts = rows["night"][begins.shift(-1, fill_value=True)]
+        found: dict[int, list[Interval]] = {}
+        for (model, first, *state), end in zip(firsts.to_numpy().tolist(), lasts, strict=True):
+            found.setdefault(model, []).append(Interval(first, int(end), *state))
+        return found
 
 
-_NONE: Numbers = numpy.array([], dtype=numpy.int32)
+# --------------------------------------------------------------------------------------------- which nights
+
+_DATE = re.compile(r"(\d{4}-\d{2}-\d{2})(?:[T_ -]?(\d{2})[:.-]?(\d{2})(?:[:.-]?(\d{2}))?)?")
 
 
-def _numbers(known: dict[tuple[str, ...], int], words: Sequence[tuple[str, ...]]) -> Numbers:
-    """The numbers of ``words``; new ones are added to ``known``."""
-    found = list(map(known.get, words))
-    if None in found:
-        found = [known.setdefault(word, len(known)) for word in words]
-    return numpy.array(found, dtype=numpy.int32)
+@dataclass(frozen=True, slots=True)
+class NightFolder:
+    """One night: its ``label``, the time of its beginning (ISO 8601, UTC), its ``path`` and the CSVs in it. ``named``:
+    the user named it, and not a folder of nights, so that what is wrong with it is an error."""
+
+    label: str
+    when: str
+    path: Path
+    files: tuple[Path, ...]
+    named: bool
 
 
-def _refuse_twice(models: Numbers, keys: Sequence[tuple[str, ...]], *, file: Path) -> None:
-    counts = numpy.bincount(models, minlength=1)
-    if counts.max() > 1:
-        key = keys[int(counts.argmax())]
-        raise HashbenchError(
-            f"{file} holds {key[-1]} ({', '.join(filter(None, key[:-1]))}) again",
-            consequence="a night has one result of it",
-            tip="Keep one of the two rows.",
-        )
+def find_nights(paths: Iterable[Path | str]) -> list[NightFolder]:
+    """The nights at ``paths``, oldest first, each once.
+
+    A path is a CSV, a folder that :func:`~hashbench.results.load.load_sweep` reads, or a folder of such folders.
+    Folders whose names begin with a date are nights of their own, also where each holds one sweep.
+
+    Raises:
+        HashbenchError: there is no such folder, or nothing in it.
+    """
+    found = {night.path.resolve(): night for path in paths for night in _nights_at(Path(path))}
+    return sorted(found.values(), key=lambda night: (datetime.fromisoformat(night.when), night.label))
 
 
-def _spells(table: Numbers, states: Sequence[tuple[str, ...]]) -> list[tuple[Spell, ...]]:
-    """The spells of each line of ``table`` (models × nights: numbers of states, -1 where there is no row)."""
-    begins = numpy.ones(table.shape, dtype=bool)
-    begins[:, 1:] = table[:, 1:] != table[:, :-1]
-    models, firsts = (places.tolist() for places in numpy.nonzero(begins))
-    found: list[list[Spell]] = [[] for _ in table]
-    nexts = [*firsts[1:], 0]  # 0 is where the next model's first spell begins
-    for model, first, following, state in zip(models, firsts, nexts, table[begins].tolist(), strict=True):
-        if state >= 0:
-            found[model].append(Spell(first, (following or table.shape[1]) - 1, *states[state]))
-    return [tuple(spells) for spells in found]
+def _nights_at(path: Path) -> Iterator[NightFolder]:
+    inner = _inner_nights(path)
+    if not inner:
+        yield _night_folder(path, csv_files(path), named=True)
+    for folder in inner:
+        yield _night_folder(folder, _accuracy_files(folder), named=False)
+
+
+def _inner_nights(path: Path) -> list[Path]:
+    """The folders in ``path`` that are nights; none where ``path`` is a night itself."""
+    if not path.is_dir() or (path / ACCURACY_FILE).is_file() or (path / NIGHT_FILE).is_file():
+        return []
+    folders = sorted(folder for folder in path.iterdir() if folder.is_dir())
+    dated = [folder for folder in folders if _DATE.match(folder.name) or (folder / NIGHT_FILE).is_file()]
+    # Subfolders that each hold a sweep (training, inference) are one night, unless they have dates.
+    deep = [folder for folder in folders if not (folder / ACCURACY_FILE).is_file() and _accuracy_files(folder)]
+    return sorted({*dated, *deep})
+
+
+def _accuracy_files(folder: Path) -> list[Path]:
+    own = folder / ACCURACY_FILE
+    return [own] if own.is_file() else sorted(folder.glob(f"*/{ACCURACY_FILE}"))
+
+
+def _night_folder(path: Path, files: list[Path], *, named: bool) -> NightFolder:
+    folder = path.parent if path.name == ACCURACY_FILE else path
+    label = folder.name or folder.resolve().name
+    return NightFolder(label=label, when=_when(label, folder, files), path=path, files=tuple(files), named=named)
+
+
+def _when(label: str, folder: Path, files: Iterable[Path]) -> str:
+    """When the first sweep of a night began: as it says itself, or the night does; else as the folder is called; else
+    the age of its files."""
+    began = sorted(filter(None, (_began(file.with_name(SELECTION_FILE)) for file in files)))
+    # A night whose sweeps are gone must not sort before the one of the same day that it came after.
+    began = began or list(filter(None, [_began(folder / NIGHT_FILE)]))
+    if began:
+        return began[0]
+    named = _DATE.match(label)
+    if named:
+        date, hour, minute, second = named.groups()
+        try:
+            return _utc(datetime.fromisoformat(f"{date}T{hour or '00'}:{minute or '00'}:{second or '00'}"))
+        except ValueError:
+            pass  # 2026-13-45 is no date
+    ages = [file.stat().st_mtime for file in files] or [folder.stat().st_mtime]
+    return _utc(datetime.fromtimestamp(min(ages), UTC))
+
+
+def _began(path: Path) -> str:
+    try:
+        return _utc(datetime.fromisoformat(str(read_json_object(path)["began"])))
+    except (HashbenchError, KeyError, ValueError):
+        return ""  # damaged: what that means is said where the sweep is read
+
+
+def _utc(time: datetime) -> str:
+    aware = time if time.tzinfo else time.replace(tzinfo=UTC)
+    return aware.astimezone(UTC).isoformat(timespec="seconds")

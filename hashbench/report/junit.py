@@ -13,7 +13,7 @@ from itertools import groupby
 from xml.etree import ElementTree
 
 from hashbench.catalog import kind_of
-from hashbench.records import Row
+from hashbench.report.describe import seen
 from hashbench.report.expectations import Judged, Judgement, Standing
 from hashbench.report.history import History
 
@@ -84,7 +84,7 @@ def _problem(problem: str) -> ElementTree.Element:
 
 def message(one: Judgement) -> str:
     """One line: what is seen, what was expected, and why."""
-    now = _seen(one.new)
+    now = seen(one.new)
     before = one.base.accuracy if one.base else "nothing"
     since = f" since {one.since}" if one.since else ""
     of = "expected" if one.expected or one.base is None else "last night"
@@ -92,13 +92,6 @@ def message(one: Judgement) -> str:
     note = f"; {one.note}" if one.note else ""
     link = f" {one.link}" if one.link else ""
     return f"{one.word}: {now} ({of}: {before}{since}{nights}){note}{link}"
-
-
-def _seen(row: Row | None) -> str:
-    if row is None:
-        return "no row"
-    what = ", ".join(filter(None, (row.kernel, row.cause)))
-    return f"{row.accuracy} ({what})" if what else row.accuracy
 
 
 def _told(one: Judgement) -> str:

@@ -16,12 +16,13 @@ from tabulate import tabulate
 
 from hashbench.catalog import Kind, kind_of
 from hashbench.records import Row
+from hashbench.report.describe import seen
 from hashbench.report.expectations import STALE_AFTER, Judged, Judgement, Standing
-from hashbench.report.history import History, ModelHistory, Spell
-from hashbench.report.text import escape_markdown, shorten
+from hashbench.report.history import History, ModelHistory
+from hashbench.report.text import escape_markdown
 from hashbench.results.environments import EnvironmentChange
 from hashbench.results.load import is_link
-from hashbench.results.table import one_line
+from hashbench.text import one_line, shorten
 
 LIMIT = 900_000
 """Bytes of UTF-8; GitHub shows no summary of a step that has more than 1 MiB."""
@@ -118,7 +119,7 @@ def _changed(history: History, judged: Judged, room: _Room) -> Iterator[str]:
     if judged.before is None:
         return
     before = judged.before
-    moves = ((model.key, _did(_spell_in(model, before)), _did(_spell_in(model, last))) for model in history.models)
+    moves = ((model.key, seen(model.at(before)), seen(model.at(last))) for model in history.models)
     changes = [move for move in moves if move[1] != move[2]]
     yield f"## What changed since {_text(judged.last, _NAME)}"
     if not changes:
@@ -131,17 +132,6 @@ def _changed(history: History, judged: Judged, room: _Room) -> Iterator[str]:
 def _changed_cells(change: tuple[tuple[str, ...], str, str]) -> list[str]:
     key, before, now = change
     return [*_model_cells(key), _text(before), _text(now)]
-
-
-def _spell_in(model: ModelHistory, night: int) -> Spell | None:
-    return next((spell for spell in reversed(model.spells) if spell.first <= night <= spell.last), None)
-
-
-def _did(spell: Spell | None) -> str:
-    if spell is None:
-        return "no row"
-    what = ", ".join(filter(None, (spell.kernel, spell.cause)))
-    return f"{spell.accuracy} ({what})" if what else spell.accuracy
 
 
 def _environment(judged: Judged, room: _Room) -> Iterator[str]:
@@ -210,10 +200,10 @@ def _row_cells(one: Judgement, model: ModelHistory | None, labels: Sequence[str]
 
 
 def _since(model: ModelHistory | None, labels: Sequence[str]) -> str:
-    if model is None or not model.spells:
+    if model is None or not model.intervals:
         return ""
-    spell = model.spells[-1]
-    return f"{spell.last - spell.first + 1}, since {labels[spell.first]}"
+    interval = model.intervals[-1]
+    return f"{interval.nights}, since {labels[interval.first]}"
 
 
 # ----------------------------------------------------------------------------------------------- expectations

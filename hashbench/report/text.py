@@ -15,8 +15,7 @@ from tabulate import tabulate
 from hashbench.records import ROW_COLUMNS, ROW_KEY, Row
 from hashbench.report.compare import WORSE, Change, Comparison, Outcome
 from hashbench.results.table import defuse
-from hashbench.text import one_line
-from hashbench.text import shorten as shorten
+from hashbench.text import one_line, shorten
 
 COUNTED_ONLY = frozenset({Outcome.UNCHANGED, Outcome.STILL_SKIPPED, Outcome.NOT_SELECTED})
 """Outcomes whose models are not listed, because nothing about them asks for attention."""

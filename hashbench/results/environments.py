@@ -1,11 +1,15 @@
-"""What differs between the machines and settings of two sweeps."""
+"""The fingerprints of the machines that rows were made on, beside their CSV, and what differs between two of them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from hashbench.errors import HashbenchError
+from hashbench.records import ROW_SCHEMA
 
 VOLATILE = frozenset(
     {
@@ -61,3 +65,56 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
             yield from _flat(inner, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", inner if isinstance(inner, str) else json.dumps(inner, sort_keys=True)
+
+
+# ------------------------------------------------------------------------------------------------ beside a CSV
+
+
+def environment_file(path: Path) -> Path | None:
+    """The environment that belongs to a CSV: ``<name>.environment.json`` or ``environment.json`` beside it."""
+    candidates = (path.with_name(f"{path.stem}.environment.json"), path.with_name("environment.json"))
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
+
+
+def environments_of(path: Path) -> tuple[dict[str, Any], ...]:
+    """The fingerprints of the machines that a CSV's rows were made on: the newest, then the ``previous`` ones. None
+    where no environment lies beside it."""
+    file = environment_file(path)
+    if file is None:
+        return ()
+    content = read_json_object(file)
+    previous = content.pop("previous", [])
+    earlier = previous if isinstance(previous, list) else []
+    return (content, *(one for one in earlier if isinstance(one, dict)))
+
+
+def environments_by_key(path: Path) -> dict[str, Mapping[str, Any]]:
+    """:func:`environments_of`, each by its ``key``, which the rows name as their ``env``."""
+    return {str(environment.get("key", "")): environment for environment in environments_of(path)}
+
+
+def check_schema(path: Path) -> None:
+    """Refuse a CSV whose environment file was written by a version with other columns."""
+    environment = environment_file(path)
+    if environment is None:
+        return
+    schema = read_json_object(environment).get("schema", ROW_SCHEMA)
+    if schema != ROW_SCHEMA:
+        raise HashbenchError(
+            f"{path} has schema {schema!r} and this hashbench reads schema {ROW_SCHEMA}",
+            consequence=f"its columns may mean something else ({environment.name} says so)",
+            tip="Read it with the version that wrote it, or run the sweep again.",
+        )
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in ``path``; :class:`HashbenchError` where there is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise HashbenchError(f"cannot read {path}", consequence=error.strerror or str(error)) from error
+    except (ValueError, RecursionError) as error:
+        raise HashbenchError(f"cannot read {path}", consequence=f"it is not JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise HashbenchError(f"cannot read {path}", consequence="it holds no JSON object")
+    return content

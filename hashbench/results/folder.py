@@ -24,7 +24,7 @@ from typing import Any
 from hashbench.errors import HashbenchError
 from hashbench.io import replace_file
 from hashbench.records import ModelSpec, Row
-from hashbench.results.rows import header_line, row_from_json, row_line, row_to_json
+from hashbench.results.rows import ROWS, row_from_json, row_to_json
 
 _LONGEST_NAME = 80
 """Characters of a model's name in a file name; file systems take 255 bytes, and suite, mode and ending come on top."""
@@ -254,7 +254,7 @@ class ResultsFolder:
 
     def rebuild_csv(self, rows: Iterable[Row]) -> None:
         """Make ``accuracy.csv`` hold exactly ``rows``; a file that does already is left alone."""
-        text = header_line() + "".join(map(row_line, rows))
+        text = ROWS.text(rows)
         with contextlib.suppress(FileNotFoundError):
             if self.csv.read_bytes() == text.encode():
                 return
@@ -262,7 +262,7 @@ class ResultsFolder:
 
     def append_to_csv(self, row: Row) -> None:
         """Add one line to ``accuracy.csv``, all of it or nothing."""
-        line = row_line(row).encode()
+        line = ROWS.line(row).encode()
         descriptor = os.open(self.csv, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:
             length = os.fstat(descriptor).st_size

@@ -16,16 +16,10 @@ from typing import Any, Literal
 from hashbench.errors import HashbenchError
 from hashbench.records import SWEEP_SCHEMA, Row
 from hashbench.results.audit_table import is_audit
-from hashbench.results.rows import (
-    EXPECTED_COLUMNS,
-    check_schema,
-    environments_of,
-    read_json_object,
-    refuse_duplicates,
-    row_key,
-    rows_of,
-)
-from hashbench.results.table import CsvTable, one_line, read_table, restore
+from hashbench.results.environments import check_schema, environments_by_key, read_json_object
+from hashbench.results.rows import EXPECTED_COLUMNS, ROWS, row_key
+from hashbench.results.table import Table, read_table, restore
+from hashbench.text import one_line
 
 ACCURACY_FILE = "accuracy.csv"
 SELECTION_FILE = "sweep.json"
@@ -113,7 +107,7 @@ def joined(parts: Collection[Sweep], *, path: Path, damaged_night: bool = False)
             tip="Name one of its CSVs.",
         )
     rows = tuple(row for part in parts for row in part.rows)
-    refuse_duplicates(str(path), rows)
+    ROWS.refuse_duplicates(str(path), rows)
     return Sweep(
         label=str(path),
         rows=rows,
@@ -149,11 +143,11 @@ def load_file(path: Path) -> Sweep:
     check_schema(path)
     table = read_table(path)
     kind = kind_of(table.header)
-    rows = tuple(rows_of(table) if kind == "hashbench" else _dynamo_rows(table))
+    rows = tuple(ROWS.rows(table) if kind == "hashbench" else _dynamo_rows(table))
     return Sweep(
         label=str(path),
         rows=rows,
-        environments=environments_beside(path),
+        environments=environments_by_key(path),
         kind=kind,
         selections=selections_beside(path),
         provenance=_provenance(table, rows) if kind == "hashbench" else {},
@@ -163,31 +157,27 @@ def load_file(path: Path) -> Sweep:
 # ----------------------------------------------------------------------------------------------- what is expected
 
 
-def _provenance(table: CsvTable, rows: Collection[Row]) -> dict[tuple[str, ...], Provenance]:
-    columns = [column for column in table.header if column in EXPECTED_COLUMNS]
-    if not columns:
-        return {}
-    places = {column: table.header.index(column) for column in columns}
+def _provenance(table: Table, rows: Collection[Row]) -> dict[tuple[str, ...], Provenance]:
+    cells = table.cells.reindex(columns=list(EXPECTED_COLUMNS), fill_value="").map(restore)
     found = {}
-    for row, (line, cells) in zip(rows, table.rows(), strict=True):
-        values = {column: restore(cells[place]) for column, place in places.items()}
-        if any(values.values()):
-            _check_provenance(values, place=f"line {line} of {table.path}")
-            found[row_key(row)] = Provenance(**values)
+    for row, line, values in zip(rows, cells.index, cells.to_numpy().tolist(), strict=True):
+        if any(values):
+            found[row_key(row)] = provenance = Provenance(*values)
+            _check_provenance(provenance, place=f"line {line} of {table.path}")
     return found
 
 
-def _check_provenance(values: Mapping[str, str], *, place: str) -> None:
-    for column in ("since", "seen"):
-        if not is_date(values.get(column, "")):
+def _check_provenance(values: Provenance, *, place: str) -> None:
+    for column, day in (("since", values.since), ("seen", values.seen)):
+        if not is_date(day):
             raise HashbenchError(
-                f"{place} has {one_line(values[column])[:40]!r} as {column}",
+                f"{place} has {one_line(day)[:40]!r} as {column}",
                 consequence="that is no date",
                 tip="Write it as 2026-11-20, or leave it empty.",
             )
-    if not is_link(values.get("link", "")):
+    if not is_link(values.link):
         raise HashbenchError(
-            f"{place} has {one_line(values['link'])[:80]!r} as link",
+            f"{place} has {one_line(values.link)[:80]!r} as link",
             consequence="that is no address",
             tip="It begins with https:// and holds no spaces or quotes.",
         )
@@ -221,44 +211,31 @@ def kind_of(header: Collection[str]) -> Kind:
     return "dynamo" if "dev" in header and "batch_size" in header else "dynamo_expected"
 
 
-def _dynamo_rows(table: CsvTable) -> list[Row]:
-    numbered = [(line, _dynamo_row(table, line, cells)) for line, cells in table.rows(pad=True)]
-    refuse_duplicates(str(table.path), [row for _, row in numbered], lines=[line for line, _ in numbered])
-    return [row for _, row in numbered]
-
-
 _STATUS_WORD = re.compile(r"[A-Za-z]\w*")
 
 
-def _dynamo_row(table: CsvTable, line: int, cells: list[str]) -> Row:
-    values = dict(zip(table.header, map(one_line, cells), strict=True))
-    accuracy = values["accuracy"]
-    if accuracy in ("", "0"):
-        # A row of a model that did not load is dev,name,0,status padded with "0": with --tag, the status lands there.
-        accuracy = values.get("tag", accuracy)
-    if not _STATUS_WORD.fullmatch(accuracy) or not values["name"]:
-        raise HashbenchError(
-            f"line {line} of {table.path} has {accuracy!r} as accuracy of {values['name']!r}",
-            consequence="that is no result",
-            tip="Is it a CSV of an --accuracy run?",
-        )
-    batch_size = values.get("batch_size", "")
-    return Row(
-        dev=values.get("dev", ""),
-        name=values["name"],
+def _dynamo_rows(table: Table) -> list[Row]:
+    columns = ["dev", "name", "batch_size", "accuracy", "tag"]
+    cells = table.cells.reindex(columns=columns, fill_value="").map(one_line)
+    # A row of a model that did not load is dev,name,0,status padded with "0": with --tag, the status lands there.
+    padded = cells["accuracy"].isin(["", "0"]) & (cells["tag"] != "")
+    cells["accuracy"] = cells["accuracy"].mask(padded, cells["tag"])
+    rows = []
+    for line, (dev, name, batch_size, accuracy, _) in zip(cells.index, cells.to_numpy().tolist(), strict=True):
+        if not _STATUS_WORD.fullmatch(accuracy) or not name:
+            raise HashbenchError(
+                f"line {line} of {table.path} has {accuracy!r} as accuracy of {name!r}",
+                consequence="that is no result",
+                tip="Is it a CSV of an --accuracy run?",
+            )
         # Dynamo writes 0 where it does not know the batch size.
-        batch_size=int(batch_size) if re.fullmatch("[0-9]{1,9}", batch_size) and int(batch_size) else None,
-        accuracy=accuracy,
-    )
+        known = re.fullmatch("[0-9]{1,9}", batch_size) and int(batch_size)
+        rows.append(Row(dev, name, known or None, accuracy))
+    ROWS.refuse_duplicates(str(table.path), rows, lines=list(cells.index))
+    return rows
 
 
 # ------------------------------------------------------------------------------------- beside an accuracy.csv
-
-
-def environments_beside(path: Path) -> dict[str, Mapping[str, Any]]:
-    """``env`` of a row → fingerprint: the environment of the sweep and, after a resume, its ``previous`` ones. Each
-    holds its own ``key``."""
-    return {str(environment.get("key", "")): environment for environment in environments_of(path)}
 
 
 def selections_beside(file: Path) -> tuple[Selection, ...]:

@@ -18,9 +18,9 @@ from typing import Any
 
 from hashbench.errors import HashbenchError
 from hashbench.records import ModelSpec, Row, RunOptions
+from hashbench.results.environments import read_json_object
 from hashbench.results.folder import NOT_A_ROW, ResultsFolder, file_key, row_in
 from hashbench.results.manifest import Model, Partition, as_whole, manifest_of, option_differences, schema_difference
-from hashbench.results.rows import read_json_object
 from hashbench.text import a_few
 
 _MOST_PARTITIONS = 1_000_000

@@ -1,64 +1,77 @@
-"""Any CSV file as a header and numbered lines of cells, refused with one line where it is none.
+"""CSV files as pandas tables, and dataclasses as their rows: read back exactly, refused with one line where damaged.
 
-Knows nothing of hashbench's columns: :mod:`hashbench.results.rows` and :mod:`hashbench.results.load` build on it.
+A row is always one physical line, so that a file that was cut off shows it. An absent value is an empty cell, never a
+zero. A cell that a spreadsheet would execute is defused on writing and restored on reading. Writing needs no pandas: a
+sweep appends one line at a time.
 """
 
 from __future__ import annotations
 
 import csv
+import difflib
 import io
+import operator
 import re
-from collections import Counter
-from collections.abc import Iterator
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hashbench.errors import HashbenchError
-from hashbench.text import one_line as one_line
+from hashbench.io import from_json
+from hashbench.text import one_line
+
+if TYPE_CHECKING:
+    import pandas
 
 LONGEST_CELL = 1 << 24
 """Characters; the csv module stops at 131 072 by default, and the text of an error may be longer."""
 
+T = TypeVar("T")
+
+# -------------------------------------------------------------------------------------------- any CSV file
+
 
 @dataclass(frozen=True, slots=True)
-class CsvTable:
-    """A CSV file: its column names, and for every row the number of its line (the header's is 1) and its cells."""
+class Table:
+    """A CSV file as texts: ``cells`` has the names of the first line as columns, and the numbers of the lines as index
+    (the header's is 1). ``short`` has those lines that have fewer cells than the header, and how many; what they lack
+    is empty."""
 
     path: Path
-    header: tuple[str, ...]
-    lines: tuple[tuple[int, list[str]], ...]
+    cells: pandas.DataFrame
+    short: Mapping[int, int]
 
-    def rows(self, *, pad: bool = False) -> Iterator[tuple[int, list[str]]]:
-        """Line number and as many cells as the header has. ``pad`` fills short rows with empty cells; without it, and
-        for rows that are too long, :class:`HashbenchError` names the line."""
-        for line, cells in self.lines:
-            missing = len(self.header) - len(cells)
-            if missing < 0 or (missing and not pad):
-                raise _damaged(self.path, line, f"{len(cells)} cells where the header has {len(self.header)}")
-            yield line, cells + [""] * missing
+    @property
+    def header(self) -> list[str]:
+        """The names of the columns."""
+        return list(self.cells.columns)
 
 
-def read_table(path: Path) -> CsvTable:
+def read_table(path: Path) -> Table:
     """Read ``path`` as CSV: UTF-8, comma-separated, one line per row; blank lines are passed over.
 
     Raises:
-        HashbenchError: the file cannot be read, is not a CSV, or is cut off.
+        HashbenchError: the file cannot be read, is not a CSV, is cut off, or has a row longer than its header.
     """
     text = _read_text(path)
-    _refuse_other_formats(path, text)
-    if not text.endswith(("\n", "\r")):
+    blank = len(text) - len(text.lstrip("\r\n"))
+    cells = _parsed(path, text[blank:])
+    cells.index += 1 + text[:blank].count("\n")
+    header = [str(name) for name in cells.iloc[0]]
+    repeated = list(dict.fromkeys(name for name in header if header.count(name) > 1))
+    if repeated:
         raise HashbenchError(
-            f"{path} is cut off",
-            consequence="its last line has no end",
-            tip="Make it again; if that line is complete, end it with a line break.",
+            f"{path} names a column twice",
+            consequence=f"{', '.join(repeated)} has no single meaning",
+            tip=_MAKE_IT_AGAIN,
         )
-    records = _parse(path, text)
-    if not records:
-        raise HashbenchError(f"{path} holds only blank lines", consequence="there is no header", tip=_MAKE_IT_AGAIN)
-    header = tuple(records[0][1])
-    _refuse_repeated_columns(path, header)
-    return CsvTable(path=path, header=header, lines=tuple(records[1:]))
+    cells = cells.iloc[1:].set_axis(header, axis=1).dropna(how="all")
+    filled = cells.notna().sum(axis=1)
+    short = {int(line): int(number) for line, number in zip(cells.index, filled, strict=True) if number < len(header)}
+    return Table(path, cells.fillna(""), short)
 
 
 _MAKE_IT_AGAIN = "Name the accuracy.csv of a sweep, or its folder."
@@ -75,16 +88,38 @@ def _read_text(path: Path) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise HashbenchError(f"{path} is not a CSV", consequence="it is not UTF-8 text", tip=_MAKE_IT_AGAIN) from error
-    if "\0" in text:
-        raise HashbenchError(f"{path} is not a CSV", consequence="it holds binary data", tip=_MAKE_IT_AGAIN)
+    formats = {"{": "it looks like JSON", "[": "it looks like JSON", "<": "it looks like HTML or XML"}
+    why = "it holds binary data" if "\0" in text else formats.get(text.lstrip()[:1], "")
+    if why or not text.strip():
+        raise HashbenchError(f"{path} is not a CSV", consequence=why or "it is blank", tip=_MAKE_IT_AGAIN)
+    if not text.endswith(("\n", "\r")):
+        raise HashbenchError(
+            f"{path} is cut off",
+            consequence="its last line has no end",
+            tip="Make it again; if that line is complete, end it with a line break.",
+        )
     return text
 
 
-def _refuse_other_formats(path: Path, text: str) -> None:
-    formats = {"{": "JSON", "[": "JSON", "<": "HTML or XML"}
-    found = formats.get(text.lstrip()[0])
-    if found:
-        raise HashbenchError(f"{path} is not a CSV", consequence=f"it looks like {found}", tip=_MAKE_IT_AGAIN)
+def _parsed(path: Path, text: str) -> pandas.DataFrame:
+    """A line of texts for each line of ``text``, short ones filled with ``None``."""
+    import pandas
+
+    for line, content in enumerate(text.split("\n") if '"' in text else (), start=1):
+        if content.count('"') % 2:
+            raise _damaged(path, line, "a quoted cell spreads over several lines")
+    try:
+        with _long_cells():
+            return pandas.read_csv(
+                io.StringIO(text),
+                engine="python",
+                header=None,
+                dtype=object,
+                na_filter=False,
+                skip_blank_lines=False,
+            )
+    except (pandas.errors.ParserError, csv.Error) as error:
+        raise HashbenchError(f"cannot read {path}", consequence=one_line(str(error)), tip=_MEND) from error
 
 
 @contextmanager
@@ -96,40 +131,197 @@ def _long_cells() -> Iterator[None]:
         csv.field_size_limit(before)
 
 
-def _parse(path: Path, text: str) -> list[tuple[int, list[str]]]:
-    """Every line that is not blank, with its number; a row that spreads over several lines is refused."""
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    records: list[tuple[int, list[str]]] = []
-    line = 0
-    try:
-        with _long_cells():
-            for cells in reader:
-                if reader.line_num != line + 1:
-                    raise _damaged(path, line + 1, "a quoted cell spreads over several lines")
-                line = reader.line_num
-                if cells:
-                    records.append((line, cells))
-    except csv.Error as error:
-        raise _damaged(path, line + 1, str(error)) from error
-    return records
-
-
-def _refuse_repeated_columns(path: Path, header: tuple[str, ...]) -> None:
-    repeated = [name for name, count in Counter(header).items() if count > 1]
-    if repeated:
-        raise HashbenchError(
-            f"{path} names a column twice",
-            consequence=f"{', '.join(repeated)} has no single meaning",
-            tip=_MAKE_IT_AGAIN,
-        )
+_MEND = "The file is damaged or was cut off; make it again or mend that line."
 
 
 def _damaged(path: Path, line: int, why: str) -> HashbenchError:
-    return HashbenchError(
-        f"cannot read line {line} of {path}",
-        consequence=why,
-        tip="The file is damaged or was cut off; make it again or mend that line.",
-    )
+    return HashbenchError(f"cannot read line {line} of {path}", consequence=why, tip=_MEND)
+
+
+# ------------------------------------------------------------------------------- one dataclass as rows of a CSV
+
+_WHOLE_NUMBER = re.compile(r"-?[0-9]+")
+_NUMBER = re.compile(r"-?([0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?|inf|nan)", re.IGNORECASE)
+"""Python's own ``int`` and ``float`` also take ``1_0``, spaces and other alphabets' digits."""
+
+_LONGEST_NUMBER = 400
+"""Digits: Python refuses to read whole numbers of more than 4300."""
+
+
+@dataclass(frozen=True)
+class RowFormat(Generic[T]):
+    """How a dataclass of texts and numbers lies in a CSV and in JSON: one column a field, in their order.
+
+    ``what`` the file holds and which file is its ``example`` are for messages. ``required`` columns no file may lack;
+    those ``filled`` may not be empty. ``words`` has for a column what it is called and which words it may hold,
+    ``extra`` are columns that a file may have beside the fields. ``key`` identifies a row, and ``label`` is a key in
+    words. ``whole`` says which whole numbers there are, and what such a number is called.
+    """
+
+    kind: type[T]
+    what: str
+    example: str
+    key: tuple[str, ...]
+    label: Callable[[Sequence[str]], str]
+    required: tuple[str, ...]
+    filled: tuple[str, ...]
+    words: Mapping[str, tuple[str, Sequence[str]]]
+    extra: tuple[str, ...] = ()
+    whole: tuple[re.Pattern[str], str] = (_WHOLE_NUMBER, "a whole number")
+    types: Mapping[str, type] = field(init=False)
+    key_of: Callable[[T], tuple[str, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        hints = {name: typing.get_args(hint) or (hint,) for name, hint in typing.get_type_hints(self.kind).items()}
+        object.__setattr__(self, "types", {name: hint[0] for name, hint in hints.items()})
+        object.__setattr__(self, "key_of", operator.attrgetter(*self.key))
+
+    # ------------------------------------------------------------------------------------------- writing
+
+    @property
+    def header(self) -> str:
+        """The first line of a file, with its line end."""
+        return ",".join(self.types) + "\n"
+
+    def line(self, row: T, *more: str) -> str:
+        """``row`` as one line, with its line end, and with ``more`` cells at its end. Texts lose their line breaks and
+        control characters (see :func:`one_line`); everything else survives :meth:`rows` exactly."""
+        cells = [self._cell(name, getattr(row, name)) for name in self.types]
+        return csv_line([*cells, *(defuse(one_line(cell)) for cell in more)])
+
+    def text(self, rows: Iterable[T]) -> str:
+        """The CSV of ``rows``."""
+        return self.header + "".join(map(self.line, rows))
+
+    def _cell(self, column: str, value: Any) -> str:
+        """``repr`` of a float is the shortest text that reads back as the same number."""
+        if value is None or value == "":
+            return ""
+        kind = self.types[column]
+        if kind is str:
+            return defuse(one_line(value))
+        return repr(float(value)) if kind is float else str(operator.index(value))
+
+    # ------------------------------------------------------------------------------------------- reading
+
+    def rows(self, table: Table) -> list[T]:
+        """The rows of ``table`` in its order, equal to those that were written. A column that it lacks reads as absent.
+
+        Raises:
+            HashbenchError: it lacks a required column or has an unknown one, a cell holds a word or a number that is
+                none, or two rows have the same key.
+        """
+        self._check_header(table)
+        self._check_cells(table)
+        empty = {name: "" if kind is str else None for name, kind in self.types.items()}
+        columns = [(name, self.types.get(name)) for name in table.header]
+        rows = []
+        for line, cells in zip(table.cells.index, table.cells.to_numpy().tolist(), strict=True):
+            values: dict[str, Any] = dict(empty)
+            for (column, kind), cell in zip(columns, cells, strict=True):
+                if cell and kind is not None:
+                    values[column] = restore(cell) if kind is str else self._number(table.path, line, column, cell)
+            rows.append(self.kind(**values))
+        self.refuse_duplicates(str(table.path), rows, lines=list(table.cells.index))
+        return rows
+
+    def _check_cells(self, table: Table) -> None:
+        cells = table.cells
+        for line, count in table.short.items():
+            raise _damaged(table.path, line, f"{count} cells where the header has {len(table.header)}")
+        for column in self.filled:
+            empty = cells.index[cells[column] == ""]
+            if len(empty):
+                raise HashbenchError(
+                    f"line {empty[0]} of {table.path} has no {column}", consequence="the row says nothing"
+                )
+        for column, (_, words) in self.words.items():
+            strange = cells[column][~cells[column].isin(words)]
+            if len(strange):
+                raise self._no_word(column, str(strange.iloc[0]), f"line {strange.index[0]} of {table.path}")
+
+    def _check_header(self, table: Table) -> None:
+        missing = [name for name in self.required if name not in table.header]
+        if len(missing) == len(self.required):
+            raise HashbenchError(
+                f"{table.path} is not a CSV of {self.what}",
+                consequence=f"its first line does not name the columns {', '.join(self.required)}",
+                tip=f"Name {self.example}, or its folder.",
+            )
+        if missing:
+            raise HashbenchError(
+                f"{table.path} lacks the columns {', '.join(missing)}",
+                consequence="its rows cannot be told apart or judged",
+                tip="Make it again.",
+            )
+        known = {*self.types, *self.extra}
+        unknown = [one_line(name) or "(no name)" for name in table.header if name not in known]
+        if unknown:
+            raise HashbenchError(
+                f"{table.path} has columns that this hashbench does not know: {', '.join(unknown)}",
+                consequence="another version or another tool wrote it",
+                tip="Read it with the version that wrote it, or delete these columns.",
+            )
+
+    def _no_word(self, column: str, word: str, place: str) -> HashbenchError:
+        name, words = self.words[column]
+        near = difflib.get_close_matches(word, words, n=1)
+        return HashbenchError(
+            f"{place} has the {column} {one_line(word)[:80]!r}",
+            consequence=f"hashbench knows no such {name}",
+            tip=f"Did you mean {near[0]}?" if near else f"It is one of: {', '.join(words)}.",
+        )
+
+    def _number(self, path: Path, line: int, column: str, cell: str) -> int | float:
+        whole = self.types[column] is int
+        pattern, description = self.whole if whole else (_NUMBER, "a number")
+        if not pattern.fullmatch(cell) or len(cell) > _LONGEST_NUMBER:
+            raise HashbenchError(
+                f"line {line} of {path} has {one_line(cell)[:40]!r} as {column}",
+                consequence=f"that is not {description}",
+                tip="Mend that cell, or leave it empty if the value is not known.",
+            )
+        return int(cell) if whole else float(cell)
+
+    def refuse_duplicates(self, label: str, rows: Iterable[T], *, lines: Sequence[int] = ()) -> None:
+        """Raise :class:`HashbenchError` when two of ``rows`` have the same key; ``lines`` are theirs in the file."""
+        seen: dict[tuple[str, ...], int] = {}
+        for index, key in enumerate(map(self.key_of, rows)):
+            first = seen.setdefault(key, index)
+            if first != index:
+                where = f"lines {lines[first]} and {lines[index]}" if lines else "its two rows"
+                raise HashbenchError(
+                    f"{label} holds {self.label(key)} twice",
+                    consequence=f"{where} cannot both be its result",
+                    tip="Keep one of the two.",
+                )
+
+    # --------------------------------------------------------------------------------------------- JSON
+
+    def from_json(self, value: Any) -> T:
+        """The row of which :func:`hashbench.io.to_json` made ``value``.
+
+        Raises:
+            ValueError: a field is missing, unknown or of another type, or holds a word or a number that is none.
+        """
+        row = from_json(self.kind, value, where="not a row: it")
+        for column, (_, words) in self.words.items():
+            if getattr(row, column) not in words:
+                raise ValueError(f"not a row: {column} is {getattr(row, column)!r:.80}")
+        for column, number in ((name, getattr(row, name)) for name, kind in self.types.items() if kind is int):
+            if number is not None and not self.whole[0].fullmatch(str(number)):
+                raise ValueError(f"not a row: {column} is {number}, not {self.whole[1]}")
+        return row
+
+
+def csv_line(cells: Iterable[str]) -> str:
+    """One line of a CSV, with its line end."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(cells)
+    return line.getvalue()
+
+
+# ----------------------------------------------------------------------------------------------- one cell
 
 
 _EXECUTABLE = re.compile(r"'*[=+\-@\t\r]")

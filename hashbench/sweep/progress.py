@@ -11,9 +11,8 @@ from typing import Any, Self, TextIO
 from tqdm import tqdm
 
 from hashbench.records import Row
-from hashbench.results.table import one_line
 from hashbench.sweep.events import Event, ModelFinished, ModelPutOff, ModelStarted, SweepOpened, SweepPlanned
-from hashbench.text import a_few
+from hashbench.text import a_few, one_line
 
 _SHOWN = 6
 """Models that run, by name: a cluster runs more of them than a line can hold."""

@@ -26,8 +26,7 @@ from hashbench.integrations.dynamo import table as dynamo_table
 from hashbench.integrations.pytest.message import five_lines
 from hashbench.processes import describe_end
 from hashbench.records import CallFacts, Evidence, ExperimentResult
-from hashbench.results.audit_table import COLUMNS as AUDIT_COLUMNS
-from hashbench.results.audit_table import VERDICTS, as_csv
+from hashbench.results.audit_table import AUDIT_ROWS, VERDICTS
 from hashbench.results.audit_table import read as read_audit
 from hashbench.results.folder import file_key
 from hashbench.results.rows import EXPECTED_COLUMNS, read_rows, row_to_json, write_rows
@@ -459,7 +458,7 @@ def _causes() -> str:
 def _audit() -> str:
     rows = read_audit(Path("audits/base")).rows
     from_sweeps = rows_from([Path("sweep")], device="cpu")
-    return "\n\n".join([audittables.summary(rows), audittables.as_markdown(rows), as_csv(from_sweeps)])
+    return "\n\n".join([audittables.summary(rows), audittables.as_markdown(rows), AUDIT_ROWS.text(from_sweeps)])
 
 
 # ----------------------------------------------------------------------------------------------------- dynamo
@@ -513,7 +512,7 @@ def _words() -> str:
     content = {name: [str(word) for word in words] for name, words in tables.items()}
     content |= {name: list(getattr(records, name)) for name in ("PHASES", "MODES", "DETERMINISTIC", "DTYPES")}
     content |= {"VERDICTS": list(VERDICTS), "ROW_COLUMNS": list(records.ROW_COLUMNS), "ROW_KEY": list(records.ROW_KEY)}
-    content |= {"EXPECTED_COLUMNS": list(EXPECTED_COLUMNS), "AUDIT_COLUMNS": list(AUDIT_COLUMNS)}
+    content |= {"EXPECTED_COLUMNS": list(EXPECTED_COLUMNS), "AUDIT_COLUMNS": list(AUDIT_ROWS.types)}
     experiments = {f"{on}/{name}": EXPERIMENTS[name].phrase for name, on in sorted(places(EXPERIMENTS.values()))}
     return json.dumps({**content, "EXPERIMENTS": experiments}, indent=1, ensure_ascii=False) + "\n"
 

@@ -11,7 +11,7 @@ from typing import Any
 from hashbench.catalog import kind_of
 from hashbench.records import Leaf, OpRecord, Ref, Result, Row, TensorDigest, Trace
 from hashbench.report.expectations import Judged, judge
-from hashbench.report.history import History, ModelHistory, Night, Spell
+from hashbench.report.history import History, Interval, ModelHistory, Night
 from hashbench.results.environments import EnvironmentChange
 from hashbench.results.rows import row_key
 from tests.report.rows import PLAIN, sweep
@@ -99,15 +99,19 @@ def history(
 
 
 def _model(key: tuple[str, ...], rows: Mapping[int, Row], last: int) -> ModelHistory:
-    spells: list[Spell] = []
+    intervals: list[Interval] = []
     for night, row in rows.items():
-        new = Spell(night, night, row.accuracy, row.kernel, row.cause)
-        if spells and dataclasses.replace(spells[-1], first=night, last=night) == new and spells[-1].last == night - 1:
-            new = dataclasses.replace(spells.pop(), last=night)
-        spells.append(new)
+        new = Interval(night, night, row.accuracy, row.kernel, row.cause)
+        if (
+            intervals
+            and dataclasses.replace(intervals[-1], first=night, last=night) == new
+            and intervals[-1].last == night - 1
+        ):
+            new = dataclasses.replace(intervals.pop(), last=night)
+        intervals.append(new)
     told = [night for night, row in rows.items() if kind_of(row.accuracy).is_trouble]
     return ModelHistory(
-        key, tuple(spells), rows.get(last), rows[told[-1]] if told else None, told[-1] if told else None
+        key, tuple(intervals), rows.get(last), rows[told[-1]] if told else None, told[-1] if told else None
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hashbench.report.history import History, ModelHistory, Night, Spell
+from hashbench.report.history import History, Interval, ModelHistory, Night
 from hashbench.report.html.excerpts import read_excerpts
 from hashbench.report.html.page import render_html
 from hashbench.trace import file
@@ -325,7 +325,7 @@ def test_a_thousand_rows_are_drawn_where_they_are_looked_at(browser: Browser, tm
     found = History(
         tuple(Night(f"night {n}", "", Path(), {"timeout": 1000}, 0.0, {}) for n in range(400)),
         tuple(
-            ModelHistory(("s", "training", "float32", "cpu", f"m{m:03}"), (Spell(0, 399, "timeout"),))
+            ModelHistory(("s", "training", "float32", "cpu", f"m{m:03}"), (Interval(0, 399, "timeout"),))
             for m in range(1000)
         ),
     )

@@ -6,7 +6,7 @@ import pytest
 
 from hashbench.report.compare import WORSE, Outcome, compare
 from hashbench.report.expectations import STALE_AFTER, Standing, judge, standing_of, unseen_nights
-from hashbench.report.history import History, ModelHistory, Night, Spell
+from hashbench.report.history import History, Interval, ModelHistory, Night
 from hashbench.results.load import Provenance, Selection, Sweep
 
 from .nights import DIFFER, differing
@@ -103,9 +103,9 @@ def test_no_number_of_nights_makes_what_is_worse_stale(unseen):
 # -------------------------------------------------------------------------------------------------- stale
 
 
-def course(*spells: tuple[int, int, str, str]) -> ModelHistory:
+def course(*intervals: tuple[int, int, str, str]) -> ModelHistory:
     key = ("torchvision", "training", "float32", "cpu", "resnet18")
-    return ModelHistory(key=key, spells=tuple(Spell(*spell) for spell in spells))
+    return ModelHistory(key=key, intervals=tuple(Interval(*interval) for interval in intervals))
 
 
 KERNEL = "aten.index_put_.default"

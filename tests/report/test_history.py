@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 from hashbench.errors import HashbenchError
-from hashbench.report.history import History, Spell, load_history
-from hashbench.report.night_folders import find_nights
-from hashbench.report.night_rows import Memory, read_night_rows
+from hashbench.report.history import History, Interval, find_nights, load_history
 from hashbench.results.load import load_file
-from hashbench.results.rows import header_line, row_line
+from hashbench.results.rows import ROWS, row_key
 
 from .nights import differing, write_night
 from .rows import row, write_sweep
@@ -20,28 +18,28 @@ from .rows import row, write_sweep
 KEY = ("torchvision", "training", "float32", "cpu", "resnet18")
 
 
-def spells_of(history: History, name: str = "resnet18") -> list[tuple[int, int, str]]:
+def intervals_of(history: History, name: str = "resnet18") -> list[tuple[int, int, str]]:
     (model,) = (model for model in history.models if model.key[-1] == name)
-    return [(spell.first, spell.last, spell.accuracy) for spell in model.spells]
+    return [(interval.first, interval.last, interval.accuracy) for interval in model.intervals]
 
 
-# ------------------------------------------------------------------------------------------------------ spells
+# ------------------------------------------------------------------------------------------------------ intervals
 
 
-def test_nights_become_spells(tmp_path):
+def test_nights_become_intervals(tmp_path):
     for day, accuracy in enumerate(["pass", "pass", "crashed", "pass", "pass"], start=1):
         write_night(tmp_path, f"2026-11-{day:02d}", row("resnet18", accuracy), row("vgg11"))
     history = load_history([tmp_path])
     assert [night.label[-2:] for night in history.nights] == ["01", "02", "03", "04", "05"]
-    assert spells_of(history) == [(0, 1, "pass"), (2, 2, "crashed"), (3, 4, "pass")]
-    assert spells_of(history, "vgg11") == [(0, 4, "pass")]
+    assert intervals_of(history) == [(0, 1, "pass"), (2, 2, "crashed"), (3, 4, "pass")]
+    assert intervals_of(history, "vgg11") == [(0, 4, "pass")]
 
 
-def test_another_kernel_or_cause_begins_another_spell(tmp_path):
+def test_another_kernel_or_cause_begins_another_interval(tmp_path):
     for day, values in enumerate([{}, {"kernel": "aten.dot.default"}, {"cause": "rng"}, {}], start=1):
         write_night(tmp_path, f"2026-11-0{day}", differing(**values))
     (model,) = load_history([tmp_path]).models
-    assert [(spell.kernel, spell.cause) for spell in model.spells] == [
+    assert [(interval.kernel, interval.cause) for interval in model.intervals] == [
         ("aten.index_put_.default", "write_race"),
         ("aten.dot.default", "write_race"),
         ("aten.index_put_.default", "rng"),
@@ -49,11 +47,11 @@ def test_another_kernel_or_cause_begins_another_spell(tmp_path):
     ]
 
 
-def test_a_night_without_a_row_belongs_to_no_spell(tmp_path):
+def test_a_night_without_a_row_belongs_to_no_interval(tmp_path):
     write_night(tmp_path, "2026-11-01", row("resnet18"), row("vgg11"))
     write_night(tmp_path, "2026-11-02", row("vgg11"))
     write_night(tmp_path, "2026-11-03", row("resnet18"), row("vgg11"))
-    assert spells_of(load_history([tmp_path])) == [(0, 0, "pass"), (2, 2, "pass")]
+    assert intervals_of(load_history([tmp_path])) == [(0, 0, "pass"), (2, 2, "pass")]
 
 
 def test_the_last_night_and_the_newest_trouble_are_whole_rows(tmp_path):
@@ -62,7 +60,7 @@ def test_the_last_night_and_the_newest_trouble_are_whole_rows(tmp_path):
     write_night(tmp_path, "2026-11-02", trouble)
     write_night(tmp_path, "2026-11-03", row("resnet18", seconds=2.5))
     (model,) = load_history([tmp_path]).models
-    assert (model.told, model.told_night) == (trouble, 1)
+    assert (model.trouble, model.trouble_night) == (trouble, 1)
     assert model.newest == row("resnet18", seconds=2.5)
 
 
@@ -70,7 +68,7 @@ def test_a_model_that_is_gone_has_no_newest_row(tmp_path):
     write_night(tmp_path, "2026-11-01", row("resnet18"))
     write_night(tmp_path, "2026-11-02", row("vgg11"))
     gone = load_history([tmp_path]).models[0]
-    assert (gone.key, gone.newest, gone.told) == (KEY, None, None)
+    assert (gone.key, gone.newest, gone.trouble) == (KEY, None, None)
 
 
 def test_counts_seconds_and_environments_of_each_night(tmp_path):
@@ -186,7 +184,7 @@ def test_an_old_csv_that(tmp_path, kind):
     (problem,) = history.nights[0].problems
     assert "2026-11-01/torchvision_training" in problem
     assert history.nights[0].counts == {"pass": 1}
-    assert spells_of(history) == [(1, 1, "pass")]
+    assert intervals_of(history) == [(1, 1, "pass")]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -231,13 +229,7 @@ def test_two_sweeps_of_one_night_cannot_both_have_a_model(tmp_path):
     assert "holds a (torchvision, training, float32, cpu) again" in load_history([tmp_path]).nights[0].problems[0]
 
 
-# ------------------------------------------------------------------------------------------------ the fast way
-
-
-def rows_through(path: Path, *, wholly: bool) -> tuple[object, ...]:
-    found = read_night_rows(path, memory=Memory(), wholly=wholly)
-    return list(found.keys), list(found.states), found.seconds, [found.row(index) for index in range(len(found.keys))]
-
+# --------------------------------------------------------------------------------------------------- odd cells
 
 ODD = {
     "names that a spreadsheet would execute": [row("=1+1"), row("'=a"), row("-x"), row("'plain")],
@@ -250,31 +242,11 @@ ODD = {
 
 
 @pytest.mark.parametrize("rows", ODD.values(), ids=ODD.keys())
-def test_the_fast_way_reads_what_the_exact_one_reads(tmp_path, rows):
+def test_what_was_written_is_read(tmp_path, rows):
     path = write_sweep(tmp_path, *rows) / "accuracy.csv"
-    assert rows_through(path, wholly=False) == rows_through(path, wholly=True)
     assert list(load_file(path).rows) == rows
-
-
-def test_the_fast_way_is_taken(tmp_path, monkeypatch):
-    path = write_sweep(tmp_path, row("a,b"), differing()) / "accuracy.csv"
-    monkeypatch.setattr("hashbench.report.night_rows.load_file", None)
-    assert [key[-1] for key in read_night_rows(path, memory=Memory()).keys] == ["a,b", "resnet18"]
-
-
-def test_what_was_met_before_is_known_again_and_what_changed_is_seen(tmp_path):
-    memory = Memory()
-    for number, rows in enumerate([[row("a", seconds=1.0), row("b")], [row("a", seconds=2.5), differing("b")]]):
-        path = write_sweep(tmp_path / str(number), *rows) / "accuracy.csv"
-        found = read_night_rows(path, memory=memory)
-    assert [state[0] for state in found.states] == ["pass", "eager_two_runs_differ"]
-    assert (found.seconds, found.row(0).seconds) == (2.5, 2.5)
-
-
-def test_a_comma_in_a_text_after_the_times_shifts_none_of_them(tmp_path):
-    memory = Memory()
-    path = write_sweep(tmp_path, row("a", seconds=2.0, error="first, second")) / "accuracy.csv"
-    assert [read_night_rows(path, memory=memory).seconds for _ in range(2)] == [2.0, 2.0]
+    newest = [model.newest for model in load_history([path]).models]
+    assert sorted(newest, key=row_key) == sorted(rows, key=row_key)
 
 
 def test_files_of_other_tools_and_times_are_read(tmp_path):
@@ -282,7 +254,7 @@ def test_files_of_other_tools_and_times_are_read(tmp_path):
     crlf = tmp_path / "2026-11-02" / "crlf" / "accuracy.csv"
     for path, text in ((dynamo, "dev,name,batch_size,accuracy\ncpu,a,4,pass\n"), (crlf, None)):
         path.parent.mkdir(parents=True)
-        path.write_bytes((text or (header_line() + row_line(row("a"))).replace("\n", "\r\n")).encode())
+        path.write_bytes((text or (ROWS.header + ROWS.line(row("a"))).replace("\n", "\r\n")).encode())
     history = load_history([tmp_path])
     assert [night.counts for night in history.nights] == [{"pass": 1}, {"pass": 1}]
-    assert history.models[0].spells == (Spell(0, 0, "pass"),)
+    assert history.models[0].intervals == (Interval(0, 0, "pass"),)

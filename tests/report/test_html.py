@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from hashbench.records import Row
-from hashbench.report.describe import spell_at, worth_telling
+from hashbench.report.describe import how_much, how_often
 from hashbench.report.expectations import Judged
-from hashbench.report.history import History, ModelHistory, Night, Spell
+from hashbench.report.history import History, Interval, ModelHistory, Night, models_in_trouble
 from hashbench.report.html.excerpts import read_excerpts
-from hashbench.report.html.models import DETAILS, how_much, how_often, model_views
+from hashbench.report.html.models import DETAILS, model_views
 from hashbench.report.html.page import headline, policy_for, render_html
 from hashbench.report.html.payload import as_script_content, changes_text, first_night_shown, payload_of
 from hashbench.report.html.totals import course_of, totals_of
@@ -253,20 +253,20 @@ def test_the_course_is_drawn_in_steps() -> None:
 def test_the_newest_trouble_comes_first() -> None:
     old, new, over, fails = diagnosed("old"), diagnosed("new"), diagnosed("over"), failed("fails", suite="specimens")
     found = history([old, passing(new), over], [old, new, passing(over), fails])
-    assert [found.models[index].key[-1] for index in worth_telling(found)] == ["new", "fails", "old", "over"]
+    assert [found.models[index].key[-1] for index in models_in_trouble(found)] == ["new", "fails", "old", "over"]
 
 
-def test_a_night_without_a_row_is_in_no_spell() -> None:
+def test_a_night_without_a_row_is_in_no_interval() -> None:
     found = history([DIAGNOSED], [], [DIAGNOSED])
-    assert spell_at(found.models[0], 1) is None
-    assert spell_at(found.models[0], None) is None
-    assert spell_at(found.models[0], 2) == found.models[0].spells[1]
+    assert found.models[0].at(1) is None
+    assert found.models[0].at(None) is None
+    assert found.models[0].at(2) == found.models[0].intervals[1]
 
 
 # ------------------------------------------------------------------------------------------------- payload
 
 
-def test_spells_are_kept_as_gaps_and_lengths() -> None:
+def test_intervals_are_kept_as_gaps_and_lengths() -> None:
     found = history([DIAGNOSED], [DIAGNOSED], [], [passing(DIAGNOSED)])
     content = payload_of(found)
     assert content["models"] == [[0, "message_passing", 0, [0, 2, 0, 1, 1, 1]]]
@@ -278,14 +278,14 @@ def test_spells_are_kept_as_gaps_and_lengths() -> None:
 
 
 def flickering(nights: int, models: int) -> History:
-    spells = tuple(Spell(n, n, "pass" if n % 2 else "timeout") for n in range(nights))
+    intervals = tuple(Interval(n, n, "pass" if n % 2 else "timeout") for n in range(nights))
     return History(
         tuple(Night(f"night {n}", "", Path(), {"pass": models}, 0.0, {}) for n in range(nights)),
-        tuple(ModelHistory(("s", "training", "float32", "cpu", f"m{m}"), spells) for m in range(models)),
+        tuple(ModelHistory(("s", "training", "float32", "cpu", f"m{m}"), intervals) for m in range(models)),
     )
 
 
-def test_the_oldest_nights_are_left_out_where_spells_are_too_many() -> None:
+def test_the_oldest_nights_are_left_out_where_intervals_are_too_many() -> None:
     found = flickering(nights=10, models=4)
     assert first_night_shown(found, limit=40) == 0
     assert first_night_shown(found, limit=12) == 7
@@ -293,15 +293,15 @@ def test_the_oldest_nights_are_left_out_where_spells_are_too_many() -> None:
 
 
 def test_ten_thousand_models_over_a_thousand_nights_fit_into_one_page() -> None:
-    spells = (Spell(0, 499, "pass"), Spell(500, 520, "eager_two_runs_differ", "aten.cumsum.default", "rng"))
-    quiet = (Spell(0, 999, "pass"),)
+    intervals = (Interval(0, 499, "pass"), Interval(500, 520, "eager_two_runs_differ", "aten.cumsum.default", "rng"))
+    quiet = (Interval(0, 999, "pass"),)
     told = diagnosed("x" * 40)
     found = History(
         tuple(Night(f"2026-{n:04}", "", Path(), {"pass": 10_000, "timeout": n % 7}, 0.0, {}) for n in range(1000)),
         tuple(
             ModelHistory(
                 ("suite", "training", "float32", "cpu", f"model_{m:05}_{'x' * 30}"),
-                spells if m % 10 == 0 else quiet,
+                intervals if m % 10 == 0 else quiet,
                 None,
                 told if m % 10 == 0 else None,
                 520 if m % 10 == 0 else None,

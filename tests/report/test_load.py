@@ -140,7 +140,7 @@ def test_dynamos_expected_csv_is_read(tmp_path):
     [
         ("dev,name,batch_size,accuracy,x\ncpu,a,4,0,0\n", "'0' as accuracy"),
         ("dev,name,batch_size,accuracy,x\ncpu,a,4,1.234,0\n", "as accuracy"),
-        ("dev,name,batch_size,accuracy,x\ncpu,a,4,pass,0,9\n", "6 cells"),
+        ("dev,name,batch_size,accuracy,x\ncpu,a,4,pass,0,9\n", "Expected 5 fields in line 2, saw 6"),
         ("dev,name,batch_size,speedup\ncpu,a,4,1.1\n", "lacks the columns accuracy"),
         ("name,accuracy\na,pass\na,pass\n", "twice: lines 2 and 3"),
         ("name,accuracy\na\n", "'' as accuracy"),

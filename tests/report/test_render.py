@@ -13,7 +13,8 @@ import sys
 import pytest
 
 from hashbench.report.compare import compare
-from hashbench.report.text import as_csv, as_json, as_markdown, as_text, escape_markdown, shorten, summary, sweep_table
+from hashbench.report.text import as_csv, as_json, as_markdown, as_text, escape_markdown, summary, sweep_table
+from hashbench.text import shorten
 
 from .rows import DIFFERING, row, sweep
 

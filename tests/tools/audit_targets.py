@@ -7,9 +7,9 @@ import os
 import time
 from pathlib import Path
 
-from hashbench.io import replace_file
+from hashbench.io import replace_file, to_json
 from hashbench.records import ModelSpec, Row, RunOptions
-from hashbench.results.audit_table import AuditRow, to_json
+from hashbench.results.audit_table import AuditRow
 from hashbench.tools.audit.task import op_file
 
 

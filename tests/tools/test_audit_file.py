@@ -11,8 +11,9 @@ import pytest
 
 from hashbench import cli
 from hashbench.errors import HashbenchError
+from hashbench.io import to_json
 from hashbench.results import audit_table, load
-from hashbench.results.audit_table import AuditRow
+from hashbench.results.audit_table import AUDIT_ROWS, AuditRow
 from hashbench.tools.audit import compare, tables
 from hashbench.tools.audit.compare import AuditOutcome
 
@@ -27,7 +28,7 @@ DEAD = AuditRow("cpu", "op_db", "put", "float32", "0", "forward", "crashed")
 
 def written(folder: Path, *rows: AuditRow, torch: str = "2.15.0", asked: dict | None = None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    audit_table.write(folder / "audit.csv", rows)
+    (folder / "audit.csv").write_text(AUDIT_ROWS.text(rows))
     environment = {"key": torch, "cpu": {"cores": 2 + len(torch), "model": "a CPU"}, "packages": {"torch": torch}}
     (folder / "environment.json").write_text(json.dumps(environment))
     if asked is not None:
@@ -42,19 +43,19 @@ def test_rows_survive_the_file_exactly(tmp_path: Path) -> None:
 
     assert read == (rows[0], replace(rows[1], because='a b, "c"'), rows[2])
     assert "\n'=1" not in (tmp_path / "audit.csv").read_text()
-    assert [audit_table.from_json(json.loads(json.dumps(audit_table.to_json(row)))) for row in rows] == list(rows)
+    assert [AUDIT_ROWS.from_json(json.loads(json.dumps(to_json(row)))) for row in rows] == list(rows)
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("op,verdict,off,on\nput,as documented,,\n", "lacks the columns: dev, source, phase"),
-        (f"{','.join(audit_table.COLUMNS)},more\n", "columns that this hashbench does not know: more"),
-        (audit_table.as_csv([ROW, ROW]), "holds cpu op_db put float32 0 forward twice"),
-        (audit_table.as_csv([ROW]).replace(",20,", ",-20,"), "line 2 .* is no count"),
-        (audit_table.as_csv([ROW]).replace("as documented", "fine"), "'fine'"),
-        (audit_table.as_csv([ROW]).replace("op_db", ""), "it has no source"),
-        (audit_table.as_csv([ROW])[:-5], "is cut off"),
+        ("op,verdict,off,on\nput,as documented,,\n", "lacks the columns dev, source, phase"),
+        (f"{','.join(AUDIT_ROWS.types)},more\n", "columns that this hashbench does not know: more"),
+        (AUDIT_ROWS.text([ROW, ROW]), "holds cpu op_db put float32 0 forward twice"),
+        (AUDIT_ROWS.text([ROW]).replace(",20,", ",-20,"), "line 2 of .* '-20' as runs: that is not a count"),
+        (AUDIT_ROWS.text([ROW]).replace("as documented", "fine"), "'fine'"),
+        (AUDIT_ROWS.text([ROW]).replace("op_db", ""), "has no source"),
+        (AUDIT_ROWS.text([ROW])[:-5], "is cut off"),
     ],
 )  # fmt: skip
 def test_a_file_that_is_no_audit_is_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:
@@ -75,7 +76,7 @@ def read_or_refused(path: Path) -> str:
 
 
 def test_a_damaged_audit_is_refused_or_read_and_never_more(tmp_path: Path) -> None:
-    content = audit_table.as_csv([ROW, replace(DIFFERS, sample="1"), replace(RAISES, sample="2")]).encode()
+    content = AUDIT_ROWS.text([ROW, replace(DIFFERS, sample="1"), replace(RAISES, sample="2")]).encode()
     path = tmp_path / "audit.csv"
     for name, damaged in fuzzing.damaged(content, seed=5):
         path.write_bytes(damaged)
@@ -83,9 +84,9 @@ def test_a_damaged_audit_is_refused_or_read_and_never_more(tmp_path: Path) -> No
 
 
 def test_rows_of_a_worker_that_are_none_are_refused() -> None:
-    for name, document in fuzzing.altered(audit_table.to_json(ROW), seed=6):
+    for name, document in fuzzing.altered(to_json(ROW), seed=6):
         try:
-            row = audit_table.from_json(document)
+            row = AUDIT_ROWS.from_json(document)
         except ValueError:
             continue
         assert isinstance(row.op, str), name
@@ -93,7 +94,7 @@ def test_rows_of_a_worker_that_are_none_are_refused() -> None:
 
 
 def test_a_folder_of_expected_sweeps_may_hold_an_audit_too(tmp_path: Path) -> None:
-    audit_table.write(tmp_path / "audit_cpu.csv", [ROW])
+    (tmp_path / "audit_cpu.csv").write_text(AUDIT_ROWS.text([ROW]))
     (tmp_path / "a_training_cpu.csv").write_text("dev,name,batch_size,accuracy\ncpu,resnet18,4,pass\n")
 
     assert [row.name for row in load.load_sweep(tmp_path).rows] == ["resnet18"]
@@ -229,7 +230,7 @@ def test_the_page_explains_every_column_verdict_and_builder() -> None:
 
     page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
 
-    for name in (*audit_table.COLUMNS, *audit_table.VERDICTS, *verdict.MEASURED, *audit_table.SOURCES):
+    for name in (*AUDIT_ROWS.types, *audit_table.VERDICTS, *verdict.MEASURED, *audit_table.SOURCES):
         assert f"`{name}`" in page, name
     for builder in stress.BUILDERS:
         assert f"`{builder}(" in page, builder

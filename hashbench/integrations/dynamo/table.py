@@ -7,7 +7,6 @@ columns and one more, ``harness_accuracy``: the harness's own word, which a list
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +15,7 @@ from hashbench.catalog import STATUSES
 from hashbench.integrations.dynamo.session import Note, Session, read_notes
 from hashbench.io import replace_file
 from hashbench.records import ModelSpec, Row
-from hashbench.results.rows import header_line, row_line
-from hashbench.results.table import defuse, one_line
+from hashbench.results.rows import ROWS
 
 TABLE_FILE, EXTRA_COLUMN = "hashbench.csv", "harness_accuracy"
 
@@ -68,8 +66,8 @@ def write(session: Session, rows: Sequence[Both]) -> Path:
     """Write both tables; returns the one with the harness's word. Raises ``OSError``."""
     session.results.rebuild_csv(both.row for both in rows)
     path = Path(session.folder) / TABLE_FILE
-    lines = [_wider(header_line(), EXTRA_COLUMN), *(_wider(row_line(b.row), b.harness_accuracy) for b in rows)]
-    replace_file(path, "".join(lines))
+    header = f"{ROWS.header.rstrip()},{EXTRA_COLUMN}\n"
+    replace_file(path, header + "".join(ROWS.line(both.row, both.harness_accuracy) for both in rows))
     return path
 
 
@@ -158,9 +156,3 @@ def _dead(session: Session, note: Note, ended: str) -> Both:
         error="; ".join(filter(None, (ended, note.failure, note.problem))),
     )
     return Both(row, "")
-
-
-def _wider(line: str, cell: str) -> str:
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerow([defuse(one_line(cell))])
-    return f"{line.removesuffix(chr(10))},{out.getvalue()}"

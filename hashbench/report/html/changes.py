@@ -15,9 +15,9 @@ from hashbench.report.compare import Outcome
 from hashbench.report.expectations import Judgement, Standing
 from hashbench.report.history import History
 from hashbench.report.html.words import NO_ADVICE, STANDINGS
-from hashbench.report.text import shorten
 from hashbench.results.load import is_link
 from hashbench.results.rows import row_key
+from hashbench.text import shorten
 
 MEMBERS = 100
 """Models that a group names at most."""

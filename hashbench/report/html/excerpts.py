@@ -14,8 +14,7 @@ from typing import NamedTuple
 from hashbench.divergence.align import Pair, align
 from hashbench.errors import HashbenchError
 from hashbench.records import OpRecord, Row, TensorDigest, Trace
-from hashbench.report.describe import worth_telling
-from hashbench.report.history import History, ModelHistory
+from hashbench.report.history import History, ModelHistory, models_in_trouble
 from hashbench.trace import file as tracefile
 
 EXCERPTS = 150
@@ -97,9 +96,9 @@ def read_excerpts(history: History, *, limit: int = EXCERPTS, mib: float = TRACE
     or of other runs is what the excerpt then says."""
     found: dict[tuple[str, ...], Excerpt] = {}
     left = mib * 2**20
-    for index in worth_telling(history):
+    for index in models_in_trouble(history):
         model = history.models[index]
-        if model.told is None or not model.told.traces:
+        if model.trouble is None or not model.trouble.traces:
             continue
         if len(found) >= limit:
             break
@@ -109,7 +108,7 @@ def read_excerpts(history: History, *, limit: int = EXCERPTS, mib: float = TRACE
         except OSError as error:
             found[model.key] = Excerpt(missing=f"The traces cannot be shown: {error}")
             continue
-        excerpt = _read(files, model.told) if size <= left else Excerpt(missing=_too_large(size))
+        excerpt = _read(files, model.trouble) if size <= left else Excerpt(missing=_too_large(size))
         left -= size if size <= left else 0
         found[model.key] = replace(excerpt, folder=folder)
     return found
@@ -121,10 +120,10 @@ def _too_large(size: int) -> str:
 
 def _trace_files(history: History, model: ModelHistory) -> tuple[str, tuple[Path, ...]]:
     """The first folder of the night that has both trace files, and these; nothing where none has."""
-    if model.told is None or model.told_night is None:
+    if model.trouble is None or model.trouble_night is None:
         return "", ()
-    for folder in _sweep_folders(history.nights[model.told_night].folder, model.told):
-        files = tuple(_inside(folder, name) for name in model.told.traces.split())
+    for folder in _sweep_folders(history.nights[model.trouble_night].folder, model.trouble):
+        files = tuple(_inside(folder, name) for name in model.trouble.traces.split())
         if len(files) == 2 and all(file is not None for file in files):
             return str(folder), tuple(file for file in files if file is not None)
     return "", ()

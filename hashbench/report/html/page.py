@@ -19,15 +19,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from hashbench.catalog import CAUSES, LETTERS, STATUSES, kind_of, letter_of
+from hashbench.report.describe import count, scope_words, suite_words
 from hashbench.report.expectations import Judged
 from hashbench.report.history import History
 from hashbench.report.html.changes import counts_of, expectation_of, groups_of, is_known, present
 from hashbench.report.html.excerpts import Excerpt
-from hashbench.report.html.models import model_views, scope_words, suite_words
+from hashbench.report.html.models import model_views
 from hashbench.report.html.payload import as_script_content, changes_text, first_night_shown, payload_of
 from hashbench.report.html.totals import by_kind, course_of, totals_of
-from hashbench.report.text import shorten
-from hashbench.results.table import one_line
+from hashbench.text import one_line, shorten
 
 LONGEST_TEXT = 3000
 """Characters of one text of a model's that a page shows."""
@@ -64,7 +64,7 @@ def render_html(
         "first_night": history.nights[first].label if first else "",
         "models": models,
         "detailed": detailed,
-        "more_models": sum(model.told is not None for model in history.models) - len(models),
+        "more_models": sum(model.trouble is not None for model in history.models) - len(models),
     }
     parts = content | _changes_part(history, judged) | _environment_part(history, judged) | _problems_part(history)
     return _environment().get_template("report.html").render(parts)
@@ -154,31 +154,27 @@ def headline(history: History, judged: Judged | None) -> str:
         return _verdict(judged)
     kinds = by_kind(history.nights[-1].counts)
     parts = [f"{kinds[kind]} {kind}{'s' * (kinds[kind] == 1)}" for kind in ("differ", "fail") if kinds[kind]]
-    total = sum(kinds.values())
-    return f"Of {_models(total)}, {' and '.join(parts)}" if parts else f"None of {_models(total)} differs or fails"
+    total = count(sum(kinds.values()), "model")
+    return f"Of {total}, {' and '.join(parts)}" if parts else f"None of {total} differs or fails"
 
 
 def _verdict(judged: Judged) -> str:
     worse = sum(one.worse for one in judged.judgements)
-    text = f"{_models(worse)} got worse" if worse else "Nothing got worse"
+    text = f"{count(worse, 'model')} got worse" if worse else "Nothing got worse"
     if judged.problems:
         return f"{text}{', and' if worse else ', but'} the night is not whole"
     return text
 
 
-def _models(count: int) -> str:
-    return "1 model" if count == 1 else f"{count} models"
-
-
 def _lede(history: History, judged: Judged | None) -> str:
     if not history.nights:
         return "There is nothing to report."
-    last, count = history.nights[-1], len(history.nights)
+    last, first, nights = history.nights[-1], history.nights[0], len(history.nights)
     return " · ".join(
         [
             f"{last.label} against {judged.last}" if judged and judged.last else last.label,
-            _models(len(history.models)),
-            "1 night" if count == 1 else f"{count} nights since {history.nights[0].label}",
+            count(len(history.models), "model"),
+            count(nights, "night") + (f" since {first.label}" if nights > 1 else ""),
         ]
     )
 

@@ -1,7 +1,7 @@
-"""What the page's script draws the heat map from: the spells of all models, as short as JSON can say them.
+"""What the page's script draws the heat map from: the intervals of all models, as short as JSON can say them.
 
-The nights of spells are kept as gaps and lengths, and what a model did as an index into a table, so that ten thousand
-models over a thousand nights take about a megabyte.
+Intervals are kept as gaps and lengths, and what a model did as an index into a table, so that ten thousand models over
+a thousand nights take about a megabyte.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from collections.abc import Collection, Iterable, Sequence
 from markupsafe import Markup
 
 from hashbench.catalog import kind_of, letter_of
-from hashbench.report.history import History, ModelHistory, Spell
-from hashbench.report.text import shorten
+from hashbench.report.history import History, Interval, ModelHistory
 from hashbench.results.environments import EnvironmentChange
-from hashbench.results.table import one_line
+from hashbench.text import one_line, shorten
 
-SPELLS = 200_000
-"""Spells that a page holds at most; where there are more, the oldest nights are left out."""
+INTERVALS = 200_000
+"""Intervals that a page holds at most; where there are more, the oldest nights are left out."""
 
 NAME = 80
 """Characters of a name."""
@@ -27,7 +26,7 @@ NAME = 80
 def payload_of(history: History, *, detailed: Collection[int] = ()) -> dict[str, object]:
     """The content of the page's JSON. ``detailed`` are the indices of the models that the page has a diagnosis of.
 
-    ``models`` holds ``[scope, name, detailed, spells]`` each, spells as a flat list of ``gap, length, state``.
+    ``models`` holds ``[scope, name, detailed, intervals]`` each, intervals as a flat list of ``gap, length, state``.
     """
     start = first_night_shown(history)
     scopes: dict[tuple[str, ...], int] = {}
@@ -56,27 +55,27 @@ def payload_of(history: History, *, detailed: Collection[int] = ()) -> dict[str,
     }
 
 
-def first_night_shown(history: History, *, limit: int = SPELLS) -> int:
-    """The earliest night from which on all spells fit into ``limit``."""
-    if sum(len(model.spells) for model in history.models) <= limit:
+def first_night_shown(history: History, *, limit: int = INTERVALS) -> int:
+    """The earliest night from which on all intervals fit into ``limit``."""
+    if sum(len(model.intervals) for model in history.models) <= limit:
         return 0
-    ends = sorted((spell.last for model in history.models for spell in model.spells), reverse=True)
+    ends = sorted((interval.last for model in history.models for interval in model.intervals), reverse=True)
     return min(ends[limit] + 1, max(0, len(history.nights) - 1))
 
 
 def _flat(model: ModelHistory, start: int, states: dict[tuple[str, str, str], int]) -> Iterable[int]:
     at = start
-    for spell in model.spells:
-        if spell.last < start:
+    for interval in model.intervals:
+        if interval.last < start:
             continue
-        first = max(spell.first, start)
-        state = states.setdefault(_state(spell), len(states))
-        yield from (first - at, spell.last - first + 1, state)
-        at = spell.last + 1
+        first = max(interval.first, start)
+        state = states.setdefault(_state(interval), len(states))
+        yield from (first - at, interval.last - first + 1, state)
+        at = interval.last + 1
 
 
-def _state(spell: Spell) -> tuple[str, str, str]:
-    return spell.accuracy, spell.kernel, spell.cause
+def _state(interval: Interval) -> tuple[str, str, str]:
+    return interval.accuracy, interval.kernel, interval.cause
 
 
 def changes_text(changes: Sequence[EnvironmentChange], *, limit: int = 3) -> str:

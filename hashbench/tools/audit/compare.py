@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from hashbench.results.audit_table import KEY, Audit, AuditRow, key_of
+from hashbench.results.audit_table import AUDIT_ROWS, KEY, Audit, AuditRow
 from hashbench.results.environments import EnvironmentChange, environment_changes
-from hashbench.results.table import defuse, one_line
+from hashbench.results.table import defuse
+from hashbench.text import one_line
 
 
 class AuditOutcome(StrEnum):
@@ -120,7 +121,7 @@ class AuditComparison:
 
 def compare(base: Audit, new: Audit) -> AuditComparison:
     """Compare two audits, sample by sample. A change of torch's version is said first."""
-    old, now = ({key_of(row): row for row in audit.rows} for audit in (base, new))
+    old, now = ({AUDIT_ROWS.key_of(row): row for row in audit.rows} for audit in (base, new))
     every = [*old, *(key for key in now if key not in old)]
     changes = [_change(key, old.get(key), now.get(key), new.asked) for key in every]
     order = {outcome: place for place, outcome in enumerate(AuditOutcome)}

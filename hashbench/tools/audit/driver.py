@@ -15,10 +15,10 @@ from typing import Any
 
 from hashbench.devices.visibility import Share, freest
 from hashbench.errors import HashbenchError
-from hashbench.io import replace_file
+from hashbench.io import replace_file, to_json
 from hashbench.processes import Interrupts, describe_end, last_words
 from hashbench.records import ModelSpec, RunOptions
-from hashbench.results.audit_table import AUDIT_FILE, MANIFEST_FILE, AuditRow, from_json, key_of, to_json, write
+from hashbench.results.audit_table import AUDIT_FILE, AUDIT_ROWS, MANIFEST_FILE, AuditRow
 from hashbench.results.folder import ResultsFolder
 from hashbench.sweep.executors import Ended, Executor, Task
 from hashbench.sweep.executors.local import LocalExecutor
@@ -136,7 +136,7 @@ class _Conductor:
             self.executor.close()
             rows = self._rows()
             if self.ops:
-                write(path / AUDIT_FILE, rows)
+                replace_file(path / AUDIT_FILE, AUDIT_ROWS.text(rows))
         return rows
 
     def _start(self) -> None:
@@ -283,7 +283,7 @@ def unique(rows: Iterable[AuditRow]) -> tuple[AuditRow, ...]:
     """The rows; of those with one key (two models' rows of one sweep folder named twice) the first."""
     kept: dict[tuple[str, ...], AuditRow] = {}
     for row in rows:
-        kept.setdefault(key_of(row), row)
+        kept.setdefault(AUDIT_ROWS.key_of(row), row)
     return tuple(kept.values())
 
 
@@ -292,6 +292,6 @@ def rows_in(path: Path) -> tuple[AuditRow, ...] | None:
     of the dtypes that were asked for."""
     try:
         content = json.loads(path.read_bytes())
-        return tuple(map(from_json, content)) if isinstance(content, list) else None
+        return tuple(map(AUDIT_ROWS.from_json, content)) if isinstance(content, list) else None
     except (OSError, ValueError, RecursionError):
         return None

@@ -7,6 +7,7 @@ from a handful of builders. Nothing in that text is executed: it is parsed, and 
 from __future__ import annotations
 
 import ast
+import csv
 import functools
 import operator
 from collections.abc import Callable, Mapping
@@ -18,7 +19,6 @@ import torch
 
 from hashbench.check.function import FunctionCall
 from hashbench.errors import HashbenchError
-from hashbench.results.table import read_table
 
 TABLE = Path(__file__).parents[2] / "data" / "audit_stress.csv"
 HEADER = ("op", "sample", "call", "arguments", "dtypes", "options")
@@ -46,12 +46,13 @@ def stress_lines(table: Path = TABLE) -> tuple[StressLine, ...]:
     Raises:
         HashbenchError: it is damaged, or an option is unknown.
     """
-    read = read_table(table)
+    with table.open(encoding="utf-8", newline="") as file:  # of this package, and read by workers: without pandas
+        header, *read = csv.reader(file)
     lines = []
-    for number, cells in read.rows():
-        op, sample, call, arguments, dtypes, options = cells
-        if read.header != HEADER or options not in OPTIONS:
+    for number, cells in enumerate(read, start=2):
+        if tuple(header) != HEADER or len(cells) != len(HEADER) or cells[-1] not in OPTIONS:
             raise HashbenchError(f"line {number} of {table} is no stress input", consequence="nothing was run")
+        op, sample, call, arguments, dtypes, options = cells
         lines.append(
             StressLine(op, sample, call, arguments, tuple(dtypes.split()), options == "backward", options == "moved")
         )

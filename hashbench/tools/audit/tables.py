@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from tabulate import tabulate
 
 from hashbench.results.audit_table import VERDICTS, AuditRow
-from hashbench.results.table import one_line
-from hashbench.text import a_few
+from hashbench.text import a_few, one_line
 
 COLUMNS = ("verdict", "op", "pass", "dtypes", "samples", "kernel", "cause", "documented")
 _WIDTH = 60

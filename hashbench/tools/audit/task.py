@@ -11,10 +11,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hashbench.io import replace_file
+from hashbench.io import replace_file, to_json
 from hashbench.processes import variables
 from hashbench.records import ModelSpec, Row, RunOptions
-from hashbench.results.audit_table import to_json
 from hashbench.results.folder import file_key
 
 SUITE = "audit"

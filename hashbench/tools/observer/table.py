@@ -6,10 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from tabulate import tabulate
 
-from hashbench.report.text import shorten
 from hashbench.results.environments import EnvironmentChange
-from hashbench.results.table import one_line
-from hashbench.text import a_few
+from hashbench.text import a_few, one_line, shorten
 from hashbench.tools.observer.recording import Mismatch
 
 _SHOWN = 50
