@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.table import Table, against
 from hashbench import HashDebugTrace
-from hashbench.divergence import introduce
+from hashbench.divergence import find as find_divergence
 from hashbench.records import Trace
 
 RECORDS = 20_000
@@ -75,7 +75,7 @@ def _comparison(first: Trace, second: Trace) -> tuple[float, str]:
     times = []
     for _ in range(5):
         begin = time.perf_counter()
-        verdict = introduce.find(first, second)
+        verdict = find_divergence(first, second)
         times.append(time.perf_counter() - begin)
     found = verdict.divergence
     return statistics.median(times), "nothing" if found is None else f"{found.origin}, {found.kernel}, {found.node}"

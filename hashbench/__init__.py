@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hashbench.check.model import BenchmarkRunner
-    from hashbench.divergence.introduce import find as find_divergence
+    from hashbench.divergence import find as find_divergence
     from hashbench.errors import HashbenchError
     from hashbench.records import ModelSpec, Row, RunOptions, Trace
     from hashbench.run.workload import Workload
@@ -29,7 +29,7 @@ _HOME = {
     "RunOptions": ("hashbench.records", "RunOptions"),
     "Trace": ("hashbench.records", "Trace"),
     "Workload": ("hashbench.run.workload", "Workload"),
-    "find_divergence": ("hashbench.divergence.introduce", "find"),
+    "find_divergence": ("hashbench.divergence", "find"),
     "model": ("hashbench.suites.functions", "model"),
 }
 

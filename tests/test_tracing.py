@@ -20,7 +20,7 @@ from torch.optim import optimizer as optimizer_module
 from torch.utils.checkpoint import checkpoint
 
 from hashbench import HashDebugTrace
-from hashbench.divergence.introduce import find
+from hashbench.divergence import find
 from hashbench.errors import HashbenchError
 from hashbench.records import OpRecord, Trace
 from hashbench.trace import file

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hashbench.check.row import make_row
 from hashbench.diagnose import driver, fresh_process
-from hashbench.divergence import introduce
+from hashbench.divergence import find as find_divergence
 from hashbench.errors import ran_out_of_memory
 from hashbench.io import replace_file
 from hashbench.records import Decision, Diagnosis, Evidence, Failure, ModelSpec, Row, RunCounts, RunOptions
@@ -119,7 +119,7 @@ class PairCheck:
             if difference is None:
                 continue
             traces = (first.trace, second.trace)
-            verdict = introduce.find(*traces, differing=difference.names)
+            verdict = find_divergence(*traces, differing=difference.names)
             confirmed = confirmation(outcome.verdict, verdict, pairs=number)
             if not replaces(verdict, outcome.verdict, traces):
                 return replace(outcome, confirmed=confirmed)
@@ -196,10 +196,10 @@ def compared(outcome: Outcome, first: Run, other: Run, *, number: int = 2, same_
     try:
         difference = difference_between(first, other)
     except outputs.NotComparableError as error:
-        verdict = introduce.find(*traces)
+        verdict = find_divergence(*traces)
         outcome = replace(outcome, verdict=verdict, benign=verdict.benign, traces=traces)
         return _not_comparable(outcome, str(error), same_structure=same_structure)
-    verdict = introduce.find(*traces, differing=() if difference is None else difference.names)
+    verdict = find_divergence(*traces, differing=() if difference is None else difference.names)
     if difference is None:
         benign = tuple(dict.fromkeys((*(outcome.benign or ()), *verdict.benign)))
         return replace(outcome, benign=benign, traces=traces)

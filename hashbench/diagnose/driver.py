@@ -20,7 +20,7 @@ from hashbench.causes import stats
 from hashbench.deadline import Budget
 from hashbench.diagnose import fresh_process, patching
 from hashbench.diagnose.pairs import PAIR_ARMS, Pairs, process_arms
-from hashbench.divergence import introduce
+from hashbench.divergence import find as find_divergence
 from hashbench.errors import HashbenchError
 from hashbench.records import (
     CallFacts,
@@ -308,7 +308,7 @@ def _next_source(case: Case, known: Sequence[str]) -> Divergence | str | None:
     difference = difference_between(first, second)
     if difference is None:
         return None
-    return introduce.find(first.trace, second.trace, differing=difference.names).divergence
+    return find_divergence(first.trace, second.trace, differing=difference.names).divergence
 
 
 def _describe(case: Case, divergence: Divergence) -> str:

@@ -19,7 +19,7 @@ import torch
 from hashbench.causes import stats
 from hashbench.deadline import Budget
 from hashbench.diagnose.fresh_process import FreshRuns
-from hashbench.divergence import introduce
+from hashbench.divergence import find as find_divergence
 from hashbench.errors import first_line
 from hashbench.records import Divergence, ExperimentResult, Failure, Trace
 from hashbench.replay import controls
@@ -192,7 +192,7 @@ class Pairs:
         if difference is None or first.trace is None or other.trace is None:
             return difference is not None
         return still_there(
-            self.original, introduce.find(first.trace, other.trace, differing=difference.names).divergence
+            self.original, find_divergence(first.trace, other.trace, differing=difference.names).divergence
         )
 
 
@@ -235,7 +235,7 @@ def process_arms(fresh: FreshRuns, original: Divergence | None, *, name: str) ->
 def _compared(
     name: str, pairs: Sequence[tuple[Trace, Trace]], original: Divergence | None, note: str
 ) -> ExperimentResult:
-    differing = sum(still_there(original, introduce.find(one, other).divergence) for one, other in pairs)
+    differing = sum(still_there(original, find_divergence(one, other).divergence) for one, other in pairs)
     return ExperimentResult(name, "process", len(pairs), differing, 1 + differing, note=note)
 
 

@@ -1,4 +1,4 @@
-"""Which record of one run corresponds to which record of another, also where ops were inserted, removed or reordered.
+"""Sequence alignment of two runs' records: which correspond, also where ops were inserted, removed or reordered.
 
 Pure: no torch, no I/O. Records correspond when they are the same op in the same module, phase and iteration, in order.
 """
@@ -6,20 +6,19 @@ Pure: no torch, no I/O. Records correspond when they are the same op in the same
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from difflib import SequenceMatcher
+from dataclasses import dataclass
+from functools import cached_property
 
-from hashbench.records import OpRecord
+from hashbench.divergence.unwritten import Coverage
+from hashbench.records import OpRecord, Ref, Trace
 
 EDIT_LIMIT = 400
-"""Runs that differ by at most so many insertions and removals are aligned exactly, in time ``n + edits²``."""
+"""Runs that differ by at most so many insertions and removals are aligned exactly, in time ``n + edits²``; others by
+anchors (ids that both have) in ``n log n``."""
 
-MATCHER_LIMIT = 3000
-"""Longer stretches are aligned by anchors (ids that both have) in n log n; difflib is quadratic in the worst case."""
-
-MATCHER_PAIRS = 100_000
-"""So do stretches in which so many pairs of records look alike: 1000 and 2000 calls of one op took difflib 30 s."""
+SECOND = "2:"
+"""Before the id of a node that only the second run has."""
 
 Pair = tuple[int | None, int | None]
 
@@ -59,10 +58,7 @@ def _middle(
 ) -> Iterator[Pair]:
     part_a, part_b = keys_a[range_a.start : range_a.stop], keys_b[range_b.start : range_b.stop]
     anchors = _few_edits(part_a, part_b)
-    if anchors is None and _quick_for_difflib(part_a, part_b):
-        blocks = SequenceMatcher(None, part_a, part_b, autojunk=False).get_matching_blocks()
-        anchors = [(block.a + n, block.b + n) for block in blocks for n in range(block.size)]
-    elif anchors is None:
+    if anchors is None:
         anchors = _anchors([first[i].id for i in range_a], [second[j].id for j in range_b])
     at_a, at_b = range_a.start, range_b.start
     for anchor_a, anchor_b in [*anchors, (len(range_a), len(range_b))]:
@@ -72,13 +68,6 @@ def _middle(
         if stop_a < range_a.stop and stop_b < range_b.stop:
             yield stop_a, stop_b
         at_a, at_b = stop_a + 1, stop_b + 1
-
-
-def _quick_for_difflib(left: Sequence[Hashable], right: Sequence[Hashable]) -> bool:
-    if max(len(left), len(right)) > MATCHER_LIMIT:
-        return False
-    counts = Counter(right)
-    return sum(counts[key] for key in left) <= MATCHER_PAIRS
 
 
 def _few_edits(left: Sequence[Hashable], right: Sequence[Hashable]) -> list[tuple[int, int]] | None:
@@ -140,3 +129,86 @@ def _anchors(ids_a: Sequence[str], ids_b: Sequence[str]) -> list[tuple[int, int]
         chain.append(common[node])
         node = previous[node]
     return chain[::-1]
+
+
+# ------------------------------------------------------------------------------------------------- two runs as one
+
+
+@dataclass(frozen=True)
+class PairedRuns:
+    """Two runs side by side. A node is the id of a record or leaf of the first run; one that only the second run has
+    is :data:`SECOND` and its id.
+
+    ``records`` are pairs by node, in order; ``position`` is the place of a node among the records of the first run;
+    ``node_of`` gives the node of an id of the second run.
+    """
+
+    first: Trace
+    second: Trace
+    records: Mapping[str, tuple[OpRecord | None, OpRecord | None]]
+    position: Mapping[str, int]
+    node_of: Mapping[str, str]
+
+    @property
+    def hashed(self) -> bool:
+        """Whether both runs have the digests of what was read."""
+        return self.first.hashed_inputs and self.second.hashed_inputs
+
+    @cached_property
+    def coverage(self) -> Coverage:
+        """How much of its memory the first run has written; needed only where something differs."""
+        return Coverage(self.first)
+
+    @cached_property
+    def other_coverage(self) -> Coverage:
+        """The same of the second run."""
+        return Coverage(self.second)
+
+    @cached_property
+    def order(self) -> Mapping[str, int]:
+        """The place of every node, leaves before records."""
+        return {node: place for place, node in enumerate([*(leaf.id for leaf in self.first.leaves), *self.records])}
+
+    def read_by(self, node: str) -> Iterator[str]:
+        """The nodes that a record read, in either run."""
+        a, b = self.records.get(node, (None, None))
+        if a is not None:
+            yield from (ref.source for ref in a.inputs)
+        if b is not None:
+            yield from (self.node_of[ref.source] for ref in b.inputs)
+
+    def same_place(self, a: Ref, b: Ref) -> bool:
+        """Whether two reads show the same part of what the same node wrote."""
+        return a.source == self.node_of[b.source] and a.offset == b.offset
+
+    def same_content(self, a: Ref, b: Ref) -> bool:
+        """Whether two reads of different nodes saw the same, as a reader of an extra copy does."""
+        if a.digest and b.digest:
+            return a.digest == b.digest
+        content = self.coverage.content(a.source)
+        return content is not None and content == self.other_coverage.content(b.source)
+
+    def carries(self, a: Ref, b: Ref) -> bool:
+        """Whether a difference may come in here. Memory that is also written keeps what lies beside the write."""
+        if a.source == self.node_of[b.source]:
+            return a.written or not self.hashed or a.digest != b.digest
+        return a.offset != b.offset or not self.same_content(a, b)
+
+
+def pair(first: Trace, second: Trace) -> PairedRuns:
+    """Align two runs, and give every record and leaf of both its node."""
+    leaves = {leaf.id: leaf.position for leaf in first.leaves}
+    node_of = {leaf.id: leaf.id if leaf.id in leaves else SECOND + leaf.id for leaf in second.leaves}
+    position = {**{node_of[leaf.id]: leaf.position for leaf in second.leaves}, **leaves}
+    records: dict[str, tuple[OpRecord | None, OpRecord | None]] = {}
+    last = 0
+    for place_a, place_b in align(first.records, second.records):
+        a = None if place_a is None else first.records[place_a]
+        b = None if place_b is None else second.records[place_b]
+        last = last if place_a is None else place_a
+        node = a.id if a is not None else SECOND + b.id if b is not None else ""
+        if b is not None:
+            node_of[b.id] = node
+        records[node] = (a, b)
+        position[node] = last
+    return PairedRuns(first, second, records, position, node_of)

@@ -16,7 +16,7 @@ from training_steps import STEPS, counting
 from hashbench import HashDebugTrace
 from hashbench.devices import ledger
 from hashbench.devices.ledger import Ledger
-from hashbench.divergence.introduce import find
+from hashbench.divergence import find
 from hashbench.records import OpRecord, Trace
 from hashbench.trace.digest import raw_digest
 

@@ -18,7 +18,7 @@ from hashbench.devices.dense import bytes_of
 from hashbench.devices.formula import digest_of_bytes, finish
 from hashbench.devices.kinds import DigestPath
 from hashbench.devices.ledger import Ledger, digest_path
-from hashbench.divergence.introduce import find
+from hashbench.divergence import find
 from hashbench.records import Trace
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hashbench.diagnose.patching import Recorder, Replacer
-from hashbench.divergence import introduce
+from hashbench.divergence import find as find_divergence
 from hashbench.records import Trace
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.callbacks import TraceCallback
@@ -25,7 +25,7 @@ def traced(program: Program, run: int, watcher: TraceCallback | None = None) -> 
 
 
 def source(first: Trace, second: Trace) -> str:
-    found = introduce.find(first, second).divergence
+    found = find_divergence(first, second).divergence
     return "" if found is None else found.node
 
 

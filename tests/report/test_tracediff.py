@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hashbench.divergence import introduce
+from hashbench.divergence import find as find_divergence
 from hashbench.records import Leaf, OpRecord, Ref, Result, TensorDigest, Trace
 from hashbench.report.trace_diff import as_text
 
@@ -32,7 +32,7 @@ def trace(*records: OpRecord, value: str = "aa", start: str = "11") -> Trace:
 
 
 def diff(first: Trace, second: Trace, *, context: int = 3) -> list[str]:
-    return as_text(first, second, introduce.find(first, second), context=context).splitlines()
+    return as_text(first, second, find_divergence(first, second), context=context).splitlines()
 
 
 def excerpt(lines: list[str]) -> list[str]:
@@ -102,7 +102,7 @@ def test_harmless_differences_are_listed_and_not_blamed() -> None:
 
 def test_scalar_that_steered_is_named() -> None:
     first, second = chain("33"), chain("44")
-    verdict = introduce.find(first, second)
+    verdict = find_divergence(first, second)
     assert verdict.divergence is not None
     from hashbench.records import Steering
 

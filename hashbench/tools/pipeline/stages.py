@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hashbench.divergence import introduce
+from hashbench.divergence import find as find_divergence
 from hashbench.records import Divergence
 from hashbench.results.environments import environment_changes
 from hashbench.text import a_few
@@ -289,7 +289,7 @@ def _kernel(first: Observed, second: Observed) -> tuple[Stage, Divergence | None
     if any(empty):
         status = UNSEEN if all(empty) else DIFFERS
         return Stage(name, status, "the model ran no op of torch"), None
-    verdict = introduce.find(first.trace, second.trace)
+    verdict = find_divergence(first.trace, second.trace)
     found = verdict.divergence
     words = []
     if found is not None:

@@ -1,0 +1,187 @@
+"""Two traces to a verdict: where did the difference enter that reached the results?
+
+Pure: imports no torch, reads no files. The steps, as in ``docs/design.md``, "The verdict on a pair":
+
+1. align the two runs (``align``);
+2. for every pair of records, decide whether what it *wrote* differs, and if so whether it *introduced* the difference
+   (and how: its origin) or only passed on what it read (``introduce``);
+3. from the results that differ, walk back through whatever differs (``slice``); the first introduction in it is
+   the divergence. Records that differ outside the slice are benign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from hashbench.divergence.align import SECOND, PairedRuns, pair
+from hashbench.divergence.introduce import Differences, Source, differences, unwritten_memory
+from hashbench.divergence.slice import causal_slice, roots
+from hashbench.errors import HashbenchError
+from hashbench.records import Divergence, Result, Steering, Trace, Verdict
+
+_RANK = {"input": 0, "state": 1}
+"""Origins that lie before the first op, wherever the tensor is first read."""
+
+
+def find(first: Trace, second: Trace, *, differing: Sequence[str] | None = None) -> Verdict:
+    """The verdict on a pair of runs.
+
+    Args:
+        first, second: the traces of two runs that should be identical.
+        differing: names of the results that differ, where the caller compared them itself. Default: those whose
+            digests differ. Traces without results (of a plain ``HashDebugTrace``) are judged by every record.
+
+    Raises:
+        HashbenchError: a trace is empty, so that nothing would be compared.
+    """
+    _refuse_empty(first, "first")
+    _refuse_empty(second, "second")
+    runs = pair(first, second)
+    found = differences(runs)
+    results = _Results.of(runs, differing)
+    reached = causal_slice(runs, found, roots(runs, found, results.pairs) if results.any else sorted(found.differs))
+    chosen = _choose(runs, found, reached) if results.names or not results.any else None
+    if chosen is None and results.names:
+        chosen = _written_after_the_last_record(runs, results)
+    if chosen is not None and chosen.origin in ("sequence", "outside"):
+        reached |= causal_slice(runs, found, _scalars_that_chose(runs, found, chosen))
+    idle = found.differs - reached
+    benign = tuple(node for node in runs.records if node in idle and _wrote(runs, node))
+    return Verdict(tuple(results.names), None if chosen is None else _divergence(runs, found, chosen), benign)
+
+
+def _refuse_empty(trace: Trace, name: str) -> None:
+    if not trace.records and not trace.results:
+        raise HashbenchError(
+            f"the {name} trace is empty",
+            consequence="nothing was compared, which is not the same as equal",
+            tip="Check that the code under the trace ran any torch op in this thread.",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Results:
+    """The results that differ, by name and as pairs; ``any``: the runs have results at all."""
+
+    names: Sequence[str]
+    pairs: Sequence[tuple[Result | None, Result | None]]
+    any: bool
+
+    @staticmethod
+    def of(runs: PairedRuns, differing: Sequence[str] | None) -> _Results:
+        first = {result.name: result for result in runs.first.results}
+        second = {result.name: result for result in runs.second.results}
+        if differing is None:
+            names = dict.fromkeys([*first, *second])
+            differing = [name for name in names if _content(first.get(name)) != _content(second.get(name))]
+        pairs = [(first.get(name), second.get(name)) for name in differing]
+        return _Results(differing, pairs, bool(first or second))
+
+
+def _content(result: Result | None) -> tuple[object, ...] | None:
+    return None if result is None else tuple(result.digest)
+
+
+def _choose(runs: PairedRuns, found: Differences, reached: Iterable[str]) -> Source | None:
+    """The first introduction in a slice; a setting that changed before all of them stands for them."""
+    candidates = [found.sources[node] for node in reached if node in found.sources]
+    settings = _settings_source(runs)
+    if settings is not None and all(settings.position <= source.position for source in candidates):
+        early = [source for source in candidates if source.origin in _RANK]
+        felt = min(candidates, key=lambda source: source.position, default=settings)
+        candidates = early or [replace(settings, felt_at=felt.node)]
+    return _earliest(runs, candidates)
+
+
+def _earliest(runs: PairedRuns, candidates: Sequence[Source]) -> Source | None:
+    """What lies before the first op first, then by position; the order of the nodes breaks ties."""
+    return min(
+        candidates,
+        key=lambda source: (_RANK.get(source.origin, 2), source.position, runs.order.get(source.node, 0)),
+        default=None,
+    )
+
+
+def _settings_source(runs: PairedRuns) -> Source | None:
+    """A global setting of torch in which the two runs differ; its position is where it was last known equal."""
+    position = 0
+    for a, b in zip(runs.first.marks, runs.second.marks, strict=False):
+        old, new = dict(a.settings), dict(b.settings)
+        changed = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
+        if changed:
+            name = changed[0]
+            detail = f"the runs differ in torch's global settings at {a.label}: {', '.join(changed)}"
+            shown = (f"{name}={old.get(name, 'absent')}", f"{name}={new.get(name, 'absent')}")
+            return Source("settings", f"setting:{name}", position, detail, *shown)
+        position = a.position
+    return None
+
+
+def _written_after_the_last_record(runs: PairedRuns, results: _Results) -> Source:
+    """Results that differ although all that torch recorded agrees: something wrote them behind its back."""
+    name, (a, b) = results.names[0], results.pairs[0]
+    writer = a.source if a is not None else ""
+    memory = unwritten_memory(runs, writer)
+    if memory is not None:
+        return memory
+    if a is None or b is None:
+        detail = f"the result {name} exists in one run only"
+    elif writer:
+        detail = f"the result {name} was written behind torch's back after its last recorded write"
+    else:
+        detail = f"the result {name} was not computed by any recorded op"
+    at = runs.position.get(writer, max(0, len(runs.first.records) - 1))
+    old, new = ("absent" if x is None else x.digest.value for x in (a, b))
+    hidden = bool(writer) and a is not None and b is not None
+    return Source("outside", writer, at, detail, old, new, opaque_producer=hidden)
+
+
+def _scalars_that_chose(runs: PairedRuns, found: Differences, chosen: Source) -> list[str]:
+    """A scalar reaches the results also by choosing what is run, if it was known before the runs parted."""
+    last = chosen.position if chosen.origin == "outside" else len(runs.first.records)
+    return [node for node in (*found.scalars, *found.lone_scalars) if runs.position[node] <= last]
+
+
+def _wrote(runs: PairedRuns, node: str) -> bool:
+    """Whether the record left anything; a view that was taken differently left nothing of its own."""
+    return any(record is not None and (record.outputs or record.scalar) for record in runs.records[node])
+
+
+def _divergence(runs: PairedRuns, found: Differences, source: Source) -> Divergence:
+    a, b = runs.records.get(source.felt_at or source.node, (None, None))
+    record = a or b
+    if record is None and runs.first.records:
+        record = runs.first.records[min(source.position, len(runs.first.records) - 1)]
+    return Divergence(
+        origin=source.origin,
+        node=source.node.removeprefix(SECOND),
+        kernel=record.op if record is not None else "",
+        op_index=runs.position.get(source.felt_at, source.position) if record is not None else None,
+        phase=record.phase if record is not None else "",
+        iteration=record.iteration if record is not None else 0,
+        module=record.module if record is not None else "",
+        forward_op=record.forward_op if record is not None else "",
+        detail=source.detail,
+        first=source.first,
+        second=source.second,
+        source=record.source if record is not None else "",
+        opaque_producer=source.opaque_producer,
+        steered_by=_steering(runs, found, source) if source.origin in ("sequence", "outside") else None,
+    )
+
+
+def _steering(runs: PairedRuns, found: Differences, source: Source) -> Steering | None:
+    """The last scalar before ``source`` that differed between the runs, and where its difference entered."""
+    earlier = [node for node in found.scalars if runs.position[node] <= source.position]
+    if not earlier:
+        return None
+    name = earlier[-1]
+    old, new = runs.records[name]
+    reached = causal_slice(runs, found, [name])
+    chosen = _earliest(runs, [found.sources[node] for node in reached if node in found.sources])
+    kernel = ""
+    if chosen is not None:
+        record = next((record for record in runs.records.get(chosen.node, ()) if record is not None), None)
+        kernel = record.op if record is not None else chosen.node
+    return Steering(name, old.scalar if old else "", new.scalar if new else "", kernel)
