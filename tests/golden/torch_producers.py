@@ -21,7 +21,7 @@ from unittest import mock
 import torch
 
 import hashbench
-from hashbench import HashDebugTrace
+from hashbench import HashbenchError, HashDebugTrace, Trace, find_divergence
 from hashbench.records import CallFacts, Decision, Diagnosis, Evidence, ExperimentResult, Rate
 from hashbench.replay.call import CapturedCall, Memory, TensorForm
 from hashbench.replay.capture import capture
@@ -31,6 +31,7 @@ from hashbench.run import environment
 from hashbench.run.outputs import Difference
 from hashbench.tools import bitwise, numeric, observer, pipeline
 from hashbench.tools.bitwise import BitwiseEquivalenceMode, BitwiseMismatchError
+from hashbench.tools.observer import ObserverContext
 from hashbench.tools.observer import observer as observing
 from hashbench.tools.pipeline.reasons import FIXES
 
@@ -73,6 +74,56 @@ def _public() -> str:
     parts = {"hashbench": hashbench, "observer": observer, "bitwise": bitwise, "numeric": numeric, "pipeline": pipeline}
     content = {name: {public: _shape(getattr(part, public)) for public in part.__all__} for name, part in parts.items()}
     return json.dumps(content, indent=1) + "\n"
+
+
+@golden("environment_keys.json")
+def _environment_keys() -> str:
+    """What ``environment.json`` tells of a machine, without what it tells; packages and libraries are those found."""
+    found = environment.collect("cpu")
+    parts = ("platform", "torch", "cpu", "threads", "device")
+    return json.dumps({"": list(found), **{part: list(found[part]) for part in parts}}, indent=1) + "\n"
+
+
+def _refusal(misuse: Callable[[], Any]) -> str:
+    try:
+        misuse()
+    except (HashbenchError, ValueError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was refused"
+
+
+def _nested() -> None:
+    with HashDebugTrace(), HashDebugTrace():
+        pass
+
+
+def _entered_again() -> None:
+    trace = HashDebugTrace()
+    with trace:
+        torch.ones(1)
+    trace.finish()
+    with trace:
+        pass
+
+
+@golden("misuse.txt")
+def _misuse() -> str:
+    """What the Python interface says where it is used in a way that cannot work."""
+    empty = Trace(())
+    misuses: dict[str, Callable[[], Any]] = {
+        "a trace inside another": _nested,
+        "a trace that is finished": _entered_again,
+        "empty traces": lambda: find_divergence(empty, empty),
+        "an error of hashbench": lambda: (_ for _ in ()).throw(
+            HashbenchError("what", consequence="its consequence", tip="What to do.")
+        ),
+        "a check against itself": lambda: ObserverContext("observed", "a", "observed/a.json").__enter__(),
+        "a reference that is missing": lambda: ObserverContext("observed", "a", "observed/b.json").__enter__(),
+        "no name of a file": lambda: ObserverContext("observed", "a/b").__enter__(),
+        "one run": lambda: BitwiseEquivalenceMode(runs=1),
+        "an unknown equality": lambda: BitwiseEquivalenceMode(equal="roughly"),
+    }
+    return "".join(f"{name}\n  {_refusal(misuse)}\n" for name, misuse in misuses.items())
 
 
 # ---------------------------------------------------------------------------------------------------------- traces

@@ -1,0 +1,7 @@
+"""A suite of that harness."""
+
+from common import BenchmarkRunner
+
+
+class SmallRunner(BenchmarkRunner):
+    pass
