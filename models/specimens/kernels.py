@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -32,13 +33,17 @@ def partial_sum(rows: torch.Tensor) -> torch.Tensor:
 
 @torch.library.custom_op("zoo::reduce_rows", mutates_args=())
 def reduce_rows(rows: torch.Tensor, *, in_order: bool) -> torch.Tensor:
-    """The sum of the rows: workers sum up a part each, and the parts are added as they finish."""
-    total = rows.new_zeros(rows.shape[1])
+    """The sum of the rows: workers sum up a part each, and the parts are added in the order of their completion."""
+    finished: list[torch.Tensor] = []
+
+    def work(part: torch.Tensor) -> torch.Tensor:
+        total = partial_sum(part)
+        finished.append(total)
+        return total
+
     with ThreadPoolExecutor(max_workers=16) as pool:
-        parts: list[Future[torch.Tensor]] = [pool.submit(partial_sum, part) for part in rows.chunk(64)]
-        for part in parts if in_order else as_completed(parts):
-            total += part.result()
-    return total
+        totals = list(pool.map(work, rows.chunk(64)))
+    return functools.reduce(torch.add, totals if in_order else finished)
 
 
 class ParallelReduction(nn.Module):

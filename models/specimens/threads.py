@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -72,6 +72,21 @@ def partial_sum(shard: np.ndarray) -> np.ndarray:
     return shard.sum(axis=0)
 
 
+def summed_up(shards: list[np.ndarray], *, in_order: bool) -> list[np.ndarray]:
+    """The sums of the shards, in their own order or as eight workers finish them. ``as_completed`` would give those
+    that are done when it is called in the order of their addresses: on a busy machine all of them, and alike."""
+    finished: list[np.ndarray] = []
+
+    def work(shard: np.ndarray) -> np.ndarray:
+        total = partial_sum(shard)
+        finished.append(total)
+        return total
+
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        sums = list(pool.map(work, shards))
+    return sums if in_order else finished
+
+
 class ShardedStatistics(nn.Module):
     """Normalise by the mean of all rows; workers sum up one shard each, and their sums are added as they finish."""
 
@@ -82,10 +97,8 @@ class ShardedStatistics(nn.Module):
 
     def total(self, rows: torch.Tensor) -> torch.Tensor:
         total = torch.zeros(rows.shape[1])
-        with ThreadPoolExecutor(max_workers=8) as pool:
-            sums: list[Future[np.ndarray]] = [pool.submit(partial_sum, shard) for shard in np.split(rows.numpy(), 32)]
-            for finished in sums if self.in_order else as_completed(sums):
-                total = total + torch.from_numpy(finished.result())
+        for part in summed_up(np.split(rows.numpy(), 32), in_order=self.in_order):
+            total = total + torch.from_numpy(part)
         return total
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
