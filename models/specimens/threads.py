@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Iterator
@@ -72,9 +73,10 @@ def partial_sum(shard: np.ndarray) -> np.ndarray:
     return shard.sum(axis=0)
 
 
-def summed_up(shards: list[np.ndarray], *, in_order: bool) -> list[np.ndarray]:
-    """The sums of the shards, in their own order or as eight workers finish them. ``as_completed`` would give those
-    that are done when it is called in the order of their addresses: on a busy machine all of them, and alike."""
+def summed_up(shards: list[np.ndarray], *, in_order: bool) -> np.ndarray:
+    """The sum of all shards, of which eight workers sum up one each; these sums are added in the order of the shards,
+    or as they are finished. ``as_completed`` would give those that are done when it is called in the order of their
+    addresses: on a busy machine all of them, and alike."""
     finished: list[np.ndarray] = []
 
     def work(shard: np.ndarray) -> np.ndarray:
@@ -84,7 +86,7 @@ def summed_up(shards: list[np.ndarray], *, in_order: bool) -> list[np.ndarray]:
 
     with ThreadPoolExecutor(max_workers=8) as pool:
         sums = list(pool.map(work, shards))
-    return sums if in_order else finished
+    return functools.reduce(np.add, sums if in_order else finished)
 
 
 class ShardedStatistics(nn.Module):
@@ -96,10 +98,7 @@ class ShardedStatistics(nn.Module):
         self.in_order = in_order
 
     def total(self, rows: torch.Tensor) -> torch.Tensor:
-        total = torch.zeros(rows.shape[1])
-        for part in summed_up(np.split(rows.numpy(), 32), in_order=self.in_order):
-            total = total + torch.from_numpy(part)
-        return total
+        return torch.from_numpy(summed_up(np.split(rows.numpy(), 32), in_order=self.in_order))
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return self.classify(rows - self.total(rows) / len(rows))
