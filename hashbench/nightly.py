@@ -2,7 +2,7 @@
 
 A night is the folder ``<root>/<label>``. Each suite and mode has a sweep folder ``<suite>_<mode>`` in it, which can be
 resumed, and ``night.json`` says which of them there are to be and what went wrong with each, so that a night that was
-killed never looks like a whole one. Nothing here knows how a sweep is made or imports torch.
+killed never looks like a whole one. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hashbench.errors import HashbenchError
 from hashbench.io import replace_file
@@ -20,6 +21,9 @@ from hashbench.report.assessment import Assessment, assess
 from hashbench.report.junit import as_junit
 from hashbench.report.markdown import as_markdown
 from hashbench.results.load import NIGHT_FILE
+
+if TYPE_CHECKING:
+    from hashbench.sweep.request import SweepRequest
 
 NIGHT_SCHEMA = 1
 """Version of ``night.json``."""
@@ -77,6 +81,13 @@ def plan(suites: Sequence[str], modes: Sequence[str], *, folder: Path) -> tuple[
             f"two suites are called {twice[0]}", consequence="nothing was run", tip="Rename one of the files."
         )
     return tuple(Part(suite, mode, folder / f"{names[suite]}_{mode}") for suite in suites for mode in modes)
+
+
+def request_of(part: Part, request: SweepRequest) -> SweepRequest:
+    """The sweep of a part: ``request`` says all but which suite, which models and where to. It completes what an
+    earlier one began."""
+    selection = replace(request.selection, suites=(part.suite,), only=part.only)
+    return replace(request, selection=selection, output=part.folder, resume=True)
 
 
 def suite_name(suite: str) -> str:

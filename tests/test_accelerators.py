@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from hashbench.devices.visibility import Share, freest, kind, left_out, shares, workspace_config, workspace_conflict
+from hashbench.devices.visibility import (
+    DeviceAssignment,
+    assignments,
+    freest,
+    kind,
+    left_out,
+    workspace_config,
+    workspace_conflict,
+)
 
 
 def fingerprint(*names: str, hip: str | None = None, memory: float | None = 1000) -> dict[str, Any]:
@@ -116,12 +124,14 @@ def test_the_next_worker_gets_the_device_with_the_fewest(count: int, taken: list
 def test_what_each_worker_sees(
     device: str, told: dict[str, Any], environment: dict[str, str], variables: list[dict[str, str]]
 ) -> None:
-    assert [share.variables for share in shares(device, told, environment)] == variables
+    assert [share.variables for share in assignments(device, told, environment)] == variables
 
 
 @pytest.mark.parametrize(("memory", "share"), [(1000, 900.0), (None, None)], ids=["known", "not known"])
 def test_workers_may_take_most_of_a_devices_memory(memory: float | None, share: float | None) -> None:
-    assert shares("cuda", fingerprint("H200", memory=memory), {}) == (Share({"CUDA_VISIBLE_DEVICES": "0"}, share),)
+    assert assignments("cuda", fingerprint("H200", memory=memory), {}) == (
+        DeviceAssignment({"CUDA_VISIBLE_DEVICES": "0"}, share),
+    )
 
 
 @pytest.mark.parametrize(

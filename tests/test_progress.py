@@ -8,7 +8,7 @@ import pytest
 
 from hashbench.records import Row
 from hashbench.sweep.progress import Progress, _time_left
-from hashbench.sweep.run import ModelFinished, ModelPutOff, ModelStarted, SweepOpened, SweepPlanned
+from hashbench.sweep.run import ModelFinished, ModelRequeued, ModelStarted, SweepOpened, SweepPlanned
 
 
 class Terminal(io.StringIO):
@@ -102,7 +102,7 @@ def test_a_model_that_is_put_off_runs_no_more_until_it_starts_again():
     with Progress(stream) as progress:
         progress(SweepOpened(total=1, done=0, damaged=0))
         progress(ModelStarted(name="vit"))
-        progress(ModelPutOff(row=row("vit", "crashed", error="killed by SIGKILL")))
+        progress(ModelRequeued(row=row("vit", "crashed", error="killed by SIGKILL")))
         progress(ModelStarted(name="unet"))
     frames = stream.getvalue().replace("\n", "\r").split("\r")
     assert any("vit  crashed  killed by SIGKILL: runs again alone, after all others" in frame for frame in frames)

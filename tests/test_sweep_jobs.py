@@ -17,7 +17,7 @@ from hashbench.sweep import machine
 from hashbench.sweep.estimates import EarlierSweep
 from hashbench.sweep.executors import Task
 from hashbench.sweep.executors.local import LocalExecutor
-from hashbench.sweep.run import ModelFinished, ModelPutOff, ModelStarted, SweepPlanned
+from hashbench.sweep.run import ModelFinished, ModelRequeued, ModelStarted, SweepPlanned
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_what_ended_badly_beside_others_runs_again_alone(output, do, first):
     assert rows[0].retried.startswith(first)
     assert rows[0].detail == "beside 0 others"
     assert (sorted(ran(output)[:3]), ran(output)[3:]) == (["a", "b", "c"], ["a"])
-    assert [event.row.name for event in seen if isinstance(event, ModelPutOff)] == ["a"]
+    assert [event.row.name for event in seen if isinstance(event, ModelRequeued)] == ["a"]
     assert [event.done for event in seen if isinstance(event, ModelFinished)] == [1, 2, 3]
     assert read_rows(output / "accuracy.csv") == list(rows)
     assert sorted(path.name for path in (output / "rows").iterdir()) == [f"fake.inference.{x}.json" for x in "abc"]
@@ -216,7 +216,7 @@ def test_what_the_first_attempt_knew_is_not_taken_for_the_second_ones(output):
 
 def test_a_model_that_waits_for_its_second_attempt_has_no_row(output):
     def look(event):
-        if isinstance(event, ModelPutOff):
+        if isinstance(event, ModelRequeued):
             waiting.append(sorted(path.name for path in (output / "rows").glob("*a.*")))
 
     waiting: list[list[str]] = []

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hashbench.cli.flags import EXIT_INTERRUPTED, LARGEST_SEED, LONGEST_SECONDS, Commands, at_least, say
-from hashbench.cli.placing import placed
 
 if TYPE_CHECKING:
     from hashbench.results.audit_table import AuditRow
@@ -68,6 +67,7 @@ def add(commands: Commands) -> None:
 
 def _audit(parsed: argparse.Namespace) -> int:
     from hashbench.sweep.executors.local import LocalExecutor
+    from hashbench.sweep.local_devices import local_devices
     from hashbench.tools.audit import choice, driver, from_sweeps, tables
 
     options = _options(parsed)
@@ -77,16 +77,18 @@ def _audit(parsed: argparse.Namespace) -> int:
         return choice.chosen_ops(known, only=parsed.ops, filters=parsed.filter)
 
     sweep_rows = from_sweeps.rows_from(parsed.results, device=parsed.device.partition(":")[0])
-    found = placed(parsed.device)
-    environment = {**found.environment, "command_line": ["hashbench", *sys.argv[1:]]}
-    asked = driver.Asked({**options, "device": found.device}, choose, parsed.timeout, sweep_rows)
+    devices = local_devices(parsed.device)
+    for note in devices.notes:
+        say(note, 0)
+    environment = {**devices.environment, "command_line": ["hashbench", *sys.argv[1:]]}
+    asked = driver.Asked({**options, "device": devices.device}, choose, parsed.timeout, sweep_rows)
     try:
         rows = driver.audit(
             asked,
             output=output,
             environment=environment,
             resume=parsed.resume,
-            executor=LocalExecutor(jobs=parsed.jobs, devices=found.shares),
+            executor=LocalExecutor(jobs=parsed.jobs, devices=devices.assignments),
             on_progress=_show,
         )
     except KeyboardInterrupt:

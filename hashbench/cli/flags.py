@@ -32,9 +32,9 @@ def at_least(lowest: float, kind: type = int, *, most: float = math.inf) -> Call
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
         if not value >= lowest:
-            raise argparse.ArgumentTypeError(f"{text} is too small, the least is {lowest:g}")
+            raise argparse.ArgumentTypeError(f"{text} is too small, it must be at least {lowest:g}")
         if value > most:
-            raise argparse.ArgumentTypeError(f"{text} is too large, the most is {most:.0f}")
+            raise argparse.ArgumentTypeError(f"{text} is too large, it must be at most {most:.0f}")
         return value
 
     return check

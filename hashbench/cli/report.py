@@ -9,13 +9,17 @@ import time
 import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hashbench.cli import sweep
-from hashbench.cli.flags import EXIT_DIFFERENCE, EXIT_INTERRUPTED, Commands, OneLineParser, at_least, say
+from hashbench.cli.flags import EXIT_DIFFERENCE, Commands, OneLineParser, at_least, say
 from hashbench.cli.listing import add_suites, suites_to_sweep
 from hashbench.errors import HashbenchError
 from hashbench.nightly import Part
 from hashbench.records import MODES, ModelSpec
+
+if TYPE_CHECKING:
+    from hashbench.sweep.request import SweepRequest
 
 
 def add(commands: Commands) -> None:
@@ -58,12 +62,12 @@ def _nightly(parsed: argparse.Namespace) -> int:
     if parsed.expected is not None:
         load_sweep(parsed.expected)  # a mistake in it should not show in the morning
     parts = _with_models(parsed, nightly.plan(suites_to_sweep(parsed), parsed.modes, folder=folder))
-    commands = {part.folder: _sweep_command(parsed, part) for part in parts}
-    _check_device(commands.values())
+    requests = _sweep_requests(parsed)
+    _check_device(requests.values())
 
     def run(part: Part) -> None:
         say(f"{part.suite}, {part.mode}", 0)
-        _sweep_part(commands[part.folder])
+        _sweep_part(nightly.request_of(part, requests[part.mode]))
 
     nightly.sweep_all(parts, folder=folder, sweep=run, command_line=["hashbench", *sys.argv[1:]])
     found = nightly.report(parsed.output, folder=folder, expected=parsed.expected)
@@ -75,12 +79,12 @@ def _nightly(parsed: argparse.Namespace) -> int:
     return EXIT_DIFFERENCE if found.judged.got_worse else 0
 
 
-def _check_device(commands: Iterable[argparse.Namespace]) -> None:
+def _check_device(requests: Iterable[SweepRequest]) -> None:
     """A device that this machine lacks stops the night before its folder is made. A cluster tells only when asked."""
     from hashbench.run.environment import collect_in_child
     from hashbench.sweep.executors.local import WORKER_VARIABLES
 
-    for device in {command.device for command in commands if command.executor == "local"} - {"cpu"}:
+    for device in {request.options.device for request in requests if request.cluster is None} - {"cpu"}:
         collect_in_child(device=device, variables=WORKER_VARIABLES)
 
 
@@ -113,40 +117,47 @@ def _with_models(parsed: argparse.Namespace, parts: Sequence[Part]) -> list[Part
     return sorted(found, key=lambda part: [one.folder for one in parts].index(part.folder))
 
 
-def _sweep_command(parsed: argparse.Namespace, part: Part) -> argparse.Namespace:
-    """The parsed ``hashbench sweep`` of a part; the user's own flags must not send it elsewhere."""
-    arguments = ["sweep", f"--{part.mode}", "--output", str(part.folder), "--resume", "--models", parsed.models]
-    arguments += ["--only", *part.only] if part.only else []
-    arguments += ["--jobs", str(parsed.jobs)] if parsed.jobs else []
-    arguments += [f"--filter={pattern}" for pattern in parsed.filter]
-    arguments += [f"--exclude={pattern}" for pattern in parsed.exclude]
+def _sweep_requests(parsed: argparse.Namespace) -> dict[str, SweepRequest]:
+    """For each mode the sweep that the flags after ``--`` ask for, of no suite yet: a night says which and where to.
+
+    Raises:
+        HashbenchError: these flags contradict each other, or say which or where to.
+    """
     parser = OneLineParser(prog="hashbench nightly … --")
-    sweep.add(parser.add_subparsers(parser_class=OneLineParser))
-    made = parser.parse_args([*arguments, *parsed.flags, "--suite", part.suite])
-    if made.output != part.folder or set(made.only) != set(part.only) or made.tiny or "--suite" in parsed.flags:
-        raise HashbenchError(
-            "--output, --suite, --only and --tiny are flags of `hashbench nightly` itself",
-            consequence="after -- they would send a sweep elsewhere, so nothing was run",
-            tip="Put them before the --.",
-        )
-    return made
+    flags = parser.add_subparsers(parser_class=OneLineParser).add_parser("sweep")
+    sweep.add_flags(flags)
+    flags.set_defaults(suite=[], models=parsed.models, jobs=parsed.jobs)
+    requests = {}
+    for mode in dict.fromkeys(parsed.modes):
+        made = parser.parse_args(["sweep", f"--{mode}", *parsed.flags])
+        if made.output or made.only or made.tiny or made.suite:
+            raise HashbenchError(
+                "--output, --suite, --only and --tiny are flags of `hashbench nightly` itself",
+                consequence="after -- they would send a sweep elsewhere, so nothing was run",
+                tip="Put them before the --.",
+            )
+        made.filter, made.exclude = [*parsed.filter, *made.filter], [*parsed.exclude, *made.exclude]
+        requests[mode] = sweep.request_of(made, suites=(), output=parsed.output)
+    return requests
 
 
-def _sweep_part(command: argparse.Namespace) -> None:
+def _sweep_part(request: SweepRequest) -> None:
     """Run one sweep; its tables go where its progress goes, so that standard output has the report alone."""
+    from hashbench.sweep.run import SweepInterrupted
+
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            code = command.command(command)
+            sweep.run(request)
     except HashbenchError as error:
         say(str(error), 0)
         raise
+    except SweepInterrupted as stopped:
+        raise KeyboardInterrupt from stopped
     except Exception as error:
         traceback.print_exc()
         raise HashbenchError(
             f"a fault of hashbench ({type(error).__name__}: {error})", tip="Please report it with the trace."
         ) from error
-    if code == EXIT_INTERRUPTED:
-        raise KeyboardInterrupt
 
 
 # ----------------------------------------------------------------------------------------------------- report

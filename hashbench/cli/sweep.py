@@ -1,4 +1,4 @@
-"""``hashbench sweep``: which models, how they run, where the results go."""
+"""``hashbench sweep``: its flags, and the request that they make."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hashbench.catalog import kind_of
-from hashbench.cli import cluster
 from hashbench.cli.flags import (
     EXIT_DIFFERENCE,
     EXIT_INTERRUPTED,
@@ -22,76 +20,104 @@ from hashbench.cli.flags import (
     say,
 )
 from hashbench.cli.listing import add_suites, suites_to_sweep
-from hashbench.cli.placing import placed
 from hashbench.errors import HashbenchError
-from hashbench.records import DTYPES, ModelSpec, RunOptions
+from hashbench.records import DTYPES, RunOptions
 
 if TYPE_CHECKING:
-    from hashbench.results.manifest import Partition
-    from hashbench.sweep.estimates import EarlierSweep
+    from hashbench.sweep.request import RayCluster, SweepRequest
+    from hashbench.sweep.run import SweepResult
+
+_OF_RAY = {
+    "address": "--address",
+    "ray_resources": "--ray-resource",
+    "ray_gpus": "--ray-gpus",
+    "ray_wait": "--ray-wait",
+}
+"""Flags by the name under which they are parsed; each requires ``--executor ray``."""
 
 
 def add(commands: Commands) -> None:
-    """Add the subcommands of this file."""
-    _add_sweep(commands.add_parser("sweep", help="run the models of a suite and write accuracy.csv"))
+    """Add the subcommand of this file."""
+    add_flags(commands.add_parser("sweep", help="run the models of a suite and write accuracy.csv"))
 
 
 def _sweep(parsed: argparse.Namespace) -> int:
-    from hashbench.report.text import sweep_table
-    from hashbench.run.environment import digests_note
-    from hashbench.suites import registry
-    from hashbench.sweep.progress import Progress
-    from hashbench.sweep.run import SweepInterrupted, run_sweep
+    from hashbench.sweep.run import SweepInterrupted
 
-    options = _run_options(parsed)
-    catalog = [spec for suite in suites_to_sweep(parsed) for spec in registry.catalog(suite)]
-    specs = _selected(parsed, catalog, options.mode)
-    output = parsed.output or _default_output([*parsed.suite, *(["tiny"] if parsed.tiny else [])], options.mode)
+    mode = "training" if parsed.training else "inference"
+    output = parsed.output or _default_output([*parsed.suite, *(["tiny"] if parsed.tiny else [])], mode)
     try:
-        with cluster.chosen(parsed, options, specs) as executor, Progress() as progress:
-            environment, options, executor = _placed(options, executor, jobs=parsed.jobs or 1)
-            if note := digests_note(environment):
-                print(note, file=sys.stderr)
-            environment["command_line"] = ["hashbench", *sys.argv[1:]]
-            result = run_sweep(
-                specs,
-                options,
-                output=output,
-                environment=environment,
-                timeout=parsed.timeout,
-                jobs=parsed.jobs or 1,
-                resume=parsed.resume,
-                on_event=progress,
-                partition=_partition(parsed, catalog, options.mode),
-                earlier=_earlier(parsed, specs, output, options),
-                memory_mib=parsed.memory_limit,
-                retries=parsed.retries,
-                executor=executor,
-            )
+        result = run(request_of(parsed, suites=suites_to_sweep(parsed), output=output))
     except SweepInterrupted as stopped:
         message = f"stopped: {stopped.done} of {stopped.total} rows are in {stopped.output}; go on with --resume"
         return say(message, EXIT_INTERRUPTED)
-    print(sweep_table(result.rows))
-    print(f"\nResults: {result.output / 'accuracy.csv'}")
     worse = any(not kind_of(row.accuracy).is_fine for row in result.rows)
     return EXIT_DIFFERENCE if parsed.strict and worse else 0
 
 
-def _placed(options: RunOptions, executor: Any, *, jobs: int) -> tuple[dict[str, Any], RunOptions, Any]:
-    """The environment's fingerprint, and options and executor of a sweep whose workers have a device each.
+def run(request: SweepRequest) -> SweepResult:
+    """Run a sweep, show its progress on standard error, and print its table."""
+    from hashbench.report.text import sweep_table
+    from hashbench.sweep import request as requests
+    from hashbench.sweep.progress import Progress
 
-    Where others run the models, this machine need not have the device; each of theirs tells its own.
+    with Progress() as progress:
+        result = requests.run(request, on_event=progress, on_note=lambda note: say(note, 0))
+    print(sweep_table(result.rows))
+    print(f"\nResults: {result.output / 'accuracy.csv'}")
+    return result
+
+
+def request_of(parsed: argparse.Namespace, *, suites: Sequence[str], output: Path) -> SweepRequest:
+    """The sweep that the flags ask for.
+
+    Raises:
+        HashbenchError: the flags contradict each other.
     """
-    from hashbench.sweep.executors.local import LocalExecutor
+    from hashbench.sweep.request import Selection, SweepRequest
 
-    found = placed(options.device if executor is None else "cpu")
-    if not found.shares:
-        return found.environment, options, executor
-    return (
-        found.environment,
-        replace(options, device=found.device),
-        LocalExecutor(jobs=jobs, devices=found.shares),
+    return SweepRequest(
+        Selection(
+            tuple(suites),
+            only=tuple(parsed.only),
+            filters=tuple(parsed.filter),
+            excludes=tuple(parsed.exclude),
+            exclude_exact=tuple(parsed.exclude_exact),
+            which=parsed.models,
+            total_partitions=parsed.total_partitions,
+            partition_id=parsed.partition_id,
+        ),
+        _run_options(parsed),
+        output,
+        command_line=("hashbench", *sys.argv[1:]),
+        cluster=_cluster(parsed),
+        jobs=parsed.jobs,
+        resume=parsed.resume,
+        timeout=parsed.timeout,
+        times_from=parsed.times_from,
+        memory_mib=parsed.memory_limit,
+        retries=parsed.retries,
     )
+
+
+def _cluster(parsed: argparse.Namespace) -> RayCluster | None:
+    from hashbench.sweep.request import RayCluster
+
+    if parsed.executor == "ray":
+        if parsed.memory_limit is not None:
+            raise HashbenchError(
+                "--memory-limit is for one machine",
+                consequence="Ray shares out the memory of its own",
+                tip="Leave it out.",
+            )
+        resources = dict(parsed.ray_resources or ())
+        return RayCluster(parsed.address or "", parsed.ray_gpus, resources, parsed.ray_wait)
+    given = [flag for name, flag in _OF_RAY.items() if getattr(parsed, name) is not None]
+    if given:
+        raise HashbenchError(
+            f"{given[0]} requires --executor ray", consequence="nothing was run", tip="Add --executor ray."
+        )
+    return None
 
 
 def _run_options(parsed: argparse.Namespace) -> RunOptions:
@@ -116,61 +142,13 @@ def _run_options(parsed: argparse.Namespace) -> RunOptions:
     )
 
 
-def _selected(parsed: argparse.Namespace, specs: Sequence[ModelSpec], mode: str) -> Sequence[ModelSpec]:
-    from hashbench.suites import registry
-
-    chosen = registry.select(
-        specs,
-        only=parsed.only,
-        filters=parsed.filter,
-        excludes=parsed.exclude,
-        exclude_exact=parsed.exclude_exact,
-        which=parsed.models,
-        total_partitions=parsed.total_partitions,
-        partition_id=parsed.partition_id,
-        mode=mode,
-    )
-    fixed = next((spec.name for spec in chosen if spec.batch_size is None), None)
-    if parsed.batch_size is not None and fixed is not None:
-        raise HashbenchError(
-            f"--batch-size does not apply to {fixed}",
-            consequence="its own function makes its inputs, so nothing was run",
-            tip="Leave it out, or choose other models.",
-        )
-    return chosen
-
-
-def _partition(parsed: argparse.Namespace, catalog: Sequence[ModelSpec], mode: str) -> Partition:
-    """Which part of the whole selection this is; with --only partitions play no part, so it is all of it."""
-    from hashbench.results.manifest import Partition
-
-    if parsed.total_partitions == 1 or parsed.only:
-        return Partition()
-    whole = argparse.Namespace(**{**vars(parsed), "total_partitions": 1, "partition_id": 0})
-    models = tuple((spec.suite, spec.name) for spec in _selected(whole, catalog, mode))
-    return Partition(parsed.partition_id, parsed.total_partitions, models)
-
-
-def _earlier(
-    parsed: argparse.Namespace, specs: Sequence[ModelSpec], output: Path, options: RunOptions
-) -> EarlierSweep | None:
-    """The sweep that tells how long each model takes. One worker at a time runs the models in their own order."""
-    from hashbench.sweep import estimates
-
-    if parsed.times_from is not None:
-        return estimates.read(parsed.times_from, mode=options.mode, device=options.device)
-    if (parsed.jobs or 1) == 1 and parsed.executor == "local":
-        return None
-    models = {(spec.suite, spec.name) for spec in specs}
-    return estimates.newest_before(output, models=models, mode=options.mode, device=options.device)
-
-
 def _default_output(names: Sequence[str], mode: str) -> Path:
     stem = "+".join(Path(name).stem for name in names)
     return Path("results") / f"{time.strftime('%Y-%m-%d_%H%M%S')}_{stem}_{mode}"
 
 
-def _add_sweep(sweep: argparse.ArgumentParser) -> None:
+def add_flags(sweep: argparse.ArgumentParser) -> None:
+    """All flags of the subcommand."""
     sweep.set_defaults(command=_sweep)
     modes = sweep.add_mutually_exclusive_group(required=True)
     modes.add_argument("--training", action="store_true", help="forward, loss, backward and optimizer step")
@@ -258,7 +236,7 @@ def _add_machinery(sweep: argparse.ArgumentParser) -> None:
         metavar="N",
         help="models at once, on cores of their own (default 1; on a cluster as many as it can run)",
     )
-    cluster.add_flags(machinery)
+    _add_cluster(machinery)
     machinery.add_argument(
         "--memory-limit",
         type=at_least(1, float),
@@ -286,3 +264,41 @@ def _add_machinery(sweep: argparse.ArgumentParser) -> None:
         help="seconds for one model",
     )
     machinery.add_argument("--strict", action="store_true", help="exit 1 where any model is no pass")
+
+
+def _add_cluster(machinery: argparse._ArgumentGroup) -> None:
+    machinery.add_argument(
+        "--executor", choices=("local", "ray"), default="local", help="run here, or on a Ray cluster (default local)"
+    )
+    machinery.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="the Ray cluster, or auto (default: $RAY_ADDRESS, else one that is started here and ends with the sweep)",
+    )
+    machinery.add_argument(
+        "--ray-resource",
+        dest="ray_resources",
+        type=_resource,
+        action="append",
+        metavar="NAME[=N]",
+        help="a custom resource that every model asks for, so that it runs on the wanted kind of machine",
+    )
+    machinery.add_argument(
+        "--ray-gpus", type=at_least(0, float), metavar="N", help="GPUs of a model (default 1, with --device cpu 0)"
+    )
+    machinery.add_argument(
+        "--ray-wait",
+        type=at_least(0, float, most=LONGEST_SECONDS),
+        metavar="S",
+        help="seconds to wait for a machine that can run a model (default 30)",
+    )
+
+
+def _resource(text: str) -> tuple[str, float]:
+    name, _, amount = text.partition("=")
+    if not name or name in ("CPU", "GPU", "memory", "object_store_memory"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME or NAME=N with a name of your own")
+    value: float = at_least(0, float)(amount) if "=" in text else 1.0
+    if not value or (value > 1 and value != int(value)):
+        raise argparse.ArgumentTypeError(f"{amount} is not above 0, or above 1 and not whole")
+    return name, value

@@ -29,7 +29,7 @@ SHARE_OF_MEMORY = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class DeviceAssignment:
     """One device for workers: the environment ``variables`` by which a process sees it alone, as number 0, and what
     its workers may take of its memory together (``None``: not known)."""
 
@@ -42,7 +42,9 @@ def kind(device: str) -> str:
     return device.partition(":")[0]
 
 
-def shares(device: str, fingerprint: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[Share, ...]:
+def assignments(
+    device: str, fingerprint: Mapping[str, Any], environment: Mapping[str, str]
+) -> tuple[DeviceAssignment, ...]:
     """The devices that workers on ``device`` are given, one each, in turn.
 
     A ``device`` with a number is that one alone. Without a number it is all that are like the first one: rows of
@@ -62,7 +64,7 @@ def shares(device: str, fingerprint: Mapping[str, Any], environment: Mapping[str
     # Of what a user lists, the driver stops at the first entry that is no device: there are more entries than found.
     entries = [str(number) for number in range(len(found))] if given is None else given.split(",")
     return tuple(
-        Share({names[0]: entries[number].strip()}, _admitted(found[number]))
+        DeviceAssignment({names[0]: entries[number].strip()}, _admitted(found[number]))
         for number in _wanted(device, found)
         if number < len(entries)
     )

@@ -51,10 +51,10 @@ class ModelFinished:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelPutOff:
+class ModelRequeued:
     """``row`` is not believed, since other models ran beside it: the model runs again alone, after all others."""
 
     row: Row
 
 
-Event = SweepOpened | SweepPlanned | ModelStarted | ModelFinished | ModelPutOff
+Event = SweepOpened | SweepPlanned | ModelStarted | ModelFinished | ModelRequeued

@@ -11,7 +11,7 @@ from typing import Any, Self, TextIO
 from tqdm import tqdm
 
 from hashbench.records import Row
-from hashbench.sweep.events import Event, ModelFinished, ModelPutOff, ModelStarted, SweepOpened, SweepPlanned
+from hashbench.sweep.events import Event, ModelFinished, ModelRequeued, ModelStarted, SweepOpened, SweepPlanned
 from hashbench.text import a_few, one_line
 
 _SHOWN = 6
@@ -51,7 +51,7 @@ class Progress:
                 case ModelStarted():
                     self._running.append(event.name)
                     self._show_running()
-                case ModelPutOff():
+                case ModelRequeued():
                     self._forget(event.row.name)
                     self._print(f"{_summary(event.row)}: runs again alone, after all others")
                 case ModelFinished():

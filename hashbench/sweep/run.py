@@ -22,8 +22,8 @@ from hashbench.records import ModelSpec, Row, RunOptions
 from hashbench.results.folder import ResultsFolder, file_key
 from hashbench.results.manifest import Partition, describe_differences, manifest_of
 from hashbench.sweep.estimates import EarlierSweep
-from hashbench.sweep.events import Event, ModelFinished, ModelPutOff, ModelStarted, SweepOpened, SweepPlanned
-from hashbench.sweep.executors import Ended, Executor, Room, Task
+from hashbench.sweep.events import Event, ModelFinished, ModelRequeued, ModelStarted, SweepOpened, SweepPlanned
+from hashbench.sweep.executors import Executor, Resources, Task, TaskResult
 from hashbench.sweep.executors.local import LocalExecutor
 from hashbench.sweep.retry import believed, wants_repetition
 from hashbench.sweep.schedule import Schedule, Start, longest_first
@@ -31,7 +31,7 @@ from hashbench.sweep.schedule import Schedule, Start, longest_first
 __all__ = [
     "Event",
     "ModelFinished",
-    "ModelPutOff",
+    "ModelRequeued",
     "ModelStarted",
     "SweepInterrupted",
     "SweepOpened",
@@ -110,18 +110,18 @@ def run_sweep(
     """
     folder = ResultsFolder(output)
     workers = executor or LocalExecutor(jobs=jobs)
-    room = workers.room
+    resources = workers.resources
     if memory_mib is not None:
-        room = replace(room, memory_mib=memory_mib)
-    threads = room.threads if options.threads is None else options.threads
+        resources = replace(resources, memory_mib=memory_mib)
+    threads = resources.threads if options.threads is None else options.threads
     options = replace(options, output=str(folder.path), threads=threads)
-    plan = _Plan(
+    plan = _SweepPlan(
         specs=_by_key(specs, options.mode),
         options=options,
         target=target,
         timeout=timeout,
         partition=partition,
-        room=room,
+        resources=resources,
         earlier=earlier or EarlierSweep(),
         retries=retries,
     )
@@ -139,7 +139,7 @@ def run_sweep(
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _SweepPlan:
     """What a sweep is to do; ``specs`` by key, in the order of the selection."""
 
     specs: Mapping[str, ModelSpec]
@@ -147,7 +147,7 @@ class _Plan:
     target: str
     timeout: float
     partition: Partition
-    room: Room
+    resources: Resources
     earlier: EarlierSweep
     retries: int
 
@@ -157,7 +157,7 @@ class _Sweep:
 
     def __init__(
         self,
-        plan: _Plan,
+        plan: _SweepPlan,
         *,
         folder: ResultsFolder,
         executor: Executor,
@@ -252,7 +252,7 @@ class _Sweep:
 
     def _make_schedule(self, keys: Sequence[str]) -> None:
         """One worker runs the models in their own order; several in the order that ends soonest."""
-        plan, room, workers = self._plan, self._plan.room, self._executor.capacity
+        plan, resources, workers = self._plan, self._plan.resources, self._executor.capacity
         mode, device = plan.options.mode, plan.options.device
         jobs = [plan.earlier.job(key, plan.specs[key], mode=mode, device=device) for key in keys]
         again = [job for job in jobs if job.key in self._firsts]
@@ -260,22 +260,22 @@ class _Sweep:
         self._schedule = Schedule(
             longest_first(jobs) if workers > 1 else jobs,
             again=again,
-            memory_mib=room.memory_mib if workers > 1 else None,
+            memory_mib=resources.memory_mib if workers > 1 else None,
             workers=workers,
-            isolates=room.isolates,
-            devices=[share.memory_mib for share in room.devices],
+            isolates=resources.isolates,
+            devices=[device.memory_mib for device in resources.devices],
         )
         if workers > 1:
             self._on_event(
                 SweepPlanned(
                     workers=workers,
                     threads=plan.options.threads,
-                    pinned=bool(room.slots),
-                    memory_mib=room.memory_mib,
+                    pinned=bool(resources.slots),
+                    memory_mib=resources.memory_mib,
                     waiting=len(keys),
                     known=sum(job.seconds is not None for job in jobs),
                     times_from=plan.earlier.label,
-                    devices=len(room.devices),
+                    devices=len(resources.devices),
                 )
             )
 
@@ -284,7 +284,7 @@ class _Sweep:
             self._begin(start)
 
     def _begin(self, start: Start) -> None:
-        key, slots, devices = start.job.key, self._plan.room.slots, self._plan.room.devices
+        key, slots, devices = start.job.key, self._plan.resources.slots, self._plan.resources.devices
         spec = self._plan.specs[key]
         self._on_event(ModelStarted(name=spec.name))
         self._executor.submit(
@@ -303,7 +303,7 @@ class _Sweep:
             )
         )
 
-    def _end(self, worker: Ended) -> None:
+    def _end(self, worker: TaskResult) -> None:
         key = worker.task.key
         job, beside_others = self._schedule.end(key)
         row, died = self._row_of(worker)
@@ -316,12 +316,12 @@ class _Sweep:
             self._firsts.setdefault(key, row)
             self._folder.put_off(key, self._firsts[key])
             self._schedule.repeat(job)
-            self._on_event(ModelPutOff(row=row))
+            self._on_event(ModelRequeued(row=row))
             return
         first = self._firsts.pop(key, None)
         self._add(key, row if first is None else believed(first, row))
 
-    def _row_of(self, worker: Ended) -> tuple[Row, bool]:
+    def _row_of(self, worker: TaskResult) -> tuple[Row, bool]:
         """The row that ``worker`` left, or the one that is made for it, and whether it died without one. A row that
         it did not leave because its time was up is no sudden death."""
         task = worker.task
@@ -333,7 +333,7 @@ class _Sweep:
         environment = self._environment_of(worker)
         return replace(row, overhead_seconds=overhead, env=row.env or environment, retried=worker.retried), died
 
-    def _environment_of(self, worker: Ended) -> str:
+    def _environment_of(self, worker: TaskResult) -> str:
         """The key of the environment of ``worker``, which is kept when it is seen for the first time."""
         if worker.environment is None:
             return self._environment_key
@@ -343,7 +343,7 @@ class _Sweep:
             self._environments.add(key)
         return key
 
-    def _row_of_the_dead(self, worker: Ended) -> Row:
+    def _row_of_the_dead(self, worker: TaskResult) -> Row:
         if worker.storage_error:
             raise OSError(worker.storage_error)
         task = worker.task

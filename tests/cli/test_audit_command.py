@@ -149,7 +149,7 @@ def test_workers_get_devices_and_rows_are_of_their_kind(
 
     assert asked["options"]["device"] == kind
     assert asked["executor"].capacity == 3
-    assert [share.variables["CUDA_VISIBLE_DEVICES"] for share in asked["executor"].room.devices] == visible
+    assert [share.variables["CUDA_VISIBLE_DEVICES"] for share in asked["executor"].resources.devices] == visible
     assert asked["environment"]["command_line"][0] == "hashbench"
 
 

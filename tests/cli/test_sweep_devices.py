@@ -26,7 +26,7 @@ class Sweeps:
         self.options = RunOptions()
         self.executor: LocalExecutor | None = None
         monkeypatch.setattr("hashbench.run.environment.collect_in_child", self.collect)
-        monkeypatch.setattr("hashbench.sweep.run.run_sweep", self.sweep)
+        monkeypatch.setattr("hashbench.sweep.request.run_sweep", self.sweep)
 
     def collect(self, *, device: str, **_: object) -> dict[str, Any]:
         self.asked.append(device)
@@ -39,7 +39,7 @@ class Sweeps:
     @property
     def visible(self) -> list[str]:
         assert self.executor is not None
-        return [share.variables["CUDA_VISIBLE_DEVICES"] for share in self.executor.room.devices]
+        return [share.variables["CUDA_VISIBLE_DEVICES"] for share in self.executor.resources.devices]
 
 
 def run(*flags: str) -> int:

@@ -11,14 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from hashbench.devices.visibility import Share
+from hashbench.devices.visibility import DeviceAssignment
 from hashbench.records import ModelSpec, Row, RunOptions
 from hashbench.sweep.estimates import CONTEXT_MIB, EarlierSweep
 from hashbench.sweep.events import Event, ModelFinished, ModelStarted, SweepPlanned
 from hashbench.sweep.executors.local import LocalExecutor
 from hashbench.sweep.run import run_sweep
 
-FIRST, SECOND = Share({"CUDA_VISIBLE_DEVICES": "3"}, 900.0), Share({"CUDA_VISIBLE_DEVICES": "GPU-1c5e9a02"}, 900.0)
+FIRST, SECOND = (
+    DeviceAssignment({"CUDA_VISIBLE_DEVICES": "3"}, 900.0),
+    DeviceAssignment({"CUDA_VISIBLE_DEVICES": "GPU-1c5e9a02"}, 900.0),
+)
 
 
 def swept(
@@ -54,7 +57,11 @@ def told(row: Row) -> dict[str, Any]:
     ],
 )
 def test_workers_that_run_at_once_see_a_device_each(
-    tmp_path: Path, jobs: int, devices: tuple[Share, ...], seen: dict[str | None, int], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    jobs: int,
+    devices: tuple[DeviceAssignment, ...],
+    seen: dict[str | None, int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     executor = LocalExecutor(jobs=jobs, preload=(), devices=devices)
@@ -96,7 +103,7 @@ def test_models_that_do_not_fit_on_a_device_together_run_one_after_the_other(
         tmp_path,
         "ab",
         executor=LocalExecutor(
-            jobs=2, preload=(), devices=(Share({"CUDA_VISIBLE_DEVICES": "0"}, 2 * CONTEXT_MIB + 900),)
+            jobs=2, preload=(), devices=(DeviceAssignment({"CUDA_VISIBLE_DEVICES": "0"}, 2 * CONTEXT_MIB + 900),)
         ),
         earlier=EarlierSweep("last night", device_memory_mib=peaks),
         on_event=note,

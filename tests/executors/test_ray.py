@@ -320,8 +320,8 @@ def test_ctrl_c_ends_a_cluster_that_the_sweep_started(tmp_path, monkeypatch):
     ("flags", "text"),
     [
         pytest.param(["--executor", "nonsense"], "invalid choice: 'nonsense'", id="an executor that does not exist"),
-        pytest.param(["--address", "auto"], "--address means nothing without --executor ray", id="an address alone"),
-        pytest.param(["--ray-gpus", "0"], "--ray-gpus means nothing without --executor ray", id="another flag alone"),
+        pytest.param(["--address", "auto"], "--address requires --executor ray", id="an address alone"),
+        pytest.param(["--ray-gpus", "0"], "--ray-gpus requires --executor ray", id="another flag alone"),
         pytest.param(["--executor", "ray", "--ray-resource", "CPU"], "a name of your own", id="a resource of Ray's"),
         pytest.param(["--executor", "ray", "--ray-resource", "a=1.5"], "not whole", id="a part of several"),
         pytest.param(["--executor", "ray", "--memory-limit", "9"], "is for one machine", id="a limit for one machine"),

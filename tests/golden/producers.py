@@ -34,7 +34,7 @@ from hashbench.results.rows import EXPECTED_COLUMNS, read_rows, row_to_json, wri
 from hashbench.run import environment
 from hashbench.sweep import events
 from hashbench.sweep import run as sweeping
-from hashbench.sweep.executors import Ended, Room, Task
+from hashbench.sweep.executors import Resources, Task, TaskResult
 from hashbench.sweep.progress import Progress
 from hashbench.sweep.worker import load_target
 from hashbench.tools.audit import tables as audittables
@@ -332,10 +332,10 @@ def _pytest_options() -> str:
 class InThisProcess:
     """An executor that runs every model at once, here, and always measures the same time and memory."""
 
-    capacity, room = 1, Room(threads=1)
+    capacity, resources = 1, Resources(threads=1)
 
     def __init__(self, **_: Any) -> None:
-        self._ended: list[Ended] = []
+        self._ended: list[TaskResult] = []
 
     def start(self, *, target: str) -> None:
         load_target(target)
@@ -345,9 +345,9 @@ class InThisProcess:
             row = load_target(task.target)(task.spec, task.options)
         row = dataclasses.replace(row, seconds=2.5, peak_memory_mib=1024.0)
         Path(task.row_path).write_text(json.dumps(row_to_json(row)), encoding="utf-8")
-        self._ended.append(Ended(task, wall_seconds=4.0, exit_code=0))
+        self._ended.append(TaskResult(task, wall_seconds=4.0, exit_code=0))
 
-    def wait(self) -> tuple[Ended, ...]:
+    def wait(self) -> tuple[TaskResult, ...]:
         ended, self._ended = tuple(self._ended), []
         return ended
 
@@ -427,7 +427,7 @@ def _progress() -> str:
         for number, row in enumerate(rows):
             progress(events.ModelStarted(row.name))
             if number == 3:
-                progress(events.ModelPutOff(row))
+                progress(events.ModelRequeued(row))
             progress(events.ModelFinished(row, done=7 + number, total=20, eta_seconds=90.0 * number))
     ends = "".join(f"{code}: {describe_end(code)}\n" for code in (0, 1, -6, -9, -11, -200))
     return f"{stream.getvalue()}\n{ends}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hashbench.devices.visibility import Share
+from hashbench.devices.visibility import DeviceAssignment
 from hashbench.errors import HashbenchError
 from hashbench.results import audit_table
 from hashbench.results.audit_table import AuditRow
@@ -107,7 +107,10 @@ def test_another_audits_folder_is_left_as_it_is(tmp_path: Path, change, said: st
     assert (output / "audit.csv").read_bytes() == before
 
 
-FIRST, SECOND = Share({"CUDA_VISIBLE_DEVICES": "3"}), Share({"CUDA_VISIBLE_DEVICES": "GPU-1c5e9a02"})
+FIRST, SECOND = (
+    DeviceAssignment({"CUDA_VISIBLE_DEVICES": "3"}),
+    DeviceAssignment({"CUDA_VISIBLE_DEVICES": "GPU-1c5e9a02"}),
+)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +124,7 @@ FIRST, SECOND = Share({"CUDA_VISIBLE_DEVICES": "3"}), Share({"CUDA_VISIBLE_DEVIC
 def test_workers_that_run_at_once_see_a_device_each(
     tmp_path: Path,
     jobs: int,
-    devices: tuple[Share, ...],
+    devices: tuple[DeviceAssignment, ...],
     seen: dict[str, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -5,7 +5,7 @@ leaves its row in the file that its task names (:mod:`hashbench.sweep.worker`); 
 several machines brings that file, the log, traces and repros into the results folder before it says that the task
 ended.
 
-Which task runs when is the sweep's decision (:mod:`hashbench.sweep.schedule`), within the :class:`Room` that the
+Which task runs when is the sweep's decision (:mod:`hashbench.sweep.schedule`), within the :class:`Resources` that the
 executor offers: an executor of one machine lets the sweep share out its cores and its memory; one that places tasks
 itself offers neither and looks at ``Task.memory_mib`` and ``Task.alone``.
 """
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from hashbench.devices.visibility import Share
+from hashbench.devices.visibility import DeviceAssignment
 from hashbench.records import ModelSpec, RunOptions
 
 
@@ -47,7 +47,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Resources:
     """What the workers of an executor have, as far as the sweep shares it out.
 
     ``threads`` is what each worker gets where ``--threads`` does not say (``None``: torch's own choice); it is the same
@@ -62,11 +62,11 @@ class Room:
     slots: tuple[tuple[int, ...], ...] = ()
     memory_mib: float | None = None
     isolates: bool = False
-    devices: tuple[Share, ...] = ()
+    devices: tuple[DeviceAssignment, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class TaskResult:
     """How the worker of ``task`` ended. It is gone, with every process it had started.
 
     ``wall_seconds`` counts from the request for a worker until it was reaped. ``exit_code`` is negative for a signal.
@@ -94,7 +94,7 @@ class Executor(Protocol):
         """How many tasks may run at once; asked again before every task, it may change."""
 
     @property
-    def room(self) -> Room:
+    def resources(self) -> Resources:
         """What there is to share out; asked once, before :meth:`start`."""
 
     def start(self, *, target: str) -> None:
@@ -107,7 +107,7 @@ class Executor(Protocol):
     def submit(self, task: Task) -> None:
         """Start a worker for ``task``. The caller keeps to :attr:`capacity`."""
 
-    def wait(self) -> tuple[Ended, ...]:
+    def wait(self) -> tuple[TaskResult, ...]:
         """Block until at least one running task ends, by itself or by its time limit. Empty if none is running, or
         when :attr:`capacity` grew."""
 

@@ -21,11 +21,11 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from hashbench.devices.visibility import Share
+from hashbench.devices.visibility import DeviceAssignment
 from hashbench.errors import HashbenchError
 from hashbench.processes import end_family, variables
 from hashbench.sweep import machine, worker
-from hashbench.sweep.executors import Ended, Room, Task
+from hashbench.sweep.executors import Resources, Task, TaskResult
 
 DEFAULT_PRELOAD = ("hashbench.sweep.preload",)
 
@@ -57,12 +57,12 @@ class LocalExecutor:
 
     ``preload`` names the modules that the fork server imports. Where one cannot be imported there, workers import
     it themselves. ``devices`` are the accelerators that workers are given
-    (:func:`hashbench.devices.visibility.shares`). Neither this process nor the fork server ever asks for a device: a
-    process that is forked from one in which CUDA has started cannot use it.
+    (:func:`hashbench.devices.visibility.assignments`). Neither this process nor the fork server ever asks for a device:
+    a process that is forked from one in which CUDA has started cannot use it.
     """
 
     def __init__(
-        self, *, jobs: int = 1, preload: Sequence[str] = DEFAULT_PRELOAD, devices: Sequence[Share] = ()
+        self, *, jobs: int = 1, preload: Sequence[str] = DEFAULT_PRELOAD, devices: Sequence[DeviceAssignment] = ()
     ) -> None:
         self.capacity = jobs
         self._devices = tuple(devices)
@@ -71,14 +71,14 @@ class LocalExecutor:
         self._running: list[_Running] = []
 
     @property
-    def room(self) -> Room:
+    def resources(self) -> Resources:
         """Cores, memory and accelerators of this machine. One worker at a time gets all cores and memory there are, and
         torch chooses its threads."""
         if self.capacity == 1:
-            return Room(devices=self._devices)
+            return Resources(devices=self._devices)
         slots = machine.divided(machine.cores(), workers=self.capacity)
         memory = SHARE_OF_MEMORY * machine.available_memory_mib()
-        return Room(threads=len(slots[0]), slots=slots, memory_mib=memory, devices=self._devices)
+        return Resources(threads=len(slots[0]), slots=slots, memory_mib=memory, devices=self._devices)
 
     def start(self, *, target: str) -> None:
         """Start the fork server, if it does not run yet, and let a first process import ``target``."""
@@ -109,7 +109,7 @@ class LocalExecutor:
             raise _no_workers(error) from error
         self._running.append(_Running(task=task, process=process, reports=reports, started=started))
 
-    def wait(self) -> tuple[Ended, ...]:
+    def wait(self) -> tuple[TaskResult, ...]:
         """Sleep until a worker ends or its time is up."""
         while self._running:
             nearest = min(running.deadline for running in self._running)
@@ -137,7 +137,7 @@ class LocalExecutor:
             sender.close()
         return process, receiver
 
-    def _reap(self, running: _Running, *, timed_out: bool) -> Ended:
+    def _reap(self, running: _Running, *, timed_out: bool) -> TaskResult:
         process = running.process
         assert process.pid is not None
         end_family(process.pid, running=process.exitcode is None)
@@ -145,7 +145,7 @@ class LocalExecutor:
             process.kill()  # a worker killed in its first instants has no group of its own yet
             process.join(LAST_WAIT)
         self._running.remove(running)
-        ended = Ended(
+        ended = TaskResult(
             task=running.task,
             wall_seconds=time.monotonic() - running.started,
             exit_code=-signal.SIGKILL if process.exitcode is None else process.exitcode,

@@ -24,7 +24,7 @@ from typing import Any
 from hashbench import __version__
 from hashbench.errors import HashbenchError
 from hashbench.io import file_digest, replace_bytes
-from hashbench.sweep.executors import Ended, Room, Task, placement, ray_cluster
+from hashbench.sweep.executors import Resources, Task, TaskResult, placement, ray_cluster
 from hashbench.sweep.executors.local import DEFAULT_PRELOAD
 from hashbench.sweep.executors.placement import Demand, Node
 from hashbench.text import squeezed
@@ -111,7 +111,7 @@ class RayExecutor:
         if ":" in device:
             tip = f"Use --device {device.partition(':')[0]}."
             raise HashbenchError(f"cannot run on {device} of a cluster", consequence="Ray chooses the device", tip=tip)
-        self.room = Room(threads=threads, isolates=True)
+        self.resources = Resources(threads=threads, isolates=True)
         self._address, self._jobs, self._patience = address, jobs, patience
         wanted_gpus = (0.0 if device == "cpu" else 1.0) if gpus is None else gpus
         self._demand = Demand(cpus=threads, gpus=wanted_gpus, custom=dict(resources or {}))
@@ -210,7 +210,7 @@ class RayExecutor:
         reference = self._remote(demand, name=f"hashbench {task.spec.name}").remote(_RUN, request)
         self._running[reference] = dataclasses.replace(attempt, demand=demand)
 
-    def wait(self) -> tuple[Ended, ...]:
+    def wait(self) -> tuple[TaskResult, ...]:
         """Sleep until a row is here, or more machines are there than before."""
         before = self.capacity
         while self._running:
@@ -234,7 +234,7 @@ class RayExecutor:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, self._on_terminate)  # Ray leaves its own behind
 
-    def _settle(self, reference: Any) -> Ended | None:
+    def _settle(self, reference: Any) -> TaskResult | None:
         """What became of a task; ``None`` where it runs again."""
         attempt = self._running.pop(reference)
         try:
@@ -250,7 +250,7 @@ class RayExecutor:
             self._environments[node] = answer["environment"]
         _write_files(attempt.task, answer["files"])
         fault = answer["ended"]["storage_error"]
-        return Ended(
+        return TaskResult(
             task=attempt.task,
             wall_seconds=float(answer["ended"]["wall_seconds"]),
             exit_code=int(answer["ended"]["exit_code"]),
@@ -260,7 +260,7 @@ class RayExecutor:
             environment=self._environments[node],
         )
 
-    def _lost(self, attempt: _Running, how: str) -> Ended | None:
+    def _lost(self, attempt: _Running, how: str) -> TaskResult | None:
         attempt = dataclasses.replace(attempt, lost=(*attempt.lost, how))
         if len(attempt.lost) <= RETRIES:
             self._look(now=True)
@@ -268,7 +268,7 @@ class RayExecutor:
             return None
         text = f"hashbench: no answer from the cluster, {len(attempt.lost)} times: {_told(attempt.lost)}\n"
         replace_bytes(Path(attempt.task.log_path), text.encode())
-        return Ended(
+        return TaskResult(
             attempt.task,
             wall_seconds=monotonic() - attempt.submitted,
             exit_code=-signal.SIGKILL,

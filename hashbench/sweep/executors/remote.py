@@ -24,7 +24,7 @@ from hashbench.io import file_digest
 from hashbench.records import ModelSpec, RunOptions
 from hashbench.results.folder import ResultsFolder, file_key
 from hashbench.suites import registry
-from hashbench.sweep.executors import Ended, Task
+from hashbench.sweep.executors import Task, TaskResult
 from hashbench.sweep.executors.local import WORKER_VARIABLES, LocalExecutor
 
 _LOOK_SECONDS = 0.2
@@ -110,7 +110,7 @@ def _environment(asked: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _run(asked: Mapping[str, Any], folder: ResultsFolder) -> tuple[Ended, dict[str, bytes]]:
+def _run(asked: Mapping[str, Any], folder: ResultsFolder) -> tuple[TaskResult, dict[str, bytes]]:
     with folder.claimed(resume=False):
         task = _task(asked, folder)
         executor = LocalExecutor(preload=asked["preload"])

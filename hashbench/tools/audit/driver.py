@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hashbench.devices.visibility import Share, freest
+from hashbench.devices.visibility import DeviceAssignment, freest
 from hashbench.errors import HashbenchError
 from hashbench.io import replace_file, to_json
 from hashbench.processes import Interrupts, describe_end, last_words
 from hashbench.records import ModelSpec, RunOptions
 from hashbench.results.audit_table import AUDIT_FILE, AUDIT_ROWS, MANIFEST_FILE, AuditRow
 from hashbench.results.folder import ResultsFolder
-from hashbench.sweep.executors import Ended, Executor, Task
+from hashbench.sweep.executors import Executor, Task, TaskResult
 from hashbench.sweep.executors.local import LocalExecutor
 from hashbench.tools.audit.choice import groups_of
 from hashbench.tools.audit.task import CATALOG_TARGET, GROUP_TARGET, SUITE, catalog_file, op_file
@@ -74,7 +74,7 @@ def audit(
     _refuse_used(folder.path, resume=resume)
     with Interrupts() as interrupts, folder.claimed(resume=resume):
         workers = executor or LocalExecutor(jobs=jobs)
-        devices = workers.room.devices
+        devices = workers.resources.devices
         conductor = _Conductor(asked, folder, workers, devices, on_progress, interrupts, target)
         try:
             return conductor.run(environment)
@@ -104,7 +104,7 @@ class _Conductor:
     asked: Asked
     folder: ResultsFolder
     executor: Executor
-    devices: tuple[Share, ...]
+    devices: tuple[DeviceAssignment, ...]
     on_progress: Callable[[Progress], None]
     interrupts: Interrupts
     target: str
@@ -239,7 +239,7 @@ class _Conductor:
             )
         )
 
-    def _end(self, worker: Ended) -> str:
+    def _end(self, worker: TaskResult) -> str:
         """What follows from the end of a worker; a text where one op killed its process."""
         if worker.storage_error:
             raise OSError(worker.storage_error)
@@ -257,7 +257,7 @@ class _Conductor:
         replace_file(op_file(self.folder.path, *guilty), json.dumps([to_json(row)]))
         return f"{guilty[1]}: {row.verdict}"
 
-    def _row_of_the_dead(self, op: Op, worker: Ended) -> AuditRow:
+    def _row_of_the_dead(self, op: Op, worker: TaskResult) -> AuditRow:
         """The one row of an op that ended its own process: by what it did, or by taking longer than it may."""
         late = worker.timed_out or worker.wall_seconds >= self.asked.seconds
         return AuditRow(
@@ -271,7 +271,7 @@ class _Conductor:
             error=f"no result after {self.asked.seconds:g} s" if late else self._end_of(worker),
         )
 
-    def _end_of(self, worker: Ended) -> str:
+    def _end_of(self, worker: TaskResult) -> str:
         return " | ".join([describe_end(worker.exit_code), *last_words(self.folder.log_path(worker.task.key))])[:300]
 
     def _rows(self) -> tuple[AuditRow, ...]:

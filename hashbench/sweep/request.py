@@ -1,0 +1,190 @@
+"""A whole sweep as one frozen request, and its run: which models, on what machines, in which order.
+
+The command line makes one from its flags, a night one for every suite and mode. Nothing here prints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from hashbench.errors import HashbenchError
+from hashbench.records import ModelSpec, RunOptions
+from hashbench.results.manifest import Partition
+from hashbench.suites import registry
+from hashbench.sweep import estimates
+from hashbench.sweep.estimates import EarlierSweep
+from hashbench.sweep.events import Event
+from hashbench.sweep.executors import Executor
+from hashbench.sweep.executors.local import LocalExecutor
+from hashbench.sweep.local_devices import local_devices
+from hashbench.sweep.run import SweepResult, run_sweep
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which models: those of ``suites`` that :func:`hashbench.suites.registry.select` finds with the other fields."""
+
+    suites: tuple[str, ...]
+    only: tuple[str, ...] = ()
+    filters: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+    exclude_exact: tuple[str, ...] = ()
+    which: str = "default"
+    total_partitions: int = 1
+    partition_id: int = 0
+
+    def of(self, catalog: Sequence[ModelSpec], *, mode: str) -> tuple[ModelSpec, ...]:
+        """The selected models of ``catalog``, sorted by suite and name.
+
+        Raises:
+            HashbenchError: an unknown name, an invalid pattern or partition, or nothing is left.
+        """
+        return registry.select(
+            catalog,
+            only=self.only,
+            filters=self.filters,
+            excludes=self.excludes,
+            exclude_exact=self.exclude_exact,
+            which=self.which,
+            total_partitions=self.total_partitions,
+            partition_id=self.partition_id,
+            mode=mode,
+        )
+
+    def partition(self, catalog: Sequence[ModelSpec], *, mode: str) -> Partition:
+        """Which part of the whole selection this is; with ``only`` partitions play no part, so it is all of it."""
+        if self.total_partitions == 1 or self.only:
+            return Partition()
+        whole = replace(self, total_partitions=1, partition_id=0).of(catalog, mode=mode)
+        models = tuple((spec.suite, spec.name) for spec in whole)
+        return Partition(self.partition_id, self.total_partitions, models)
+
+
+@dataclass(frozen=True, slots=True)
+class RayCluster:
+    """Models run on a Ray cluster; fields as the arguments of :class:`hashbench.sweep.executors.ray.RayExecutor`
+    (``patience`` of ``None``: its default)."""
+
+    address: str = ""
+    gpus: float | None = None
+    resources: Mapping[str, float] = field(default_factory=dict)
+    patience: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRequest:
+    """What one sweep is asked for. Fields without a word here are as in :func:`hashbench.sweep.run.run_sweep`.
+
+    ``jobs`` of ``None``: one model at a time, or as many as the ``cluster`` can run (``None``: on this machine).
+    ``times_from``: the sweep that tells how long each model takes; ``None``: the newest one nearby where several run.
+    """
+
+    selection: Selection
+    options: RunOptions
+    output: Path
+    command_line: tuple[str, ...] = ()
+    cluster: RayCluster | None = None
+    jobs: int | None = None
+    resume: bool = False
+    timeout: float = 2000.0
+    times_from: Path | None = None
+    memory_mib: float | None = None
+    retries: int = 1
+
+
+def run(
+    request: SweepRequest,
+    *,
+    on_event: Callable[[Event], None] | None = None,
+    on_note: Callable[[str], object] = str,
+) -> SweepResult:
+    """Run a sweep.
+
+    Args:
+        request: what is asked for.
+        on_event: told what happens, as by :func:`~hashbench.sweep.run.run_sweep`.
+        on_note: told what the user should know of the machine, a line each.
+
+    Raises:
+        HashbenchError: as :func:`~hashbench.sweep.run.run_sweep`, or the selection, the device or the cluster is not
+            there.
+        SweepInterrupted: Ctrl-C.
+    """
+    from hashbench.run.environment import digests_note
+
+    options = request.options
+    catalog = [spec for suite in request.selection.suites for spec in registry.catalog(suite)]
+    specs = request.selection.of(catalog, mode=options.mode)
+    _refuse_batch_size(options, specs)
+    with _cluster(request, specs) as cluster:
+        # Where others run the models, this machine need not have the device; each of theirs tells its own.
+        devices = local_devices(options.device if cluster is None else "cpu")
+        executor = cluster
+        if devices.assignments:
+            options = replace(options, device=devices.device)
+            executor = LocalExecutor(jobs=request.jobs or 1, devices=devices.assignments)
+        for note in (*devices.notes, *filter(None, [digests_note(devices.environment)])):
+            on_note(note)
+        return run_sweep(
+            specs,
+            options,
+            output=request.output,
+            environment={**devices.environment, "command_line": list(request.command_line)},
+            timeout=request.timeout,
+            jobs=request.jobs or 1,
+            resume=request.resume,
+            on_event=on_event,
+            partition=request.selection.partition(catalog, mode=options.mode),
+            earlier=_earlier(request, specs, options),
+            memory_mib=request.memory_mib,
+            retries=request.retries,
+            executor=executor,
+        )
+
+
+def _refuse_batch_size(options: RunOptions, specs: Sequence[ModelSpec]) -> None:
+    fixed = next((spec.name for spec in specs if spec.batch_size is None), None)
+    if options.batch_size is not None and fixed is not None:
+        raise HashbenchError(
+            f"--batch-size does not apply to {fixed}",
+            consequence="its own function makes its inputs, so nothing was run",
+            tip="Leave it out, or choose other models.",
+        )
+
+
+@contextlib.contextmanager
+def _cluster(request: SweepRequest, specs: Sequence[ModelSpec]) -> Iterator[Executor | None]:
+    """The executor of the request's cluster, connected; closed at the end. ``None`` for workers of this machine."""
+    cluster = request.cluster
+    if cluster is None:
+        yield None
+        return
+    from hashbench.sweep.executors.ray import PATIENCE, RayExecutor
+
+    executor = RayExecutor(
+        address=cluster.address,
+        jobs=request.jobs,
+        threads=request.options.threads or 1,
+        device=request.options.device,
+        gpus=cluster.gpus,
+        resources=cluster.resources,
+        patience=PATIENCE if cluster.patience is None else cluster.patience,
+        suites=sorted({spec.suite for spec in specs if not spec.source}),
+        zoo_files=sorted({spec.source for spec in specs} - {""}),
+    )
+    with contextlib.closing(executor):
+        executor.connect()
+        yield executor
+
+
+def _earlier(request: SweepRequest, specs: Sequence[ModelSpec], options: RunOptions) -> EarlierSweep | None:
+    """The sweep that tells how long each model takes. One worker at a time runs the models in their own order."""
+    if request.times_from is not None:
+        return estimates.read(request.times_from, mode=options.mode, device=options.device)
+    if (request.jobs or 1) == 1 and request.cluster is None:
+        return None
+    models = {(spec.suite, spec.name) for spec in specs}
+    return estimates.newest_before(request.output, models=models, mode=options.mode, device=options.device)
