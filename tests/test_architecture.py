@@ -28,7 +28,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("records", NO_MODULE),
     ("errors text io deadline", NO_MODULE),
     ("processes", NO_MODULE),
-    ("devices", frozenset({"dense", "kinds", "ledger", "memory", "reference", "triton_kernel"})),
+    ("devices", frozenset({"kinds", "ledger", "memory", "reference", "triton_kernel"})),
     (
         "trace",
         frozenset({"api", "arguments", "build", "callbacks", "digest", "mode", "module_paths", "notes", "options"})

@@ -1,4 +1,4 @@
-"""Which function makes the digests of which kind of device.
+"""Registry of digest functions by device type, with fallback to torch's own ops.
 
 A kind of device is one function, ``accumulate(tensor, totals, place)``, in a file of its own: ``docs/devices.md`` says
 what it must do. Those of hashbench are in :data:`BUILT_IN`; an installed package brings others by the entry-point group

@@ -1,4 +1,4 @@
-"""Where digests wait on their device until the run is over."""
+"""Device-side buffer of digests, read back to the host once, when the run is over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory of the device on which a model runs: its peak, and what can be given back. Nothing on the CPU."""
+"""Peak memory of an accelerator, and freeing of cached memory. Does nothing on the CPU."""
 
 from __future__ import annotations
 

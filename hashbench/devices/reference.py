@@ -1,10 +1,12 @@
-"""The digest of :mod:`hashbench.devices.formula` by torch's own integer ops: slow, and right on every device."""
+"""Reference implementation of the device digest (:mod:`hashbench.devices.formula`) with torch's integer ops.
+
+Slow, and right on every device. Also views of a dense tensor's memory as bytes, without a copy.
+"""
 
 from __future__ import annotations
 
 import torch
 
-from hashbench.devices.dense import alignment, bytes_of
 from hashbench.devices.formula import FACTORS, GOLDEN, SHIFTS, WORD_BYTES, signed
 
 AT_ONCE = 1 << 22
@@ -23,6 +25,22 @@ def accumulate(tensor: torch.Tensor, totals: torch.Tensor, place: int = 0, *, wo
         first = start // WORD_BYTES + 1
         places = torch.arange(first, first + words.numel(), dtype=torch.int64, device=data.device)
         total += _mix(words ^ (places * signed(GOLDEN))).sum()
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A ``uint8`` view, of one dimension, of the memory that a dense tensor fills, in memory order.
+
+    ``tensor`` may have any dtype and any order of dimensions, but no holes and no overlaps.
+    """
+    view = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    start = tensor.storage_offset() * tensor.element_size()
+    return view.set_(tensor.untyped_storage(), start, (tensor.nbytes,), (1,))
+
+
+def alignment(data: torch.Tensor) -> int:
+    """The largest of 8, 4, 2 and 1 that divides the address of ``data``, in bytes."""
+    address = data.data_ptr()  # of a dense tensor in any order of dimensions its first byte: no stride is negative
+    return next(size for size in (8, 4, 2, 1) if address % size == 0)
 
 
 def _words(data: torch.Tensor) -> torch.Tensor:

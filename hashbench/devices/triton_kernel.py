@@ -14,8 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from hashbench.devices.dense import alignment
 from hashbench.devices.formula import FACTORS, GOLDEN, SHIFTS, WORD_BYTES
+from hashbench.devices.reference import alignment
 
 BLOCK = 2048
 """Words that a program reads at once."""

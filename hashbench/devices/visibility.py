@@ -1,4 +1,4 @@
-"""What a worker's environment says of accelerators: which of them it sees, and how cuBLAS repeats itself. Pure.
+"""Environment variables for accelerators: which devices a worker sees, and cuBLAS's workspace configuration. Pure.
 
 CUDA, ROCm and Level Zero read environment variables once, when a process starts to use them; a worker gets its own
 before that. A worker sees one device, as number 0, so nothing that runs in it has to know which one it is.

@@ -1,4 +1,4 @@
-"""How much of a tensor's memory the records of a run have written: what is left of an allocation that nobody filled.
+"""Uninitialised memory: how much of each allocation the records of a run have written.
 
 Pure: no torch. One pass over a trace; the writers of a storage form a chain, each record naming the one before it.
 """

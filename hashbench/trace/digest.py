@@ -1,6 +1,6 @@
-"""Tensor to digest: a fingerprint that is exact over the tensor's bytes.
+"""Hash of a tensor's content: XXH3 over its bytes, with dtype, shape and stride beside it.
 
-A digest is XXH3 (64 bits) over the bytes in memory order, so it sees positions, signs and NaN payloads. Equal content
+It has 64 bits and goes over the bytes in memory order, so it sees positions, signs and NaN payloads. Equal content
 gives an equal digest at any address. What is hashed, by kind of tensor:
 
 * dense in any order of dimensions (contiguous, channels-last, transposed): the buffer, without a copy;

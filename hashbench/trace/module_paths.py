@@ -1,5 +1,5 @@
-"""Which module is being called: paths such as ``ResNet.layer1.0.conv1`` for the records of a trace; and whether an
-optimizer takes a step."""
+"""Fully qualified name of the module being called (``ResNet.layer1.0.conv1``), kept by global module hooks; and whether
+an optimizer takes a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call of an op means, read off its schema once: what it writes, whether it draws random numbers, and so on."""
+"""Operator schemas, read once per op: which arguments it mutates, what it returns, whether it draws random numbers."""
 
 from __future__ import annotations
 

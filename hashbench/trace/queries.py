@@ -1,4 +1,4 @@
-"""The questions that users of the first ``HashDebugTrace`` script ask of a trace, in its words."""
+"""Queries on a finished trace: statistics, tensor flow, where a hash was written and read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who wrote a storage last: a mark on the storage's Python object, which lives and dies with the storage.
+"""Last-writer tag of a storage, kept as an attribute of its Python object so that it shares the storage's lifetime.
 
 A mark is a tuple ``(trace, node, views)``: the object that stands for the trace that set it, the number of the record
 (0 and up) or leaf (-1 and down) that wrote it, and, for a leaf of which only a part was seen, the parts known so far.

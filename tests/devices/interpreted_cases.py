@@ -10,7 +10,7 @@ import json
 import torch
 
 from hashbench.devices import reference
-from hashbench.devices.dense import alignment, bytes_of
+from hashbench.devices.reference import alignment, bytes_of
 
 DTYPES = [
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.complex32),

@@ -12,8 +12,8 @@ import torch
 from scipy import stats
 
 from hashbench.devices import reference
-from hashbench.devices.dense import bytes_of
 from hashbench.devices.formula import GOLDEN, digest_of_bytes, finish, mix, signed
+from hashbench.devices.reference import bytes_of
 
 ALL_BITS = (1 << 64) - 1
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from hashbench.devices import ledger
-from hashbench.devices.dense import bytes_of
 from hashbench.devices.formula import digest_of_bytes
 from hashbench.devices.ledger import Ledger
+from hashbench.devices.reference import bytes_of
 
 
 def expected(tensor: torch.Tensor) -> int:

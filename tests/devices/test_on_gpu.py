@@ -14,10 +14,10 @@ from training_steps import STEPS
 
 from hashbench import HashDebugTrace
 from hashbench.devices import ledger, reference
-from hashbench.devices.dense import bytes_of
 from hashbench.devices.formula import digest_of_bytes, finish
 from hashbench.devices.kinds import DigestPath
 from hashbench.devices.ledger import Ledger, digest_path
+from hashbench.devices.reference import bytes_of
 from hashbench.divergence import find
 from hashbench.records import Trace
 

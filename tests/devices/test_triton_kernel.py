@@ -13,7 +13,7 @@ import interpreted_cases
 import pytest
 import torch
 
-from hashbench.devices.dense import bytes_of
+from hashbench.devices.reference import bytes_of
 
 WITHOUT_TRITON = importlib.util.find_spec("triton") is None
 """It comes with torch's builds for GPUs on Linux."""

@@ -20,8 +20,7 @@ from hashbench.tools.bitwise.choosing import (
     treatment_of,
 )
 from hashbench.tools.bitwise.comparing import same, same_on_device, unwritten_elements
-from hashbench.tools.bitwise.findings import ForwardCall, Mismatch, Place, message
-from hashbench.tools.bitwise.places import Places
+from hashbench.tools.bitwise.findings import ForwardCall, Mismatch, Place, Places, message
 from hashbench.tools.bitwise.repeating import Arguments, Generators, moved
 from hashbench.trace.op_schema import plan_of
 

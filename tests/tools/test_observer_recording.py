@@ -10,8 +10,7 @@ import pytest
 
 from hashbench.records import OpRecord, TensorDigest
 from hashbench.results.environments import EnvironmentChange
-from hashbench.tools.observer.recording import Kind, Observation, mismatches, parting
-from hashbench.tools.observer.table import table
+from hashbench.tools.observer.recording import Kind, Observation, mismatches, parting, table
 
 
 def run(text: str) -> list[Observation]:

@@ -1,4 +1,4 @@
-"""Which calls are run again, and from which arguments. Pure: facts in, a decision out."""
+"""Policy: which ops are run again, and which of their arguments are copied. Pure: facts in, a decision out."""
 
 from __future__ import annotations
 

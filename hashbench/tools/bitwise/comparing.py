@@ -1,18 +1,20 @@
-"""What a call left, and whether two runs of it left the same."""
+"""Bitwise comparison of two runs of one call."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 
 from hashbench.replay.capture import is_plain
 from hashbench.run.outputs import Difference, bitwise_equal, flatten, integer_view, measure
+from hashbench.tools.bitwise.findings import Mismatch, Place
 from hashbench.tools.bitwise.repeating import argument_names, refuse_without_content
 from hashbench.trace.arguments import tensors_in
-from hashbench.trace.digest import raw_digest
+from hashbench.trace.digest import dtype_name, raw_digest
 from hashbench.trace.op_schema import OpPlan
 from hashbench.trace.storage_writers import storage_bytes, storage_key
 
@@ -20,8 +22,10 @@ Equality = Literal["bits", "values"]
 Left = dict[str, Any]
 
 
-def left_by(plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any, *, all_arguments: bool) -> Left:
-    """What a call left, by name: new outputs and numbers, and the arguments that it wrote (or all of them). A view of
+def written_by(
+    plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any, *, all_arguments: bool
+) -> Left:
+    """What a call wrote, by name: new outputs and numbers, and the arguments that it wrote (or all of them). A view of
     an argument is nothing new.
 
     Raises:
@@ -125,3 +129,64 @@ def unwritten_elements(first: Any, second: Any, *, filled: Sequence[Any], bytes_
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
     return flat.contiguous().view(torch.uint8).reshape(len(flat), -1)
+
+
+# ---------------------------------------------------------------------------------------------------- one call's runs
+
+
+@dataclass(slots=True)
+class Differing:
+    """How one result differed from that of the first run: the number of the first run that did, and in ``others`` what
+    each run left that did."""
+
+    run: int
+    one: Any = None
+    others: tuple[Any, ...] = (None,)
+    difference: Difference | None = None
+    error: str = ""
+
+    def mismatch(self, op: str, name: str, *, call: int, where: Place, runs: int) -> Mismatch:
+        found = self.difference
+        if found is not None:
+            found = replace(found, names=(name,), representation=found.representation.replace("value", ""))
+        return Mismatch(
+            op=op,
+            call=call,
+            place=name,
+            run=self.run,
+            where=where,
+            shape=_shape(self.one),
+            other_shape=_shape(self.others[0]),
+            dtype=_dtype(self.one),
+            other_dtype=_dtype(self.others[0]),
+            difference=found,
+            runs_differing=len(self.others),
+            runs=runs,
+            error=self.error,
+        )
+
+
+@dataclass(slots=True)
+class Found:
+    """What the runs of one call showed."""
+
+    checked: bool = False
+    reason: str = ""
+    differ: dict[str, Differing] = field(default_factory=dict)
+    unwritten: dict[str, int] = field(default_factory=dict)
+
+    def add(self, name: str, differing: Differing) -> None:
+        if name in self.differ:
+            self.differ[name].others += differing.others
+        else:
+            self.differ[name] = differing
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    return tuple(value.shape) if isinstance(value, torch.Tensor) and not value.is_nested else None
+
+
+def _dtype(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return dtype_name(value.dtype)
+    return "" if value is None else type(value).__name__

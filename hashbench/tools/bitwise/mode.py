@@ -1,4 +1,4 @@
-"""The dispatch mode: a thin adapter between torch's calls and the parts that decide, repeat and compare."""
+"""Dispatch mode that runs every op several times; the other modules decide, repeat and compare."""
 
 from __future__ import annotations
 
@@ -27,25 +27,26 @@ from hashbench.run.outcome import failure_of
 from hashbench.run.outputs import NotComparableError
 from hashbench.tools.bitwise.choosing import Choice, Copies, OpFacts, Treatment, chooser, treatment_of
 from hashbench.tools.bitwise.comparing import (
+    Differing,
     Equality,
+    Found,
     Left,
     fill_freed_memory,
-    left_by,
     same,
     share_memory,
     unwritten_elements,
+    written_by,
 )
 from hashbench.tools.bitwise.findings import (
     BitwiseMismatchError,
     BitwiseMismatchWarning,
     Mismatch,
     Place,
+    Places,
     Unchecked,
     Unwritten,
     message,
 )
-from hashbench.tools.bitwise.gathering import Differing, Found
-from hashbench.tools.bitwise.places import Places
 from hashbench.tools.bitwise.repeating import Arguments, Generators, moved
 from hashbench.trace.op_schema import OpPlan, Pattern, plan_of
 
@@ -332,7 +333,7 @@ class _Call:
 
     def left(self, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> Left:
         """What a run left that returned ``output``."""
-        return left_by(self.plan, args, kwargs, output, all_arguments=self.copies is Copies.ALL)
+        return written_by(self.plan, args, kwargs, output, all_arguments=self.copies is Copies.ALL)
 
 
 def _aside() -> AbstractContextManager[Any]:

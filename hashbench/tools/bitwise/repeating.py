@@ -1,4 +1,4 @@
-"""A call that can be made again: its arguments as they were before it, and the state of the random generators."""
+"""Snapshot of a call's arguments and RNG states, from which the call can be made again."""
 
 from __future__ import annotations
 

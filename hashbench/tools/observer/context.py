@@ -1,4 +1,4 @@
-"""``ObserverContext`` and the functions that speak to the observer of the innermost one."""
+"""``ObserverContext``, and module-level functions that call the current observer."""
 
 from __future__ import annotations
 

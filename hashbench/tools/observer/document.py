@@ -1,4 +1,4 @@
-"""A recording as one JSON document, and back. Pure: text in, text out; nothing in a text is believed unchecked.
+"""JSON serialisation of a recording, validated when read. Pure: text in, text out.
 
 The document ends with its own SHA-256, and names that of the tensors' file beside it (``tensors``), so that what was
 cut, changed, or put together from two runs is refused.

@@ -1,4 +1,4 @@
-"""A recording on disk: ``<name>.json``, and beside it ``<name>.<digits>.safetensors`` with the tensors it saved.
+"""Files of a recording: ``<name>.json``, and beside it ``<name>.<digits>.safetensors`` with the tensors it saved.
 
 The digits are the first of the SHA-256 of the tensors' file, which the JSON names in full. The tensors are written
 first and the JSON then replaced in one step, so that at any moment the JSON and the tensors that it names belong to

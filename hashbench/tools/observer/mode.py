@@ -1,5 +1,5 @@
-"""The hash mode: a trace whose records are observations as soon as they are made, and which can be taken off the stack
-of dispatch modes wherever in it it lies."""
+"""``HashMode``: a trace that reports each record to an observer, and can be disabled anywhere in the stack of dispatch
+modes."""
 
 from __future__ import annotations
 

@@ -23,8 +23,7 @@ from hashbench.run.outputs import NotComparableError, flatten, logical_value
 from hashbench.run.settings import settings
 from hashbench.tools.observer import files
 from hashbench.tools.observer.mode import HashMode
-from hashbench.tools.observer.recording import Mismatch, Observation, Recording, Saved, mismatches, parting
-from hashbench.tools.observer.table import table
+from hashbench.tools.observer.recording import Mismatch, Observation, Recording, Saved, mismatches, parting, table
 from hashbench.trace.arguments import caller_line, tensors_in
 from hashbench.trace.digest import digest, dtype_name, python_digest, without_repetition
 
