@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from hashbench.records import ROW_SCHEMA, Row
+from hashbench.records import ROW_SCHEMA, Row, RowEvidence
 from hashbench.results.rows import ROWS
 
 PARTS = [(suite, mode) for suite in ("timm", "huggingface") for mode in ("training", "inference")]
@@ -42,7 +42,8 @@ def _differing(row: Row, kernel: str) -> Row:
         row, accuracy="eager_two_runs_differ", origin="kernel", kernel=kernel, module="layer1.0", phase="backward",
         op_index=77, iteration=0, cause="accumulation_order", confidence="proven", distinct=19, trials=20,
         rate_of="replays", rate=0.95, rate_low=0.75, rate_high=0.99, differing_elements=100, max_abs_diff=1e-6,
-        evidence="call/as_is 19/20; call/one_thread 0/20", because="19 of 20 calls differ and none with one thread",
+        evidence=RowEvidence("call/as_is 19/20; call/one_thread 0/20"),
+        because="19 of 20 calls differ and none with one thread",
         advice="Use deterministic algorithms, or one thread for this op.", detail="outputs differ, inputs are equal",
     )  # fmt: skip
 

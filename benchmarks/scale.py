@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.table import Table, against
-from hashbench.records import ModelSpec, Row, RunOptions
+from hashbench.records import ModelSpec, Row, RowEvidence, RunOptions
 from hashbench.report.compare import compare
 from hashbench.report.text import as_text
 from hashbench.results.load import load_sweep
@@ -109,7 +109,7 @@ def _differing_row(row: Row) -> Row:
         cause="accumulation_order",
         confidence="proven",
         because="In 20 of 20 repetitions with one thread the outcome is the same. " * 3,
-        evidence="; ".join(f"call/arm_{number} {number}/20" for number in range(20)),
+        evidence=RowEvidence("; ".join(f"call/arm_{number} {number}/20" for number in range(20))),
         advice="Use torch.use_deterministic_algorithms(True), or sum in a fixed order. " * 2,
     )
 

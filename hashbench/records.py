@@ -10,7 +10,7 @@ Reading order is the order of a model's journey: :class:`ModelSpec` and :class:`
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -184,6 +184,11 @@ class OpRecord:
     source: str = ""
 
 
+def op_of(node: str) -> str:
+    """The name of the op in the id of a record, ``aten.mm.default`` of ``forward/0/net.fc/aten.mm.default#2``."""
+    return node.rpartition("/")[2].partition("#")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """A tensor (or Python value) by which runs are compared: ``name`` such as ``output.0``, ``loss``,
@@ -276,6 +281,10 @@ class Verdict:
     benign: tuple[str, ...]
 
 
+NO_TIME = "budget"
+"""The note of an experiment for which no time was left."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExperimentResult:
     """One controlled experiment: what was changed, and how often the outcome still differed.
@@ -283,8 +292,10 @@ class ExperimentResult:
     ``name`` says the one thing that was changed; ``on`` what was repeated: ``call`` (the captured call of the guilty
     op), ``pair`` (two runs of the whole model in this process) or ``process`` (runs in fresh processes). ``trials``
     counts comparisons with the first outcome and ``differing`` those that differed; ``distinct`` counts outcomes, the
-    first among them. ``seconds`` is the median time of one repetition. ``found`` names what the arm singled out (a
-    generator, a clock, the shifts that differ). An arm that could not be run has no trials, and ``note`` says why.
+    first among them. ``seconds`` is the median time of one repetition. ``found`` names what the experiment singled out
+    (a generator, a clock, the shifts that differ), ``moves`` are those shifts: a memory (``None``: all together) and by
+    how many bytes it was moved. An experiment that could not be run has no trials, and ``note`` says why; ``raised``:
+    the op refused it with an exception.
     """
 
     name: str
@@ -295,6 +306,22 @@ class ExperimentResult:
     seconds: float | None = None
     found: str = ""
     note: str = ""
+    raised: bool = False
+    moves: tuple[tuple[int | None, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.differing <= self.trials:
+            raise ValueError(f"{self.differing} of {self.trials} is no count of outcomes that differ")
+
+    @property
+    def place(self) -> str:
+        """What was repeated and what was changed, as one word: ``call/one_thread``."""
+        return f"{self.on}/{self.name}"
+
+    @property
+    def lacked_time(self) -> bool:
+        """Whether it was not run because the time was up."""
+        return not self.ran and self.note == NO_TIME
 
     @property
     def ran(self) -> bool:
@@ -304,7 +331,7 @@ class ExperimentResult:
     def word(self) -> str:
         """As one word for a table: ``call/one_thread 0/20``, ``pair/clocks not run (budget)``."""
         outcome = f"{self.differing}/{self.trials}" if self.ran else f"not run ({self.note})"
-        return f"{self.on}/{self.name} {outcome}" + (f" [{self.found}]" if self.found else "")
+        return f"{self.place} {outcome}" + (f" [{self.found}]" if self.found else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,8 +378,7 @@ class Evidence:
 
     def arm(self, name: str, on: str) -> ExperimentResult:
         """The arm of that name; one without trials where it was not run."""
-        missing = ExperimentResult(name, on, note="not tried")
-        return next((arm for arm in self.arms if (arm.name, arm.on) == (name, on)), missing)
+        return _result_in(self.arms, name, on)
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,6 +441,47 @@ class Diagnosis:
 
 
 @dataclass(frozen=True, slots=True)
+class RowEvidence:
+    """The column ``evidence``: the results of all experiments, in their order, and their text, which is what a CSV has.
+
+    A row that was read from a CSV alone has no results, and nobody takes its text apart. Two with the same text are
+    equal.
+    """
+
+    text: str = ""
+    results: tuple[ExperimentResult, ...] = field(default=(), compare=False)
+
+    @classmethod
+    def of(cls, results: Iterable[ExperimentResult]) -> RowEvidence:
+        """What these results say."""
+        found = tuple(results)
+        return cls(_text_of(found), found)
+
+    def result(self, name: str, on: str) -> ExperimentResult:
+        """The result of that name; one without trials where it was not run."""
+        return _result_in(self.results, name, on)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __bool__(self) -> bool:
+        return bool(self.text)
+
+    def __post_init__(self) -> None:
+        if self.results and self.text != _text_of(self.results):
+            raise ValueError("the text of this evidence is not that of its results")
+
+
+def _text_of(results: Iterable[ExperimentResult]) -> str:
+    return "; ".join(result.word() for result in results)
+
+
+def _result_in(results: Iterable[ExperimentResult], name: str, on: str) -> ExperimentResult:
+    missing = ExperimentResult(name, on, note="not tried")
+    return next((result for result in results if (result.name, result.on) == (name, on)), missing)
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One line of ``accuracy.csv``; ``docs/csv.md`` explains every column. ``None`` and ``""`` are written as an
     empty cell: absent, never zero."""
@@ -445,7 +512,7 @@ class Row:
     cause: str = ""
     confidence: str = ""
     because: str = ""
-    evidence: str = ""
+    evidence: RowEvidence = RowEvidence()
     other_sources: str = ""
     capture: str = ""
     distinct: int | None = None

@@ -99,7 +99,7 @@ def agrees(found: object, text: str) -> bool:
 @pytest.mark.parametrize(("name", "mode"), RUNNABLE, ids=in_words(RUNNABLE))
 def test_row_says_the_truth(name: str, mode: str, rows: dict[tuple[str, str], Row]) -> None:
     row = rows[name, mode]
-    assert untrue(row, SPECIMENS[name]) == {}, f"{row.detail} {row.evidence} {row.error}".strip()
+    assert untrue(row, SPECIMENS[name]) == {}, f"{row.detail} {row.evidence.text} {row.error}".strip()
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ def _deterministic_clause(evidence: Evidence, cause: str) -> str:
     arm = evidence.arm("deterministic", "call")
     if not CAUSES[cause].in_kernel:
         return ""
-    if arm.note.startswith("raises"):
+    if arm.raised:
         return f"{_FLAG} {arm.note}"
     found = effect(evidence, "deterministic", "call")
     if found is Effect.REMOVED:

@@ -171,7 +171,7 @@ def deterministic_here(evidence: Evidence) -> str:
     """What the captured call did under ``torch.use_deterministic_algorithms(True)``, memory left unfilled."""
     arm = evidence.arm("deterministic", "call")
     if not arm.ran:
-        return arm.note if arm.note.startswith("raises") else ""
+        return arm.note if arm.raised else ""
     outcome = "still differs" if arm.differing else "identical"
     return f"{outcome} ({arm.differing} of {arm.trials} replays differ)"
 

@@ -11,7 +11,7 @@ import torch
 
 from hashbench.causes import stats
 from hashbench.devices import memory
-from hashbench.records import Diagnosis, Divergence, ModelSpec, Rate, Row, RunOptions
+from hashbench.records import Diagnosis, Divergence, ModelSpec, Rate, Row, RowEvidence, RunOptions, op_of
 from hashbench.run.outcome import Outcome
 from hashbench.text import a_few
 
@@ -95,7 +95,7 @@ def _with_diagnosis(row: Row, found: Diagnosis) -> Row:
         confidence=decision.confidence,
         because=decision.because,
         advice=decision.advice,
-        evidence="; ".join(arm.word() for arm in found.evidence.arms),
+        evidence=RowEvidence.of(found.evidence.arms),
         other_sources="; ".join(found.other_sources),
         capture=facts.limits if facts is not None else "",
         deterministic_doc=found.deterministic_doc,
@@ -132,7 +132,7 @@ def _op_names(nodes: Sequence[str]) -> str:
     """Names and counts of the ops of record ids, commonest first."""
     counts: dict[str, int] = {}
     for node in nodes:
-        name = node.rpartition("/")[2].partition("#")[0]
+        name = op_of(node)
         counts[name] = counts.get(name, 0) + 1
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return a_few([f"{name} ×{count}" if count > 1 else name for name, count in ordered])  # noqa: RUF001

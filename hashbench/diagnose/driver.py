@@ -32,6 +32,7 @@ from hashbench.records import (
     ModelSpec,
     RunOptions,
     Trace,
+    op_of,
 )
 from hashbench.replay import facts
 from hashbench.replay.call import CapturedCall
@@ -247,7 +248,7 @@ def _conclude(case: Case, findings: Findings) -> Diagnosis:
     diagnosis = Diagnosis(causes.decide(evidence), evidence, rate=rate)
     if divergence is not None and divergence.origin == "kernel":
         documented = torch_docs.documented(
-            divergence.kernel, device=case.options.device, backward_of=_op_of(divergence.forward_op)
+            divergence.kernel, device=case.options.device, backward_of=op_of(divergence.forward_op)
         )
         diagnosis = replace(
             diagnosis,
@@ -390,8 +391,3 @@ def _reordered(traces: Sequence[Trace]) -> bool:
 
 def _recorded(traces: Sequence[Trace], node: str) -> list[tuple[Any, ...]]:
     return [record.outputs for trace in traces for record in trace.records if record.id == node]
-
-
-def _op_of(node: str) -> str:
-    """The op in the id of a record."""
-    return node.rpartition("/")[2].partition("#")[0]

@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 
 from hashbench.catalog import EXPERIMENTS, Experiment, Role
 from hashbench.deadline import Budget
-from hashbench.records import CallFacts, ExperimentResult, TensorDigest
+from hashbench.records import NO_TIME, CallFacts, ExperimentResult, TensorDigest
 from hashbench.replay import facts as callfacts
 from hashbench.replay.call import CapturedCall, Outcome, in_force
 from hashbench.replay.experiments.special import SPECIAL_ARMS
 from hashbench.replay.experiments.table import SURROUNDINGS
 from hashbench.replay.facts import Snapshot
 from hashbench.replay.op_owner import calls_others
-from hashbench.replay.replayer import DIFFERS_IN_PLACE, NO_TIME, Laboratory
+from hashbench.replay.replayer import DIFFERS_IN_PLACE, Laboratory
 from hashbench.replay.tally import Tally
 from hashbench.trace.op_schema import plan_of
 
@@ -92,7 +92,7 @@ def _attempted(lab: Laboratory, name: str, *, share: float) -> ExperimentResult:
             return lab.repeat(budget)
         return SPECIAL_ARMS[name](lab, budget) if name in SPECIAL_ARMS else _surrounded(lab, name, budget)
     except Exception as error:  # the op refuses what the arm asks of it: that is what the arm has to say
-        return ExperimentResult(name, "call", note=f"raises: {_first_sentence(error)}")
+        return ExperimentResult(name, "call", note=f"raises: {_first_sentence(error)}", raised=True)
 
 
 def _surrounded(lab: Laboratory, name: str, left: Budget) -> ExperimentResult:

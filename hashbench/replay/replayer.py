@@ -11,7 +11,7 @@ from time import perf_counter
 
 from hashbench.causes import stats
 from hashbench.deadline import Budget
-from hashbench.records import ExperimentResult
+from hashbench.records import NO_TIME, ExperimentResult
 from hashbench.replay.call import CapturedCall, Materialised, Outcome, outcome_of, wait_for, written_tensors
 from hashbench.replay.experiments.table import UNCHANGED, Change
 from hashbench.replay.facts import Snapshot
@@ -26,7 +26,6 @@ LONGER = 4
 """An arm is made up to so many times as long where the unchanged call happens to agree all the while, too."""
 BLOCKS = 5
 """An arm's replays come in so many blocks, with replays of the unchanged call in between."""
-NO_TIME = "budget"
 DIFFERS_IN_PLACE = "the outcome differs in place"
 
 

@@ -18,6 +18,7 @@ from hashbench.catalog import kind_of
 from hashbench.errors import HashbenchError
 from hashbench.records import Row
 from hashbench.results.environments import EnvironmentChange, environment_changes, read_json_object
+from hashbench.results.folder import with_evidence
 from hashbench.results.load import ACCURACY_FILE, NIGHT_FILE, SELECTION_FILE, csv_files, load_file, night_problems
 from hashbench.results.rows import row_key
 
@@ -175,12 +176,13 @@ def _with_changes(nights: Iterable[Night]) -> Iterator[Night]:
 @dataclass(slots=True)
 class _Rows:
     """What the rows of all nights said, oldest first. ``states`` has night, model and :data:`STATE` of each, ``newest``
-    and ``trouble`` by model the last row with its night, and the last one that neither passes nor was skipped."""
+    and ``trouble`` by model the last row with its night, and the last one that neither passes nor was skipped, with the
+    folder of its sweep."""
 
     states: list[tuple[int | str, ...]] = field(default_factory=list)
     numbers: dict[tuple[str, ...], int] = field(default_factory=dict)
     newest: dict[int, tuple[int, Row]] = field(default_factory=dict)
-    trouble: dict[int, tuple[int, Row]] = field(default_factory=dict)
+    trouble: dict[int, tuple[int, Row, Path]] = field(default_factory=dict)
 
     def add(self, rows: Sequence[Row], *, file: Path, night: int) -> None:
         """Take in the rows of one CSV of ``night``; :class:`HashbenchError` where it has a row of a model already."""
@@ -196,7 +198,7 @@ class _Rows:
             self.states.append((number, night, row.accuracy, row.kernel, row.cause))
             self.newest[number] = (night, row)
             if not kind_of(row.accuracy).is_fine:
-                self.trouble[number] = (night, row)
+                self.trouble[number] = (night, row, file.parent)
 
     def models(self, *, last: int) -> Iterator[ModelHistory]:
         """The histories of all models, sorted by their keys."""
@@ -205,7 +207,9 @@ class _Rows:
             if number not in self.newest:
                 continue
             night, newest = self.newest[number]
-            trouble_night, trouble = self.trouble.get(number, (None, None))
+            trouble_night, trouble, folder = self.trouble.get(number, (None, None, None))
+            if trouble is not None and folder is not None:
+                trouble = with_evidence(trouble, folder)
             yield ModelHistory(key, tuple(intervals[number]), newest if night == last else None, trouble, trouble_night)
 
     def _intervals(self) -> dict[int, list[Interval]]:

@@ -275,7 +275,7 @@ def _told(row: Row) -> list[tuple[str, str]]:
         ("where", ", ".join(filter(None, (row.module, row.phase, row.source)))),
         ("cause", ", ".join(filter(None, (row.cause, row.confidence)))),
         ("because", row.because),
-        ("evidence", row.evidence),
+        ("evidence", row.evidence.text),
         ("under deterministic algorithms", row.deterministic_here),
         ("what to do", row.advice),
         ("repro", ": ".join(filter(None, (row.repro, row.reproduced)))),

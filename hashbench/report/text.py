@@ -9,6 +9,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import inf
 
 from tabulate import tabulate
 
@@ -216,11 +217,9 @@ def _filled(row: Row | None) -> dict[str, object] | None:
     if row is None:
         return None
     values = {column: getattr(row, column) for column in ROW_COLUMNS}
-    return {
-        column: str(value) if isinstance(value, float) and not abs(value) < float("inf") else value
-        for column, value in values.items()
-        if value not in (None, "")
-    }
+    known = {column: value for column, value in values.items() if value is not None and str(value)}
+    numbers = {column: value for column, value in known.items() if isinstance(value, (int, float)) and abs(value) < inf}
+    return {column: numbers.get(column, str(value)) for column, value in known.items()}
 
 
 SIDE_COLUMNS = ("accuracy", "origin", "kernel", "module", "error")

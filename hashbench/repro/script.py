@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import keyword
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,12 +42,12 @@ _MISS = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The experiment that makes the difference show, how many calls follow the first, and what the
-    experiment singled out."""
+    """The experiment that makes the difference show, how many calls follow the first, and which
+    moves of memory it takes."""
 
     variant: str
     calls: int
-    found: str = ""
+    moves: tuple[tuple[int | None, int], ...] = ()
 
 
 WITH_SNAPSHOT = ("cuda", "xpu")
@@ -65,7 +64,7 @@ def plan(evidence: Evidence) -> Plan:
     for name in _PLAINEST_FIRST:
         arm = evidence.arm(name, "call")
         if arm.differing:
-            return Plan(name, _calls(arm), arm.found)
+            return Plan(name, _calls(arm), arm.moves)
     return Plan("repeat", _affordable(_USUAL, evidence.arm("repeat", "call")))
 
 
@@ -142,7 +141,7 @@ def _preparations(call: CapturedCall, *, how: Plan, custom: bool) -> str:
     if how.variant == "moved":
         lines += [
             "MOVES = [  # in bytes, for each memory",
-            *(f"    {moves}," for moves in moves_of(call, how.found)),
+            *(f"    {moves}," for moves in moves_of(call, how.moves)),
             "]",
         ]
     else:
@@ -181,18 +180,11 @@ def _device(call: CapturedCall, device: torch.device) -> str:
     return "DEVICE" if own else f'"{device}"'
 
 
-_FOUND = re.compile(r"(?:all|memory (\d+)) by ([\d, ]+) bytes")
-
-
-def moves_of(call: CapturedCall, found: str) -> list[list[int]]:
-    """By how many bytes each memory moves, for each move: those that the experiment found to show a difference
-    (``all by 4, 8 bytes; memory 0 by 4 bytes``), else any that keeps elements at multiples of their size."""
+def moves_of(call: CapturedCall, found: Sequence[tuple[int | None, int]]) -> list[list[int]]:
+    """By how many bytes each memory moves, for each move: those that the experiment found to show a difference, else
+    any that keeps elements at multiples of their size."""
     count = len(call.memories)
-    moves = [
-        [int(shift) if place in ("", str(index)) else 0 for index in range(count)]
-        for place, shifts in _FOUND.findall(found)
-        for shift in shifts.split(",")
-    ]
+    moves = [[shift if memory in (None, index) else 0 for index in range(count)] for memory, shift in found]
     return moves or [[shift] * count for shift in possible_shifts(call, None)]
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
+from hashbench.records import op_of
+
 UNREADABLE = "torch's text could not be read"
 NOT_LISTED = "not listed"
 
@@ -155,7 +157,7 @@ def _is_about(item: Item, name: _Name, *, differentiating: bool) -> bool:
 
 def _aten_names(op: str) -> tuple[_Name, ...]:
     """The public names that an op may go by; none for an op that is not ATen's."""
-    namespace, _, rest = op.rpartition("/")[2].partition("#")[0].partition(".")
+    namespace, _, rest = op_of(op).partition(".")
     if namespace != "aten":
         return ()
     bare = rest.partition(".")[0].strip("_")

@@ -17,6 +17,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from typing import Any
 from hashbench.errors import HashbenchError
 from hashbench.io import replace_file
 from hashbench.records import ModelSpec, Row
-from hashbench.results.rows import ROWS, row_from_json, row_to_json
+from hashbench.results.rows import ROWS, row_from_json, row_key, row_to_json
+from hashbench.text import one_line
 
 _LONGEST_NAME = 80
 """Characters of a model's name in a file name; file systems take 255 bytes, and suite, mode and ending come on top."""
@@ -289,6 +291,18 @@ NOT_A_ROW = (ValueError, TypeError, AttributeError, RecursionError)
 def row_in(path: Path, spec: ModelSpec, mode: str) -> Row:
     """The row of ``spec`` in the file ``path``. Raises ``OSError``, or one of :data:`NOT_A_ROW`."""
     return _checked(row_from_json(json.loads(path.read_bytes())), spec, mode)
+
+
+def with_evidence(row: Row, folder: Path) -> Row:
+    """``row`` of the ``accuracy.csv`` in ``folder`` with the results of its experiments, which its row file has; as it
+    is where there is no such file, or one that says something else."""
+    if not row.evidence or row.evidence.results:
+        return row
+    key = file_key(suite=row.suite, mode=_safe(row.mode, extra=""), name=row.name)
+    found = _row_if_any(folder / "rows" / f"{key}.json", ModelSpec(suite=row.suite, name=row.name), row.mode)
+    if found is None or (row_key(found), one_line(found.evidence.text)) != (row_key(row), row.evidence.text):
+        return row
+    return replace(row, evidence=found.evidence)
 
 
 def _row_if_any(path: Path, spec: ModelSpec, mode: str) -> Row | None:

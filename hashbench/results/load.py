@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from hashbench.errors import HashbenchError
 from hashbench.records import SWEEP_SCHEMA, Row
 from hashbench.results.audit_table import is_audit
 from hashbench.results.environments import check_schema, environments_by_key, read_json_object
+from hashbench.results.folder import with_evidence
 from hashbench.results.rows import EXPECTED_COLUMNS, ROWS, row_key
 from hashbench.results.table import Table, read_table, restore
 from hashbench.text import one_line
@@ -89,7 +90,11 @@ def load_sweep(path: Path | str) -> Sweep:
         HashbenchError: there is no such file, it is no CSV of accuracies (see
             :func:`~hashbench.results.rows.read_rows`), a model has two results, or the files are of several kinds.
     """
-    return joined([load_file(file) for file in csv_files(Path(path))], path=Path(path))
+    return joined([_with_evidence(load_file(file), file.parent) for file in csv_files(Path(path))], path=Path(path))
+
+
+def _with_evidence(sweep: Sweep, folder: Path) -> Sweep:
+    return replace(sweep, rows=tuple(with_evidence(row, folder) for row in sweep.rows))
 
 
 def joined(parts: Collection[Sweep], *, path: Path, damaged_night: bool = False) -> Sweep:

@@ -144,13 +144,16 @@ _WHOLE_NUMBER = re.compile(r"-?[0-9]+")
 _NUMBER = re.compile(r"-?([0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?|inf|nan)", re.IGNORECASE)
 """Python's own ``int`` and ``float`` also take ``1_0``, spaces and other alphabets' digits."""
 
+_NUMBERS = (int, float)
+
 _LONGEST_NUMBER = 400
 """Digits: Python refuses to read whole numbers of more than 4300."""
 
 
 @dataclass(frozen=True)
 class RowFormat(Generic[T]):
-    """How a dataclass of texts and numbers lies in a CSV and in JSON: one column a field, in their order.
+    """How a dataclass of texts and numbers lies in a CSV and in JSON: one column a field, in their order. A field of
+    another type is made of its text and gives it as ``str``; JSON has all of it.
 
     ``what`` the file holds and which file is its ``example`` are for messages. ``required`` columns no file may lack;
     those ``filled`` may not be empty. ``words`` has for a column what it is called and which words it may hold,
@@ -195,11 +198,11 @@ class RowFormat(Generic[T]):
 
     def _cell(self, column: str, value: Any) -> str:
         """``repr`` of a float is the shortest text that reads back as the same number."""
-        if value is None or value == "":
+        if value is None or (text := str(value)) == "":
             return ""
         kind = self.types[column]
-        if kind is str:
-            return defuse(one_line(value))
+        if kind not in _NUMBERS:
+            return defuse(one_line(text))
         return repr(float(value)) if kind is float else str(operator.index(value))
 
     # ------------------------------------------------------------------------------------------- reading
@@ -213,14 +216,15 @@ class RowFormat(Generic[T]):
         """
         self._check_header(table)
         self._check_cells(table)
-        empty = {name: "" if kind is str else None for name, kind in self.types.items()}
+        empty = {name: None if kind in _NUMBERS else kind() for name, kind in self.types.items()}
         columns = [(name, self.types.get(name)) for name in table.header]
         rows = []
         for line, cells in zip(table.cells.index, table.cells.to_numpy().tolist(), strict=True):
             values: dict[str, Any] = dict(empty)
             for (column, kind), cell in zip(columns, cells, strict=True):
                 if cell and kind is not None:
-                    values[column] = restore(cell) if kind is str else self._number(table.path, line, column, cell)
+                    number = kind in _NUMBERS
+                    values[column] = self._number(table.path, line, column, cell) if number else kind(restore(cell))
             rows.append(self.kind(**values))
         self.refuse_duplicates(str(table.path), rows, lines=list(table.cells.index))
         return rows

@@ -13,29 +13,14 @@ from hashbench.catalog import CAUSES, EXPERIMENTS, Confidence, Origin, Role, pla
 from hashbench.causes import decide
 from hashbench.causes.evidence import few_outcomes
 from hashbench.records import CallFacts, Evidence, ExperimentResult
+from tests.experiment_texts import result
 
 EVERYWHERE = places(EXPERIMENTS.values())
 PAGE = Path(__file__).parents[2] / "docs" / "causes.md"
-WRITTEN = re.compile(r"(\w+)/(\w+) (?:(\d+)/(\d+)(?:~(\d+))?|\((.*)\))(?: \[(.*)\])?")
-
-
-def arm(text: str) -> ExperimentResult:
-    """``call/repeat 20/20~2 [found]``; every outcome is another one where ``~distinct`` is left out. Words in
-    parentheses in place of the count say why an arm was not run."""
-    match = WRITTEN.fullmatch(text)
-    assert match, text
-    on, name, differing, trials, distinct, note, found = match.groups()
-    assert on in EXPERIMENTS[name].on, f"{text} is no arm"
-    if note is not None:
-        return ExperimentResult(name, on, note=note)
-    outcomes = int(distinct or int(differing) + 1)
-    return ExperimentResult(
-        name, on, trials=int(trials), differing=int(differing), distinct=outcomes, found=found or ""
-    )
 
 
 def seen(origin: str, *arms: str, call: CallFacts | None = None, **facts: Any) -> Evidence:
-    return Evidence(origin, call=call, arms=tuple(map(arm, arms)), **facts)
+    return Evidence(origin, call=call, arms=tuple(map(result, arms)), **facts)
 
 
 def kernel(*arms: str, **facts: Any) -> Evidence:
@@ -951,7 +936,7 @@ def test_no_evidence_at_all_is_never_an_explanation_of_a_kernel() -> None:
     ],
 )
 def test_a_few_outcomes_come_again(text: str, few: bool) -> None:
-    assert few_outcomes(arm(text)) is few
+    assert few_outcomes(result(text)) is few
 
 
 # ------------------------------------------------------------------------------------------------- sentences
@@ -1033,7 +1018,11 @@ def test_a_likely_cause_says_what_is_missing() -> None:
             id="still differs",
         ),
         pytest.param(
-            [ExperimentResult("deterministic", "call", note="raises: put_ has no deterministic implementation")],
+            [
+                ExperimentResult(
+                    "deterministic", "call", note="raises: put_ has no deterministic implementation", raised=True
+                )
+            ],
             "; torch.use_deterministic_algorithms(True) raises: put_ has no deterministic implementation.",
             id="raises",
         ),
@@ -1046,7 +1035,7 @@ def test_a_likely_cause_says_what_is_missing() -> None:
     ],
 )
 def test_the_advice_says_what_the_deterministic_kernel_did_here(arms: list[ExperimentResult], words: str) -> None:
-    plain = [arm(ALWAYS), arm("call/exact_values 0/20"), arm("call/one_thread 0/20")]
+    plain = [result(ALWAYS), result("call/exact_values 0/20"), result("call/one_thread 0/20")]
     evidence = Evidence("kernel", call=CallFacts("aten.put_.default"), arms=(*plain, *arms))
 
     assert decide(evidence).advice.endswith(words)

@@ -11,8 +11,9 @@ import pytest
 from hashbench import cli
 from hashbench.records import Row
 from hashbench.results import audit_table
-from hashbench.results.rows import write_rows
 from hashbench.tools.audit import driver, from_sweeps
+from tests.experiment_texts import evidence
+from tests.report.rows import write_sweep
 
 SMALL = ["--dtypes", "float32", "int64", "--samples", "2", "--runs", "3", "--budget", "0"]
 
@@ -21,8 +22,7 @@ SMALL = ["--dtypes", "float32", "int64", "--samples", "2", "--runs", "3", "--bud
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("audit")
     sweep = folder / "sweep"
-    sweep.mkdir()
-    write_rows(sweep / "accuracy.csv", [SWIN, REFUSED, CLEAN])
+    write_sweep(sweep, SWIN, REFUSED, CLEAN)
     ops = ["put", "kthvalue", "bmm", "nn.functional.dropout", "empty", "linalg.norm.subgradients_at_zero"]
     written = folder / "expected" / "audit_cpu.csv"
     written.parent.mkdir()
@@ -52,7 +52,14 @@ SWIN = Row(
     cause="accumulation_order",
     confidence="proven",
     because="20 of 20",
-    evidence="call/repeat 20/20; call/deterministic 0/20; call/deterministic_fill 0/20; call/nondeterministic 20/20",
+    evidence=evidence(
+        *(
+            "call/repeat 20/20",
+            "call/deterministic 0/20",
+            "call/deterministic_fill 0/20",
+            "call/nondeterministic 20/20",
+        ),
+    ),
     deterministic_doc="deterministic under the flag: torch.Tensor.index_put with accumulate=True",
 )
 REFUSED = Row(
@@ -176,18 +183,20 @@ def test_what_cannot_be_is_refused_before_anything_runs(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("level", "evidence", "expected"),
+    ("level", "texts", "expected"),
     [
-        ("off", "", ("differs", "not run", "not run")),
-        ("on", "", ("not run", "differs", "not run")),
-        ("on", "call/deterministic 5/20; call/nondeterministic 20/20", ("differs", "differs", "differs")),
-        ("warn", "call/deterministic not run (raises: no)", ("differs", "raises", "raises")),
-        ("off", "call/deterministic not run (budget)", ("differs", "not run", "not run")),
+        ("off", (), ("differs", "not run", "not run")),
+        ("on", (), ("not run", "differs", "not run")),
+        ("on", ("call/deterministic 5/20", "call/nondeterministic 20/20"), ("differs", "differs", "differs")),
+        ("warn", ("call/deterministic (raises: no)",), ("differs", "raises", "raises")),
+        ("off", ("call/deterministic (budget)",), ("differs", "not run", "not run")),
     ],
 )
-def test_what_a_sweep_says_of_each_setting(level, evidence, expected) -> None:
+def test_what_a_sweep_says_of_each_setting(level, texts, expected) -> None:
     from dataclasses import replace
 
-    row = replace(SWIN, deterministic=level, evidence=evidence, nondeterministic_op="x" if level == "warn" else "")
+    row = replace(
+        SWIN, deterministic=level, evidence=evidence(*texts), nondeterministic_op="x" if level == "warn" else ""
+    )
 
     assert tuple(from_sweeps.measured(row, setting) for setting in ("off", "on", "unfilled")) == expected

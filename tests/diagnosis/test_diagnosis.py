@@ -298,13 +298,13 @@ def row_of(name: str, folder: Path, **options: object) -> Row:
 )
 def test_what_only_fresh_processes_tell_apart(name: str, cause: str, tmp_path: Path) -> None:
     row = row_of(name, tmp_path)
-    assert (row.cause, row.confidence) == (cause, "proven"), row.evidence
+    assert (row.cause, row.confidence) == (cause, "proven"), row.evidence.text
 
 
 @pytest.mark.slow
 def test_row_of_a_captured_kernel_has_a_repro_that_reproduces(tmp_path: Path) -> None:
     row = row_of("scatters", tmp_path)
-    assert (row.cause, row.confidence) == ("accumulation_order", "proven"), row.evidence
+    assert (row.cause, row.confidence) == ("accumulation_order", "proven"), row.evidence.text
     folder = tmp_path / "out" / row.repro
     assert {file.name for file in folder.iterdir()} >= {"repro.py", "tensors.pt", "call.json", "REPORT.md"}
     assert row.reproduced.startswith("yes: ")

@@ -62,7 +62,9 @@ def deterministic(**fields: object) -> Evidence:
             1.0,
             id="it does not",
         ),
-        pytest.param({"note": "raises: no deterministic"}, "raises: no deterministic", None, id="it raises"),
+        pytest.param(
+            {"note": "raises: no deterministic", "raised": True}, "raises: no deterministic", None, id="it raises"
+        ),
         pytest.param({"note": "budget"}, "", None, id="it was not tried"),
     ],
 )

@@ -11,7 +11,6 @@ import dataclasses
 import io
 import json
 import os
-import re
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,10 +25,11 @@ from hashbench.integrations.dynamo import session as dynamo_session
 from hashbench.integrations.pytest import plugin
 from hashbench.integrations.pytest.message import five_lines
 from hashbench.processes import describe_end
-from hashbench.records import CallFacts, Evidence, ExperimentResult
+from hashbench.records import CallFacts, Evidence
 from hashbench.results.audit_table import AUDIT_ROWS, VERDICTS
 from hashbench.results.audit_table import read as read_audit
 from hashbench.results.folder import file_key
+from hashbench.results.load import load_sweep
 from hashbench.results.rows import EXPECTED_COLUMNS, read_rows, row_to_json, write_rows
 from hashbench.run import environment
 from hashbench.sweep import events
@@ -39,6 +39,7 @@ from hashbench.sweep.progress import Progress
 from hashbench.sweep.worker import load_target
 from hashbench.tools.audit import tables as audittables
 from hashbench.tools.audit.from_sweeps import rows_from
+from tests.experiment_texts import result
 
 from .stage import cli, session
 
@@ -311,7 +312,7 @@ def _merge() -> str:
 
 @golden("pytest_messages.txt")
 def _pytest_messages() -> str:
-    rows = read_rows(Path("sweep/accuracy.csv"))
+    rows = load_sweep("sweep").rows
     return "\n".join(f"{five_lines(row, folder=Path('hashbench'))}\n" for row in rows)
 
 
@@ -435,25 +436,12 @@ def _progress() -> str:
 
 # ------------------------------------------------------------------------------------------- causes and audits
 
-_ARM = re.compile(r"(\w+)/(\w+) (?:(\d+)/(\d+)~(\d+)(?: \[(.*)\])?|\((.*)\))", re.DOTALL)
-
-
-def _arm(text: str) -> ExperimentResult:
-    found = _ARM.fullmatch(text)
-    assert found, text
-    on, name, differing, trials, distinct, what, note = found.groups()
-    if note is not None:
-        return ExperimentResult(name, on, note=note)
-    return ExperimentResult(
-        name, on, trials=int(trials), differing=int(differing), distinct=int(distinct), found=what or ""
-    )
-
 
 def evidence_of(case: dict[str, Any]) -> Evidence:
     """One entry of ``inputs/evidence.json``."""
     facts = {name: tuple(value) if isinstance(value, list) else value for name, value in case["facts"].items()}
     call = CallFacts(**case["call"]) if "call" in case else None
-    return Evidence(**facts, call=call, arms=tuple(map(_arm, case["arms"])))
+    return Evidence(**facts, call=call, arms=tuple(map(result, case["arms"])))
 
 
 @golden("causes.txt")

@@ -251,16 +251,15 @@ def said_of(*arms: ExperimentResult, op: str = "aten.index_put_.default") -> Dia
     return Diagnosis(decision, Evidence("kernel", call=CallFacts(op), arms=arms), rate=rate)
 
 
-MOVES = "all by 4, 16 bytes; memory 1 by 8 bytes"
+MOVES = ((None, 4), (None, 16), (1, 8))
+MOVED = "all by 4, 16 bytes; memory 1 by 8 bytes"
 REPEAT = ExperimentResult("repeat", "call", trials=20, differing=20, distinct=21, seconds=0.002)
 ARMS = (
     REPEAT,
     ExperimentResult("one_thread", "call", trials=20, differing=0, distinct=1, seconds=0.004),
     ExperimentResult("exact_values", "call", trials=20, differing=0, distinct=1),
-    ExperimentResult("deterministic", "call", note="raises: aten has no deterministic | implementation"),
-    ExperimentResult(
-        "moved", "call", trials=15, differing=3, distinct=4, found="all by 4, 16 bytes; memory 1 by 8 bytes"
-    ),
+    ExperimentResult("deterministic", "call", note="raises: aten has no deterministic | implementation", raised=True),
+    ExperimentResult("moved", "call", trials=15, differing=3, distinct=4, found=MOVED, moves=MOVES),
     ExperimentResult("busy", "call", note="budget"),
     ExperimentResult("pair", "pair", trials=4, differing=2, distinct=3),
     ExperimentResult("within_process", "process", trials=3, differing=1, distinct=2),
@@ -320,8 +319,8 @@ def on_device(call: CapturedCall, *devices: str, **settings: str) -> CapturedCal
     return dataclasses.replace(call, memories=tuple(memories), settings={**call.settings, **settings})
 
 
-def script_of(call: CapturedCall, arm: str = "repeat", found: str = "") -> str:
-    how = script.plan(said_of(ExperimentResult(arm, "call", 20, 20, 2, found=found)).evidence)
+def script_of(call: CapturedCall, arm: str = "repeat", moves: tuple[tuple[int | None, int], ...] = ()) -> str:
+    how = script.plan(said_of(ExperimentResult(arm, "call", 20, 20, 2, moves=moves)).evidence)
     text = script.source(call, how, heading=f"A call, shown by {arm}.")
     compile(text, "repro.py", "exec")
     return text

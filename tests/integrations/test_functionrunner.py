@@ -212,7 +212,7 @@ def test_what_a_function_raises_while_its_difference_is_diagnosed_stays_in_the_e
     row = examine(fails_later, options=RunOptions(diagnose_budget=2, replays=2))
 
     assert row.accuracy == "eager_two_runs_differ"
-    assert "a run failed: SystemError: too often" in row.evidence
+    assert "a run failed: SystemError: too often" in row.evidence.text
 
 
 def test_an_interrupt_ends_a_diagnosis() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from hashbench.catalog import CAUSES
 from hashbench.integrations.pytest.message import five_lines
-from hashbench.records import Row
+from hashbench.records import Row, RowEvidence
+from tests.experiment_texts import evidence
 
 FOLDER = Path("kept")
 ROW = Row(
@@ -28,7 +29,7 @@ ROW = Row(
     cause="accumulation_order",
     confidence="proven",
     because="0 of 20 with one thread",
-    evidence="call/repeat 20/20; call/clocks not run (torch's own kernels read no clock); call/one_thread 0/20",
+    evidence=evidence("call/repeat 20/20", "call/clocks (torch's own kernels read no clock)", "call/one_thread 0/20"),
     trials=20,
     rate_of="replays",
     rate=0.5,
@@ -70,8 +71,8 @@ def test_what_is_not_known_is_said_to_be_unknown() -> None:
 
 
 def test_arms_for_which_time_was_lacking_are_shown() -> None:
-    evidence = "pair/pair 3/3; pair/clocks not run (budget); pair/entropy not run (budget)"
-    text = five_lines(replace(ROW, evidence=evidence), folder=FOLDER)
+    found = evidence("pair/pair 3/3", "pair/clocks (budget)", "pair/entropy (budget)")
+    text = five_lines(replace(ROW, evidence=found), folder=FOLDER)
     assert "differ): pair/pair 3/3; not run for lack of time: pair/clocks, pair/entropy\n" in text
 
 
@@ -91,7 +92,9 @@ def test_only_that_advice_names_flags() -> None:
 
 @pytest.mark.parametrize("text", ["two\nlines", "a\rb\x85c\u2028d", "\x1b[31mred\x07", "long " * 1000])
 def test_texts_of_the_code_under_test_stay_on_their_line(text: str) -> None:
-    row = replace(ROW, name=text, detail=text, because=text, evidence=text, advice=text, differing_results=text)
+    row = replace(
+        ROW, name=text, detail=text, because=text, evidence=RowEvidence(text), advice=text, differing_results=text
+    )
     lines = five_lines(row, folder=FOLDER).splitlines()
 
     assert len(lines) == 5

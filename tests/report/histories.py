@@ -14,13 +14,14 @@ from hashbench.report.expectations import Judged, judge
 from hashbench.report.history import History, Interval, ModelHistory, Night
 from hashbench.results.environments import EnvironmentChange
 from hashbench.results.rows import row_key
+from tests.experiment_texts import evidence
 from tests.report.rows import PLAIN, sweep
 
 TORCH_CHANGED = (EnvironmentChange("packages.torch", "2.15.0", "2.16.0"),)
 
-EVIDENCE = (
-    "call/repeat 33/33; call/one_thread 0/20; call/exact_values 0/20; "
-    "call/busy not run (the outcome differs in place); call/onednn_off 20/20"
+EVIDENCE = evidence(
+    *("call/repeat 33/33", "call/one_thread 0/20", "call/exact_values 0/20"),
+    *("call/busy (the outcome differs in place)", "call/onednn_off 20/20"),
 )
 
 DIAGNOSED = dataclasses.replace(

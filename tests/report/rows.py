@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from hashbench.records import Row
+from hashbench.results.folder import file_key
 from hashbench.results.load import Sweep
-from hashbench.results.rows import write_rows
+from hashbench.results.rows import row_to_json, write_rows
 
 PLAIN = Row(
     dev="cpu",
@@ -39,9 +40,14 @@ def sweep(*rows: Row, **values: Any) -> Sweep:
 
 
 def write_sweep(folder: Path, *rows: Row, environment: dict | None = None, selection: dict | None = None) -> Path:
-    """A results folder as a sweep leaves it."""
+    """A results folder as a sweep leaves it; row files only of rows with the results of experiments."""
     folder.mkdir(parents=True, exist_ok=True)
     write_rows(folder / "accuracy.csv", rows)
+    for one in rows:
+        if one.evidence.results:
+            path = folder / "rows" / f"{file_key(suite=one.suite, mode=one.mode, name=one.name)}.json"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(json.dumps(row_to_json(one)))
     for name, content in (("environment.json", environment), ("sweep.json", selection)):
         if content is not None:
             (folder / name).write_text(json.dumps(content))

@@ -12,14 +12,19 @@ import pytest
 
 from hashbench import io as files
 from hashbench.errors import HashbenchError
-from hashbench.records import ROW_COLUMNS, ROW_SCHEMA, Row
+from hashbench.records import ROW_COLUMNS, ROW_SCHEMA, Row, RowEvidence
 from hashbench.results.rows import ROWS, read_rows, row_from_json, row_to_json, write_rows
 
 from .rows import DIFFERING, PLAIN, row
 
 FULL = Row(
     **{
-        field.name: {"str": f"{field.name} text", "int | None": index, "float | None": index / 7}[field.type]
+        field.name: {
+            "str": f"{field.name} text",
+            "RowEvidence": RowEvidence("some"),
+            "int | None": index,
+            "float | None": index / 7,
+        }[field.type]
         for index, field in enumerate(dataclasses.fields(Row))
     }
     | {"accuracy": "pass"}

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from hashbench.records import RowEvidence
 from hashbench.report import github, markdown
 from hashbench.report.assessment import Assessment, assess
 from hashbench.report.expected_file import expect_from
@@ -114,7 +115,10 @@ def test_a_link_that_is_none_is_not_one():
 
 def test_markdown_of_ten_thousand_failures_fits_a_job_summary(tmp_path):
     long = "模" * 1000
-    rows = [differing(f"m{number}", because=long, advice=long, error=long, evidence=long) for number in range(1500)]
+    rows = [
+        differing(f"m{number}", because=long, advice=long, error=long, evidence=RowEvidence(long))
+        for number in range(1500)
+    ]
     write_night(tmp_path, "2026-11-01", row("m0"))
     write_night(tmp_path, "2026-11-02", *rows)
     found = assess([tmp_path])

@@ -524,13 +524,13 @@ def test_way_to_show_it(arms: tuple[ExperimentResult, ...], expected: tuple[str,
 
 
 MOVES = {
-    "those that showed it": ("all by 4, 16 bytes; memory 1 by 8 bytes", [[4, 4], [16, 16], [0, 8]]),
-    "any, where nobody says": ("", [[8, 8], [16, 16], [32, 32], [48, 48], [64, 64]]),
+    "those that showed it": (((None, 4), (None, 16), (1, 8)), [[4, 4], [16, 16], [0, 8]]),
+    "any, where nobody says": ((), [[8, 8], [16, 16], [32, 32], [48, 48], [64, 64]]),
 }
 
 
 @pytest.mark.parametrize(("found", "moves"), MOVES.values(), ids=MOVES)
-def test_moves(found: str, moves: list[list[int]]) -> None:
+def test_moves(found: tuple[tuple[int | None, int], ...], moves: list[list[int]]) -> None:
     call = captured(aten.add.Tensor, torch.zeros(3, dtype=torch.float64), torch.zeros(3))
     assert script.moves_of(call, found) == moves
 

@@ -61,11 +61,10 @@ def _why(row: Row) -> str:
 def _evidence(row: Row) -> str:
     if not row.evidence:
         return f"evidence: none gathered; seen again in a further pair: {row.confirmed or 'not tried'}"
-    arms = row.evidence.split("; ")
-    ran = [arm for arm in arms if " not run (" not in arm]  # an arm that does not apply says nothing
-    late = [arm.partition(" ")[0] for arm in arms if arm.endswith(" not run (budget)")]
+    ran = [one.word() for one in row.evidence.results if one.ran]  # one that does not apply says nothing
+    late = [one.place for one in row.evidence.results if one.lacked_time]
     parts = [*ran, *([f"not run for lack of time: {', '.join(late)}"] if late else [])]
-    return f"evidence (outcomes that differ): {'; '.join(parts) or row.evidence}"
+    return f"evidence (outcomes that differ): {'; '.join(parts) or row.evidence.text}"
 
 
 def _remedy(row: Row, folder: Path) -> str:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from hashbench.deadline import Budget
-from hashbench.records import ExperimentResult
+from hashbench.records import NO_TIME, ExperimentResult
 from hashbench.replay.call import Materialised, TensorForm, held_bytes
 from hashbench.replay.controls import Generators
 from hashbench.replay.experiments.memory import poison_arm
@@ -21,14 +21,14 @@ from hashbench.replay.experiments.table import (
     with_copied_sources,
     with_exact_values,
 )
-from hashbench.replay.replayer import DIFFERS_IN_PLACE, NO_TIME, Laboratory
+from hashbench.replay.replayer import DIFFERS_IN_PLACE, Laboratory
 from hashbench.replay.tally import Tally
 from hashbench.trace.op_schema import plan_of
 
 MOST_MEMORIES = 8
 """Memories that are also moved alone; a fused optimizer has hundreds."""
 
-Place = tuple[int | None, int]
+Move = tuple[int | None, int]
 """A memory (``None``: all together) and by how many bytes it is moved."""
 
 
@@ -98,10 +98,10 @@ def moved(lab: Laboratory, left: Budget) -> ExperimentResult:
     )
 
 
-def _moved_by(lab: Laboratory, variants: Sequence[Place], left: Budget) -> ExperimentResult:
+def _moved_by(lab: Laboratory, variants: Sequence[Move], left: Budget) -> ExperimentResult:
     tally = Tally(lab.in_place)
     times = max(3, -(-lab.replays // len(variants)))
-    differing: list[Place] = []
+    differing: list[Move] = []
     unsteady = tried = 0
     for place, shift in variants:
         if tried and left.left() <= 0:
@@ -119,7 +119,8 @@ def _moved_by(lab: Laboratory, variants: Sequence[Place], left: Budget) -> Exper
     notes = [f"{unsteady} shifts give several outcomes"] if unsteady else []
     notes += [f"{tried} of {len(variants)} shifts: {NO_TIME}"] if tried < len(variants) else []
     lab.keep(tally)
-    return tally.arm("moved", found=_shifts_text(differing), note="; ".join(notes))
+    found = tally.arm("moved", found=_shifts_text(differing), note="; ".join(notes))
+    return replace(found, moves=tuple(differing))
 
 
 def _moved_alone(lab: Laboratory, place: int | None, shift: int, *, times: int) -> Tally:
@@ -129,7 +130,7 @@ def _moved_alone(lab: Laboratory, place: int | None, shift: int, *, times: int) 
     return tally
 
 
-def _shifts_text(differing: Sequence[Place]) -> str:
+def _shifts_text(differing: Sequence[Move]) -> str:
     """``all by 4, 8 bytes; memory 0 by 4 bytes``."""
     by_place: dict[int | None, list[str]] = {}
     for place, shift in differing:

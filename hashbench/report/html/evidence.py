@@ -1,33 +1,17 @@
-"""The column ``evidence`` read back: one text per row → the arms of the experiment, and what each of them did.
+"""The column ``evidence`` for a reader: each experiment, what it did to the difference, and its confidence interval.
 
-The text comes from a file that somebody may have edited: what has no meaning is left out, and an arm whose counts
-cannot be counts is none.
+The effects are those by which the rules decide. A row that was read from a CSV alone has no results to show here.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hashbench.catalog import EXPERIMENTS
-from hashbench.causes.evidence import base_of
-from hashbench.causes.stats import MOST_TRIALS, Effect, effect_of, rate_of
+from hashbench.catalog import EXPERIMENTS, Role
+from hashbench.causes.evidence import base_of, effect
+from hashbench.causes.stats import MOST_TRIALS, Effect, rate_of
 from hashbench.records import Evidence, ExperimentResult, Row
-
-_ARM = re.compile(
-    r"(?:^|; )(?P<on>call|pair|process)/(?P<name>[a-z_0-9]{1,40}) "
-    r"(?:(?P<differing>\d{1,9})/(?P<trials>\d{1,9})|not run \()"
-)
-"""Where an arm begins. Its note is free text that may hold ``; `` too, so the text is not split there."""
-
-BASES = frozenset({("repeat", "call"), ("pair", "pair"), ("within_process", "process"), ("untraced", "pair")})
-"""Arms that repeat the same with nothing changed, with which the others are compared."""
-
-_COUNTED_AS_PROOF = frozenset({"poison", "moved"})
-"""Arms of which what is counted is itself the proof: output that follows the value, an outcome that is another than in
-place."""
 
 _WORDS = {
     Effect.REMOVED: "gone",
@@ -36,14 +20,12 @@ _WORDS = {
     Effect.STAYS: "still differs",
 }
 
-_UNIT_OF_RATE = {"replays": ("repeat", "call"), "pairs": ("pair", "pair"), "processes": ("within_process", "process")}
-
 
 @dataclass(frozen=True, slots=True)
 class ArmRead:
-    """One arm as a reader wants it: ``phrase`` says what was changed, ``effect`` in words what that did to the
+    """One experiment as a reader wants it: ``phrase`` says what was changed, ``effect`` in words what that did to the
     difference (empty for a base), ``share``, ``low`` and ``high`` are the observed share and its 95 % bounds, 0 to 1
-    (all 0 where the arm was not run)."""
+    (all 0 where it was not run)."""
 
     arm: ExperimentResult
     phrase: str
@@ -54,76 +36,44 @@ class ArmRead:
     high: float = 0.0
 
 
-def arms_of(evidence: str) -> tuple[ExperimentResult, ...]:
-    """The arms in the text of the column ``evidence``, in its order; the first of two with the same name."""
-    starts = list(_ARM.finditer(evidence))
-    ends = [*(start.start() for start in starts[1:]), len(evidence)][: len(starts)]
-    found: dict[tuple[str, str], ExperimentResult] = {}
-    for start, end in zip(starts, ends, strict=True):
-        arm = _arm(start, evidence[start.end() : end])
-        if arm is not None:
-            found.setdefault((arm.name, arm.on), arm)
-    return tuple(found.values())
-
-
-def _arm(start: re.Match[str], rest: str) -> ExperimentResult | None:
-    name, on = start["name"], start["on"]
-    if start["trials"] is None:
-        return ExperimentResult(name, on, note=rest.rpartition(")")[0] or rest)
-    differing, trials = int(start["differing"]), int(start["trials"])
-    if not 0 <= differing <= trials or trials == 0:
-        return None
-    found = rest.strip().removeprefix("[").removesuffix("]")
-    return ExperimentResult(name, on, trials=trials, differing=differing, found=found)
-
-
 def read_evidence(row: Row) -> tuple[ArmRead, ...]:
-    """The arms of a row: for each kind of repetition the base first, then as they were run, those not run last."""
-    arms = tuple(_with_distinct(arm, row) for arm in arms_of(row.evidence))
-    evidence = Evidence(origin=row.origin, arms=arms)
-    read = [_read(arm, evidence) for arm in arms]
-    kinds = list(dict.fromkeys(arm.on for arm in arms))
+    """The experiments of a row: for each kind of repetition the base first, then as they were run, those not run
+    last."""
+    evidence = Evidence(origin=row.origin, arms=row.evidence.results)
+    read = [_read(result, evidence) for result in evidence.arms]
+    kinds = list(dict.fromkeys(result.on for result in evidence.arms))
     return tuple(sorted(read, key=lambda one: (not one.arm.ran, kinds.index(one.arm.on), not one.base)))
 
 
-def _with_distinct(arm: ExperimentResult, row: Row) -> ExperimentResult:
-    """The text does not tell the number of outcomes; the row does, of the arm that gave its rate."""
-    told = _UNIT_OF_RATE.get(row.rate_of) == (arm.name, arm.on) and row.trials == arm.trials
-    return dataclasses.replace(arm, distinct=row.distinct) if told and row.distinct else arm
+def _read(result: ExperimentResult, evidence: Evidence) -> ArmRead:
+    experiment = EXPERIMENTS.get(result.name)
+    phrase = experiment.phrase if experiment is not None else result.name.replace("_", " ")
+    is_base = experiment is not None and experiment.role is Role.BASE
+    if not result.ran:
+        return ArmRead(result, phrase, "", is_base)
+    rate = rate_of(result.differing, result.trials, distinct=result.distinct, of=result.on)
+    words = "" if is_base else _effect(result, evidence)
+    return ArmRead(result, phrase, words, is_base, rate.share, rate.low, rate.high)
 
 
-def _read(arm: ExperimentResult, evidence: Evidence) -> ArmRead:
-    phrase = EXPERIMENTS[arm.name].phrase if arm.name in EXPERIMENTS else arm.name.replace("_", " ")
-    is_base = (arm.name, arm.on) in BASES
-    if not arm.ran:
-        return ArmRead(arm, phrase, "", is_base)
-    rate = rate_of(arm.differing, arm.trials, distinct=arm.distinct, of=arm.on)
-    effect = "" if is_base else _effect(arm, base_of(evidence, arm.name, arm.on))
-    return ArmRead(arm, phrase, effect, is_base, rate.share, rate.low, rate.high)
-
-
-def _effect(arm: ExperimentResult, base: ExperimentResult) -> str:
-    if arm.name in _COUNTED_AS_PROOF:
-        return _proof(arm)
-    # Fisher's test over counts that no arm ever reaches would take minutes, and a file can claim them.
-    if max(arm.trials, base.trials) > 5 * MOST_TRIALS:
+def _effect(result: ExperimentResult, evidence: Evidence) -> str:
+    experiment = EXPERIMENTS.get(result.name)
+    if experiment is not None and experiment.proof is not None:
+        return experiment.proof[0 if result.differing else 1]
+    base = base_of(evidence, result.name, result.on)
+    # Fisher's test over counts that no experiment ever reaches would take minutes, and a file can claim them.
+    if max(result.trials, base.trials) > 5 * MOST_TRIALS:
         return ""
-    found = effect_of(base, arm)
-    if found in _WORDS:
-        return _WORDS[found]
+    words = _WORDS.get(effect(evidence, result.name, result.on))
+    if words is not None:
+        return words
     if not base.ran:
-        return "differs" if arm.differing else "agrees"
-    return "brings it about" if arm.differing else "agrees too"
-
-
-def _proof(arm: ExperimentResult) -> str:
-    if arm.name == "poison":
-        return "depends on uninitialised memory" if arm.differing else "does not depend on it"
-    return "another outcome" if arm.differing else "agrees too"
+        return "differs" if result.differing else "agrees"
+    return "brings it about" if result.differing else "agrees too"
 
 
 def reasons(read: tuple[ArmRead, ...]) -> Iterator[tuple[str, tuple[ArmRead, ...]]]:
-    """The arms that were not run, by the reason that they give."""
+    """The experiments that were not run, by the reason that they give."""
     waiting = [one for one in read if not one.arm.ran]
     for note in dict.fromkeys(one.arm.note for one in waiting):
         yield note, tuple(one for one in waiting if one.arm.note == note)

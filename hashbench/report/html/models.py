@@ -151,6 +151,7 @@ def _facts(row: Row) -> Iterator[tuple[str, str]]:
     yield "How much", how_much(row)
     yield "Results", row.differing_results
     yield "Further sources", row.other_sources
+    yield "Evidence", "" if row.evidence.results else row.evidence.text
     yield "Not captured", row.capture
     yield "Confirmed by another pair", row.confirmed
     yield "Untraced runs", row.untraced

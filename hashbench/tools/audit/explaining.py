@@ -15,7 +15,7 @@ from hashbench import causes, replay
 from hashbench.check.function import FunctionCall, check_function, fresh_copy
 from hashbench.deadline import Budget
 from hashbench.errors import named_line
-from hashbench.records import Evidence, OpRecord, RunOptions, Trace
+from hashbench.records import Evidence, OpRecord, RunOptions, Trace, op_of
 from hashbench.replay.call import CapturedCall
 from hashbench.replay.capture import CaptureError, capture
 from hashbench.repro import torch_docs
@@ -72,7 +72,7 @@ def _is_blank(trace: Trace) -> bool:
 
 
 def _text(record: OpRecord, device: str) -> str:
-    return _looked_up(record.op, device, record.forward_op.rpartition("/")[2].partition("#")[0])
+    return _looked_up(record.op, device, op_of(record.forward_op))
 
 
 @functools.cache

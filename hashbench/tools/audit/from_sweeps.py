@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from hashbench.catalog import Kind, kind_of
 from hashbench.records import Row
 from hashbench.results.audit_table import AuditRow
 from hashbench.results.load import load_sweep
 from hashbench.tools.audit.verdict import DIFFERS, IDENTICAL, NOT_RUN, RAISES, verdict
 
-_ARM = {
-    "off": "call/nondeterministic",
-    "on": "call/deterministic_fill",
-    "unfilled": "call/deterministic",
-}
+_EXPERIMENT = {"off": "nondeterministic", "on": "deterministic_fill", "unfilled": "deterministic"}
 
 
 def rows_from(folders: Iterable[Path], *, device: str) -> tuple[AuditRow, ...]:
@@ -32,18 +28,18 @@ def rows_from(folders: Iterable[Path], *, device: str) -> tuple[AuditRow, ...]:
 
 def audit_rows(row: Row) -> Iterator[AuditRow]:
     """What one row of a sweep says of kernels; nothing for most."""
-    if row.accuracy == "eager_two_runs_differ" and row.origin == "kernel" and row.kernel:
+    if kind_of(row.accuracy) is Kind.DIFFER and row.origin == "kernel" and row.kernel:
         yield _differing(row)
-    if row.nondeterministic_op and row.accuracy == "pass":
+    if row.nondeterministic_op and kind_of(row.accuracy) is Kind.PASS:
         yield _refused(row)
 
 
 def measured(row: Row, setting: str) -> str:
     """What the captured call did under one setting of the flag; where no experiment says, what the model's runs did."""
-    arm = re.search(rf"{_ARM[setting]} (?:(\d+)/\d+|not run \((raises)?)", row.evidence)
-    if arm is not None and arm[1]:
-        return DIFFERS if int(arm[1]) else IDENTICAL
-    if arm is not None and arm[2]:
+    result = row.evidence.result(_EXPERIMENT[setting], "call")
+    if result.ran:
+        return DIFFERS if result.differing else IDENTICAL
+    if result.raised:
         return RAISES
     runs_are = "off" if row.deterministic == "off" else "on"
     if row.deterministic == "warn" and setting != "off":  # torch refused an op, and all ran again
