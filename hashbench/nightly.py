@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from hashbench.errors import HashbenchError
 from hashbench.io import replace_file
-from hashbench.report.assessment import Assessment, assess
+from hashbench.report.expectations import Assessment, assess
 from hashbench.report.junit import as_junit
 from hashbench.report.markdown import as_markdown
 from hashbench.results.load import NIGHT_FILE

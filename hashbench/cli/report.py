@@ -178,7 +178,7 @@ def _add_report(report: argparse.ArgumentParser) -> None:
 
 def _report(parsed: argparse.Namespace) -> int:
     from hashbench import nightly
-    from hashbench.report.assessment import assess
+    from hashbench.report.expectations import assess
     from hashbench.report.github import as_annotations
     from hashbench.report.junit import as_junit
     from hashbench.report.markdown import as_markdown, verdict

@@ -6,29 +6,42 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from hashbench.catalog import CAUSES, Kind, kind_of
 from hashbench.errors import HashbenchError
 from hashbench.records import Row
-from hashbench.report import mixed
 from hashbench.results.environments import EnvironmentChange, environment_changes
 from hashbench.results.load import Sweep
 from hashbench.results.rows import row_key
+from hashbench.text import a_few
 
 
-class Outcome(StrEnum):
-    """What became of a model, the worst first."""
+class Became(StrEnum):
+    """What became of one row, the worst first; ``worse`` says whether it makes a comparison end with exit code 1."""
 
-    REGRESSED = "regressed"
-    NOW_SKIPPED = "now skipped"
-    MISSING = "missing"
-    MOVED = "moved"
-    FAILS_OTHERWISE = "fails otherwise"
-    NOT_COMPARABLE = "not comparable"
+    worse: bool
+
+    def __new__(cls, word: str, worse: bool = False) -> Self:
+        member = str.__new__(cls, word)
+        member._value_ = word
+        member.worse = worse
+        return member
+
+
+class Outcome(Became):
+    """What became of a model, the worst first. Not worse: what is as bad as it was (``still …``), a model that BASE
+    says nothing about (``new``), and one that NEW was not asked to run."""
+
+    REGRESSED = "regressed", True  # it was no failure and now it is one
+    NOW_SKIPPED = "now skipped", True  # what was looked at is not looked at any more: a difference could hide there
+    MISSING = "missing", True  # it was asked for and left no result: absent is never equal
+    MOVED = "moved", True  # a kernel that nobody knew to differ, or one that differs for another reason
+    FAILS_OTHERWISE = "fails otherwise", True  # the failure that is known is not the failure that is seen
+    NOT_COMPARABLE = "not comparable", True  # it may have got worse; unknown is never equal
     STILL_DIFFERS = "still differs"
     STILL_FAILS = "still fails"
     FIXED = "fixed"
@@ -39,19 +52,6 @@ class Outcome(StrEnum):
     UNCHANGED = "unchanged"
 
 
-WORSE = frozenset(
-    {
-        Outcome.REGRESSED,  # it was no failure and now it is one
-        Outcome.NOW_SKIPPED,  # what was looked at is not looked at any more: a difference could hide there
-        Outcome.MISSING,  # it was asked for and left no result: absent is never equal
-        Outcome.MOVED,  # a kernel that nobody knew to differ, or one that differs for another reason
-        Outcome.FAILS_OTHERWISE,  # the failure that is known is not the failure that is seen
-        Outcome.NOT_COMPARABLE,  # it may have got worse; unknown is never equal
-    }
-)
-"""The outcomes for which ``hashbench compare`` ends with exit code 1. Not among them: what is as bad as it was
-(``still …``), a model that BASE says nothing about (``new``), and one that NEW was not asked to run."""
-
 CONDITIONS = ("dev", "dtype", "batch_size", "iterations", "runs", "threads", "deterministic")
 """Columns that must agree, where both rows have them, before two results can be compared."""
 
@@ -59,40 +59,52 @@ PLACE = ("origin", "kernel", "module")
 """Columns that say where a difference entered."""
 
 
+R = TypeVar("R")
+B = TypeVar("B", bound=Became)
+
+
 @dataclass(frozen=True, slots=True)
-class Change:
-    """What became of one model. ``key`` follows :data:`~hashbench.records.ROW_KEY`; ``note`` is one line on what is
-    different; ``whole_group`` says that no model of its suite, mode, dtype and device is on the other side."""
+class Change(Generic[R, B]):
+    """What became of one row. ``key`` is what identifies it (:data:`~hashbench.records.ROW_KEY`); ``note`` is one line
+    on what is different; ``whole_group`` says that no model of its suite, mode, dtype and device is on the other
+    side."""
 
     key: tuple[str, ...]
-    outcome: Outcome
-    base: Row | None
-    new: Row | None
+    outcome: B
+    base: R | None
+    new: R | None
     note: str = ""
     whole_group: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """The result: ``base`` and ``new`` are the labels of the sweeps, ``changes`` holds every model of either side,
-    the worst first, ``remarks`` are sentences on what this comparison cannot see."""
+class Comparison(Generic[R, B]):
+    """Two tables compared: ``base`` and ``new`` are their labels, ``changes`` holds every row of either side, the worst
+    first, ``remarks`` are sentences on what this comparison cannot see."""
 
     base: str
     new: str
     environment: tuple[EnvironmentChange, ...]
-    changes: tuple[Change, ...]
+    changes: tuple[Change[R, B], ...]
     remarks: tuple[str, ...] = ()
 
     @property
-    def counts(self) -> dict[Outcome, int]:
-        """How many models had each outcome, the worst first; outcomes that nothing had are left out."""
-        found = Counter(change.outcome for change in self.changes)
-        return {outcome: found[outcome] for outcome in Outcome if outcome in found}
+    def counts(self) -> dict[B, int]:
+        """How many rows had each outcome, the worst first; outcomes that nothing had are left out."""
+        return dict(Counter(change.outcome for change in self.changes))
 
     @property
     def got_worse(self) -> bool:
-        """Whether any outcome is one of :data:`WORSE`."""
-        return any(change.outcome in WORSE for change in self.changes)
+        """Whether any outcome is worse."""
+        return any(change.outcome.worse for change in self.changes)
+
+
+ModelChange = Change[Row, Outcome]
+
+
+def worst_first(changes: Iterable[Change[R, B]]) -> tuple[Change[R, B], ...]:
+    """``changes`` in the order of their outcomes, else as they are."""
+    return tuple(sorted(changes, key=lambda change: list(type(change.outcome).__members__).index(change.outcome.name)))
 
 
 # ------------------------------------------------------------------------------------------------ the rule
@@ -147,7 +159,7 @@ def decide(
 # ------------------------------------------------------------------------------------------------- pairing
 
 
-def compare(base: Sweep, new: Sweep, *, scoped: bool = False) -> Comparison:
+def compare(base: Sweep, new: Sweep, *, scoped: bool = False) -> Comparison[Row, Outcome]:
     """What became of every model of ``base`` and ``new``.
 
     Rows belong together when their keys are equal; against dynamo's files, when device and name (or the name, where
@@ -165,13 +177,12 @@ def compare(base: Sweep, new: Sweep, *, scoped: bool = False) -> Comparison:
     compared = [pair for pair in pairs if pair.base and pair.new]
     # What was skipped ran nowhere; its row has the environment of the machine that began the sweep.
     ran = [(old, now) for old, now in compared if old and now and not _is_skipped(old) and not _is_skipped(now)]
-    order = {outcome: position for position, outcome in enumerate(Outcome)}
     return Comparison(
         base=base.label,
         new=new.label,
         environment=_environment_changes(base, new, [_Pair(*rows) for rows in ran]),
-        changes=tuple(sorted(_changes(base, new, pairs), key=lambda change: (order[change.outcome], change.key))),
-        remarks=(*_remarks(base, new, compared=len(compared)), *mixed.remarks(base, new, ran)),
+        changes=worst_first(sorted(_changes(base, new, pairs), key=lambda change: change.key)),
+        remarks=(*_remarks(base, new, compared=len(compared)), *_environment_remarks(base, new, ran)),
     )
 
 
@@ -249,7 +260,7 @@ def _unique(rows: Iterable[Row], key: RowKey) -> dict[Hashable, Row]:
 # ------------------------------------------------------------------------------------------------- changes
 
 
-def _changes(base: Sweep, new: Sweep, pairs: Iterable[_Pair]) -> Iterator[Change]:
+def _changes(base: Sweep, new: Sweep, pairs: Iterable[_Pair]) -> Iterator[ModelChange]:
     ours = base.kind == new.kind == "hashbench"
     base_groups, new_groups = ({_group(row) for row in sweep.rows} for sweep in (base, new))
     suites = {row.suite for row in new.rows} | {suite for one in new.selections for suite, _ in one.models}
@@ -367,3 +378,63 @@ def _remarks(base: Sweep, new: Sweep, *, compared: int) -> Iterator[str]:
             yield f"{side} is a list that dynamo's CI expects: rows are matched by name alone, and it names no kernels."
     if not compared:
         yield "No model is on both sides: nothing was compared."
+
+
+# ------------------------------------------------------------------------------- several machines on one side
+
+_SHOWN = 4
+
+
+def _environment_remarks(base: Sweep, new: Sweep, pairs: Sequence[tuple[Row, Row]]) -> Iterator[str]:
+    """Sentences on the rows of ``pairs`` (BASE's and NEW's of one model each) where a side ran on several machines: its
+    environments may be the other side's, taken together, while a model ran on another machine in each. None where each
+    side is of one environment, since what differs between the two is shown by itself."""
+    sides = (("BASE", base, [row for row, _ in pairs]), ("NEW", new, [row for _, row in pairs]))
+    several = False
+    for side, sweep, rows in sides:
+        kinds = _kinds(sweep.environments, rows)
+        if len(kinds) > 1:
+            several = True
+            where = a_few(_differing_entries(kinds), _SHOWN)
+            yield f"{side} mixes {len(kinds)} environments, which differ in {where}."
+        yield from _unknown(side, sweep, rows)
+    if several:
+        yield from _ran_elsewhere(base, new, pairs)
+
+
+def _kinds(environments: Mapping[str, Mapping[str, Any]], rows: Iterable[Row]) -> list[Mapping[str, Any]]:
+    """The environments of ``rows``, those that differ in what matters."""
+    kinds: list[Mapping[str, Any]] = []
+    for key in dict.fromkeys(row.env for row in rows):
+        found = environments.get(key)
+        if found is not None and all(environment_changes([found], [kind]) for kind in kinds):
+            kinds.append(found)
+    return kinds
+
+
+def _differing_entries(kinds: Sequence[Mapping[str, Any]]) -> list[str]:
+    entries = {change.key for kind in kinds[1:] for change in environment_changes([kinds[0]], [kind])}
+    return sorted(entries)
+
+
+def _unknown(side: str, sweep: Sweep, rows: Sequence[Row]) -> Iterator[str]:
+    """Rows of a task that was lost with its machine, for one."""
+    names = [row.name for row in rows if row.env not in sweep.environments]
+    if sweep.environments and names:
+        yield f"{side} does not tell in which environment {a_few(names, _SHOWN)} ran."
+
+
+def _ran_elsewhere(base: Sweep, new: Sweep, pairs: Sequence[tuple[Row, Row]]) -> Iterator[str]:
+    known: dict[tuple[str, str], bool] = {}
+    names = []
+    for old, now in pairs:
+        if old.env not in base.environments or now.env not in new.environments:
+            continue
+        both = (old.env, now.env)
+        if both not in known:
+            known[both] = bool(environment_changes([base.environments[old.env]], [new.environments[now.env]]))
+        if known[both]:
+            names.append(now.name)
+    if names:
+        count = f"{len(names)} of {len(pairs)} models"
+        yield f"{count} ran in another environment than in BASE, which may be why they changed: {a_few(names, _SHOWN)}."

@@ -1,58 +1,102 @@
-"""What is expected of every model, and what tonight makes of that. Pure: reads no file, prints nothing.
+"""What is expected of every model, and what tonight makes of that.
 
 An expectation is a row: that of a CSV of expected rows where there is one, else last night's. It holds for its suite,
 mode, dtype and device. Whether anything got worse is decided by :mod:`hashbench.report.compare` and nowhere else; a
-:class:`Standing` says the same more finely, with what the history knows.
+:class:`ExpectationStatus` says the same more finely, with what the history knows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
+from typing import Self
 
 from hashbench.catalog import Kind, kind_of
+from hashbench.errors import HashbenchError
 from hashbench.records import Row
-from hashbench.report.compare import WORSE, Change, Outcome, compare
-from hashbench.report.history import History, Interval, ModelHistory
+from hashbench.report.compare import Change, ModelChange, Outcome, compare
+from hashbench.report.history import History, Interval, ModelHistory, Night, load_history
 from hashbench.results.environments import EnvironmentChange
-from hashbench.results.load import Provenance, Sweep
+from hashbench.results.load import Provenance, Sweep, csv_files, joined, load_file, load_sweep
 from hashbench.results.rows import row_key
 
 STALE_AFTER = 30
 """Nights in which a model ran and did not show what is expected of it, before that is called stale."""
 
 
-class Standing(StrEnum):
-    """How tonight stands to what is expected of a model, the worst first."""
+class ExpectationStatus(StrEnum):
+    """How tonight compares with what is expected of a model, the worst first.
 
-    NEW_DIFFERENCE = "new difference"
-    BROKEN = "broken"
-    MOVED = "moved"
-    MISSING = "missing"
-    NOW_SKIPPED = "now skipped"
-    NOT_COMPARABLE = "not comparable"
-    UNEXPECTED = "no expectation"
-    STALE = "stale"
-    FIXED = "fixed"
-    NOT_SEEN = "not seen"
-    MET = "met"
-    NOT_ASKED = "not asked for"
+    ``meaning`` is for somebody who reads the word for the first time, ``advice`` says what to do where the row itself
+    does not.
+    """
+
+    meaning: str
+    advice: str
+
+    def __new__(cls, word: str, meaning: str, advice: str = "") -> Self:
+        member = str.__new__(cls, word)
+        member._value_ = word
+        member.meaning, member.advice = meaning, advice
+        return member
+
+    NEW_DIFFERENCE = (
+        "new difference",
+        "It was fine, and two runs differ now.",
+        "Sweep it again with more --replays, for a diagnosis.",
+    )
+    BROKEN = (
+        "broken",
+        "It fails now, and did not before, or failed in another way.",
+        "Run it again alone (hashbench sweep --only NAME); its log is in the sweep's folder.",
+    )
+    MOVED = (
+        "moved",
+        "It differed before, and now in another place or for another reason.",
+        "Compare both diagnoses; the earlier one stands in the night before.",
+    )
+    MISSING = (
+        "missing",
+        "It was asked for and left no result: absent is not equal.",
+        "Look whether the sweep ended, and go on with it: hashbench sweep --resume.",
+    )
+    NOW_SKIPPED = (
+        "now skipped",
+        "It was run before and is skipped now: a difference could hide there.",
+        "Read the reason, and sweep it again once that is gone.",
+    )
+    NOT_COMPARABLE = (
+        "not comparable",
+        "It ran under other conditions: whether it got worse is not known.",
+        "Sweep again under the same conditions, or make a new baseline for these.",
+    )
+    UNEXPECTED = "no expectation", "Nothing says what to expect of it."
+    STALE = (
+        "stale",
+        "What is expected of it has not been seen for a long time: the expectation can go.",
+        "Take it out of the CSV of what is expected.",
+    )
+    FIXED = "fixed", "It did not pass and passes now."
+    NOT_SEEN = "not seen", "It differs now and then, and did not this time: that is not fixed."
+    MET = "met", "It does what it did before."
+    NOT_ASKED = "not asked for", "The last night was not asked to run it."
 
 
-_STANDINGS = {
-    Outcome.NOW_SKIPPED: Standing.NOW_SKIPPED,
-    Outcome.MISSING: Standing.MISSING,
-    Outcome.MOVED: Standing.MOVED,
-    Outcome.NOT_COMPARABLE: Standing.NOT_COMPARABLE,
-    Outcome.STILL_DIFFERS: Standing.MET,
-    Outcome.STILL_FAILS: Standing.MET,
-    Outcome.FIXED: Standing.FIXED,
-    Outcome.NOT_SEEN: Standing.NOT_SEEN,
-    Outcome.NEW: Standing.UNEXPECTED,
-    Outcome.STILL_SKIPPED: Standing.MET,
-    Outcome.NOT_SELECTED: Standing.NOT_ASKED,
-    Outcome.UNCHANGED: Standing.MET,
+_STATUS_OF = {
+    Outcome.NOW_SKIPPED: ExpectationStatus.NOW_SKIPPED,
+    Outcome.MISSING: ExpectationStatus.MISSING,
+    Outcome.MOVED: ExpectationStatus.MOVED,
+    Outcome.NOT_COMPARABLE: ExpectationStatus.NOT_COMPARABLE,
+    Outcome.STILL_DIFFERS: ExpectationStatus.MET,
+    Outcome.STILL_FAILS: ExpectationStatus.MET,
+    Outcome.FIXED: ExpectationStatus.FIXED,
+    Outcome.NOT_SEEN: ExpectationStatus.NOT_SEEN,
+    Outcome.NEW: ExpectationStatus.UNEXPECTED,
+    Outcome.STILL_SKIPPED: ExpectationStatus.MET,
+    Outcome.NOT_SELECTED: ExpectationStatus.NOT_ASKED,
+    Outcome.UNCHANGED: ExpectationStatus.MET,
 }
 """Of every outcome but two, which depend on what is seen now: ``regressed`` and ``fails otherwise``."""
 
@@ -65,7 +109,7 @@ class Judgement:
     model ran and did not show the trouble that is expected. ``note`` is one line on what is different."""
 
     key: tuple[str, ...]
-    standing: Standing
+    status: ExpectationStatus
     outcome: Outcome
     base: Row | None
     new: Row | None
@@ -79,12 +123,12 @@ class Judgement:
     @property
     def worse(self) -> bool:
         """Whether it got worse: the answer of ``hashbench compare``, which knows no other."""
-        return self.outcome in WORSE
+        return self.outcome.worse
 
     @property
     def word(self) -> str:
-        """The standing as a reader understands it: nothing is *met* where only last night is known."""
-        return "as last night" if self.standing is Standing.MET and not self.expected else str(self.standing)
+        """The status as a reader understands it: nothing is *met* where only last night is known."""
+        return "as last night" if self.status is ExpectationStatus.MET and not self.expected else str(self.status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +153,14 @@ class Judged:
         return bool(self.problems) or any(judgement.worse for judgement in self.judgements)
 
 
-def standing_of(outcome: Outcome, accuracy: str, *, expected: bool = True, unseen: int = 0) -> Standing:
-    """The standing of a model that now has the status ``accuracy``, whose row is ``expected`` by a CSV (or was last
+def expectation_status(outcome: Outcome, accuracy: str, *, expected: bool = True, unseen: int = 0) -> ExpectationStatus:
+    """The status of a model that now has the status ``accuracy``, whose row is ``expected`` by a CSV (or was last
     night's), and which has not shown it for ``unseen`` nights in which it ran."""
     if outcome in (Outcome.REGRESSED, Outcome.FAILS_OTHERWISE):
-        return Standing.NEW_DIFFERENCE if kind_of(accuracy) is Kind.DIFFER else Standing.BROKEN
+        return ExpectationStatus.NEW_DIFFERENCE if kind_of(accuracy) is Kind.DIFFER else ExpectationStatus.BROKEN
     if expected and outcome in (Outcome.FIXED, Outcome.NOT_SEEN) and unseen >= STALE_AFTER:
-        return Standing.STALE
-    return _STANDINGS[outcome]
+        return ExpectationStatus.STALE
+    return _STATUS_OF[outcome]
 
 
 def unseen_nights(model: ModelHistory | None, expected: Row) -> int:
@@ -172,12 +216,12 @@ def judge(
         )
         for change in changes
     ]
-    order = {standing: place for place, standing in enumerate(Standing)}
+    order = {status: place for place, status in enumerate(ExpectationStatus)}
     return Judged(
         night=night.label,
         last=history.nights[before].label if before is not None else "",
         before=before,
-        judgements=tuple(sorted(found, key=lambda one: (not one.worse, order[one.standing], one.key))),
+        judgements=tuple(sorted(found, key=lambda one: (not one.worse, order[one.status], one.key))),
         environment=night.changed,
         remarks=tuple(_remarks(history, new, expected, before)),
         problems=night.problems,
@@ -192,12 +236,12 @@ def _base(expected: Sweep | None, last: Sweep | None) -> Sweep:
     return Sweep(label="what is expected", rows=(*rows, *others), environments={}, kind="hashbench")
 
 
-def _first_seen(row: Row) -> Change:
+def _first_seen(row: Row) -> ModelChange:
     return Change(key=row_key(row), outcome=Outcome.NEW, base=None, new=row)
 
 
 def _judgement(
-    change: Change, model: ModelHistory | None, *, expected: Set[tuple[str, ...]], provenance: Provenance
+    change: ModelChange, model: ModelHistory | None, *, expected: Set[tuple[str, ...]], provenance: Provenance
 ) -> Judgement:
     base, new = change.base, change.new
     is_expected = base is not None and row_key(base) in expected
@@ -205,7 +249,7 @@ def _judgement(
     unseen = unseen_nights(model, base) if base is not None and trouble else 0
     return Judgement(
         key=change.key,
-        standing=standing_of(change.outcome, new.accuracy if new else "", expected=is_expected, unseen=unseen),
+        status=expectation_status(change.outcome, new.accuracy if new else "", expected=is_expected, unseen=unseen),
         outcome=change.outcome,
         base=base,
         new=new,
@@ -227,3 +271,62 @@ def _remarks(history: History, new: Sweep, expected: Sweep | None, before: int |
         yield "Nothing says what is expected (--expected): models are compared with the night before."
     if not new.environments:
         yield "This night has no environment.json: whether the machine or its settings changed is not known."
+
+
+# ---------------------------------------------------------------------------------------------- from folders
+
+
+@dataclass(frozen=True, slots=True)
+class Assessment:
+    """The last night of ``history``, ``judged``."""
+
+    history: History
+    judged: Judged
+
+
+def assess(folders: Sequence[Path | str], *, expected: Path | None = None, until: Path | None = None) -> Assessment:
+    """Judge the last night at ``folders``.
+
+    Args:
+        folders: as :func:`~hashbench.report.history.load_history` takes them.
+        expected: a CSV of expected rows, or a folder of such.
+        until: the folder of the night that is to be the last; later ones are left out.
+
+    Raises:
+        HashbenchError: a folder or file cannot be read, or ``expected`` is no CSV of hashbench's.
+    """
+    wanted = _expected_sweep(expected) if expected is not None else None
+    history = load_history(folders, until=until)
+    new = _sweep_of(history.nights[-1])
+    before = next((index for index in range(len(history.nights) - 2, -1, -1) if history.nights[index].counts), None)
+    last = _sweep_of(history.nights[before]) if before is not None else None
+    return Assessment(history=history, judged=judge(history, new, expected=wanted, last=last, before=before))
+
+
+def _expected_sweep(path: Path) -> Sweep:
+    sweep = load_sweep(path)
+    if sweep.kind != "hashbench":
+        raise HashbenchError(
+            f"{path} is dynamo's",
+            consequence="it names no suites, modes and kernels, so it does not say what to expect of a night",
+            tip="Compare with it by `hashbench compare`, or make one by `hashbench expect`.",
+        )
+    return sweep
+
+
+def _sweep_of(night: Night) -> Sweep:
+    """The whole rows of a night; files that are among its problems are left out."""
+    try:
+        return load_sweep(night.folder)
+    except HashbenchError:
+        if not night.problems:
+            raise
+    parts: list[Sweep] = []
+    for file in csv_files(night.folder) if night.counts else []:
+        try:
+            part = load_file(file)
+            joined([*parts, part], path=night.folder, damaged_night=True)
+        except HashbenchError:
+            continue  # it is one of the problems
+        parts.append(part)
+    return joined(parts, path=night.folder, damaged_night=True)

@@ -17,7 +17,7 @@ from hashbench.catalog import kind_of
 from hashbench.errors import HashbenchError
 from hashbench.io import replace_file
 from hashbench.records import ROW_SCHEMA, Row
-from hashbench.report.compare import Change, Outcome, compare
+from hashbench.report.compare import Change, ModelChange, Outcome, compare
 from hashbench.results.load import Provenance, Sweep, is_date, is_link, joined, load_sweep
 from hashbench.results.rows import EXPECTED_COLUMNS, ROWS, row_key
 from hashbench.text import one_line
@@ -93,7 +93,7 @@ def _check(new: Sweep, known: Sweep | None, *, only: Collection[str], link: str,
         raise HashbenchError(f"{today!r} is no date", consequence="nothing was written", tip="Write it as 2026-11-20.")
 
 
-def _changes(known: Sweep | None, new: Sweep) -> Iterable[Change]:
+def _changes(known: Sweep | None, new: Sweep) -> Iterable[ModelChange]:
     """What became of each row; an expectation holds for its device and dtype alone."""
     if known is None or not known.rows:
         return [Change(row_key(row), Outcome.NEW, None, row) for row in new.rows]
@@ -101,7 +101,7 @@ def _changes(known: Sweep | None, new: Sweep) -> Iterable[Change]:
 
 
 def _expectation(
-    change: Change, told: Provenance, *, named: bool, link: str, today: str
+    change: ModelChange, told: Provenance, *, named: bool, link: str, today: str
 ) -> tuple[Row, Provenance, str]:
     base, new = change.base, change.new
     if base is None and new is not None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from hashbench.catalog import kind_of
 from hashbench.report.describe import change
-from hashbench.report.expectations import Judged, Judgement, Standing
+from hashbench.report.expectations import ExpectationStatus, Judged, Judgement
 from hashbench.report.junit import message
 from hashbench.text import one_line, shorten
 
@@ -40,7 +40,7 @@ def _asks_for_attention(one: Judgement) -> bool:
     if one.worse:
         return False
     passes = one.new is None or kind_of(one.new.accuracy).is_fine
-    return one.standing is Standing.STALE or (one.standing is Standing.UNEXPECTED and not passes)
+    return one.status is ExpectationStatus.STALE or (one.status is ExpectationStatus.UNEXPECTED and not passes)
 
 
 def _at_most(lines: Sequence[str], level: str, counts: str) -> Iterator[str]:

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 from hashbench.catalog import kind_of
 from hashbench.report.describe import seen
-from hashbench.report.expectations import Judged, Judgement, Standing
+from hashbench.report.expectations import ExpectationStatus, Judged, Judgement
 from hashbench.report.history import History
 
 _ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -28,7 +28,7 @@ _TELLING = (
 def as_junit(history: History, judged: Judged) -> str:
     """The XML document of the last night. Models that the night was not asked for have no test case."""
     root = ElementTree.Element("testsuites", name=_xml(f"hashbench {judged.night}"))
-    asked = [one for one in judged.judgements if one.standing is not Standing.NOT_ASKED]
+    asked = [one for one in judged.judgements if one.status is not ExpectationStatus.NOT_ASKED]
     when = history.nights[-1].when
     for group, lot in groupby(sorted(asked, key=lambda one: one.key), key=lambda one: one.key[:-1]):
         root.append(_suite(".".join(filter(None, group)), map(_case, lot), when))
@@ -71,7 +71,7 @@ def _case(one: Judgement) -> ElementTree.Element:
     elif verdict != "pass":
         ElementTree.SubElement(case, "skipped", message=_xml(message(one)))
         ElementTree.SubElement(case, "system-out").text = told
-    elif one.standing not in (Standing.MET, Standing.UNEXPECTED):
+    elif one.status not in (ExpectationStatus.MET, ExpectationStatus.UNEXPECTED):
         ElementTree.SubElement(case, "system-out").text = _xml(message(one))
     return case
 

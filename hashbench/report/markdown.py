@@ -17,7 +17,7 @@ from tabulate import tabulate
 from hashbench.catalog import Kind, kind_of
 from hashbench.records import Row
 from hashbench.report.describe import seen
-from hashbench.report.expectations import STALE_AFTER, Judged, Judgement, Standing
+from hashbench.report.expectations import STALE_AFTER, ExpectationStatus, Judged, Judgement
 from hashbench.report.history import History, ModelHistory
 from hashbench.report.text import escape_markdown
 from hashbench.results.environments import EnvironmentChange
@@ -87,7 +87,7 @@ def _head(history: History, judged: Judged) -> Iterator[str]:
 
 def verdict(judged: Judged) -> str:
     """One line: whether anything got worse, and what."""
-    worse = Counter(str(one.standing) for one in judged.judgements if one.worse)
+    worse = Counter(str(one.status) for one in judged.judgements if one.worse)
     parts = [f"{count} {word}" for word, count in worse.items()]
     if judged.problems:
         parts.append(_count(judged.problems, "problem") + " of the night itself")
@@ -209,34 +209,35 @@ def _since(model: ModelHistory | None, labels: Sequence[str]) -> str:
 # ----------------------------------------------------------------------------------------------- expectations
 
 _TOLD = {
-    Standing.STALE: f"Not seen in {STALE_AFTER} nights or more: take the expectation out if the difference is gone",
-    Standing.FIXED: "Passes and was expected not to",
-    Standing.NOT_SEEN: "Differs only now and then, and did not tonight",
-    Standing.UNEXPECTED: "New, and does not pass",
-    Standing.NOT_ASKED: "Expected, and this night was not asked to run it",
+    ExpectationStatus.STALE: f"Not seen in {STALE_AFTER} nights or more: take the expectation out if the difference "
+    "is gone",
+    ExpectationStatus.FIXED: "Passes and was expected not to",
+    ExpectationStatus.NOT_SEEN: "Differs only now and then, and did not tonight",
+    ExpectationStatus.UNEXPECTED: "New, and does not pass",
+    ExpectationStatus.NOT_ASKED: "Expected, and this night was not asked to run it",
 }
 
 
 def _expectations(judged: Judged, room: _Room) -> Iterator[str]:
-    lots = {standing: [one for one in judged.judgements if _concerns(one, standing)] for standing in _TOLD}
+    lots = {status: [one for one in judged.judgements if _concerns(one, status)] for status in _TOLD}
     if not any(lots.values()):
         return
     yield "## Expectations"
-    for standing, lot in lots.items():
-        if standing is Standing.NOT_ASKED and lot:
-            yield f"{_TOLD[standing]}: {_count(lot, 'model')}."
+    for status, lot in lots.items():
+        if status is ExpectationStatus.NOT_ASKED and lot:
+            yield f"{_TOLD[status]}: {_count(lot, 'model')}."
         elif lot:
-            yield f"{_TOLD[standing]}:"
+            yield f"{_TOLD[status]}:"
             yield _table(
                 (*_MODEL, "expected", "nights not seen", "last seen", "link"), lot, _expected_cells, room.lines
             )
 
 
-def _concerns(one: Judgement, standing: Standing) -> bool:
-    if one.standing is not standing or one.worse:
+def _concerns(one: Judgement, status: ExpectationStatus) -> bool:
+    if one.status is not status or one.worse:
         return False
     passes = one.new is None or kind_of(one.new.accuracy).is_fine
-    return not (standing is Standing.UNEXPECTED and passes)
+    return not (status is ExpectationStatus.UNEXPECTED and passes)
 
 
 def _expected_cells(one: Judgement) -> list[str]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import html
-import io
 import json
 import re
 from collections import Counter
@@ -14,8 +12,8 @@ from math import inf
 from tabulate import tabulate
 
 from hashbench.records import ROW_COLUMNS, ROW_KEY, Row
-from hashbench.report.compare import WORSE, Change, Comparison, Outcome
-from hashbench.results.table import defuse
+from hashbench.report.compare import Comparison, ModelChange, Outcome
+from hashbench.results.table import csv_line, defuse
 from hashbench.text import one_line, shorten
 
 COUNTED_ONLY = frozenset({Outcome.UNCHANGED, Outcome.STILL_SKIPPED, Outcome.NOT_SELECTED})
@@ -102,13 +100,13 @@ ENVIRONMENT_HEADERS = ("environment", "base", "new")
 CHANGE_HEADERS = ("outcome", "model", "mode", "base", "new", "note")
 
 
-def as_text(comparison: Comparison) -> str:
+def as_text(comparison: Comparison[Row, Outcome]) -> str:
     """For a terminal: the environment's differences, what changed with the worst first, and one line of counts."""
     title = f"{one_line(comparison.base)} → {one_line(comparison.new)}"
     return "\n\n".join([title, *_sections(comparison, style="simple", cell=one_line, bold=str)]) + "\n"
 
 
-def as_markdown(comparison: Comparison) -> str:
+def as_markdown(comparison: Comparison[Row, Outcome]) -> str:
     """The same as GitHub's Markdown; texts from models (names, errors) are escaped."""
     title = f"## hashbench compare: {escape_markdown(comparison.base)} → {escape_markdown(comparison.new)}"
     sections = _sections(comparison, style="pipe", cell=escape_markdown, bold="**{}**".format)
@@ -125,7 +123,7 @@ def escape_markdown(text: str) -> str:
 Cell = Callable[[str], str]
 
 
-def _sections(comparison: Comparison, *, style: str, cell: Cell, bold: Cell) -> Iterator[str]:
+def _sections(comparison: Comparison[Row, Outcome], *, style: str, cell: Cell, bold: Cell) -> Iterator[str]:
     listed, collapsed = _split(comparison.changes)
     if comparison.environment:
         lines = [[cell(shorten(text, 50)) for text in (one.key, one.base, one.new)] for one in comparison.environment]
@@ -139,24 +137,24 @@ def _sections(comparison: Comparison, *, style: str, cell: Cell, bold: Cell) -> 
     yield bold(summary(comparison))
 
 
-def summary(comparison: Comparison) -> str:
+def summary(comparison: Comparison[Row, Outcome]) -> str:
     """One line: how many models had each outcome, the worst first, and whether anything got worse."""
     counts = ", ".join(f"{count} {outcome}" for outcome, count in comparison.counts.items())
     return f"{'Worse' if comparison.got_worse else 'Nothing got worse'}: {counts or 'no models'}"
 
 
-def _change_cells(change: Change) -> list[str]:
+def _change_cells(change: ModelChange) -> list[str]:
     key = dict(zip(ROW_KEY, change.key, strict=True))
     base, new = (row.accuracy if row else "" for row in (change.base, change.new))
     return [change.outcome, shorten(key["name"], 30), key["mode"], base, new, shorten(one_line(change.note), 60)]
 
 
-def _split(changes: Iterable[Change]) -> tuple[list[Change], list[str]]:
+def _split(changes: Iterable[ModelChange]) -> tuple[list[ModelChange], list[str]]:
     """The changes that are listed one by one, and a line for each lot of those that are not."""
-    lots: dict[tuple[str, ...], list[Change]] = {}
+    lots: dict[tuple[str, ...], list[ModelChange]] = {}
     for change in changes:
         lots.setdefault((change.outcome, *_lot(change)), []).append(change)
-    listed: list[Change] = []
+    listed: list[ModelChange] = []
     lines: list[str] = []
     for (outcome, kind, *why), lot in lots.items():
         if not kind or (kind == "alike" and len(lot) < LISTED_ALIKE):
@@ -166,7 +164,7 @@ def _split(changes: Iterable[Change]) -> tuple[list[Change], list[str]]:
     return listed, lines
 
 
-def _lot(change: Change) -> tuple[str, ...]:
+def _lot(change: ModelChange) -> tuple[str, ...]:
     """What a change has in common with others that can share its line: first how they are shown, then why."""
     *group, _ = change.key
     if change.outcome is Outcome.NOT_SELECTED:
@@ -180,7 +178,7 @@ def _lot(change: Change) -> tuple[str, ...]:
     return ("",)
 
 
-def _inside(lot: Sequence[Change]) -> str:
+def _inside(lot: Sequence[ModelChange]) -> str:
     counts = Counter(row.accuracy for change in lot if (row := change.new or change.base))
     return f"({_models(len(lot))}: {', '.join(f'{count} {status}' for status, count in counts.most_common())})"
 
@@ -188,7 +186,7 @@ def _inside(lot: Sequence[Change]) -> str:
 # ------------------------------------------------------------------------------------------- for other programs
 
 
-def as_json(comparison: Comparison) -> str:
+def as_json(comparison: Comparison[Row, Outcome]) -> str:
     """One JSON object with every model, also the unchanged ones; empty fields of rows are left out."""
     content = {
         "base": comparison.base,
@@ -201,7 +199,7 @@ def as_json(comparison: Comparison) -> str:
             {
                 **dict(zip(ROW_KEY, change.key, strict=True)),
                 "outcome": str(change.outcome),
-                "worse": change.outcome in WORSE,
+                "worse": change.outcome.worse,
                 "note": change.note,
                 "base": _filled(change.base),
                 "new": _filled(change.new),
@@ -225,14 +223,13 @@ def _filled(row: Row | None) -> dict[str, object] | None:
 SIDE_COLUMNS = ("accuracy", "origin", "kernel", "module", "error")
 
 
-def as_csv(comparison: Comparison) -> str:
+def as_csv(comparison: Comparison[Row, Outcome]) -> str:
     """One line per model, also the unchanged ones: outcome, key, note, and both rows' status and place."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     sides = [f"{side}_{column}" for side in ("base", "new") for column in SIDE_COLUMNS]
-    writer.writerow(["outcome", "worse", *ROW_KEY, "note", *sides])
+    lines = [csv_line(["outcome", "worse", *ROW_KEY, "note", *sides])]
     for change in comparison.changes:
-        worse = "yes" if change.outcome in WORSE else "no"
+        worse = "yes" if change.outcome.worse else "no"
         rows = [getattr(row, column) if row else "" for row in (change.base, change.new) for column in SIDE_COLUMNS]
-        writer.writerow([defuse(one_line(cell)) for cell in (change.outcome, worse, *change.key, change.note, *rows)])
-    return text.getvalue()
+        cells = (change.outcome, worse, *change.key, change.note, *rows)
+        lines.append(csv_line(defuse(one_line(cell)) for cell in cells))
+    return "".join(lines)

@@ -163,6 +163,8 @@ def load_file(path: Path) -> Sweep:
 
 
 def _provenance(table: Table, rows: Collection[Row]) -> dict[tuple[str, ...], Provenance]:
+    if not set(EXPECTED_COLUMNS) & set(table.header):
+        return {}
     cells = table.cells.reindex(columns=list(EXPECTED_COLUMNS), fill_value="").map(restore)
     found = {}
     for row, line, values in zip(rows, cells.index, cells.to_numpy().tolist(), strict=True):

@@ -56,11 +56,12 @@ def read_table(path: Path) -> Table:
     Raises:
         HashbenchError: the file cannot be read, is not a CSV, is cut off, or has a row longer than its header.
     """
+    import pandas
+
     text = _read_text(path)
     blank = len(text) - len(text.lstrip("\r\n"))
-    cells = _parsed(path, text[blank:])
-    cells.index += 1 + text[:blank].count("\n")
-    header = [str(name) for name in cells.iloc[0]]
+    first, *lines = _parsed(path, text[blank:]).to_numpy().tolist()
+    header = list(map(str, first))
     repeated = list(dict.fromkeys(name for name in header if header.count(name) > 1))
     if repeated:
         raise HashbenchError(
@@ -68,7 +69,9 @@ def read_table(path: Path) -> Table:
             consequence=f"{', '.join(repeated)} has no single meaning",
             tip=_MAKE_IT_AGAIN,
         )
-    cells = cells.iloc[1:].set_axis(header, axis=1).dropna(how="all")
+    cells = pandas.DataFrame(lines, columns=header, dtype=object)
+    cells.index += 2 + text[:blank].count("\n")
+    cells = cells.dropna(how="all")
     filled = cells.notna().sum(axis=1)
     short = {int(line): int(number) for line, number in zip(cells.index, filled, strict=True) if number < len(header)}
     return Table(path, cells.fillna(""), short)

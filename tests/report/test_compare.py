@@ -9,7 +9,7 @@ import pytest
 
 from hashbench.catalog import Kind, Status, kind_of
 from hashbench.errors import HashbenchError
-from hashbench.report.compare import WORSE, Outcome, compare, decide
+from hashbench.report.compare import Outcome, compare, decide
 from hashbench.results.environments import environment_changes
 from hashbench.results.load import Selection, load_sweep
 from hashbench.results.rows import write_rows
@@ -85,12 +85,12 @@ def test_only_pass_passes(status):
 
 @pytest.mark.parametrize("status", [word for word in Status if word != "pass"])
 def test_whatever_is_not_a_pass_is_worse_than_one(status):
-    assert decide("pass", status) in WORSE
+    assert decide("pass", status).worse
 
 
 @pytest.mark.parametrize("base", Status)
 def test_a_model_that_left_no_row_is_worse_than_any_row(base):
-    assert decide(base, "") in WORSE
+    assert decide(base, "").worse
 
 
 # --------------------------------------------------------------------------------------------------- sweeps

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hashbench.catalog import Origin, Status
 from hashbench.records import ROW_COLUMNS
-from hashbench.report.compare import WORSE, Outcome
+from hashbench.report.compare import Outcome
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "csv.md").read_text(encoding="utf-8")
 
@@ -37,4 +37,4 @@ def test_every_origin_is_documented():
 
 def test_every_outcome_is_documented_with_whether_it_is_worse():
     told = {word: worse == "yes" for word, _, worse in documented("Baselines")}
-    assert told == {str(outcome): outcome in WORSE for outcome in Outcome}
+    assert told == {str(outcome): outcome.worse for outcome in Outcome}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hashbench.report.compare import WORSE, Outcome, compare
-from hashbench.report.expectations import STALE_AFTER, Standing, judge, standing_of, unseen_nights
+from hashbench.report.compare import Outcome, compare
+from hashbench.report.expectations import STALE_AFTER, ExpectationStatus, expectation_status, judge, unseen_nights
 from hashbench.report.history import History, Interval, ModelHistory, Night
 from hashbench.results.load import Provenance, Selection, Sweep
 
@@ -18,32 +18,37 @@ SINCE = Provenance(since="2026-10-01", link="https://example.org/1", seen="2026-
 
 # What is expected (None: nothing), tonight's row (None: there is none), how it stands, whether that is worse.
 TRUTH = {
-    "passes as expected": (row(), row(), Standing.MET, False),
-    "differs as expected": (differing(), differing(), Standing.MET, False),
-    "fails as expected": (row(accuracy="crashed"), row(accuracy="crashed"), Standing.MET, False),
-    "is skipped as expected": (row(accuracy=SKIP), row(accuracy=SKIP), Standing.MET, False),
-    "differs and should pass": (row(), differing(), Standing.NEW_DIFFERENCE, True),
-    "differs and should fail": (row(accuracy="timeout"), differing(), Standing.NEW_DIFFERENCE, True),
-    "crashes and should pass": (row(), row(accuracy="crashed"), Standing.BROKEN, True),
-    "crashes and should differ": (differing(), row(accuracy="crashed"), Standing.BROKEN, True),
-    "crashes and should time out": (row(accuracy="timeout"), row(accuracy="crashed"), Standing.BROKEN, True),
-    "differs in another kernel": (differing(), differing(kernel="aten.dot.default"), Standing.MOVED, True),
-    "differs in another module": (differing(), differing(module="fc"), Standing.MOVED, True),
-    "differs for another cause": (differing(), differing(cause="rng"), Standing.MOVED, True),
-    "differs for a cause that was not found": (differing(), differing(cause="unknown"), Standing.MET, False),
-    "differs for a cause that is open": (differing(), differing(cause="rng", confidence="open"), Standing.MET, False),
-    "differs and was not diagnosed": (differing(), differing(cause="", confidence=""), Standing.MET, False),
-    "differed always and passes": (differing(), row(), Standing.FIXED, False),
-    "differed now and then and passes": (differing(**FLAKY), row(), Standing.NOT_SEEN, False),
-    "differed now and then and does": (differing(**FLAKY), differing(), Standing.MET, False),
-    "failed and passes": (row(accuracy="crashed"), row(), Standing.FIXED, False),
-    "is skipped and should run": (row(), row(accuracy=SKIP), Standing.NOW_SKIPPED, True),
-    "is missing": (row(), None, Standing.MISSING, True),
-    "is missing and should differ": (differing(), None, Standing.MISSING, True),
-    "ran with other threads": (row(threads=2), row(threads=4), Standing.NOT_COMPARABLE, True),
-    "is new and passes": (None, row(), Standing.UNEXPECTED, False),
-    "is new and differs": (None, differing(), Standing.UNEXPECTED, False),
-    "is of another device": (row(dev="cuda"), row(), Standing.UNEXPECTED, False),
+    "passes as expected": (row(), row(), ExpectationStatus.MET, False),
+    "differs as expected": (differing(), differing(), ExpectationStatus.MET, False),
+    "fails as expected": (row(accuracy="crashed"), row(accuracy="crashed"), ExpectationStatus.MET, False),
+    "is skipped as expected": (row(accuracy=SKIP), row(accuracy=SKIP), ExpectationStatus.MET, False),
+    "differs and should pass": (row(), differing(), ExpectationStatus.NEW_DIFFERENCE, True),
+    "differs and should fail": (row(accuracy="timeout"), differing(), ExpectationStatus.NEW_DIFFERENCE, True),
+    "crashes and should pass": (row(), row(accuracy="crashed"), ExpectationStatus.BROKEN, True),
+    "crashes and should differ": (differing(), row(accuracy="crashed"), ExpectationStatus.BROKEN, True),
+    "crashes and should time out": (row(accuracy="timeout"), row(accuracy="crashed"), ExpectationStatus.BROKEN, True),
+    "differs in another kernel": (differing(), differing(kernel="aten.dot.default"), ExpectationStatus.MOVED, True),
+    "differs in another module": (differing(), differing(module="fc"), ExpectationStatus.MOVED, True),
+    "differs for another cause": (differing(), differing(cause="rng"), ExpectationStatus.MOVED, True),
+    "differs for a cause that was not found": (differing(), differing(cause="unknown"), ExpectationStatus.MET, False),
+    "differs for a cause that is open": (
+        differing(),
+        differing(cause="rng", confidence="open"),
+        ExpectationStatus.MET,
+        False,
+    ),
+    "differs and was not diagnosed": (differing(), differing(cause="", confidence=""), ExpectationStatus.MET, False),
+    "differed always and passes": (differing(), row(), ExpectationStatus.FIXED, False),
+    "differed now and then and passes": (differing(**FLAKY), row(), ExpectationStatus.NOT_SEEN, False),
+    "differed now and then and does": (differing(**FLAKY), differing(), ExpectationStatus.MET, False),
+    "failed and passes": (row(accuracy="crashed"), row(), ExpectationStatus.FIXED, False),
+    "is skipped and should run": (row(), row(accuracy=SKIP), ExpectationStatus.NOW_SKIPPED, True),
+    "is missing": (row(), None, ExpectationStatus.MISSING, True),
+    "is missing and should differ": (differing(), None, ExpectationStatus.MISSING, True),
+    "ran with other threads": (row(threads=2), row(threads=4), ExpectationStatus.NOT_COMPARABLE, True),
+    "is new and passes": (None, row(), ExpectationStatus.UNEXPECTED, False),
+    "is new and differs": (None, differing(), ExpectationStatus.UNEXPECTED, False),
+    "is of another device": (row(dev="cuda"), row(), ExpectationStatus.UNEXPECTED, False),
 }
 
 
@@ -68,15 +73,15 @@ def tonight(*rows, models: tuple[str, ...] = ("resnet18", "vgg11")) -> Sweep:
     return sweep(*rows, selections=(asked(*models),))
 
 
-@pytest.mark.parametrize(("expected", "new", "standing", "worse"), TRUTH.values(), ids=TRUTH.keys())
-def test_a_model_that(expected, new, standing, worse):
+@pytest.mark.parametrize(("expected", "new", "status", "worse"), TRUTH.values(), ids=TRUTH.keys())
+def test_a_model_that(expected, new, status, worse):
     judged = judge(
         history(),
         tonight(*([new] if new else [])),
         expected=expecting(*([expected] if expected else [])),
     )
-    found = {one.standing for one in judged.judgements} - {Standing.NOT_ASKED}
-    assert found == {standing}
+    found = {one.status for one in judged.judgements} - {ExpectationStatus.NOT_ASKED}
+    assert found == {status}
     assert judged.got_worse is worse
 
 
@@ -91,13 +96,13 @@ def test_compare_gives_the_same_answer_for_a_model_that(expected, new, worse):
 
 
 def test_every_outcome_has_a_standing():
-    assert {standing_of(outcome, PASS) for outcome in Outcome} <= set(Standing)
+    assert {expectation_status(outcome, PASS) for outcome in Outcome} <= set(ExpectationStatus)
 
 
 @pytest.mark.parametrize("unseen", [0, STALE_AFTER - 1, STALE_AFTER, 999])
 def test_no_number_of_nights_makes_what_is_worse_stale(unseen):
-    for outcome in WORSE:
-        assert standing_of(outcome, DIFFER, unseen=unseen) is not Standing.STALE
+    for outcome in filter(lambda one: one.worse, Outcome):
+        assert expectation_status(outcome, DIFFER, unseen=unseen) is not ExpectationStatus.STALE
 
 
 # -------------------------------------------------------------------------------------------------- stale
@@ -131,14 +136,19 @@ def test_nights_without_what_is_expected(model, nights):
 
 
 @pytest.mark.parametrize(
-    ("passed", "rate", "standing"),
-    [(29, 0.3, Standing.NOT_SEEN), (29, 1.0, Standing.FIXED), (30, 0.3, Standing.STALE), (30, 1.0, Standing.STALE)],
+    ("passed", "rate", "status"),
+    [
+        (29, 0.3, ExpectationStatus.NOT_SEEN),
+        (29, 1.0, ExpectationStatus.FIXED),
+        (30, 0.3, ExpectationStatus.STALE),
+        (30, 1.0, ExpectationStatus.STALE),
+    ],
 )
-def test_an_expectation_is_stale_after_thirty_nights_in_which_the_model_ran(passed, rate, standing):
+def test_an_expectation_is_stale_after_thirty_nights_in_which_the_model_ran(passed, rate, status):
     model = course((0, 0, DIFFER, KERNEL), (1, passed, PASS, ""))
     judged = judge(history(model, nights=passed + 1), tonight(row()), expected=expecting(differing(rate=rate)))
     (one,) = judged.judgements
-    assert (one.standing, one.unseen, one.worse) == (standing, passed, False)
+    assert (one.status, one.unseen, one.worse) == (status, passed, False)
     assert (one.since, one.link, one.seen) == (SINCE.since, SINCE.link, SINCE.seen)
 
 
@@ -148,21 +158,21 @@ def test_an_expectation_is_stale_after_thirty_nights_in_which_the_model_ran(pass
 def test_what_is_expected_counts_and_not_last_night():
     judged = judge(history(), tonight(differing()), expected=expecting(differing(**FLAKY)), last=sweep(row()), before=0)
     (one,) = judged.judgements
-    assert (one.standing, one.expected, judged.got_worse) == (Standing.MET, True, False)
+    assert (one.status, one.expected, judged.got_worse) == (ExpectationStatus.MET, True, False)
 
 
 def test_last_night_counts_where_nothing_is_expected():
     judged = judge(
         history(), tonight(differing(), row("vgg11")), expected=expecting(row("vgg11")), last=sweep(row()), before=0
     )
-    standings = {one.key[-1]: (one.standing, one.expected) for one in judged.judgements}
-    assert standings == {"resnet18": (Standing.NEW_DIFFERENCE, False), "vgg11": (Standing.MET, True)}
+    standings = {one.key[-1]: (one.status, one.expected) for one in judged.judgements}
+    assert standings == {"resnet18": (ExpectationStatus.NEW_DIFFERENCE, False), "vgg11": (ExpectationStatus.MET, True)}
     assert [one.word for one in judge(history(), tonight(row()), last=sweep(row())).judgements] == ["as last night"]
 
 
 def test_what_was_not_asked_for_is_not_missing():
     judged = judge(history(), tonight(row(), models=("resnet18",)), expected=expecting(row(), row("vgg11")))
-    assert [one.standing for one in judged.judgements] == [Standing.MET, Standing.NOT_ASKED]
+    assert [one.status for one in judged.judgements] == [ExpectationStatus.MET, ExpectationStatus.NOT_ASKED]
     assert not judged.got_worse
 
 
@@ -184,7 +194,7 @@ def test_a_night_with_problems_is_worse_even_when_no_model_is():
 
 def test_the_first_night_of_all_is_not_worse():
     judged = judge(history(nights=1), tonight(differing(), row("vgg11")))
-    assert {one.standing for one in judged.judgements} == {Standing.UNEXPECTED}
+    assert {one.status for one in judged.judgements} == {ExpectationStatus.UNEXPECTED}
     assert not judged.got_worse
     assert "There is no earlier night to compare with." in judged.remarks
 

@@ -11,7 +11,7 @@ import pytest
 
 from hashbench.records import RowEvidence
 from hashbench.report import github, markdown
-from hashbench.report.assessment import Assessment, assess
+from hashbench.report.expectations import Assessment, assess
 from hashbench.report.expected_file import expect_from
 from hashbench.report.github import MOST, as_annotations
 from hashbench.report.junit import as_junit

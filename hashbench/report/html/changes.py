@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from hashbench.catalog import Kind, kind_of, letter_of
 from hashbench.records import Row
 from hashbench.report.compare import Outcome
-from hashbench.report.expectations import Judgement, Standing
+from hashbench.report.expectations import ExpectationStatus, Judgement
 from hashbench.report.history import History
-from hashbench.report.html.words import NO_ADVICE, STANDINGS
 from hashbench.results.load import is_link
 from hashbench.results.rows import row_key
 from hashbench.text import shorten
@@ -23,7 +22,7 @@ MEMBERS = 100
 """Models that a group names at most."""
 
 GROUPS = 40
-"""Groups that one standing has at most."""
+"""Groups that one status has at most."""
 
 MEMBERS_IN_ALL = 3000
 """Models that all groups together name at most."""
@@ -84,14 +83,14 @@ class Groups:
 def is_news(one: Judgement) -> bool:
     """Whether a reader must be told first: it got worse, or better, or nobody expected anything of it and it does not
     pass."""
-    if one.standing is Standing.UNEXPECTED:
+    if one.status is ExpectationStatus.UNEXPECTED:
         return is_trouble(one.new)
-    return one.worse or one.standing in (Standing.STALE, Standing.FIXED)
+    return one.worse or one.status in (ExpectationStatus.STALE, ExpectationStatus.FIXED)
 
 
 def is_known(one: Judgement) -> bool:
     """Whether it is in trouble and nobody is surprised."""
-    return not is_news(one) and (is_trouble(one.new) or one.standing is Standing.NOT_SEEN)
+    return not is_news(one) and (is_trouble(one.new) or one.status is ExpectationStatus.NOT_SEEN)
 
 
 def is_trouble(row: Row | None) -> bool:
@@ -108,7 +107,7 @@ def counts_of(judgements: Iterable[Judgement]) -> tuple[tuple[str, bool, int], .
 def present(history: History) -> tuple[Judgement, ...]:
     """What is wrong in the last night, where nothing says what was expected."""
     rows = [model.newest for model in history.models if model.newest is not None and is_trouble(model.newest)]
-    return tuple(Judgement(row_key(row), Standing.UNEXPECTED, Outcome.NEW, None, row) for row in rows)
+    return tuple(Judgement(row_key(row), ExpectationStatus.UNEXPECTED, Outcome.NEW, None, row) for row in rows)
 
 
 # ------------------------------------------------------------------------------------------------- grouping
@@ -120,13 +119,13 @@ def groups_of(
     *,
     wanted: Callable[[Judgement], bool] = is_news,
 ) -> Groups:
-    """The judgements that are ``wanted``, those alike together: first what got worse, then by standing, the largest
+    """The judgements that are ``wanted``, those alike together: first what got worse, then by status, the largest
     group first. ``indices`` are those of the models in the history."""
     lots: dict[tuple[str, ...], list[Judgement]] = {}
     for one in filter(wanted, judgements):
-        lots.setdefault((one.standing, *_reason(one)), []).append(one)
-    order = {standing: place for place, standing in enumerate(Standing)}
-    ranked = sorted(lots.values(), key=lambda lot: (not lot[0].worse, order[lot[0].standing], -len(lot)))
+        lots.setdefault((one.status, *_reason(one)), []).append(one)
+    order = {status: place for place, status in enumerate(ExpectationStatus)}
+    ranked = sorted(lots.values(), key=lambda lot: (not lot[0].worse, order[lot[0].status], -len(lot)))
     shown = list(_first_of_each(ranked))
     omitted = sum(map(len, ranked)) - sum(map(len, shown))
     groups, left = [], MEMBERS_IN_ALL
@@ -137,16 +136,16 @@ def groups_of(
 
 
 def _first_of_each(ranked: Iterable[list[Judgement]]) -> Iterator[list[Judgement]]:
-    seen: Counter[Standing] = Counter()
+    seen: Counter[ExpectationStatus] = Counter()
     for lot in ranked:
-        seen[lot[0].standing] += 1
-        if seen[lot[0].standing] <= GROUPS:
+        seen[lot[0].status] += 1
+        if seen[lot[0].status] <= GROUPS:
             yield lot
 
 
 def telling_row(one: Judgement) -> Row:
     """The row that says what is wrong: the new one; of what is gone or mended, the old one."""
-    gone = one.standing in (Standing.FIXED, Standing.NOT_SEEN, Standing.STALE)
+    gone = one.status in (ExpectationStatus.FIXED, ExpectationStatus.NOT_SEEN, ExpectationStatus.STALE)
     row = (one.base or one.new) if gone else (one.new or one.base)
     if row is None:
         raise ValueError("a judgement has a row on one side at least")
@@ -156,9 +155,9 @@ def telling_row(one: Judgement) -> Row:
 def _reason(one: Judgement) -> tuple[str, ...]:
     """What a judgement must have in common with others to be told with them."""
     row = telling_row(one)
-    if one.standing is Standing.MISSING:
+    if one.status is ExpectationStatus.MISSING:
         return one.key[:-1]
-    reason = one.note if one.standing is Standing.NOT_COMPARABLE else ""
+    reason = one.note if one.status is ExpectationStatus.NOT_COMPARABLE else ""
     if kind_of(row.accuracy) is Kind.DIFFER:
         return reason, row.kernel, row.cause or row.origin
     return reason, row.accuracy, shorten(row.error, 80)
@@ -166,15 +165,15 @@ def _reason(one: Judgement) -> tuple[str, ...]:
 
 def _group(lot: Sequence[Judgement], indices: Mapping[tuple[str, ...], int], *, room: int) -> Group:
     first, row = lot[0], telling_row(lot[0])
-    place = kind_of(row.accuracy) is Kind.DIFFER and first.standing is not Standing.MISSING
+    place = kind_of(row.accuracy) is Kind.DIFFER and first.status is not ExpectationStatus.MISSING
     return Group(
         word=first.word,
-        meaning=STANDINGS[first.standing],
+        meaning=first.status.meaning,
         kind=_kind(first, row),
         letter="" if first.new is None else letter_of(first.new.accuracy),
         row=row,
         place=place,
-        why=shorten(_why(first, row), WHY) if not place or first.standing is Standing.NOT_COMPARABLE else "",
+        why=shorten(_why(first, row), WHY) if not place or first.status is ExpectationStatus.NOT_COMPARABLE else "",
         advice=_advice(first, row),
         members=tuple(_member(one, indices) for one in lot[:room]),
         omitted=max(0, len(lot) - room),
@@ -183,23 +182,28 @@ def _group(lot: Sequence[Judgement], indices: Mapping[tuple[str, ...], int], *, 
 
 def _kind(one: Judgement, row: Row) -> str:
     """What a group looks like: ``fixed``, ``absent``, ``skip``, ``differ``, ``fail``."""
-    if one.standing in (Standing.FIXED, Standing.STALE):
+    if one.status in (ExpectationStatus.FIXED, ExpectationStatus.STALE):
         return "fixed"
     return "absent" if one.new is None else kind_of(row.accuracy)
 
 
 def _why(one: Judgement, row: Row) -> str:
-    if one.standing is Standing.MISSING:
+    if one.status is ExpectationStatus.MISSING:
         return "There is no row of it in the last night."
-    if one.standing is Standing.NOT_COMPARABLE:
+    if one.status is ExpectationStatus.NOT_COMPARABLE:
         return one.note
     return row.error or one.note or row.accuracy
 
 
 def _advice(one: Judgement, row: Row) -> str:
-    if one.standing in (Standing.FIXED, Standing.STALE, Standing.NOT_COMPARABLE, Standing.MISSING):
-        return NO_ADVICE.get(one.standing, "")
-    return row.advice or NO_ADVICE.get(one.standing, "")
+    if one.status in (
+        ExpectationStatus.FIXED,
+        ExpectationStatus.STALE,
+        ExpectationStatus.NOT_COMPARABLE,
+        ExpectationStatus.MISSING,
+    ):
+        return one.status.advice
+    return row.advice or one.status.advice
 
 
 def _member(one: Judgement, indices: Mapping[tuple[str, ...], int]) -> Member:
@@ -209,7 +213,7 @@ def _member(one: Judgement, indices: Mapping[tuple[str, ...], int]) -> Member:
         one.key,
         base,
         new,
-        note="; ".join(filter(None, (one.note if one.standing is Standing.MOVED else "", expectation_of(one)))),
+        note="; ".join(filter(None, (one.note if one.status is ExpectationStatus.MOVED else "", expectation_of(one)))),
         link=one.link if is_link(one.link) else "",
     )
 

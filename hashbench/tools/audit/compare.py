@@ -5,30 +5,26 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
-from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
+from hashbench.report.compare import Became, Change, Comparison, worst_first
 from hashbench.results.audit_table import AUDIT_ROWS, KEY, Audit, AuditRow
-from hashbench.results.environments import EnvironmentChange, environment_changes
-from hashbench.results.table import defuse
+from hashbench.results.environments import environment_changes
+from hashbench.results.table import csv_line, defuse
 from hashbench.text import one_line
 
 
-class AuditOutcome(StrEnum):
+class AuditOutcome(Became):
     """What became of one sample, the worst first."""
 
-    BECAME_NONDETERMINISTIC = "became nondeterministic"
-    NOW_RAISES = "now raises"
-    NOT_MEASURED = "not measured any more"
-    MISSING = "missing"
-    NOT_COMPARABLE = "not comparable"
+    BECAME_NONDETERMINISTIC = "became nondeterministic", True
+    NOW_RAISES = "now raises", True
+    NOT_MEASURED = "not measured any more", True  # a difference could hide there
+    MISSING = "missing", True  # absent is never equal
+    NOT_COMPARABLE = "not comparable", True
     MOVED = "differs otherwise"
     FIXED = "fixed"
     MEASURED_NOW = "measured now"
@@ -37,17 +33,6 @@ class AuditOutcome(StrEnum):
     OTHERWISE_DOCUMENTED = "documented otherwise"
     UNCHANGED = "unchanged"
 
-
-WORSE = frozenset(
-    {
-        AuditOutcome.BECAME_NONDETERMINISTIC,
-        AuditOutcome.NOW_RAISES,
-        AuditOutcome.NOT_MEASURED,  # a difference could hide there
-        AuditOutcome.MISSING,  # absent is never equal
-        AuditOutcome.NOT_COMPARABLE,
-    }
-)
-"""Outcomes for which ``hashbench compare`` ends with exit code 1."""
 
 _DIFFERING = frozenset({"undocumented nondeterminism", "differs under the flag", "does not raise"})
 _UNMEASURED = frozenset({"fails", "not comparable", "timeout", "crashed"})
@@ -86,37 +71,8 @@ def decide(base: str, new: str, *, asked: bool = True) -> AuditOutcome:
     return AuditOutcome.NOW_RAISES if new == "raises" else AuditOutcome.FIXED
 
 
-@dataclass(frozen=True, slots=True)
-class AuditChange:
-    """What became of one sample. ``key`` follows ``audit_table.KEY``."""
-
-    key: tuple[str, ...]
-    outcome: AuditOutcome
-    base: AuditRow | None
-    new: AuditRow | None
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class AuditComparison:
-    """The result: ``changes`` holds every sample of either side, the worst first."""
-
-    base: str
-    new: str
-    environment: tuple[EnvironmentChange, ...]
-    changes: tuple[AuditChange, ...]
-    remarks: tuple[str, ...] = ()
-
-    @property
-    def counts(self) -> dict[AuditOutcome, int]:
-        """How many samples had each outcome, the worst first."""
-        found = Counter(change.outcome for change in self.changes)
-        return {outcome: found[outcome] for outcome in AuditOutcome if outcome in found}
-
-    @property
-    def got_worse(self) -> bool:
-        """Whether any outcome is one of :data:`WORSE`."""
-        return any(change.outcome in WORSE for change in self.changes)
+AuditChange = Change[AuditRow, AuditOutcome]
+AuditComparison = Comparison[AuditRow, AuditOutcome]
 
 
 def compare(base: Audit, new: Audit) -> AuditComparison:
@@ -124,13 +80,12 @@ def compare(base: Audit, new: Audit) -> AuditComparison:
     old, now = ({AUDIT_ROWS.key_of(row): row for row in audit.rows} for audit in (base, new))
     every = [*old, *(key for key in now if key not in old)]
     changes = [_change(key, old.get(key), now.get(key), new.asked) for key in every]
-    order = {outcome: place for place, outcome in enumerate(AuditOutcome)}
     found = environment_changes(base.environments, new.environments)
-    return AuditComparison(
+    return Comparison(
         base.label,
         new.label,
         tuple(sorted(found, key=lambda change: change.key != "packages.torch")),
-        tuple(sorted(changes, key=lambda change: order[change.outcome])),
+        worst_first(changes),
         tuple(
             f"nothing says on which machine {audit.label} was made" for audit in (base, new) if not audit.environments
         ),
@@ -140,16 +95,16 @@ def compare(base: Audit, new: Audit) -> AuditComparison:
 def _change(key: tuple[str, ...], base: AuditRow | None, new: AuditRow | None, asked: Mapping[str, Any]) -> AuditChange:
     note = _conditions(base, new) if base is not None and new is not None else ""
     if note:
-        return AuditChange(key, AuditOutcome.NOT_COMPARABLE, base, new, note)
+        return Change(key, AuditOutcome.NOT_COMPARABLE, base, new, note)
     kinds = ["" if row is None else kind_of(row) for row in (base, new)]
     outcome = decide(kinds[0], kinds[1], asked=new is not None or base is None or _was_asked(base, asked))
     if base is None or new is None:
-        return AuditChange(key, outcome, base, new)
+        return Change(key, outcome, base, new)
     if outcome is AuditOutcome.UNCHANGED:
         outcome, note = _finer(base, new)
     else:
         note = f"{base.verdict} → {new.verdict}"
-    return AuditChange(key, outcome, base, new, note)
+    return Change(key, outcome, base, new, note)
 
 
 def _finer(base: AuditRow, new: AuditRow) -> tuple[AuditOutcome, str]:
@@ -249,10 +204,9 @@ def as_json(found: AuditComparison) -> str:
 
 def as_csv(found: AuditComparison) -> str:
     """One line for each sample, the worst first."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*KEY, "outcome", "base", "new", "note"])
+    lines = [csv_line([*KEY, "outcome", "base", "new", "note"])]
     for change in found.changes:
         verdicts = ["" if row is None else row.verdict for row in (change.base, change.new)]
-        writer.writerow([defuse(one_line(cell)) for cell in (*change.key, change.outcome, *verdicts, change.note)])
-    return text.getvalue()
+        cells = (*change.key, change.outcome, *verdicts, change.note)
+        lines.append(csv_line(defuse(one_line(cell)) for cell in cells))
+    return "".join(lines)
