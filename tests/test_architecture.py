@@ -46,7 +46,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
         ),
     ),
     ("diagnose", frozenset({"driver", "pairs", "patching"})),
-    ("suites", frozenset({"huggingface", "huggingface_inputs", "timm", "torchvision"})),
+    ("suites", frozenset({"huggingface", "timm", "torchvision"})),
     ("check", frozenset({"function", "model", "pair", "row"})),
     ("sweep", NO_MODULE),
     ("report", NO_MODULE),

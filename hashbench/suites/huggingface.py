@@ -5,22 +5,28 @@ configurations of few narrow layers. The column ``arguments`` is a JSON object:
 
 * ``class``: the class in transformers; absent where the model has its name,
 * ``config``: what the configuration of that class is made with; what is absent keeps the default of transformers,
-* whatever the task asks for, see :data:`hashbench.suites.huggingface_inputs.TASKS`.
+* whatever the task asks for, see :data:`TASKS`.
+
+Token ids, labels and lengths are made as ``benchmarks/dynamo`` makes them where it has the task. Labels are there in
+training only; every model of transformers computes its own loss from them.
 
 Everything is drawn from torch's global generator, so a seed set before :func:`load` makes it reproducible.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hashbench.errors import HashbenchError
 from hashbench.processes import variables
 from hashbench.records import ModelSpec
 from hashbench.run.workload import Workload
-from hashbench.suites.huggingface_inputs import TASKS, Request
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 """What tells transformers and its hub client to look for nothing on the network."""
@@ -74,3 +80,172 @@ def _build(spec: ModelSpec) -> nn.Module:
 def _own_loss(output: Any) -> Tensor:
     loss: Tensor = output.loss
     return loss
+
+
+# ------------------------------------------------------------------------------------------- inputs for each task
+
+Inputs = dict[str, Any]
+
+BOXES_PER_IMAGE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Inputs for ``module`` are asked for: ``spec.input_shape`` is that of one example, without the batch."""
+
+    module: nn.Module
+    spec: ModelSpec
+    batch_size: int
+    training: bool
+
+    @property
+    def config(self) -> Any:
+        """The configuration that the model was built from."""
+        return self.module.config
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of a batch."""
+        return (self.batch_size, *self.spec.input_shape)
+
+    def length(self, name: str) -> int:
+        """A length that ``arguments`` must have under ``name``."""
+        length = self.spec.arguments.get(name)
+        if not isinstance(length, int) or length < 1:
+            raise HashbenchError(
+                f"{self.spec.name} has no {name} among its arguments",
+                consequence=f"its task {self.spec.task} needs one",
+                tip="Give a positive integer.",
+            )
+        return length
+
+
+def _tokens(request: Request, *shape: int, lowest: int = 0, below: int | None = None) -> Tensor:
+    vocabulary = request.config.get_text_config().vocab_size
+    return torch.randint(lowest, vocabulary if below is None else below, shape)
+
+
+def _language_model(request: Request) -> Inputs:
+    """A token for every place; masked or causal is the model's affair."""
+    inputs = {"input_ids": _tokens(request, *request.shape)}
+    if request.training:
+        inputs["labels"] = _tokens(request, *request.shape)
+    return inputs
+
+
+def _text_to_text(request: Request) -> Inputs:
+    """The decoder reads what the encoder reads, as in dynamo."""
+    inputs = _language_model(request)
+    inputs["decoder_input_ids"] = inputs["input_ids"].clone()
+    return inputs
+
+
+def _question_answering(request: Request) -> Inputs:
+    """Where in the text the answer begins and where it ends."""
+    inputs = {"input_ids": _tokens(request, *request.shape)}
+    if request.training:
+        for end in ("start_positions", "end_positions"):
+            inputs[end] = torch.randint(request.shape[1], (request.batch_size,))
+    return inputs
+
+
+def _sequence_classification(request: Request) -> Inputs:
+    """Tokens without padding (id 0, where the configuration says so), so that the last one is the text's end."""
+    return {"input_ids": _tokens(request, *request.shape, lowest=1), **_class_labels(request)}
+
+
+def _class_labels(request: Request) -> Inputs:
+    if not request.training:
+        return {}
+    return {"labels": torch.randint(request.config.num_labels, (request.batch_size,))}
+
+
+def _values(request: Request, *, name: str) -> Inputs:
+    """Pixels, samples or spectrograms with one class for each example."""
+    return {name: torch.randn(request.shape), **_class_labels(request)}
+
+
+def _speech_recognition(request: Request) -> Inputs:
+    """Samples of speech, and in training the characters spoken, fewer than the model has frames; 0 is the blank."""
+    inputs = {"input_values": torch.randn(request.shape)}
+    if request.training:
+        inputs["labels"] = _tokens(request, request.batch_size, request.length("target_length"), lowest=1)
+    return inputs
+
+
+def _speech_to_text(request: Request) -> Inputs:
+    """Spectrograms, and the text so far."""
+    target = (request.batch_size, request.length("target_length"))
+    inputs = {"input_features": torch.randn(request.shape), "decoder_input_ids": _tokens(request, *target)}
+    if request.training:
+        inputs["labels"] = _tokens(request, *target)
+    return inputs
+
+
+def _semantic_segmentation(request: Request) -> Inputs:
+    """A class for every pixel."""
+    inputs = {"pixel_values": torch.randn(request.shape)}
+    if request.training:
+        inputs["labels"] = torch.randint(request.config.num_labels, (request.batch_size, *request.shape[2:]))
+    return inputs
+
+
+def _object_detection(request: Request) -> Inputs:
+    """In training, boxes of each image as centre and size, relative to the image, each with a class."""
+    inputs: Inputs = {"pixel_values": torch.randn(request.shape)}
+    if request.training:
+        inputs["labels"] = [_boxes(request.config.num_labels) for _ in range(request.batch_size)]
+    return inputs
+
+
+def _boxes(classes: int) -> dict[str, Tensor]:
+    centres = 0.25 + torch.rand(BOXES_PER_IMAGE, 2) / 2
+    sizes = 0.1 + torch.rand(BOXES_PER_IMAGE, 2) * 0.4
+    return {"class_labels": torch.randint(classes, (BOXES_PER_IMAGE,)), "boxes": torch.cat([centres, sizes], dim=1)}
+
+
+def _image_text_matching(request: Request) -> Inputs:
+    """Pairs of an image and a text, each pair to be told from the others of the batch."""
+    length = request.config.text_config.max_position_embeddings
+    inputs: Inputs = {
+        "input_ids": _tokens(request, request.batch_size, length),
+        "pixel_values": torch.randn(request.shape),
+    }
+    if request.training:
+        inputs["return_loss"] = True
+    return inputs
+
+
+def _image_text_to_text(request: Request) -> Inputs:
+    """A text that begins with an image: as many image tokens as the image has patches. They have the last ids."""
+    vision, image = request.config.vision_config, request.config.image_token_id
+    patches = (vision.image_size // vision.patch_size) ** 2
+    text = _tokens(request, request.batch_size, request.length("text_length"), below=image)
+    tokens = torch.cat([torch.full((request.batch_size, patches), image), text], dim=1)
+    inputs = {"input_ids": tokens, "pixel_values": torch.randn(request.shape)}
+    if request.training:
+        inputs["labels"] = _tokens(request, *tokens.shape)
+    return inputs
+
+
+TASKS: Mapping[str, Callable[[Request], Inputs]] = {
+    "masked_lm": _language_model,
+    "causal_lm": _language_model,
+    "text_to_text": _text_to_text,
+    "question_answering": _question_answering,
+    "sequence_classification": _sequence_classification,
+    "speech_recognition": _speech_recognition,
+    "speech_to_text": _speech_to_text,
+    "audio_classification": partial(_values, name="input_values"),
+    "image_classification": partial(_values, name="pixel_values"),
+    "semantic_segmentation": _semantic_segmentation,
+    "object_detection": _object_detection,
+    "image_text_matching": _image_text_matching,
+    "image_text_to_text": _image_text_to_text,
+}
+"""What the column ``task`` may hold, each with the function that makes the keyword arguments of a forward pass.
+
+``input_shape`` is tokens for text, samples or a spectrogram for sound, channels, height and width for images.
+``speech_recognition`` and ``speech_to_text`` need ``target_length`` among the arguments, how many tokens the text has;
+``image_text_to_text`` needs ``text_length``, how many come after the image.
+"""

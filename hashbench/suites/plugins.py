@@ -6,6 +6,7 @@ The entry point's name is the suite's; it points to a module, or to an object, w
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
@@ -24,35 +25,44 @@ def suite_names() -> tuple[str, ...]:
     return tuple(sorted({point.name for point in entry_points(group=GROUP)}))
 
 
-def catalog(suite: str, *, seconds: float = listing.LISTING_SECONDS) -> tuple[ModelSpec, ...]:
-    """The models of a package's suite, sorted by name; ``seconds`` is the time limit for importing it.
+@dataclass(frozen=True, slots=True)
+class PackageSuite:
+    """The suite ``name`` of an installed package; a :class:`~hashbench.suites.catalog.Suite`. Importing the package may
+    take ``seconds``."""
 
-    Raises:
-        HashbenchError: two packages bring it, or it fails on import, hangs, or offers no usable models.
-    """
-    point = _point(suite)
-    found = listing.offered("plugins", suite, suite=_called(point), hint=f"Try: {_trial(point)}", seconds=seconds)
-    return tuple(sorted((ModelSpec(suite=suite, **facts) for facts in found), key=lambda spec: spec.name))
+    name: str
+    seconds: float = listing.LISTING_SECONDS
+
+    def catalog(self) -> tuple[ModelSpec, ...]:
+        """The models, sorted by name.
+
+        Raises:
+            HashbenchError: two packages bring it, or it fails on import, hangs, or offers no usable models.
+        """
+        point = _point(self.name)
+        hint = f"Try: {_trial(point)}"
+        models = listing.offered("plugins", self.name, suite=_called(point), hint=hint, seconds=self.seconds)
+        return tuple(sorted((ModelSpec(suite=self.name, **facts) for facts in models), key=lambda spec: spec.name))
+
+    def load(self, spec: ModelSpec, *, batch_size: int | None, mode: str) -> Workload:  # noqa: ARG002 - a Suite's
+        """Import the package here and build one model.
+
+        Raises:
+            HashbenchError: it has no such model, or its function returned neither a pair nor a ``Workload``.
+            Exception: whatever the package or the function raises.
+        """
+        point = _point(self.name)
+        models = functions.functions_in(point.load())
+        if spec.name not in models:
+            tip = f"See the names with: hashbench list --suite {self.name}"
+            raise HashbenchError(f"no model is named {spec.name!r}", consequence=f"looked in {_called(point)}", tip=tip)
+        what = f"the function of {spec.name!r} in {point.value}"
+        return functions.build(models[spec.name], batch_size=batch_size, what=what)
 
 
 def offered(suite: str) -> list[dict[str, Any]]:
     """What the suite offers; imports its package here."""
     return functions.offered(_point(suite).load())
-
-
-def build(suite: str, name: str, *, batch_size: int | None = None) -> Workload:
-    """Import the package of a suite here and build one model.
-
-    Raises:
-        HashbenchError: it has no such model, or its function returned neither a pair nor a ``Workload``.
-        Exception: whatever the package or the function raises.
-    """
-    point = _point(suite)
-    models = functions.functions_in(point.load())
-    if name not in models:
-        tip = f"See the names with: hashbench list --suite {suite}"
-        raise HashbenchError(f"no model is named {name!r}", consequence=f"looked in {_called(point)}", tip=tip)
-    return functions.build(models[name], batch_size=batch_size, what=f"the function of {name!r} in {point.value}")
 
 
 def _point(suite: str) -> EntryPoint:

@@ -11,7 +11,6 @@ Nothing here imports torch before :func:`load`.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,22 +18,34 @@ from typing import TYPE_CHECKING
 from hashbench.errors import HashbenchError
 from hashbench.records import MODES, ModelSpec
 from hashbench.suites import catalog as bundled
-from hashbench.suites import csv_file, plugins, torchbench, zoo_file
-from hashbench.suites.catalog import Chosen, how_to_install, require
+from hashbench.suites import plugins, zoo_file
+from hashbench.suites.catalog import Chosen, Suite, how_to_install, require
 from hashbench.suites.selection import select, unknown_name
 
 if TYPE_CHECKING:
     from hashbench.run.workload import Workload
 
-__all__ = ["SUITES", "Chosen", "catalog", "choose", "how_to_install", "load", "names", "require", "select"]
+__all__ = [
+    "SUITES",
+    "Chosen",
+    "Suite",
+    "catalog",
+    "choose",
+    "find",
+    "how_to_install",
+    "load",
+    "names",
+    "require",
+    "select",
+]
 
-SUITES: tuple[str, ...] = csv_file.suite_names()
+SUITES: tuple[str, ...] = tuple(bundled.BUNDLED)
 """Names of the bundled suites."""
 
 
 def names() -> tuple[str, ...]:
     """Names of all suites that there are, without the small variants: the bundled ones, then those of packages."""
-    return (*(name for name in SUITES if not name.endswith(bundled.TINY)), *plugins.suite_names())
+    return (*(suite.name for suite in bundled.BUNDLED.values() if not suite.variant_of), *plugins.suite_names())
 
 
 def choose(wanted: Sequence[str], *, tiny: bool = False) -> Chosen:
@@ -43,7 +54,7 @@ def choose(wanted: Sequence[str], *, tiny: bool = False) -> Chosen:
     Raises:
         HashbenchError: two zoo files have one name.
     """
-    chosen = bundled.choose(wanted, known=SUITES, tiny=tiny)
+    chosen = bundled.choose(wanted, tiny=tiny)
     _refuse_same_names([Path(suite).absolute() for suite in chosen.suites if _is_file(suite)])
     return chosen
 
@@ -58,13 +69,28 @@ def catalog(suite: str) -> tuple[ModelSpec, ...]:
     Raises:
         HashbenchError: there is no such suite, two have this name, or it is wrong.
     """
+    return find(suite).catalog()
+
+
+def find(suite: str) -> Suite:
+    """The suite of a name, or of the path of a Python file.
+
+    Raises:
+        HashbenchError: there is no such suite, or two have this name.
+    """
     if suite in SUITES:
-        return _bundled(suite)
+        if suite in plugins.suite_names():
+            raise HashbenchError(
+                f"an installed package brings a suite {suite!r}",
+                consequence="hashbench has one of that name",
+                tip="Rename the package's entry point, or uninstall it.",
+            )
+        return bundled.BUNDLED[suite]
     if _is_file(suite):
         _refuse_taken_name(f"the zoo file {suite}", Path(suite).stem, tip="Rename the file.")
-        return zoo_file.catalog(Path(suite).absolute())
+        return zoo_file.FileSuite(Path(suite).absolute())
     if suite in plugins.suite_names():
-        return plugins.catalog(suite)
+        return plugins.PackageSuite(suite)
     tip = f"Choose one of {', '.join(names())}, or give the path of a Python file."
     raise unknown_name("suite", suite, [*SUITES, *names(), bundled.ALL], tip=tip)
 
@@ -86,40 +112,19 @@ def load(spec: ModelSpec, *, batch_size: int | None = None, mode: str) -> Worklo
     if spec.batch_size is None:
         _refuse_batch_size(spec, batch_size)
     size = batch_size if batch_size is not None else spec.batch_size
-    files = _zoo_files(spec)
-    if files:
-        return zoo_file.build(files, spec.name, batch_size=size)
-    if spec.suite not in SUITES:
-        return plugins.build(spec.suite, spec.name, batch_size=size)
-    if size is None or size < 1:
-        raise HashbenchError(f"cannot run {spec.name} with batch size {size}", tip="Give --batch-size 1 or more.")
-    module = importlib.import_module(f"hashbench.suites.{bundled.module_name(spec.suite)}")
-    workload: Workload = module.load(spec, batch_size=size, mode=mode)
-    return workload
+    return _suite_of(spec).load(spec, batch_size=size, mode=mode)
 
 
-def _bundled(suite: str) -> tuple[ModelSpec, ...]:
-    if suite in plugins.suite_names():
-        raise HashbenchError(
-            f"an installed package brings a suite {suite!r}",
-            consequence="hashbench has one of that name",
-            tip="Rename the package's entry point, or uninstall it.",
-        )
-    known = csv_file.read_suite(csv_file.data_folder() / f"{suite}.csv", suite=suite)
-    return torchbench.catalog(known) if suite == "torchbench" and not how_to_install(suite) else known
+def _suite_of(spec: ModelSpec) -> Suite:
+    if spec.source:
+        return zoo_file.FileSuite(Path(spec.source))
+    return bundled.BUNDLED[spec.suite] if spec.suite in SUITES else plugins.PackageSuite(spec.suite)
 
 
 def _is_file(suite: str) -> bool:
     if suite.endswith(".py") or len(Path(suite).parts) > 1:
         return True
     return suite not in (bundled.ALL, *SUITES, *plugins.suite_names()) and Path(suite).is_file()
-
-
-def _zoo_files(spec: ModelSpec) -> list[Path]:
-    """The Python files that build a suite's models; none for a suite that is a module of this package or another."""
-    if spec.source:
-        return [Path(spec.source)]
-    return sorted((csv_file.data_folder() / spec.suite).glob("[!_]*.py")) if spec.suite in SUITES else []
 
 
 def _refuse_same_names(files: Iterable[Path]) -> None:
@@ -144,7 +149,8 @@ def _refuse_taken_name(what: str, name: str, *, tip: str) -> None:
 
 
 def _refuse_batch_size(spec: ModelSpec, batch_size: int | None) -> None:
-    if batch_size is not None and (spec.source or _zoo_files(spec) or spec.suite not in SUITES):
+    suite = _suite_of(spec)
+    if batch_size is not None and (not isinstance(suite, bundled.BundledSuite) or suite.files):
         raise HashbenchError(
             f"--batch-size {batch_size} does not apply to {spec.name}",
             consequence="its own function makes its inputs",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -22,19 +23,35 @@ if TYPE_CHECKING:
     from hashbench.run.workload import Workload
 
 
-def catalog(path: Path, *, seconds: float = listing.LISTING_SECONDS) -> tuple[ModelSpec, ...]:
-    """The models of a zoo file, sorted by name; ``seconds`` is the time limit for importing it.
+@dataclass(frozen=True, slots=True)
+class FileSuite:
+    """The models of the Python file ``path``; a :class:`~hashbench.suites.catalog.Suite`. Importing it may take
+    ``seconds``."""
 
-    The suite is called as the file is without ``.py``, so that sweeps of two checkouts can be compared; ``source`` is
-    the file's path.
+    path: Path
+    seconds: float = listing.LISTING_SECONDS
 
-    Raises:
-        HashbenchError: the file is missing, is no Python file, fails on import, hangs, or offers no usable models.
-    """
-    _check_path(path)
-    found = listing.offered("zoo_file", str(path), suite=str(path), hint=f"Try: python {path}", seconds=seconds)
-    specs = (ModelSpec(suite=path.stem, source=str(path), **facts) for facts in found)
-    return tuple(sorted(specs, key=lambda spec: spec.name))
+    @property
+    def name(self) -> str:
+        """That of the file without ``.py``, so that sweeps of two checkouts can be compared."""
+        return self.path.stem
+
+    def catalog(self) -> tuple[ModelSpec, ...]:
+        """The models, sorted by name; ``source`` is the file's path.
+
+        Raises:
+            HashbenchError: the file is missing, is not a Python file, fails on import, hangs, or offers no usable
+                models.
+        """
+        _check_path(self.path)
+        path = str(self.path)
+        models = listing.offered("zoo_file", path, suite=path, hint=f"Try: python {path}", seconds=self.seconds)
+        specs = (ModelSpec(suite=self.name, source=path, **facts) for facts in models)
+        return tuple(sorted(specs, key=lambda spec: spec.name))
+
+    def load(self, spec: ModelSpec, *, batch_size: int | None, mode: str) -> Workload:  # noqa: ARG002 - a Suite's
+        """See :func:`build`."""
+        return build([self.path], spec.name, batch_size=batch_size)
 
 
 def offered(path: str) -> list[dict[str, Any]]:

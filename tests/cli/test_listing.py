@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import dataclasses
 import io
 import json
 
@@ -86,8 +87,9 @@ def test_other_formats_have_every_fact_and_nothing_else(form, capsys, zoo):
 
 
 def test_a_suite_that_is_not_installed_is_listed_with_what_to_do(capsys, monkeypatch):
-    needed = {"timm": catalog.Package("no_such_package", "pip install 'hashbench[timm]'")}
-    monkeypatch.setattr(catalog, "NEEDED", needed)
+    package = catalog.Package("no_such_package", "pip install 'hashbench[timm]'")
+    timm = dataclasses.replace(catalog.BUNDLED["timm"], package=package)
+    monkeypatch.setattr(catalog, "BUNDLED", {**catalog.BUNDLED, "timm": timm})
     assert main(["list", "--suite", "timm"]) == 0
     said = capsys.readouterr()
     assert "lcnet_050" in said.out

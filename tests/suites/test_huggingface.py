@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from hashbench.errors import HashbenchError
-from hashbench.suites.huggingface import OFFLINE
-from hashbench.suites.huggingface_inputs import TASKS
+from hashbench.suites.huggingface import OFFLINE, TASKS
 from hashbench.suites.registry import catalog, load
 
 SPECS = {spec.name: spec for spec in catalog("huggingface")}

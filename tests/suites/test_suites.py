@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
+import types
 
 import pytest
 
 from hashbench.errors import HashbenchError
 from hashbench.records import ModelSpec
 from hashbench.suites import catalog as bundled
+from hashbench.suites import csv_file, registry
 from hashbench.suites.registry import SUITES, catalog, choose, how_to_install, load, names, require
 
 
@@ -80,6 +83,26 @@ def test_tiny_takes_the_small_variant_of_each_suite_that_has_one():
     assert choose(["huggingface_tiny"], tiny=True).suites == ("huggingface_tiny",)
 
 
+def test_every_csv_of_the_data_folder_is_a_bundled_suite():
+    assert sorted(SUITES) == list(csv_file.suite_names())
+
+
+def test_a_new_bundled_suite_is_an_entry_a_csv_and_a_module(tmp_path, monkeypatch):
+    (tmp_path / "doubles.csv").write_text("name,batch_size\ntwice,3\n")
+    (tmp_path / "doubles_tiny.csv").write_text("name,batch_size\ntwice,1\n")
+    monkeypatch.setattr(csv_file, "data_folder", lambda: tmp_path)
+    entry = bundled.BundledSuite("doubles", variants=(bundled.TINY,))
+    monkeypatch.setattr(bundled, "BUNDLED", {suite.name: suite for suite in entry.with_variants()})
+    monkeypatch.setattr(registry, "SUITES", ("doubles", "doubles_tiny"))
+    module = types.ModuleType("hashbench.suites.doubles")
+    module.load = lambda spec, *, batch_size, mode: (spec.suite, spec.name, batch_size, mode)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert names()[0] == "doubles"
+    assert choose(["all"], tiny=True).suites == ("doubles_tiny",)
+    (tiny,) = catalog("doubles_tiny")
+    assert load(tiny, mode="training") == ("doubles_tiny", "twice", 1, "training")
+
+
 def test_a_small_variant_is_not_listed_twice():
     assert "huggingface" in names()
     assert "huggingface_tiny" not in names()
@@ -87,7 +110,8 @@ def test_a_small_variant_is_not_listed_twice():
 
 def test_a_suite_whose_package_is_missing_is_listed_but_not_swept(monkeypatch):
     package = bundled.Package("no_such_package", "pip install 'hashbench[timm]'")
-    monkeypatch.setattr(bundled, "NEEDED", {"timm": package})
+    timm = dataclasses.replace(bundled.BUNDLED["timm"], package=package)
+    monkeypatch.setattr(bundled, "BUNDLED", {**bundled.BUNDLED, "timm": timm})
     assert len(catalog("timm")) > 50
     assert how_to_install("timm") == "pip install 'hashbench[timm]'"
     assert "timm is left out: not installed: pip install 'hashbench[timm]'" in choose(["all"]).notes
