@@ -59,11 +59,11 @@ def night_folder(root: Path, label: str) -> Path:
     """The folder of the night ``label`` in ``root``.
 
     Raises:
-        HashbenchError: the label is no name of a folder.
+        HashbenchError: the label cannot be the name of a folder.
     """
     if not _LABEL.fullmatch(label):
         raise HashbenchError(
-            f"{label!r} is no label of a night", consequence="nothing was run", tip="Use letters, digits, dots, dashes."
+            f"{label!r} is not a valid label", consequence="nothing was run", tip="Use letters, digits, dots, dashes."
         )
     return root / label
 
@@ -143,25 +143,25 @@ def report(root: Path, *, folder: Path, expected: Path | None) -> Assessment:
     Raises:
         HashbenchError: the folders cannot be read, or the reports not written.
     """
-    found = assess([root], expected=expected, until=folder)
+    assessment = assess([root], expected=expected, until=folder)
     for name, text in (
-        (MARKDOWN_FILE, as_markdown(found.history, found.judged)),
-        (JUNIT_FILE, as_junit(found.history, found.judged)),
-        (HTML_FILE, html_of(found, title=f"hashbench {folder.name}")),
+        (MARKDOWN_FILE, as_markdown(assessment.history, assessment.judged)),
+        (JUNIT_FILE, as_junit(assessment.history, assessment.judged)),
+        (HTML_FILE, html_of(assessment, title=f"hashbench {folder.name}")),
     ):
         write_report(folder / name, text)
-    return found
+    return assessment
 
 
-def html_of(found: Assessment, *, title: str) -> str:
+def html_of(assessment: Assessment, *, title: str) -> str:
     """The HTML page, with the traces that its rows name."""
     from hashbench.report.html.excerpts import read_excerpts
     from hashbench.report.html.page import render_html
 
     return render_html(
-        found.history,
-        judged=found.judged,
-        excerpts=read_excerpts(found.history),
+        assessment.history,
+        judged=assessment.judged,
+        excerpts=read_excerpts(assessment.history),
         title=title,
         now=datetime.now(UTC),
     )

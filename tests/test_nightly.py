@@ -59,7 +59,7 @@ def test_two_suites_of_one_name_are_refused(tmp_path):
 
 @pytest.mark.parametrize("label", ["", "..", "a/b", "-x", "a\nb"])
 def test_a_label_that_is_no_folder_of_the_root_is_refused(tmp_path, label):
-    with pytest.raises(HashbenchError, match="no label"):
+    with pytest.raises(HashbenchError, match="not a valid label"):
         nightly.night_folder(tmp_path, label)
 
 

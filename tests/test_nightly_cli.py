@@ -91,7 +91,7 @@ def test_what_a_night_found_is_expected_from_then_on(main, first):
 WRONG = {
     "a suite that is none": (("--suite", "torchvisoin"), "torchvision"),
     "a model that is none": (("--only", "stedy"), "steady"),
-    "a label that is none": (("--label", "../x"), "no label"),
+    "a label that is none": (("--label", "../x"), "not a valid label"),
     "expectations that are not there": (("--expected", "nowhere"), "there is no nowhere"),
     "a flag that sweeps lack": (("--", "--rnus", "3"), "--rnus"),
     "a value that sweeps refuse": (("--", "--runs", "1"), "--runs"),

@@ -40,22 +40,22 @@ def _numeric(parsed: argparse.Namespace) -> int:
     from hashbench.io import replace_file
     from hashbench.tools.numeric import STAGES, run_model, showing, userfile
 
-    found = userfile.load(parsed.file, seed=parsed.seed)
+    model_file = userfile.load(parsed.file, seed=parsed.seed)
     asked = None if parsed.stages is None else tuple(word.strip() for word in parsed.stages.split(",") if word.strip())
     report = run_model(
-        found.before,
-        found.after,
-        found.inputs,
+        model_file.before,
+        model_file.after,
+        model_file.inputs,
         parsed.iterations,
         parsed.precision,
         rtol=parsed.rtol,
         atol=parsed.atol,
         training=parsed.training,
-        stages=next((stages for stages in (asked, found.stages) if stages is not None), STAGES),
-        rename=found.rename,
+        stages=next((stages for stages in (asked, model_file.stages) if stages is not None), STAGES),
+        rename=model_file.rename,
         ignore=parsed.ignore,
-        loss=found.loss,
-        make_optimizer=found.make_optimizer,
+        loss=model_file.loss,
+        make_optimizer=model_file.make_optimizer,
         deterministic=parsed.deterministic,
         seed=parsed.seed,
         trace=parsed.trace,

@@ -63,9 +63,9 @@ def _check(parsed: argparse.Namespace) -> int:
 def _compare(parsed: argparse.Namespace) -> int:
     from hashbench.tools.pipeline import checkfolder, comparing, text
 
-    found = comparing.compare(checkfolder.read(parsed.first), checkfolder.read(parsed.second))
+    comparison = comparing.compare(checkfolder.read(parsed.first), checkfolder.read(parsed.second))
     if parsed.format == "json":
-        print(text.as_json(found))
+        print(text.as_json(comparison))
     else:
-        print(text.as_text(found, first=str(parsed.first), second=str(parsed.second)))
-    return 0 if found.repeats else EXIT_DIFFERENCE
+        print(text.as_text(comparison, first=str(parsed.first), second=str(parsed.second)))
+    return 0 if comparison.repeats else EXIT_DIFFERENCE

@@ -50,15 +50,15 @@ def _compare(parsed: argparse.Namespace) -> int:
     no_audits = [path for path in (parsed.base, parsed.new) if not audit_table.is_audit(path)]
     if len(no_audits) < 2:
         return _compare_audits(parsed, no_audits)
-    found = compare.compare(load.load_sweep(parsed.base), load.load_sweep(parsed.new))
+    comparison = compare.compare(load.load_sweep(parsed.base), load.load_sweep(parsed.new))
     formats = {
         "text": text.as_text,
         "markdown": text.as_markdown,
         "json": text.as_json,
         "csv": text.as_csv,
     }
-    print(formats[parsed.format](found).rstrip("\n"))
-    return EXIT_DIFFERENCE if found.got_worse else 0
+    print(formats[parsed.format](comparison).rstrip("\n"))
+    return EXIT_DIFFERENCE if comparison.got_worse else 0
 
 
 def _compare_audits(parsed: argparse.Namespace, no_audits: Sequence[Path]) -> int:
@@ -67,19 +67,19 @@ def _compare_audits(parsed: argparse.Namespace, no_audits: Sequence[Path]) -> in
 
     if no_audits:
         raise HashbenchError(
-            f"{no_audits[0]} is no audit and the other is one",
+            f"{no_audits[0]} is not an audit and the other is",
             consequence="they cannot be compared",
             tip="Name two audits, or two sweeps.",
         )
-    found = auditcompare.compare(audit_table.read(parsed.base), audit_table.read(parsed.new))
+    comparison = auditcompare.compare(audit_table.read(parsed.base), audit_table.read(parsed.new))
     formats = {
         "text": auditcompare.as_text,
         "markdown": auditcompare.as_markdown,
         "json": auditcompare.as_json,
         "csv": auditcompare.as_csv,
     }
-    print(formats[parsed.format](found).rstrip("\n"))
-    return EXIT_DIFFERENCE if found.got_worse else 0
+    print(formats[parsed.format](comparison).rstrip("\n"))
+    return EXIT_DIFFERENCE if comparison.got_worse else 0
 
 
 def _replay(parsed: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""``hashbench nightly``, ``hashbench report`` and ``hashbench expect``: what changed since last night, and what may."""
+"""``hashbench nightly``, ``report``, ``expect`` and ``merge``: what changed since last night, and what may."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def add(commands: Commands) -> None:
     _add_nightly(commands.add_parser("nightly", help="sweep all suites, compare, and write the report of the night"))
     _add_report(commands.add_parser("report", help="the report of one night or of many"))
     _add_expect(commands.add_parser("expect", help="write down what a sweep found as what to expect"))
+    _add_merge(commands.add_parser("merge", help="shards of one sweep into one folder"))
 
 
 # ---------------------------------------------------------------------------------------------------- nightly
@@ -70,13 +71,13 @@ def _nightly(parsed: argparse.Namespace) -> int:
         _sweep_part(nightly.request_of(part, requests[part.mode]))
 
     nightly.sweep_all(parts, folder=folder, sweep=run, command_line=["hashbench", *sys.argv[1:]])
-    found = nightly.report(parsed.output, folder=folder, expected=parsed.expected)
-    print(as_summary(found.history, found.judged))
+    assessment = nightly.report(parsed.output, folder=folder, expected=parsed.expected)
+    print(as_summary(assessment.history, assessment.judged))
     for name in (nightly.HTML_FILE, nightly.MARKDOWN_FILE, nightly.JUNIT_FILE):
         print(f"Report: {folder / name}")
     if parsed.annotations:
-        print(as_annotations(found.judged), end="")
-    return EXIT_DIFFERENCE if found.judged.got_worse else 0
+        print(as_annotations(assessment.judged), end="")
+    return EXIT_DIFFERENCE if assessment.judged.got_worse else 0
 
 
 def _check_device(requests: Iterable[SweepRequest]) -> None:
@@ -102,9 +103,9 @@ def _with_models(parsed: argparse.Namespace, parts: Sequence[Part]) -> list[Part
             catalog += registry.catalog(name)
         except HashbenchError as error:
             broken[name] = str(error)
-    found = [replace(part, error=broken[part.suite]) for part in parts if part.suite in broken]
-    if len(found) == len(parts):
-        raise HashbenchError("no suite can be listed", consequence=found[0].error)
+    kept = [replace(part, error=broken[part.suite]) for part in parts if part.suite in broken]
+    if len(kept) == len(parts):
+        raise HashbenchError("no suite can be listed", consequence=kept[0].error)
     for mode in parsed.modes:
         chosen = registry.select(
             catalog, only=parsed.only, filters=parsed.filter, excludes=parsed.exclude, which=parsed.models, mode=mode
@@ -113,8 +114,8 @@ def _with_models(parsed: argparse.Namespace, parts: Sequence[Part]) -> list[Part
         for part in parts:
             of = {name for suite, name in names if suite == part.name}
             if part.mode == mode and of:
-                found.append(replace(part, only=tuple(name for name in parsed.only if name in of)))
-    return sorted(found, key=lambda part: [one.folder for one in parts].index(part.folder))
+                kept.append(replace(part, only=tuple(name for name in parsed.only if name in of)))
+    return sorted(kept, key=lambda part: [planned.folder for planned in parts].index(part.folder))
 
 
 def _sweep_requests(parsed: argparse.Namespace) -> dict[str, SweepRequest]:
@@ -183,20 +184,20 @@ def _report(parsed: argparse.Namespace) -> int:
     from hashbench.report.junit import as_junit
     from hashbench.report.markdown import as_markdown, verdict
 
-    found = assess(parsed.folders, expected=parsed.expected)
+    assessment = assess(parsed.folders, expected=parsed.expected)
     if parsed.html:
-        nightly.write_report(parsed.html, nightly.html_of(found, title=f"hashbench {found.judged.night}"))
+        nightly.write_report(parsed.html, nightly.html_of(assessment, title=f"hashbench {assessment.judged.night}"))
     if parsed.markdown:
-        nightly.write_report(parsed.markdown, as_markdown(found.history, found.judged))
+        nightly.write_report(parsed.markdown, as_markdown(assessment.history, assessment.judged))
     if parsed.junit:
-        nightly.write_report(parsed.junit, as_junit(found.history, found.judged))
+        nightly.write_report(parsed.junit, as_junit(assessment.history, assessment.judged))
     if parsed.annotations:
-        print(as_annotations(found.judged), end="")
+        print(as_annotations(assessment.judged), end="")
     elif not (parsed.html or parsed.markdown or parsed.junit):
-        print(as_markdown(found.history, found.judged), end="")
+        print(as_markdown(assessment.history, assessment.judged), end="")
     else:
-        print(f"{found.judged.night}: {verdict(found.judged)}")
-    return EXIT_DIFFERENCE if parsed.strict and found.judged.got_worse else 0
+        print(f"{assessment.judged.night}: {verdict(assessment.judged)}")
+    return EXIT_DIFFERENCE if parsed.strict and assessment.judged.got_worse else 0
 
 
 # ----------------------------------------------------------------------------------------------------- expect
@@ -219,9 +220,40 @@ def _add_expect(expect: argparse.ArgumentParser) -> None:
 def _expect(parsed: argparse.Namespace) -> int:
     from hashbench.report import expected_file
 
-    for path, found in expected_file.expect_from(
+    for path, written in expected_file.expect_from(
         parsed.results, output=parsed.output, only=parsed.only, link=parsed.link, today=time.strftime("%Y-%m-%d")
     ):
-        counts = ", ".join(f"{count} {what}" for what, count in found.what.items())
-        print(f"{path}: {len(found.rows)} rows: {counts}")
+        counts = ", ".join(f"{count} {what}" for what, count in written.what.items())
+        print(f"{path}: {len(written.rows)} rows: {counts}")
+    return 0
+
+
+# ----------------------------------------------------------------------------------------------------- merge
+
+
+def _add_merge(merge: argparse.ArgumentParser) -> None:
+    merge.add_argument("output", type=Path, metavar="OUTPUT", help="a new folder for the whole sweep")
+    merge.add_argument(
+        "folders",
+        nargs="+",
+        type=Path,
+        metavar="DIR",
+        help="what `hashbench sweep --partition-id` left, each part once",
+    )
+    merge.add_argument(
+        "--allow-missing", action="store_true", help="merge what is there; the models of other parts count as missing"
+    )
+    merge.set_defaults(command=_merge)
+
+
+def _merge(parsed: argparse.Namespace) -> int:
+    from hashbench.results.merge import merge
+    from hashbench.text import a_few
+
+    merged = merge(parsed.output, parsed.folders, allow_missing=parsed.allow_missing)
+    if merged.missing:
+        names = a_few([name for _, name in merged.missing], 5)
+        print(f"{len(merged.missing)} models have no row: {names}. ")
+        print(f"To run them: the sweep's command without partitions, with --resume --output {merged.output}")
+    print(f"{merged.rows} rows of {merged.shards} shards. Results: {merged.output / 'accuracy.csv'}")
     return 0

@@ -263,7 +263,7 @@ def _add_machinery(sweep: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds for one model",
     )
-    machinery.add_argument("--strict", action="store_true", help="exit 1 where any model is no pass")
+    machinery.add_argument("--strict", action="store_true", help="exit 1 if any model does not pass")
 
 
 def _add_cluster(machinery: argparse._ArgumentGroup) -> None:

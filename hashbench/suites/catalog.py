@@ -103,8 +103,8 @@ class BundledSuite:
         known = csv_file.read_suite(csv_file.data_folder() / f"{self.name}.csv", suite=self.name)
         if not self.lists_itself or self.how_to_install:
             return known
-        found: tuple[ModelSpec, ...] = importlib.import_module(f"hashbench.suites.{self.builder}").catalog(known)
-        return found
+        listed: tuple[ModelSpec, ...] = importlib.import_module(f"hashbench.suites.{self.builder}").catalog(known)
+        return listed
 
     def load(self, spec: ModelSpec, *, batch_size: int | None, mode: str) -> Workload:
         """See :class:`Suite`."""

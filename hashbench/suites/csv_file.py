@@ -71,7 +71,7 @@ def read_suite(path: Path, *, suite: str) -> tuple[ModelSpec, ...]:
     lines: dict[str, int] = {}
     specs = []
     for line, row in _rows(path, text):
-        spec = _spec(row, suite=suite, place=f"{path} line {line}")
+        spec = _spec(row, suite=suite, where=f"{path} line {line}")
         if spec.name in lines:
             raise HashbenchError(
                 f"{path} line {line} names {spec.name!r} again",
@@ -106,20 +106,20 @@ def _check_columns(path: Path, columns: list[str]) -> None:
         raise _bad(f"{path} line 1", "has no column 'name'", tip=f"Known columns: {', '.join(COLUMNS)}.")
 
 
-def _bad(place: str, problem: str, *, tip: str) -> HashbenchError:
-    return HashbenchError(f"{place} {problem}", consequence="the suite cannot be listed", tip=tip)
+def _bad(where: str, problem: str, *, tip: str) -> HashbenchError:
+    return HashbenchError(f"{where} {problem}", consequence="the suite cannot be listed", tip=tip)
 
 
-def _spec(row: Mapping[str, str], *, suite: str, place: str) -> ModelSpec:
+def _spec(row: Mapping[str, str], *, suite: str, where: str) -> ModelSpec:
     values: dict[str, Any] = {}
     for column in COLUMNS:
         text = (row.get(column) or "").strip()
         try:
             values[column] = _PARSERS.get(column, str)(text)
         except ValueError as error:
-            raise _bad(place, f"has {column}={text!r}: {error}", tip="Correct that cell.") from error
+            raise _bad(where, f"has {column}={text!r}: {error}", tip="Correct that cell.") from error
     if not values["name"]:
-        raise _bad(place, "has no name", tip="Give the model a name.")
+        raise _bad(where, "has no name", tip="Give the model a name.")
     return ModelSpec(suite=suite, **values)
 
 

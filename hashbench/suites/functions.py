@@ -97,7 +97,7 @@ def model(function: Any = None, /, **facts: Any) -> Any:
 
     Raises:
         TypeError: an unknown argument, or one of another type.
-        ValueError: a value that means nothing.
+        ValueError: a value that is out of range.
 
     >>> @model(task="toy", skip_training="has no parameters")
     ... def doubled():
@@ -144,22 +144,22 @@ def functions_in(holder: Any) -> dict[str, Callable[..., Any]]:
         holder: a module, an object with ``MODELS``, or such a dict itself.
 
     Raises:
-        UnusableError: there are none, or something among them is no function, or two have one name.
+        UnusableError: there are none, or something among them is not a function, or two have one name.
     """
-    found = dict(_dictionary(holder))
+    functions = dict(_dictionary(holder))
     for function in list(getattr(holder, "__dict__", {}).values()):
         facts = facts_of(function)
-        if not facts.name or any(function is other for other in found.values()):
+        if not facts.name or any(function is other for other in functions.values()):
             continue
-        if facts.name in found:
+        if facts.name in functions:
             raise UnusableError(
                 f"it has two models named {facts.name!r}", tip="Give one another: @hashbench.model(name=…)."
             )
-        found[facts.name] = function
-    if not found:
+        functions[facts.name] = function
+    if not functions:
         empty = "its MODELS is empty" if hasattr(holder, "MODELS") else "it has no MODELS and no @hashbench.model"
         raise UnusableError(empty, tip=f"Add: {EXAMPLE}.")
-    return found
+    return functions
 
 
 def _dictionary(holder: Any) -> Mapping[str, Callable[..., Any]]:

@@ -1,4 +1,4 @@
-"""What a suite of Python code offers, found in a child process.
+"""What a suite of Python code offers, found out in a child process.
 
 Such code runs when it is imported: in a child, code that crashes, prints or hangs costs one error message and nothing
 more.
@@ -45,10 +45,10 @@ def offered(
             status = child.wait(seconds)
         if not answer.exists():
             raise unusable(suite, _how_it_ended(status, printed, seconds=seconds), tip=hint)
-        found = json.loads(answer.read_text(encoding="utf-8"))
-    if "problem" in found:
-        raise unusable(suite, found["problem"], tip=found["tip"] or hint)
-    models: list[dict[str, Any]] = found["models"]
+        offer = json.loads(answer.read_text(encoding="utf-8"))
+    if "problem" in offer:
+        raise unusable(suite, offer["problem"], tip=offer["tip"] or hint)
+    models: list[dict[str, Any]] = offer["models"]
     return models
 
 
@@ -61,15 +61,15 @@ def write_offer(lister: str, argument: str, answer: str) -> Never:
     """What the child does: write the models, or the problem in words, to the file ``answer``, and end."""
     sys.argv[:] = [argument]
     try:
-        found: dict[str, Any] = {"models": importlib.import_module(f"hashbench.suites.{lister}").offered(argument)}
+        offer: dict[str, Any] = {"models": importlib.import_module(f"hashbench.suites.{lister}").offered(argument)}
     except UnusableError as error:
-        found = {"problem": error.what, "tip": error.tip}
+        offer = {"problem": error.what, "tip": error.tip}
     except HashbenchError as error:
-        found = {"problem": error.consequence or error.what, "tip": error.tip}
+        offer = {"problem": error.consequence or error.what, "tip": error.tip}
     except BaseException as error:
         text = (str(error).strip() or "no message").splitlines()[-1]
-        found = {"problem": f"its import raised {type(error).__name__}: {text}", "tip": ""}
-    replace_file(Path(answer), json.dumps(found))
+        offer = {"problem": f"its import raised {type(error).__name__}: {text}", "tip": ""}
+    replace_file(Path(answer), json.dumps(offer))
     exit_at_once()  # whatever the code has started must not keep the answer waiting
 
 

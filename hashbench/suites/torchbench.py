@@ -30,8 +30,8 @@ def catalog(known: Sequence[ModelSpec], *, seconds: float = listing.LISTING_SECO
         HashbenchError: its import fails or takes longer than ``seconds``.
     """
     facts = {spec.name: spec for spec in known}
-    found = listing.offered("torchbench", "", suite="torchbench", hint=_HINT, seconds=seconds)
-    names = sorted(model["name"] for model in found)
+    models = listing.offered("torchbench", "", suite="torchbench", hint=_HINT, seconds=seconds)
+    names = sorted(model["name"] for model in models)
     return tuple(facts.get(name) or ModelSpec(suite="torchbench", name=name, batch_size=BATCH_SIZE) for name in names)
 
 

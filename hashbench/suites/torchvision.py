@@ -141,9 +141,9 @@ def _target(shape: Sequence[int], *, classes: int, masks: bool, keypoints: bool)
     if masks:
         target["masks"] = _filled(boxes, height=shape[-2], width=shape[-1])
     if keypoints:
-        place = corner[:, None] + torch.rand(BOXES_PER_IMAGE, PERSON_KEYPOINTS, 2) * extent[:, None]
+        points = corner[:, None] + torch.rand(BOXES_PER_IMAGE, PERSON_KEYPOINTS, 2) * extent[:, None]
         visible = torch.ones(BOXES_PER_IMAGE, PERSON_KEYPOINTS, 1)
-        target["keypoints"] = torch.cat([place, visible], dim=2)
+        target["keypoints"] = torch.cat([points, visible], dim=2)
     return target
 
 

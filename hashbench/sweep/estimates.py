@@ -1,4 +1,4 @@
-"""What an earlier sweep tells about the next one: how long each model takes and how much memory.
+"""Time and memory estimates from a previous sweep's results.
 
 Only the order and the company in which models run follow from it, never a result; so what cannot be read is
 passed over, unless the user named it.
@@ -27,7 +27,7 @@ _LOOKED_AT = 50
 
 @dataclass(frozen=True, slots=True)
 class EarlierSweep:
-    """What ``label`` told of models, by ``(suite, name)``: seconds from the start of a worker to its end, the peak
+    """What ``label`` says of models, by ``(suite, name)``: seconds from the start of a worker to its end, the peak
     of its process in MiB, and that of an accelerator's memory; models are left out of what is not known of them."""
 
     label: str = ""
@@ -65,12 +65,12 @@ def read(path: Path, *, mode: str, device: str) -> EarlierSweep:
             consequence="no order follows from it",
             tip="Name another sweep with --times-from, or leave it out.",
         )
-    told = [row for row in rows if row.accuracy not in OUT_OF_MEMORY]  # those wanted more than they got
+    sufficed = [row for row in rows if row.accuracy not in OUT_OF_MEMORY]  # those wanted more than they got
     return EarlierSweep(
         str(path),
         seconds,
-        memory_mib={(row.suite, row.name): peak for row in told if (peak := _peak(row))},
-        device_memory_mib={(row.suite, row.name): row.device_memory_mib for row in told if row.device_memory_mib},
+        memory_mib={(row.suite, row.name): peak for row in sufficed if (peak := _peak(row))},
+        device_memory_mib={(row.suite, row.name): row.device_memory_mib for row in sufficed if row.device_memory_mib},
     )
 
 

@@ -53,12 +53,12 @@ def available_memory_mib() -> float:
 
 
 def _left_in_groups() -> list[float]:
-    found = []
+    left = []
     for limit_file, use_file, cached in _CONTROL_GROUPS:
         try:
             limit, use = int(Path(limit_file).read_text()), int(Path(use_file).read_text())  # "max": there is none
             statistics = dict(line.split() for line in Path(use_file).with_name("memory.stat").read_text().splitlines())
         except (OSError, ValueError):
             continue
-        found.append(float(limit - use + int(statistics.get(cached, 0))))
-    return found
+        left.append(float(limit - use + int(statistics.get(cached, 0))))
+    return left

@@ -21,7 +21,7 @@ _SHOWN = 6
 class Progress:
     """Shows the events of :func:`hashbench.sweep.run.run_sweep` on ``stream`` (by default standard error).
 
-    A terminal gets a bar with the models that run and the time left, and above it a line for each row that is no
+    A terminal gets a bar with the models that run and the time left, and above it a line for each row that is not
     ``pass``. Anything else gets one line for each finished model. A stream that is closed is no reason to stop a sweep.
     """
 

@@ -1,4 +1,7 @@
-"""Which rows are believed at once, and what becomes of two attempts at the same model. Pure."""
+"""Retry policy: which rows are re-run in isolation, and how the two attempts are reconciled. Pure.
+
+A model that died or ran out of memory while others ran is run again with the machine to itself.
+"""
 
 from __future__ import annotations
 

@@ -323,7 +323,7 @@ class _Sweep:
 
     def _row_of(self, worker: TaskResult) -> tuple[Row, bool]:
         """The row that ``worker`` left, or the one that is made for it, and whether it died without one. A row that
-        it did not leave because its time was up is no sudden death."""
+        it did not leave because its time was up is not a sudden death."""
         task = worker.task
         row = self._folder.read_row(task.key, task.spec, mode=self._plan.options.mode)
         died = row is None and not worker.timed_out

@@ -9,8 +9,8 @@ tells, it is estimated from the number of parameters; where nothing does, a mode
 budget: as many of them run at once as were asked for, and none beside a known large one that leaves less than that. An
 expectation can be wrong, which is why what was killed or ran out of memory beside others is run again alone.
 
-**Devices.** Where workers have accelerators, each model starts on the one with the fewest models for which it leaves
-room in the same way: a device's models may be expected to take no more than its budget together, and one of which
+**Devices.** Where workers have accelerators, each model starts on the one with the fewest models that it fits on
+in the same way: a device's models may be expected to take no more than its budget together, and one of which
 nothing is known counts as an equal share of it. A model that is expected to take more than that has a device to itself.
 
 **Alone.** A model that is expected to take more than the whole budget runs while nothing else does. These come first,
@@ -19,7 +19,7 @@ each.
 
 **Longest first.** A long model that starts last is waited for while all other workers are idle; a short one fills a
 gap. Models that no earlier sweep knows could be long, so they come before all others, the larger ones first. A model
-for which there is no room may be overtaken by others, but only :data:`PATIENCE` times: then nothing starts before it.
+that does not fit may be overtaken by others, but only :data:`PATIENCE` times: then nothing starts before it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 PATIENCE = 8
-"""How often the next model may be overtaken by others because there is no room for it."""
+"""How often the next model may be overtaken by others because it does not fit."""
 
 _ROUNDING = 1 + 1e-9
 """Equal shares of a budget may add up to a little more than it."""
@@ -78,22 +78,22 @@ class _Devices:
         self._at_once = max(1, -(-workers // max(1, len(budgets))))
         self._jobs: list[dict[str, Job]] = [{} for _ in budgets]
 
-    def place_for(self, job: Job) -> int | None:
-        """The device with the fewest models that has room for ``job``; ``None`` where none has."""
+    def device_for(self, job: Job) -> int | None:
+        """The device with the fewest models that ``job`` fits on; ``None`` where none has."""
         able = [device for device in range(len(self._budgets)) if self._fits(job, device)]
         return min(able, key=lambda device: (len(self._jobs[device]), device), default=None)
 
-    def has_room(self, job: Job) -> bool:
+    def fits(self, job: Job) -> bool:
         """Whether ``job`` could start; always where there are no devices."""
-        return not self._budgets or self.place_for(job) is not None
+        return not self._budgets or self.device_for(job) is not None
 
     def start(self, job: Job) -> int | None:
         """Put ``job`` on a device, that with the fewest models if it has to."""
         if not self._budgets:
             return None
-        device = self.place_for(job)
+        device = self.device_for(job)
         if device is None:
-            device = min(range(len(self._jobs)), key=lambda place: len(self._jobs[place]))
+            device = min(range(len(self._jobs)), key=lambda number: len(self._jobs[number]))
         self._jobs[device][job.key] = job
         return device
 
@@ -106,7 +106,7 @@ class _Devices:
         budget, jobs = self._budgets[device], self._jobs[device]
         if not jobs or budget is None:
             return True
-        return sum(self._expected(one, device) for one in (*jobs.values(), job)) <= budget * _ROUNDING
+        return sum(self._expected(running, device) for running in (*jobs.values(), job)) <= budget * _ROUNDING
 
     def _expected(self, job: Job, device: int) -> float:
         share = (self._budgets[device] or 0.0) / self._at_once
@@ -179,8 +179,8 @@ class Schedule:
         if self._giants:
             return self._start(self._giants.popleft(), alone=True)
         if self._waiting:
-            place = self._place_of_next()
-            return None if place is None else self._start(self._waiting.pop(place))
+            position = self._position_of_next()
+            return None if position is None else self._start(self._waiting.pop(position))
         if self._again and (self._isolates or not running):
             return self._start(self._again.popleft(), alone=True)
         return None
@@ -207,22 +207,22 @@ class Schedule:
         self._used += self._expected(job)
         return start
 
-    def _place_of_next(self) -> int | None:
-        """Where in the queue the next job stands for which there is room."""
+    def _position_of_next(self) -> int | None:
+        """The position in the queue of the next job that fits."""
         if self._fits(self._waiting[0]):
             self._overtaken = 0
             return 0
         if self._overtaken >= PATIENCE or (self._budget is not None and self._used + self._least > self._budget):
             return None
-        place = next((place for place, job in enumerate(self._waiting) if self._fits(job)), None)
-        self._overtaken += place is not None
-        return place
+        position = next((position for position, job in enumerate(self._waiting) if self._fits(job)), None)
+        self._overtaken += position is not None
+        return position
 
     def _fits(self, job: Job) -> bool:
         if not self._running:
             return True
         in_memory = self._budget is None or self._used + self._expected(job) <= self._budget
-        return in_memory and self._devices.has_room(job)
+        return in_memory and self._devices.fits(job)
 
     def _expected(self, job: Job) -> float:
         return self._share if job.memory_mib is None else job.memory_mib

@@ -71,8 +71,8 @@ def probe(target: str, reports: Connection) -> None:
 def load_target(target: str) -> Callable[[ModelSpec, RunOptions], Row]:
     """The function that ``module:function`` names. Raises whatever its import raises."""
     module, _, function = target.partition(":")
-    found: Callable[[ModelSpec, RunOptions], Row] = getattr(importlib.import_module(module), function)
-    return found
+    run_model: Callable[[ModelSpec, RunOptions], Row] = getattr(importlib.import_module(module), function)
+    return run_model
 
 
 def _run_target(task: Task, reports: Connection) -> None:

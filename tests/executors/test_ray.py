@@ -329,10 +329,13 @@ def test_ctrl_c_ends_a_cluster_that_the_sweep_started(tmp_path, monkeypatch):
             ["--executor", "ray", "-d", "cuda:1"], "Ray chooses the device", id="a number of a device", marks=needs_ray
         ),
         pytest.param(
-            ["--executor", "ray", "--address", "ray://a:1"], "is no address", id="a client's address", marks=needs_ray
+            ["--executor", "ray", "--address", "ray://a:1"],
+            "is not the address",
+            id="a client's address",
+            marks=needs_ray,
         ),
         pytest.param(
-            ["--executor", "ray", "--address", "somewhere"], "is no address", id="a host alone", marks=needs_ray
+            ["--executor", "ray", "--address", "somewhere"], "is not the address", id="a host alone", marks=needs_ray
         ),
         pytest.param(
             ["--executor", "ray", "--address", "127.0.0.1:1"],

@@ -32,9 +32,9 @@ class Demand:
 
     def text(self) -> str:
         """In words for a message: ``CPU 1, hashbench_cuda 1``."""
-        found = self.resources()
-        memory = found.pop("memory", 0.0)
-        words = [f"{name} {amount:g}" for name, amount in found.items()]
+        amounts = self.resources()
+        memory = amounts.pop("memory", 0.0)
+        words = [f"{name} {amount:g}" for name, amount in amounts.items()]
         return ", ".join([*words, *([f"memory {memory / 2**20:.0f} MiB"] if memory else [])]) or "nothing"
 
 

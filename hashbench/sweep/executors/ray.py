@@ -23,7 +23,7 @@ from typing import Any
 
 from hashbench import __version__
 from hashbench.errors import HashbenchError
-from hashbench.io import file_digest, replace_bytes
+from hashbench.io import file_digest, replace_bytes, to_json
 from hashbench.sweep.executors import Resources, Task, TaskResult, placement, ray_cluster
 from hashbench.sweep.executors.local import DEFAULT_PRELOAD
 from hashbench.sweep.executors.placement import Demand, Node
@@ -183,8 +183,8 @@ class RayExecutor:
 
         # No CPU, so that a machine that is busy answers; but what has an accelerator is seen only by who asked for it.
         asked = Demand(cpus=0, gpus=self._demand.gpus)
-        place = NodeAffinitySchedulingStrategy(node.id, soft=False)
-        return self._remote(asked, scheduling_strategy=place).remote(_PREPARE, self._request(target=target))
+        strategy = NodeAffinitySchedulingStrategy(node.id, soft=False)
+        return self._remote(asked, scheduling_strategy=strategy).remote(_PREPARE, self._request(target=target))
 
     def _environment_of(self, reference: Any, node: Node) -> Mapping[str, Any]:
         try:
@@ -256,7 +256,7 @@ class RayExecutor:
             exit_code=int(answer["ended"]["exit_code"]),
             timed_out=bool(answer["ended"]["timed_out"]),
             storage_error=f"on {self._address_of(node)}: {fault}" if fault else "",
-            retried=_told(attempt.lost),
+            retried=_described_losses(attempt.lost),
             environment=self._environments[node],
         )
 
@@ -266,13 +266,13 @@ class RayExecutor:
             self._look(now=True)
             self._submit(attempt)
             return None
-        text = f"hashbench: no answer from the cluster, {len(attempt.lost)} times: {_told(attempt.lost)}\n"
+        text = f"hashbench: no answer from the cluster, {len(attempt.lost)} times: {_described_losses(attempt.lost)}\n"
         replace_bytes(Path(attempt.task.log_path), text.encode())
         return TaskResult(
             attempt.task,
             wall_seconds=monotonic() - attempt.submitted,
             exit_code=-signal.SIGKILL,
-            retried=_told(attempt.lost[:-1]),
+            retried=_described_losses(attempt.lost[:-1]),
             environment={},
         )
 
@@ -363,10 +363,9 @@ _SAME_EVERYWHERE = f"Install the same there: pip install 'hashbench[ray]=={__ver
 
 def _described(task: Task) -> dict[str, Any]:
     """What :func:`hashbench.sweep.executors.remote.run` has to know of a task."""
-    fields = {field.name: getattr(task.spec, field.name) for field in dataclasses.fields(task.spec)}
     return {
-        "spec": {**fields, "arguments": dict(task.spec.arguments)},
-        "options": {**dataclasses.asdict(task.options), "output": ""},
+        "spec": to_json(task.spec),
+        "options": {**to_json(task.options), "output": ""},
         "target": task.target,
         "timeout": task.timeout,
     }
@@ -376,11 +375,11 @@ def _write_files(task: Task, files: Mapping[str, bytes]) -> None:
     """Put what a task left into the results folder; its row last, since a row says that all the rest is there."""
     folder, row = Path(task.options.output), Path(task.row_path)
     for name, content in sorted(files.items(), key=lambda file: (folder / file[0]) == row):
-        place = PurePosixPath(name)
-        if place.is_absolute() or ".." in place.parts:
+        relative = PurePosixPath(name)
+        if relative.is_absolute() or ".." in relative.parts:
             raise ValueError(f"a machine of the cluster sent a file called {name!r}")
-        (folder / place).parent.mkdir(parents=True, exist_ok=True)
-        replace_bytes(folder / place, content)
+        (folder / relative).parent.mkdir(parents=True, exist_ok=True)
+        replace_bytes(folder / relative, content)
 
 
 def _unusable(address: str, problem: str, *, tip: str) -> HashbenchError:
@@ -391,8 +390,8 @@ def _unusable(address: str, problem: str, *, tip: str) -> HashbenchError:
     )
 
 
-def _told(losses: Sequence[str]) -> str:
-    """How attempts ended; what happened several times is told once."""
+def _described_losses(losses: Sequence[str]) -> str:
+    """How attempts ended; what happened several times is counted."""
     counts = Counter(losses)
     return "; ".join(f"{how} ({count} times)" if count > 1 else how for how, count in counts.items())
 

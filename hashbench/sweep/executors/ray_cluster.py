@@ -89,7 +89,7 @@ def _knock(address: str) -> None:
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not port.isdecimal() or int(port) > 65535:
         tip = "Give HOST:PORT as `ray start` prints it, or auto; run the sweep on a machine of the cluster."
-        raise HashbenchError(f"{address!r} is no address of a Ray cluster", consequence="nothing was run", tip=tip)
+        raise HashbenchError(f"{address!r} is not the address of a Ray cluster", consequence="nothing was run", tip=tip)
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_SECONDS).close()
     except OSError as error:

@@ -20,7 +20,7 @@ from typing import Any
 
 from hashbench import __version__
 from hashbench.errors import HashbenchError
-from hashbench.io import file_digest
+from hashbench.io import file_digest, from_json
 from hashbench.records import ModelSpec, RunOptions
 from hashbench.results.folder import ResultsFolder, file_key
 from hashbench.suites import registry
@@ -55,8 +55,8 @@ def run(request: str) -> dict[str, Any]:
     asked = json.loads(request)
     try:
         _check(asked)
-        with tempfile.TemporaryDirectory(prefix="hashbench-", ignore_cleanup_errors=True) as place:
-            ended, files = _run(asked, ResultsFolder(Path(place, "results")))
+        with tempfile.TemporaryDirectory(prefix="hashbench-", ignore_cleanup_errors=True) as temporary:
+            ended, files = _run(asked, ResultsFolder(Path(temporary, "results")))
         answer: dict[str, Any] = {
             "ended": {
                 "wall_seconds": ended.wall_seconds,
@@ -85,10 +85,10 @@ def _check(asked: Mapping[str, Any]) -> None:
         raise HashbenchError(f"it has no suite {unknown[0]!r}", tip=tip)
     registry.require(asked["suites"])
     for path, digest in asked["zoo_files"].items():
-        found = file_digest(path)
-        if found != digest:
+        digest_here = file_digest(path)
+        if digest_here != digest:
             raise HashbenchError(
-                f"it has {'another' if found else 'no'} {path}",
+                f"it has {'another' if digest_here else 'no'} {path}",
                 tip="Copy a zoo file and all that it imports to the same path on every machine.",
             )
     # OpenMP reads it in the fork server and in whatever collects the environment; Ray sets it to the CPUs of a task.
@@ -104,10 +104,10 @@ def _problem(error: HashbenchError | OSError) -> dict[str, Any]:
 
 def _environment(asked: Mapping[str, Any]) -> dict[str, Any]:
     module, _, name = asked["fingerprint"].partition(":")
-    found: dict[str, Any] = getattr(importlib.import_module(module), name)(
+    fingerprint: dict[str, Any] = getattr(importlib.import_module(module), name)(
         device=asked["device"], variables=WORKER_VARIABLES
     )
-    return found
+    return fingerprint
 
 
 def _run(asked: Mapping[str, Any], folder: ResultsFolder) -> tuple[TaskResult, dict[str, bytes]]:
@@ -125,8 +125,8 @@ def _run(asked: Mapping[str, Any], folder: ResultsFolder) -> tuple[TaskResult, d
 
 
 def _task(asked: Mapping[str, Any], folder: ResultsFolder) -> Task:
-    spec = ModelSpec(**{**asked["spec"], "input_shape": tuple(asked["spec"]["input_shape"])})
-    options = RunOptions(**{**asked["options"], "output": str(folder.path)})
+    spec = from_json(ModelSpec, asked["spec"])
+    options = from_json(RunOptions, {**asked["options"], "output": str(folder.path)})
     key = file_key(suite=spec.suite, mode=options.mode, name=spec.name)
     return Task(
         key=key,
