@@ -20,27 +20,20 @@ from hashbench.replay.capture import capture
 from hashbench.run.rng import preserved_rng
 from hashbench.trace import arguments
 from hashbench.trace.api import HashDebugTrace
+from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.op_schema import plan_of
 
 LIMIT = 2**26
 
 
-class Capturing(HashDebugTrace):
-    """A trace that captures every call that it records."""
+class Capturing(TraceCallback):
+    """Captures every call of a trace."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[int, CapturedCall]] = []
+        self.calls: dict[str, CapturedCall] = {}
 
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        before = len(self._records)
-        call = capture(func, args, kwargs or {}, limit_bytes=LIMIT)
-        output = super().__torch_dispatch__(func, types, args, kwargs)
-        if len(self._records) > before:
-            self.calls.append((before, call))
-        return output
+    def before(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self.calls[node] = capture(func, args, kwargs, limit_bytes=LIMIT)
 
 
 UNWRITTEN = ("aten._ctc_loss", "aten._sparse_mm_reduce_impl", "aten.mkldnn_rnn_layer")
@@ -60,12 +53,12 @@ def traced_samples() -> Iterator[tuple[CapturedCall, tuple[TensorDigest, ...]]]:
         with suppress(Exception):  # some samples need what this build lacks
             samples = list(op.sample_inputs("cpu", dtype, requires_grad=differentiable))[:1]
         for sample in samples:
-            with Capturing() as trace, suppress(Exception):  # some samples are for GPUs
+            captured = Capturing()
+            with HashDebugTrace(watcher=captured) as trace, suppress(Exception):  # some samples are for GPUs
                 outputs = arguments.tensors_in(op(sample.input, *sample.args, **sample.kwargs))
                 roots = [output.abs().sum() for output in outputs if output.requires_grad]
                 torch.autograd.backward(roots)
-            records = trace.finish().records
-            yield from ((call, records[place].outputs) for place, call in trace.calls)
+            yield from ((captured.calls[record.id], record.outputs) for record in trace)
 
 
 def replayed(call: CapturedCall) -> Outcome:
