@@ -481,6 +481,11 @@ def _result_in(results: Iterable[ExperimentResult], name: str, on: str) -> Exper
     return next((result for result in results if (result.name, result.on) == (name, on)), missing)
 
 
+def labelled(label: str) -> Any:
+    """A column with a text, which reports show under this label."""
+    return field(default="", metadata={"label": label})
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One line of ``accuracy.csv``; ``docs/csv.md`` explains every column. ``None`` and ``""`` are written as an
@@ -530,11 +535,11 @@ class Row:
     representation: str = ""
     benign: int | None = None
     benign_ops: str = ""
-    confirmed: str = ""
-    untraced: str = ""
+    confirmed: str = labelled("Confirmed by another pair")
+    untraced: str = labelled("Untraced runs")
     perturbed_ops: str = ""
-    settings_changed: str = ""
-    deterministic_doc: str = ""
+    settings_changed: str = labelled("Settings changed")
+    deterministic_doc: str = labelled("torch documents")
     deterministic_here: str = ""
     deterministic_price: float | None = None
     advice: str = ""
@@ -551,5 +556,7 @@ class Row:
 
 
 ROW_COLUMNS: tuple[str, ...] = tuple(f.name for f in dataclasses.fields(Row))
+LABELS: Mapping[str, str] = {f.name: f.metadata["label"] for f in dataclasses.fields(Row) if f.metadata}
+"""Column → the label under which the page of a model shows it; the others are said in sentences or in tables."""
 ROW_KEY: tuple[str, ...] = ("suite", "mode", "dtype", "dev", "name")
 """What identifies a row: two sweeps are compared by it, and a sweep holds each at most once."""

@@ -1,14 +1,15 @@
-"""From evidence to a cause: which mechanism do the experiments show, how surely, and what is to be done?
+"""Causes are inferred from controlled experiments: which mechanism they show, how surely, and what is to be done.
 
 Pure: imports no torch, reads no files. :func:`decide` goes through small rules in order, and the first that answers
-decides. Rules for what came from outside are in ``causes_outside``, those for kernels in ``causes_kernel``; how arms
-are read is in ``readings``. ``docs/causes.md`` explains every cause and every arm, and ``tests/test_causes.py`` is the
-truth table.
+decides; each verdict states the counts it rests on. Rules for what came from outside are in ``outside``, those for
+kernels in ``kernel``; what an experiment did to a difference is judged in ``evidence`` and ``stats``.
+``docs/causes.md`` explains every cause and every experiment, and ``tests/causes`` is the truth table.
 
-Three principles keep the rules sound. An arm *removes* a difference only if nothing differs under it and luck does not
-explain that (``chances.effect_of``); one that merely seems to supports at most ``likely``, and only where no rival arm
-seems to as well. What was seen to happen (memory follows the poison) needs no such test. And a change that makes a
-difference go away proves no mechanism where it changes several things at once: another library, a flag.
+Three principles keep the rules sound. An experiment *removes* a difference only if nothing differs under it and
+Fisher's exact test excludes luck (``stats.effect_of``); one that merely seems to supports at most ``likely``, and only
+where no rival seems to as well. What was seen to happen (output depends on uninitialised memory) needs no such test.
+And a change that makes a difference go away proves no mechanism where it changes several things at once: another
+library, a flag.
 """
 
 from __future__ import annotations

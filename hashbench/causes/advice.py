@@ -45,7 +45,7 @@ def _deterministic_clause(evidence: Evidence, cause: str) -> str:
     found = effect(evidence, "deterministic", "call")
     if found is Effect.REMOVED:
         price = deterministic_price(evidence)
-        return f"{_FLAG} makes it identical here" + (f", at {price:.2g} times the time" if price else "")
+        return f"{_FLAG} makes it identical here" + (f", and takes {price:.2g}x as long" if price else "")
     if found is Effect.SEEMS:
         return f"with {_FLAG} {count(arm)} replays differ here, too few to exclude luck"
     return f"with {_FLAG} it still differs here ({count(arm)} replays)" if arm.differing else ""

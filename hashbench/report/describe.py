@@ -40,7 +40,7 @@ def how_much(row: Row) -> str:
 
 def deterministic_here(row: Row) -> str:
     """What the deterministic algorithms did, and their price."""
-    price = f", at {row.deterministic_price:.2g} times the time" if row.deterministic_price is not None else ""
+    price = f", takes {row.deterministic_price:.2g}x as long" if row.deterministic_price is not None else ""
     return row.deterministic_here + price if row.deterministic_here else ""
 
 

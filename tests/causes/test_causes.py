@@ -1004,7 +1004,7 @@ def test_a_likely_cause_says_what_is_missing() -> None:
                 ExperimentResult("deterministic", "call", 20, 0, 1, seconds=0.018),
                 ExperimentResult("nondeterministic", "call", 20, 20, 21, seconds=0.01),
             ],
-            "; torch.use_deterministic_algorithms(True) makes it identical here, at 1.8 times the time.",
+            "; torch.use_deterministic_algorithms(True) makes it identical here, and takes 1.8x as long.",
             id="identical, at a price",
         ),
         pytest.param(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hashbench.catalog import REPEATED, kind_of, letter_of
-from hashbench.records import Row
+from hashbench.records import LABELS, Row
 from hashbench.report.describe import deterministic_here, how_much, how_often, spaced
 from hashbench.report.history import History, Interval, models_in_trouble
 from hashbench.report.html.evidence import ArmRead, read_evidence, reasons
@@ -153,11 +153,8 @@ def _facts(row: Row) -> Iterator[tuple[str, str]]:
     yield "Further sources", row.other_sources
     yield "Evidence", "" if row.evidence.results else row.evidence.text
     yield "Not captured", row.capture
-    yield "Confirmed by another pair", row.confirmed
-    yield "Untraced runs", row.untraced
-    yield "Settings changed", row.settings_changed
     yield "Harmless differences", f"{row.benign}: {row.benign_ops}" if row.benign else ""
-    yield "torch documents", row.deterministic_doc
+    yield from ((label, getattr(row, column)) for column, label in LABELS.items())
     yield "Deterministic algorithms here", deterministic_here(row)
 
 
