@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hashbench.records import Row
+from hashbench.report.expectations import Judgement
 from hashbench.report.history import Interval
 from hashbench.results.environments import EnvironmentChange
 
@@ -20,9 +21,14 @@ def rate(row: Row) -> str:
 def how_often(row: Row) -> str:
     """``33 of 33 replays (95 % interval: 91.0% to 100.0%), 34 different outcomes``."""
     text = rate(row)
-    if text and row.rate_low is not None and row.rate_high is not None:
-        text += f" (95 % interval: {row.rate_low:.1%} to {row.rate_high:.1%})"
+    if text and bounds(row):
+        text += f" (95 % interval: {bounds(row)})"
     return text + (f", {row.distinct} different outcomes" if text and row.distinct else "")
+
+
+def bounds(row: Row) -> str:
+    """``91.0% to 100.0%``: the 95 % interval of the rate; empty where it is not known."""
+    return "" if row.rate_low is None or row.rate_high is None else f"{row.rate_low:.1%} to {row.rate_high:.1%}"
 
 
 def how_much(row: Row) -> str:
@@ -76,3 +82,15 @@ def scope_words(key: Sequence[str]) -> str:
 def suite_words(suite: str) -> str:
     """The name of a suite; of the path of a zoo file its last part."""
     return Path(suite).name if "/" in suite else suite
+
+
+def message(one: Judgement) -> str:
+    """One line: what is seen, what was expected, and why."""
+    now = seen(one.new)
+    before = one.base.accuracy if one.base else "nothing"
+    since = f" since {one.since}" if one.since else ""
+    of = "expected" if one.expected or one.base is None else "last night"
+    nights = f", not seen for {count(one.unseen, 'night')}" if one.unseen else ""
+    note = f"; {one.note}" if one.note else ""
+    link = f" {one.link}" if one.link else ""
+    return f"{one.word}: {now} ({of}: {before}{since}{nights}){note}{link}"

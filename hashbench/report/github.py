@@ -10,9 +10,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from hashbench.catalog import kind_of
-from hashbench.report.describe import change
+from hashbench.report.describe import change, message
 from hashbench.report.expectations import ExpectationStatus, Judged, Judgement
-from hashbench.report.junit import message
 from hashbench.text import one_line, shorten
 
 MOST = 10
@@ -24,12 +23,12 @@ _LONGEST = 1000
 def as_annotations(judged: Judged) -> str:
     """An error for everything that got worse; a warning for what does not pass and nothing is expected of, for stale
     expectations, and for a changed environment. Empty where there is nothing to say."""
-    errors = [_told("error", "The night is not whole", problem) for problem in judged.problems]
+    errors = [_annotation("error", "The night is not whole", problem) for problem in judged.problems]
     errors += [_model("error", one) for one in judged.judgements if one.worse]
     warnings = [_model("warning", one) for one in judged.judgements if _asks_for_attention(one)]
     if judged.environment:
         changes = "; ".join(map(change, judged.environment))
-        warnings.insert(0, _told("warning", "The environment changed", changes))
+        warnings.insert(0, _annotation("warning", "The environment changed", changes))
     worse = Counter(one.word for one in judged.judgements if one.worse)
     return "".join(
         f"{line}\n" for line in (*_at_most(errors, "error", _counted(worse)), *_at_most(warnings, "warning", ""))
@@ -49,7 +48,7 @@ def _at_most(lines: Sequence[str], level: str, counts: str) -> Iterator[str]:
         return
     yield from lines[: MOST - 1]
     more = f"{len(lines) - MOST + 1} more {level}s of hashbench"
-    yield _told(level, more, f"{more} are in the report.{f' In all: {counts}.' if counts else ''}")
+    yield _annotation(level, more, f"{more} are in the report.{f' In all: {counts}.' if counts else ''}")
 
 
 def _counted(counts: Counter[str]) -> str:
@@ -58,10 +57,10 @@ def _counted(counts: Counter[str]) -> str:
 
 def _model(level: str, one: Judgement) -> str:
     suite, mode, *_, name = one.key
-    return _told(level, f"{name} ({suite}, {mode}): {one.word}", message(one))
+    return _annotation(level, f"{name} ({suite}, {mode}): {one.word}", message(one))
 
 
-def _told(level: str, title: str, text: str) -> str:
+def _annotation(level: str, title: str, text: str) -> str:
     return f"::{level} title={_property(shorten(one_line(title), 200))}::{_data(shorten(one_line(text), _LONGEST))}"
 
 

@@ -13,14 +13,14 @@ from itertools import groupby
 from xml.etree import ElementTree
 
 from hashbench.catalog import kind_of
-from hashbench.report.describe import seen
+from hashbench.report.describe import message
 from hashbench.report.expectations import ExpectationStatus, Judged, Judgement
 from hashbench.report.history import History
 
 _ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What XML 1.0 cannot hold, not even escaped: control characters, lone surrogates, U+FFFE, U+FFFF."""
 
-_TELLING = (
+_FACTS = (
     *("origin", "kernel", "module", "phase", "cause", "confidence", "because", "evidence", "advice", "repro", "error"),
 )
 
@@ -62,15 +62,15 @@ def _case(one: Judgement) -> ElementTree.Element:
     case = ElementTree.Element("testcase", classname=_xml(".".join(filter(None, group))), name=_xml(name))
     if one.new is not None and one.new.seconds is not None:
         case.set("time", f"{one.new.seconds:.3f}")
-    told = _xml(_told(one))
+    facts = _xml(_facts(one))
     verdict = kind_of(one.new.accuracy if one.new else "")
     if one.worse:
-        ElementTree.SubElement(case, "failure", message=_xml(message(one)), type=_xml(one.word)).text = told
+        ElementTree.SubElement(case, "failure", message=_xml(message(one)), type=_xml(one.word)).text = facts
     elif verdict == "skip":
         ElementTree.SubElement(case, "skipped", message=_xml(one.new.error if one.new else ""))
     elif verdict != "pass":
         ElementTree.SubElement(case, "skipped", message=_xml(message(one)))
-        ElementTree.SubElement(case, "system-out").text = told
+        ElementTree.SubElement(case, "system-out").text = facts
     elif one.status not in (ExpectationStatus.MET, ExpectationStatus.UNEXPECTED):
         ElementTree.SubElement(case, "system-out").text = _xml(message(one))
     return case
@@ -82,20 +82,8 @@ def _problem(problem: str) -> ElementTree.Element:
     return case
 
 
-def message(one: Judgement) -> str:
-    """One line: what is seen, what was expected, and why."""
-    now = seen(one.new)
-    before = one.base.accuracy if one.base else "nothing"
-    since = f" since {one.since}" if one.since else ""
-    of = "expected" if one.expected or one.base is None else "last night"
-    nights = f", not seen for {one.unseen} night{'s' * (one.unseen > 1)}" if one.unseen else ""
-    note = f"; {one.note}" if one.note else ""
-    link = f" {one.link}" if one.link else ""
-    return f"{one.word}: {now} ({of}: {before}{since}{nights}){note}{link}"
-
-
-def _told(one: Judgement) -> str:
-    values = ((column, getattr(one.new, column, "")) for column in _TELLING)
+def _facts(one: Judgement) -> str:
+    values = ((column, getattr(one.new, column, "")) for column in _FACTS)
     return "\n".join(f"{column}: {value}" for column, value in values if value)
 
 

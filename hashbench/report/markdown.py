@@ -16,7 +16,7 @@ from tabulate import tabulate
 
 from hashbench.catalog import Kind, kind_of
 from hashbench.records import Row
-from hashbench.report.describe import seen
+from hashbench.report.describe import count, rate, seen
 from hashbench.report.expectations import STALE_AFTER, ExpectationStatus, Judged, Judgement
 from hashbench.report.history import History, ModelHistory
 from hashbench.report.text import escape_markdown
@@ -80,7 +80,7 @@ def _head(history: History, judged: Judged) -> Iterator[str]:
     yield f"**{verdict(judged)}**"
     since = f", compared with {_text(judged.last, _NAME)}" if judged.last else ""
     began = f", began {history.nights[-1].when}" if history.nights[-1].when else ""
-    yield f"{_count(history.nights, 'night')} of history{since}{began}."
+    yield f"{count(len(history.nights), 'night')} of history{since}{began}."
     if judged.remarks:
         yield _bullets(judged.remarks)
 
@@ -88,9 +88,9 @@ def _head(history: History, judged: Judged) -> Iterator[str]:
 def verdict(judged: Judged) -> str:
     """One line: whether anything got worse, and what."""
     worse = Counter(str(one.status) for one in judged.judgements if one.worse)
-    parts = [f"{count} {word}" for word, count in worse.items()]
+    parts = [f"{number} {word}" for word, number in worse.items()]
     if judged.problems:
-        parts.append(_count(judged.problems, "problem") + " of the night itself")
+        parts.append(count(len(judged.problems), "problem") + " of the night itself")
     return f"Worse: {', '.join(parts)}" if parts else "Nothing got worse"
 
 
@@ -185,14 +185,13 @@ def _row_cells(one: Judgement, model: ModelHistory | None, labels: Sequence[str]
     if row is None:
         return []
     cause = f"{row.cause} ({row.confidence})" if row.cause and row.confidence else row.cause
-    rate = "" if row.rate is None else f"{row.rate:.0%} of {row.trials} {row.rate_of}".strip()
     return [
         _text(row.accuracy),
         *_model_cells(one.key),
         _text(row.kernel or row.origin),
         _text(cause),
         _text(row.module),
-        _text(rate),
+        _text(rate(row)),
         _text(one.word) + (f" ({_link(one.link)})" if one.link else ""),
         _text(_since(model, labels)),
         _text(row.advice or row.error, 2 * _CELL),
@@ -208,7 +207,7 @@ def _since(model: ModelHistory | None, labels: Sequence[str]) -> str:
 
 # ----------------------------------------------------------------------------------------------- expectations
 
-_TOLD = {
+_EXPECTATION_HEADINGS = {
     ExpectationStatus.STALE: f"Not seen in {STALE_AFTER} nights or more: take the expectation out if the difference "
     "is gone",
     ExpectationStatus.FIXED: "Passes and was expected not to",
@@ -219,15 +218,15 @@ _TOLD = {
 
 
 def _expectations(judged: Judged, room: _Room) -> Iterator[str]:
-    lots = {status: [one for one in judged.judgements if _concerns(one, status)] for status in _TOLD}
+    lots = {status: [one for one in judged.judgements if _concerns(one, status)] for status in _EXPECTATION_HEADINGS}
     if not any(lots.values()):
         return
     yield "## Expectations"
     for status, lot in lots.items():
         if status is ExpectationStatus.NOT_ASKED and lot:
-            yield f"{_TOLD[status]}: {_count(lot, 'model')}."
+            yield f"{_EXPECTATION_HEADINGS[status]}: {count(len(lot), 'model')}."
         elif lot:
-            yield f"{_TOLD[status]}:"
+            yield f"{_EXPECTATION_HEADINGS[status]}:"
             yield _table(
                 (*_MODEL, "expected", "nights not seen", "last seen", "link"), lot, _expected_cells, room.lines
             )
@@ -261,16 +260,16 @@ def _details(judged: Judged, room: _Room) -> Iterator[str]:
     if rows and room.details:
         yield "## Diagnoses"
     for row in rows[: room.details]:
-        told = [f"- {label}: {_text(value, _SENTENCE)}" for label, value in _told(row) if value]
+        facts = [f"- {label}: {_text(value, _SENTENCE)}" for label, value in _facts(row) if value]
         title = " ".join(filter(None, (row.name, row.mode, row.kernel)))
         # Up to the blank line this is HTML, where Markdown's backslashes would be seen.
         summary = f"<summary>{html.escape(one_line(shorten(title, _CELL)))}</summary>"
-        yield "\n\n".join([f"<details>{summary}", "\n".join(told), "</details>"])
+        yield "\n\n".join([f"<details>{summary}", "\n".join(facts), "</details>"])
     if len(rows) > room.details:
         yield f"{len(rows) - room.details} more diagnoses are in accuracy.csv and in the HTML report."
 
 
-def _told(row: Row) -> list[tuple[str, str]]:
+def _facts(row: Row) -> list[tuple[str, str]]:
     return [
         ("what differs", row.detail),
         ("where", ", ".join(filter(None, (row.module, row.phase, row.source)))),
@@ -300,10 +299,6 @@ def _text(text: str, width: int = _CELL) -> str:
 
 def _link(link: str) -> str:
     return f"[link]({link})" if link and is_link(link) else ""
-
-
-def _count(things: Sequence[object], word: str) -> str:
-    return f"{len(things)} {word}{'' if len(things) == 1 else 's'}"
 
 
 def _bullets(lines: Sequence[str], *, most: int = 50) -> str:

@@ -13,6 +13,7 @@ from tabulate import tabulate
 
 from hashbench.records import ROW_COLUMNS, ROW_KEY, Row
 from hashbench.report.compare import Comparison, ModelChange, Outcome
+from hashbench.report.describe import count
 from hashbench.results.table import csv_line, defuse
 from hashbench.text import one_line, shorten
 
@@ -61,9 +62,9 @@ def sweep_table(rows: Sequence[Row]) -> str:
         if row.error
     ]
     counts = Counter(row.accuracy for row in rows)
-    summary = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+    summary = ", ".join(f"{number} {status}" for status, number in counts.most_common())
     modes = " and ".join(dict.fromkeys(row.mode for row in rows if row.mode))
-    total = _models(len(rows)) + (f" in {modes}" if modes else "")
+    total = count(len(rows), "model") + (f" in {modes}" if modes else "")
     return "\n\n".join(filter(None, [table, "\n".join(errors), f"{total}: {summary}", _what_passing_proves(rows)]))
 
 
@@ -88,10 +89,6 @@ def _shown(value: object) -> str:
 def _table(headers: Sequence[str], lines: Iterable[Sequence[str]], style: str = "simple") -> str:
     # Without disable_numparse tabulate rewrites names that look like numbers: 1e5 becomes 100000.
     return tabulate(list(lines), headers=headers, tablefmt=style, disable_numparse=True)
-
-
-def _models(count: int) -> str:
-    return "1 model" if count == 1 else f"{count} models"
 
 
 # ------------------------------------------------------------------------------------------------ a comparison
@@ -139,7 +136,7 @@ def _sections(comparison: Comparison[Row, Outcome], *, style: str, cell: Cell, b
 
 def summary(comparison: Comparison[Row, Outcome]) -> str:
     """One line: how many models had each outcome, the worst first, and whether anything got worse."""
-    counts = ", ".join(f"{count} {outcome}" for outcome, count in comparison.counts.items())
+    counts = ", ".join(f"{number} {outcome}" for outcome, number in comparison.counts.items())
     return f"{'Worse' if comparison.got_worse else 'Nothing got worse'}: {counts or 'no models'}"
 
 
@@ -180,7 +177,8 @@ def _lot(change: ModelChange) -> tuple[str, ...]:
 
 def _inside(lot: Sequence[ModelChange]) -> str:
     counts = Counter(row.accuracy for change in lot if (row := change.new or change.base))
-    return f"({_models(len(lot))}: {', '.join(f'{count} {status}' for status, count in counts.most_common())})"
+    statuses = ", ".join(f"{number} {status}" for status, number in counts.most_common())
+    return f"({count(len(lot), 'model')}: {statuses})"
 
 
 # ------------------------------------------------------------------------------------------- for other programs
@@ -192,7 +190,7 @@ def as_json(comparison: Comparison[Row, Outcome]) -> str:
         "base": comparison.base,
         "new": comparison.new,
         "worse": comparison.got_worse,
-        "counts": {str(outcome): count for outcome, count in comparison.counts.items()},
+        "counts": {str(outcome): number for outcome, number in comparison.counts.items()},
         "environment": [{"key": one.key, "base": one.base, "new": one.new} for one in comparison.environment],
         "remarks": list(comparison.remarks),
         "changes": [

@@ -49,7 +49,7 @@ ROW = Row(
 def test_a_whole_diagnosis() -> None:
     assert five_lines(ROW, folder=FOLDER).splitlines() == [
         "test_op: runs differ in output.0 (12 elements, by at most 9.54e-07, 3 ULP); "
-        "10 of 20 replays differed from the first, 30% to 70%",
+        "10 of 20 replays differed from the first, 30.0% to 70.0%",
         "first divergence: aten.index_add_.default (backward, op 3 of 7, in Net.embed, at net.py:12 forward): "
         "the output differs although every input is equal",
         "cause: accumulation_order, proven: 0 of 20 with one thread",

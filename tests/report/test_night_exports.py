@@ -90,7 +90,7 @@ def test_markdown_has_a_line_for_everything_that_does_not_pass(night):
         r"aten.index_put\_.default",
         "write_race (proven)",
         "layer1.0",
-        "100% of 20 replays",
+        "20 of 20 replays",
         "met ([link](https://example.org/7))",
         "2, since 2026-11-01",
         "Use one thread.",
@@ -204,8 +204,8 @@ def test_annotations_name_what_got_worse_and_what_asks_for_attention(night):
 
 
 def test_annotations_are_escaped_as_github_asks():
-    assert github._told("error", "a,b:c%", "x:y,z%0A") == "::error title=a%2Cb%3Ac%25::x:y,z%250A"
-    assert "\n" not in github._told("error", "a\r\nb", "c\r\nd")
+    assert github._annotation("error", "a,b:c%", "x:y,z%0A") == "::error title=a%2Cb%3Ac%25::x:y,z%250A"
+    assert "\n" not in github._annotation("error", "a\r\nb", "c\r\nd")
 
 
 def test_more_annotations_than_github_shows_are_summed_up(tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hashbench.catalog import CAUSES
 from hashbench.records import Row
+from hashbench.report.describe import bounds, rate
 
 _LONGEST = 500
 """Letters of one line; names and texts come from the code under test."""
@@ -33,10 +34,9 @@ def _what(row: Row) -> str:
 
 
 def _how_often(row: Row) -> str:
-    if row.rate is None or row.trials is None:
+    if not rate(row):
         return "how often is not known"
-    bounds = "" if row.rate_low is None or row.rate_high is None else f", {row.rate_low:.0%} to {row.rate_high:.0%}"
-    return f"{round(row.rate * row.trials)} of {row.trials} {row.rate_of} differed from the first{bounds}"
+    return ", ".join(filter(None, (f"{rate(row)} differed from the first", bounds(row))))
 
 
 def _where(row: Row) -> str:
