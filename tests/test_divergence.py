@@ -856,17 +856,21 @@ def test_the_caller_may_say_which_results_differ() -> None:
 
 
 def test_a_long_chain_of_writes_into_one_tensor_is_judged_in_linear_time() -> None:
-    def scenario(run: Run) -> None:
-        x = run.op("index_put", run.leaf("input/0"), wrote=tensor(run.either("a", "A"), 100_000))
-        for place in range(10_000):
-            x = run.op("copy_", into(x, place), "input/0", wrote=tensor("c", 1))
-        run.result(run.op("sum", x, wrote=run.either("s", "S")), run.either("s", "S"))
+    def seconds(writes: int) -> float:
+        def scenario(run: Run) -> None:
+            x = run.op("index_put", run.leaf("input/0"), wrote=tensor(run.either("a", "A"), 100_000))
+            for place in range(writes):
+                x = run.op("copy_", into(x, place), "input/0", wrote=tensor("c", 1))
+            run.result(run.op("sum", x, wrote=run.either("s", "S")), run.either("s", "S"))
 
-    started = time.process_time()
-    found = judge(scenario).divergence
-    assert found is not None
-    assert found.kernel == "aten.index_put.default"
-    assert time.process_time() - started < 2
+        started = time.process_time()
+        found = judge(scenario).divergence
+        assert found is not None
+        assert found.kernel == "aten.index_put.default"
+        return time.process_time() - started
+
+    few, many = (min(seconds(writes) for _ in range(3)) for writes in (2_000, 8_000))
+    assert many < 8 * few  # 4 times as long where time is linear, 16 times where it is quadratic, on any machine
 
 
 def test_the_decision_imports_no_torch() -> None:
