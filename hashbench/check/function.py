@@ -83,8 +83,8 @@ class FunctionCall:
         """The arguments by name, and the function itself where it is a module, or its method."""
         owner = getattr(self.function, "__self__", None)
         module = self.function if isinstance(self.function, torch.nn.Module) else owner
-        found = {"<function>": module} if isinstance(module, torch.nn.Module) else {}
-        return found | {str(place): value for place, value in enumerate(self.args)} | dict(self.kwargs or {})
+        modules = {"<function>": module} if isinstance(module, torch.nn.Module) else {}
+        return modules | {str(position): value for position, value in enumerate(self.args)} | dict(self.kwargs or {})
 
     def __call__(self) -> Any:
         return self.function(*self.args, **(self.kwargs or {}))
@@ -246,7 +246,7 @@ class _Runs:
         self, *, traced: bool = True, diagnosing: bool = False, watcher: TraceCallback | None = None
     ) -> tuple[Run, Any]:
         """One run from the reset state, and what the function returned."""
-        with _place_of_the_caller(), preserved(), torch.compiler.set_stance("force_eager"):
+        with _same_working_directory(), preserved(), torch.compiler.set_stance("force_eager"):
             call = fresh_copy(self.call)
             reset_rng_state(self.options.seed)
             trace = None
@@ -264,21 +264,21 @@ class _Runs:
                     value = call()
                 finally:
                     self._failed_op = trace.failed_op if trace is not None else ""
-            found: dict[str, Any] = {}
+            results: dict[str, Any] = {}
             with torch.no_grad():
                 for name, result in _results_of(value, call):
-                    add_result(found, trace, name, result, copied=True)
+                    add_result(results, trace, name, result, copied=True)
         finished = None if trace is None else trace.finish()
         if finished is not None:
-            finished = self._with_ops(finished, found, returned=value is not None)
-        return Run(finished, found), value
+            finished = self._with_ops(finished, results, returned=value is not None)
+        return Run(finished, results), value
 
-    def _with_ops(self, trace: Trace, found: dict[str, Any], *, returned: bool) -> Trace:
-        """The trace with what every op wrote among its results, where that is compared; ``found`` gets it too."""
+    def _with_ops(self, trace: Trace, results: dict[str, Any], *, returned: bool) -> Trace:
+        """The trace with what every op wrote among its results, where that is compared; ``results`` gets it too."""
         added = list(_written_by_ops(trace)) if self.every_op or not returned else []
         if not (trace.records or trace.results or added):
             added = [Result("nothing", TensorDigest("None", (), (), "none"))]
-        found.update({result.name: result.digest.value for result in added})
+        results.update({result.name: result.digest.value for result in added})
         return replace(trace, results=(*trace.results, *added))
 
 
@@ -342,13 +342,13 @@ def device_of(call: FunctionCall) -> str:
 
 
 @contextlib.contextmanager
-def _place_of_the_caller() -> Iterator[None]:
+def _same_working_directory() -> Iterator[None]:
     """Put the working directory back on leaving."""
-    place = Path.cwd()
+    folder = Path.cwd()
     try:
         yield
     finally:
-        os.chdir(place)
+        os.chdir(folder)
 
 
 @contextlib.contextmanager

@@ -183,20 +183,20 @@ class BenchmarkRunner:
     ) -> dict[str, Any]:
         """All steps of one run; returns its results by name."""
         step = self.forward_and_backward_pass if self.training else self.forward_pass
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         with trace if trace is not None else contextlib.nullcontext():
             for iteration in range(workload.iterations or DEFAULT_ITERATIONS):
                 if trace is not None:
                     trace.iteration = iteration
                     trace.mark(f"iteration {iteration}")
-                for (kind, place), value in step(workload, model, inputs, optimizer, trace):
+                for (kind, path), value in step(workload, model, inputs, optimizer, trace):
                     with _disable_current_modes(), torch.no_grad():
-                        add_result(found, trace, f"{kind}.{iteration}{place}", value, copied=True)
+                        add_result(results, trace, f"{kind}.{iteration}{path}", value, copied=True)
         if self.training:
             shared = share_memory(workload.module, model)
             for name, value in outputs.state_results(model, optimizer):
-                add_result(found, trace, name, value, copied=shared)
-        return found
+                add_result(results, trace, name, value, copied=shared)
+        return results
 
     def forward_pass(
         self,
@@ -231,14 +231,14 @@ class BenchmarkRunner:
         torch.autograd.backward(loss)
         if optimizer is not None:
             optimizer.step()
-        found = _named_outputs(output)
-        found.append((("loss", ""), loss))
-        found += [
+        results = _named_outputs(output)
+        results.append((("loss", ""), loss))
+        results += [
             (("input_grad", f".{path}"), tensor.grad)
             for path, tensor in named_tensors(inputs)
             if tensor.grad is not None
         ]
-        return found
+        return results
 
     def compute_loss(self, workload: Workload, output: Any) -> torch.Tensor:
         """The scalar to differentiate: the workload's own loss, else the mean of every floating-point tensor of the

@@ -1,5 +1,4 @@
-"""Runs of a model in processes that have run nothing before: each builds the model anew, and nothing survives between
-them.
+"""Runs of a model in fresh processes: each builds the model anew, and no state survives between them.
 
 The life of one process: a launcher of a few lines switches address randomisation off where that is asked for, and
 becomes, by ``exec``, a Python that reads what to run from its standard input, runs it, and leaves traces in a temporary
@@ -176,15 +175,15 @@ def main() -> NoReturn:
     lines = sys.stdin.readline, sys.stdin.readline
     (order, folder), task = (json.loads(read()) for read in lines)
     end_with_input()
-    place = Path(folder)
+    folder_of_answer = Path(folder)
     try:
         sys.path[:] = task["path"]
-        found = _run(task)
-        answer = _written(found, place)
+        runs = _run(task)
+        answer = _written(runs, folder_of_answer)
     except BaseException as error:
         answer = {"traces": [], "failure": named_line(error)}
     answer["note"] = "" if order == "random" or _addresses_are_fixed() else "memory addresses could not be fixed"
-    replace_file(place / _ANSWER, json.dumps(answer))
+    replace_file(folder_of_answer / _ANSWER, json.dumps(answer))
     exit_at_once()  # whatever the model has started must not keep the answer waiting
 
 
@@ -193,16 +192,16 @@ def _run(task: Mapping[str, Any]) -> list[Trace | Failure]:
     spec = ModelSpec(**{**content, "input_shape": tuple(content["input_shape"])})
     module, _, name = task["target"].partition(":")
     runner = getattr(importlib.import_module(module), name)(RunOptions(**task["options"]))
-    found: list[Trace | Failure] = runner.traces_of(spec, level=task["level"], runs=task["runs"])
-    return found
+    traces: list[Trace | Failure] = runner.traces_of(spec, level=task["level"], runs=task["runs"])
+    return traces
 
 
-def _written(found: Sequence[Trace | Failure], place: Path) -> dict[str, Any]:
-    failures = [run.error for run in found if isinstance(run, Failure)]
+def _written(runs: Sequence[Trace | Failure], folder: Path) -> dict[str, Any]:
+    failures = [run.error for run in runs if isinstance(run, Failure)]
     names = []
-    for number, trace in enumerate(run for run in found if isinstance(run, Trace)):
+    for number, trace in enumerate(run for run in runs if isinstance(run, Trace)):
         names.append(f"{number}.trace")
-        file.write(trace, place / names[-1])
+        file.write(trace, folder / names[-1])
     return {"traces": names, "failure": failures[0] if failures else ""}
 
 

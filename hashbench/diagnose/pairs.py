@@ -134,10 +134,10 @@ class Pairs:
         one, two = (_steady(runs) for runs in seen.values())
         follow = [name for name in one if name in two and one[name] != two[name]]
         trials = len(seconds) // 2
-        found = f"{len(follow)} of {len(seen[controls.POISONS[0]][0])} results follow the value" if follow else ""
+        finding = f"{len(follow)} of {len(seen[controls.POISONS[0]][0])} results follow the value" if follow else ""
         differing = trials if follow else 0
         return ExperimentResult(
-            "poison", "pair", trials, differing, 1 + bool(follow), statistics.median(seconds), found
+            "poison", "pair", trials, differing, 1 + bool(follow), statistics.median(seconds), finding
         )
 
     # --------------------------------------------------------------------------------------------------- runs
@@ -206,15 +206,15 @@ def _parts_there(original: Divergence, first: Trace | None, other: Trace | None)
     return original.origin == "kernel" and one is not None and two is not None and one != two
 
 
-def still_there(original: Divergence | None, found: Divergence | None) -> bool:
+def still_there(original: Divergence | None, other: Divergence | None) -> bool:
     """Whether a pair shows the difference being examined, or one that enters no later and so may hide it."""
-    if found is None or original is None:
-        return found is not None
-    if original.origin == "sequence" or found.node == original.node:
-        return found.origin == original.origin or found.node == original.node
-    if found.op_index is None or original.op_index is None:
+    if other is None or original is None:
+        return other is not None
+    if original.origin == "sequence" or other.node == original.node:
+        return other.origin == original.origin or other.node == original.node
+    if other.op_index is None or original.op_index is None:
         return True
-    return found.op_index <= original.op_index
+    return other.op_index <= original.op_index
 
 
 def process_arms(fresh: FreshRuns, original: Divergence | None, *, name: str) -> tuple[ExperimentResult, ...]:

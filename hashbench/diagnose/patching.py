@@ -1,4 +1,4 @@
-"""Recorded content in the place of computed content: how a pair of runs gets past a difference that is known.
+"""Activation patching: replaces what known sources computed by what was recorded, to look past their difference.
 
 In one run a :class:`Recorder` keeps what the sources of known differences wrote or held; in the next a
 :class:`Replacer` puts that content in place before anything reads it. What still differs then has another source.

@@ -15,7 +15,7 @@ from hashbench.catalog import EXPERIMENTS, Experiment, Role
 from hashbench.deadline import Budget
 from hashbench.records import NO_TIME, CallFacts, ExperimentResult, TensorDigest
 from hashbench.replay import facts as callfacts
-from hashbench.replay.call import CapturedCall, Outcome, in_force
+from hashbench.replay.call import CallOutcome, CapturedCall, in_force
 from hashbench.replay.experiments.special import SPECIAL_ARMS
 from hashbench.replay.experiments.table import SURROUNDINGS
 from hashbench.replay.facts import Snapshot
@@ -158,7 +158,7 @@ def _matches(lab: Laboratory, recorded: Recorded) -> bool | None:
     return None if lab.repeated.differing else False
 
 
-def _is_recorded(outcome: Outcome, outputs: tuple[TensorDigest, ...]) -> bool:
+def _is_recorded(outcome: CallOutcome, outputs: tuple[TensorDigest, ...]) -> bool:
     """Whether the outcome has the recorded outputs. Behind those that the schema declares, a trace with hashed inputs
     also records arguments that changed all the same."""
     given = [_without_stride(digest) for digest in outcome.arguments]

@@ -115,10 +115,10 @@ class CapturedCall:
         held = [memory.content for memory in self.memories]
         held += [tensor for tensor in self.tensors if isinstance(tensor, torch.Tensor)]
         given = [value for value in self.kwargs.values() if isinstance(value, torch.device)]
-        found = [
+        devices = [
             device for device in [*(tensor.device for tensor in held), *given] if device.type not in ("cpu", "meta")
         ]
-        return tuple(dict.fromkeys(map(_with_index, found)))
+        return tuple(dict.fromkeys(map(_with_index, devices)))
 
     @property
     def nbytes(self) -> int:
@@ -134,7 +134,7 @@ class CapturedCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CallOutcome:
     """What a call left, as digests: ``written`` as a trace records it (fresh outputs, then written arguments in the
     schema's order), ``outputs`` all that it returned, ``arguments`` all tensors among its arguments afterwards, also
     those that the schema does not call written (with their holes), and the text of a returned ``scalar``."""
@@ -254,10 +254,12 @@ class LiveMemory:
             self.touched = False
 
     def _allocate(self) -> torch.Tensor:
-        found = _aligned(self.memory.content, (self.memory.alignment + self.shift) % LINE, exact=self.shift % LINE == 0)
-        storage = found.untyped_storage()
+        memory = _aligned(
+            self.memory.content, (self.memory.alignment + self.shift) % LINE, exact=self.shift % LINE == 0
+        )
+        storage = memory.untyped_storage()
         self._given = (storage.data_ptr(), storage.nbytes())
-        return found
+        return memory
 
 
 def _aligned(like: torch.Tensor, wanted: int, *, exact: bool) -> torch.Tensor:
@@ -337,15 +339,15 @@ def _keys_below_a_mode() -> Any:
 # ------------------------------------------------------------------------------------------------------- outcomes
 
 
-def outcome_of(output: Any, live: Materialised) -> Outcome:
+def outcome_of(output: Any, live: Materialised) -> CallOutcome:
     """What a run of ``live`` that returned ``output`` left."""
     written, outputs = written_tensors(output, live), tensors_in(output)
-    found = {id(tensor): readable(raw_digest(tensor)) for tensor in [*written, *outputs]}
+    digests = {id(tensor): readable(raw_digest(tensor)) for tensor in [*written, *outputs]}
     scalars = [leaf for leaf in leaves(output) if not isinstance(leaf, torch.Tensor)]
-    return Outcome(
-        written=tuple(found[id(tensor)] for tensor in written),
-        outputs=tuple(found[id(tensor)] for tensor in outputs),
-        arguments=tuple(found.get(id(tensor)) or _digest_in_place(tensor) for tensor in live.tensors),
+    return CallOutcome(
+        written=tuple(digests[id(tensor)] for tensor in written),
+        outputs=tuple(digests[id(tensor)] for tensor in outputs),
+        arguments=tuple(digests.get(id(tensor)) or _digest_in_place(tensor) for tensor in live.tensors),
         scalar="" if output is None else argument_text(scalars),
     )
 

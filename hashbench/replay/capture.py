@@ -1,6 +1,6 @@
-"""The exact inputs of one dispatched call.
+"""Captures the exact inputs of one dispatched call.
 
-A captured call is data (see ``calls``): tensors become forms over memories, so that arguments that shared memory share
+A captured call is data (see ``call``): tensors become forms over memories, so that arguments that shared memory share
 it again, holes and overlaps included. Only the window of a storage that the arguments touch is kept. What has no plain
 memory (sparse, quantized, nested, wrapper) is kept as a clone.
 """
@@ -50,11 +50,11 @@ def capture(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, limit_
         CaptureError: its tensors take more than ``limit_bytes``; or an argument is a fake or meta tensor, or an object
             that is no plain value, which cannot be made again.
     """
-    found, grad_enabled = settings(), torch.is_grad_enabled()
+    in_force, grad_enabled = settings(), torch.is_grad_enabled()
     with _disable_current_modes(), torch.no_grad():
         call = _Capturer(whole=may_resize(func)).capture(func, args, kwargs, limit_bytes=limit_bytes)
         states = random_states(call.device, outside_torch=is_custom(func))
-    return dataclasses.replace(call, settings=found, grad_enabled=grad_enabled, random_states=states)
+    return dataclasses.replace(call, settings=in_force, grad_enabled=grad_enabled, random_states=states)
 
 
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)

@@ -1,4 +1,4 @@
-"""What a captured call and its outcomes are like: facts, read off memory and bits, that need no further experiment.
+"""Facts about a captured call and its outcomes, read off memory and bits without a further experiment.
 
 An outcome's content is a *snapshot*: copies of the tensors that the call wrote, in a fixed order.
 """
@@ -205,9 +205,9 @@ def _are_chosen(one: Elements, other: Elements, inputs: Elements) -> bool:
         return False
     for (dtype, a), (_, b) in zip(one, other, strict=True):
         differs = (a != b).any(dim=1)
-        found = torch.cat([a[differs], b[differs]])
+        differing = torch.cat([a[differs], b[differs]])
         known = [bits for kind, bits in inputs if kind is dtype and bits.shape[1] == a.shape[1]]
-        if not (_are_among(found[:FEW], known) and _are_among(found, known)):
+        if not (_are_among(differing[:FEW], known) and _are_among(differing, known)):
             return False
     return True
 
@@ -242,13 +242,13 @@ def representation_of(snapshots: Sequence[Snapshot]) -> str:
     """``sign of zero``, ``NaN payload`` or both, where no two snapshots differ in more; else empty."""
     if len(snapshots) < 2:
         return ""
-    found: set[str] = set()
+    kinds: set[str] = set()
     for other in snapshots[1:]:
         difference = difference_of(snapshots[0], other)
         if difference is None or not difference.representation:
             return ""
-        found |= set(difference.representation.split(", "))
-    return ", ".join(sorted(found))
+        kinds |= set(difference.representation.split(", "))
+    return ", ".join(sorted(kinds))
 
 
 def difference_of(one: Snapshot, other: Snapshot) -> outputs.Difference | None:

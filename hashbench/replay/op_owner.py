@@ -1,4 +1,4 @@
-"""Who defines an op: torch itself, or somebody else."""
+"""Whether an op is torch's own, a custom one, or composed of others."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def is_custom(func: Any) -> bool:
     if schema.name.startswith("prims::"):  # torch registers these through the decorator that users have
         return False
     name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
-    found = (_COMPUTES.match(line) for line in torch._C._dispatch_dump(name).splitlines())
-    return any(match is not None and _is_anyones(match["file"]) for match in found)
+    kernels = (_COMPUTES.match(line) for line in torch._C._dispatch_dump(name).splitlines())
+    return any(match is not None and _is_anyones(match["file"]) for match in kernels)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from time import perf_counter
 from hashbench.causes import stats
 from hashbench.deadline import Budget
 from hashbench.records import NO_TIME, ExperimentResult
-from hashbench.replay.call import CapturedCall, Materialised, Outcome, outcome_of, wait_for, written_tensors
+from hashbench.replay.call import CallOutcome, CapturedCall, Materialised, outcome_of, wait_for, written_tensors
 from hashbench.replay.experiments.table import UNCHANGED, Change
 from hashbench.replay.facts import Snapshot
 from hashbench.replay.op_owner import is_custom
@@ -41,10 +41,10 @@ class Laboratory:
         self.repeated = Tally()
         self.cost = 0.0  # seconds of the last plain replay, with resetting and hashing
         self.provoked: list[Snapshot] = []
-        self.elsewhere: list[Outcome] = []  # of inputs at other addresses
+        self.elsewhere: list[CallOutcome] = []  # of inputs at other addresses
 
     @property
-    def in_place(self) -> Outcome | None:
+    def in_place(self) -> CallOutcome | None:
         """The outcome of the call as it was, but for rare exceptions; ``None`` where it has several."""
         return self.repeated.reference if stats.is_rare(self.repeated.arm("repeat")) else None
 
@@ -65,7 +65,7 @@ class Laboratory:
         if tally is self.repeated:
             self.cost = perf_counter() - begin
 
-    def snapshot(self, output: object, live: Materialised, outcome: Outcome) -> Snapshot:
+    def snapshot(self, output: object, live: Materialised, outcome: CallOutcome) -> Snapshot:
         """Copies of all that a run wrote, also of what the schema does not call written."""
         written = written_tensors(output, live)
         known = {id(tensor) for tensor in written}

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from hashbench.records import ExperimentResult
-from hashbench.replay.call import Outcome, held_bytes
+from hashbench.replay.call import CallOutcome, held_bytes
 from hashbench.replay.facts import Snapshot
 
 MOST_COPIES = 5
@@ -22,16 +22,16 @@ MOST_BYTES = 2**26
 class Tally:
     """Outcomes of one arm, compared with ``reference`` (default: with the first of its own)."""
 
-    def __init__(self, reference: Outcome | None = None) -> None:
+    def __init__(self, reference: CallOutcome | None = None) -> None:
         self.reference = reference
         self.trials = self.differing = 0
         self.seconds: list[float] = []
         self.copies: list[Snapshot] = []
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[CallOutcome] = []
         self._seen: Counter[int] = Counter() if reference is None else Counter({hash(reference): 1})
         self._copied_bytes = 0
 
-    def add(self, outcome: Outcome, *, seconds: float, copy: Callable[[], Snapshot]) -> None:
+    def add(self, outcome: CallOutcome, *, seconds: float, copy: Callable[[], Snapshot]) -> None:
         """One more outcome; ``copy`` copies its content, and is called where that is kept."""
         self.seconds.append(seconds)
         if self.reference is None:

@@ -1,4 +1,4 @@
-"""The fingerprint of a machine: everything that may change the bits of a result, as one JSON document.
+"""Environment fingerprint: everything about a machine that may change the bits of a result, as one JSON document.
 
 ``python -m hashbench.run.environment`` prints it. The sweep calls it in a child process, since finding out needs torch
 and the sweep's own process does without.

@@ -67,10 +67,10 @@ def random_projection(output: Any, *, seed: int) -> torch.Tensor:
 
 
 def _differentiable(output: Any) -> list[torch.Tensor]:
-    found = [tensor for _, tensor in named_tensors(output) if tensor.requires_grad]
-    if not found:
+    tensors = [tensor for _, tensor in named_tensors(output) if tensor.requires_grad]
+    if not tensors:
         raise _no_gradient()
-    return found
+    return tensors
 
 
 def _no_gradient() -> RuntimeError:

@@ -1,4 +1,4 @@
-"""What runs of one model leave behind, and the words for it: failures, statuses, differences, confirmations."""
+"""Outcomes of runs: failures, statuses, differences between two runs, and whether further pairs confirm them."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def fingerprint(run: Run) -> int:
     """Equal for runs whose results are equal bit by bit, whatever their strides."""
     if run.trace is None:
         return 0
-    return hash(tuple((found.name, *_logical(found, run.results[found.name])) for found in run.trace.results))
+    return hash(tuple((result.name, *_logical(result, run.results[result.name])) for result in run.trace.results))
 
 
 def _logical(result: Result, value: Any) -> tuple[object, ...]:
@@ -142,5 +142,5 @@ def _differs_at(node: str, traces: Sequence[Trace]) -> bool:
         | {record.id: (record.arguments, record.outputs) for record in trace.records}
         for trace in traces
     ]
-    found = [content.get(node) for content in contents]
-    return None not in found and found[0] != found[-1]
+    held = [content.get(node) for content in contents]
+    return None not in held and held[0] != held[-1]

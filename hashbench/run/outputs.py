@@ -1,4 +1,4 @@
-"""What a run leaves to be compared: collecting it, and comparing two runs bit by bit.
+"""Results of a run: collecting them by name, and comparing those of two runs bit by bit.
 
 Results are a flat mapping from a name to a tensor or a plain Python value: ``output.0.<place>`` and ``loss.0`` for
 every iteration, ``grad.<parameter>``, ``input_grad.<place>``, ``parameter.<name>``, ``buffer.<name>`` and
@@ -247,7 +247,7 @@ def _measure_floats(a: torch.Tensor, b: torch.Tensor, *, elements: int) -> Diffe
     nan = a_value.isnan() & b_value.isnan()
     zero = (a_value == 0) & (b_value == 0)
     if bool((nan | zero).all()):
-        kinds = [kind for kind, found in (("NaN payload", nan), ("sign of zero", zero)) if bool(found.any())]
+        kinds = [kind for kind, where in (("NaN payload", nan), ("sign of zero", zero)) if bool(where.any())]
         return Difference((), elements, 0.0, 0, ", ".join(kinds))
     finite = ~(nan | zero) & a_value.isfinite() & b_value.isfinite()
     if not bool(finite.any()):

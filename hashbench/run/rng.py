@@ -139,9 +139,9 @@ def set_python_state(state: torch.Tensor) -> None:
 
 def numpy_state() -> torch.Tensor:
     """The state of ``numpy.random`` as ``int64``: its 624 words, the position, and the same about a Gaussian number."""
-    found: Any = np.random.get_state(legacy=False)
-    words, position = found["state"]["key"].tolist(), found["state"]["pos"]
-    return torch.tensor([*words, position, found["has_gauss"], _bits(found["gauss"])], dtype=torch.int64)
+    state: Any = np.random.get_state(legacy=False)
+    words, position = state["state"]["key"].tolist(), state["state"]["pos"]
+    return torch.tensor([*words, position, state["has_gauss"], _bits(state["gauss"])], dtype=torch.int64)
 
 
 def set_numpy_state(state: torch.Tensor) -> None:

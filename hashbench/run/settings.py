@@ -95,18 +95,18 @@ def _precision(inner: tuple[str, str]) -> tuple[Callable[[], Any], _Setter]:
 
 def _own_precisions() -> dict[tuple[str, str], str]:
     """Every precision as it was set itself; to read one tells what it inherits where it is ``none``."""
-    found: dict[tuple[str, str], str] = {}
+    own: dict[tuple[str, str], str] = {}
     try:
         for inner in _PRECISIONS.values():
             get, put = _precision(inner)
-            found[inner] = get()
+            own[inner] = get()
             if inner[1] == "all":
                 put("none")  # those below it then show their own
     except (AttributeError, RuntimeError):
         pass  # a torch without these names, or without one of them
-    for inner, value in found.items():
+    for inner, value in own.items():
         _precision(inner)[1](value)
-    return found
+    return own
 
 
 def _known_settings() -> dict[str, tuple[Callable[[], Any], _Setter]]:
@@ -157,14 +157,14 @@ def _cannot_set(_value: Any) -> None:
 
 def settings() -> dict[str, str]:
     """Torch's global settings as text by name. A setting that this build of torch lacks is absent."""
-    found = {}
+    texts = {}
     for name, (get, _) in _known_settings().items():
         try:
-            found[name] = str(get())
+            texts[name] = str(get())
         except (AttributeError, RuntimeError):
             continue
-    found[WORKSPACE_VARIABLE] = os.environ.get(WORKSPACE_VARIABLE, "")
-    return found
+    texts[WORKSPACE_VARIABLE] = os.environ.get(WORKSPACE_VARIABLE, "")
+    return texts
 
 
 def _from_text(text: str, current: Any) -> Any:
@@ -279,9 +279,9 @@ def _forbid_less_precision() -> None:
 
 def lower_precisions() -> list[str]:
     """The settings that let torch compute float32 with fewer bits now, by their names in :func:`settings`."""
-    found = settings()
-    names = [name for name in found if name.endswith("allow_tf32") and found[name] == "True"]
-    names += [name for name, (_, op) in _PRECISIONS.items() if op != "all" and found.get(name, "none") not in _FULL]
+    texts = settings()
+    names = [name for name in texts if name.endswith("allow_tf32") and texts[name] == "True"]
+    names += [name for name, (_, op) in _PRECISIONS.items() if op != "all" and texts.get(name, "none") not in _FULL]
     return names if _matmul_precision() == "highest" else [*names, "float32_matmul_precision"]
 
 

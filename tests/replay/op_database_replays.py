@@ -15,7 +15,7 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 
 from hashbench.records import TensorDigest
-from hashbench.replay.call import CapturedCall, Outcome, in_force, outcome_of
+from hashbench.replay.call import CallOutcome, CapturedCall, in_force, outcome_of
 from hashbench.replay.capture import capture
 from hashbench.run.rng import preserved_rng
 from hashbench.trace import arguments
@@ -61,7 +61,7 @@ def traced_samples() -> Iterator[tuple[CapturedCall, tuple[TensorDigest, ...]]]:
             yield from ((captured.calls[record.id], record.outputs) for record in trace)
 
 
-def replayed(call: CapturedCall) -> Outcome:
+def replayed(call: CapturedCall) -> CallOutcome:
     """What one replay of ``call`` leaves."""
     with in_force(call):
         live = call.materialise(0)

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hashbench.replay.call import CapturedCall, Outcome, Slot, TensorForm, in_force, outcome_of
+from hashbench.replay.call import CallOutcome, CapturedCall, Slot, TensorForm, in_force, outcome_of
 from hashbench.replay.capture import CaptureError, capture
 from hashbench.replay.op_owner import is_custom
 from hashbench.run.rng import preserved_rng
@@ -49,7 +49,7 @@ def filled_behind(x: torch.Tensor) -> torch.Tensor:
     return x.sum()
 
 
-def original(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CapturedCall, Outcome]:
+def original(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CapturedCall, CallOutcome]:
     """Capture a call, make it, and take its outcome from the very tensors that it was made with."""
     call = capture(func, args, kwargs, limit_bytes=LIMIT)
     with torch.no_grad():
@@ -58,7 +58,7 @@ def original(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple
     return call, outcome_of(output, SimpleNamespace(call=call, args=args, kwargs=kwargs, tensors=tensors))
 
 
-def replayed(call: CapturedCall, *, times: int = 2, moved: int = 0) -> list[Outcome]:
+def replayed(call: CapturedCall, *, times: int = 2, moved: int = 0) -> list[CallOutcome]:
     with in_force(call):
         live = call.materialise(moved)
         found = []

@@ -23,7 +23,7 @@ from hashbench.deadline import Budget
 from hashbench.records import Evidence, TensorDigest
 from hashbench.replay import Replays, experiments
 from hashbench.replay import call as calls_module
-from hashbench.replay.call import CapturedCall, Outcome, TensorForm, in_force, outcome_of
+from hashbench.replay.call import CallOutcome, CapturedCall, TensorForm, in_force, outcome_of
 from hashbench.replay.capture import capture
 from hashbench.replay.controls import memory as poison_module
 from hashbench.replay.experiments import table as arms_module
@@ -821,7 +821,7 @@ def test_differences_of_representation_only(others: list[list[float]], expected:
 
 def test_a_tally_keeps_the_first_outcome_and_a_few_that_differ() -> None:
     tally = Tally()
-    outcomes = [Outcome((TensorDigest("float32", (), (), str(number % 7)),), (), ()) for number in range(70)]
+    outcomes = [CallOutcome((TensorDigest("float32", (), (), str(number % 7)),), (), ()) for number in range(70)]
     for number, outcome in enumerate(outcomes):
         tally.add(outcome, seconds=1.0, copy=lambda number=number: (torch.tensor(number),))
     assert (tally.trials, tally.differing, tally.distinct) == (69, 60, 7)

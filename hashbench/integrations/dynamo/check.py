@@ -1,4 +1,4 @@
-"""Whether a file is a suite of PyTorch's ``benchmarks/dynamo`` that we know how to plug into, read off its source.
+"""Checks from its source that a file is a suite of PyTorch's ``benchmarks/dynamo`` that hashbench can plug into.
 
 Nothing of it is executed: a harness that has moved on is refused before it runs, with the name of what is missing.
 """

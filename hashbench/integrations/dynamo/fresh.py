@@ -1,4 +1,4 @@
-"""A model of the harness in a process that has run nothing before: the harness builds it again by its own flags.
+"""Traced runs of a harness's model in a fresh process: the harness builds it again by its own flags.
 
 The target of :func:`hashbench.diagnose.fresh_process.fresh_traces`. The harness runs as always up to its
 ``check_accuracy``; there the traced runs are made and everything ends. Its output goes to a folder that is thrown away.

@@ -1,4 +1,4 @@
-"""Waiting for the harness to be imported, and wrapping its ``check_accuracy``.
+"""Import hook that wraps the harness's ``check_accuracy``.
 
 The harness's files stay as they are, and so do its command lines: a Python that finds a session in its environment
 loads this module at start-up (``site/sitecustomize.py``), and whichever module called ``common`` brings a ``class

@@ -1,4 +1,4 @@
-"""Starting the harness, and ending it with everything that it has started."""
+"""Starts the harness, and ends it with all its child processes."""
 
 from __future__ import annotations
 

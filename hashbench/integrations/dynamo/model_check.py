@@ -1,4 +1,4 @@
-"""One model in the hands of the harness: what became of its two eager runs, and if they differ, why.
+"""The row of one model that the harness runs: what became of its two eager runs, and if they differ, why.
 
 The comparison, the confirming pairs, the experiments, the repro and the row are those of ``hashbench sweep``; only a
 run is made as the harness makes one: its copy of the model, its optimizer, its inputs, its iterations. All of it
@@ -33,7 +33,7 @@ from hashbench.results.folder import file_key
 from hashbench.run import outputs
 from hashbench.run.attempt import Prepared, add_result, attempt
 from hashbench.run.outcome import Attempt, Outcome, Run
-from hashbench.run.settings import claim_workspace
+from hashbench.run.settings import claim_workspace, settings
 from hashbench.trace.api import HashDebugTrace
 
 FRESH_TARGET = "hashbench.integrations.dynamo.fresh:FreshHarness"
@@ -114,7 +114,7 @@ class ModelCheck:
         self.model, self.inputs = model, inputs
         self.eager = EagerRuns(harness, names, model=model, inputs=inputs, traced=session.trace == "always")
         self.eager.on_compared = self._look
-        self.outcome = Outcome("pass", _level(), iterations=harness.args.iterations)
+        self.outcome = Outcome("pass", settings()["deterministic_algorithms"], iterations=harness.args.iterations)
         amend_note(session, name, device=self.options.device, mode=self.options.mode)
 
     def _look(self, one: Mapping[str, Any], two: Mapping[str, Any]) -> None:
@@ -220,10 +220,6 @@ def _harness_word(status: str, outcome: Outcome) -> str:
     if outcome.accuracy == "eager_two_runs_differ" and status != outcome.accuracy:
         return f"the harness wrote {status}"
     return ""
-
-
-def _level() -> str:
-    return {0: "off", 1: "warn", 2: "on"}[torch.get_deterministic_debug_mode()]
 
 
 def _age() -> float:

@@ -1,4 +1,4 @@
-"""Ours beside theirs: one row for every model that the harness has a row for or has begun.
+"""The tables of a run of the harness: one row of ours for every model that the harness has a row for or has begun.
 
 ``accuracy.csv`` in the results folder is a sweep's, for ``compare`` and ``report``. ``hashbench.csv`` has the same
 columns and one more, ``harness_accuracy``: the harness's own word, which a list of its own may have rewritten.

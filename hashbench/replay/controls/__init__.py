@@ -1,4 +1,5 @@
-"""The outside world held still: contexts under which a run is repeated to find out what its difference hangs on.
+"""Environment controls: contexts that fix or disturb one influence on a run (clocks, entropy, generators, thread pools,
+uninitialised memory, load), to find out which of them its difference depends on.
 
 Each restarts its stream at every entry, puts back what it changed on leaving, on error too, and leaves alone what
 hashbench's own modules hold.
@@ -12,13 +13,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
 from hashbench.replay.controls.clocks import ticking_clocks
 from hashbench.replay.controls.entropy import constant_entropy
 from hashbench.replay.controls.generators import Generators
 from hashbench.replay.controls.memory import POISONS, poison_reach, poisoned_memory, reserve_for_a_run
 from hashbench.replay.controls.pools import single_worker_pools
+from hashbench.run.settings import applied
 
 __all__ = [
     "POISONS",
@@ -37,12 +37,8 @@ __all__ = [
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Kernels on the CPU use one thread."""
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
+    with applied({"num_threads": "1"}):
         yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

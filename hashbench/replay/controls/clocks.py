@@ -1,4 +1,4 @@
-"""Clocks that tick by calls instead of by time, so that two runs of a program read the same times."""
+"""A deterministic clock: it advances by calls instead of by time, so that two runs of a program read the same times."""
 
 from __future__ import annotations
 

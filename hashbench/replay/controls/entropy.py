@@ -1,4 +1,4 @@
-"""Randomness that nobody seeded, made the same at every entry."""
+"""Deterministic entropy: what the operating system and unseeded generators give is the same at every entry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every generator of random numbers that is alive in the process: its name, its state, and whether that moved."""
+"""All random number generators that are alive in the process: their names, their states, and which of these changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that nobody wrote, filled with one value or another: what then follows the value was read from such memory.
+"""Poisoned memory: uninitialised memory is filled with one value or another; results that follow the value read it.
 
 The C library of Linux (glibc) can fill every block that ``malloc`` hands out, also inside kernels. Elsewhere a dispatch
 mode fills what allocation ops return. What a kernel takes for itself on an accelerator comes from torch's caching

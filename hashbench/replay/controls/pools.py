@@ -1,4 +1,4 @@
-"""Pools of workers that take one task after the other, so that what depends on their order of completion is fixed.
+"""Single-worker thread pools: tasks run one after the other, so that their order of completion is fixed.
 
 Tasks still run in the pool's own threads: torch keeps gradient mode, autocast and dispatch modes per thread, so a task
 that ran in the caller's thread would compute something else.

@@ -1,4 +1,4 @@
-"""One object in the place of another wherever that is held: modules, classes, instances, closures, defaults, lists.
+"""Replaces an object by another wherever it is referenced: modules, classes, instances, closures, defaults, lists.
 
 ``from time import perf_counter`` binds a name that a patched ``time`` module never reaches, and so do a default
 argument and ``self.now = time.time``. The garbage collector knows all of these places.

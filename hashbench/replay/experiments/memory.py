@@ -16,7 +16,7 @@ import torch
 
 from hashbench.deadline import Budget
 from hashbench.records import ExperimentResult
-from hashbench.replay.call import CapturedCall, Materialised, Outcome, outcome_of
+from hashbench.replay.call import CallOutcome, CapturedCall, Materialised, outcome_of
 from hashbench.replay.controls import POISONS, poison_reach, poisoned_memory
 from hashbench.replay.facts import Snapshot, have_same_form, snapshot_bits
 
@@ -58,7 +58,7 @@ def poison_arm(
     *,
     trials: int,
     left: Budget,
-    snapshot: Callable[[object, Materialised, Outcome], Snapshot],
+    snapshot: Callable[[object, Materialised, CallOutcome], Snapshot],
 ) -> ExperimentResult:
     """The arm ``poison``: trials are the replays under the second value, those that differ all of them or none."""
     sides = (_Side(), _Side())
