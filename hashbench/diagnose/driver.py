@@ -7,6 +7,7 @@ in fresh processes, which cost seconds each. Every decision is that of ``causes.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -157,7 +158,13 @@ def stages_of(case: Case) -> Sequence[Stage]:
 
 
 def _unless_proven(stage: Stage) -> Stage:
-    return lambda case, findings: findings if findings.proven else stage(case, findings)
+    """The stage, passed over where the cause is proven."""
+
+    @functools.wraps(stage)
+    def guarded(case: Case, findings: Findings) -> Findings:
+        return findings if findings.proven else stage(case, findings)
+
+    return guarded
 
 
 def repeat_pair(case: Case, findings: Findings) -> Findings:
