@@ -25,7 +25,9 @@ from hashbench.errors import HashbenchError
 from hashbench.records import OpRecord, Trace
 from hashbench.trace import file
 from hashbench.trace.digest import digest
+from hashbench.trace.mode import TracingMode
 from hashbench.trace.op_schema import OpPlan, Pattern, plan_of
+from hashbench.trace.options import TraceOptions
 
 
 @pytest.fixture(autouse=True)
@@ -874,7 +876,7 @@ def test_stats_may_be_asked_while_tracing() -> None:
     assert trace.stats["total_ops"] == 2
 
 
-class Careful(HashDebugTrace):
+class CarefulMode(TracingMode):
     """Takes no short cut: looks at every argument, and lets the schema alone say what was written."""
 
     def _plan(self, func: Any) -> OpPlan:
@@ -903,12 +905,15 @@ def _optional_arguments() -> torch.Tensor:
 )
 def test_the_short_cuts_of_the_hot_path_record_the_same(body: Any) -> None:
     traces = []
-    for kind in (HashDebugTrace, Careful):
+    for mode in (TracingMode(TraceOptions()), CarefulMode(TraceOptions())):
         torch.manual_seed(0)
-        with kind() as trace:
+        trace = HashDebugTrace()
+        trace._tracer = mode
+        with trace:
             body()
         traces.append(file.dumps(trace.finish()).splitlines())
     assert traces[0] == traces[1]
+    assert {plan.pattern for plan in mode._plans.values()} == {Pattern.GENERAL}
 
 
 def test_tensors_without_memory_are_recorded() -> None:
