@@ -155,3 +155,13 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
+
+
+def print_problem_of_an_older_ray(address: str) -> None:
+    """What a machine with an older Ray has to say when it joins the cluster."""
+    import ray
+
+    from hashbench.sweep.executors import ray_cluster
+
+    ray.__version__ = "1.0"
+    ray_cluster.print_problem(address)

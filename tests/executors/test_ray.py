@@ -24,6 +24,7 @@ from sweep_helpers import alive, names_in_csv, sweep_process, wait_until
 
 from hashbench.cli import main
 from hashbench.errors import HashbenchError
+from hashbench.io import PACKAGE_PARENT
 from hashbench.records import RunOptions
 from hashbench.sweep.executors import Task, ray_cluster
 from hashbench.sweep.run import run_sweep
@@ -370,9 +371,8 @@ def test_without_ray_the_extra_is_named(tmp_path):
 
 @needs_ray
 def test_a_cluster_of_another_version_is_refused_in_one_line(cluster, monkeypatch):
-    older = ray_cluster._REHEARSAL.replace("import ray\n", "import ray; ray.__version__ = '1.0'\n")
-    assert older != ray_cluster._REHEARSAL
-    monkeypatch.setattr(ray_cluster, "_REHEARSAL", older)
+    monkeypatch.setattr(ray_cluster, "_REHEARSAL", "ray_targets:print_problem_of_an_older_ray")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(ray_targets.__file__).parent), PACKAGE_PARENT]))
     with pytest.raises(HashbenchError, match=r"cannot join .* RuntimeError: Version mismatch: .*Ray: 1\.0") as caught:
         ray_cluster.connect(cluster.address)
     assert "\n" not in str(caught.value)

@@ -26,6 +26,7 @@ _VARIABLES = {
     # Ray's announced default; the present one hides accelerators from tasks that ask for none, with a warning each.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
+_REHEARSAL = "hashbench.sweep.executors.ray_cluster:print_problem"
 _TIP = "Check that it runs, that --address is HOST:PORT as `ray start` prints it, and that this machine belongs to it."
 
 
@@ -97,7 +98,7 @@ def _knock(address: str) -> None:
 
 
 def _rehearse(address: str) -> None:
-    done = run(python_calling("hashbench.sweep.executors.ray_cluster:print_problem", address), seconds=CONNECT_SECONDS)
+    done = run(python_calling(_REHEARSAL, address), seconds=CONNECT_SECONDS)
     if done.status is None:
         raise _unreachable(address, f"it did not answer as Ray within {CONNECT_SECONDS:.0f} s")
     try:
