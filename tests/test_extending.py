@@ -1,183 +1,254 @@
-"""A status, a cause, an experiment and a column, each added in at most two files of a copy of hashbench.
-
-The copy runs in a process of its own, and what is new has to be seen in every output that should show it.
-"""
+"""docs/extending.md: each change on that page is applied to a copy of hashbench, and seen where it should show."""
 
 from __future__ import annotations
 
-import os
+import csv
+import json
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import hashbench
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+NIGHTS = ROOT / "tests" / "golden" / "inputs" / "nights"
+CHANGES = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
+FILES = re.compile(r"^\+\+\+ (hashbench/\S+)", re.MULTILINE)
 
-PACKAGE = Path(hashbench.__file__).parent
+ZOO = """
+import os, torch, hashbench
 
-BEGIN = """
-import dataclasses, json, pathlib
-from tests.experiment_texts import evidence, result
-from tests.report.histories import DIAGNOSED, failed, history, judgement, passing
-from tests.report.rows import row, sweep
-from hashbench.causes import decide
-from hashbench.integrations.pytest.message import five_lines
-from hashbench.records import *
-from hashbench.report.compare import compare
-from hashbench.report.html.page import render_html
-from hashbench.report.junit import as_junit
-from hashbench.report.markdown import as_markdown
-from hashbench.report.text import as_json, sweep_table
-from hashbench.repro import report
-from hashbench.results.rows import read_rows, row_from_json, row_to_json, write_rows
+@torch.library.custom_op("stranger::noise", mutates_args=())
+def noise(x: torch.Tensor) -> torch.Tensor:
+    return x + int.from_bytes(os.urandom(4), "little") * 1e-9
 
+@hashbench.model
+def differs():
+    class Noise(torch.nn.Module):
+        def forward(self, x):
+            return noise(x)
+    return Noise(), (torch.ones(4),)
 
-def outputs(bad):
-    nights = [passing(bad)], [bad]
-    found = history(*nights)
-    judged = judgement(found, *nights)
-    write_rows(pathlib.Path("accuracy.csv"), [bad])
-    assert read_rows(pathlib.Path("accuracy.csv")) == [bad]
-    assert row_from_json(json.loads(json.dumps(row_to_json(bad)))) == bad
-    return {
-        "csv": pathlib.Path("accuracy.csv").read_text(),
-        "table": sweep_table([bad]),
-        "compared": as_json(compare(sweep(passing(bad)), sweep(bad))),
-        "page": render_html(found, judged=judged),
-        "junit": as_junit(found, judged),
-        "markdown": as_markdown(found, judged),
-        "pytest": five_lines(bad, folder=pathlib.Path("kept")),
-    }
-
-
-def shown(text, found, *names):
-    for name in names:
-        assert text in found[name], (text, name, found[name])
+@hashbench.model
+def not_finite():
+    return torch.nn.Identity(), (torch.tensor([1.0, float("nan")]),)
 """
 
-ADDED = {
-    "status": (
-        {
-            "catalog.py": (
-                '    CRASHED = "crashed", Kind.FAIL',
-                '    QUOTA = "over_quota", Kind.FAIL, "Q", "over quota", "it used more than it was given"\n',
-            )
-        },
-        """
-        found = outputs(failed("net", "over_quota", "9 GiB of 8"))
-        shown("over_quota", found, *(name for name in found if name != "pytest"))
-        shown("it used more than it was given", found, "page")
-        shown(">Q<", found, "page")
-        """,
-    ),
-    "cause": (
-        {
-            "catalog.py": (
-                '    Cause(\n        "write_race",',
-                '    Cause("cosmic_ray", "A bit was flipped from outside.", "Move below ground", in_kernel=True),\n',
-            ),
-            "causes/kernel.py": (
-                "_INSIDE: tuple[Rule, ...] = (\n",
-                "def _flipped(evidence: Evidence) -> Decision | None:\n"
-                '    moved = evidence.arm("moved", "call")\n'
-                '    if moved.found != "a bit":\n'
-                "        return None\n"
-                '    return decision(evidence, "cosmic_ray", "proven", told(moved))\n'
-                "\n\n",
-                "    _library,\n)",
-                "    _flipped,\n",
-            ),
-        },
-        """
-        results = tuple(map(result, ("call/repeat 20/20", "call/moved 20/20 [a bit]")))
-        decided = decide(Evidence("kernel", call=CallFacts("op"), arms=results))
-        assert (decided.cause, decided.confidence) == ("cosmic_ray", "proven"), decided
-        assert decided.advice.startswith("Move below ground")
-        fields = dataclasses.asdict(decided)
-        found = outputs(dataclasses.replace(DIAGNOSED, **fields, evidence=RowEvidence.of(results)))
-        shown("cosmic_ray", found, *found)
-        shown("A bit was flipped from outside.", found, "page")
-        shown("Move below ground", found, *(name for name in found if name != "table"))
-        facts = {"op": "op", "place": "", "facts": (), "inputs": (), "environment": (), "usage": ""}
-        text = report.report(diagnosis=Diagnosis(decided, Evidence("kernel", arms=results)), **facts)
-        assert "**cosmic ray**, proven: an experiment shows the mechanism." in text
-        """,
-    ),
-    "experiment": (
-        {
-            "catalog.py": (
-                '    Experiment("deterministic", _CALL',
-                '    Experiment("low_power", _CALL, "at a low clock rate", Role.STEADY, "contention"),\n',
-            ),
-            "replay/experiments/table.py": (
-                '    "one_thread": Surroundings(',
-                '    "low_power": Surroundings(nullcontext),\n',
-            ),
-        },
-        """
-        results = tuple(map(result, ("call/repeat 20/20", "call/low_power 0/20")))
-        decided = decide(Evidence("kernel", call=CallFacts("op"), arms=results))
-        assert (decided.cause, decided.confidence) == ("contention", "proven"), decided
-        assert decided.because == "20 of 20 unmodified replays differ; 0 of 20 at a low clock rate"
-        found = outputs(dataclasses.replace(DIAGNOSED, evidence=RowEvidence.of(results)))
-        shown("call/low_power 0/20", found, *(name for name in found if name not in ("table", "page")))
-        shown("at a low clock rate", found, "page")
-        facts = {"op": "op", "place": "", "facts": (), "inputs": (), "environment": (), "usage": ""}
-        text = report.report(diagnosis=Diagnosis(decided, Evidence("kernel", arms=results)), **facts)
-        assert "at a low clock rate" in text
-        import torch
-        from hashbench import replay
-        from hashbench.deadline import Budget
-        from tests.repro_helpers import captured
-        call = captured(torch.ops.aten.add.Tensor, torch.ones(3), torch.ones(3))
-        made = replay.experiments(call, replays=3, budget=Budget(60.0), arms=("low_power",))
-        assert made.arm("low_power").trials == 3, made.arms
-        """,
-    ),
-    "column": (
-        {
-            "records.py": ('    advice: str = ""\n    repro: str', '    governor: str = labelled("Governor")\n'),
-            "check/row.py": ("        traces=traces,\n", '        governor="powersave",\n'),
-        },
-        """
-        found = outputs(dataclasses.replace(DIAGNOSED, governor="powersave"))
-        shown("governor", found, "csv", "compared")
-        shown("powersave", found, "csv", "compared", "page")
-        shown("Governor", found, "page")
-        from hashbench.check.row import make_row
-        from hashbench.run.outcome import Outcome
-        known = {"iterations": None, "traces": "", "seconds": None}
-        made = make_row(ModelSpec("zoo", "net"), RunOptions(), Outcome("pass", "on"), **known)
-        assert made.governor == "powersave"
-        """,
-    ),
-}
-"""What is added: by file, before which words it goes and what it is; and what then holds."""
+
+class Changed:
+    """A copy of hashbench with one change of the page, and what can be asked of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def python(self, code: str, *arguments: str, exits: int = 0) -> str:
+        """What a script prints that imports the copy."""
+        return self._run([sys.executable, "-c", code, *arguments], exits)
+
+    def hashbench(self, *arguments: str, exits: int = 0) -> str:
+        """What a command of the copy prints."""
+        return self._run([sys.executable, "-m", "hashbench", *arguments], exits)
+
+    def sweep(self, *models: str, flags: tuple[str, ...] = ()) -> list[dict[str, str]]:
+        """The lines of ``accuracy.csv`` of models of ``ZOO``; the results lie in ``out``."""
+        (self.folder / "zoo.py").write_text(ZOO, encoding="utf-8")
+        chosen = ("--suite", "zoo.py", "--inference", "--only", *models)
+        self.hashbench("sweep", *chosen, "--threads", "1", "--output", "out", *flags)
+        with (self.folder / "out" / "accuracy.csv").open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+
+    def _run(self, command: list[str], exits: int) -> str:
+        environment = {"PYTHONPATH": str(self.folder), "PATH": "/usr/bin:/bin", "HOME": str(self.folder)}
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, cwd=self.folder, env=environment, timeout=300
+        )
+        assert done.returncode == exits, done.stdout + done.stderr
+        return done.stdout
 
 
-@pytest.mark.parametrize("kind", ADDED)
-def test_what_is_added_in_two_files_is_seen_wherever_it_should_be(kind: str, tmp_path: Path) -> None:
-    edits, script = ADDED[kind]
-    assert len(edits) <= 2
-    copy = tmp_path / "copy" / "hashbench"
-    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "models"))
-    for name, changes in edits.items():
-        text = (copy / name).read_text(encoding="utf-8")
-        for before, new in zip(changes[::2], changes[1::2], strict=True):
-            assert text.count(before) == 1, f"{name}: {before}"
-            text = text.replace(before, new + before)
-        (copy / name).write_text(text, encoding="utf-8")
-    lines = "\n".join(line.removeprefix(" " * 8) for line in script.splitlines())
-    paths = [str(copy.parent), str(PACKAGE.parent)]
-    done = subprocess.run(
-        [sys.executable, "-c", BEGIN + lines],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+@pytest.fixture
+def changed(tmp_path: Path) -> Callable[[str], Changed]:
+    """Gives a copy of hashbench with the diff of that section."""
+
+    def change(title: str) -> Changed:
+        (diff,) = re.findall(r"^```diff\n(.*?)^```", CHANGES[title], re.MULTILINE | re.DOTALL)
+        for name in ("hashbench", "models"):
+            shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        applied = subprocess.run(
+            ["git", "apply", "-p0", "-"], input=diff, text=True, capture_output=True, check=False, cwd=tmp_path
+        )
+        assert applied.returncode == 0, f"the diff of {title!r} does not fit any more: {applied.stderr}"
+        return Changed(tmp_path)
+
+    return change
+
+
+def test_there_are_nine_changes() -> None:
+    assert list(CHANGES) == [
+        "A CSV column",
+        "A cause",
+        "An experiment",
+        "A status",
+        "A suite",
+        "A digest for a dtype",
+        "A kind of device",
+        "A report form",
+        "An executor",
+    ]
+
+
+@pytest.mark.parametrize("title", CHANGES)
+def test_a_change_is_in_two_files_of_the_product_at_most(title: str) -> None:
+    assert 1 <= len(set(FILES.findall(CHANGES[title]))) <= 2
+
+
+@pytest.mark.slow
+def test_a_column(changed: Callable[[str], Changed]) -> None:
+    new = changed("A CSV column")
+    (row,) = new.sweep("not_finite")
+    (document,) = (new.folder / "out" / "rows").glob("*.json")
+    assert float(row["processor_seconds"]) > 0
+    assert json.loads(document.read_text(encoding="utf-8"))["processor_seconds"] == float(row["processor_seconds"])
+    assert "processor_seconds" in new.hashbench("compare", "out", "out", "--format", "json")
+
+
+def night_with(folder: Path, **words: str) -> None:
+    """A copy of a night of the golden copies in which each column has that word in all rows that differ."""
+    shutil.copytree(NIGHTS / "2026-11-22" / "specimens_training", folder)
+    path = folder / "accuracy.csv"
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows({**row, **words} if row["cause"] else row for row in rows)
+
+
+def reports(new: Changed) -> dict[str, str]:
+    """Every form of the report of the folder ``night``."""
+    forms = {"html": "r.html", "markdown": "r.md", "junit": "r.xml"}
+    new.hashbench("report", "night", *(word for form, name in forms.items() for word in (f"--{form}", name)))
+    texts = {form: (new.folder / name).read_text(encoding="utf-8") for form, name in forms.items()}
+    return {**texts, "annotations": new.hashbench("report", "night", "--annotations")}
+
+
+DECIDED = """
+from hashbench.causes import decide
+from hashbench.records import CallFacts, Evidence, ExperimentResult
+from hashbench.integrations.pytest.message import five_lines
+from hashbench.records import Row
+from pathlib import Path
+facts = CallFacts("aten.topk.default", tied_places=True)
+results = (ExperimentResult("repeat", "call", trials=20, differing=20, distinct=5),)
+said = decide(Evidence(origin="kernel", call=facts, arms=results))
+print(said.cause, said.confidence, said.advice, sep="|")
+row = Row("cpu", "a", 1, "eager_two_runs_differ", cause=said.cause, confidence=said.confidence, advice=said.advice)
+print(five_lines(row, folder=Path("out")))
+"""
+
+
+@pytest.mark.slow
+def test_a_cause(changed: Callable[[str], Changed]) -> None:
+    new = changed("A cause")
+    said = new.python(DECIDED)
+    assert said.startswith("tie_breaking|likely|Sort by a second key")
+    assert "cause: tie_breaking, likely" in said
+    night_with(new.folder / "night", cause="tie_breaking")
+    texts = reports(new)
+    assert {form for form, text in texts.items() if "tie_breaking" in text or "tie breaking" in text} == set(texts)
+    assert "which of them is chosen is left to chance" in texts["html"]
+
+
+@pytest.mark.slow
+def test_an_experiment(changed: Callable[[str], Changed]) -> None:
+    new = changed("An experiment")
+    (row,) = new.sweep("differs", flags=("--replays", "4", "--diagnose-budget", "20"))
+    assert "call/flush_denormal 4/4" in row["evidence"]
+    report = (new.folder / "out" / row["repro"] / "REPORT.md").read_text(encoding="utf-8")
+    assert "with denormal numbers flushed to zero" in report
+    shutil.copytree(new.folder / "out", new.folder / "night")
+    assert "with denormal numbers flushed to zero" in reports(new)["html"]
+    replayed = new.hashbench("replay", f"out/{row['repro']}", "--replays", "4", "--import", "zoo.py", exits=1)
+    assert "with denormal numbers flushed to zero" in replayed
+
+
+@pytest.mark.slow
+def test_a_status(changed: Callable[[str], Changed]) -> None:
+    new = changed("A status")
+    (row,) = new.sweep("not_finite")
+    assert row["accuracy"] == "results_not_finite"
+    shutil.copytree(new.folder / "out", new.folder / "night")
+    texts = reports(new)
+    assert "results_not_finite" in texts["markdown"]
+    assert 'failures="1"' in texts["junit"]
+    assert "the results hold a NaN or an infinity" in texts["html"]
+    assert "results_not_finite" in texts["annotations"]
+
+
+@pytest.mark.slow
+def test_a_suite(changed: Callable[[str], Changed]) -> None:
+    new = changed("A suite")
+    assert "wide" in new.hashbench("list", "--suite", "perceptrons")
+    new.hashbench("sweep", "--suite", "perceptrons", "--training", "--models", "all", "--output", "out")
+    with (new.folder / "out" / "accuracy.csv").open(newline="", encoding="utf-8") as file:
+        assert {(row["suite"], row["name"], row["accuracy"]) for row in csv.DictReader(file)} == {
+            ("perceptrons", "narrow", "pass"),
+            ("perceptrons", "wide", "pass"),
+        }
+    assert "perceptrons" in new.hashbench("list")
+
+
+SAME_DIGEST = """
+import torch
+from hashbench import HashDebugTrace, find_divergence
+from hashbench.trace.digest import digest
+
+def nan(bits):
+    return torch.tensor([bits], dtype=torch.int16).view(torch.bfloat16)
+
+def run(bits):
+    with HashDebugTrace() as trace:
+        nan(bits).clone()
+    return trace.finish().records[-1].outputs[0].value
+
+print(digest(nan(0x7FC0)) == digest(nan(0x7FC1)), run(0x7FC0) == run(0x7FC1), digest(nan(0x7FC0)) == digest(nan(0x3F80)))
+"""
+
+
+@pytest.mark.slow
+def test_a_digest_for_a_dtype(changed: Callable[[str], Changed]) -> None:
+    assert changed("A digest for a dtype").python(SAME_DIGEST) == "True True False\n"
+
+
+DEVICES = """
+import torch
+from hashbench.devices.kinds import chosen
+print(chosen(torch.device("mps"))[0].name, chosen(torch.device("mps"))[1].__module__)
+"""
+
+
+@pytest.mark.slow
+def test_a_kind_of_device(changed: Callable[[str], Changed]) -> None:
+    assert changed("A kind of device").python(DEVICES) == "mps hashbench.devices.mps\n"
+
+
+@pytest.mark.slow
+def test_a_report_form(changed: Callable[[str], Changed]) -> None:
+    new = changed("A report form")
+    shutil.copytree(NIGHTS, new.folder / "nights")
+    new.hashbench("report", "nights", "--summary", "s.txt")
+    lines = (new.folder / "s.txt").read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith("2026-11-22")
+    assert "--summary" in new.hashbench("report", "--help")
+
+
+@pytest.mark.slow
+def test_an_executor(changed: Callable[[str], Changed]) -> None:
+    new = changed("An executor")
+    (row,) = new.sweep("not_finite", flags=("--executor", "thread"))
+    assert row["accuracy"] == "pass"
+    assert "thread" in new.hashbench("sweep", "--help")
