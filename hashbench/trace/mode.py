@@ -31,7 +31,7 @@ from hashbench.records import SettingsMark, Trace
 from hashbench.trace import arguments
 from hashbench.trace.build import RawLeaf, RawResult, build_trace
 from hashbench.trace.callbacks import CallbackRunner
-from hashbench.trace.digest import EMPTY, RawDigest, _buffer, _hash, components, python_digest, raw_digest
+from hashbench.trace.digest import BY_DTYPE, EMPTY, RawDigest, _buffer, _hash, components, python_digest, raw_digest
 from hashbench.trace.module_paths import ModulePaths
 from hashbench.trace.notes import CallNotes
 from hashbench.trace.op_schema import OpPlan, Pattern, plan_of
@@ -54,9 +54,8 @@ _get_sequence_nr = torch._C._autograd._get_sequence_nr
 _FRESH, _INPLACE, _VIEW, _SEVERAL = Pattern.FRESH, Pattern.INPLACE, Pattern.VIEW, Pattern.SEVERAL
 
 _PLAIN_TENSORS = frozenset((_Tensor, _Parameter))
-_PLAIN_DTYPES = frozenset(
-    dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype) and not name.startswith("q")
-)
+_DTYPES = {name: dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)}
+_PLAIN_DTYPES = frozenset(dtype for name, dtype in _DTYPES.items() if not name.startswith("q")) - BY_DTYPE.keys()
 _PLAIN_TYPES = frozenset(
     (int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 )
