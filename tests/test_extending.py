@@ -215,7 +215,8 @@ def run(bits):
         nan(bits).clone()
     return trace.finish().records[-1].outputs[0].value
 
-print(digest(nan(0x7FC0)) == digest(nan(0x7FC1)), run(0x7FC0) == run(0x7FC1), digest(nan(0x7FC0)) == digest(nan(0x3F80)))
+one, other, number = 0x7FC0, 0x7FC1, 0x3F80
+print(digest(nan(one)) == digest(nan(other)), run(one) == run(other), digest(nan(one)) == digest(nan(number)))
 """
 
 

@@ -22,6 +22,7 @@ from hashbench.cli.flags import (
 from hashbench.cli.listing import add_suites, suites_to_sweep
 from hashbench.errors import HashbenchError
 from hashbench.records import DTYPES, RunOptions
+from hashbench.sweep.executors import EXECUTORS, LOCAL
 
 if TYPE_CHECKING:
     from hashbench.sweep.request import RayCluster, SweepRequest
@@ -90,6 +91,7 @@ def request_of(parsed: argparse.Namespace, *, suites: Sequence[str], output: Pat
         _run_options(parsed),
         output,
         command_line=("hashbench", *sys.argv[1:]),
+        executor=parsed.executor,
         cluster=_cluster(parsed),
         jobs=parsed.jobs,
         resume=parsed.resume,
@@ -100,7 +102,7 @@ def request_of(parsed: argparse.Namespace, *, suites: Sequence[str], output: Pat
     )
 
 
-def _cluster(parsed: argparse.Namespace) -> RayCluster | None:
+def _cluster(parsed: argparse.Namespace) -> RayCluster:
     from hashbench.sweep.request import RayCluster
 
     if parsed.executor == "ray":
@@ -117,7 +119,7 @@ def _cluster(parsed: argparse.Namespace) -> RayCluster | None:
         raise HashbenchError(
             f"{given[0]} requires --executor ray", consequence="nothing was run", tip="Add --executor ray."
         )
-    return None
+    return RayCluster()
 
 
 def _run_options(parsed: argparse.Namespace) -> RunOptions:
@@ -268,7 +270,7 @@ def _add_machinery(sweep: argparse.ArgumentParser) -> None:
 
 def _add_cluster(machinery: argparse._ArgumentGroup) -> None:
     machinery.add_argument(
-        "--executor", choices=("local", "ray"), default="local", help="run here, or on a Ray cluster (default local)"
+        "--executor", choices=tuple(EXECUTORS), default=LOCAL, help="run here, or on a Ray cluster (default local)"
     )
     machinery.add_argument(
         "--address",

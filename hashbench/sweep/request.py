@@ -6,6 +6,7 @@ The command line makes one from its flags, a night one for every suite and mode.
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from hashbench.suites import registry
 from hashbench.sweep import estimates
 from hashbench.sweep.estimates import EarlierSweep
 from hashbench.sweep.events import Event
-from hashbench.sweep.executors import Executor
+from hashbench.sweep.executors import EXECUTORS, LOCAL, Executor
 from hashbench.sweep.executors.local import LocalExecutor
 from hashbench.sweep.local_devices import local_devices
 from hashbench.sweep.run import SweepResult, run_sweep
@@ -65,8 +66,8 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class RayCluster:
-    """Models run on a Ray cluster; fields as the arguments of :class:`hashbench.sweep.executors.ray.RayExecutor`
-    (``patience`` of ``None``: its default)."""
+    """What ``executor="ray"`` is asked for; fields as the arguments of
+    :class:`hashbench.sweep.executors.ray.RayExecutor` (``patience`` of ``None``: its default)."""
 
     address: str = ""
     gpus: float | None = None
@@ -86,7 +87,8 @@ class SweepRequest:
     options: RunOptions
     output: Path
     command_line: tuple[str, ...] = ()
-    cluster: RayCluster | None = None
+    executor: str = LOCAL
+    cluster: RayCluster = RayCluster()
     jobs: int | None = None
     resume: bool = False
     timeout: float = 2000.0
@@ -119,7 +121,7 @@ def run(
     catalog = [spec for suite in request.selection.suites for spec in registry.catalog(suite)]
     specs = request.selection.of(catalog, mode=options.mode)
     _refuse_batch_size(options, specs)
-    with _cluster(request, specs) as cluster:
+    with _executor_elsewhere(request, specs) as cluster:
         # Where others run the models, this machine need not have the device; each of theirs tells its own.
         devices = local_devices(options.device if cluster is None else "cpu")
         executor = cluster
@@ -156,27 +158,14 @@ def _refuse_batch_size(options: RunOptions, specs: Sequence[ModelSpec]) -> None:
 
 
 @contextlib.contextmanager
-def _cluster(request: SweepRequest, specs: Sequence[ModelSpec]) -> Iterator[Executor | None]:
-    """The executor of the request's cluster, connected; closed at the end. ``None`` for workers of this machine."""
-    cluster = request.cluster
-    if cluster is None:
+def _executor_elsewhere(request: SweepRequest, specs: Sequence[ModelSpec]) -> Iterator[Executor | None]:
+    """The request's executor, connected; closed at the end. ``None`` for worker processes of this machine."""
+    if not EXECUTORS[request.executor]:
         yield None
         return
-    from hashbench.sweep.executors.ray import PATIENCE, RayExecutor
-
-    executor = RayExecutor(
-        address=cluster.address,
-        jobs=request.jobs,
-        threads=request.options.threads or 1,
-        device=request.options.device,
-        gpus=cluster.gpus,
-        resources=cluster.resources,
-        patience=PATIENCE if cluster.patience is None else cluster.patience,
-        suites=sorted({spec.suite for spec in specs if not spec.source}),
-        zoo_files=sorted({spec.source for spec in specs} - {""}),
-    )
+    module, _, function = EXECUTORS[request.executor].partition(":")
+    executor: Executor = getattr(importlib.import_module(module), function)(request, specs)
     with contextlib.closing(executor):
-        executor.connect()
         yield executor
 
 
@@ -184,7 +173,7 @@ def _earlier(request: SweepRequest, specs: Sequence[ModelSpec], options: RunOpti
     """The sweep that tells how long each model takes. One worker at a time runs the models in their own order."""
     if request.times_from is not None:
         return estimates.read(request.times_from, mode=options.mode, device=options.device)
-    if (request.jobs or 1) == 1 and request.cluster is None:
+    if (request.jobs or 1) == 1 and request.executor == LOCAL:
         return None
     models = {(spec.suite, spec.name) for spec in specs}
     return estimates.newest_before(request.output, models=models, mode=options.mode, device=options.device)

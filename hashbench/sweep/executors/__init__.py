@@ -14,10 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from hashbench.devices.visibility import DeviceAssignment
 from hashbench.records import ModelSpec, RunOptions
+
+LOCAL = "local"
+
+EXECUTORS: Mapping[str, str] = MappingProxyType({LOCAL: "", "ray": "hashbench.sweep.executors.ray:requested"})
+"""By the word after ``--executor``: ``module:function`` that makes the executor, connected, of a
+:class:`~hashbench.sweep.request.SweepRequest` and its models; empty for worker processes of this machine. It is named
+and not imported, since it may need an extra such as Ray."""
 
 
 @dataclass(frozen=True, slots=True)

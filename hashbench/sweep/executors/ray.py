@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from time import monotonic, sleep
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hashbench import __version__
 from hashbench.errors import HashbenchError
@@ -28,6 +28,10 @@ from hashbench.sweep.executors import Resources, Task, TaskResult, placement, ra
 from hashbench.sweep.executors.local import DEFAULT_PRELOAD
 from hashbench.sweep.executors.placement import Demand, Node
 from hashbench.text import squeezed
+
+if TYPE_CHECKING:
+    from hashbench.records import ModelSpec
+    from hashbench.sweep.request import SweepRequest
 
 RETRIES = 3
 """How often a task runs again after its machine or its Ray worker was lost, before it counts as the model's doing."""
@@ -359,6 +363,32 @@ class RayExecutor:
 # ------------------------------------------------------------------------------------------------------ helpers
 
 _SAME_EVERYWHERE = f"Install the same there: pip install 'hashbench[ray]=={__version__}'"
+
+
+def requested(request: SweepRequest, specs: Sequence[ModelSpec]) -> RayExecutor:
+    """The executor that a request for these models asks for, connected.
+
+    Raises:
+        HashbenchError: Ray is not installed, or the cluster cannot be reached.
+    """
+    cluster = request.cluster
+    executor = RayExecutor(
+        address=cluster.address,
+        jobs=request.jobs,
+        threads=request.options.threads or 1,
+        device=request.options.device,
+        gpus=cluster.gpus,
+        resources=cluster.resources,
+        patience=PATIENCE if cluster.patience is None else cluster.patience,
+        suites=sorted({spec.suite for spec in specs if not spec.source}),
+        zoo_files=sorted({spec.source for spec in specs} - {""}),
+    )
+    try:
+        executor.connect()
+    except BaseException:
+        executor.close()
+        raise
+    return executor
 
 
 def _described(task: Task) -> dict[str, Any]:
