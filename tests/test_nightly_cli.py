@@ -85,14 +85,14 @@ def test_what_a_night_found_is_expected_from_then_on(main, first):
     assert (done.returncode, done.stdout) == (0, "expected/zoo_inference_cpu.csv: 2 rows: 2 new\n"), done.stderr
     report = main("report", night, "--expected", "expected", "--strict", cwd=folder)
     assert report.returncode == 0, report.stderr
-    assert "met ([link](https://example.org/1))" in report.stdout
+    assert "as expected ([link](https://example.org/1))" in report.stdout
 
 
 WRONG = {
     "a suite that is none": (("--suite", "torchvisoin"), "torchvision"),
     "a model that is none": (("--only", "stedy"), "steady"),
     "a label that is none": (("--label", "../x"), "not a valid label"),
-    "expectations that are not there": (("--expected", "nowhere"), "there is no nowhere"),
+    "expectations that are not there": (("--expected", "nowhere"), "nowhere does not exist"),
     "a flag that sweeps lack": (("--", "--rnus", "3"), "--rnus"),
     "a value that sweeps refuse": (("--", "--runs", "1"), "--runs"),
     "a device that is none": (("--", "-d", "nonsense"), "nonsense"),
@@ -152,7 +152,7 @@ def test_report_prints_annotations_alone(main, worse):
 
 @pytest.mark.parametrize(
     ("folder", "said"),
-    [("nowhere", "there is no nowhere"), ("empty", "holds no accuracy.csv"), ("schema", "schema 99")],
+    [("nowhere", "nowhere does not exist"), ("empty", "holds no accuracy.csv"), ("schema", "schema 99")],
 )
 def test_report_refuses_on_one_line_what_is_no_results(main, worse, folder, said):
     done = main("report", folder, cwd=worse)

@@ -80,7 +80,7 @@ class ExpectationStatus(StrEnum):
     )
     FIXED = "fixed", "It did not pass and passes now."
     NOT_SEEN = "not seen", "It differs now and then, and did not this time: that is not fixed."
-    MET = "met", "It does what it did before."
+    MET = "as expected", "It does what it did before."
     NOT_ASKED = "not asked for", "The last night was not asked to run it."
 
 
@@ -127,7 +127,7 @@ class Judgement:
 
     @property
     def word(self) -> str:
-        """The status as a reader understands it: nothing is *met* where only last night is known."""
+        """The status as a reader understands it: nothing is *as expected* where only last night is known."""
         return "as last night" if self.status is ExpectationStatus.MET and not self.expected else str(self.status)
 
 

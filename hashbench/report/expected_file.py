@@ -90,7 +90,11 @@ def _check(new: Sweep, known: Sweep | None, *, only: Collection[str], link: str,
             f"{one_line(link)[:80]!r} is no address", consequence="nothing was written", tip="Begin it with https://."
         )
     if not is_date(today):
-        raise HashbenchError(f"{today!r} is no date", consequence="nothing was written", tip="Write it as 2026-11-20.")
+        raise HashbenchError(
+            f"invalid date {today!r} (expected YYYY-MM-DD)",
+            consequence="nothing was written",
+            tip="Write it as 2026-11-20.",
+        )
 
 
 def _changes(known: Sweep | None, new: Sweep) -> Iterable[ModelChange]:

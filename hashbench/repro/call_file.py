@@ -46,7 +46,7 @@ CALL_SCHEMA = 1
 
 CALL_FILE, TENSORS_FILE = "call.json", "tensors.pt"
 
-TIP = "Have it written again by `hashbench sweep`."
+TIP = "Regenerate it with `hashbench sweep`."
 _MOST_THREADS = 4096
 _PLACE = ("node", "phase", "module", "forward_op", "source")
 

@@ -127,9 +127,7 @@ def joined(parts: Collection[Sweep], *, path: Path, damaged_night: bool = False)
 def csv_files(path: Path) -> list[Path]:
     """The CSVs that make up the sweep at ``path``, sorted; see :func:`load_sweep`."""
     if not path.exists():
-        raise HashbenchError(
-            f"there is no {path}", consequence="no sweep can be read from it", tip="Name an accuracy.csv or its folder."
-        )
+        raise HashbenchError(f"{path} does not exist", tip="Name an accuracy.csv or its folder.")
     if not path.is_dir():
         return [path]
     for pattern in (ACCURACY_FILE, f"*/{ACCURACY_FILE}", "*.csv"):

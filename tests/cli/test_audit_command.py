@@ -165,7 +165,7 @@ def test_workers_get_devices_and_rows_are_of_their_kind(
     [
         (["--dtypes", "float7"], "no dtype called 'float7'"),
         (["--samples", "0"], "too small"),
-        (["--results", "nowhere"], "there is no nowhere"),
+        (["--results", "nowhere"], "nowhere does not exist"),
         (["--device", "nonsense"], "no device called 'nonsense'"),
     ],
 )

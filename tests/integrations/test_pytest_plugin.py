@@ -88,7 +88,7 @@ def test_what_is_equal_in_every_run_passes(project: dict[str, tuple[str, str]], 
 
 
 REFUSED = {
-    "test_sequence": r"differ in their structure.*\n.*sequence, felt at aten\.add\.Tensor \(forward, op 2 of 2",
+    "test_sequence": r"differ in their structure.*\n.*sequence, reached aten\.add\.Tensor \(forward, op 2 of 2",
     "test_other_structure": r"runs differ in their structure: only the first run has output\.part",
     "test_python_value": r"runs differ in output;",
     "test_strange_object": r"cannot compare runs: output\.1 is a builtins\.object",
@@ -211,7 +211,7 @@ def test_a_session_that_does_not_use_it_imports_nothing(tmp_path: Path) -> None:
     ("line", "words"),
     [
         ("hashbench_runs = many", "hashbench_runs = many is not a number"),
-        ("hashbench_runs = 1", "hashbench_runs = 1 is out of range, the least is 2"),
+        ("hashbench_runs = 1", "hashbench_runs = 1 is out of range: it must be at least 2"),
         ("hashbench_replays = 2.5", "hashbench_replays = 2.5 is not a number"),
         ("hashbench_diagnose_budget = nan", "hashbench_diagnose_budget = nan is out of range"),
         ("hashbench_diagnose_budget = -1", "out of range"),

@@ -213,7 +213,7 @@ def test_a_night_that_died_before_its_first_row_is_there(tmp_path):
 
 
 def test_nothing_that_can_be_read_is_an_error(tmp_path):
-    with pytest.raises(HashbenchError, match="there is no"):
+    with pytest.raises(HashbenchError, match="does not exist"):
         load_history([tmp_path / "nowhere"])
     with pytest.raises(HashbenchError, match=r"holds no accuracy\.csv"):
         load_history([tmp_path])

@@ -91,7 +91,7 @@ def test_markdown_has_a_line_for_everything_that_does_not_pass(night):
         "write_race (proven)",
         "layer1.0",
         "20 of 20 replays",
-        "met ([link](https://example.org/7))",
+        "as expected ([link](https://example.org/7))",
         "2, since 2026-11-01",
         "Use one thread.",
     ]
@@ -158,7 +158,9 @@ def test_junit_says_why_in_its_messages(night):
         "moved: eager_two_runs_differ (aten.dot.default, write_race) (expected: eager_two_runs_differ "
         "since 2026-11-01, not seen for 1 night); kernel aten.index_put_.default → aten.dot.default https://example.org/7"
     )
-    assert found["drifts"][0].get("message", "").startswith("met: eager_two_runs_differ (aten.index_put_.default")
+    assert (
+        found["drifts"][0].get("message", "").startswith("as expected: eager_two_runs_differ (aten.index_put_.default")
+    )
     assert "because: 20 of 20 calls differ" in (found["drifts"].findtext("system-out") or "")
     assert found["skipped"][0].get("message") == "no CUDA"
     assert found["steady"].attrib == {

@@ -36,7 +36,7 @@ def check_harness(script: Path) -> Harness:
     """The harness that ``script`` belongs to.
 
     Raises:
-        HashbenchError: there is no such file, it is no suite of the harness, or the harness lacks what is needed.
+        HashbenchError: there is no such file, it is not a suite of the harness, or the harness lacks what is needed.
     """
     if not script.is_file():
         raise HashbenchError(f"there is no file {script}", consequence="nothing was run", tip=_TIP)
@@ -44,7 +44,7 @@ def check_harness(script: Path) -> Harness:
     suite = _tree(script)
     if not common.is_file() or script.name == COMMON_FILE or RUNNER_CLASS not in _names(suite):
         why = f"it does not use {RUNNER_CLASS} of a {COMMON_FILE} beside it; nothing was run"
-        raise HashbenchError(f"{script} is no suite of PyTorch's benchmarks/dynamo", consequence=why, tip=_TIP)
+        raise HashbenchError(f"{script} is not a suite of PyTorch's benchmarks/dynamo", consequence=why, tip=_TIP)
     missing = next(_missing(_tree(common), suite), None)
     if missing is not None:
         raise HashbenchError(

@@ -42,7 +42,7 @@ def _how_often(row: Row) -> str:
 def _where(row: Row) -> str:
     if not row.origin:
         return "first divergence: not in any op that was traced"
-    what = row.kernel if row.origin == "kernel" else f"{row.origin}, felt at {row.kernel or 'no op'}"
+    what = row.kernel if row.origin == "kernel" else f"{row.origin}, reached {row.kernel or 'no op'}"
     place = [
         row.phase,
         f"op {row.op_index + 1} of {row.ops}" if row.op_index is not None else "",

@@ -261,7 +261,7 @@ def _setting(config: pytest.Config, name: str) -> Any:
     except ValueError:
         raise pytest.UsageError(f"{name} = {text} is not a number") from None
     if not least <= value < float("inf"):
-        raise pytest.UsageError(f"{name} = {text} is out of range, the least is {least}")
+        raise pytest.UsageError(f"{name} = {text} is out of range: it must be at least {least}")
     return value
 
 

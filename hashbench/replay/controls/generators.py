@@ -214,7 +214,7 @@ class _Holders:
         """The best name; empty where only the standard library or hashbench hold it."""
         names = sorted(self._names(generator, depth=_DEPTH))
         if not names:
-            return f"a {type(generator).__module__.partition('.')[0]}.{type(generator).__name__} that nothing names"
+            return f"an unnamed {type(generator).__module__.partition('.')[0]} {type(generator).__name__}"
         return next((one.text for one in names if one.package.partition(".")[0] not in _NOT_USERS), "")
 
     def _look_up(self, objects: Sequence[Any]) -> None:

@@ -227,7 +227,9 @@ def _of_model(evidence: Evidence) -> tuple[Reason, ...]:
     if evidence.origin == "rng":
         return _proven("random model", f"{evidence.kernel} drew from a generator in another state")
     if evidence.origin == "settings":
-        return _proven("other settings", f"torch's settings differ, felt at {evidence.kernel}")
+        return _proven(
+            "other settings", f"torch's settings differ; the first op that they reached is {evidence.kernel}"
+        )
     if evidence.origin == "kernel":
         return _likely("kernel", f"{evidence.kernel} gave another result from equal inputs")
     if evidence.packages:
