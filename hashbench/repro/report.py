@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-from tabulate import tabulate
 
 from hashbench.catalog import CAUSES, EXPERIMENTS, REPEATED, Confidence
 from hashbench.records import Decision, Diagnosis, ExperimentResult
+from hashbench.repro.templates import render
 
 OUTPUT_HEADING = "## Last output of repro.py"
 NOT_RUN = "It was not run yet."
@@ -27,45 +26,28 @@ def report(
     """The whole text. ``place`` says where in the model the call stood; ``facts`` and ``environment`` are names and
     values; ``inputs`` describes the arguments, one a line; ``usage`` is a sentence on how the repro is run."""
     decision = diagnosis.decision
-    return "\n".join(
-        [
-            f"# {op} gives different results from equal inputs",
-            "",
-            f"{place} {how_often(diagnosis)}".strip(),
-            "",
-            _facts(facts),
-            "",
-            "The call, with `t` for its tensors:",
-            "",
-            "```python",
-            *inputs,
-            "```",
-            "",
-            "## Cause",
-            "",
-            f"**{CAUSES[decision.cause].words}**, {decision.confidence}: {Confidence(decision.confidence).meaning}.",
-            "",
-            *(f"{text}\n" for text in (decision.because, decision.advice) if text),
-            "## Evidence",
-            "",
-            _evidence(diagnosis.evidence.arms),
-            "",
-            "A comparison is one with the first outcome of the same row.",
-            "",
-            *_documented(diagnosis),
-            "## Environment",
-            "",
-            _facts(environment),
-            "",
-            "## How to see it",
-            "",
-            f"{usage} `hashbench replay` on the folder repeats the evidence.",
-            "",
-            OUTPUT_HEADING,
-            "",
-            NOT_RUN,
-            "",
-        ]
+    price = diagnosis.deterministic_price
+    documented = [
+        ("torch documents", diagnosis.deterministic_doc),
+        ("it did here", diagnosis.deterministic_here),
+        ("time with the flag / without", "" if price is None else f"{price:.2g}"),
+    ]
+    return render(
+        "REPORT.md.jinja",
+        op=op,
+        place=place,
+        how_often=how_often(diagnosis),
+        facts=facts,
+        inputs=inputs,
+        cause=CAUSES[decision.cause].words,
+        decision=decision,
+        confidence=Confidence(decision.confidence).meaning,
+        evidence=[_evidence(arm) for arm in diagnosis.evidence.arms],
+        documented=documented if any(value for _, value in documented) else [],
+        environment=environment,
+        usage=usage,
+        output_heading=OUTPUT_HEADING,
+        not_run=NOT_RUN,
     )
 
 
@@ -89,20 +71,10 @@ def how_often(diagnosis: Diagnosis) -> str:
     )
 
 
-def _evidence(arms: Iterable[ExperimentResult]) -> str:
-    rows = [
-        (
-            arm.name,
-            REPEATED[arm.on].short,
-            EXPERIMENTS[arm.name].phrase,
-            count(arm),
-            arm.distinct if arm.ran else "",
-            remarks(arm),
-        )
-        for arm in arms
-    ]
-    headers = ("arm", "repeated", "what is changed", "differ", "distinct", "found")
-    return _markdown(headers, rows)
+def _evidence(arm: ExperimentResult) -> tuple[object, ...]:
+    """An experiment's row in the table of the evidence."""
+    phrase, distinct = EXPERIMENTS[arm.name].phrase, arm.distinct if arm.ran else ""
+    return arm.name, REPEATED[arm.on].short, phrase, count(arm), distinct, remarks(arm)
 
 
 def count(arm: ExperimentResult) -> str:
@@ -123,29 +95,3 @@ def summary(decision: Decision) -> list[str]:
         "advice": decision.advice,
     }
     return [f"{name}: {value}" for name, value in named.items() if value]
-
-
-def _documented(diagnosis: Diagnosis) -> list[str]:
-    facts = [
-        ("torch documents", diagnosis.deterministic_doc),
-        ("it did here", diagnosis.deterministic_here),
-        ("time with the flag / without", _price(diagnosis.deterministic_price)),
-    ]
-    shown = [(name, value) for name, value in facts if value]
-    if not shown:
-        return []
-    return ["## Under torch.use_deterministic_algorithms(True)", "", _facts(shown), ""]
-
-
-def _price(price: float | None) -> str:
-    return "" if price is None else f"{price:.2g}"
-
-
-def _facts(rows: Iterable[tuple[str, str]]) -> str:
-    """Names and values, those without a value left out."""
-    return _markdown(("what", ""), [row for row in rows if row[1]])
-
-
-def _markdown(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    escaped = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
-    return tabulate(escaped, headers=headers, tablefmt="github", disable_numparse=True)

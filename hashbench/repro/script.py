@@ -17,12 +17,12 @@ import torch
 
 from hashbench.catalog import EXPERIMENTS
 from hashbench.records import Evidence, ExperimentResult
-from hashbench.replay.call import LINE, CapturedCall, GeneratorSlot, Slot, TensorForm, generator_slots
+from hashbench.replay.call import LINE, CapturedCall, GeneratorSlot, Memory, Slot, TensorForm, generator_slots
 from hashbench.replay.capture import may_resize
 from hashbench.replay.experiments.table import possible_shifts
-from hashbench.repro import script_parts
 from hashbench.repro.call_values import bad, is_named
 from hashbench.repro.op_definition import needs_definition
+from hashbench.repro.templates import exists, render
 from hashbench.trace.op_schema import plan_of
 
 _FEWEST, _USUAL, _MOST = 20, 500, 5000
@@ -50,10 +50,12 @@ class Plan:
     moves: tuple[tuple[int | None, int], ...] = ()
 
 
-WITH_SNAPSHOT = ("cuda", "xpu")
-"""Kinds of device that are numbered, and whose allocator tells what it holds free."""
+_WITH_SNAPSHOT = ("cuda", "xpu")
+"""Kinds of device that are numbered, and whose allocator reports its free blocks."""
 
-SHOWING = tuple(one for one in EXPERIMENTS if one in script_parts.TRIALS)
+_TEMPLATE = "experiments/{}.py.jinja"
+
+SHOWING = tuple(name for name in EXPERIMENTS if exists(_TEMPLATE.format(name)))
 """The experiments that a script can repeat."""
 
 _PLAINEST_FIRST = sorted(SHOWING, key=lambda name: name != "poison")
@@ -81,76 +83,43 @@ def _affordable(calls: int, arm: ExperimentResult) -> int:
 
 
 def source(call: CapturedCall, how: Plan, *, heading: str, definition: str = "") -> str:
-    """The script. ``heading`` says in a few lines what was seen, ``definition`` where a custom op is defined.
+    """The script, from the template of the experiment that it repeats.
+
+    Args:
+        heading: in a few lines, what was seen.
+        definition: where a custom op is defined.
 
     Raises:
         BadCallError: an argument cannot be written as Python.
     """
-    custom, poison, busy = needs_definition(call.func), how.variant == "poison", how.variant == "busy"
-    whole = any(not isinstance(form, TensorForm) for form in call.tensors)
-    texts = [
-        _docstring(heading, how=how, definition=definition, custom=custom),
-        _imports(call, how=how, custom=custom),
-        _preparations(call, how=how, custom=custom),
-        script_parts.PLACE if call.memories else "",
-        _memories(call),
-        _tensors(call, custom=custom),
-        _call(call, custom=custom, poison=poison),
-        script_parts.LEAVES_BEGIN + (script_parts.LEAVES_OF_OTHER_KINDS if whole else "") + script_parts.LEAVES_END,
-        script_parts.LOOKING,
-        _filling(call) if poison else "",
-        "\n\n",
-        script_parts.TRIALS[how.variant].replace("@DEVICE@", _device(call, call.device)),
-        script_parts.COUNTING,
-        script_parts.STOP_BUSY if busy else "",
-        script_parts.STOP_STREAM if how.variant == "busy_stream" else "",
-        script_parts.RESULT,
-    ]
-    return "".join(texts)
-
-
-def _docstring(heading: str, *, how: Plan, definition: str, custom: bool) -> str:
-    lines = [
-        heading.rstrip(),
-        "",
-        f"    python repro.py{' DEFINITION' if custom else ''}",
-        "",
-        EXPERIMENTS[how.variant].demo,
-    ]
-    lines += ["Exit code 1: some calls differ from the first, bit for bit. 0: all agree."]
-    if custom:
-        known = f"{definition}." if definition else "it is not known where that is."
-        lines += ["torch alone does not have this op. DEFINITION is a Python file, a library (.so) or a module that"]
-        lines += [f"defines it: {known}"]
-    text = "\n".join(lines).replace("\\", "\\\\").replace('"""', "'''")
-    return f'"""{text}\n"""\n\n'
-
-
-def _imports(call: CapturedCall, *, how: Plan, custom: bool) -> str:
-    names = {"ctypes", "hashlib", "pathlib", "sys"}
-    names |= {"importlib", "random", "runpy"} if custom else set()
-    names |= {"os", "threading"} if how.variant == "busy" else set()
-    workspace = call.settings.get("CUBLAS_WORKSPACE_CONFIG", "") if call.device.type == "cuda" else ""
-    names |= {"os"} if workspace else set()
-    early = f'\nos.environ["CUBLAS_WORKSPACE_CONFIG"] = {json.dumps(workspace)}\n' if workspace else ""
-    return "".join(f"import {name}\n" for name in sorted(names)) + f"{early}\nimport torch\n\n"
-
-
-def _preparations(call: CapturedCall, *, how: Plan, custom: bool) -> str:
-    lines = []
-    if how.variant == "moved":
-        lines += [
-            "MOVES = [  # in bytes, for each memory",
-            *(f"    {moves}," for moves in moves_of(call, how.moves)),
-            "]",
-        ]
-    else:
-        lines += [f"CALLS = {_calls_of(call, how)}  # at most: it stops after 20 where some differ"]
-    lines += _own_device(call)
-    lines += [script_parts.DEFINING.rstrip()] if custom else []
-    lines += ['saved = torch.load(pathlib.Path(__file__).with_name("tensors.pt"), weights_only=True)']
-    lines += [f"torch.set_num_threads({call.threads})", *_settings(call), ""]
-    return "\n".join(lines)
+    custom, kind = needs_definition(call.func), call.device.type
+    workspace = call.settings.get("CUBLAS_WORKSPACE_CONFIG", "") if kind == "cuda" else ""
+    return render(
+        _TEMPLATE.format(how.variant),
+        variant=how.variant,
+        heading=heading.rstrip(),
+        demo=EXPERIMENTS[how.variant].demo,
+        custom=custom,
+        definition=definition,
+        workspace=json.dumps(workspace) if workspace else "",
+        calls=_calls_of(call, how),
+        moves=moves_of(call, how.moves) if how.variant == "moved" else [],
+        device_statements=_device_statements(call),
+        settings=_settings(call),
+        threads=call.threads,
+        kind=kind,
+        device=_device(call, call.device),
+        allocator_snapshot=kind in _WITH_SNAPSHOT,
+        memories=[_place(call, memory) for memory in call.memories],
+        resizes=may_resize(call.func) and not any(memory.alignment % LINE for memory in call.memories),
+        tensors=[_tensor(call, index, custom=custom) for index in range(len(call.tensors))],
+        other_kinds=any(not isinstance(form, TensorForm) for form in call.tensors),
+        generators=_generators(call),
+        random_states=_random_states(call) if custom or plan_of(call.func).seeded else [],
+        seeds=custom,
+        inference=call.settings.get("inference_mode") == "True",
+        expression=_expression_here(call),
+    )
 
 
 def _calls_of(call: CapturedCall, how: Plan) -> int:
@@ -160,23 +129,21 @@ def _calls_of(call: CapturedCall, how: Plan) -> int:
     return max(2, min(how.calls, _MOST_BYTES // call.nbytes))
 
 
-def _own_device(call: CapturedCall) -> list[str]:
-    """The device of a call that needs one: as it was, or the first where the machine has fewer; and the current one,
-    which kernels of custom ops may rely on."""
-    if call.device.type not in WITH_SNAPSHOT:
+def _device_statements(call: CapturedCall) -> list[str]:
+    """Statements that choose the device of a call that needs one: as it was, or the first where the machine has fewer;
+    and that make it the current one, which kernels of custom ops may rely on."""
+    if call.device.type not in _WITH_SNAPSHOT:
         return []
     kind, index = call.device.type, call.device.index
     if len(call.accelerators) > 1:
         return [f'torch.{kind}.set_device("{call.device}")']
-    name = (
-        f'"{call.device}"' if not index else f'"{call.device}" if torch.{kind}.device_count() > {index} else "{kind}:0"'
-    )
-    return [f"DEVICE = {name}", f"torch.{kind}.set_device(DEVICE)"]
+    otherwise = f' if torch.{kind}.device_count() > {index} else "{kind}:0"' if index else ""
+    return [f'DEVICE = "{call.device}"{otherwise}', f"torch.{kind}.set_device(DEVICE)"]
 
 
 def _device(call: CapturedCall, device: torch.device) -> str:
     """A device as Python."""
-    own = call.device.type in WITH_SNAPSHOT and call.accelerators == (device,)
+    own = call.device.type in _WITH_SNAPSHOT and call.accelerators == (device,)
     return "DEVICE" if own else f'"{device}"'
 
 
@@ -255,20 +222,10 @@ def _of_cuda(settings: Mapping[str, str]) -> Mapping[str, tuple[str, str]]:
 # ------------------------------------------------------------------------------------------------- inputs and the call
 
 
-def _memories(call: CapturedCall) -> str:
-    if not call.memories:
-        return "\n\ndef memories():\n    return []\n"
-    lines = []
-    for index, memory in enumerate(call.memories):
-        device = memory.content.device
-        where = "" if device.type == "cpu" else f", device={_device(call, device)}"
-        lines.append(f"        place({index}, {memory.alignment % LINE}{where}, move=moves[{index}]),\n")
-    return f"\n\ndef memories(moves=(0,) * {len(lines)}):\n    return [\n{''.join(lines)}    ]\n"
-
-
-def _tensors(call: CapturedCall, *, custom: bool) -> str:
-    lines = [f"        {_tensor(call, index, custom=custom)},  # t[{index}]\n" for index in range(len(call.tensors))]
-    return f"\n\ndef tensors(m):\n    return [\n{''.join(lines)}    ]\n" if lines else ""
+def _place(call: CapturedCall, memory: Memory) -> tuple[int, str]:
+    """The address of a memory, modulo a cache line, and its device as Python; empty for the CPU."""
+    device = memory.content.device
+    return memory.alignment % LINE, "" if device.type == "cpu" else _device(call, device)
 
 
 def _tensor(call: CapturedCall, index: int, *, custom: bool) -> str:
@@ -286,60 +243,29 @@ def _tensor(call: CapturedCall, index: int, *, custom: bool) -> str:
     return f"{text}.requires_grad_()" if custom and form.requires_grad else text
 
 
-def _call(call: CapturedCall, *, custom: bool, poison: bool) -> str:
-    lines = [
-        f"def call(m{', byte' if poison else ''}):",
-        '    """One call from the saved inputs: what it returns, and its inputs as it leaves them."""',
-    ]
-    if call.memories:
-        lines += ['    for memory, content in zip(m, saved["memories"]):']
-        lines += ["        memory.resize_(len(content))"] if _resizes_plain_memory(call) else []
-        lines += ["        memory.copy_(content.untyped_storage())"]
-    lines += ["    t = tensors(m)"] if call.tensors else ["    t = []"]
-    lines += _generators(call) + _random_states(call, custom=custom)
-    lines += ["    fill_memory(byte)"] if poison else []
-    mode = "inference_mode" if call.settings.get("inference_mode") == "True" else "no_grad"
-    there = f'torch.device("{call.device}")', f"torch.device({_device(call, call.device)})"
-    lines += [f"    with torch.{mode}():", f"        out = {expression(call).replace(*there)}"]
-    lines += ["    fill_memory(None)"] if poison else []
-    lines += ["    return [leaf.clone() for leaf in leaves([out, t])]"]
-    return "\n\n" + "\n".join(lines) + "\n"
-
-
-def _resizes_plain_memory(call: CapturedCall) -> bool:
-    """Whether the op may give the memory of an argument another size; such memory is plain."""
-    return may_resize(call.func) and not any(memory.alignment % LINE for memory in call.memories)
-
-
 def _generators(call: CapturedCall) -> list[str]:
+    """The generators among the arguments, in their states of the capture, as Python."""
     devices = {slot.index: slot.device for slot in generator_slots([call.args, call.kwargs])}
     names = {index: _device(call, torch.device(name)) for index, name in devices.items()}
-    made = [f'torch.Generator({names[index]}).set_state(saved["generators"][{index}])' for index in sorted(names)]
-    return [f"    g = [{', '.join(made)}]"] if made else []
+    return [f'torch.Generator({names[index]}).set_state(saved["generators"][{index}])' for index in sorted(names)]
 
 
-def _random_states(call: CapturedCall, *, custom: bool) -> list[str]:
-    """Puts the default generators back, where the op may draw from them."""
-    if not custom and not plan_of(call.func).seeded:
-        return []
+def _random_states(call: CapturedCall) -> list[str]:
+    """Statements that restore the default generators of torch."""
     lines = []
     for name in call.random_states:
         state = f'saved["random_states"]["{name}"]'
         if name == "cpu":
-            lines.append(f"    torch.set_rng_state({state})")
+            lines.append(f"torch.set_rng_state({state})")
         elif name not in ("python", "numpy"):
             device = torch.device(name)
-            lines.append(f"    torch.{device.type}.set_rng_state({state}, {_device(call, device)})")
-    if custom:
-        lines += ["    random.seed(0)", '    if "numpy" in sys.modules:', '        sys.modules["numpy"].random.seed(0)']
+            lines.append(f"torch.{device.type}.set_rng_state({state}, {_device(call, device)})")
     return lines
 
 
-def _filling(call: CapturedCall) -> str:
-    if call.device.type == "cpu":
-        return script_parts.FILL_MALLOC
-    text = script_parts.FILL_FREE_BLOCKS if call.device.type in WITH_SNAPSHOT else script_parts.FILL_DEVICE
-    return text.replace("@KIND@", call.device.type).replace("@DEVICE@", _device(call, call.device))
+def _expression_here(call: CapturedCall) -> str:
+    """The call as Python, with the script's own name for its device."""
+    return expression(call).replace(f'torch.device("{call.device}")', f"torch.device({_device(call, call.device)})")
 
 
 # ------------------------------------------------------------------------------------------------------ as Python

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import py_compile
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +27,7 @@ from hashbench.replay.call import CapturedCall, Memory, in_force, outcome_of
 from hashbench.replay.controls.memory import requests
 from hashbench.replay.experiments.special import SPECIAL_ARMS
 from hashbench.replay.experiments.table import SURROUNDINGS
-from hashbench.repro import op_definition, report, script, script_parts
+from hashbench.repro import op_definition, report, script
 from hashbench.repro.folder import load_call, run_in_fresh_process, write_repro
 from hashbench.run.outputs import Difference
 from hashbench.run.settings import preserved
@@ -338,7 +339,7 @@ def test_script_for_a_gpu_is_python_that_names_its_device_once(arm: str, tmp_pat
     assert 'DEVICE = "cuda:1" if torch.cuda.device_count() > 1 else "cuda:0"\ntorch.cuda.set_device(DEVICE)\n' in text
     assert text.count('"cuda:1"') == 1
     assert "place(0, 0, device=DEVICE, move=moves[0])" in text
-    assert "@" not in text.replace(" @ ", "")
+    assert not re.search(r"\{[{%#]|[}%#]\}", text)
 
 
 @pytest.mark.parametrize("arm", ["repeat", "poison"])
@@ -444,7 +445,9 @@ def test_what_fills_free_blocks_in_a_script_asks_as_the_arm_does(monkeypatch: py
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(torch, "full", lambda size, byte, **_: asked.append((size[0], byte)))
     names: dict[str, Any] = {"torch": torch, "DEVICE": "cuda:0"}
-    exec(script_parts.FILL_FREE_BLOCKS.replace("@KIND@", "cuda").replace("@DEVICE@", "DEVICE"), names)
+    script_of_it = ast.parse(text_of(on_device(adding_rows(), "cuda:0"), "poison"))
+    (fill,) = (node for node in script_of_it.body if isinstance(node, ast.FunctionDef) and node.name == "fill_memory")
+    exec(ast.unparse(fill), names)
     names["fill_memory"](None)
     assert asked == []
     names["fill_memory"](0x40)
