@@ -41,9 +41,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("replay", EVERY_MODULE),
     (
         "repro",
-        frozenset(
-            {"call_file", "call_values", "device_here", "folder", "op_definition", "rerun", "script", "torch_docs"}
-        ),
+        frozenset({"call_file", "call_values", "folder", "op_definition", "rerun", "script", "torch_docs"}),
     ),
     ("diagnose", frozenset({"driver", "pairs", "patching"})),
     ("suites", frozenset({"huggingface", "timm", "torchvision"})),

@@ -9,8 +9,8 @@ import torch
 
 from hashbench.replay.call import GeneratorSlot
 from hashbench.repro import call_file
+from hashbench.repro.call_file import named_in, substitutes
 from hashbench.repro.call_values import Arguments
-from hashbench.repro.device_here import named_in, substitutes
 
 MOVED = {"cuda:3": "cuda:0"}
 
