@@ -1,9 +1,9 @@
-"""How long the report of many nights takes: ``python -m benchmarks.report_scale --nights 1000 --rows 10000``.
+"""How long the report of many nights takes: ``python -m benchmarks.report_scale --nights 1000 --rows 600``.
 
 Makes the folders of that many nights in a temporary folder, as ``hashbench nightly`` leaves them: their CSVs with all
 columns, in two suites and two modes; a few rows differ, fail, move or are flaky, and the environment changes now and
 then. It runs ``hashbench report`` on them in a process of its own. The lines that a model may have are made once and
-put together for every night, since writing ten million rows one by one would take longer than reading them.
+put together for every night, since writing them one by one would take longer than reading them.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def main() -> None:
     """Make, measure, print."""
     parser = argparse.ArgumentParser(description="How long the report of many nights takes.")
     parser.add_argument("--nights", type=int, default=1000)
-    parser.add_argument("--rows", type=int, default=10_000, help="of one night (default 10000)")
+    parser.add_argument("--rows", type=int, default=600, help="of one night (default 600)")
     parsed = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="hashbench_report_") as folder:
         root = Path(folder) / "nights"
