@@ -902,7 +902,7 @@ def test_the_examples_of_the_documentation_run(capsys: pytest.CaptureFixture[str
         ["aten.exp", torch.ops.aten.mm],
         lambda func: func is torch.ops.aten.exp.default,
     ],
-    ids=str,
+    ids=["dots", "colons", "overload by name", "packet", "overload", "list", "function"],
 )
 def test_only_the_ops_asked_for(ops: Any) -> None:
     with BitwiseEquivalenceMode(ops=ops) as mode:
