@@ -143,7 +143,7 @@ def test_no_cause_without_specimen_has_one() -> None:
 def test_every_specimen_that_differs_has_a_cause_and_a_confidence_in_it(name: str) -> None:
     line = SPECIMENS[name]
     assert line[f"{TRUTH}cause"] in CAUSES
-    assert line[f"{TRUTH}confidence"] in Confidence
+    assert line[f"{TRUTH}confidence"] in list(Confidence)
     assert (line[f"{TRUTH}cause"] == "unknown") == (line[f"{TRUTH}confidence"] == "open")
 
 
