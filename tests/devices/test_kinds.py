@@ -218,10 +218,10 @@ def test_a_sweep_on_a_device_that_falls_back_prints_that_line_first(
         assert kwargs["environment"]["digests"] == slow["digests"]
         raise SweepInterrupted(done=0, total=1, output=tmp_path)
 
-    monkeypatch.setattr(hashbench.sweep.run, "run_sweep", stopped)
+    monkeypatch.setattr("hashbench.sweep.request.run_sweep", stopped)
     cli.main(["sweep", "--inference", "--only", "resnet18", "--output", str(tmp_path / "results")])
     assert capsys.readouterr().err.splitlines()[0] == (
-        "digests on cpu are made by torch ops, which is slow: there is no compiler (docs/devices.md)"
+        "hashbench: digests on cpu are made by torch ops, which is slow: there is no compiler (docs/devices.md)"
     )
 
 

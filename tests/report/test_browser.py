@@ -209,8 +209,8 @@ def test_a_reader_first_sees_what_changed_which_kernel_why_and_what_to_do(browse
 
 def test_known_trouble_is_there_and_closed(browser: Browser, page: Path) -> None:
     browser.open(page)
-    assert browser.shown(".status > summary") == ["Known trouble: 1 model"]
-    assert browser.shown(".status .change") == []
+    assert browser.shown(".standing > summary") == ["Known trouble: 1 model"]
+    assert browser.shown(".standing .change") == []
 
 
 def test_a_link_to_a_diagnosis_opens_it(browser: Browser, page: Path) -> None:
