@@ -31,8 +31,8 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("devices", frozenset({"kinds", "ledger", "memory", "reference", "triton_kernel"})),
     (
         "trace",
-        frozenset({"api", "arguments", "build", "callbacks", "digest", "mode", "module_paths", "notes", "options"})
-        | {"op_schema", "storage_writers"},
+        frozenset({"api", "arguments", "build", "callbacks", "digest", "mode", "module_paths", "op_schema"})
+        | {"storage_writers"},
     ),
     ("divergence", NO_MODULE),
     ("run", frozenset({"attempt", "inputs", "outcome", "outputs", "rng", "settings", "workload"})),

@@ -12,13 +12,13 @@ from hashbench.check.model import BenchmarkRunner
 from hashbench.records import RunOptions
 from hashbench.run.outcome import Outcome
 from hashbench.run.workload import Workload
-from hashbench.trace import mode_dependent
+from hashbench.trace import op_schema
 
 
 def traced(function: Callable[[], object]) -> tuple[str, ...]:
     with HashDebugTrace() as trace:
         function()
-    return mode_dependent.mode_dependent(trace.finish())
+    return op_schema.mode_dependent(trace.finish())
 
 
 def weights(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -66,10 +66,10 @@ def test_a_mode_does_not_change_the_formula_of(function: Callable[[], object]) -
 
 
 def test_every_line_of_the_table_can_match_something() -> None:
-    assert mode_dependent.table()
-    for entry in mode_dependent.table():
+    assert op_schema.mode_dependent_ops()
+    for entry in op_schema.mode_dependent_ops():
         assert entry.op.startswith("aten."), entry
-        assert entry.phase in mode_dependent.PHASES, entry
+        assert entry.phase in ("any", "backward", "no gradient"), entry
         assert not entry.signature or entry.op in entry.signature, entry
 
 
@@ -112,7 +112,7 @@ def test_an_untraced_pair_confirms_that_tracing_changed_the_results() -> None:
 
 
 def test_an_untraced_pair_says_where_no_known_op_explains_the_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mode_dependent, "table", lambda: ())
+    monkeypatch.setattr(op_schema, "mode_dependent_ops", lambda: ())
     outcome = check(Product(), untraced_pair=True)
     assert outcome.perturbed_ops == "unknown (results differ from those of an untraced run)"
 

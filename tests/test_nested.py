@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from hashbench.trace.arguments import named_tensors
-from hashbench.trace.nested import fields_of, items_of, leaves, mapped
+from hashbench.trace.arguments import fields_of, items_of, leaves, mapped, named_tensors
 
 
 class Pair(NamedTuple):

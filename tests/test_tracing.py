@@ -24,10 +24,10 @@ from hashbench.divergence import find
 from hashbench.errors import HashbenchError
 from hashbench.records import OpRecord, Trace
 from hashbench.trace import file
+from hashbench.trace.callbacks import TraceOptions
 from hashbench.trace.digest import digest
 from hashbench.trace.mode import TracingMode
 from hashbench.trace.op_schema import OpPlan, Pattern, plan_of
-from hashbench.trace.options import TraceOptions
 
 
 @pytest.fixture(autouse=True)

@@ -34,9 +34,8 @@ from hashbench.run.outcome import Outcome, Run, failure_of
 from hashbench.run.rng import preserved_rng, reset_rng_state
 from hashbench.run.settings import claim_workspace, deterministic_settings, preserved, settings
 from hashbench.trace.api import HashDebugTrace
-from hashbench.trace.arguments import named_tensors
+from hashbench.trace.arguments import items_of, named_tensors
 from hashbench.trace.callbacks import TraceCallback
-from hashbench.trace.nested import items_of
 
 SUITE = "pytest"
 _NOT_EVEN_ONE = (KeyboardInterrupt, SystemExit, GeneratorExit)

@@ -34,7 +34,8 @@ from hashbench.run.outcome import (
     replaces,
 )
 from hashbench.text import a_few
-from hashbench.trace import file, mode_dependent
+from hashbench.trace import file
+from hashbench.trace.op_schema import mode_dependent
 
 CONFIRMING_PAIRS = 3
 """How often a difference is looked for again with inputs hashed before it is called rare."""
@@ -229,7 +230,7 @@ def _with_facts(outcome: Outcome, first: Run) -> Outcome:
     outcome = replace(outcome, runs=1, settings_changed=first.settings_changed)
     if first.trace is None:
         return outcome
-    perturbed = a_few(mode_dependent.mode_dependent(first.trace))
+    perturbed = a_few(mode_dependent(first.trace))
     return replace(outcome, ops=len(first.trace.records), perturbed_ops=perturbed)
 
 

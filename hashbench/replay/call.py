@@ -18,9 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from hashbench.records import TensorDigest
 from hashbench.run.rng import preserved_rng, restore_random_states
 from hashbench.run.settings import applied
-from hashbench.trace.arguments import argument_text, tensors_in
+from hashbench.trace.arguments import argument_text, leaves, mapped, tensors_in
 from hashbench.trace.digest import components, hash_memory, is_dense, raw_digest, readable
-from hashbench.trace.nested import leaves, mapped
 from hashbench.trace.op_schema import plan_of
 
 LINE = 64

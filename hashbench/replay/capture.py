@@ -30,7 +30,7 @@ from hashbench.replay.call import (
 from hashbench.replay.op_owner import is_custom
 from hashbench.run.rng import random_states
 from hashbench.run.settings import settings
-from hashbench.trace.nested import mapped
+from hashbench.trace.arguments import mapped
 from hashbench.trace.op_schema import plan_of
 
 MIB = 2**20

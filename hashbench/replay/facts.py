@@ -14,8 +14,8 @@ import torch
 
 from hashbench.replay.call import CapturedCall, Slot, TensorForm
 from hashbench.run import outputs
+from hashbench.trace.arguments import leaves
 from hashbench.trace.digest import components
-from hashbench.trace.nested import leaves
 from hashbench.trace.op_schema import plan_of
 
 Snapshot = tuple[torch.Tensor, ...]

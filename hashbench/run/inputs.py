@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from hashbench.trace.arguments import named_tensors
-from hashbench.trace.nested import mapped
+from hashbench.trace.arguments import mapped, named_tensors
 
 
 def call(model: torch.nn.Module, inputs: Any) -> Any:

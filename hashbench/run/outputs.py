@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from hashbench.trace.arguments import fields_of, items_of
 from hashbench.trace.digest import digest
-from hashbench.trace.nested import fields_of, items_of
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
 

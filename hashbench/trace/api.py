@@ -7,6 +7,7 @@ threads are seen), and writes behind torch's back (a NumPy view) unless ``hash_i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -15,11 +16,10 @@ import torch
 
 from hashbench.errors import HashbenchError
 from hashbench.io import replace_file
-from hashbench.records import OpRecord, Trace
-from hashbench.trace import file, queries
-from hashbench.trace.callbacks import TraceCallback
+from hashbench.records import OpRecord, Ref, TensorDigest, Trace
+from hashbench.trace import file
+from hashbench.trace.callbacks import TraceCallback, TraceOptions
 from hashbench.trace.mode import TracingMode, is_tracing
-from hashbench.trace.options import TraceOptions, Tracer
 
 
 class HashDebugTrace:
@@ -74,7 +74,7 @@ class HashDebugTrace:
             callback=watcher,
             digests=digests,
         )
-        self._tracer: Tracer = TracingMode(options)
+        self._tracer = TracingMode(options)
         self._settings = settings
         self._finished: Trace | None = None
         self._notes: Mapping[int, Mapping[str, Any]] = {}
@@ -157,7 +157,7 @@ class HashDebugTrace:
             number: " ".join(f"{key}={kept[key]}" for key in ("time", "seconds") if key in kept)
             for number, kept in self._notes.items()
         }
-        file.write(trace, Path(path), notes={n: text for n, text in notes.items() if text})
+        file.write(trace, Path(path), notes=notes)
 
     def export_to_json(self, path: str | Path) -> None:
         """Write the trace as one JSON document: ``records``, ``leaves``, ``results``."""
@@ -167,29 +167,88 @@ class HashDebugTrace:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """Numbers of ops and tensors so far, see :func:`hashbench.trace.queries.stats`."""
-        return queries.stats(self._so_far())
+        """Numbers so far: ``total_ops``, ``tensor_ops`` (that read or wrote a tensor), ``unique_tensors`` (set of
+        digests) and ``operation_types`` (calls by op)."""
+        records = self._so_far().records
+        return {
+            "total_ops": len(records),
+            "tensor_ops": sum(1 for record in records if record.inputs or record.outputs),
+            "unique_tensors": {digest.value for record in records for digest in record.outputs if digest.value},
+            "operation_types": Counter(record.op for record in records),
+        }
 
     @property
     def stack_log(self) -> list[dict[str, Any]]:
-        """One entry per record with what it read, see :func:`hashbench.trace.queries.stack_log`."""
-        return queries.stack_log(self._so_far())
+        """One entry per record so far: ``id`` (from 1), ``func``, ``op_id``, ``caller`` (with ``source_lines=True``,
+        else empty), ``args`` (text of what is no tensor), and ``arg_tensors``, what each argument was when it was
+        written last."""
+        trace = self._so_far()
+        written = {leaf.id: (leaf.digest,) for leaf in trace.leaves} | {
+            record.id: record.outputs for record in trace.records
+        }
+        return [
+            {
+                "id": number,
+                "func": record.op,
+                "op_id": record.id,
+                "caller": record.source,
+                "args": record.arguments,
+                "arg_tensors": [_argument(ref, written[ref.source]) for ref in record.inputs],
+            }
+            for number, record in enumerate(trace.records, start=1)
+        ]
 
     def _so_far(self) -> Trace:
-        return self._tracer.trace() if self.is_active() else self.finish()
+        return self._tracer.built()[0] if self.is_active() else self.finish()
 
     def print_summary(self, top: int = 10, *, to_file: bool = False) -> None:
-        """Print how many ops of which kind were recorded; with ``to_file`` into ``<log_path>.summary`` instead."""
-        text = queries.summary(self.finish(), top=top)
+        """Print how many ops of which kind were recorded, the ``top`` most frequent ones a line each; with ``to_file``
+        into ``<log_path>.summary`` instead."""
+        stats = self.stats
+        lines = [f"{stats['total_ops']} ops, {len(stats['unique_tensors'])} different tensors"]
+        lines += [f"{count:7d}  {name}" for name, count in stats["operation_types"].most_common(top)]
+        text = "\n".join(lines)
         if to_file and self.log_path is not None:
             replace_file(self.log_path.with_name(f"{self.log_path.name}.summary"), text + "\n")
         else:
             print(text)
 
     def get_tensor_flow_graph(self) -> list[dict[str, Any]]:
-        """One entry per record, see :func:`hashbench.trace.queries.tensor_flow`."""
-        return queries.tensor_flow(self.finish())
+        """One entry per record: ``operation``, ``op_id``, ``module``, ``inputs`` (ids of the writers), ``outputs``
+        (digests)."""
+        return [
+            {
+                "operation": record.op,
+                "op_id": record.id,
+                "module": record.module,
+                "inputs": [ref.source for ref in record.inputs],
+                "outputs": [digest.word() for digest in record.outputs],
+            }
+            for record in self.finish().records
+        ]
 
     def find_tensor_by_hash(self, value: str) -> list[dict[str, str]]:
-        """Where a digest was written and read, see :func:`hashbench.trace.queries.find_by_hash`."""
-        return queries.find_by_hash(self.finish(), value)
+        """Where a digest (its text, or its beginning) was written and read: ``op_id``, ``operation``, ``role``."""
+        if not value:
+            return []
+        trace = self.finish()
+        owners = {leaf.id for leaf in trace.leaves if leaf.digest.value.startswith(value)}
+        uses = [{"op_id": leaf, "operation": "", "role": "leaf"} for leaf in sorted(owners)]
+        for record in trace.records:
+            roles = ["input"] if any(ref.source in owners for ref in record.inputs) else []
+            if any(output.value.startswith(value) for output in record.outputs):
+                owners.add(record.id)
+                roles.append("output")
+            uses += [{"op_id": record.id, "operation": record.op, "role": role} for role in roles]
+        return uses
+
+
+def _argument(ref: Ref, digests: tuple[TensorDigest, ...]) -> dict[str, Any]:
+    """Of a writer with several outputs the trace does not say which was read: the hashes of all are named then."""
+    return {
+        "argument": ref.argument,
+        "written_by": ref.source,
+        "hash": ref.digest or " ".join(digest.value or "blank" for digest in digests),
+        "shape": digests[0].shape if len(digests) == 1 else None,
+        "dtype": digests[0].dtype if len(digests) == 1 else "",
+    }

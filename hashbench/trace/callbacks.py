@@ -1,15 +1,30 @@
-"""Callback interface invoked before and after each traced op: to capture a call, or to replace what it computed."""
+"""What is done around every traced call: the caller's callback, and notes beside its record.
+
+Notes are input digests, source lines, times, and writes that the op's schema does not declare. With every input hashed
+around every op, an argument that changed was written by the op. On an accelerator both digests are still on the device
+then, and asking would make the program wait. So the storage is marked with a number that stands for "this record if it
+wrote, else whoever wrote before", which is resolved when digests may be read. One thing comes out otherwise than on the
+CPU: where only a part of a leaf was seen, and an op that declares it writes after an undeclared write, the whole is
+taken for a leaf once more.
+"""
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from hashbench.devices.ledger import Ledger
 from hashbench.records import OpRecord
-from hashbench.trace.build import Ids, Place, RawRecord, build_record
+from hashbench.trace import arguments
+from hashbench.trace.build import Ids, Place, RawRecord, RawResult, build_record, numbered
+from hashbench.trace.digest import RawDigest, is_waiting, raw_digest, readable
 from hashbench.trace.op_schema import OpPlan
+from hashbench.trace.storage_writers import LeafViews, Mark, get_mark, set_mark, storage_bytes, storage_key
 
 
 class TraceCallback:
@@ -67,3 +82,197 @@ class CallbackRunner:
             forward = None if self._place.forward is None else self._records[self._place.forward]
             self._records.append(build_record(raw, self.ids, self._place, forward, notes))
             self.callback.recorded(self._records[-1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceOptions:
+    """What to record beside every op's outputs; :class:`~hashbench.trace.api.HashDebugTrace` explains each."""
+
+    verbose: bool = False
+    max_ops_logged: int | None = None
+    include_timestamp: bool = False
+    show_exec_time: bool = False
+    hash_inputs: bool = False
+    source_lines: bool = False
+    callback: TraceCallback | None = None
+    digests: str = "fast"
+
+    @property
+    def live_records(self) -> bool:
+        """Whether the callback is to get each record as soon as it is made."""
+        return self.callback is not None and self.callback.wants_records
+
+
+_FIRST = 1 << 60
+"""Numbers from here on stand for a possible write; records count from 0, leaves from -1 down."""
+
+
+class PossibleWrites:
+    """Writes of one trace that are known only once digests are read, in the order of the calls."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[int, int, RawDigest, RawDigest]] = []
+        self._writers: list[int] = []
+
+    def mark(self, number: int, before: Mark, digests: tuple[RawDigest, RawDigest]) -> Mark:
+        """The mark of a storage of which record ``number`` may have written a part; ``digests`` are those of the part
+        before and after, and ``before`` is the mark that the storage has."""
+        token, node, views = before
+        if views is None:
+            return token, self._add(number, node, digests), None
+        aliased = LeafViews()
+        for place, leaf in views.numbers.items():
+            aliased.numbers[place] = self._add(number, leaf, digests)
+        return token, node, aliased
+
+    def resolve(self) -> list[tuple[int, RawDigest]]:
+        """The writes found since the last call: number of the record, digest of what it wrote. Waits for devices."""
+        found: list[tuple[int, RawDigest]] = []
+        for number, node, before, after in self._waiting[len(self._writers) :]:
+            wrote = readable(before) != readable(after)
+            if wrote and (number, after) not in found[-1:]:  # one write, seen through several views of a leaf
+                found.append((number, after))
+            self._writers.append(number if wrote else self.node(node))
+        return found
+
+    def node(self, node: int) -> int:
+        """The number of a record or leaf, once resolved."""
+        return self._writers[node - _FIRST] if node >= _FIRST else node
+
+    def resolved(self, record: RawRecord) -> RawRecord:
+        """The record with reads that name records and leaves, once resolved."""
+        return record.renumbered(self.node) if any(node >= _FIRST for node in record.reads[1::3]) else record
+
+    def _add(self, number: int, node: int, digests: tuple[RawDigest, RawDigest]) -> int:
+        self._waiting.append((number, node, *digests))
+        return _FIRST + len(self._waiting) - 1
+
+
+class CallNotes:
+    """The notes of one trace, by record number, in ``kept``. Looks at calls only where ``wanted``, and at resizes.
+
+    ``token`` stands for the trace in marks; ``records`` is the tracer's list of raw records, in which the digests of
+    writes that no schema declares are added.
+    """
+
+    def __init__(
+        self,
+        options: TraceOptions,
+        token: object,
+        ledger: Ledger,
+        records: list[tuple[Any, ...]],
+        callbacks: CallbackRunner | None,
+    ) -> None:
+        self.wanted = (
+            options.hash_inputs
+            or options.source_lines
+            or options.verbose
+            or options.include_timestamp
+            or options.show_exec_time
+            or options.live_records
+        )
+        self.kept: dict[int, dict[str, Any]] = {}
+        self._options, self._token, self._ledger, self._records = options, token, ledger, records
+        self._callbacks = callbacks
+        self._possible = PossibleWrites()
+
+    def before(self, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """What has to be looked at before a call."""
+        noted: dict[str, Any] = {}
+        if plan.resizes:
+            noted["sizes"] = [
+                (tensor, storage_key(tensor), storage_bytes(tensor))
+                for tensor in arguments.tensors_in([*args, *kwargs.values()])
+            ]
+        if self._options.hash_inputs:
+            named = arguments.named_arguments(args, kwargs)
+            noted["inputs"] = {path: raw_digest(tensor, self._ledger) for path, tensor in named}
+        if self._options.source_lines:
+            noted["source"] = arguments.caller_line(sys._getframe(1).f_back)
+        noted["time"], noted["clock"] = time.time(), time.perf_counter()
+        return noted
+
+    def after(
+        self, number: int, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], noted: Mapping[str, Any]
+    ) -> None:
+        """Keep the notes of the call that became record ``number``, print it and hand it over as asked."""
+        kept: dict[str, Any] = {}
+        for tensor, storage, size in noted.get("sizes", ()):
+            if storage_key(tensor) == storage and storage_bytes(tensor) > size:
+                # resize_ grew it: the new part is memory that nobody wrote
+                set_mark(tensor, (self._token, number, None))
+                self._set_written(number, ((*raw_digest(tensor, self._ledger)[:3], None),))
+        if self._options.hash_inputs:
+            kept["inputs"] = noted["inputs"]
+            self._find_undeclared_writes(number, plan, args, kwargs, noted["inputs"])
+        if self._options.source_lines:
+            kept["source"] = noted["source"]
+        if self._options.include_timestamp:
+            kept["time"] = f"{noted['time']:.6f}"
+        if self._options.show_exec_time:
+            kept["seconds"] = f"{time.perf_counter() - noted['clock']:.6f}"
+        if kept:
+            self.kept[number] = kept
+        limit = self._options.max_ops_logged
+        if self._options.verbose and (limit is None or number < limit):
+            print(self._line(number))
+        if self._callbacks is not None and self._options.live_records:
+            self._add_undeclared_writes()
+            self._callbacks.recorded(self._possible.resolved(self._record(number)), kept)
+
+    def resolved(
+        self, results: Sequence[RawResult]
+    ) -> tuple[Sequence[RawRecord], Sequence[RawResult], Mapping[int, Mapping[str, Any]]]:
+        """Records, results and notes, in which every number is the place of a record. Waits for devices."""
+        self._add_undeclared_writes()
+        node_of = self._possible.node
+        records = [self._possible.resolved(RawRecord._make(record)) for record in self._records]
+        named = [(name, found, None if node is None else node_of(node)) for name, found, node in results]
+        return numbered(records, named, self.kept)
+
+    def _find_undeclared_writes(
+        self, number: int, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], before: Mapping[str, RawDigest]
+    ) -> None:
+        """An argument that changed although the schema does not say so was written by this op all the same."""
+        declared = {id(tensor) for tensor in arguments.tensors_in(plan.written_values(args, kwargs))}
+        changed = []
+        for path, tensor in arguments.named_arguments(args, kwargs):
+            if id(tensor) in declared or plan.resizes:
+                continue
+            after = raw_digest(tensor, self._ledger)
+            if after == before[path]:
+                continue
+            mark = get_mark(tensor)
+            if is_waiting(after) and mark is not None and mark[0] is self._token:
+                set_mark(tensor, self._possible.mark(number, mark, (before[path], after)))
+            elif readable(after) != readable(before[path]):
+                set_mark(tensor, (self._token, number, None))
+                changed.append(after)
+        if changed:
+            self._set_written(number, self._record(number).written + tuple(changed))
+
+    def _add_undeclared_writes(self) -> None:
+        for number, found in self._possible.resolve():
+            self._set_written(number, (*self._record(number).written, found))
+
+    def _set_written(self, number: int, written: tuple[RawDigest, ...]) -> None:
+        self._records[self._place_of(number)] = self._record(number)._replace(written=written)
+
+    def _record(self, number: int) -> RawRecord:
+        return RawRecord._make(self._records[self._place_of(number)])
+
+    def _place_of(self, number: int) -> int:
+        """Where a record stands: at its number, as long as one thread alone dispatches."""
+        records = self._records
+        if number < len(records) and records[number][-1] == number:
+            return number
+        return next(place for place in reversed(range(len(records))) if records[place][-1] == number)
+
+    def _line(self, number: int) -> str:
+        record = self._record(number)
+        values = " ".join(f"{d.dtype}{list(d.shape)}:{d.value or 'blank'}" for d in map(readable, record.written))
+        shown = f" = {record.scalar!r}" if record.scalar is not None else ""
+        notes = self.kept.get(number, {})
+        extra = "".join(f" {key}={notes[key]}" for key in ("source", "time", "seconds") if key in notes)
+        call = f"{record.plan.name}({arguments.argument_text(record.others)})"
+        return f"[{number:03d}] {record.phase} {record.module} {call} {values}{shown}{extra}"

@@ -69,36 +69,26 @@ def hash_memory(address: int, nbytes: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class PendingParts:
-    """The digest of a tensor that is made of others, some of which are still on their device."""
+class PendingHash:
+    """The digest of a tensor that is made of ``parts``, some of which are still on their device; ``text`` is what is
+    hashed once they are read."""
 
-    parts: tuple[RawDigest, ...]
-
-    def resolve(self) -> int:
-        return _hash(repr([readable(part) for part in self.parts]).encode())
-
-
-@dataclass(frozen=True, slots=True)
-class PendingQuantized:
-    """The digest of a quantized tensor: of its integers, the scheme, and what the scheme needs."""
-
-    values: int | Pending
-    scheme: torch.qscheme
-    parameters: tuple[Any, ...]
+    parts: tuple[Any, ...]
+    text: Callable[[], str]
 
     def resolve(self) -> int:
-        parameters = tuple([_number(value) for value in self.parameters])
-        return _hash(repr((_number(self.values), self.scheme, parameters)).encode())
+        return _hash(self.text().encode())
 
-    def waits(self) -> bool:
-        return any(isinstance(value, Pending) for value in (self.values, *self.parameters))
+    def at_once(self) -> int | PendingHash:
+        """The digest itself where nothing has to be waited for."""
+        return self if any(isinstance(part, _WAITING) for part in self.parts) else self.resolve()
+
+
+_WAITING = (Pending, PendingHash)
 
 
 def _number(value: Any) -> Any:
-    return value.resolve() if isinstance(value, Pending) else value
-
-
-_WAITING = (Pending, PendingParts, PendingQuantized)
+    return value.resolve() if isinstance(value, _WAITING) else value
 
 
 def raw_digest(tensor: torch.Tensor, ledger: Ledger | None = None) -> RawDigest:
@@ -143,8 +133,7 @@ def readable(raw: RawDigest) -> TensorDigest:
     dtype, shape, stride, value = raw
     if stride is None:
         stride = contiguous_stride(shape)
-    if isinstance(value, _WAITING):
-        value = value.resolve()
+    value = _number(value)
     text = f"{value:016x}" if type(value) is int else (value or "")
     return TensorDigest(dtype_name(dtype), tuple(shape), tuple(stride), text)
 
@@ -194,7 +183,7 @@ def without_repetition(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided(shape, tensor.stride())
 
 
-def _hash_quantized(tensor: torch.Tensor, ledger: Ledger | None) -> int | Pending | PendingQuantized:
+def _hash_quantized(tensor: torch.Tensor, ledger: Ledger | None) -> int | Pending | PendingHash:
     parameters: tuple[Any, ...]
     try:
         scheme = tensor.qscheme()
@@ -206,8 +195,10 @@ def _hash_quantized(tensor: torch.Tensor, ledger: Ledger | None) -> int | Pendin
     else:
         scales, zero_points = tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()
         parameters = (tensor.q_per_channel_axis(), _hash_strided(scales, ledger), _hash_strided(zero_points, ledger))
-    made = PendingQuantized(_hash_strided(tensor.int_repr(), ledger), scheme, parameters)
-    return made if made.waits() else made.resolve()
+    values = _hash_strided(tensor.int_repr(), ledger)
+    return PendingHash(
+        (values, *parameters), lambda: repr((_number(values), scheme, tuple([_number(value) for value in parameters])))
+    ).at_once()
 
 
 def _sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -229,10 +220,9 @@ def _wrapped(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [part for part in parts if isinstance(part, torch.Tensor)]
 
 
-def _hash_parts(parts: Iterable[torch.Tensor], ledger: Ledger | None = None) -> int | PendingParts:
-    made = PendingParts(tuple(raw_digest(part, ledger) for part in parts))
-    waiting = any(isinstance(value, _WAITING) for *_, value in made.parts)
-    return made if waiting else made.resolve()
+def _hash_parts(parts: Iterable[torch.Tensor], ledger: Ledger | None) -> int | PendingHash:
+    raw = [raw_digest(part, ledger) for part in parts]
+    return PendingHash(tuple(value for *_, value in raw), lambda: repr([readable(digest) for digest in raw])).at_once()
 
 
 def components(tensor: torch.Tensor) -> list[torch.Tensor]:

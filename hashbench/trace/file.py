@@ -110,7 +110,7 @@ def _body(trace: Trace, notes: Mapping[int, str]) -> Iterator[str]:
             leaf = next(leaves, None)
         if number < len(trace.records):
             record = trace.records[number]
-            note = f"\t{_NOTE}{_escape(notes[number], spaces=False)}" if number in notes else ""
+            note = f"\t{_NOTE}{_escape(notes[number], spaces=False)}" if notes.get(number) else ""
             yield record_line(record, digits) + note
             if record.outputs:
                 digits[record.id] = short_digest(record.outputs)

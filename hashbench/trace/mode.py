@@ -1,12 +1,9 @@
 """The dispatch mode behind ``HashDebugTrace``: one dispatched call becomes one raw record.
 
-The mode is a thin adapter. It writes down what a call read and wrote and decides nothing: what an op means is read off
-its schema (``op_schema``), what a difference means is for ``divergence``. The hot path costs a few microseconds a call;
-everything that can wait is done by ``build`` when the run is over.
-
-How the graph is kept: every storage that a recorded op wrote carries the number of that record as an attribute
-of its Python object, which lives and dies with the storage (``storage_writers``). Nothing else refers to a tensor, so
-nothing is kept alive, and a recycled address is never mistaken for the tensor that lived there before.
+It writes down what a call read and wrote and decides nothing: what an op means is read off its schema (``op_schema``),
+what a difference means is for ``divergence``. The hot path costs a few microseconds a call; everything that can wait is
+done by ``build`` when the run is over. Every storage that a recorded op wrote carries the number of that record
+(``storage_writers``), so nothing here refers to a tensor or keeps one alive.
 """
 
 from __future__ import annotations
@@ -30,12 +27,10 @@ from hashbench.devices.ledger import Ledger
 from hashbench.records import SettingsMark, Trace
 from hashbench.trace import arguments
 from hashbench.trace.build import RawLeaf, RawResult, build_trace
-from hashbench.trace.callbacks import CallbackRunner
+from hashbench.trace.callbacks import CallbackRunner, CallNotes, TraceOptions
 from hashbench.trace.digest import BY_DTYPE, EMPTY, RawDigest, _buffer, _hash, components, python_digest, raw_digest
 from hashbench.trace.module_paths import ModulePaths
-from hashbench.trace.notes import CallNotes
 from hashbench.trace.op_schema import OpPlan, Pattern, plan_of
-from hashbench.trace.options import TraceOptions
 from hashbench.trace.storage_writers import (
     LeafViews,
     Mark,
@@ -67,7 +62,10 @@ def is_tracing() -> bool:
 
 
 class TracingMode(TorchDispatchMode):
-    """Dispatch mode that records every op with digests of what it wrote: a :class:`~hashbench.trace.options.Tracer`."""
+    """Dispatch mode that records every op with digests of what it wrote.
+
+    ``iteration`` is set by the caller and goes into every record, ``failed_op`` names the op that raised last.
+    """
 
     supports_higher_order_operators = True
 
@@ -161,18 +159,17 @@ class TracingMode(TorchDispatchMode):
 
     # --------------------------------------------------------------------------------------------- the finished trace
 
-    def trace(self) -> Trace:
-        return self._build()[0]
-
     def finish(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
+        """All that was recorded, and notes by record number; the raw records are released."""
         self._ledger.read()
-        built = self._build()
+        built = self.built()
         self._records.clear()
         self._leaves.clear()
         self._results.clear()
         return built
 
-    def _build(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
+    def built(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
+        """What was recorded so far, and notes by record number."""
         records, results, notes = self._notes.resolved(self._results)
         trace = build_trace(
             records,
@@ -301,7 +298,7 @@ class TracingMode(TorchDispatchMode):
         self, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any, mark: Mark
     ) -> tuple[RawDigest, ...]:
         """Digests of all that a call wrote: fresh outputs first, then written arguments in the schema's order."""
-        targets = arguments.tensors_in(plan.written_values(args, kwargs)) if plan.writes_arguments else []
+        targets = plan.written_tensors(args, kwargs)
         seen = {id(tensor) for tensor in targets}
         fresh = [
             tensor
@@ -400,26 +397,23 @@ class TracingMode(TorchDispatchMode):
     def _new_leaf(self, tensor: torch.Tensor, views: LeafViews | None, *, content: torch.Tensor | None = None) -> int:
         """Hash a tensor that no op of this trace wrote, name it, and mark its storage with its number."""
         with self._leaf_lock:
-            return self._new_leaf_alone(tensor, views, content)
-
-    def _new_leaf_alone(self, tensor: torch.Tensor, views: LeafViews | None, content: torch.Tensor | None) -> int:
-        kind, name = self._modules.state_name(tensor)
-        initial = None
-        if self._registered:
-            kind, name, initial = self._registered.get(storage_key(tensor) or 0, (kind, name, None))
-        if not kind:
-            kind = "parameter" if isinstance(tensor, _Parameter) else "other"
-            name = self._modules.current
-        number = -1 - len(self._leaves)
-        if self._callbacks is not None:
-            self._callbacks.leaf(kind, name, tensor if content is None else content)
-        if views is None:
-            found = self._write(tensor if content is None else content, (self._token, number, None), blank=False)
-        else:
-            views.numbers[place_in_storage(tensor)] = number
-            set_mark(tensor, (self._token, number, views))
-            found = raw_digest(tensor, self._ledger)
-        seen = found if content is None else raw_digest(tensor, self._ledger)
-        registered = None if initial is None else (initial, seen)
-        self._leaves.append((kind, name, found, len(self._records), registered))
-        return number
+            kind, name = self._modules.state_name(tensor)
+            initial = None
+            if self._registered:
+                kind, name, initial = self._registered.get(storage_key(tensor) or 0, (kind, name, None))
+            if not kind:
+                kind = "parameter" if isinstance(tensor, _Parameter) else "other"
+                name = self._modules.current
+            number = -1 - len(self._leaves)
+            if self._callbacks is not None:
+                self._callbacks.leaf(kind, name, tensor if content is None else content)
+            if views is None:
+                digest = self._write(tensor if content is None else content, (self._token, number, None), blank=False)
+            else:
+                views.numbers[place_in_storage(tensor)] = number
+                set_mark(tensor, (self._token, number, views))
+                digest = raw_digest(tensor, self._ledger)
+            seen = digest if content is None else raw_digest(tensor, self._ledger)
+            registered = None if initial is None else (initial, seen)
+            self._leaves.append((kind, name, digest, len(self._records), registered))
+            return number

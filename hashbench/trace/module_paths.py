@@ -1,8 +1,8 @@
-"""Fully qualified name of the module being called (``ResNet.layer1.0.conv1``), kept by global module hooks; and whether
-an optimizer takes a step."""
+"""Fully qualified name of the module being called, kept by global module hooks."""
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections import Counter
@@ -37,9 +37,7 @@ class ModulePaths:
         for path, module in reversed(list(root.named_modules())):  # of tied tensors the first name stays
             full, reference = f"{prefix}.{path}" if path else prefix, weakref.ref(module)
             self._paths[id(module)] = (reference, full)
-            for attribute, tensor in module._parameters.items():
-                self._state[id(tensor)] = (reference, full, attribute)
-            for attribute, tensor in module._buffers.items():
+            for attribute, tensor in [*module._parameters.items(), *module._buffers.items()]:
                 self._state[id(tensor)] = (reference, full, attribute)
         return prefix
 
@@ -47,13 +45,11 @@ class ModulePaths:
         """``("parameter" | "buffer", path)`` of a tensor that belongs to a known module, else two empty texts."""
         reference, path, attribute = self._state.get(id(tensor), (None, "", ""))
         module = reference() if reference is not None else None
-        if module is None:
-            return "", ""
-        if module._parameters.get(attribute) is tensor:
+        if module is not None and module._parameters.get(attribute) is tensor:
             return "parameter", f"{path}.{attribute}"
-        if module._buffers.get(attribute) is tensor:
+        if module is not None and module._buffers.get(attribute) is tensor:
             return "buffer", f"{path}.{attribute}"
-        return "", ""  # the module's tensor died, and another one got its id
+        return "", ""  # also where the module's tensor died, and another one got its id
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -70,17 +66,14 @@ class ModulePaths:
             if threading.get_ident() == owner and outer:
                 self.current = outer.pop()
 
-        def begin(*_: Any) -> None:
-            self.optimizing = True
-
-        def end(*_: Any) -> None:
-            self.optimizing = False
+        def step(*_: Any, begins: bool) -> None:
+            self.optimizing = begins
 
         hooks = (
             register_module_forward_pre_hook(enter),
             register_module_forward_hook(leave, always_call=True),
-            register_optimizer_step_pre_hook(begin),
-            register_optimizer_step_post_hook(end),
+            register_optimizer_step_pre_hook(functools.partial(step, begins=True)),
+            register_optimizer_step_post_hook(functools.partial(step, begins=False)),
         )
         try:
             yield

@@ -1,15 +1,19 @@
-"""Operator schemas, read once per op: which arguments it mutates, what it returns, whether it draws random numbers."""
+"""What is known of an op: its schema, read once, and whether an active dispatch mode changes how torch computes it."""
 
 from __future__ import annotations
 
+import csv
 import enum
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from hashbench.records import OpRecord, Trace
 from hashbench.trace.arguments import tensors_in
 from hashbench.trace.storage_writers import storage_key
 
@@ -174,3 +178,79 @@ def _running_statistics(names: Sequence[str]) -> tuple[int, ...]:
     if "momentum" not in names and "exponential_average_factor" not in names:
         return ()
     return tuple(names.index(name) for name in ("running_mean", "running_var") if name in names)
+
+
+# ------------------------------------------------------------------------------------------------- mode-dependent ops
+
+TABLE = Path(__file__).parents[1] / "data" / "mode_dependent_ops.csv"
+
+
+@dataclass(frozen=True, slots=True)
+class ModeDependentOp:
+    """An op that torch may compute by another formula because a dispatch mode, such as the trace itself, is active: a
+    line of ``data/mode_dependent_ops.csv``, measured by ``benchmarks/mode_dependent.py`` on torch's own op database.
+
+    Such an op gives the same bits in every traced run and perhaps others in an untraced run, depending on its inputs.
+    ``phase`` says where the formula differs: ``backward`` in the derivative of the op, ``any`` in the op itself, ``no
+    gradient`` in the op itself where no derivative of it is computed. ``complex_only`` limits it to complex dtypes.
+    ``signature`` is the run of records that betrays it, of which the op is one; empty where the op alone does.
+    """
+
+    op: str
+    phase: str
+    complex_only: bool
+    signature: tuple[str, ...] = ()
+
+    @property
+    def recorded_as(self) -> tuple[str, ...]:
+        """How the op appears in a trace. The derivative of an in-place variant is that of the op."""
+        packet, _, overload = self.op.rpartition(".")
+        return (self.op, f"{packet}_.{overload}") if self.phase == "backward" else (self.op,)
+
+    def has_signature(self, records: Sequence[OpRecord], position: int) -> bool:
+        """Whether the record at ``position`` stands among those of the signature."""
+        if not self.signature:
+            return True
+        begin = position - self.signature.index(self.op)
+        run = records[max(0, begin) : begin + len(self.signature)]
+        return begin >= 0 and tuple(record.op for record in run) == self.signature
+
+
+@functools.cache
+def mode_dependent_ops() -> tuple[ModeDependentOp, ...]:
+    """Every op that is known to depend on a mode."""
+    with TABLE.open(newline="", encoding="utf-8") as file:
+        return tuple(
+            ModeDependentOp(line["op"], line["phase"], line["dtypes"] == "complex", tuple(line["signature"].split()))
+            for line in csv.DictReader(file)
+        )
+
+
+def mode_dependent(trace: Trace) -> tuple[str, ...]:
+    """Names of the ops of a trace that torch may have computed by another formula because the trace was active, in the
+    order of the table, each once."""
+    positions: dict[str, list[int]] = defaultdict(list)
+    derivatives: dict[str, bool] = {}  # by id of a forward record: whether its derivative is complex
+    for position, record in enumerate(trace.records):
+        positions[record.op].append(position)
+        if record.forward_op:
+            derivatives[record.forward_op] = derivatives.get(record.forward_op, False) or _is_complex(record)
+
+    def depends(entry: ModeDependentOp, position: int) -> bool:
+        record = trace.records[position]
+        differentiated = record.id in derivatives
+        if entry.complex_only and not (_is_complex(record) or derivatives.get(record.id)):
+            return False
+        applies = {"any": True, "backward": differentiated, "no gradient": not differentiated}[entry.phase]
+        return applies and entry.has_signature(trace.records, position)
+
+    names = (
+        entry.op
+        for entry in mode_dependent_ops()
+        if any(depends(entry, position) for op in entry.recorded_as for position in positions.get(op, ()))
+    )
+    return tuple(dict.fromkeys(names))
+
+
+def _is_complex(record: OpRecord) -> bool:
+    return any("complex" in output.dtype for output in record.outputs)

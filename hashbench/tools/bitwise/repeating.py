@@ -12,9 +12,8 @@ from hashbench.replay.call import LiveMemory, Memory, TensorForm, laid_over
 from hashbench.replay.capture import CaptureError, Windows, is_plain, may_resize, refuse_shadows
 from hashbench.run.rng import random_states, restore_random_states
 from hashbench.tools.bitwise.choosing import Copies
-from hashbench.trace.arguments import named_arguments, tensors_in
+from hashbench.trace.arguments import mapped, named_arguments, tensors_in
 from hashbench.trace.digest import components, hash_memory
-from hashbench.trace.nested import mapped
 from hashbench.trace.op_schema import OpPlan
 from hashbench.trace.storage_writers import storage_key
 
