@@ -19,7 +19,7 @@ from hashbench.report.compare import Outcome, compare
 from hashbench.results.load import load_sweep
 from hashbench.results.manifest import Partition
 from hashbench.results.merge import merge
-from hashbench.suites.registry import select
+from hashbench.suites.selection import Selection
 
 NAMES = ["a", "b", "c", "d", "e/f"]
 WHOLE = tuple(("fake", name) for name in NAMES)
@@ -30,7 +30,7 @@ CHANGING = ("seconds", "overhead_seconds", "detail", "env")
 def shard(folder: Path, number: int, *, total=TOTAL, behaviour="print", **arguments) -> Path:
     """What ``--total-partitions --partition-id`` would run, with stand-ins."""
     models = [spec(name, behaviour) for name in NAMES]
-    part = select(models, total_partitions=total, partition_id=number, mode="inference")
+    part = Selection(total_partitions=total, partition_id=number).of(models)
     output = folder / f"shard{number}"
     sweep(part, output, partition=Partition(number, total, WHOLE), environment={"key": f"e{number}"}, **arguments)
     (output / "traces" / f"{part[0].name.replace('/', '_')}.log").write_text("a trace")

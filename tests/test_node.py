@@ -63,7 +63,7 @@ def test_a_zoo_file_must_be_there_and_be_the_same(tmp_path):
 
 def test_the_packages_of_suites_must_be_there(monkeypatch):
     assert remote.prepare(request(suites=["somebodys"]))["problem"]["what"] == "it has no suite 'somebodys'"
-    monkeypatch.setattr("hashbench.suites.catalog._importable", lambda _: False)
+    monkeypatch.setattr("hashbench.suites.registry._importable", lambda _: False)
     problem = remote.prepare(request(suites=["timm"]))["problem"]
     assert problem["what"] == "cannot sweep timm: the package timm is not installed"
 

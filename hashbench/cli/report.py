@@ -96,6 +96,7 @@ def _with_models(parsed: argparse.Namespace, parts: Sequence[Part]) -> list[Part
     from dataclasses import replace
 
     from hashbench.suites import registry
+    from hashbench.suites.selection import Selection
 
     catalog: list[ModelSpec] = []
     broken: dict[str, str] = {}
@@ -107,15 +108,12 @@ def _with_models(parsed: argparse.Namespace, parts: Sequence[Part]) -> list[Part
     kept = [replace(part, error=broken[part.suite]) for part in parts if part.suite in broken]
     if len(kept) == len(parts):
         raise HashbenchError("no suite can be listed", consequence=kept[0].error)
-    for mode in parsed.modes:
-        chosen = registry.select(
-            catalog, only=parsed.only, filters=parsed.filter, excludes=parsed.exclude, which=parsed.models, mode=mode
-        )
-        names = {(spec.suite, spec.name) for spec in chosen}
-        for part in parts:
-            of = {name for suite, name in names if suite == part.name}
-            if part.mode == mode and of:
-                kept.append(replace(part, only=tuple(name for name in parsed.only if name in of)))
+    chosen = Selection((), tuple(parsed.only), tuple(parsed.filter), tuple(parsed.exclude), which=parsed.models)
+    names = {(spec.suite, spec.name) for spec in chosen.of(catalog)}
+    for part in parts:
+        of = {name for suite, name in names if suite == part.name}
+        if of:
+            kept.append(replace(part, only=tuple(name for name in parsed.only if name in of)))
     return sorted(kept, key=lambda part: [planned.folder for planned in parts].index(part.folder))
 
 

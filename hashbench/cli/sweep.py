@@ -75,7 +75,8 @@ def request_of(parsed: argparse.Namespace, *, suites: Sequence[str], output: Pat
     Raises:
         HashbenchError: the flags contradict each other.
     """
-    from hashbench.sweep.request import Selection, SweepRequest
+    from hashbench.suites.selection import Selection
+    from hashbench.sweep.request import SweepRequest
 
     return SweepRequest(
         Selection(

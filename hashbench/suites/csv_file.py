@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -11,23 +12,8 @@ from typing import Any
 from hashbench.errors import HashbenchError
 from hashbench.records import DETERMINISTIC, ModelSpec
 
-COLUMNS: tuple[str, ...] = (
-    "name",
-    "task",
-    "family",
-    "batch_size",
-    "input_shape",
-    "arguments",
-    "default",
-    "skip_training",
-    "skip_inference",
-    "devices",
-    "deterministic",
-    "optimizer",
-    "iterations",
-    "runs",
-    "parameters",
-    "note",
+COLUMNS: tuple[str, ...] = tuple(
+    field.name for field in dataclasses.fields(ModelSpec) if field.name not in ("suite", "source")
 )
 """The columns of ``models/<suite>.csv``. Only ``name`` must be there; others are empty where they are absent."""
 
@@ -51,11 +37,6 @@ def data_folder() -> Path:
         consequence="no suite can be listed",
         tip="Install hashbench again, or run it from a whole checkout.",
     )
-
-
-def suite_names() -> tuple[str, ...]:
-    """Names of the bundled suites, sorted: one for every CSV in the data folder."""
-    return tuple(sorted(path.stem for path in data_folder().glob("*.csv")))
 
 
 def read_suite(path: Path, *, suite: str) -> tuple[ModelSpec, ...]:
@@ -86,7 +67,7 @@ def read_suite(path: Path, *, suite: str) -> tuple[ModelSpec, ...]:
 def _rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, str]]]:
     reader = csv.DictReader(text.splitlines(keepends=True), restkey="", restval="", strict=True)
     try:
-        _check_columns(path, list(reader.fieldnames or ()))
+        _check_columns(f"{path} line 1", list(reader.fieldnames or ()))
         for row in reader:
             if "" in row:
                 raise _bad(f"{path} line {reader.line_num}", "has more cells than the header", tip="Quote the commas.")
@@ -95,15 +76,15 @@ def _rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, str]]]:
         raise _bad(f"{path} line {reader.line_num}", f"is not CSV: {error}", tip="Check the quotes.") from error
 
 
-def _check_columns(path: Path, columns: list[str]) -> None:
+def _check_columns(where: str, columns: list[str]) -> None:
     unknown = [column for column in columns if column not in COLUMNS and not column.startswith(TRUTH_PREFIX)]
     repeated = sorted({column for column in columns if columns.count(column) > 1})
     if unknown:
-        raise _bad(f"{path} line 1", f"has unknown columns: {', '.join(unknown)}", tip=f"Known: {', '.join(COLUMNS)}.")
+        raise _bad(where, f"has unknown columns: {', '.join(unknown)}", tip=f"Known: {', '.join(COLUMNS)}.")
     if repeated:
-        raise _bad(f"{path} line 1", f"has columns twice: {', '.join(repeated)}", tip="Remove one of each.")
+        raise _bad(where, f"has columns twice: {', '.join(repeated)}", tip="Remove one of each.")
     if "name" not in columns:
-        raise _bad(f"{path} line 1", "has no column 'name'", tip=f"Known columns: {', '.join(COLUMNS)}.")
+        raise _bad(where, "has no column 'name'", tip=f"Known columns: {', '.join(COLUMNS)}.")
 
 
 def _bad(where: str, problem: str, *, tip: str) -> HashbenchError:
@@ -123,12 +104,13 @@ def _spec(row: Mapping[str, str], *, suite: str, where: str) -> ModelSpec:
     return ModelSpec(suite=suite, **values)
 
 
+# ---------------------------------------------------------------------- cells; a ValueError becomes the user's message
+
+
 def _count(text: str) -> int | None:
-    if not text:
-        return None
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
+    if text and (not text.isascii() or not text.isdigit() or int(text) < 1):
         raise ValueError("not a positive integer")
-    return int(text)
+    return int(text) if text else None
 
 
 def _runs(text: str) -> int | None:
@@ -142,7 +124,7 @@ def _shape(text: str) -> tuple[int, ...]:
     sizes = text.split("x") if text else []
     if not all(size.isascii() and size.isdigit() for size in sizes):
         raise ValueError("not a shape such as 3x224x224")
-    return tuple(int(size) for size in sizes)
+    return tuple(map(int, sizes))
 
 
 def _devices(text: str) -> tuple[str, ...]:
@@ -158,7 +140,7 @@ def _arguments(text: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON ({error})") from error
     if not isinstance(value, dict):
-        raise ValueError("not a JSON object")  # noqa: TRY004 - the caller turns a ValueError into the user's message
+        raise ValueError("not a JSON object")  # noqa: TRY004
     return value
 
 

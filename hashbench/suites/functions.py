@@ -5,10 +5,8 @@ Nothing here imports torch before :func:`build`, so that ``@hashbench.model`` co
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast, overload
 
 from hashbench.errors import HashbenchError
 from hashbench.records import DETERMINISTIC
@@ -20,36 +18,25 @@ EXAMPLE = 'MODELS = {"my_model": lambda: (module, example_inputs)}'
 """The shortest suite, for error messages."""
 
 _MARK = "__hashbench_model__"
+_LOWEST = {"batch_size": 1, "iterations": 1, "runs": 2}
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(TypedDict, total=False):
     """What is known of a model before it is built; fields as in :class:`~hashbench.records.ModelSpec`."""
 
-    name: str = ""
-    task: str = ""
-    family: str = ""
-    batch_size: int | None = None
-    default: bool = True
-    skip_training: str = ""
-    skip_inference: str = ""
-    deterministic: str = ""
-    optimizer: str = ""
-    iterations: int | None = None
-    runs: int | None = None
-    note: str = ""
-
-    def __post_init__(self) -> None:
-        for field, least in (("batch_size", 1), ("iterations", 1), ("runs", 2)):
-            value = getattr(self, field)
-            if value is not None and (type(value) is not int or value < least):
-                raise ValueError(f"{field}={value!r} is not an integer from {least}")
-        for field in ("name", "task", "family", "skip_training", "skip_inference", "optimizer", "note"):
-            if not isinstance(getattr(self, field), str):
-                raise TypeError(f"{field}={getattr(self, field)!r} is not a string")
-        if self.deterministic not in ("", *DETERMINISTIC):
-            raise ValueError(f"deterministic={self.deterministic!r} is not one of {', '.join(DETERMINISTIC)}")
+    name: str
+    task: str
+    family: str
+    batch_size: int | None
+    default: bool
+    skip_training: str
+    skip_inference: str
+    deterministic: str
+    optimizer: str
+    iterations: int | None
+    runs: int | None
+    note: str
 
 
 class UnusableError(HashbenchError):
@@ -59,21 +46,7 @@ class UnusableError(HashbenchError):
 @overload
 def model(function: _Function, /) -> _Function: ...
 @overload
-def model(
-    *,
-    name: str = "",
-    task: str = "",
-    family: str = "",
-    batch_size: int | None = None,
-    default: bool = True,
-    skip_training: str = "",
-    skip_inference: str = "",
-    deterministic: str = "",
-    optimizer: str = "",
-    iterations: int | None = None,
-    runs: int | None = None,
-    note: str = "",
-) -> Callable[[_Function], _Function]: ...
+def model(**facts: Unpack[Facts]) -> Callable[[_Function], _Function]: ...
 def model(function: Any = None, /, **facts: Any) -> Any:
     """Mark a function that builds a model, so that a suite is swept without a dict ``MODELS``.
 
@@ -81,19 +54,15 @@ def model(function: Any = None, /, **facts: Any) -> Any:
 
     Args:
         function: the function, where the decorator is used without parentheses.
-        name: the model's name; empty: the function's.
-        task: what the model does; shown by ``hashbench list``.
-        family: its kin; shown by ``hashbench list --format csv``.
+        name: the model's name; by default the function's.
+        task, family, note: shown by ``hashbench list``.
         batch_size: given to the function as ``batch_size=``, as is what ``--batch-size`` says in its place.
             ``None``: the function takes no argument and decides for itself.
-        default: whether a sweep runs it without ``--models all``.
-        skip_training: why it cannot be trained; its row then says ``pass_due_to_skip`` and this.
-        skip_inference: why it cannot run forward alone.
+        default: whether a sweep runs it without ``--models all`` (default: it does).
+        skip_training, skip_inference: why it cannot run in that mode; its row then says ``pass_due_to_skip`` and this.
         deterministic: ``on``, ``warn`` or ``off``, where the command line does not say; see ``--deterministic``.
         optimizer: ``adam`` or ``sgd``; default Adam.
-        iterations: steps of one run, where the command line does not say.
-        runs: how many runs are compared, where the command line does not say.
-        note: shown by ``hashbench list``.
+        iterations, runs: steps of one run, and runs that are compared, where the command line does not say.
 
     Raises:
         TypeError: an unknown argument, or one of another type.
@@ -105,36 +74,41 @@ def model(function: Any = None, /, **facts: Any) -> Any:
     """
     if function is not None:
         return model()(function)
-    known = _facts(facts)
+    _check(facts)
 
     def mark(marked: _Function) -> _Function:
-        if not callable(marked) or not (known.name or hasattr(marked, "__name__")):
+        if not callable(marked) or not (facts.get("name") or hasattr(marked, "__name__")):
             kind = type(marked).__name__
             raise TypeError(f"@hashbench.model marks a function, not a {kind}: write @hashbench.model(name=…) above it")
-        setattr(marked, _MARK, dataclasses.replace(known, name=known.name or marked.__name__))
+        setattr(marked, _MARK, {**facts, "name": facts.get("name") or marked.__name__})
         return marked
 
     return mark
 
 
-def _facts(given: Mapping[str, Any]) -> Facts:
-    names = [field.name for field in dataclasses.fields(Facts)]
-    unknown = next((name for name in given if name not in names), None)
-    if unknown is not None:
-        known = ", ".join(names)
-        raise TypeError(f"@hashbench.model got an unexpected keyword argument {unknown!r}; it takes {known}")
-    return Facts(**given)
-
-
-def offered(holder: Any) -> list[dict[str, Any]]:
-    """What a module or an object with ``MODELS`` offers: the :class:`Facts` of every model, as JSON can say them."""
-    return [{**dataclasses.asdict(facts_of(function)), "name": name} for name, function in functions_in(holder).items()]
+def _check(facts: Mapping[str, Any]) -> None:
+    for field, value in facts.items():
+        if field not in Facts.__annotations__:
+            known = ", ".join(Facts.__annotations__)
+            raise TypeError(f"@hashbench.model got an unexpected keyword argument {field!r}; it takes {known}")
+        if field in _LOWEST:
+            if value is not None and (type(value) is not int or value < _LOWEST[field]):
+                raise ValueError(f"{field}={value!r} is not an integer from {_LOWEST[field]}")
+        elif field != "default" and not isinstance(value, str):
+            raise TypeError(f"{field}={value!r} is not a string")
+    if facts.get("deterministic", "") not in ("", *DETERMINISTIC):
+        raise ValueError(f"deterministic={facts['deterministic']!r} is not one of {', '.join(DETERMINISTIC)}")
 
 
 def facts_of(function: Any) -> Facts:
     """What :func:`model` was told of a function; nothing for one that is not marked."""
     facts = getattr(function, _MARK, None)
-    return facts if isinstance(facts, Facts) else Facts()
+    return cast(Facts, facts) if isinstance(facts, dict) else Facts()
+
+
+def offered(holder: Any) -> list[dict[str, Any]]:
+    """What a module or an object with ``MODELS`` offers: fields of a ``ModelSpec`` for every model."""
+    return [{"default": True, **facts_of(function), "name": name} for name, function in functions_in(holder).items()]
 
 
 def functions_in(holder: Any) -> dict[str, Callable[..., Any]]:
@@ -148,14 +122,12 @@ def functions_in(holder: Any) -> dict[str, Callable[..., Any]]:
     """
     functions = dict(_dictionary(holder))
     for function in list(getattr(holder, "__dict__", {}).values()):
-        facts = facts_of(function)
-        if not facts.name or any(function is other for other in functions.values()):
+        name = facts_of(function).get("name")
+        if not name or any(function is other for other in functions.values()):
             continue
-        if facts.name in functions:
-            raise UnusableError(
-                f"it has two models named {facts.name!r}", tip="Give one another: @hashbench.model(name=…)."
-            )
-        functions[facts.name] = function
+        if name in functions:
+            raise UnusableError(f"it has two models named {name!r}", tip="Give one another: @hashbench.model(name=…).")
+        functions[name] = function
     if not functions:
         empty = "its MODELS is empty" if hasattr(holder, "MODELS") else "it has no MODELS and no @hashbench.model"
         raise UnusableError(empty, tip=f"Add: {EXAMPLE}.")
@@ -186,7 +158,7 @@ def build(function: Callable[..., Any], *, batch_size: int | None, what: str) ->
 
     from hashbench.run.workload import Workload
 
-    made = function() if facts_of(function).batch_size is None else function(batch_size=batch_size)
+    made = function() if facts_of(function).get("batch_size") is None else function(batch_size=batch_size)
     if isinstance(made, Workload):
         return made
     if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module):

@@ -9,8 +9,6 @@ configurations of few narrow layers. The column ``arguments`` is a JSON object:
 
 Token ids, labels and lengths are made as ``benchmarks/dynamo`` makes them where it has the task. Labels are there in
 training only; every model of transformers computes its own loss from them.
-
-Everything is drawn from torch's global generator, so a seed set before :func:`load` makes it reproducible.
 """
 
 from __future__ import annotations
@@ -35,10 +33,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 def load(spec: ModelSpec, *, batch_size: int, mode: str) -> Workload:
     """Build a model with random weights and the inputs of its task; for training with labels and the model's own loss.
 
-    Args:
-        spec: a line of ``models/huggingface.csv``.
-        batch_size: number of sequences, recordings or images.
-        mode: ``training`` or ``inference``; labels are among the inputs in training only.
+    ``batch_size`` counts sequences, recordings or images.
 
     Raises:
         HashbenchError: ``spec.task`` is none of ``TASKS``, or the installed transformers lacks the class.
@@ -91,7 +86,7 @@ BOXES_PER_IMAGE = 3
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Inputs for ``module`` are asked for: ``spec.input_shape`` is that of one example, without the batch."""
+    """Inputs for ``module`` are asked for."""
 
     module: nn.Module
     spec: ModelSpec

@@ -1,75 +1,159 @@
-"""Suites: where models come from.
+"""Suites: where models come from, and what their names stand for.
 
-* A bundled suite is a CSV in the data folder (:mod:`hashbench.suites.csv_file`). Its models are built by the Python
-  files in the folder of the same name beside the CSV where there is one (``specimens``), else by the module of that
-  name in this package (``torchvision``). ``<suite>_tiny`` is its small variant, built by the same module.
-* A package's suite is an entry point of the group ``hashbench.suites`` (:mod:`hashbench.suites.plugins`).
-* A user's suite is the path of a Python file (:mod:`hashbench.suites.zoo_file`).
+* A bundled suite is an entry of the table here and a CSV in the data folder. Its models are built by the Python files
+  in the folder of the same name beside the CSV where there is one (``specimens``), else by the function ``load`` of the
+  module of that name here (``torchvision``). ``<suite>_tiny`` is its small variant, built by the same module.
+* A package's suite is an entry point, a user's the path of a Python file (:mod:`hashbench.suites.python_suites`).
 
 Nothing here imports torch before :func:`load`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import importlib
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
 
 from hashbench.errors import HashbenchError
 from hashbench.records import MODES, ModelSpec
-from hashbench.suites import catalog as bundled
-from hashbench.suites import plugins, zoo_file
-from hashbench.suites.catalog import Chosen, Suite, how_to_install, require
-from hashbench.suites.selection import select, unknown_name
+from hashbench.suites import csv_file
+from hashbench.suites.python_suites import FileSuite, PackageSuite, build_from, package_suites
+from hashbench.suites.selection import unknown_name
 
 if TYPE_CHECKING:
     from hashbench.run.workload import Workload
 
-__all__ = [
-    "SUITES",
-    "Chosen",
-    "Suite",
-    "catalog",
-    "choose",
-    "find",
-    "how_to_install",
-    "load",
-    "names",
-    "require",
-    "select",
-]
+ALL = "all"
+"""In place of a suite: all bundled ones that can be swept here."""
 
-SUITES: tuple[str, ...] = tuple(bundled.BUNDLED)
+TINY = "_tiny"
+"""The small variant of a suite ends so: its own CSV, the same names, the same module."""
+
+
+class Suite(Protocol):
+    """Where models come from. Listing them imports no torch, and code of users only in a child process."""
+
+    @property
+    def name(self) -> str:
+        """What the rows of its models have as their suite."""
+
+    def catalog(self) -> tuple[ModelSpec, ...]:
+        """All models, sorted by name.
+
+        Raises:
+            HashbenchError: the suite cannot be read.
+        """
+
+    def load(self, spec: ModelSpec, *, batch_size: int | None, mode: str) -> Workload:
+        """One model of the catalog, its inputs and its loss, drawn from torch's global generator.
+
+        Raises:
+            HashbenchError: it offers no such model, or not in this form.
+            Exception: whatever building the model raises.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class BundledSuite:
+    """A suite whose models are the lines of ``models/<name>.csv``.
+
+    Attributes:
+        name: of the suite and its CSV.
+        package: the module that must be importable to sweep it; empty: none that hashbench does not need.
+        install: how that comes to be.
+        variants: endings of the names of further CSVs with the same models, built by the same module.
+        apart: why ``all`` leaves it out; empty where it does not.
+        lists_itself: the ``catalog`` of its module says which models there are, where its package is installed.
+        variant_of: the suite that this is a variant of; empty for a suite of its own.
+    """
+
+    name: str
+    package: str = ""
+    install: str = ""
+    variants: tuple[str, ...] = ()
+    apart: str = ""
+    lists_itself: bool = False
+    variant_of: str = ""
+
+    def with_variants(self) -> tuple[BundledSuite, ...]:
+        """This suite and its variants."""
+        others = (replace(self, name=self.name + ending, variant_of=self.name) for ending in self.variants)
+        return (self, *others)
+
+    @property
+    def builder(self) -> str:
+        """The module that builds the models: a variant has none of its own."""
+        return f"hashbench.suites.{self.variant_of or self.name}"
+
+    @property
+    def how_to_install(self) -> str:
+        """What to do so that it can be swept; empty where it can."""
+        return self.install if self.package and not _importable(self.package) else ""
+
+    @property
+    def files(self) -> list[Path]:
+        """The Python files that build the models; none where a module of this package does."""
+        return sorted((csv_file.data_folder() / self.name).glob("[!_]*.py"))
+
+    def catalog(self) -> tuple[ModelSpec, ...]:
+        """See :class:`Suite`."""
+        known = csv_file.read_suite(csv_file.data_folder() / f"{self.name}.csv", suite=self.name)
+        if not self.lists_itself or self.how_to_install:
+            return known
+        listed: tuple[ModelSpec, ...] = importlib.import_module(self.builder).catalog(known)
+        return listed
+
+    def load(self, spec: ModelSpec, *, batch_size: int | None, mode: str) -> Workload:
+        """See :class:`Suite`."""
+        if files := self.files:
+            return build_from(files, spec.name, batch_size=batch_size)
+        if batch_size is None or batch_size < 1:
+            problem = f"cannot run {spec.name} with batch size {batch_size}"
+            raise HashbenchError(problem, tip="Give --batch-size 1 or more.")
+        workload: Workload = importlib.import_module(self.builder).load(spec, batch_size=batch_size, mode=mode)
+        return workload
+
+
+_SUITES = (
+    BundledSuite("huggingface", "transformers", "pip install 'hashbench[huggingface]'", variants=(TINY,)),
+    BundledSuite("specimens", apart="its models differ on purpose"),
+    BundledSuite("timm", "timm", "pip install 'hashbench[timm]'"),
+    BundledSuite(
+        "torchbench",
+        "torchbenchmark",
+        "git clone https://github.com/pytorch/benchmark, and put that folder on PYTHONPATH",
+        lists_itself=True,
+    ),
+    BundledSuite("torchvision"),
+)
+"""A new bundled suite is one entry here, its CSV, and a module ``hashbench/suites/<name>.py`` with ``load``."""
+
+BUNDLED: Mapping[str, BundledSuite] = MappingProxyType(
+    {suite.name: suite for entry in _SUITES for suite in entry.with_variants()}
+)
+"""Every bundled suite by its name, the variants too."""
+
+SUITES: tuple[str, ...] = tuple(BUNDLED)
 """Names of the bundled suites."""
+
+
+def _importable(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ValueError:  # imported by hand, without a spec
+        return True
+
+
+# ----------------------------------------------------------------------------------------- suites and their models
 
 
 def names() -> tuple[str, ...]:
     """Names of all suites that there are, without the small variants: the bundled ones, then those of packages."""
-    return (*(suite.name for suite in bundled.BUNDLED.values() if not suite.variant_of), *plugins.suite_names())
-
-
-def choose(wanted: Sequence[str], *, tiny: bool = False) -> Chosen:
-    """What names on a command line stand for: ``all`` are the bundled suites that can be swept here.
-
-    Raises:
-        HashbenchError: two zoo files have one name.
-    """
-    chosen = bundled.choose(wanted, tiny=tiny)
-    _refuse_same_names([Path(suite).absolute() for suite in chosen.suites if _is_file(suite)])
-    return chosen
-
-
-def catalog(suite: str) -> tuple[ModelSpec, ...]:
-    """All models of a suite, sorted by name.
-
-    Args:
-        suite: a name in :func:`names` or :data:`SUITES`, or the path of a Python file with functions that build models;
-            that one, like a package's, is imported in a child process.
-
-    Raises:
-        HashbenchError: there is no such suite, two have this name, or it is wrong.
-    """
-    return find(suite).catalog()
+    return (*(suite.name for suite in BUNDLED.values() if not suite.variant_of), *package_suites())
 
 
 def find(suite: str) -> Suite:
@@ -78,21 +162,36 @@ def find(suite: str) -> Suite:
     Raises:
         HashbenchError: there is no such suite, or two have this name.
     """
-    if suite in SUITES:
-        if suite in plugins.suite_names():
+    if suite in BUNDLED:
+        if suite in package_suites():
             raise HashbenchError(
                 f"an installed package brings a suite {suite!r}",
                 consequence="hashbench has one of that name",
                 tip="Rename the package's entry point, or uninstall it.",
             )
-        return bundled.BUNDLED[suite]
+        return BUNDLED[suite]
     if _is_file(suite):
-        _refuse_taken_name(f"the zoo file {suite}", Path(suite).stem, tip="Rename the file.")
-        return zoo_file.FileSuite(Path(suite).absolute())
-    if suite in plugins.suite_names():
-        return plugins.PackageSuite(suite)
+        name = Path(suite).stem
+        if name in (ALL, *BUNDLED, *package_suites()):
+            raise HashbenchError(
+                f"the zoo file {suite} has the name of the suite {name!r}",
+                consequence="rows tell suites apart by it, so nothing was run",
+                tip="Rename the file.",
+            )
+        return FileSuite(Path(suite).absolute())
+    if suite in package_suites():
+        return PackageSuite(suite)
     tip = f"Choose one of {', '.join(names())}, or give the path of a Python file."
-    raise unknown_name("suite", suite, [*SUITES, *names(), bundled.ALL], tip=tip)
+    raise unknown_name("suite", suite, [*BUNDLED, *names(), ALL], tip=tip)
+
+
+def catalog(suite: str) -> tuple[ModelSpec, ...]:
+    """All models of a suite, sorted by name; one of users or packages is imported in a child process.
+
+    Raises:
+        HashbenchError: there is no such suite, two have this name, or it is wrong.
+    """
+    return find(suite).catalog()
 
 
 def load(spec: ModelSpec, *, batch_size: int | None = None, mode: str) -> Workload:
@@ -109,50 +208,88 @@ def load(spec: ModelSpec, *, batch_size: int | None = None, mode: str) -> Worklo
     """
     if mode not in MODES:
         raise HashbenchError(f"unknown mode {mode!r}", tip=f"Choose one of {', '.join(MODES)}.")
-    if spec.batch_size is None:
-        _refuse_batch_size(spec, batch_size)
-    size = batch_size if batch_size is not None else spec.batch_size
-    return _suite_of(spec).load(spec, batch_size=size, mode=mode)
-
-
-def _suite_of(spec: ModelSpec) -> Suite:
+    suite: Suite = BUNDLED[spec.suite] if spec.suite in BUNDLED else PackageSuite(spec.suite)
     if spec.source:
-        return zoo_file.FileSuite(Path(spec.source))
-    return bundled.BUNDLED[spec.suite] if spec.suite in SUITES else plugins.PackageSuite(spec.suite)
-
-
-def _is_file(suite: str) -> bool:
-    if suite.endswith(".py") or len(Path(suite).parts) > 1:
-        return True
-    return suite not in (bundled.ALL, *SUITES, *plugins.suite_names()) and Path(suite).is_file()
-
-
-def _refuse_same_names(files: Iterable[Path]) -> None:
-    first: dict[str, Path] = {}
-    for path in dict.fromkeys(files):
-        if path.stem in first:
-            raise HashbenchError(
-                f"{first[path.stem]} and {path} have one name",
-                consequence="rows tell suites apart by it, so nothing was run",
-                tip="Rename one of the files, or sweep them apart.",
-            )
-        first[path.stem] = path
-
-
-def _refuse_taken_name(what: str, name: str, *, tip: str) -> None:
-    if name in SUITES or name in plugins.suite_names() or name == bundled.ALL:
-        raise HashbenchError(
-            f"{what} has the name of the suite {name!r}",
-            consequence="rows tell suites apart by it, so nothing was run",
-            tip=tip,
-        )
-
-
-def _refuse_batch_size(spec: ModelSpec, batch_size: int | None) -> None:
-    suite = _suite_of(spec)
-    if batch_size is not None and (not isinstance(suite, bundled.BundledSuite) or suite.files):
+        suite = FileSuite(Path(spec.source))
+    own_inputs = not isinstance(suite, BundledSuite) or suite.files
+    if spec.batch_size is None and batch_size is not None and own_inputs:
         raise HashbenchError(
             f"--batch-size {batch_size} does not apply to {spec.name}",
             consequence="its own function makes its inputs",
             tip="Leave the flag out, or change the function.",
         )
+    return suite.load(spec, batch_size=spec.batch_size if batch_size is None else batch_size, mode=mode)
+
+
+def _is_file(suite: str) -> bool:
+    if suite.endswith(".py") or len(Path(suite).parts) > 1:
+        return True
+    return suite not in (ALL, *BUNDLED, *package_suites()) and Path(suite).is_file()
+
+
+# ------------------------------------------------------------------------------------------- names on a command line
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """``suites``: what the names on a command line stand for. ``notes``: what was left out or changed and
+    why, one sentence each."""
+
+    suites: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def choose(wanted: Sequence[str], *, tiny: bool = False) -> Chosen:
+    """What names on a command line stand for: ``all`` are the bundled suites that can be swept here, paths of zoo files
+    stand for themselves. With ``tiny`` each suite that has a small variant is that.
+
+    Raises:
+        HashbenchError: two zoo files have one name.
+    """
+    left_out = {suite.name: _why_left_out(suite) for suite in BUNDLED.values() if not suite.variant_of}
+    swept = [name for name, reason in left_out.items() if not reason]
+    chosen = [name for word in wanted for name in (swept if word == ALL else [word])]
+    notes = [f"{name} is left out: {reason}" for name, reason in left_out.items() if reason] if ALL in wanted else []
+    if tiny:
+        small = {name: name if name.endswith(TINY) else name + TINY for name in chosen}
+        full = [name for name in chosen if small[name] != name and small[name] not in BUNDLED]
+        notes += [f"{name} has no small variant: its models have their full size" for name in dict.fromkeys(full)]
+        chosen = [name if name in full else small[name] for name in chosen]
+    _refuse_same_names([Path(suite).absolute() for suite in chosen if _is_file(suite)])
+    return Chosen(tuple(chosen), tuple(notes))
+
+
+def _why_left_out(suite: BundledSuite) -> str:
+    install = suite.how_to_install
+    return suite.apart or (f"not installed: {install}" if install else "")
+
+
+def _refuse_same_names(files: Sequence[Path]) -> None:
+    first: dict[str, Path] = {}
+    for path in files:
+        if first.setdefault(path.stem, path) != path:
+            raise HashbenchError(
+                f"{first[path.stem]} and {path} have one name",
+                consequence="rows tell suites apart by it, so nothing was run",
+                tip="Rename one of the files, or sweep them apart.",
+            )
+
+
+def how_to_install(suite: str) -> str:
+    """What to do so that a suite can be swept; empty where it can."""
+    return BUNDLED[suite].how_to_install if suite in BUNDLED else ""
+
+
+def require(suites: Sequence[str]) -> None:
+    """Refuse suites whose package is not installed.
+
+    Raises:
+        HashbenchError: with what to do.
+    """
+    for name in suites:
+        if install := how_to_install(name):
+            raise HashbenchError(
+                f"cannot sweep {name}",
+                consequence=f"the package {BUNDLED[name].package} is not installed",
+                tip=f"Install it: {install}",
+            )

@@ -7,33 +7,24 @@ case, and a partition is a slice of the sorted list *before* the patterns are ap
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from hashbench.errors import HashbenchError
-from hashbench.records import MODES, ModelSpec
+from hashbench.records import ModelSpec
+from hashbench.results.manifest import Partition
 
 WHICH = ("default", "all")
+_SEE_NAMES = "See the names with: hashbench list"
 
 
-def select(
-    specs: Iterable[ModelSpec],
-    *,
-    only: Collection[str] = (),
-    filters: Sequence[str] = (),
-    excludes: Sequence[str] = (),
-    exclude_exact: Collection[str] = (),
-    which: str = "default",
-    total_partitions: int = 1,
-    partition_id: int = 0,
-    mode: str,
-) -> tuple[ModelSpec, ...]:
-    """The models to run, sorted by suite and name.
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which models of ``suites`` are run.
 
-    Models that cannot run in ``mode``, or on the sweep's device, stay in: their row says ``pass_due_to_skip`` and why.
-
-    Args:
-        specs: one or more suites.
+    Attributes:
+        suites: names of suites or paths of zoo files.
         only: exact names, taken from all models; partitions and patterns then play no part, as in dynamo.
         filters: a model stays when any of these patterns is found in its name. With filters all models are searched.
         excludes: a model goes when any of these patterns is found in its name.
@@ -41,34 +32,70 @@ def select(
         which: ``default`` takes the models that their suite marks so (all of them where it marks none), ``all`` all.
         total_partitions: into how many parts the list is cut.
         partition_id: which part to take, from 0. All parts together are the whole list, none twice.
-        mode: ``training`` or ``inference``.
-
-    Raises:
-        HashbenchError: an unknown name, an invalid pattern or partition, or nothing is left.
     """
-    everything = tuple(sorted(specs, key=lambda spec: (spec.suite, spec.name)))
-    _check_choice("mode", mode, MODES)
-    _check_choice("models", which, WHICH)
-    _check_partition(total_partitions, partition_id)
-    wanted, unwanted = _pattern(filters), _pattern(excludes)
-    _check_names((*only, *exclude_exact), everything)
-    if only:
-        return tuple(spec for spec in everything if spec.name in only and spec.name not in exclude_exact)
-    candidates = everything if which == "all" or filters else _defaults(everything)
-    kept = tuple(
-        spec
-        for spec in _partition(candidates, total=total_partitions, index=partition_id)
-        if (wanted is None or wanted.search(spec.name))
-        and not (unwanted is not None and unwanted.search(spec.name))
-        and spec.name not in exclude_exact
-    )
-    if not kept:
-        raise HashbenchError(
-            "no model is selected",
-            consequence=f"none of {len(candidates)} is left after -k, -x and the partition",
-            tip="See the names with: hashbench list",
+
+    suites: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    filters: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+    exclude_exact: tuple[str, ...] = ()
+    which: str = "default"
+    total_partitions: int = 1
+    partition_id: int = 0
+
+    def of(self, specs: Iterable[ModelSpec]) -> tuple[ModelSpec, ...]:
+        """The selected ones of ``specs``, sorted by suite and name. Models that cannot run in the sweep's mode or on
+        its device stay in: their row says ``pass_due_to_skip`` and why.
+
+        Raises:
+            HashbenchError: an unknown name, an invalid pattern or partition, or nothing is left.
+        """
+        everything = tuple(sorted(specs, key=lambda spec: (spec.suite, spec.name)))
+        self._check({spec.name for spec in everything})
+        wanted, unwanted = _pattern(self.filters), _pattern(self.excludes)
+        if self.only:
+            return tuple(spec for spec in everything if spec.name in self.only and spec.name not in self.exclude_exact)
+        candidates = everything if self.which == "all" or self.filters else _defaults(everything)
+        kept = tuple(
+            spec
+            for spec in self._part_of(candidates)
+            if (wanted is None or wanted.search(spec.name))
+            and not (unwanted is not None and unwanted.search(spec.name))
+            and spec.name not in self.exclude_exact
         )
-    return kept
+        if not kept:
+            consequence = f"none of {len(candidates)} is left after -k, -x and the partition"
+            raise HashbenchError("no model is selected", consequence=consequence, tip=_SEE_NAMES)
+        return kept
+
+    def partition(self, specs: Iterable[ModelSpec]) -> Partition:
+        """Which part of the whole selection this is; with ``only`` partitions play no part, so it is all of it."""
+        if self.total_partitions == 1 or self.only:
+            return Partition()
+        whole = replace(self, total_partitions=1, partition_id=0).of(specs)
+        models = tuple((spec.suite, spec.name) for spec in whole)
+        return Partition(self.partition_id, self.total_partitions, models)
+
+    def _check(self, known: set[str]) -> None:
+        problem, tip = "", ""
+        if self.which not in WHICH:
+            problem, tip = f"unknown models {self.which!r}", f"Choose one of {', '.join(WHICH)}."
+        elif self.total_partitions < 1:
+            problem = f"cannot cut the list into {self.total_partitions} partitions"
+            tip = "Give --total-partitions 1 or more."
+        elif not 0 <= self.partition_id < self.total_partitions:
+            problem = f"there is no partition {self.partition_id} of {self.total_partitions}"
+            tip = f"Give --partition-id 0 to {self.total_partitions - 1}."
+        if problem:
+            raise HashbenchError(problem, consequence="nothing was run", tip=tip)
+        for name in (*self.only, *self.exclude_exact):
+            if name not in known:
+                raise unknown_name("model", name, known, tip=_SEE_NAMES)
+
+    def _part_of(self, specs: Sequence[ModelSpec]) -> Sequence[ModelSpec]:
+        """The slice that dynamo's ``get_benchmark_indices`` gives: equal parts, the remainder in the last one."""
+        size, index = len(specs) // self.total_partitions, self.partition_id
+        return specs[index * size : (index + 1) * size if index < self.total_partitions - 1 else len(specs)]
 
 
 def unknown_name(what: str, name: str, known: Iterable[str], *, tip: str) -> HashbenchError:
@@ -81,43 +108,13 @@ def unknown_name(what: str, name: str, known: Iterable[str], *, tip: str) -> Has
     )
 
 
-def _check_names(names: Iterable[str], specs: Sequence[ModelSpec]) -> None:
-    known = {spec.name for spec in specs}
-    for name in names:
-        if name not in known:
-            raise unknown_name("model", name, known, tip="See the names with: hashbench list")
-
-
-def _check_choice(what: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise HashbenchError(f"unknown {what} {value!r}", tip=f"Choose one of {', '.join(choices)}.")
-
-
-def _check_partition(total: int, index: int) -> None:
-    if total < 1:
-        raise HashbenchError(
-            f"cannot cut the list into {total} partitions",
-            consequence="nothing was run",
-            tip="Give --total-partitions 1 or more.",
-        )
-    if not 0 <= index < total:
-        raise HashbenchError(
-            f"there is no partition {index} of {total}",
-            consequence="nothing was run",
-            tip=f"Give --partition-id 0 to {total - 1}.",
-        )
-
-
 def _pattern(patterns: Sequence[str]) -> re.Pattern[str] | None:
     for pattern in patterns:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise HashbenchError(
-                f"{pattern!r} is not a regular expression",
-                consequence=str(error),
-                tip="Put a backslash before special characters.",
-            ) from error
+            tip = "Put a backslash before special characters."
+            raise HashbenchError(f"{pattern!r} is not a regular expression", consequence=str(error), tip=tip) from error
     joined = "|".join(f"(?:{pattern})" for pattern in patterns)
     return re.compile(joined, re.IGNORECASE) if patterns else None
 
@@ -125,9 +122,3 @@ def _pattern(patterns: Sequence[str]) -> re.Pattern[str] | None:
 def _defaults(specs: Sequence[ModelSpec]) -> tuple[ModelSpec, ...]:
     marking = {spec.suite for spec in specs if spec.default}
     return tuple(spec for spec in specs if spec.default or spec.suite not in marking)
-
-
-def _partition(specs: Sequence[ModelSpec], *, total: int, index: int) -> Sequence[ModelSpec]:
-    """The slice that dynamo's ``get_benchmark_indices`` gives: equal parts, the remainder in the last one."""
-    size = len(specs) // total
-    return specs[index * size : (index + 1) * size if index < total - 1 else len(specs)]

@@ -1,7 +1,6 @@
-"""The ``timm`` suite: image models with random weights.
+"""The ``timm`` suite: image models of ``models/timm.csv`` with random weights.
 
-Which models there are, their batch sizes and shapes, is data: ``models/timm.csv``. Everything here is drawn from
-torch's global generator, so a seed set before :func:`load` makes it reproducible.
+Everything here is drawn from torch's global generator, so a seed set before :func:`load` makes it reproducible.
 """
 
 from __future__ import annotations
@@ -21,14 +20,8 @@ from hashbench.run.workload import Workload
 def load(spec: ModelSpec, *, batch_size: int, mode: str) -> Workload:
     """Build a model with random weights, normalised images of random bytes as in dynamo, and for training their labels.
 
-    Args:
-        spec: a line of ``models/timm.csv``; ``arguments`` go to ``timm.create_model``.
-        batch_size: number of images.
-        mode: ``training`` or ``inference``. The loss is cross entropy of the first output; a model without a
-            classifier keeps the harness's own loss.
-
-    Raises:
-        Exception: whatever timm raises for this model.
+    ``spec.arguments`` go to ``timm.create_model``. The loss is cross entropy of the first output; a model without a
+    classifier keeps the harness's own loss.
     """
     import timm
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hashbench.records import ModelSpec
-from hashbench.suites import listing
+from hashbench.suites.python_suites import offered
 
 if TYPE_CHECKING:
     from hashbench.run.workload import Workload
@@ -20,22 +20,20 @@ if TYPE_CHECKING:
 BATCH_SIZE = 4
 """Of an accuracy run in dynamo, for models that the data do not know."""
 
-_HINT = "Try: python -c 'import torchbenchmark'"
 
-
-def catalog(known: Sequence[ModelSpec], *, seconds: float = listing.LISTING_SECONDS) -> tuple[ModelSpec, ...]:
+def catalog(known: Sequence[ModelSpec]) -> tuple[ModelSpec, ...]:
     """The models of the installed ``torchbenchmark``, sorted by name, each with what is ``known`` of it.
 
     Raises:
-        HashbenchError: its import fails or takes longer than ``seconds``.
+        HashbenchError: its import fails or takes too long.
     """
     facts = {spec.name: spec for spec in known}
-    models = listing.offered("torchbench", "", suite="torchbench", hint=_HINT, seconds=seconds)
+    models = offered(f"{__name__}:registered", "", "torchbench", hint="Try: python -c 'import torchbenchmark'")
     names = sorted(model["name"] for model in models)
     return tuple(facts.get(name) or ModelSpec(suite="torchbench", name=name, batch_size=BATCH_SIZE) for name in names)
 
 
-def offered(_argument: str) -> list[dict[str, Any]]:
+def registered(_argument: str) -> list[dict[str, Any]]:
     """The names in the registry of ``torchbenchmark``, which is imported here."""
     registry = importlib.import_module("torchbenchmark")
     return [{"name": Path(path).name} for path in registry._list_model_paths()]
@@ -44,10 +42,7 @@ def offered(_argument: str) -> list[dict[str, Any]]:
 def load(spec: ModelSpec, *, batch_size: int, mode: str) -> Workload:
     """Build a model and its example inputs as its own benchmark does. The loss is the harness's own, as in dynamo.
 
-    Args:
-        spec: of a model in :func:`catalog`.
-        batch_size: for the models that can be given one; the others have their own.
-        mode: ``training`` or ``inference``.
+    ``batch_size`` is for the models that can be given one; the others have their own.
 
     Raises:
         NotImplementedError: the model's folder has no class ``Model``.

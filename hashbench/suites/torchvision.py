@@ -1,8 +1,5 @@
-"""The ``torchvision`` suite: every model with random weights, and inputs and targets that are real for its task.
-
-Which models there are, and their batch sizes, shapes and constructor arguments, is data: ``models/torchvision.csv``.
-Everything here is drawn from torch's global generator, so a seed set before :func:`load` makes it reproducible.
-"""
+"""The ``torchvision`` suite: models of ``models/torchvision.csv`` with random weights, and inputs, targets and a loss
+for each task."""
 
 from __future__ import annotations
 
@@ -41,10 +38,7 @@ FLOW_DECAY = 0.8
 def load(spec: ModelSpec, *, batch_size: int, mode: str) -> Workload:
     """Build a model with random weights, its inputs and, for training, the loss of its task.
 
-    Args:
-        spec: a line of ``models/torchvision.csv``.
-        batch_size: number of images, clips or image pairs.
-        mode: ``training`` or ``inference``; detection gets targets among its inputs in training only.
+    ``batch_size`` counts images, clips or image pairs. Detection has targets among its inputs in training only.
 
     Raises:
         HashbenchError: ``spec.task`` is none of :data:`TASKS`.
@@ -72,22 +66,15 @@ def _build(spec: ModelSpec) -> nn.Module:
     return module
 
 
-def _labelled(module: nn.Module, *, spec: ModelSpec, batch_size: int, training: bool, classes: int) -> Workload:
-    """One class for each image or clip: cross entropy."""
+def _labelled(
+    module: nn.Module, *, spec: ModelSpec, batch_size: int, training: bool, classes: int, pixels: bool = False
+) -> Workload:
+    """One class for each image or clip, or with ``pixels`` for each of those: cross entropy."""
     inputs = (torch.randn(batch_size, *spec.input_shape),)
     if not training:
         return Workload(module=module, inputs=inputs)
-    labels = torch.randint(spec.arguments.get("num_classes", classes), (batch_size,))
-    return Workload(module=module, inputs=inputs, loss=partial(_cross_entropy, target=labels))
-
-
-def _segmentation(module: nn.Module, *, spec: ModelSpec, batch_size: int, training: bool) -> Workload:
-    """One class for each pixel: cross entropy."""
-    inputs = (torch.randn(batch_size, *spec.input_shape),)
-    if not training:
-        return Workload(module=module, inputs=inputs)
-    classes = spec.arguments.get("num_classes", VOC_CLASSES)
-    labels = torch.randint(classes, (batch_size, *spec.input_shape[1:]))
+    labelled = (batch_size, *spec.input_shape[1:]) if pixels else (batch_size,)
+    labels = torch.randint(spec.arguments.get("num_classes", classes), labelled)
     return Workload(module=module, inputs=inputs, loss=partial(_cross_entropy, target=labels))
 
 
@@ -179,7 +166,7 @@ TASKS: Mapping[str, Task] = {
     "classification": partial(_labelled, classes=IMAGENET_CLASSES),
     "quantized": partial(_labelled, classes=IMAGENET_CLASSES),
     "video": partial(_labelled, classes=KINETICS_CLASSES),
-    "segmentation": _segmentation,
+    "segmentation": partial(_labelled, classes=VOC_CLASSES, pixels=True),
     "detection": _detection,
     "instance_segmentation": partial(_detection, masks=True),
     "keypoint_detection": partial(_detection, keypoints=True),

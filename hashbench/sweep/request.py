@@ -13,8 +13,8 @@ from pathlib import Path
 
 from hashbench.errors import HashbenchError
 from hashbench.records import ModelSpec, RunOptions
-from hashbench.results.manifest import Partition
 from hashbench.suites import registry
+from hashbench.suites.selection import Selection
 from hashbench.sweep import estimates
 from hashbench.sweep.estimates import EarlierSweep
 from hashbench.sweep.events import Event
@@ -22,46 +22,6 @@ from hashbench.sweep.executors import EXECUTORS, LOCAL, Executor
 from hashbench.sweep.executors.local import LocalExecutor
 from hashbench.sweep.local_devices import local_devices
 from hashbench.sweep.run import SweepResult, run_sweep
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Which models: those of ``suites`` that :func:`hashbench.suites.registry.select` finds with the other fields."""
-
-    suites: tuple[str, ...]
-    only: tuple[str, ...] = ()
-    filters: tuple[str, ...] = ()
-    excludes: tuple[str, ...] = ()
-    exclude_exact: tuple[str, ...] = ()
-    which: str = "default"
-    total_partitions: int = 1
-    partition_id: int = 0
-
-    def of(self, catalog: Sequence[ModelSpec], *, mode: str) -> tuple[ModelSpec, ...]:
-        """The selected models of ``catalog``, sorted by suite and name.
-
-        Raises:
-            HashbenchError: an unknown name, an invalid pattern or partition, or nothing is left.
-        """
-        return registry.select(
-            catalog,
-            only=self.only,
-            filters=self.filters,
-            excludes=self.excludes,
-            exclude_exact=self.exclude_exact,
-            which=self.which,
-            total_partitions=self.total_partitions,
-            partition_id=self.partition_id,
-            mode=mode,
-        )
-
-    def partition(self, catalog: Sequence[ModelSpec], *, mode: str) -> Partition:
-        """Which part of the whole selection this is; with ``only`` partitions play no part, so it is all of it."""
-        if self.total_partitions == 1 or self.only:
-            return Partition()
-        whole = replace(self, total_partitions=1, partition_id=0).of(catalog, mode=mode)
-        models = tuple((spec.suite, spec.name) for spec in whole)
-        return Partition(self.partition_id, self.total_partitions, models)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +79,7 @@ def run(
 
     options = request.options
     catalog = [spec for suite in request.selection.suites for spec in registry.catalog(suite)]
-    specs = request.selection.of(catalog, mode=options.mode)
+    specs = request.selection.of(catalog)
     _refuse_batch_size(options, specs)
     with _executor_elsewhere(request, specs) as cluster:
         # Where others run the models, this machine need not have the device; each of theirs tells its own.
@@ -139,7 +99,7 @@ def run(
             jobs=request.jobs or 1,
             resume=request.resume,
             on_event=on_event,
-            partition=request.selection.partition(catalog, mode=options.mode),
+            partition=request.selection.partition(catalog),
             earlier=_earlier(request, specs, options),
             memory_mib=request.memory_mib,
             retries=request.retries,

@@ -12,7 +12,7 @@ import pytest
 
 from hashbench.cli import main
 from hashbench.cli.listing import count, suites_to_sweep
-from hashbench.suites import catalog, csv_file
+from hashbench.suites import csv_file, registry
 
 ZOO = """
 import hashbench
@@ -87,9 +87,8 @@ def test_other_formats_have_every_fact_and_nothing_else(form, capsys, zoo):
 
 
 def test_a_suite_that_is_not_installed_is_listed_with_what_to_do(capsys, monkeypatch):
-    package = catalog.Package("no_such_package", "pip install 'hashbench[timm]'")
-    timm = dataclasses.replace(catalog.BUNDLED["timm"], package=package)
-    monkeypatch.setattr(catalog, "BUNDLED", {**catalog.BUNDLED, "timm": timm})
+    timm = dataclasses.replace(registry.BUNDLED["timm"], package="no_such_package")
+    monkeypatch.setattr(registry, "BUNDLED", {**registry.BUNDLED, "timm": timm})
     assert main(["list", "--suite", "timm"]) == 0
     said = capsys.readouterr()
     assert "lcnet_050" in said.out
@@ -117,7 +116,7 @@ def test_a_broken_package_does_not_hide_the_other_suites(capsys, monkeypatch, tm
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[hashbench.suites]\nbroken = no_such_module\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     assert main(["list"]) == 0
     said = capsys.readouterr()
     assert " resnet18 " in said.out

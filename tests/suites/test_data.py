@@ -101,9 +101,9 @@ def test_a_wheel_takes_its_models_from_inside_the_package(tmp_path, monkeypatch)
         folder.mkdir(parents=True)
         (folder / name).write_text("name\n")
     monkeypatch.setattr(csv_file, "_PACKAGE", package)
-    assert csv_file.suite_names() == ("inside",)
+    assert csv_file.data_folder() == package / "models"
     (package / "models" / "inside.csv").unlink()
-    assert csv_file.suite_names() == ("beside",)
+    assert csv_file.data_folder() == tmp_path / "models"
     (tmp_path / "models" / "beside.csv").unlink()
     with pytest.raises(HashbenchError, match="models folder"):
-        csv_file.suite_names()
+        csv_file.data_folder()

@@ -34,7 +34,7 @@ def test_without_parentheses_the_function_gives_the_name():
     @hashbench.model
     def my_net(): ...
 
-    assert facts_of(my_net).name == "my_net"
+    assert facts_of(my_net)["name"] == "my_net"
 
 
 def test_what_is_listed_and_what_is_marked_come_together_each_once():
@@ -78,4 +78,4 @@ def test_an_unknown_argument_is_answered_in_terms_of_the_decorator():
 
 
 def test_what_is_called_without_having_a_name_is_marked_with_one():
-    assert facts_of(hashbench.model(name="net")(functools.partial(build))).name == "net"
+    assert facts_of(hashbench.model(name="net")(functools.partial(build)))["name"] == "net"

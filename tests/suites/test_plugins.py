@@ -22,7 +22,7 @@ MODULE = """
 def install(tmp_path, monkeypatch):
     """Installs a package with these entry points, for this process and its children."""
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
 
     def install(entries: dict[str, str], package: str = "tiny_zoo") -> Path:
         (tmp_path / f"{package}.py").write_text(textwrap.dedent(MODULE))

@@ -6,7 +6,7 @@ import pytest
 
 from hashbench.errors import HashbenchError
 from hashbench.records import ModelSpec
-from hashbench.suites.registry import select
+from hashbench.suites.selection import Selection
 
 ZOO = tuple(
     ModelSpec(suite="zoo", name=name, default=default, skip_training="int8" if name == "quant" else "")
@@ -22,7 +22,7 @@ UNMARKED = (ModelSpec(suite="plain", name="b"), ModelSpec(suite="plain", name="a
 
 
 def selected(specs=ZOO, **flags):
-    return " ".join(spec.name for spec in select(specs, mode="training", **flags))
+    return " ".join(spec.name for spec in Selection(**flags).of(specs))
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,7 @@ def test_a_suite_that_marks_no_default_runs_whole():
 
 @pytest.mark.parametrize("total", [1, 2, 3, 4, 5])
 def test_partitions_are_the_whole_list_once(total):
-    parts = [
-        select(ZOO, which="all", total_partitions=total, partition_id=index, mode="inference") for index in range(total)
-    ]
+    parts = [Selection(which="all", total_partitions=total, partition_id=index).of(ZOO) for index in range(total)]
     assert sorted(spec.name for part in parts for spec in part) == sorted(spec.name for spec in ZOO)
 
 
@@ -94,8 +92,3 @@ def test_what_cannot_be_selected_is_one_line(flags, said):
         selected(**flags)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_an_unknown_mode_is_refused():
-    with pytest.raises(HashbenchError, match="unknown mode 'train'"):
-        select(ZOO, mode="train")

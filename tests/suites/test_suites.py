@@ -11,7 +11,6 @@ import pytest
 
 from hashbench.errors import HashbenchError
 from hashbench.records import ModelSpec
-from hashbench.suites import catalog as bundled
 from hashbench.suites import csv_file, registry
 from hashbench.suites.registry import SUITES, catalog, choose, how_to_install, load, names, require
 
@@ -34,8 +33,8 @@ def test_the_parameters_of_every_model_are_known_but_those_that_quantization_pac
 
 def test_listing_does_not_import_torch():
     code = (
-        "import sys; from hashbench.suites.registry import SUITES, catalog, select;"
-        "[select(catalog(suite), mode='training') for suite in SUITES]; print('torch' in sys.modules)"
+        "import sys; from hashbench.suites.registry import SUITES, catalog;"
+        "[catalog(suite) for suite in SUITES]; print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
@@ -84,16 +83,15 @@ def test_tiny_takes_the_small_variant_of_each_suite_that_has_one():
 
 
 def test_every_csv_of_the_data_folder_is_a_bundled_suite():
-    assert sorted(SUITES) == list(csv_file.suite_names())
+    assert sorted(SUITES) == sorted(path.stem for path in csv_file.data_folder().glob("*.csv"))
 
 
 def test_a_new_bundled_suite_is_an_entry_a_csv_and_a_module(tmp_path, monkeypatch):
     (tmp_path / "doubles.csv").write_text("name,batch_size\ntwice,3\n")
     (tmp_path / "doubles_tiny.csv").write_text("name,batch_size\ntwice,1\n")
     monkeypatch.setattr(csv_file, "data_folder", lambda: tmp_path)
-    entry = bundled.BundledSuite("doubles", variants=(bundled.TINY,))
-    monkeypatch.setattr(bundled, "BUNDLED", {suite.name: suite for suite in entry.with_variants()})
-    monkeypatch.setattr(registry, "SUITES", ("doubles", "doubles_tiny"))
+    entry = registry.BundledSuite("doubles", variants=(registry.TINY,))
+    monkeypatch.setattr(registry, "BUNDLED", {suite.name: suite for suite in entry.with_variants()})
     module = types.ModuleType("hashbench.suites.doubles")
     module.load = lambda spec, *, batch_size, mode: (spec.suite, spec.name, batch_size, mode)
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -109,9 +107,8 @@ def test_a_small_variant_is_not_listed_twice():
 
 
 def test_a_suite_whose_package_is_missing_is_listed_but_not_swept(monkeypatch):
-    package = bundled.Package("no_such_package", "pip install 'hashbench[timm]'")
-    timm = dataclasses.replace(bundled.BUNDLED["timm"], package=package)
-    monkeypatch.setattr(bundled, "BUNDLED", {**bundled.BUNDLED, "timm": timm})
+    timm = dataclasses.replace(registry.BUNDLED["timm"], package="no_such_package")
+    monkeypatch.setattr(registry, "BUNDLED", {**registry.BUNDLED, "timm": timm})
     assert len(catalog("timm")) > 50
     assert how_to_install("timm") == "pip install 'hashbench[timm]'"
     assert "timm is left out: not installed: pip install 'hashbench[timm]'" in choose(["all"]).notes

@@ -48,7 +48,7 @@ def installed(tmp_path, monkeypatch):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(text))
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     yield tmp_path / "torchbenchmark"
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchbenchmark"]:
         del sys.modules[name]

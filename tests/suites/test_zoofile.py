@@ -13,7 +13,7 @@ from sweep_helpers import alive, wait_until
 
 from hashbench.errors import HashbenchError
 from hashbench.records import ModelSpec
-from hashbench.suites import zoo_file
+from hashbench.suites.python_suites import FileSuite
 from hashbench.suites.registry import catalog, load
 
 GOOD = """
@@ -119,13 +119,13 @@ def test_what_is_no_python_file_is_refused(tmp_path, name, said):
 
 def test_a_file_that_prints_is_listed_all_the_same(tmp_path, capfd):
     path = write(tmp_path, "import atexit\nprint('{}' * 99999)\natexit.register(print, 'late')\nMODELS = {'a': print}")
-    assert [spec.name for spec in zoo_file.FileSuite(path).catalog()] == ["a"]
+    assert [spec.name for spec in FileSuite(path).catalog()] == ["a"]
     assert capfd.readouterr() == ("", "")
 
 
 def test_a_thread_that_a_file_leaves_behind_is_not_waited_for(tmp_path):
     text = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()\nMODELS = {'a': print}"
-    assert [spec.name for spec in zoo_file.FileSuite(write(tmp_path, text), seconds=120).catalog()] == ["a"]
+    assert [spec.name for spec in FileSuite(write(tmp_path, text), seconds=120).catalog()] == ["a"]
 
 
 def test_a_file_that_hangs_is_ended_with_its_children(tmp_path):
@@ -141,7 +141,7 @@ def test_a_file_that_hangs_is_ended_with_its_children(tmp_path):
     while not note.exists():  # a busy machine needs longer to come as far as that
         assert seconds < 200
         with pytest.raises(HashbenchError, match=rf"took longer than {seconds:g} seconds"):
-            zoo_file.FileSuite(path, seconds=seconds).catalog()
+            FileSuite(path, seconds=seconds).catalog()
         seconds *= 3
     wait_until(lambda: not any(map(alive, map(int, note.read_text().split()))))
 

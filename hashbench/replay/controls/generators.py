@@ -273,7 +273,7 @@ def _is_large(holder: Any) -> bool:
 _PARTS = 3
 _PASSING = (types.FrameType, types.GeneratorType, types.CoroutineType, types.ModuleType)
 _ZOO = "hashbench_zoo_"
-"""What :mod:`hashbench.suites.zoo_file` puts before the name of a file."""
+"""What :mod:`hashbench.suites.python_suites` puts before the name of a file."""
 
 
 def _names_of_part(function: types.FunctionType, part: Any) -> Iterator[_Name]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from hashbench.errors import HashbenchError
 from hashbench.run.rng import preserved_rng, reset_rng_state
-from hashbench.suites.zoo_file import import_file
+from hashbench.suites.python_suites import import_file
 from hashbench.text import squeezed
 from hashbench.tools.numeric.findings import Rename
 

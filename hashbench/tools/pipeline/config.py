@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hashbench.errors import HashbenchError, first_line
-from hashbench.suites.zoo_file import import_file
+from hashbench.suites.python_suites import import_file
 from hashbench.tools.pipeline.parts import NAMES, part_of
 
 EXAMPLE = "def make_loader(seed): return torch.utils.data.DataLoader(...)"
