@@ -38,7 +38,7 @@ def add(commands: Commands) -> None:
 
 def _numeric(parsed: argparse.Namespace) -> int:
     from hashbench.io import replace_file
-    from hashbench.tools.numeric import STAGES, run_model, showing, userfile
+    from hashbench.tools.numeric import STAGES, as_json, as_text, run_model, userfile
 
     model_file = userfile.load(parsed.file, seed=parsed.seed)
     asked = None if parsed.stages is None else tuple(word.strip() for word in parsed.stages.split(",") if word.strip())
@@ -60,10 +60,10 @@ def _numeric(parsed: argparse.Namespace) -> int:
         seed=parsed.seed,
         trace=parsed.trace,
     )
-    print(showing.as_text(report, limit=parsed.lines))
+    print(as_text(report, limit=parsed.lines))
     if parsed.json is not None:
         try:
-            replace_file(parsed.json, showing.as_json(report))
+            replace_file(parsed.json, as_json(report))
         except OSError as error:
             raise HashbenchError(f"cannot write {parsed.json}", consequence=str(error.strerror or error)) from error
     return 0 if report else EXIT_DIFFERENCE

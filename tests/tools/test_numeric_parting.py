@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from hashbench.records import Leaf, OpRecord, Ref, Result, TensorDigest, Trace
-from hashbench.tools.numeric.findings import Parting
 from hashbench.tools.numeric.parting import Agreement, correspondence, find
+from hashbench.tools.numeric.report import Parting
 
 BITWISE, WITHIN, BEYOND = Agreement
 CLOSE = 0.5

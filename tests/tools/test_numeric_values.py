@@ -14,8 +14,8 @@ import torch
 
 from hashbench.errors import HashbenchError
 from hashbench.tools import numeric
-from hashbench.tools.numeric.findings import Rule, renamed, unused, without_wrapper
-from hashbench.tools.numeric.measuring import compare_values
+from hashbench.tools.numeric.compare import compare_values, renamed, unused, without_wrapper
+from hashbench.tools.numeric.report import Rule
 
 NAN, INF = math.nan, math.inf
 

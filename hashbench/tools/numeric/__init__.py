@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from hashbench.run.rng import reset_rng_state
-from hashbench.tools.numeric.checking import Request, check
-from hashbench.tools.numeric.findings import (
+from hashbench.tools.numeric.checking import check
+from hashbench.tools.numeric.compare import compare_mappings, leaves_of, without_wrapper
+from hashbench.tools.numeric.report import (
     STAGES,
     Comparison,
     Parting,
@@ -25,11 +26,10 @@ from hashbench.tools.numeric.findings import (
     Report,
     Rule,
     TensorComparison,
-    without_wrapper,
+    as_json,
+    as_text,
 )
-from hashbench.tools.numeric.measuring import compare_mappings, leaves_of
-from hashbench.tools.numeric.running import MAIN_RANDOM_SEED, MakeOptimizer, Plan
-from hashbench.tools.numeric.showing import as_json, as_text
+from hashbench.tools.numeric.running import MAIN_RANDOM_SEED, MakeOptimizer, Request
 
 __all__ = [
     "MAIN_RANDOM_SEED",
@@ -84,21 +84,17 @@ def compare_dict_tensors(
         dict_base, dict_control: tensors, or nested containers of them, by name, before and after. ``None`` against
             ``None`` agrees; a name that one lacks, and ``None`` against a tensor, are differences.
         precision: ``rtol`` and ``atol``; ``None``: those of ``torch.testing.assert_close`` for the dtype.
-        rename: from a name before to the name after; see :func:`~hashbench.tools.numeric.findings.renamed`.
+        rename: from a name before to the name after; see :func:`~hashbench.tools.numeric.compare.renamed`.
         ignore: differences of form that count as none, of ``dtype``, ``device``, ``layout``.
 
     Raises:
         HashbenchError: a tolerance or name that means nothing.
     """
-    named = [_flat(values) for values in (dict_base, dict_control)]
-    return compare_mappings("tensors", *named, rule=_rule(precision, ignore), rename=rename)
-
-
-def _flat(values: Mapping[Any, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= leaves_of(value, str(key))
-    return found
+    before, after = (
+        {name: leaf for key, value in values.items() for name, leaf in leaves_of(value, str(key)).items()}
+        for values in (dict_base, dict_control)
+    )
+    return compare_mappings("tensors", before, after, rule=Rule(precision, ignore=frozenset(ignore)), rename=rename)
 
 
 def compare_tuple_tensors(
@@ -107,7 +103,7 @@ def compare_tuple_tensors(
     """Outputs compared place by place: tuples, or any nesting of lists, dicts and dataclasses. Another length is a
     difference; see :func:`compare_dict_tensors` for the rest."""
     before, after = leaves_of(tuple_base, "output"), leaves_of(tuple_control, "output")
-    return compare_mappings("outputs", before, after, rule=_rule(precision, ignore))
+    return compare_mappings("outputs", before, after, rule=Rule(precision, ignore=frozenset(ignore)))
 
 
 def compare_parameters(
@@ -119,8 +115,8 @@ def compare_parameters(
     ignore: Collection[str] = (),
 ) -> Comparison:
     """The parameters of two models compared by name; see :func:`compare_dict_tensors`."""
-    named = [_parameters(model) for model in (model_base, model_control)]
-    return compare_mappings("parameters", *named, rule=_rule(precision, ignore), rename=rename)
+    before, after = _parameters(model_base), _parameters(model_control)
+    return compare_mappings("parameters", before, after, rule=Rule(precision, ignore=frozenset(ignore)), rename=rename)
 
 
 def compare_forward_output(
@@ -139,18 +135,14 @@ def compare_gradients(
     ignore: Collection[str] = (),
 ) -> Comparison:
     """The gradients of two models' parameters compared by name. A gradient that one model lacks is a difference."""
-    named = [
+    before, after = (
         {name: tensor.grad for name, tensor in _parameters(model).items()} for model in (model_base, model_control)
-    ]
-    return compare_mappings("gradients", *named, rule=_rule(precision, ignore), rename=rename)
+    )
+    return compare_mappings("gradients", before, after, rule=Rule(precision, ignore=frozenset(ignore)), rename=rename)
 
 
 def _parameters(model: torch.nn.Module) -> dict[str, Any]:
     return {without_wrapper(name): tensor for name, tensor in model.named_parameters()}
-
-
-def _rule(precision: float | None, ignore: Collection[str]) -> Rule:
-    return Rule(precision, ignore=frozenset(ignore))
 
 
 def run_model(
@@ -209,9 +201,21 @@ def run_model(
         wanted -= {"stepped"}
     if training is False:
         wanted -= {"gradients", "stepped"}
-    plan = Plan(model_input, wanted, training, loss, make_optimizer, seed)
-    rule = Rule(precision, rtol, atol, frozenset(ignore))
-    request = Request(model_base, model_control, plan, rule, rename, num_iterations, deterministic, trace)
+    request = Request(
+        model_base,
+        model_control,
+        model_input,
+        Rule(precision, rtol, atol, frozenset(ignore)),
+        wanted,
+        training=training,
+        loss=loss,
+        make_optimizer=make_optimizer,
+        rename=rename,
+        iterations=num_iterations,
+        deterministic=deterministic,
+        seed=seed,
+        trace=trace,
+    )
     return check(request)
 
 

@@ -4,7 +4,7 @@
 ops, fewer ops (fused, folded, compiled), and values that are only close. So how well two records agree is given by the
 caller, who has the values; and records correspond
 
-1. as ``alignment.align`` finds them: the same op in the same module, phase and iteration, in order. Where the modules'
+1. as ``divergence.align`` finds them: the same op in the same module, phase and iteration, in order. Where the modules'
    paths say nothing (compiled code has none), by op, phase and iteration alone: whichever aligns more ops;
 2. what is left over between two that correspond: the last op of a module in one, and of the same module in the other,
    if what they leave has the same shape. One *replaces* the other (a quantized linear layer a plain one).
@@ -19,12 +19,14 @@ from the plain one, and what reads the batch norm agrees again.
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from hashbench.divergence.align import Pair, align
 from hashbench.records import Leaf, OpRecord, Ref, Trace
-from hashbench.tools.numeric.findings import Parting
+from hashbench.tools.numeric.report import Parting
 
 
 class Agreement(enum.IntEnum):
@@ -38,15 +40,35 @@ class Agreement(enum.IntEnum):
 LEVELS = {"bitwise": Agreement.WITHIN, "tolerance": Agreement.BEYOND}
 """From which agreement on two values count as different."""
 
+_in_order = attrgetter("number")
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A place in one or both executions: records that correspond, or a leaf. ``place`` orders them."""
+    """A place in one or both executions: records that correspond, or a leaf. ``number`` orders them."""
 
-    place: int
+    number: int
     a: OpRecord | Leaf | None
     b: OpRecord | Leaf | None
     replaced: bool = False
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether both executions have it."""
+        return self.a is not None and self.b is not None
+
+    @property
+    def item(self) -> OpRecord | Leaf:
+        """That of the first execution, else of the second."""
+        item = self.a or self.b
+        assert item is not None
+        return item
+
+    def __str__(self) -> str:
+        item = self.item
+        if isinstance(item, Leaf):
+            return f"the {item.kind} {item.id.partition('/')[2]}"
+        return f"{item.op}{f' in {item.module}' if item.module else ''} ({item.phase})"
 
 
 def find(
@@ -65,54 +87,56 @@ def find(
         agreement: of what two records or leaves, given by the ids in the first and in the second trace, left.
         differing: names of the results that differ at this level; at least one.
     """
-    return _Search(first, second, LEVELS[level], agreement).parting(level, differing)
+    search = _Search(first, second, LEVELS[level], agreement)
+    reached = search.back_from(search.sources(differing))
+    known = min((node for node in reached if node.is_pair), key=_in_order, default=None)
+    way = reached if known is None else search.back_from([known])
+    entered = [node for node in way if not any(read.number in search.differs for read in search.read_by(node))]
+    records = [node for node in search.nodes if isinstance(node.item, OpRecord)]
+    pairs = [node for node in records if node.is_pair]
+    blamed = {node.number for node in reached}
+    unseen = Parting(
+        level,
+        "unseen",
+        op="",
+        module="",
+        phase="",
+        iteration=0,
+        detail=f"no recorded op explains that {differing[0]} differs",
+        healed=sum(node.number in search.differs and node.number not in blamed for node in pairs),
+        aligned=len(pairs),
+        only_before=sum(node.b is None for node in records),
+        only_after=sum(node.a is None for node in records),
+    )
+    if not entered:
+        return unseen
+    node = min(entered, key=_in_order)
+    parting = replace(unseen, until=str(known) if known is not None and node is not known else "")
+    if isinstance(node.item, Leaf):
+        return _at_leaf(parting, node.item, first if node.a is not None else second, is_first=node.a is not None)
+    return _at_record(parting, node, first)
 
 
 class _Search:
+    """The nodes of two executions, which of them differ, and how they read each other."""
+
     def __init__(
         self, first: Trace, second: Trace, threshold: Agreement, agreement: Callable[[str, str], Agreement]
     ) -> None:
-        self.first, self.second = first, second
         self.threshold, self.agreement = threshold, agreement
-        self.nodes = list(_nodes(first, second))
-        self.node_of_a = {node.a.id: node for node in self.nodes if node.a is not None}
-        self.node_of_b = {node.b.id: node for node in self.nodes if node.b is not None}
-        self.differs = {node.place for node in self.nodes if self._differs(node)}
-
-    def parting(self, level: str, differing: Sequence[str]) -> Parting:
-        reached = self._back_from(self._sources(differing))
-        known = min((node for node in reached if _is_pair(node)), key=_place_of, default=None)
-        way = reached if known is None else self._back_from([known])
-        entered = [node for node in way if not any(p.place in self.differs for p in self._read_by(node))]
-        records = [node for node in self.nodes if isinstance(node.a or node.b, OpRecord)]
-        places = {node.place for node in reached}
-        found = Parting(
-            level,
-            "unseen",
-            op="",
-            module="",
-            phase="",
-            iteration=0,
-            detail=f"no recorded op explains that {differing[0]} differs",
-            healed=sum(
-                1 for node in records if _is_pair(node) and node.place in self.differs and node.place not in places
-            ),
-            aligned=sum(1 for node in records if _is_pair(node)),
-            only_before=sum(1 for node in records if node.b is None),
-            only_after=sum(1 for node in records if node.a is None),
+        self.nodes = _nodes(first, second)
+        self.sides = (
+            (first, {node.a.id: node for node in self.nodes if node.a is not None}),
+            (second, {node.b.id: node for node in self.nodes if node.b is not None}),
         )
-        if not entered:
-            return found
-        node = min(entered, key=_place_of)
-        until = _named(known) if known is not None and node is not known else ""
-        return self._described(replace(found, until=until), node)
+        self.differs = {node.number for node in self.nodes if self._differs(node)}
 
     def _differs(self, node: Node) -> bool:
         """Whether what is left at a node differs. An op that only one execution runs does, unless it leaves nothing; a
         tensor that only one reads does not, for the op that reads it says more."""
         a, b = node.a, node.b
         if a is None or b is None:
-            return isinstance(a or b, OpRecord) and not _is_silent(a or b)
+            return isinstance(node.item, OpRecord) and not _is_silent(node.item)
         if isinstance(a, OpRecord) and isinstance(b, OpRecord):
             if a.scalar != b.scalar:
                 return True
@@ -120,98 +144,65 @@ class _Search:
                 return False
         return self.agreement(a.id, b.id) >= self.threshold
 
-    def _sources(self, differing: Sequence[str]) -> list[Node]:
+    def sources(self, differing: Sequence[str]) -> list[Node]:
         """What wrote the results that differ."""
-        found = []
-        for trace, known in ((self.first, self.node_of_a), (self.second, self.node_of_b)):
-            sources = {result.name: result.source for result in trace.results}
-            found += [known[sources[name]] for name in differing if sources.get(name)]
-        return found
+        return [
+            nodes[result.source]
+            for trace, nodes in self.sides
+            for result in trace.results
+            if result.name in differing and result.source
+        ]
 
-    def _back_from(self, nodes: Sequence[Node]) -> list[Node]:
+    def back_from(self, nodes: Sequence[Node]) -> list[Node]:
         """Whatever differs and leads to one of these, which are among them if they do."""
-        waiting, found = list(nodes), dict[int, Node]()
+        waiting, reached = list(nodes), dict[int, Node]()
         while waiting:
             node = waiting.pop()
-            if node.place in self.differs and node.place not in found:
-                found[node.place] = node
-                waiting.extend(self._read_by(node))
-        return list(found.values())
+            if node.number in self.differs and node.number not in reached:
+                reached[node.number] = node
+                waiting.extend(self.read_by(node))
+        return list(reached.values())
 
-    def _read_by(self, node: Node) -> Iterator[Node]:
-        for record, known in ((node.a, self.node_of_a), (node.b, self.node_of_b)):
+    def read_by(self, node: Node) -> Iterator[Node]:
+        """What the records of a node read."""
+        for record, (_, nodes) in zip((node.a, node.b), self.sides, strict=True):
             if isinstance(record, OpRecord):
-                yield from (known[ref.source] for ref in record.inputs if not self._is_target(ref, known))
-
-    def _is_target(self, ref: Ref, known: Mapping[str, Node]) -> bool:
-        """Whether ``ref`` is memory that the op only fills: that of ``out=``, which compiled code allocates unseen."""
-        source = known[ref.source].a or known[ref.source].b
-        return ref.written and isinstance(source, Leaf) and source.kind == "other"
-
-    # ------------------------------------------------------------------------------------------------- words
-
-    def _described(self, found: Parting, node: Node) -> Parting:
-        record = node.a or node.b
-        if isinstance(record, Leaf):
-            return self._described_leaf(found, node, record)
-        if not isinstance(record, OpRecord):
-            return found
-        a, b = (item if isinstance(item, OpRecord) else None for item in (node.a, node.b))
-        kind = "only before" if b is None else "only after" if a is None else "replaced" if node.replaced else "op"
-        index = None if a is None else next(n for n, item in enumerate(self.first.records) if item.id == a.id)
-        return replace(
-            found,
-            kind=kind,
-            op=record.op,
-            module=record.module,
-            phase=record.phase,
-            iteration=record.iteration,
-            detail=_detail(kind, a, b),
-            before=_call(a),
-            after=_call(b),
-            name="" if a is None else a.id,
-            other="" if b is None else b.id,
-            index=index,
-        )
-
-    def _described_leaf(self, found: Parting, node: Node, leaf: Leaf) -> Parting:
-        trace = self.first if node.a is not None else self.second
-        reader = trace.records[leaf.position] if leaf.position < len(trace.records) else None
-        name = leaf.id.partition("/")[2]
-        what = f"the {leaf.kind} {name}" if leaf.kind != "other" else f"a tensor that no recorded op wrote ({leaf.id})"
-        return replace(
-            found,
-            kind=leaf.kind,
-            op=reader.op if reader is not None else "",
-            module=reader.module if reader is not None else "",
-            phase=reader.phase if reader is not None else "",
-            iteration=reader.iteration if reader is not None else 0,
-            detail=f"{what} holds other values",
-            name=leaf.id,
-            other=leaf.id,
-            index=leaf.position if node.a is not None else None,
-        )
+                yield from (nodes[ref.source] for ref in record.inputs if not _is_filled(ref, nodes))
 
 
-def _place_of(node: Node) -> int:
-    return node.place
+def _is_filled(ref: Ref, nodes: Mapping[str, Node]) -> bool:
+    """Whether ``ref`` is memory that the op only fills: that of ``out=``, which compiled code allocates unseen."""
+    source = nodes[ref.source].item
+    return ref.written and isinstance(source, Leaf) and source.kind == "other"
 
 
-def _named(node: Node) -> str:
-    """A place in words."""
-    record = node.a or node.b
-    if not isinstance(record, OpRecord):
-        return "" if record is None else f"the {record.kind} {record.id.partition('/')[2]}"
-    return f"{record.op}{f' in {record.module}' if record.module else ''} ({record.phase})"
-
-
-def _is_pair(node: Node) -> bool:
-    return node.a is not None and node.b is not None
-
-
-def _is_silent(item: OpRecord | Leaf | None) -> bool:
+def _is_silent(record: OpRecord) -> bool:
     """A view, which writes nothing, or an allocation, whose content is no result."""
-    return isinstance(item, OpRecord) and (item.blank or not (item.outputs or item.scalar))
+    return record.blank or not (record.outputs or record.scalar)
+
+
+# -------------------------------------------------------------------------------------------------------- words
+
+
+def _at_record(parting: Parting, node: Node, first: Trace) -> Parting:
+    a, b = (item if isinstance(item, OpRecord) else None for item in (node.a, node.b))
+    record = a or b
+    assert record is not None
+    kind = "only before" if b is None else "only after" if a is None else "replaced" if node.replaced else "op"
+    return replace(
+        parting,
+        kind=kind,
+        op=record.op,
+        module=record.module,
+        phase=record.phase,
+        iteration=record.iteration,
+        detail=_detail(kind, a, b),
+        before="" if a is None else f"{a.op}({a.arguments})",
+        after="" if b is None else f"{b.op}({b.arguments})",
+        name="" if a is None else a.id,
+        other="" if b is None else b.id,
+        index=None if a is None else next(n for n, item in enumerate(first.records) if item.id == a.id),
+    )
 
 
 def _detail(kind: str, a: OpRecord | None, b: OpRecord | None) -> str:
@@ -226,99 +217,93 @@ def _detail(kind: str, a: OpRecord | None, b: OpRecord | None) -> str:
     return "what it leaves differs although everything that it reads agrees"
 
 
-def _call(record: OpRecord | None) -> str:
-    return "" if record is None else f"{record.op}({record.arguments})"
+def _at_leaf(parting: Parting, leaf: Leaf, trace: Trace, *, is_first: bool) -> Parting:
+    name = leaf.id.partition("/")[2]
+    what = f"the {leaf.kind} {name}" if leaf.kind != "other" else f"a tensor that no recorded op wrote ({leaf.id})"
+    parting = replace(
+        parting,
+        kind=leaf.kind,
+        detail=f"{what} holds other values",
+        name=leaf.id,
+        other=leaf.id,
+        index=leaf.position if is_first else None,
+    )
+    if leaf.position >= len(trace.records):
+        return parting
+    reader = trace.records[leaf.position]
+    return replace(parting, op=reader.op, module=reader.module, phase=reader.phase, iteration=reader.iteration)
 
 
 # ----------------------------------------------------------------------------------------------- correspondence
 
 
-def _nodes(first: Trace, second: Trace) -> Iterator[Node]:
-    """Leaves, then records, in order of execution."""
-    leaves_b = {leaf.id: leaf for leaf in second.leaves}
-    leaves: list[tuple[Leaf | None, Leaf | None]] = [(leaf, leaves_b.pop(leaf.id, None)) for leaf in first.leaves]
-    leaves += [(None, leaf) for leaf in leaves_b.values()]
+def _nodes(first: Trace, second: Trace) -> list[Node]:
+    """Leaves, each before the first record that reads it, and records, in order of execution."""
     pairs, replaced = correspondence(first.records, second.records)
-    at: dict[int, list[tuple[Leaf | None, Leaf | None]]] = {}
-    place_a = {a: place for place, (a, _) in enumerate(pairs) if a is not None}
-    place_b = {b: place for place, (_, b) in enumerate(pairs) if b is not None}
-    for one, other in leaves:
-        place = place_a.get(one.position) if one is not None else place_b.get(other.position) if other else None
-        at.setdefault(len(pairs) if place is None else place, []).append((one, other))
-    count = 0
-    for place in range(len(pairs) + 1):
-        for one, other in at.get(place, ()):
-            yield Node(count, one, other)
-            count += 1
-        if place < len(pairs):
-            a, b = pairs[place]
-            record_a = None if a is None else first.records[a]
-            record_b = None if b is None else second.records[b]
-            yield Node(count, record_a, record_b, replaced=(a, b) in replaced)
-            count += 1
+    numbers = [{pair[side]: number for number, pair in enumerate(pairs)} for side in (0, 1)]
+    leaves_b = {leaf.id: leaf for leaf in second.leaves}
+    leaves: list[tuple[int, Leaf | None, Leaf | None]] = [
+        (numbers[0].get(leaf.position, len(pairs)), leaf, leaves_b.pop(leaf.id, None)) for leaf in first.leaves
+    ]
+    leaves += [(numbers[1].get(leaf.position, len(pairs)), None, leaf) for leaf in leaves_b.values()]
+    leaves.sort(key=lambda item: item[0])
+    nodes: list[Node] = []
+    for number, (a, b) in enumerate([*pairs, (None, None)]):
+        while leaves and leaves[0][0] == number:
+            nodes.append(Node(len(nodes), *leaves.pop(0)[1:]))
+        if number < len(pairs):
+            records = (None if a is None else first.records[a], None if b is None else second.records[b])
+            nodes.append(Node(len(nodes), *records, replaced=(a, b) in replaced))
+    return nodes
 
 
 def correspondence(first: Sequence[OpRecord], second: Sequence[OpRecord]) -> tuple[list[Pair], set[Pair]]:
     """The records that correspond, in order, and which of these pairs replace one op by another."""
     by_module = align(first, second)
     by_op = align([replace(record, module="") for record in first], [replace(record, module="") for record in second])
-    pairs = max((by_module, by_op), key=_matches)  # of equals the first
-    return _with_replacements(pairs, first, second)
-
-
-def _matches(pairs: Sequence[Pair]) -> int:
-    return sum(1 for a, b in pairs if a is not None and b is not None)
-
-
-def _with_replacements(
-    pairs: Sequence[Pair], first: Sequence[OpRecord], second: Sequence[OpRecord]
-) -> tuple[list[Pair], set[Pair]]:
-    found: list[Pair] = []
-    replaced: set[Pair] = set()
-    stretch: list[Pair] = []
-    for pair in [*pairs, (-1, -1)]:
-        if pair[0] is None or pair[1] is None:
-            stretch.append(pair)
+    aligned = max((by_module, by_op), key=lambda pairs: sum(None not in pair for pair in pairs))  # of equals the first
+    pairs: list[Pair] = []
+    replaced: list[Pair] = []
+    for correspond, group in itertools.groupby(aligned, key=lambda pair: None not in pair):
+        stretch = list(group)
+        if correspond:
+            pairs += stretch
             continue
         joined = _replacements(stretch, first, second)
-        replaced |= joined
-        found += _joined(stretch, joined)
-        stretch = []
-        if pair != (-1, -1):
-            found.append(pair)
-    return found, replaced
+        replaced += joined
+        pairs += _joined(stretch, joined)
+    return pairs, set(replaced)
 
 
-def _replacements(stretch: Sequence[Pair], first: Sequence[OpRecord], second: Sequence[OpRecord]) -> set[Pair]:
+def _replacements(stretch: Sequence[Pair], first: Sequence[OpRecord], second: Sequence[OpRecord]) -> list[Pair]:
     """In one stretch without correspondence: by module, the last op that wrote something in each of the two."""
-    last_a = {_place(first[a]): a for a, _ in stretch if a is not None and not _is_silent(first[a])}
-    last_b = {_place(second[b]): b for _, b in stretch if b is not None and not _is_silent(second[b])}
-    pairs = sorted((last_a[place], last_b[place]) for place in last_a if place in last_b)
-    found: set[Pair] = set()
+    last_a = {_module_of(first[a]): a for a, _ in stretch if a is not None and not _is_silent(first[a])}
+    last_b = {_module_of(second[b]): b for _, b in stretch if b is not None and not _is_silent(second[b])}
+    joined: list[Pair] = []
     reached = -1
-    for a, b in pairs:
-        if b > reached and _shapes(first[a]) == _shapes(second[b]):
-            found.add((a, b))
+    for a, b in sorted((last_a[module], last_b[module]) for module in last_a if module in last_b):
+        if b > reached and _shape_left(first[a]) == _shape_left(second[b]):
+            joined.append((a, b))
             reached = b
-    return found
+    return joined
 
 
-def _place(record: OpRecord) -> tuple[str, int, str]:
+def _module_of(record: OpRecord) -> tuple[str, int, str]:
     return record.phase, record.iteration, record.module
 
 
-def _shapes(record: OpRecord) -> tuple[int, ...]:
+def _shape_left(record: OpRecord) -> tuple[int, ...]:
     return record.outputs[0].shape if record.outputs else ()
 
 
-def _joined(stretch: Sequence[Pair], joined: set[Pair]) -> Iterator[Pair]:
+def _joined(stretch: Sequence[Pair], joined: Sequence[Pair]) -> Iterator[Pair]:
     """The stretch with replacements as pairs; what stood before them stays before them, on both sides."""
     left_a = [a for a, _ in stretch if a is not None]
     left_b = [b for _, b in stretch if b is not None]
-    for end_a, end_b in [*sorted(joined), (None, None)]:
-        while left_a and (end_a is None or left_a[0] < end_a):
+    for end_a, end_b in [*joined, (None, None)]:
+        while left_a and left_a[0] != end_a:
             yield left_a.pop(0), None
-        while left_b and (end_b is None or left_b[0] < end_b):
+        while left_b and left_b[0] != end_b:
             yield None, left_b.pop(0)
         if end_a is not None:
             yield left_a.pop(0), left_b.pop(0)

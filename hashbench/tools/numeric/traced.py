@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
@@ -10,12 +11,15 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from hashbench.errors import HashbenchError
 from hashbench.records import TensorDigest, Trace
+from hashbench.run.inputs import clone_inputs
+from hashbench.text import squeezed
 from hashbench.tools.numeric import parting
-from hashbench.tools.numeric.findings import LONE, Parting, Rename, Rule, TensorComparison, renamed, without_wrapper
-from hashbench.tools.numeric.measuring import compare_mappings, compare_values
+from hashbench.tools.numeric.compare import compare_mappings, compare_values, renamed, without_wrapper
 from hashbench.tools.numeric.parting import Agreement
-from hashbench.tools.numeric.running import Plan, Subject, fresh_inputs, gradients_wanted, is_compiled
+from hashbench.tools.numeric.report import LONE, SIDES, Parting, Rename, Report, Rule, TensorComparison
+from hashbench.tools.numeric.running import Model, Request, Subject, subject_of
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import tensors_in
 from hashbench.trace.callbacks import TraceCallback
@@ -25,18 +29,59 @@ KEPT_MIB = 1024
 """How much of what the ops of one execution left is kept, in MiB."""
 
 
-class Keeper(TraceCallback):
-    """Keeps a copy of everything that ops and leaves held, by the ids of their records, up to ``mib``."""
+def with_partings(request: Request, report: Report) -> Report:
+    """The report with the places where the models part, by tolerance and bit by bit, each if they do, looked for up to
+    the first iteration in which they differ; and with what a reader must know of that."""
+    differing = [comparison.iteration for comparison in report.comparisons if not comparison.bitwise]
+    if not differing:
+        return report
+    executions: list[Execution] = []
+    names: dict[str, str] = {}
+    for side in SIDES:
+        try:
+            with subject_of(request, side, []) as subject:
+                if side == SIDES[1]:
+                    names = names_back(executions[0].names, request.rename)
+                executions.append(_execute(subject, request, iterations=min(differing) + 1, names=names))
+        except HashbenchError:
+            raise
+        except Exception as error:
+            text = squeezed(f"{type(error).__name__}: {error}")
+            return replace(report, notes=(*report.notes, f"no trace: the model {side} raised under it: {text}"))
+    before, after = executions
+    partings = tuple(_partings(before, after, request.rule))
+    notes = _notes(before, after, parted=bool(partings))
+    return replace(report, partings=partings, notes=(*report.notes, *notes))
 
-    def __init__(self, mib: float) -> None:
+
+# ------------------------------------------------------------------------------------------------ one execution
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """One traced execution: its trace, the names of its parameters and buffers, its results by stage, iteration and
+    name, what its ops and leaves held by their ids, whether ``torch.compile`` may have hidden some, and of how many ops
+    nothing was kept."""
+
+    trace: Trace
+    names: Sequence[str]
+    results: Mapping[str, Any] = field(repr=False)
+    values: Mapping[str, list[torch.Tensor]] = field(repr=False)
+    compiled: bool
+    dropped: int
+
+
+class _Keeper(TraceCallback):
+    """Keeps a copy of everything that ops and leaves held, by the ids of their records, up to :data:`KEPT_MIB`."""
+
+    def __init__(self) -> None:
         self.values: dict[str, list[torch.Tensor]] = {}
         self.dropped = 0
-        self._left = mib * 2**20
+        self._left = KEPT_MIB * 2**20
 
     def after(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
         """Keep what the call wrote: its outputs, then its written arguments."""
-        plan = plan_of(func)
-        written = plan.written_tensors(args, kwargs)
+        written = plan_of(func).written_tensors(args, kwargs)
         seen = {id(tensor) for tensor in written}
         self._keep(node, [tensor for tensor in tensors_in(output) if id(tensor) not in seen] + written)
 
@@ -56,95 +101,62 @@ class Keeper(TraceCallback):
             self.values[node] = [tensor.detach().clone() for tensor in tensors]
 
 
-@dataclass(frozen=True, slots=True)
-class Execution:
-    """One traced execution: its trace, its results by stage, iteration and name, what its ops and leaves held by their
-    ids, and whether ``torch.compile`` may have hidden some."""
-
-    trace: Trace
-    results: Mapping[str, Any] = field(repr=False)
-    values: Mapping[str, list[torch.Tensor]] = field(repr=False)
-    compiled: bool = False
-    dropped: int = 0
-
-
-def execute(
-    subject: Subject, plan: Plan, *, iterations: int, names: Mapping[str, str], mib: float = KEPT_MIB
-) -> Execution:
+def _execute(subject: Subject, request: Request, *, iterations: int, names: Mapping[str, str]) -> Execution:
     """Run a model for some iterations under a trace. Whatever the model raises is raised.
 
     ``names`` of parameters, buffers and modules are replaced by those that the other model has for them.
     """
-    keeper = Keeper(mib)
-    inputs = fresh_inputs(plan)
-    module = subject.module
-    trace = HashDebugTrace(model=module, inputs=inputs, watcher=keeper)
-    found: dict[str, Any] = {}
-    with trace, gradients_wanted(plan):
+    keeper = _Keeper()
+    inputs = clone_inputs(request.inputs)
+    trace = HashDebugTrace(model=subject.module, inputs=inputs, watcher=keeper)
+    results: dict[str, Any] = {}
+    with trace, request.gradients():
         for iteration in range(iterations):
             trace.iteration = iteration
             with _disable_current_modes():
-                inputs = fresh_inputs(plan)
+                inputs = clone_inputs(request.inputs)
                 trace.register_inputs(inputs)
-            subject.set_inputs(inputs)
-            for stage, values in _stages(subject, plan):
+            for stage, values in subject.iteration(inputs):
+                if stage == "parameters" or stage not in request.stages:
+                    continue
                 with _disable_current_modes(), torch.no_grad():
                     for name, value in values.items():
-                        shown = f"{stage}.{iteration}/{name if stage == 'outputs' else names.get(name, name)}"
-                        trace.add_result(shown, value)
-                        found[shown] = value.detach().clone() if isinstance(value, torch.Tensor) else value
-    root = type(module).__name__ if module is not None else ""
-    return _with_names(trace.finish(), found, keeper, lambda path: _canonical(path, root, names), subject)
-
-
-def _stages(subject: Subject, plan: Plan) -> Iterator[tuple[str, dict[str, Any]]]:
-    outputs = subject.forward()
-    if "outputs" in plan.stages:
-        yield "outputs", outputs
-    if "buffers" in plan.stages:
-        yield "buffers", subject.buffers()
-    if not plan.differentiates or not subject.has_gradient:
-        return
-    gradients = subject.backward()
-    if "gradients" in plan.stages:
-        yield "gradients", gradients
-    if plan.steps:
-        yield "stepped", subject.step()
-
-
-def _canonical(path: str, root: str, names: Mapping[str, str]) -> str:
-    """A path without the name of the model's class and what ``torch.compile`` adds, as the other model has it."""
-    inside = "" if path == root else path.removeprefix(f"{root}.") if root else path
-    inside = without_wrapper(inside)
-    return names.get(inside, inside)
+                        known = f"{stage}.{iteration}/{name if stage == 'outputs' else names.get(name, name)}"
+                        trace.add_result(known, value)
+                        results[known] = value.detach().clone() if isinstance(value, torch.Tensor) else value
+    renamed_trace, leaves = _with_names(trace.finish(), subject.module, names)
+    values = {leaves.get(node, node): kept for node, kept in keeper.values.items()}
+    own = [*subject.parameters(), *subject.buffers()]
+    return Execution(renamed_trace, own, results, values, is_compiled(subject.model), keeper.dropped)
 
 
 def _with_names(
-    trace: Trace, found: Mapping[str, Any], keeper: Keeper, change: Callable[[str], str], subject: Subject
-) -> Execution:
-    """The execution with other paths of modules, parameters and buffers; the ids of records are as they were."""
+    trace: Trace, module: torch.nn.Module | None, names: Mapping[str, str]
+) -> tuple[Trace, Mapping[str, str]]:
+    """The trace with the other model's paths of modules, parameters and buffers, without the name of the model's class;
+    and the new ids of leaves. Those of records are as they were."""
+    root = type(module).__name__ if module is not None else ""
+
+    def renamed_path(path: str) -> str:
+        inside = "" if path == root else path.removeprefix(f"{root}.") if root else path
+        inside = without_wrapper(inside)
+        return names.get(inside, inside)
+
     leaves = {}
     for leaf in trace.leaves:
         kind, _, name = leaf.id.partition("/")
         name, mark, count = name.partition("#")
-        leaves[leaf.id] = leaf.id if kind == "input" else f"{kind}/{change(name)}{mark}{count}"
-    records = tuple(
-        replace(
-            record,
-            module=change(record.module),
-            inputs=tuple([ref._replace(source=leaves.get(ref.source, ref.source)) for ref in record.inputs]),
-        )
-        for record in trace.records
-    )
-    results = tuple([replace(result, source=leaves.get(result.source, result.source)) for result in trace.results])
-    named = replace(
+        leaves[leaf.id] = leaf.id if kind == "input" else f"{kind}/{renamed_path(name)}{mark}{count}"
+    records = []
+    for record in trace.records:
+        inputs = tuple(ref._replace(source=leaves.get(ref.source, ref.source)) for ref in record.inputs)
+        records.append(replace(record, module=renamed_path(record.module), inputs=inputs))
+    return replace(
         trace,
-        records=records,
-        leaves=tuple([replace(leaf, id=leaves[leaf.id]) for leaf in trace.leaves]),
-        results=results,
-    )
-    values = {leaves.get(node, node): kept for node, kept in keeper.values.items()}
-    return Execution(named, found, values, is_compiled(subject.model), keeper.dropped)
+        records=tuple(records),
+        leaves=tuple(replace(leaf, id=leaves[leaf.id]) for leaf in trace.leaves),
+        results=tuple(replace(item, source=leaves.get(item.source, item.source)) for item in trace.results),
+    ), leaves
 
 
 def names_back(names: Iterable[str], rename: Rename) -> dict[str, str]:
@@ -153,6 +165,35 @@ def names_back(names: Iterable[str], rename: Rename) -> dict[str, str]:
     back = {new: old for old, new in renamed(names, rename).items()}
     modules = {new.rpartition(".")[0]: old.rpartition(".")[0] for new, old in back.items()}
     return {**{new: old for new, old in modules.items() if new and old}, **back}
+
+
+def is_compiled(model: Model) -> bool:
+    """Whether ``torch.compile`` has wrapped the model, a module in it, or the function; its ops may be hidden."""
+    evaluation = sys.modules.get("torch._dynamo.eval_frame")  # not imported: nothing is compiled
+    if evaluation is None:
+        return False
+    if not isinstance(model, torch.nn.Module):
+        return hasattr(model, "_torchdynamo_orig_callable")
+    return any(
+        isinstance(module, evaluation.OptimizedModule) or module._compiled_call_impl is not None
+        for module in model.modules()
+    )
+
+
+# --------------------------------------------------------------------------------------------- where they part
+
+
+def _partings(before: Execution, after: Execution, rule: Rule) -> Iterator[Parting]:
+    """Where two executions part, by tolerance and bit by bit, each if they do. Their results are compared anew, since a
+    trace may make torch take another formula."""
+    judge = _Judge(before, after, rule)
+    compared = compare_mappings("results", before.results, after.results, rule=rule)
+    tensors = [item for item in compared.tensors if item.kind not in LONE]  # what one model lacks parts nothing
+    for level in ("tolerance", "bitwise"):
+        differing = [item.name for item in tensors if not (item.within if level == "tolerance" else item.bitwise)]
+        if differing:
+            first = parting.find(before.trace, after.trace, level=level, agreement=judge.agreement, differing=differing)
+            yield replace(first, numbers=judge.numbers(first.name, first.other))
 
 
 class _Judge:
@@ -167,23 +208,19 @@ class _Judge:
         """How well a record or leaf of one agrees with one of the other; ids as in their traces."""
         if self.digests[0].get(first) == self.digests[1].get(second):
             return Agreement.BITWISE
-        found = self.numbers(first, second)
-        if found is None or not found.within:
+        compared = self.numbers(first, second)
+        if compared is None or not compared.within:
             return Agreement.BEYOND
-        return Agreement.BITWISE if found.bitwise else Agreement.WITHIN
+        return Agreement.BITWISE if compared.bitwise else Agreement.WITHIN
 
     def numbers(self, first: str, second: str) -> TensorComparison | None:
         """The comparison of what two records or leaves held, of several tensors the worst; ``None`` if not kept."""
         if (first, second) not in self.known:
-            self.known[first, second] = self._compare(first, second)
+            before, after = self.before.values.get(first), self.after.values.get(second)
+            pairs = zip_longest(before, after) if before and after else ()
+            compared = [compare_values(first, a, b, rule=self.rule) for a, b in pairs]
+            self.known[first, second] = max(compared, key=lambda item: item.severity, default=None)
         return self.known[first, second]
-
-    def _compare(self, first: str, second: str) -> TensorComparison | None:
-        a, b = self.before.values.get(first), self.after.values.get(second)
-        if not a or not b:
-            return None
-        found = [compare_values(first, one, other, rule=self.rule) for one, other in zip_longest(a, b)]
-        return max(found, key=lambda item: item.severity)
 
 
 def _digests(trace: Trace) -> dict[str, tuple[TensorDigest, ...]]:
@@ -191,35 +228,16 @@ def _digests(trace: Trace) -> dict[str, tuple[TensorDigest, ...]]:
     return {leaf.id: (leaf.digest,) for leaf in trace.leaves} | {record.id: record.outputs for record in trace.records}
 
 
-def find_partings(before: Execution, after: Execution, *, rule: Rule) -> tuple[tuple[Parting, ...], tuple[str, ...]]:
-    """Where two executions part, by tolerance and bit by bit, each if they do; and what a reader must know of that.
-
-    The results of the executions are compared anew, since a trace may make torch take another formula.
-    """
-    judge = _Judge(before, after, rule)
-    compared = compare_mappings("results", before.results, after.results, rule=rule)
-    partings = []
-    for level in ("tolerance", "bitwise"):
-        differing = [item for item in compared.tensors if not (item.within if level == "tolerance" else item.bitwise)]
-        names = [item.name for item in differing if item.kind not in LONE]  # what one model lacks parts nothing
-        if names:
-            found = parting.find(before.trace, after.trace, level=level, agreement=judge.agreement, differing=names)
-            partings.append(replace(found, numbers=judge.numbers(found.name, found.other)))
-    return tuple(partings), tuple(_notes(before, after, parted=bool(partings)))
-
-
 def _notes(before: Execution, after: Execution, *, parted: bool) -> Iterator[str]:
     if not parted:
         yield "under the trace all that both executions have agrees bit by bit: there is no place at which they part"
-    seen = {"before": (before, len(after.trace.records)), "after": (after, len(before.trace.records))}
-    for side, (execution, other) in seen.items():
-        own = len(execution.trace.records)
+    for side, execution, other in ((SIDES[0], before, after), (SIDES[1], after, before)):
         if execution.compiled:
-            yield (
-                f"the model {side} is compiled: {own} ops of it were seen, {other} of the other; what compiled kernels "
-                "do inside is hidden. With backend='eager', then 'aot_eager', see which stage of compiling parts them"
-            )
-    if any(execution.dropped for execution in (before, after)):
+            own, others = len(execution.trace.records), len(other.trace.records)
+            seen = f"{own} ops of it were seen, {others} of the other; what compiled kernels do inside is hidden"
+            tip = "With backend='eager', then 'aot_eager', see which stage of compiling parts them"
+            yield f"the model {side} is compiled: {seen}. {tip}"
+    if before.dropped or after.dropped:
         yield (
             "not all that ops left was kept for the trace: of what was not, another digest counts as beyond tolerance"
         )

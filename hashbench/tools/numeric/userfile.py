@@ -6,17 +6,16 @@ It is the user's own code, and is run in this process.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from hashbench.errors import HashbenchError
 from hashbench.run.rng import preserved_rng, reset_rng_state
 from hashbench.suites.python_suites import import_file
 from hashbench.text import squeezed
-from hashbench.tools.numeric.findings import Rename
+from hashbench.tools.numeric.report import Rename
 
 EXAMPLE = "before() and inputs(), and after(model) or after()"
 
@@ -29,10 +28,10 @@ class UserFile:
     before: Callable[..., Any]
     after: Callable[..., Any]
     inputs: Any
-    loss: Callable[..., Any] | None = None
-    make_optimizer: Callable[..., Any] | None = None
-    rename: Rename = None
-    stages: Sequence[str] | None = None
+    loss: Callable[..., Any] | None
+    make_optimizer: Callable[..., Any] | None
+    rename: Rename
+    stages: Collection[str] | None
 
 
 def load(path: Path, *, seed: int) -> UserFile:
@@ -43,91 +42,67 @@ def load(path: Path, *, seed: int) -> UserFile:
     Raises:
         HashbenchError: there is no such file, it lacks a function, or something in it fails or returns no model.
     """
-    module = _imported(path)
+    names = _names_in(path)
+    make_before, make_after, make_inputs = (_function(path, names, name) for name in ("before", "after", "inputs"))
     with preserved_rng():
-        before = _model(path, "before", _function(path, module, "before"), seed)
-        after = _after(path, module, seed)
-        inputs = _called(path, "inputs()", _function(path, module, "inputs"), seed)
+        before = _called(path, "before", make_before, seed)
+        arguments = [_called(path, "before", make_before, seed)] if _takes_an_argument(make_after) else []
+        after = _called(path, "after", lambda: make_after(*arguments), seed)
+        inputs = _called(path, "inputs", make_inputs, seed)
+    for name, model in (("before", before), ("after", after)):
+        if not callable(model):
+            what = f"{name}() returned a value of type {type(model).__name__}, no model"
+            raise _unusable(path, what, "Return a torch.nn.Module.")
     if inputs is None:
         raise _unusable(path, "inputs() returned None", "Return a tuple, a dict or a tensor.")
-    return UserFile(
-        before,
-        after,
-        inputs,
-        loss=_optional(path, module, "loss"),
-        make_optimizer=_optional(path, module, "make_optimizer"),
-        rename=_rename(path, module),
-        stages=_stages(path, module),
+    loss, make_optimizer, rename = (
+        None if names.get(name) is None else _function(path, names, name)
+        for name in ("loss", "make_optimizer", "rename")
     )
+    renames, stages = names.get("RENAME"), names.get("STAGES")
+    if renames is not None and not (isinstance(renames, dict) and _are_texts([*renames, *renames.values()])):
+        raise _unusable(path, "its RENAME is no dict of strings", 'Write: RENAME = {"name before": "name after"}.')
+    if stages is not None and not (isinstance(stages, (list, tuple, set, frozenset)) and _are_texts(stages)):
+        raise _unusable(path, "its STAGES is no tuple of strings", 'Write: STAGES = ("outputs",).')
+    return UserFile(before, after, inputs, loss, make_optimizer, rename if renames is None else renames, stages)
 
 
-def _imported(path: Path) -> ModuleType:
+def _names_in(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise _unusable(path, "there is no such file", "Check the path.")
     if path.suffix != ".py":
         raise _unusable(path, "it is not a Python file (.py)", f"Give a Python file with {EXAMPLE}.")
     try:
-        return import_file(path)
+        return vars(import_file(path))
     except (Exception, SystemExit) as error:
         raise _unusable(path, f"its import raised {_text(error)}", f"Try: python {path}") from error
 
 
-def _function(path: Path, module: ModuleType, name: str) -> Callable[..., Any]:
-    found = getattr(module, name, None)
-    if not callable(found):
-        what = f"it has no function {name}" if found is None else f"its {name} is a {type(found).__name__}, no function"
-        raise _unusable(path, what, f"It needs {EXAMPLE}.")
-    return found  # type: ignore[no-any-return]
+def _function(path: Path, names: dict[str, Any], name: str) -> Callable[..., Any]:
+    value = names.get(name)
+    if callable(value):
+        return value  # type: ignore[no-any-return]
+    what = f"it has no function {name}" if value is None else f"its {name} is a {type(value).__name__}, no function"
+    raise _unusable(path, what, f"It needs {EXAMPLE}.")
 
 
-def _optional(path: Path, module: ModuleType, name: str) -> Callable[..., Any] | None:
-    return None if getattr(module, name, None) is None else _function(path, module, name)
-
-
-def _after(path: Path, module: ModuleType, seed: int) -> Callable[..., Any]:
-    function = _function(path, module, "after")
-    try:
-        takes = bool(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        takes = True
-    if not takes:
-        return _model(path, "after", function, seed)
-    model = _model(path, "before", _function(path, module, "before"), seed)
-    return _model(path, "after", lambda: function(model), seed)
-
-
-def _model(path: Path, name: str, function: Callable[..., Any], seed: int) -> Callable[..., Any]:
-    made = _called(path, f"{name}()", function, seed)
-    if not callable(made):
-        what = f"{name}() returned a value of type {type(made).__name__}, no model"
-        raise _unusable(path, what, "Return a torch.nn.Module.")
-    return made  # type: ignore[no-any-return]
-
-
-def _called(path: Path, name: str, function: Callable[..., Any], seed: int) -> Any:
+def _called(path: Path, name: str, function: Callable[[], Any], seed: int) -> Any:
     reset_rng_state(seed)
     try:
         return function()
     except (Exception, SystemExit) as error:
-        raise _unusable(path, f"{name} raised {_text(error)}", f"Try: python -i {path}") from error
+        raise _unusable(path, f"{name}() raised {_text(error)}", f"Try: python -i {path}") from error
 
 
-def _rename(path: Path, module: ModuleType) -> Rename:
-    found: Any = getattr(module, "RENAME", None)
-    if found is None:
-        return _optional(path, module, "rename")
-    if not isinstance(found, dict) or not all(isinstance(word, str) for pair in found.items() for word in pair):
-        raise _unusable(path, "its RENAME is no dict of strings", 'Write: RENAME = {"name before": "name after"}.')
-    return found
+def _takes_an_argument(function: Callable[..., Any]) -> bool:
+    try:
+        return bool(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return True
 
 
-def _stages(path: Path, module: ModuleType) -> Sequence[str] | None:
-    found: Any = getattr(module, "STAGES", None)
-    if found is None:
-        return None
-    if not isinstance(found, (list, tuple, set, frozenset)) or not all(isinstance(word, str) for word in found):
-        raise _unusable(path, "its STAGES is no tuple of strings", 'Write: STAGES = ("outputs",).')
-    return tuple(found)
+def _are_texts(words: Any) -> bool:
+    return all(isinstance(word, str) for word in words)
 
 
 def _text(error: BaseException) -> str:

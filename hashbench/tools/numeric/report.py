@@ -1,10 +1,15 @@
-"""What a numeric check finds, as frozen values, and the words and the order in which it is told. Pure: no torch."""
+"""What a numeric check finds: frozen values, verdicts in words, the report as text and JSON. Pure: no torch."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from tabulate import tabulate
 
 from hashbench.errors import HashbenchError
 from hashbench.text import a_few
@@ -19,6 +24,11 @@ FORMS = ("dtype", "device", "layout")
 
 LONE = ("only before", "only after")
 """Kinds of a difference in which one of the two values does not exist."""
+
+OF_OPS = ("op", "replaced", *LONE)
+"""Kinds of a :class:`Parting` that blame an op."""
+
+HEADERS = ("stage", "tensor", "iteration", "differ", "beyond", "max abs", "max relative", "max ULP", "of allowed", "")
 
 Rename = Mapping[str, str] | Callable[[str], str] | None
 
@@ -115,8 +125,8 @@ class Comparison:
     @property
     def differing(self) -> tuple[TensorComparison, ...]:
         """Those that differ in any bit, worst first."""
-        found = [tensor for tensor in self.tensors if not tensor.bitwise]
-        return tuple(sorted(found, key=lambda tensor: tensor.severity, reverse=True))
+        differing = [tensor for tensor in self.tensors if not tensor.bitwise]
+        return tuple(sorted(differing, key=lambda tensor: tensor.severity, reverse=True))
 
     def __str__(self) -> str:
         worst = next(iter(self.differing), None)
@@ -186,16 +196,16 @@ class Report:
     iterations: int = 0
 
     def __bool__(self) -> bool:
-        return not self.raised and any(found.tensors for found in self.comparisons) and all(self.comparisons)
+        return not self.raised and any(item.tensors for item in self.comparisons) and all(self.comparisons)
 
     @property
     def bitwise(self) -> bool:
         """Whether, beside that, no bit differs."""
-        return bool(self) and all(found.bitwise for found in self.comparisons)
+        return bool(self) and all(item.bitwise for item in self.comparisons)
 
     def of(self, stage: str) -> tuple[Comparison, ...]:
         """The comparisons of one stage, one for each iteration that reached it."""
-        return tuple(found for found in self.comparisons if found.stage == stage)
+        return tuple(item for item in self.comparisons if item.stage == stage)
 
     @property
     def verdict(self) -> str:
@@ -212,59 +222,126 @@ class Report:
 
 def verdict_of(comparisons: Sequence[Comparison]) -> str:
     """The verdict on one stage, over all its iterations, in a few words."""
-    everything = [tensor for found in comparisons for tensor in found.tensors]
-    names = dict.fromkeys(tensor.name for tensor in everything)
-    if not everything:
+    tensors = [tensor for comparison in comparisons for tensor in comparison.tensors]
+    names = dict.fromkeys(tensor.name for tensor in tensors)
+    bits = dict.fromkeys(tensor.name for tensor in tensors if not tensor.bitwise)
+    beyond = list(dict.fromkeys(tensor.name for tensor in tensors if not tensor.within))
+    if not names:
         return "none to compare"
-    if all(tensor.bitwise for tensor in everything):
+    if not bits:
         return f"equal bit by bit ({len(names)})"
-    beyond = dict.fromkeys(tensor.name for tensor in everything if not tensor.within)
-    if beyond:
-        first = min(found.iteration for found in comparisons if not found)
-        since = f" from iteration {first} on" if first else ""
-        return f"differ{since} ({len(beyond)} of {len(names)}: {a_few(list(beyond), 2)})"
-    bits = dict.fromkeys(tensor.name for tensor in everything if not tensor.bitwise)
-    return f"equal within tolerance ({len(bits)} of {len(names)} not bit by bit)"
+    if not beyond:
+        return f"equal within tolerance ({len(bits)} of {len(names)} not bit by bit)"
+    first = min(comparison.iteration for comparison in comparisons if not comparison)
+    since = f" from iteration {first} on" if first else ""
+    return f"differ{since} ({len(beyond)} of {len(names)}: {a_few(beyond, 2)})"
 
 
-def renamed(names: Iterable[str], rename: Rename) -> dict[str, str]:
-    """The name in the model after of every name in the model before.
-
-    Args:
-        names: those in the model before, such as ``conv1.weight``.
-        rename: a function from one to the other; or a mapping, of whole names or of what they begin with up to a dot
-            (``{"conv1": "stem.0"}`` takes ``conv1.weight`` to ``stem.0.weight``). The longest that fits counts.
-
-    Raises:
-        HashbenchError: two names become one, or an entry of the mapping fits no name.
-    """
-    found = {name: rename(name) if callable(rename) else _by_prefix(name, rename or {}) for name in names}
-    taken: dict[str, str] = {}
-    for name, target in found.items():
-        if target in taken:
-            raise HashbenchError(
-                f"rename takes both {taken[target]!r} and {name!r} to {target!r}",
-                consequence="one of them would not be compared",
-                tip="Give each name one of its own.",
-            )
-        taken[target] = name
-    return found
+# ----------------------------------------------------------------------------------------------- as text and JSON
 
 
-def unused(names: Sequence[str], rename: Rename) -> list[str]:
-    """The entries of a mapping that fit no name: most likely misspelt."""
-    if rename is None or callable(rename):
-        return []
-    return [old for old in rename if not any(name == old or name.startswith(f"{old}.") for name in names)]
+def as_text(report: Report, *, limit: int = 20) -> str:
+    """A table of what differs, worst first, at most ``limit`` lines of it; what only one model has; notes; where the
+    models part; the verdict."""
+    return "\n".join(_lines(report, limit))
 
 
-def _by_prefix(name: str, rename: Mapping[str, str]) -> str:
-    fitting = [old for old in rename if name == old or name.startswith(f"{old}.")]
-    longest = max(fitting, key=len, default="")
-    return f"{rename[longest]}{name[len(longest) :]}" if fitting else name
+def _lines(report: Report, limit: int) -> Iterator[str]:
+    worst = _worst(report)
+    rows = [row for row in worst if row[2].kind not in LONE]
+    if rows:
+        cells = [_cells(*row) for row in rows[:limit]]
+        yield tabulate(cells, headers=HEADERS, tablefmt="simple", disable_numparse=True)
+        if len(rows) > limit:
+            yield f"and {len(rows) - limit} more, less far apart"
+        yield ""
+    lone: dict[tuple[str, str], list[str]] = {}
+    for stage, _, tensor in sorted(worst, key=lambda row: STAGES.index(row[0])):
+        if tensor.kind in LONE:
+            detail = f" ({tensor.detail})" if tensor.detail else ""
+            lone.setdefault((stage, tensor.kind), []).append(tensor.name + detail)
+    yield from (f"{stage} {kind}: {a_few(names, 6)}" for (stage, kind), names in lone.items())
+    yield from (f"note: {note}" for note in report.notes)
+    levels: dict[tuple[str, str, str], list[Parting]] = {}
+    for parting in report.partings:
+        levels.setdefault((parting.kind, parting.name, parting.other), []).append(parting)
+    for partings in levels.values():
+        words = ("beyond tolerance" if parting.level == "tolerance" else "bit by bit" for parting in partings)
+        yield from _parting_lines(partings[0], " and ".join(words))
+    yield report.verdict
 
 
-def without_wrapper(name: str) -> str:
-    """A parameter's or module's name without the part that ``torch.compile`` puts into it, which keeps the module that
-    it wraps as ``_orig_mod``."""
-    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+def _worst(report: Report) -> list[tuple[str, int, TensorComparison]]:
+    """Of every tensor that differs, the first iteration in which it is beyond tolerance, else in which it differs: a
+    later one inherits what an earlier one left. Worst tensors first."""
+    worst: dict[tuple[str, str], tuple[str, int, TensorComparison]] = {}
+    for comparison in report.comparisons:
+        for tensor in comparison.tensors:
+            known = worst.get((comparison.stage, tensor.name))
+            if not tensor.bitwise and (known is None or (known[2].within and not tensor.within)):
+                worst[comparison.stage, tensor.name] = (comparison.stage, comparison.iteration, tensor)
+    return sorted(worst.values(), key=lambda row: row[2].severity, reverse=True)
+
+
+def _cells(stage: str, iteration: int, tensor: TensorComparison) -> list[str]:
+    differ = "" if tensor.elements is None else f"{tensor.elements} of {tensor.total}"
+    kind = "" if tensor.kind in ("value", "") and not tensor.detail else f"{tensor.kind} {tensor.detail}".strip()
+    numbers = (tensor.beyond, tensor.max_abs, tensor.max_relative, tensor.max_ulp, tensor.excess)
+    return [stage, tensor.name, str(iteration), differ, *map(_number, numbers), kind]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else str(value) if isinstance(value, int) else f"{value:.3g}"
+
+
+def _parting_lines(parting: Parting, level: str) -> Iterator[str]:
+    by = ""
+    if parting.numbers is not None and parting.numbers.max_abs is not None:
+        ulp = "" if parting.numbers.max_ulp is None else f", {parting.numbers.max_ulp} ULP"
+        by = f" (by at most {parting.numbers.max_abs:.3g}{ulp})"
+    phase = f" ({parting.phase}, iteration {parting.iteration})" if parting.phase else ""
+    op = f"{parting.op}{f' in {parting.module}' if parting.module else ''}{phase}"
+    if parting.kind in OF_OPS:
+        yield f"first apart {level}: {op}: {parting.detail}{by}"
+    elif parting.op:
+        yield f"first apart {level}: {parting.detail}{by}, first read by {op}"
+    else:
+        yield f"first apart {level}: {parting.detail}"
+    if parting.until:
+        yield f"  the first place of both executions that differs: {parting.until}; they part between the two"
+    if parting.before != parting.after:
+        yield f"  before: {parting.before or 'absent'}"
+        yield f"  after:  {parting.after or 'absent'}"
+    yield (
+        f"  ops: {parting.aligned} correspond, {parting.only_before} only before, {parting.only_after} only after; "
+        f"{parting.healed} of those that correspond differ and agree again before a result"
+    )
+
+
+def as_json(report: Report) -> str:
+    """One JSON object: ``equal_within_tolerance``, ``equal_bitwise``, ``verdict``, every comparison, exceptions, notes
+    and partings, without what is absent or empty. Numbers that JSON lacks (infinity) are their names."""
+    content = {
+        "equal_within_tolerance": bool(report),
+        "equal_bitwise": report.bitwise,
+        "verdict": report.verdict,
+        "iterations": report.iterations,
+        "comparisons": [
+            {"stage": item.stage, "iteration": item.iteration, "tensors": list(map(_plain, item.tensors))}
+            for item in report.comparisons
+        ],
+        "raised": [
+            {"side": item.side, "stage": item.stage, "iteration": item.iteration, "error": item.error}
+            for item in report.raised
+        ],
+        "notes": list(report.notes),
+        "partings": list(map(_plain, report.partings)),
+    }
+    return json.dumps(content, indent=2) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
+        return {name: _plain(item) for name, item in fields if item is not None and item != ""}
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
