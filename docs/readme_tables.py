@@ -26,7 +26,7 @@ from hashbench.catalog import CAUSES
 from hashbench.records import Row
 from hashbench.results import audit_table
 from hashbench.results.rows import read_rows
-from hashbench.tools.audit import tables
+from hashbench.tools.audit import report as audit_report
 
 ROOT = Path(__file__).parent.parent
 SPECIMEN_COLUMNS = ("kernel", "phase", "cause", "confidence", "because")
@@ -127,7 +127,7 @@ def audit(path: Path) -> str:
     found = audit_table.read(path)
     where = [f"torch {one['packages']['torch']}, {one['cpu']['model']}" for one in found.environments]
     said = [f"Measured with {' and '.join(where)}."] if where else []
-    return "\n\n".join([tables.as_markdown(found.rows).rstrip("\n"), *said])
+    return "\n\n".join([audit_report.tables_as_markdown(found.rows).rstrip("\n"), *said])
 
 
 def _code(text: str) -> str:

@@ -52,7 +52,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     (
         "tools",
         frozenset({"bitwise", "numeric", "observer"})
-        | {f"audit.{name}" for name in ("cases", "explaining", "measuring", "rows", "stress")}
+        | {f"audit.{name}" for name in ("cases", "measuring", "verdict", "worker")}
         | {f"pipeline.{name}" for name in ("anatomy", "contents", "loading", "recording", "running", "training")},
     ),
     ("nightly", NO_MODULE),

@@ -14,10 +14,14 @@ from hashbench.cli.flags import EXIT_INTERRUPTED, LARGEST_SEED, LONGEST_SECONDS,
 
 if TYPE_CHECKING:
     from hashbench.results.audit_table import AuditRow
-    from hashbench.tools.audit.driver import Op, Progress
 
 FEWEST_THREADS = 8
 """Threads that share few cores interrupt each other, and races that two threads hardly ever show become plain."""
+
+DTYPES = ("float32", "bfloat16", "complex64", "int64")
+"""One of each class: the common one, a narrow one, a complex and a whole one."""
+
+KNOWN_DTYPES = (*DTYPES, "float64", "float16", "complex128", "complex32", "bool", "int32", "int16", "int8", "uint8")
 
 
 def add(commands: Commands) -> None:
@@ -27,7 +31,9 @@ def add(commands: Commands) -> None:
     which = audit.add_argument_group("which ops")
     which.add_argument("--ops", nargs="+", default=[], action="extend", metavar="OP", help="these ops")
     which.add_argument("-k", "--filter", action="append", default=[], metavar="RE", help="ops that match")
-    which.add_argument("--dtypes", nargs="+", default=[], metavar="T", help="default: one of each class")
+    which.add_argument(
+        "--dtypes", nargs="+", default=DTYPES, type=_dtype, metavar="T", help="default: one of each class"
+    )
     which.add_argument(
         "--samples", type=at_least(1), default=3, metavar="N", help="inputs for each op and dtype (default 3)"
     )
@@ -65,82 +71,73 @@ def add(commands: Commands) -> None:
     )
 
 
+def _dtype(text: str) -> str:
+    if text not in KNOWN_DTYPES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a dtype; it is one of: {', '.join(KNOWN_DTYPES)}")
+    return text
+
+
 def _audit(parsed: argparse.Namespace) -> int:
+    from hashbench.results.audit_table import AUDIT_FILE, AuditOptions
     from hashbench.sweep.executors.local import LocalExecutor
     from hashbench.sweep.local_devices import local_devices
-    from hashbench.tools.audit import choice, driver, from_sweeps, tables
+    from hashbench.tools.audit import driver, report
 
-    options = _options(parsed)
     output = parsed.output or Path("results") / f"{time.strftime('%Y-%m-%d_%H%M%S')}_audit_{parsed.device}"
-
-    def choose(known: Sequence[Op]) -> Sequence[Op]:
-        return choice.chosen_ops(known, only=parsed.ops, filters=parsed.filter)
-
-    sweep_rows = from_sweeps.rows_from(parsed.results, device=parsed.device.partition(":")[0])
+    kind = parsed.device.partition(":")[0]
+    sweep_rows = _rows_of_sweeps(parsed.results, kind)
     devices = local_devices(parsed.device)
     for note in devices.notes:
         say(note, 0)
-    environment = {**devices.environment, "command_line": ["hashbench", *sys.argv[1:]]}
-    asked = driver.Asked({**options, "device": devices.device}, choose, parsed.timeout, sweep_rows)
+    options = AuditOptions(
+        device=devices.device,
+        dtypes=tuple(dict.fromkeys(parsed.dtypes)),
+        samples=parsed.samples,
+        runs=parsed.runs,
+        seed=parsed.seed,
+        budget=parsed.budget,
+        replays=parsed.replays,
+        threads=parsed.threads or (max(FEWEST_THREADS, os.cpu_count() or 1) if kind == "cpu" else None),
+    )
     try:
         rows = driver.audit(
-            asked,
+            driver.AuditRequest(options, tuple(parsed.ops), tuple(parsed.filter), parsed.timeout, sweep_rows),
             output=output,
-            environment=environment,
+            environment={**devices.environment, "command_line": ["hashbench", *sys.argv[1:]]},
             resume=parsed.resume,
             executor=LocalExecutor(jobs=parsed.jobs, devices=devices.assignments),
             on_progress=_show,
         )
     except KeyboardInterrupt:
         return say(f"stopped: what is done is in {output}; go on with --resume", EXIT_INTERRUPTED)
-    print(tables.summary(rows))
-    print(f"\nResults: {output / 'audit.csv'}")
+    print(report.summary(rows))
+    print(f"\nResults: {output / AUDIT_FILE}")
     if parsed.write is not None:
-        _write(parsed.write, rows, output)
+        _copy(output, parsed.write)
     return 0
 
 
-def _options(parsed: argparse.Namespace) -> dict[str, object]:
-    """What ``rows.AuditOptions`` holds, as plain values: this process imports no torch."""
-    from hashbench.errors import HashbenchError
-    from hashbench.tools.audit.choice import DTYPES, KNOWN_DTYPES
-
-    unknown = [name for name in parsed.dtypes if name not in KNOWN_DTYPES]
-    if unknown:
-        raise HashbenchError(
-            f"there is no dtype called {unknown[0]!r}",
-            consequence="nothing was run",
-            tip=f"It is one of: {', '.join(KNOWN_DTYPES)}.",
-        )
-    threads = parsed.threads
-    if threads is None and parsed.device.partition(":")[0] == "cpu":
-        threads = max(FEWEST_THREADS, os.cpu_count() or 1)
-    return {
-        "device": parsed.device,
-        "dtypes": list(dict.fromkeys(parsed.dtypes)) or list(DTYPES),
-        "samples": parsed.samples,
-        "runs": parsed.runs,
-        "seed": parsed.seed,
-        "budget": parsed.budget,
-        "replays": parsed.replays,
-        "threads": threads,
-    }
+def _show(done: int, total: int, note: str) -> None:
+    say(f"{done} of {total} ops{'; ' if note else ''}{note}", 0)
 
 
-def _show(progress: Progress) -> None:
-    told = f"; {progress.told}" if progress.told else ""
-    say(f"{progress.done} of {progress.total} ops{told}", 0)
+def _rows_of_sweeps(folders: Sequence[Path], device: str) -> tuple[AuditRow, ...]:
+    if not folders:
+        return ()
+    from hashbench.tools.audit.verdict import rows_from  # imports torch
+
+    return rows_from(folders, device=device)
 
 
-def _write(path: Path, rows: Sequence[AuditRow], output: Path) -> None:
+def _copy(output: Path, path: Path) -> None:
     """The rows, and beside them the environment in which they were measured."""
     from hashbench.errors import HashbenchError
-    from hashbench.io import replace_bytes, replace_file
-    from hashbench.results.audit_table import AUDIT_ROWS
+    from hashbench.io import replace_bytes
+    from hashbench.results.audit_table import AUDIT_FILE
 
+    beside = path.with_name(f"{path.stem}.environment.json")
     try:
-        replace_file(path, AUDIT_ROWS.text(rows))
-        beside = path.with_name(f"{path.stem}.environment.json")
+        replace_bytes(path, (output / AUDIT_FILE).read_bytes())
         replace_bytes(beside, (output / "environment.json").read_bytes())
     except OSError as error:
         raise HashbenchError(

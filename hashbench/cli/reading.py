@@ -63,7 +63,7 @@ def _compare(parsed: argparse.Namespace) -> int:
 
 def _compare_audits(parsed: argparse.Namespace, no_audits: Sequence[Path]) -> int:
     from hashbench.results import audit_table
-    from hashbench.tools.audit import compare as auditcompare
+    from hashbench.tools.audit import report
 
     if no_audits:
         raise HashbenchError(
@@ -71,12 +71,12 @@ def _compare_audits(parsed: argparse.Namespace, no_audits: Sequence[Path]) -> in
             consequence="they cannot be compared",
             tip="Name two audits, or two sweeps.",
         )
-    comparison = auditcompare.compare(audit_table.read(parsed.base), audit_table.read(parsed.new))
+    comparison = report.compare(audit_table.read(parsed.base), audit_table.read(parsed.new))
     formats = {
-        "text": auditcompare.as_text,
-        "markdown": auditcompare.as_markdown,
-        "json": auditcompare.as_json,
-        "csv": auditcompare.as_csv,
+        "text": report.as_text,
+        "markdown": report.as_markdown,
+        "json": report.as_json,
+        "csv": report.as_csv,
     }
     print(formats[parsed.format](comparison).rstrip("\n"))
     return EXIT_DIFFERENCE if comparison.got_worse else 0

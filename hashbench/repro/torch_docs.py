@@ -18,7 +18,8 @@ from hashbench.records import op_of
 UNREADABLE = "torch's text could not be read"
 NOT_LISTED = "not listed"
 
-_VERDICTS = (("act deterministically", "deterministic under the flag"), ("will throw", "raises under the flag"))
+BECOMES_DETERMINISTIC, RAISES = "deterministic under the flag", "raises under the flag"
+_VERDICTS = (("act deterministically", BECOMES_DETERMINISTIC), ("will throw", RAISES))
 """Words of the sentence above each list, and how what it lists is called here."""
 
 _DEVICES = re.compile(r"\b(CPU|CUDA|MPS|XPU)\b")
@@ -77,26 +78,51 @@ class _Name:
     backward: bool = False
 
 
-def documented(op: str, *, device: str, backward_of: str = "") -> str:
-    """What torch's documentation says of an op, on one line.
+@dataclass(frozen=True, slots=True)
+class Documentation:
+    """What torch lists about an op: the items ``here``, which speak of ``device``, and those ``elsewhere``, which speak
+    of other devices alone. Not ``readable``: torch's text makes no sense, so nothing is known."""
+
+    device: str
+    here: tuple[Item, ...] = ()
+    elsewhere: tuple[Item, ...] = ()
+    readable: bool = True
+
+    @property
+    def verdicts(self) -> frozenset[str]:
+        """Which lists name it for this device: some of :data:`BECOMES_DETERMINISTIC` and :data:`RAISES`."""
+        return frozenset(item.verdict for item in self.here)
+
+    @property
+    def text(self) -> str:
+        """On one line, for example ``raises under the flag: torch.Tensor.put_ when accumulate=False``; several items
+        are separated by ``; ``. :data:`NOT_LISTED` where there is none, with what is listed for other devices in
+        brackets."""
+        if not self.readable:
+            return UNREADABLE
+        if self.here or not self.elsewhere:
+            return _text(self.here) or NOT_LISTED
+        return f"{NOT_LISTED} for {self.device} ({_text(self.elsewhere)})"
+
+
+def look_up(op: str, *, device: str, backward_of: str = "") -> Documentation:
+    """What torch's documentation says of an op.
 
     Args:
         op: an overload of an op, ``aten.index_put_.default``; the id of a record of it does as well.
         device: the type of the device that it ran on, ``cpu``.
         backward_of: the op that it helps to differentiate, in the same form; empty for any other op.
-
-    Returns:
-        For example ``raises under the flag: torch.Tensor.put_ when accumulate=False``; several items are separated by
-        ``; ``. :data:`NOT_LISTED` where there is none, with what is listed for other devices in brackets.
     """
+    kind = device.partition(":")[0]
     items = parse(torch.use_deterministic_algorithms.__doc__ or "")
-    if not items:
-        return UNREADABLE
-    found = _matching(items, op, backward_of=backward_of)
-    here = [item for item in found if item.speaks_of(device)]
-    if here or not found:
-        return _text(here) or NOT_LISTED
-    return f"{NOT_LISTED} for {device.partition(':')[0]} ({_text(found)})"
+    matching = _matching(items, op, backward_of=backward_of)
+    here = tuple(item for item in matching if item.speaks_of(kind))
+    return Documentation(kind, here, tuple(item for item in matching if item not in here), readable=bool(items))
+
+
+def documented(op: str, *, device: str, backward_of: str = "") -> str:
+    """The text of :func:`look_up`."""
+    return look_up(op, device=device, backward_of=backward_of).text
 
 
 def parse(docstring: str) -> tuple[Item, ...]:

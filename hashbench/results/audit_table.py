@@ -1,41 +1,63 @@
-"""``audit.csv``: its rows, written and read exactly, and refused in one line where the file holds something else.
+"""The files of an audit: ``audit.csv``, what ``audit.json`` says was asked for, and a file for each op.
 
-One row says what one op, in one dtype and on one sample of inputs, did in one pass; ``docs/audit.md`` explains every
-column. An absent value is an empty cell, never a zero.
+One row of ``audit.csv`` says what one op, in one dtype and on one sample of inputs, did in one pass; ``docs/audit.md``
+explains every column. An absent value is an empty cell, never a zero.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from hashbench.errors import HashbenchError
+from hashbench.io import from_json, replace_file, to_json
 from hashbench.results.environments import check_schema, environments_of, read_json_object
+from hashbench.results.folder import file_key
 from hashbench.results.table import RowFormat, read_table
 
-AUDIT_FILE = "audit.csv"
-MANIFEST_FILE = "audit.json"
-
+AUDIT_FILE, MANIFEST_FILE = "audit.csv", "audit.json"
 SOURCES = ("op_db", "stress", "sweep")
-PASSES = ("forward", "backward")
 
-VERDICTS = (
-    "as documented",
-    "undocumented nondeterminism",
-    "differs under the flag",
-    "raises",
-    "does not raise",
-    "documented but never seen here",
-    "fails",
-    "not comparable",
-    "timeout",
-    "crashed",
-)
-"""What the comparison of documented and measured gives; ``tools/audit/verdict.py`` is the rule."""
+Op = tuple[str, str]
+"""``(source, name)``."""
+
+
+class AuditVerdict(StrEnum):
+    """What the comparison of documented and measured gives; :mod:`hashbench.tools.audit.verdict` has the rule."""
+
+    AS_DOCUMENTED = "as documented"
+    UNDOCUMENTED = "undocumented nondeterminism"
+    UNDER_THE_FLAG = "differs under the flag"
+    RAISES = "raises"
+    DOES_NOT_RAISE = "does not raise"
+    NEVER_SEEN = "documented but never seen here"
+    FAILS = "fails"
+    NOT_COMPARABLE = "not comparable"
+    TIMEOUT = "timeout"
+    CRASHED = "crashed"
+
+
+UNMEASURED = (AuditVerdict.FAILS, AuditVerdict.NOT_COMPARABLE, AuditVerdict.TIMEOUT, AuditVerdict.CRASHED)
+
+
+class Measured(StrEnum):
+    """What was seen of one sample under one setting of the flag. ``FOLLOWS``: runs agree, but results are other ones
+    where memory that nobody wrote holds other bytes."""
+
+    IDENTICAL = "identical"
+    DIFFERS = "differs"
+    FOLLOWS = "follows memory"
+    RAISES = "raises"
+    NOT_COMPARABLE = "not comparable"
+    NOT_RUN = "not run"
+
+
+VARYING = (Measured.DIFFERS, Measured.FOLLOWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +101,57 @@ AUDIT_ROWS = RowFormat(
     label=" ".join,
     required=_REQUIRED,
     filled=_REQUIRED,
-    words={"verdict": ("verdict", VERDICTS), "source": ("source", SOURCES), "phase": ("pass", PASSES)},
+    words={
+        "verdict": ("verdict", tuple(AuditVerdict)),
+        "source": ("source", SOURCES),
+        "phase": ("pass", ("forward", "backward")),
+    },
     whole=(re.compile("[0-9]{1,9}"), "a count"),
 )
 """How an :class:`AuditRow` is written and read."""
 
 
 @dataclass(frozen=True, slots=True)
+class AuditOptions:
+    """How every op is run. ``runs`` under each setting of the flag; ``budget``: seconds for the causes of one op;
+    ``replays`` of each experiment; ``threads`` of torch, ``None``: its own choice."""
+
+    device: str = "cpu"
+    dtypes: tuple[str, ...] = ()
+    samples: int = 3
+    runs: int = 20
+    seed: int = 1337
+    budget: float = 10.0
+    replays: int = 20
+    threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditManifest:
+    """What an audit was asked for, as ``audit.json`` holds it; ``sweeps``: rows of sweeps belong to it."""
+
+    schema: int
+    options: AuditOptions
+    ops: tuple[Op, ...]
+    sweeps: bool
+
+    def covers(self, row: AuditRow) -> bool:
+        """Whether the audit was to have a row like this one."""
+        if row.source == "sweep":
+            return self.sweeps
+        of_dtype = not row.dtype or row.dtype in self.options.dtypes
+        return of_dtype and self.options.device == row.dev and (row.source, row.op) in self.ops
+
+
+@dataclass(frozen=True, slots=True)
 class Audit:
     """What a comparison reads: ``label`` is the path as the user gave it, ``environments`` the fingerprints of the
-    machines, ``asked`` what the ``audit.json`` beside it says was asked for (empty: nothing says)."""
+    machines, ``asked`` what was asked for (``None``: nothing says)."""
 
     label: str
     rows: tuple[AuditRow, ...]
     environments: tuple[Mapping[str, Any], ...] = ()
-    asked: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    asked: AuditManifest | None = None
 
 
 def is_audit(path: Path) -> bool:
@@ -117,10 +175,46 @@ def read(path: Path) -> Audit:
     file = path / AUDIT_FILE if path.is_dir() else path
     if not file.exists():
         raise HashbenchError(
-            f"there is no {file}", consequence="no audit can be read from it", tip="Name an audit.csv or its folder."
+            f"{file} does not exist", consequence="no audit can be read from it", tip="Name an audit.csv or its folder."
         )
     check_schema(file)
     rows = tuple(AUDIT_ROWS.rows(read_table(file)))
     manifest = file.with_name(MANIFEST_FILE)
-    asked = read_json_object(manifest) if file.name == AUDIT_FILE and manifest.is_file() else {}
+    asked = read_manifest(manifest) if file.name == AUDIT_FILE and manifest.is_file() else None
     return Audit(str(path), rows, environments_of(file), asked)
+
+
+def read_manifest(path: Path) -> AuditManifest:
+    """What ``audit.json`` says was asked for; :class:`HashbenchError` where it is damaged."""
+    try:
+        return from_json(AuditManifest, read_json_object(path), where="it")
+    except ValueError as error:
+        raise HashbenchError(f"cannot read {path}", consequence=str(error)) from error
+
+
+# ----------------------------------------------------------------------------------------- while an audit runs
+
+
+def op_file(folder: Path, op: Op) -> Path:
+    """Where the rows of an op belong. It appears whole or not at all."""
+    source, name = op
+    return folder / "ops" / f"{file_key(suite=source, mode='op', name=name)}.json"
+
+
+def write_op(folder: Path, op: Op, rows: Iterable[AuditRow]) -> None:
+    """Keep the rows of an op, of which there may be none: the dtypes that were asked for are not its own."""
+    replace_file(op_file(folder, op), json.dumps([to_json(row) for row in rows]))
+
+
+def read_op(folder: Path, op: Op) -> tuple[AuditRow, ...] | None:
+    """The rows of an op; ``None`` where it has no file, or a damaged one."""
+    try:
+        content = json.loads(op_file(folder, op).read_bytes())
+        return tuple(map(AUDIT_ROWS.from_json, content)) if isinstance(content, list) else None
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def catalog_file(folder: Path) -> Path:
+    """Where a worker writes which ops there are, since only a worker may import torch's test helpers."""
+    return folder / "catalog.json"

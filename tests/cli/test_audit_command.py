@@ -11,7 +11,8 @@ import pytest
 from hashbench import cli
 from hashbench.records import Row
 from hashbench.results import audit_table
-from hashbench.tools.audit import driver, from_sweeps
+from hashbench.tools.audit import driver
+from hashbench.tools.audit.verdict import measured_in_sweep
 from tests.experiment_texts import evidence
 from tests.report.rows import write_sweep
 
@@ -144,7 +145,7 @@ def test_workers_get_devices_and_rows_are_of_their_kind(
     told = {"torch": {"hip_build": None}, "device": {"each": [{"name": "H200", "memory_mib": 1000}] * 2}}
     asked: dict[str, Any] = {}
 
-    def audit(wanted: driver.Asked, **arguments: Any) -> tuple[()]:
+    def audit(wanted: driver.AuditRequest, **arguments: Any) -> tuple[()]:
         asked.update(arguments, options=wanted.options)
         return ()
 
@@ -154,7 +155,7 @@ def test_workers_get_devices_and_rows_are_of_their_kind(
 
     assert cli.main(["audit", "-d", device, "--jobs", "3", "--output", str(tmp_path / "out")]) == 0
 
-    assert asked["options"]["device"] == kind
+    assert asked["options"].device == kind
     assert asked["executor"].capacity == 3
     assert [share.variables["CUDA_VISIBLE_DEVICES"] for share in asked["executor"].resources.devices] == visible
     assert asked["environment"]["command_line"][0] == "hashbench"
@@ -163,7 +164,7 @@ def test_workers_get_devices_and_rows_are_of_their_kind(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--dtypes", "float7"], "no dtype called 'float7'"),
+        (["--dtypes", "float7"], "'float7' is not a dtype"),
         (["--samples", "0"], "too small"),
         (["--results", "nowhere"], "nowhere does not exist"),
         (["--device", "nonsense"], "no device called 'nonsense'"),
@@ -199,4 +200,4 @@ def test_what_a_sweep_says_of_each_setting(level, texts, expected) -> None:
         SWIN, deterministic=level, evidence=evidence(*texts), nondeterministic_op="x" if level == "warn" else ""
     )
 
-    assert tuple(from_sweeps.measured(row, setting) for setting in ("off", "on", "unfilled")) == expected
+    assert tuple(measured_in_sweep(row, setting) for setting in ("off", "on", "unfilled")) == expected

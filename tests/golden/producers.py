@@ -26,7 +26,7 @@ from hashbench.integrations.pytest import plugin
 from hashbench.integrations.pytest.message import five_lines
 from hashbench.processes import describe_end
 from hashbench.records import CallFacts, Evidence
-from hashbench.results.audit_table import AUDIT_ROWS, VERDICTS
+from hashbench.results.audit_table import AUDIT_ROWS, AuditVerdict
 from hashbench.results.audit_table import read as read_audit
 from hashbench.results.folder import file_key
 from hashbench.results.load import load_sweep
@@ -37,8 +37,8 @@ from hashbench.sweep import run as sweeping
 from hashbench.sweep.executors import Resources, Task, TaskResult
 from hashbench.sweep.progress import Progress
 from hashbench.sweep.worker import load_target
-from hashbench.tools.audit import tables as audittables
-from hashbench.tools.audit.from_sweeps import rows_from
+from hashbench.tools.audit import report as audit_report
+from hashbench.tools.audit.verdict import rows_from
 from tests.experiment_texts import result
 
 from .stage import cli, session
@@ -458,7 +458,9 @@ def _causes() -> str:
 def _audit() -> str:
     rows = read_audit(Path("audits/base")).rows
     from_sweeps = rows_from([Path("sweep")], device="cpu")
-    return "\n\n".join([audittables.summary(rows), audittables.as_markdown(rows), AUDIT_ROWS.text(from_sweeps)])
+    return "\n\n".join(
+        [audit_report.summary(rows), audit_report.tables_as_markdown(rows), AUDIT_ROWS.text(from_sweeps)]
+    )
 
 
 # ----------------------------------------------------------------------------------------------------- dynamo
@@ -512,7 +514,11 @@ def _words() -> str:
     tables = {"ACCURACY_STATUSES": Status, "CAUSES": CAUSES, "CONFIDENCES": Confidence, "ORIGINS": Origin}
     content = {name: [str(word) for word in words] for name, words in tables.items()}
     content |= {name: list(getattr(records, name)) for name in ("PHASES", "MODES", "DETERMINISTIC", "DTYPES")}
-    content |= {"VERDICTS": list(VERDICTS), "ROW_COLUMNS": list(records.ROW_COLUMNS), "ROW_KEY": list(records.ROW_KEY)}
+    content |= {
+        "VERDICTS": list(AuditVerdict),
+        "ROW_COLUMNS": list(records.ROW_COLUMNS),
+        "ROW_KEY": list(records.ROW_KEY),
+    }
     content |= {"EXPECTED_COLUMNS": list(EXPECTED_COLUMNS), "AUDIT_COLUMNS": list(AUDIT_ROWS.types)}
     experiments = {f"{on}/{name}": EXPERIMENTS[name].phrase for name, on in sorted(places(EXPERIMENTS.values()))}
     return json.dumps({**content, "EXPERIMENTS": experiments}, indent=1, ensure_ascii=False) + "\n"

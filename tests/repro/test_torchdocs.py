@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hashbench.repro import torch_docs
-from hashbench.repro.torch_docs import NOT_LISTED, UNREADABLE, documented, parse
+from hashbench.repro.torch_docs import NOT_LISTED, UNREADABLE, documented, look_up, parse
 
 DOCSTRING = torch.use_deterministic_algorithms.__doc__ or ""
 
@@ -146,6 +146,14 @@ CHANGED = {
 def test_docstring_of_another_form_is_not_guessed_at(docstring: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_docs.torch.use_deterministic_algorithms, "__doc__", docstring)
     assert documented("aten.put_.default", device="cpu") == UNREADABLE
+    assert not look_up("aten.put_.default", device="cpu").verdicts
+
+
+def test_only_what_is_listed_for_the_device_is_a_promise() -> None:
+    put, bmm = look_up("aten.put_.default", device="cpu:0"), look_up("aten.bmm.default", device="cpu")
+    assert put.verdicts == {torch_docs.BECOMES_DETERMINISTIC, torch_docs.RAISES}
+    assert (bmm.verdicts, bmm.here, bool(bmm.elsewhere)) == (frozenset(), (), True)
+    assert bmm.text.startswith("not listed for cpu (deterministic under the flag: torch.bmm")
 
 
 def test_what_is_said_of_put_is_what_torch_does() -> None:

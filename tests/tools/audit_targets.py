@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
 
-from hashbench.io import replace_file, to_json
 from hashbench.records import ModelSpec, Row, RunOptions
-from hashbench.results.audit_table import AuditRow
-from hashbench.tools.audit.task import op_file
+from hashbench.results.audit_table import AuditRow, op_file, write_op
 
 
 def run_group(spec: ModelSpec, options: RunOptions) -> Row:
     """Run the ops of a group: what one does is its name."""
     folder = Path(options.output)
     for source, op in spec.arguments["ops"]:
-        if op_file(folder, source, op).exists():
+        if op_file(folder, (source, op)).exists():
             continue
         with (folder / "ran.txt").open("a") as ran:
             ran.write(f"{op}\n")
@@ -28,7 +25,7 @@ def run_group(spec: ModelSpec, options: RunOptions) -> Row:
         if op == "aborts_beside_others" and len(spec.arguments["ops"]) > 1:
             os._exit(3)
         row = AuditRow(options.device, source, op, "float32", "0", "forward", "as documented", off="identical")
-        replace_file(op_file(folder, source, op), json.dumps([to_json(row)]))
+        write_op(folder, (source, op), [row])
     return Row(options.device, spec.name, None, "pass", suite="audit")
 
 
@@ -41,5 +38,5 @@ def tell_devices(spec: ModelSpec, options: RunOptions) -> Row:
     for source, op in spec.arguments["ops"]:
         seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         row = AuditRow(options.device, source, op, "float32", "0", "forward", "as documented", error=seen)
-        replace_file(op_file(folder, source, op), json.dumps([to_json(row)]))
+        write_op(folder, (source, op), [row])
     return Row(options.device, spec.name, None, "pass", suite="audit")

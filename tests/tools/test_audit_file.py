@@ -13,9 +13,9 @@ from hashbench import cli
 from hashbench.errors import HashbenchError
 from hashbench.io import to_json
 from hashbench.results import audit_table, load
-from hashbench.results.audit_table import AUDIT_ROWS, AuditRow
-from hashbench.tools.audit import compare, tables
-from hashbench.tools.audit.compare import AuditOutcome
+from hashbench.results.audit_table import AUDIT_ROWS, AuditManifest, AuditOptions, AuditRow, AuditVerdict, Measured
+from hashbench.tools.audit import report
+from hashbench.tools.audit.report import AuditOutcome
 
 ROW = AuditRow("cpu", "op_db", "put", "float32", "0", "forward", "as documented", documented="not listed",
                off="identical", on="identical", unfilled="identical", runs=20, off_distinct=1, on_distinct=1,
@@ -26,13 +26,13 @@ RAISES = replace(ROW, verdict="raises", on="raises", unfilled="raises", on_disti
 DEAD = AuditRow("cpu", "op_db", "put", "float32", "0", "forward", "crashed")
 
 
-def written(folder: Path, *rows: AuditRow, torch: str = "2.15.0", asked: dict | None = None) -> Path:
+def written(folder: Path, *rows: AuditRow, torch: str = "2.15.0", asked: AuditManifest | None = None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "audit.csv").write_text(AUDIT_ROWS.text(rows))
     environment = {"key": torch, "cpu": {"cores": 2 + len(torch), "model": "a CPU"}, "packages": {"torch": torch}}
     (folder / "environment.json").write_text(json.dumps(environment))
     if asked is not None:
-        (folder / "audit.json").write_text(json.dumps(asked))
+        (folder / "audit.json").write_text(json.dumps(to_json(asked)))
     return folder
 
 
@@ -90,7 +90,7 @@ def test_rows_of_a_worker_that_are_none_are_refused() -> None:
         except ValueError:
             continue
         assert isinstance(row.op, str), name
-        assert row.verdict in audit_table.VERDICTS, name
+        assert row.verdict in list(AuditVerdict), name
 
 
 def test_a_folder_of_expected_sweeps_may_hold_an_audit_too(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ CHANGES = {
 def test_what_became_of_a_sample(base, new, expected) -> None:
     sides = [audit_table.Audit(name, () if row is None else (row,)) for name, row in (("a", base), ("b", new))]
 
-    found = compare.compare(*sides)
+    found = report.compare(*sides)
 
     assert [change.outcome for change in found.changes] == [expected]
     worse = {"became nondeterministic", "now raises", "not measured any more", "missing", "not comparable"}
@@ -138,17 +138,17 @@ def test_what_became_of_a_sample(base, new, expected) -> None:
 
 def test_neither_side_is_no_question() -> None:
     with pytest.raises(ValueError, match="neither"):
-        compare.decide("", "")
+        report.decide("", "")
 
 
 def test_what_the_second_audit_was_not_asked_for_is_not_missing(tmp_path: Path) -> None:
     rows = [replace(ROW, op=op, dtype=dtype) for op in ("put", "sum") for dtype in ("float32", "int64")]
     rows.append(replace(ROW, source="sweep"))
     base = audit_table.read(written(tmp_path / "a", *rows))
-    asked = {"options": {"device": "cpu", "dtypes": ["float32"]}, "ops": [["op_db", "put"]], "sweeps": False}
+    asked = AuditManifest(1, AuditOptions(dtypes=("float32",)), (("op_db", "put"),), sweeps=False)
     new = audit_table.read(written(tmp_path / "b", replace(rows[0], op="max"), asked=asked))
 
-    found = {change.key[1:4]: change.outcome for change in compare.compare(base, new).changes}
+    found = {change.key[1:4]: change.outcome for change in report.compare(base, new).changes}
 
     assert found[("op_db", "put", "float32")] is AuditOutcome.MISSING
     assert found[("op_db", "put", "int64")] is AuditOutcome.NOT_ASKED
@@ -195,19 +195,19 @@ def test_findings_leave_out_what_another_sample_of_the_op_shows() -> None:
     small = replace(ROW, verdict="documented but never seen here", documented=promised)
     large = replace(ROW, source="stress", sample="duplicates", off="differs", documented=promised)
 
-    assert tables.findings([small, large]) == []
-    assert [line["op"] for line in tables.confirmed([small, large, ROW])] == ["put"]
-    [line] = tables.findings([small])
+    assert report.findings([small, large]) == []
+    assert [line["op"] for line in report.confirmed([small, large, ROW])] == ["put"]
+    [line] = report.findings([small])
     assert (line["verdict"], line["op"], line["samples"]) == ("documented but never seen here", "put", "1")
 
 
 def test_the_tables_count_samples_and_ops_by_verdict() -> None:
     rows = [ROW, replace(ROW, sample="1"), replace(UNDER, op="add_", kernel="aten.add_.Tensor", cause="write | race")]
 
-    assert tables.counts(rows) == [("as documented", 1, 2), ("differs under the flag", 1, 1)]
-    assert "| differs under the flag | add_ " in tables.as_markdown(rows)
-    assert "write / race" in tables.as_markdown(rows)
-    assert "aten.add_.Tensor" in tables.summary(rows)
+    assert report.counts(rows) == [("as documented", 1, 2), ("differs under the flag", 1, 1)]
+    assert "| differs under the flag | add_ " in report.tables_as_markdown(rows)
+    assert "write / race" in report.tables_as_markdown(rows)
+    assert "aten.add_.Tensor" in report.summary(rows)
 
 
 def test_the_pages_tables_are_made_from_the_file(tmp_path: Path) -> None:
@@ -226,11 +226,11 @@ def test_the_pages_tables_are_made_from_the_file(tmp_path: Path) -> None:
 
 
 def test_the_page_explains_every_column_verdict_and_builder() -> None:
-    from hashbench.tools.audit import stress, verdict
+    from hashbench.tools.audit.cases import BUILDERS
 
     page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
 
-    for name in (*AUDIT_ROWS.types, *audit_table.VERDICTS, *verdict.MEASURED, *audit_table.SOURCES):
+    for name in (*AUDIT_ROWS.types, *AuditVerdict, *Measured, *audit_table.SOURCES):
         assert f"`{name}`" in page, name
-    for builder in stress.BUILDERS:
+    for builder in BUILDERS:
         assert f"`{builder}(" in page, builder

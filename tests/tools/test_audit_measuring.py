@@ -9,13 +9,16 @@ import address_ops
 import pytest
 import torch
 
-from hashbench.check.function import FunctionCall
+from hashbench.check.function import FunctionCall, fresh_copy
+from hashbench.deadline import Budget
 from hashbench.errors import HashbenchError
+from hashbench.repro.torch_docs import look_up
+from hashbench.results.audit_table import AuditOptions
 from hashbench.run.settings import applied, settings
-from hashbench.tools.audit import explaining, stress
-from hashbench.tools.audit.cases import Case, cases_of, described
-from hashbench.tools.audit.measuring import Measured, fingerprint, follows_poison, measure
-from hashbench.tools.audit.rows import AuditOptions, _rows, rows_of
+from hashbench.tools.audit import cases
+from hashbench.tools.audit.cases import Case, StressLine, at_offset, built, cases_of, described, stress_lines
+from hashbench.tools.audit.measuring import Measurement, fingerprint, follows_poison, measure
+from hashbench.tools.audit.worker import joined, rows_of, rows_of_case
 
 
 def case(function, *args, backward: bool = False, moved: bool = False, **kwargs) -> Case:
@@ -23,19 +26,16 @@ def case(function, *args, backward: bool = False, moved: bool = False, **kwargs)
     return Case("op_db", "an_op", "float32", "0", described(call), call, backward, moved)
 
 
-def words(one: Measured, phase: str = "forward") -> tuple[str, ...]:
-    return tuple(one.passes[name][phase].measured for name in ("off", "on", "unfilled"))
+def words(measurement: Measurement, phase: str = "forward") -> tuple[str, ...]:
+    return tuple(measurement.passes[name][phase].measured for name in ("off", "on", "unfilled"))
 
 
-def measured(one: Case, runs: int = 4) -> Measured:
+def measured(one: Case, runs: int = 4) -> Measurement:
     return measure([one], runs=runs, seed=1)[0]
 
 
-def rows(one: Case, **options):
-    from hashbench.deadline import Budget
-
-    made = AuditOptions(runs=4, budget=options.pop("budget", 0.0), **options)
-    return list(_rows(measured(one), made, Budget(made.budget)))
+def rows(one: Case, *, budget: float = 0.0):
+    return list(rows_of_case(measured(one), AuditOptions(runs=4, budget=budget), Budget(budget)))
 
 
 def test_a_seeded_op_starts_from_the_same_random_state_in_every_run() -> None:
@@ -188,19 +188,37 @@ def test_moved_memory_is_blamed_on_the_kernel_that_looks_at_addresses() -> None:
     assert (row.kernel, row.cause, row.verdict) == ("addressed.total.default", "alignment", "differs under the flag")
 
 
-# -------------------------------------------------------------------------------------------------- stress
+@pytest.mark.parametrize(
+    ("ops", "text"),
+    [
+        ([], "not listed"),
+        (["aten.add.Tensor", "aten.bmm.default"], "not listed for cpu"),
+        (["aten.bmm.default", "aten.max_unpool2d.default"], "raises under the flag: torch.nn.MaxUnpool2d"),
+        (["aten.max_unpool2d.default"] * 2, "raises under the flag: torch.nn.MaxUnpool2d"),
+    ],
+)
+def test_what_is_listed_for_this_device_goes_before_what_is_for_others(ops: list[str], text: str) -> None:
+    assert joined([look_up(op, device="cpu") for op in ops]) == text
+
+
+# ------------------------------------------------------------------------------------------------- our own inputs
+
+
+def stress_line(call: str, arguments: str) -> StressLine:
+    return StressLine("op", "sample", call, arguments, "float32", "")
 
 
 def test_every_stress_input_can_be_made_and_twice_alike() -> None:
-    lines = stress.stress_lines()
+    lines = stress_lines()
 
     assert {("kthvalue", "ties"), ("bmm", "sparse by dense")} <= {(line.op, line.sample) for line in lines}
     assert len({(line.op, line.sample) for line in lines}) == len(lines)
+    assert {line.options for line in lines} == {"", "backward", "moved"}
     for line in lines:
-        for dtype in line.dtypes:
-            made = [stress.built(line, dtype=getattr(torch, dtype), device="cpu", seed=4) for _ in range(2)]
+        for dtype in line.dtypes.split():
+            made = [built(line, dtype=getattr(torch, dtype), device="cpu", seed=4) for _ in range(2)]
             assert described(made[0]) == described(made[1]), line
-            first, second = (fingerprint(list(call.args), None) for call in made)
+            first, second = (fingerprint(list(call.args)) for call in made)
             assert first == second or line.call == "empty", line
 
 
@@ -211,6 +229,8 @@ def test_every_stress_input_can_be_made_and_twice_alike() -> None:
         ("sum", "__import__('os')"),
         ("sum", "open('x')"),
         ("sum", "normal(2).data"),
+        ("sum", "_tensor(1)"),
+        ("sum", "__init__(1)"),
         ("sum", "x"),
         ("sum", "[i for i in [1]]"),
         ("sum", "normal(2"),
@@ -218,17 +238,15 @@ def test_every_stress_input_can_be_made_and_twice_alike() -> None:
     ],
 )
 def test_only_builders_are_called(call: str, arguments: str) -> None:
-    line = stress.StressLine("op", "sample", call, arguments, ("float32",), False, False)
-
     with pytest.raises(HashbenchError, match="cannot build"):
-        stress.built(line, dtype=torch.float32, device="cpu", seed=1)
+        built(stress_line(call, arguments), dtype=torch.float32, device="cpu", seed=1)
 
 
 def test_overlapping_views_share_memory_in_every_run() -> None:
-    line = next(line for line in stress.stress_lines() if line.sample == "adds its own transpose")
-    call = stress.built(line, dtype=torch.float32, device="cpu", seed=1)
+    line = next(line for line in stress_lines() if line.sample == "adds its own transpose")
+    call = built(line, dtype=torch.float32, device="cpu", seed=1)
 
-    copied = explaining.fresh_copy(call)
+    copied = fresh_copy(call)
 
     assert copied.args[0].data_ptr() == copied.args[1].data_ptr() != call.args[0].data_ptr()
 
@@ -236,17 +254,14 @@ def test_overlapping_views_share_memory_in_every_run() -> None:
 def test_moved_inputs_lie_elsewhere_with_the_same_content() -> None:
     call = FunctionCall(torch.dot, (torch.arange(9.0), torch.ones(9)))
 
-    offsets = {stress.moved(call, run).args[0].storage_offset() for run in range(8)}
-
-    assert offsets == set(stress.SHIFTS)
-    assert torch.equal(stress.moved(call, 5).args[0], call.args[0])
+    assert {at_offset(call, run).args[0].storage_offset() for run in range(8)} == set(cases.SHIFTS)
+    assert torch.equal(at_offset(call, 5).args[0], call.args[0])
 
 
 def test_inputs_that_cannot_be_made_are_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = stress.StressLine("broken", "s", "sum", "nothing()", ("float32",), False, False)
-    monkeypatch.setattr(stress, "stress_lines", lambda: (broken,))
+    monkeypatch.setattr(cases, "stress_lines", lambda: (stress_line("sum", "nothing()"),))
 
-    [row] = rows_of("stress", "broken", AuditOptions(dtypes=("float32", "int64")), threads=1)
+    [row] = rows_of("stress", "op", AuditOptions(dtypes=("float32", "int64")))
 
     assert (row.verdict, row.dtype, row.off) == ("fails", "float32", "not run")
     assert "cannot make its inputs" in row.error

@@ -1,4 +1,8 @@
-"""What is run: single calls, from torch's own op database and from the stress table.
+"""What is run: single calls, from torch's own op database and from a table of inputs of ours that provoke races.
+
+Ours are large, with duplicate indices, ties, unaligned or overlapping views. They are data (``data/audit_stress.csv``):
+a function below ``torch``, and its arguments as Python would write them, from a handful of builders. Nothing in that
+text is executed: it is parsed, and only the builders are called.
 
 Importing torch's test helpers freezes torch's backend flags for the process, so that only worker processes may call
 what is here for ``op_db``.
@@ -6,17 +10,20 @@ what is here for ``op_db``.
 
 from __future__ import annotations
 
+import ast
+import csv
 import functools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from hashbench.check.function import FunctionCall
+from hashbench.errors import HashbenchError
 from hashbench.run.rng import reset_rng_state
-from hashbench.tools.audit import stress
-from hashbench.tools.audit.choice import chosen_samples
 from hashbench.trace.arguments import argument_text, tensors_in
 from hashbench.trace.digest import dtype_name
 
@@ -51,7 +58,7 @@ def op_database() -> dict[str, Any]:
 
 def catalog() -> list[tuple[str, str]]:
     """Every ``(source, op)`` that there is to audit."""
-    stressed = dict.fromkeys(line.op for line in stress.stress_lines())
+    stressed = dict.fromkeys(line.op for line in stress_lines())
     return [*(("op_db", name) for name in op_database()), *(("stress", name) for name in stressed)]
 
 
@@ -63,21 +70,14 @@ def cases_of(
         reset_rng_state(seed)  # per dtype, so that inputs do not depend on what else was asked for
         try:
             if source == "stress":
-                found = list(_stressed(op, dtype, device=device, seed=seed))
+                cases = _stressed(op, dtype, device=device, seed=seed)
             else:
-                found = _sampled(op, dtype, samples=samples, device=device)
+                cases = _sampled(op, dtype, samples=samples, device=device)
         except Exception as error:
             yield dtype, error
             continue
-        if found:
-            yield dtype, found
-
-
-def _stressed(op: str, dtype: str, *, device: str, seed: int) -> Iterator[Case]:
-    for line in stress.stress_lines():
-        if line.op == op and dtype in line.dtypes:
-            call = stress.built(line, dtype=getattr(torch, dtype), device=device, seed=seed)
-            yield Case("stress", op, dtype, line.sample, line.arguments, call, line.backward, line.moved)
+        if cases:
+            yield dtype, cases
 
 
 def _sampled(op: str, dtype: str, *, samples: int, device: str) -> list[Case]:
@@ -85,36 +85,204 @@ def _sampled(op: str, dtype: str, *, samples: int, device: str) -> list[Case]:
     if kind not in entry.supported_dtypes(where):
         return []
     differentiable = entry.supports_autograd and kind in entry.supported_backward_dtypes(where)
-    found = list(entry.sample_inputs(device, kind, requires_grad=differentiable))
-    places = chosen_samples([_elements(sample) for sample in found], most=samples)
-    return [_case(op, dtype, place, entry, found[place], differentiable) for place in places]
+    inputs = list(entry.sample_inputs(device, kind, requires_grad=differentiable))
+    calls = [FunctionCall(entry.op, (sample.input, *sample.args), sample.kwargs) for sample in inputs]
+    sizes = [sum(tensor.numel() for tensor in tensors_in([*call.named().values()])) for call in calls]
+    return [
+        Case(
+            "op_db",
+            op,
+            dtype,
+            str(number),
+            described(calls[number]),
+            calls[number],
+            differentiable,
+            process=inputs[number].output_process_fn_grad,
+        )
+        for number in chosen_samples(sizes, most=samples)
+    ]
 
 
-def _case(op: str, dtype: str, place: int, entry: Any, sample: Any, differentiable: bool) -> Case:
-    call = FunctionCall(entry.op, (sample.input, *sample.args), sample.kwargs)
-    return Case(
-        "op_db", op, dtype, str(place), described(call), call, differentiable, process=sample.output_process_fn_grad
-    )
+def chosen_samples(sizes: Sequence[int], *, most: int) -> tuple[int, ...]:
+    """The numbers of at most ``most`` samples, in their order: half of them (rounded up) the largest, the others spread
+    evenly over the rest, since each differs from its neighbours in an option.
 
-
-def _elements(sample: Any) -> int:
-    return sum(tensor.numel() for tensor in tensors_in([sample.input, *sample.args, *sample.kwargs.values()]))
+    >>> chosen_samples([1, 9, 1, 8, 1, 1], most=4)
+    (0, 1, 3, 5)
+    """
+    if len(sizes) <= most:
+        return tuple(range(len(sizes)))
+    largest = sorted(range(len(sizes)), key=lambda number: (-sizes[number], number))[: -(-most // 2)]
+    rest = [number for number in range(len(sizes)) if number not in largest]
+    count = most - len(largest)
+    spread = [rest[round(step * (len(rest) - 1) / max(1, count - 1))] for step in range(count)]
+    return tuple(sorted([*largest, *spread]))
 
 
 def described(call: FunctionCall) -> str:
     """The arguments on one short line: shapes of tensors, values of the rest."""
-    shown = argument_text([_shown(value) for value in call.args])
-    named = ", ".join(f"{name}={argument_text([_shown(value)])}" for name, value in (call.kwargs or {}).items())
-    text = ", ".join(filter(None, [shown, named])).replace("'", "")
+    shown = [*map(_shown, call.args), *((name, _shown(value)) for name, value in (call.kwargs or {}).items())]
+    text = argument_text(shown).replace("'", "")
     return text if len(text) <= LONGEST_INPUTS else f"{text[: LONGEST_INPUTS - 1]}…"
 
 
 def _shown(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        dtype = dtype_name(value.dtype)
-        if value.is_nested:
-            return f"{dtype}[nested]"
-        return f"{dtype}[{','.join(map(str, value.shape))}]"
-    if isinstance(value, (list, tuple)):
-        return [_shown(item) for item in value]
-    return value
+        shape = "nested" if value.is_nested else ",".join(map(str, value.shape))
+        return f"{dtype_name(value.dtype)}[{shape}]"
+    return [_shown(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+# ------------------------------------------------------------------------------------------- inputs of our own
+
+TABLE = Path(__file__).parents[2] / "data" / "audit_stress.csv"
+
+
+@dataclass(frozen=True, slots=True)
+class StressLine:
+    """One line of the table. ``call`` is a path below ``torch``; ``options``: ``backward`` where gradients of all
+    random tensors are looked at as well, ``moved`` where the inputs lie at another offset in every run, or empty."""
+
+    op: str
+    sample: str
+    call: str
+    arguments: str
+    dtypes: str
+    options: str
+
+
+@functools.cache
+def stress_lines() -> tuple[StressLine, ...]:
+    """The lines of the table."""
+    with TABLE.open(encoding="utf-8", newline="") as file:  # of this package, and read by workers: without pandas
+        return tuple(StressLine(**line) for line in csv.DictReader(file))
+
+
+def _stressed(op: str, dtype: str, *, device: str, seed: int) -> list[Case]:
+    made = []
+    for line in stress_lines():
+        if line.op == op and dtype in line.dtypes.split():
+            call = built(line, dtype=getattr(torch, dtype), device=device, seed=seed)
+            backward, moved = line.options == "backward", line.options == "moved"
+            made.append(Case("stress", op, dtype, line.sample, line.arguments, call, backward, moved))
+    return made
+
+
+def built(line: StressLine, *, dtype: torch.dtype, device: str, seed: int) -> FunctionCall:
+    """The call of a line with fresh arguments, the same for the same seed.
+
+    Raises:
+        HashbenchError: its arguments do not parse or name something else than a builder, or torch has no such function.
+    """
+    try:
+        function = operator.attrgetter(line.call)(torch)
+        tree = ast.parse(f"call({line.arguments})", mode="eval").body
+        assert isinstance(tree, ast.Call)
+        builders = Builders(dtype, device, seed=seed, differentiable=line.options == "backward")
+        named: dict[str, Any] = {}
+        args = tuple(_value(node, builders, named) for node in tree.args)
+        kwargs = {str(keyword.arg): _value(keyword.value, builders, named) for keyword in tree.keywords}
+    except (AttributeError, SyntaxError, TypeError, ValueError) as error:
+        raise HashbenchError(
+            f"cannot build {line.call}({line.arguments})", consequence=f"{type(error).__name__}: {error}"
+        ) from error
+    return FunctionCall(function, args, kwargs)
+
+
+class Builders:
+    """What the text of arguments may call, a method each; ``docs/audit.md`` describes them."""
+
+    def __init__(self, dtype: torch.dtype, device: str, *, seed: int, differentiable: bool) -> None:
+        self._dtype, self._device, self._differentiable = dtype, device, differentiable
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def _tensor(self, values: torch.Tensor) -> torch.Tensor:
+        """``values`` in the dtype of the sample; what is differentiated asks for a gradient."""
+        made = values.to(self._dtype).to(self._device)
+        return made.requires_grad_(self._differentiable and made.is_floating_point())
+
+    def normal(self, *shape: int) -> torch.Tensor:
+        drawn = torch.randn(shape, generator=self._generator)
+        return self._tensor(drawn if self._dtype.is_floating_point or self._dtype.is_complex else drawn * 100)
+
+    def ties(self, *shape: int) -> torch.Tensor:
+        return self._tensor(torch.randint(0, 4, shape, generator=self._generator))
+
+    def zeros(self, *shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=self._dtype, device=self._device)
+
+    def below(self, bound: int, *shape: int) -> torch.Tensor:
+        return torch.randint(0, bound, shape, generator=self._generator).to(self._device)
+
+    def labels(self, bound: int, *shape: int) -> torch.Tensor:
+        return self.below(bound, *shape) + 1
+
+    def mask(self, *shape: int) -> torch.Tensor:
+        return self.below(2, *shape).bool()
+
+    def lengths(self, count: int, value: int) -> torch.Tensor:
+        return torch.full((count,), value, dtype=torch.int64, device=self._device)
+
+    def grid(self, *shape: int) -> torch.Tensor:
+        return self._tensor(torch.rand(shape, generator=self._generator) * 0.1)
+
+    def gram(self, size: int) -> torch.Tensor:
+        drawn = torch.randn(size, size, generator=self._generator)
+        return self._tensor(drawn @ drawn.T + size * torch.eye(size))
+
+    def sparse(self, *sizes: int) -> torch.Tensor:
+        """``sizes`` are the shape and the number of entries, of which many stand in one place."""
+        *shape, count = sizes
+        places = torch.stack([torch.randint(0, size, (count,), generator=self._generator) for size in shape])
+        values = torch.randn(count, generator=self._generator).to(self._dtype)
+        return torch.sparse_coo_tensor(places, values, tuple(shape), check_invariants=True).to(self._device)
+
+    def part(self, tensor: torch.Tensor, start: int, stop: int, step: int) -> torch.Tensor:
+        return tensor[start:stop:step]
+
+    def t(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.t()
+
+    def columns(self, tensor: torch.Tensor, count: int) -> torch.Tensor:
+        return tensor[:, :count]
+
+
+BUILDERS = frozenset(name for name in vars(Builders) if not name.startswith("_"))
+
+
+def _value(node: ast.expr, builders: Builders, named: dict[str, Any]) -> Any:
+    """What ``node`` stands for: a literal, a list, ``(name := …)``, a name, or the call of a builder."""
+    match node:
+        case ast.NamedExpr(target=ast.Name(id=name), value=inner):
+            named[name] = _value(inner, builders, named)
+            return named[name]
+        case ast.Name(id=name):
+            if name not in named:
+                raise ValueError(f"{name} has no value")
+            return named[name]
+        case ast.List(elts=items):
+            return [_value(item, builders, named) for item in items]
+        case ast.Call(func=ast.Name(id=name), args=items, keywords=[]):
+            if name not in BUILDERS:
+                raise ValueError(f"{name} is not a builder")
+            return getattr(builders, name)(*(_value(item, builders, named) for item in items))
+    return ast.literal_eval(node)
+
+
+SHIFTS = (0, 1, 2, 3, 4, 6, 8, 12)
+"""Elements. The offsets at which the moved inputs of successive runs lie, as views of larger tensors do."""
+
+
+def at_offset(call: FunctionCall, run: int) -> FunctionCall:
+    """The call with every plain tensor among its arguments at the offset of run number ``run`` in a larger one."""
+    shift = SHIFTS[run % len(SHIFTS)]
+    args = tuple(_shifted(value, shift) if isinstance(value, torch.Tensor) else value for value in call.args)
+    return FunctionCall(call.function, args, call.kwargs)
+
+
+def _shifted(tensor: torch.Tensor, shift: int) -> torch.Tensor:
+    if tensor.layout is not torch.strided or not tensor.is_contiguous():
+        return tensor
+    room = torch.zeros(tensor.numel() + shift, dtype=tensor.dtype, device=tensor.device)
+    placed = room[shift:].view(tensor.shape)
+    return placed.copy_(tensor.detach()).requires_grad_(tensor.requires_grad)

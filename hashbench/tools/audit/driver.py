@@ -7,65 +7,120 @@ that only what kills a process of its own is blamed, and the others go on in a n
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hashbench.devices.visibility import DeviceAssignment, freest
+from hashbench.devices.visibility import freest
 from hashbench.errors import HashbenchError
 from hashbench.io import replace_file, to_json
 from hashbench.processes import Interrupts, describe_end, last_words
 from hashbench.records import ModelSpec, RunOptions
-from hashbench.results.audit_table import AUDIT_FILE, AUDIT_ROWS, MANIFEST_FILE, AuditRow
+from hashbench.results.audit_table import (
+    AUDIT_FILE,
+    AUDIT_ROWS,
+    MANIFEST_FILE,
+    AuditManifest,
+    AuditOptions,
+    AuditRow,
+    AuditVerdict,
+    Op,
+    catalog_file,
+    op_file,
+    read_manifest,
+    read_op,
+    write_op,
+)
 from hashbench.results.folder import ResultsFolder
 from hashbench.sweep.executors import Executor, Task, TaskResult
-from hashbench.sweep.executors.local import LocalExecutor
-from hashbench.tools.audit.choice import groups_of
-from hashbench.tools.audit.task import CATALOG_TARGET, GROUP_TARGET, SUITE, catalog_file, op_file
+
+GROUP_TARGET = "hashbench.tools.audit.worker:run_group"
+CATALOG_TARGET = "hashbench.tools.audit.worker:write_catalog"
+SUITE = "audit"
 
 GROUP_SIZE = 40
 STARTING_SECONDS = 120.0
 """What a worker may take on a loaded machine until its first op."""
 
-Op = tuple[str, str]
-"""``(source, name)``."""
-
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """Told after every worker: so many ops of all are done; ``told`` is what became of one that killed its process."""
+class AuditRequest:
+    """What an audit is asked for: how ops are run, the names of ``only`` these or regular expressions that they match
+    (neither: all), the ``seconds`` that one op may take, and rows that real models' sweeps add."""
 
-    done: int
-    total: int
-    told: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What an audit is asked for: ``options`` as plain values (see ``rows.AuditOptions``), which ops as a function of
-    all there are, the ``seconds`` that one op may take, and rows that real models' sweeps add."""
-
-    options: Mapping[str, Any]
-    choose: Callable[[Sequence[Op]], Sequence[Op]]
-    seconds: float
+    options: AuditOptions
+    only: tuple[str, ...] = ()
+    filters: tuple[str, ...] = ()
+    seconds: float = 120.0
     sweep_rows: tuple[AuditRow, ...] = ()
 
 
+def chosen_ops(known: Sequence[Op], *, only: Collection[str], filters: Collection[str]) -> tuple[Op, ...]:
+    """The ops that are named or that match one of the regular expressions; all where neither says.
+
+    Raises:
+        HashbenchError: a name is unknown, an expression is invalid, or nothing is left.
+    """
+    names = {name for _, name in known}
+    unknown = sorted(set(only) - names)
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], sorted(names), n=3)
+        raise HashbenchError(
+            f"the op {unknown[0]!r} does not exist",
+            consequence="nothing was run",
+            tip=f"Did you mean {' or '.join(near)}?" if near else "Names are those of torch's op database.",
+        )
+    expressions = [_compiled(text) for text in filters]
+    chosen = tuple(
+        (source, name)
+        for source, name in known
+        if not (only or expressions) or name in only or any(pattern.search(name) for pattern in expressions)
+    )
+    if not chosen:
+        raise HashbenchError("no op matches", consequence="nothing was run", tip="Check --ops and -k.")
+    return chosen
+
+
+def _compiled(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise HashbenchError(
+            f"{text!r} is not a regular expression", consequence=f"{error}; nothing was run", tip="Mend it after -k."
+        ) from error
+
+
+def groups_of(ops: Sequence[Op], *, size: int) -> list[tuple[Op, ...]]:
+    """The ops in groups of about ``size``, dealt like cards: neighbours, which take equally long, are spread."""
+    count = max(1, -(-len(ops) // size))
+    return [tuple(ops[start::count]) for start in range(count)]
+
+
 def audit(
-    asked: Asked,
+    request: AuditRequest,
     *,
     output: Path,
     environment: Mapping[str, Any],
-    jobs: int = 1,
+    executor: Executor,
     resume: bool = False,
-    executor: Executor | None = None,
-    on_progress: Callable[[Progress], None] = lambda _: None,
+    on_progress: Callable[[int, int, str], None] = lambda *_: None,
     target: str = GROUP_TARGET,
 ) -> tuple[AuditRow, ...]:
     """Run what is asked for and has no file in ``output`` yet; returns all rows, which are in ``audit.csv`` then.
-    ``target`` is what workers call for a group of ops, as ``module:function``.
+
+    Args:
+        request: what is asked for.
+        output: the results folder.
+        environment: the fingerprint of this machine.
+        executor: runs the workers, and is closed at the end.
+        resume: complete the audit in ``output``.
+        on_progress: told after every worker how many ops of all are done, and what became of one that killed its
+            process.
+        target: what workers call for a group of ops, as ``module:function``.
 
     Raises:
         HashbenchError: the folder cannot be used for this audit, nothing is to be run, or the disk is full.
@@ -73,11 +128,8 @@ def audit(
     folder = ResultsFolder(output)
     _refuse_used(folder.path, resume=resume)
     with Interrupts() as interrupts, folder.claimed(resume=resume):
-        workers = executor or LocalExecutor(jobs=jobs)
-        devices = workers.resources.devices
-        conductor = _Conductor(asked, folder, workers, devices, on_progress, interrupts, target)
         try:
-            return conductor.run(environment)
+            return _AuditDriver(request, folder, executor, interrupts, on_progress, target).run(environment)
         except OSError as error:
             raise HashbenchError(
                 f"cannot write into {folder.path}",
@@ -87,57 +139,66 @@ def audit(
 
 
 def _refuse_used(path: Path, *, resume: bool) -> None:
+    holds, tip = "", "Choose another --output."
     if (path / MANIFEST_FILE).exists() and not resume:
-        raise HashbenchError(
-            f"{path} already holds an audit",
-            consequence="nothing in it was touched",
-            tip="Add --resume to complete it, or choose another --output.",
-        )
-    if (path / "sweep.json").exists():
-        raise HashbenchError(
-            f"{path} holds a sweep", consequence="nothing in it was touched", tip="Choose another --output."
-        )
+        holds, tip = "already holds an audit", "Add --resume to complete it, or choose another --output."
+    elif (path / "sweep.json").exists():
+        holds = "holds a sweep"
+    if holds:
+        raise HashbenchError(f"{path} {holds}", consequence="nothing in it was touched", tip=tip)
 
 
-@dataclass
-class _Conductor:
-    asked: Asked
-    folder: ResultsFolder
-    executor: Executor
-    devices: tuple[DeviceAssignment, ...]
-    on_progress: Callable[[Progress], None]
-    interrupts: Interrupts
-    target: str
-    waiting: list[tuple[Op, ...]] = field(default_factory=list)
-    ops: tuple[Op, ...] = ()
-    started: int = 0
-    running: dict[str, int | None] = field(default_factory=dict)
-    """By a task's key, the number of its device among ``devices``; ``None`` where there are none."""
-    ready: bool = False
+class _AuditDriver:
+    """One audit: the ops that wait, and the workers that run, by the key of their task with the number of their
+    device (``None`` where there are none)."""
+
+    def __init__(
+        self,
+        request: AuditRequest,
+        folder: ResultsFolder,
+        executor: Executor,
+        interrupts: Interrupts,
+        on_progress: Callable[[int, int, str], None],
+        target: str,
+    ) -> None:
+        self.request, self.folder, self.executor = request, folder, executor
+        self.interrupts, self.on_progress, self.target = interrupts, on_progress, target
+        self.devices = executor.resources.devices
+        self.ops: tuple[Op, ...] = ()
+        self.waiting: list[tuple[Op, ...]] = []
+        self.running: dict[str, int | None] = {}
+        self.submitted = 0
+        self.ready = False
 
     def run(self, environment: Mapping[str, Any]) -> tuple[AuditRow, ...]:
         """From the choice of ops to ``audit.csv``, which is written on Ctrl-C too."""
-        path = self.folder.path
+        path, request = self.folder.path, self.request
         (path / "ops").mkdir(exist_ok=True)
         try:
             with self.interrupts.allowed():
-                chosen = tuple(self.asked.choose(self._catalog()))
-            self.ops = tuple(dict.fromkeys([*self._asked_before(), *chosen]))
-            self._note_manifest()
+                chosen = chosen_ops(self._catalog(), only=request.only, filters=request.filters)
+            self.ops = tuple(dict.fromkeys([*self._ops_before(), *chosen]))
+            manifest = AuditManifest(1, request.options, self.ops, sweeps=bool(request.sweep_rows))
+            replace_file(path / MANIFEST_FILE, json.dumps(to_json(manifest), indent=1) + "\n")
             self.folder.write_environment(environment)
-            missing = [op for op in self.ops if rows_in(op_file(path, *op)) is None]
+            missing = self._missing(self.ops)
             for op in missing:
-                op_file(path, *op).unlink(missing_ok=True)  # damaged
+                op_file(path, op).unlink(missing_ok=True)  # damaged
             if missing:
                 self._start()
-                self.waiting = groups_of(missing, size=self._group_size(len(missing)))
+                per_worker = -(-len(missing) // self.executor.capacity)
+                self.waiting = groups_of(missing, size=max(1, min(GROUP_SIZE, per_worker)))
                 self._work()
         finally:
             self.executor.close()
-            rows = self._rows()
+            of_ops = [row for op in self.ops for row in read_op(path, op) or ()]
+            rows = _unique([*of_ops, *request.sweep_rows])
             if self.ops:
                 replace_file(path / AUDIT_FILE, AUDIT_ROWS.text(rows))
         return rows
+
+    def _missing(self, ops: Iterable[Op]) -> list[Op]:
+        return [op for op in ops if read_op(self.folder.path, op) is None]
 
     def _start(self) -> None:
         """Get the executor ready, once, and only where something is to be run: that takes seconds."""
@@ -146,27 +207,23 @@ class _Conductor:
                 self.executor.start(target=self.target)
             self.ready = True
 
-    def _group_size(self, count: int) -> int:
-        """Small enough that every worker gets some."""
-        return max(1, min(GROUP_SIZE, -(-count // self.executor.capacity)))
-
     def _catalog(self) -> list[Op]:
-        """Every op there is, as a worker of this audit or of its earlier part found."""
+        """Every op there is, as a worker of this audit or of its earlier part wrote it down."""
         path = catalog_file(self.folder.path)
         if not path.exists():
             self._start()
-            self._submit("catalog", (), target=CATALOG_TARGET, timeout=STARTING_SECONDS)
-            for ended in self.executor.wait():
-                del self.running[ended.task.key]
+            self._submit("catalog", (), target=CATALOG_TARGET)
+            for result in self.executor.wait():
+                del self.running[result.task.key]
                 if not path.exists():
                     raise HashbenchError(
                         "cannot read torch's op database",
-                        consequence=f"nothing was run ({self._end_of(ended)})",
+                        consequence=f"nothing was run ({self._end_of(result)})",
                         tip="It needs the package expecttest: pip install expecttest.",
                     )
         return [(str(source), str(op)) for source, op in json.loads(path.read_bytes())]
 
-    def _asked_before(self) -> list[Op]:
+    def _ops_before(self) -> tuple[Op, ...]:
         """The ops of the audit that is resumed; none where this is a new one.
 
         Raises:
@@ -174,77 +231,59 @@ class _Conductor:
         """
         path = self.folder.path / MANIFEST_FILE
         if not path.exists():
-            return []
+            return ()
         try:
-            found = json.loads(path.read_bytes())
-            ops = [(str(source), str(op)) for source, op in found["ops"]]
-        except (ValueError, TypeError, KeyError):
-            found, ops = {}, []
-        if found.get("options") != dict(self.asked.options):
+            manifest = read_manifest(path)
+        except HashbenchError:
+            manifest = None
+        if manifest is None or manifest.options != self.request.options:
             raise HashbenchError(
                 f"cannot resume {self.folder.path}",
                 consequence="it holds an audit that was asked for otherwise, or its audit.json is damaged",
                 tip="Repeat the command that began it, or choose another --output.",
             )
-        return ops
-
-    def _note_manifest(self) -> None:
-        wanted = {
-            "schema": 1,
-            "options": dict(self.asked.options),
-            "ops": self.ops,
-            "sweeps": bool(self.asked.sweep_rows),
-        }
-        replace_file(self.folder.path / MANIFEST_FILE, json.dumps(wanted, indent=1) + "\n")
+        return manifest.ops
 
     # ------------------------------------------------------------------------------------------------ workers
 
     def _work(self) -> None:
         while self.waiting or self.running:
             while self.waiting and len(self.running) < self.executor.capacity:
-                ops = self.waiting.pop(0)
-                self._submit(f"group {self.started}", ops, target=self.target, timeout=self._time_for(ops))
+                self._submit(f"group_{self.submitted}", self.waiting.pop(0), target=self.target)
             with self.interrupts.allowed():
-                ended = self.executor.wait()
-            for worker in ended:
-                del self.running[worker.task.key]
-                told = self._end(worker)
-                done = sum(op_file(self.folder.path, *op).exists() for op in self.ops)
-                self.on_progress(Progress(done, len(self.ops), told))
+                results = self.executor.wait()
+            for result in results:
+                del self.running[result.task.key]
+                note = self._end(result)
+                done = sum(op_file(self.folder.path, op).exists() for op in self.ops)
+                self.on_progress(done, len(self.ops), note)
 
-    def _time_for(self, ops: Sequence[Op]) -> float:
-        return STARTING_SECONDS + self.asked.seconds * len(ops)
-
-    def _submit(self, name: str, ops: tuple[Op, ...], *, target: str, timeout: float) -> None:
-        key = name.replace(" ", "_")
-        self.started += 1
+    def _submit(self, key: str, ops: tuple[Op, ...], *, target: str) -> None:
+        self.submitted += 1
         device = freest(len(self.devices), self.running.values())
         self.running[key] = device
-        values = self.asked.options
+        options, seconds = self.request.options, self.request.seconds
+        arguments = {"ops": ops, "options": to_json(options), "seconds": seconds}
+        path = self.folder.path
         self.executor.submit(
             Task(
                 key=key,
-                spec=ModelSpec(SUITE, name, arguments={"ops": ops, "options": values, "seconds": self.asked.seconds}),
-                options=RunOptions(
-                    device=values["device"],
-                    threads=values["threads"],
-                    seed=values["seed"],
-                    output=str(self.folder.path),
-                ),
+                spec=ModelSpec(SUITE, key, arguments=arguments),
+                options=RunOptions(device=options.device, threads=options.threads, seed=options.seed, output=str(path)),
                 target=target,
-                row_path=str(self.folder.path / "rows" / f"{key}.done"),
+                row_path=str(path / "rows" / f"{key}.done"),
                 log_path=str(self.folder.log_path(key)),
-                timeout=timeout,
+                timeout=STARTING_SECONDS + seconds * len(ops),
                 variables={} if device is None else self.devices[device].variables,
             )
         )
 
-    def _end(self, worker: TaskResult) -> str:
+    def _end(self, result: TaskResult) -> str:
         """What follows from the end of a worker; a text where one op killed its process."""
-        if worker.storage_error:
-            raise OSError(worker.storage_error)
-        ops: tuple[Op, ...] = worker.task.spec.arguments["ops"]
-        left = [op for op in ops if rows_in(op_file(self.folder.path, *op)) is None]
+        if result.storage_error:
+            raise OSError(result.storage_error)
+        ops: tuple[Op, ...] = result.task.spec.arguments["ops"]
+        left = self._missing(ops)
         if not left:
             return ""
         guilty, others = left[0], tuple(left[1:])
@@ -253,45 +292,26 @@ class _Conductor:
         if len(ops) > 1:
             self.waiting.insert(0, (guilty,))
             return ""
-        row = self._row_of_the_dead(guilty, worker)
-        replace_file(op_file(self.folder.path, *guilty), json.dumps([to_json(row)]))
-        return f"{guilty[1]}: {row.verdict}"
+        row = self._row_of_the_dead(guilty, result)
+        write_op(self.folder.path, guilty, [row])
+        return f"{row.op}: {row.verdict}"
 
-    def _row_of_the_dead(self, op: Op, worker: TaskResult) -> AuditRow:
+    def _row_of_the_dead(self, op: Op, result: TaskResult) -> AuditRow:
         """The one row of an op that ended its own process: by what it did, or by taking longer than it may."""
-        late = worker.timed_out or worker.wall_seconds >= self.asked.seconds
-        return AuditRow(
-            dev=self.asked.options["device"],
-            source=op[0],
-            op=op[1],
-            dtype="",
-            sample="",
-            phase="forward",
-            verdict="timeout" if late else "crashed",
-            error=f"no result after {self.asked.seconds:g} s" if late else self._end_of(worker),
-        )
+        seconds = self.request.seconds
+        if result.timed_out or result.wall_seconds >= seconds:
+            verdict, error = AuditVerdict.TIMEOUT, f"no result after {seconds:g} s"
+        else:
+            verdict, error = AuditVerdict.CRASHED, self._end_of(result)
+        return AuditRow(self.request.options.device, *op, "", "", "forward", verdict, error=error)
 
-    def _end_of(self, worker: TaskResult) -> str:
-        return " | ".join([describe_end(worker.exit_code), *last_words(self.folder.log_path(worker.task.key))])[:300]
-
-    def _rows(self) -> tuple[AuditRow, ...]:
-        found = [row for op in self.ops for row in rows_in(op_file(self.folder.path, *op)) or ()]
-        return unique([*found, *self.asked.sweep_rows])
+    def _end_of(self, result: TaskResult) -> str:
+        return " | ".join([describe_end(result.exit_code), *last_words(self.folder.log_path(result.task.key))])[:300]
 
 
-def unique(rows: Iterable[AuditRow]) -> tuple[AuditRow, ...]:
+def _unique(rows: Iterable[AuditRow]) -> tuple[AuditRow, ...]:
     """The rows; of those with one key (two models' rows of one sweep folder named twice) the first."""
     kept: dict[tuple[str, ...], AuditRow] = {}
     for row in rows:
         kept.setdefault(AUDIT_ROWS.key_of(row), row)
     return tuple(kept.values())
-
-
-def rows_in(path: Path) -> tuple[AuditRow, ...] | None:
-    """The rows in an op's file; ``None`` where there is none, or it is damaged. An op may have no rows at all: none
-    of the dtypes that were asked for."""
-    try:
-        content = json.loads(path.read_bytes())
-        return tuple(map(AUDIT_ROWS.from_json, content)) if isinstance(content, list) else None
-    except (OSError, ValueError, RecursionError):
-        return None

@@ -7,7 +7,7 @@ the call returned and of what it left in its arguments, and another of the gradi
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,12 +17,11 @@ import torch
 from hashbench.check.function import FunctionCall, fresh_copy
 from hashbench.errors import HashbenchError, named_line
 from hashbench.replay import controls
+from hashbench.results.audit_table import Measured
 from hashbench.run.outputs import NotComparableError, flatten
 from hashbench.run.rng import reset_rng_state
 from hashbench.run.settings import applied
-from hashbench.tools.audit.cases import Case
-from hashbench.tools.audit.stress import moved
-from hashbench.tools.audit.verdict import DIFFERS, FOLLOWS, IDENTICAL, NOT_COMPARABLE, NOT_RUN, RAISES
+from hashbench.tools.audit.cases import Case, at_offset
 from hashbench.trace.arguments import named_tensors
 from hashbench.trace.digest import digest
 
@@ -38,146 +37,145 @@ POISONED_RUNS = 2
 
 
 @dataclass(slots=True)
-class Tried:
-    """The outcomes of one pass under one setting; the first error ends it."""
+class Outcomes:
+    """The fingerprints of one pass under one setting, those with ``poisoned`` memory by its content; the first error
+    ends it."""
 
-    outcomes: list[int] = field(default_factory=list)
+    plain: list[int] = field(default_factory=list)
     poisoned: dict[int, set[int]] = field(default_factory=dict)
     error: str = ""
-    word: str = ""
-
-    def failed(self, error: Exception) -> None:
-        """Keep the first error."""
-        if not self.error:
-            self.error = named_line(error, limit=300)
-            known = isinstance(error, (NotComparableError, HashbenchError))
-            self.word = NOT_COMPARABLE if known else RAISES
+    failure: Measured | None = None
 
     @property
     def distinct(self) -> int | None:
         """Different outcomes of runs in ordinary memory; ``None`` where one raised."""
-        return None if self.error or not self.outcomes else len(set(self.outcomes))
+        return None if self.error or not self.plain else len(set(self.plain))
 
     @property
-    def measured(self) -> str:
-        """One of ``verdict.MEASURED``."""
-        if self.word:
-            return self.word
-        if not self.outcomes:
-            return NOT_RUN
-        if len(set(self.outcomes)) > 1:
-            return DIFFERS
-        return FOLLOWS if follows_poison(self.poisoned) else IDENTICAL
+    def measured(self) -> Measured:
+        """What these outcomes show."""
+        if self.failure is not None:
+            return self.failure
+        if not self.plain:
+            return Measured.NOT_RUN
+        if len(set(self.plain)) > 1:
+            return Measured.DIFFERS
+        return Measured.FOLLOWS if follows_poison(self.poisoned) else Measured.IDENTICAL
 
 
-def follows_poison(poisoned: dict[int, set[int]]) -> bool:
+def follows_poison(poisoned: Mapping[int, set[int]]) -> bool:
     """Whether each content of unwritten memory gives one outcome of its own."""
-    alone = [next(iter(found)) for found in poisoned.values() if len(found) == 1]
+    alone = [outcome for outcomes in poisoned.values() if len(outcomes) == 1 for outcome in outcomes]
     return len(alone) == len(controls.POISONS) == len(set(alone))
 
 
-class Measured:
-    """What :func:`measure` found of one case: ``passes[setting][phase]``."""
+class Measurement:
+    """The outcomes of one case: ``passes[setting][phase]``. What turns out to have nothing to differentiate has no
+    backward pass."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
         phases = ("forward", "backward") if case.differentiable else ("forward",)
-        self.passes = {name: {phase: Tried() for phase in phases} for name in FLAG}
+        self.passes = {setting: {phase: Outcomes() for phase in phases} for setting in FLAG}
+
+    def run(self, setting: str, number: int, *, seed: int, poison: int | None = None) -> None:
+        """One more run. What has raised, or differs anyway, is not run on other memory; a pass that raised is not run
+        again."""
+        passes, case = self.passes[setting], self.case
+        forward, backward = passes["forward"], passes.get("backward")
+        if forward.error or (poison is not None and (case.moved or forward.measured is Measured.DIFFERS)):
+            return
+        with _noted(forward):
+            call = at_offset(case.call, number) if case.moved else fresh_copy(case.call)
+            reset_rng_state(seed)
+            value = call()
+            _keep(forward, fingerprint(value, call), poison)
+        if forward.error or backward is None or backward.error:
+            return
+        try:
+            with _noted(backward):
+                _keep(backward, fingerprint(gradients(case, call, value, seed=seed)), poison)
+        except NotDifferentiableError:
+            for each in self.passes.values():
+                each.pop("backward")
 
 
-def measure(cases: list[Case], *, runs: int, seed: int) -> list[Measured]:
+def measure(cases: Sequence[Case], *, runs: int, seed: int) -> list[Measurement]:
     """Run every case ``runs`` times under each setting, then with two contents of unwritten memory."""
-    found = [Measured(case) for case in cases]
+    measurements = [Measurement(case) for case in cases]
     with quiet():
-        for name, wanted in FLAG.items():
+        for setting, wanted in FLAG.items():
             with applied(wanted):
-                for one in found:
+                for measurement in measurements:
                     for number in range(runs):
-                        _add(one, name, number, seed=seed)
-                for value in controls.POISONS:
+                        measurement.run(setting, number, seed=seed)
+                for poison in controls.POISONS:
                     # What the flag fills must stay filled: no mode may write over it.
-                    with controls.poisoned_memory(value, through_mode=name != "on"):
-                        for one in found:
+                    with controls.poisoned_memory(poison, through_mode=setting != "on"):
+                        for measurement in measurements:
                             for number in range(POISONED_RUNS):
-                                _add(one, name, number, seed=seed, poison=value)
-    return found
+                                measurement.run(setting, number, seed=seed, poison=poison)
+    return measurements
 
 
-def _add(one: Measured, name: str, number: int, *, seed: int, poison: int | None = None) -> None:
-    """One more run. What has raised, or differs anyway, is not run on other memory; a pass that raised is not run
-    again."""
-    passes = one.passes[name]
-    if passes["forward"].error or (poison is not None and (one.case.moved or passes["forward"].measured == DIFFERS)):
-        return
+@contextmanager
+def _noted(outcomes: Outcomes) -> Iterator[None]:
+    """Keep an exception as what ended these outcomes."""
     try:
-        call = copied(one.case, number)
-        reset_rng_state(seed)
-        value = call()
-        outcome = fingerprint(value, call)
+        yield
+    except NotDifferentiableError:
+        raise
     except Exception as error:
-        passes["forward"].failed(error)
-        return
-    _keep(passes["forward"], outcome, poison)
-    backward = passes.get("backward")
-    if backward is None or backward.error:
-        return
-    try:
-        outcome = fingerprint(gradients(one.case, call, value, seed=seed), None)
-    except Exception as error:
-        backward.failed(error)
-        return
-    _keep(backward, outcome, poison)
+        outcomes.error = named_line(error, limit=300)
+        known = isinstance(error, (NotComparableError, HashbenchError))
+        outcomes.failure = Measured.NOT_COMPARABLE if known else Measured.RAISES
 
 
-def _keep(tried: Tried, outcome: int, poison: int | None) -> None:
+def _keep(outcomes: Outcomes, outcome: int, poison: int | None) -> None:
     if poison is None:
-        tried.outcomes.append(outcome)
+        outcomes.plain.append(outcome)
     else:
-        tried.poisoned.setdefault(poison, set()).add(outcome)
+        outcomes.poisoned.setdefault(poison, set()).add(outcome)
 
 
 # ------------------------------------------------------------------------------------------------------ one run
 
 
-def copied(case: Case, number: int) -> FunctionCall:
-    """The arguments of run ``number``."""
-    return moved(case.call, number) if case.moved else fresh_copy(case.call)
-
-
-def fingerprint(value: Any, call: FunctionCall | None) -> int:
-    """Equal for equal results, bit by bit; strides count.
+def fingerprint(value: Any, call: FunctionCall | None = None) -> int:
+    """Equal for equal results and, with ``call``, for equal arguments after it, bit by bit; strides count.
 
     Raises:
         NotComparableError: a result of a kind that cannot be compared.
     """
-    parts: list[object] = []
+    parts = list(flatten(value, "output"))
+    parts += named_tensors(call.named()) if call is not None else ()
     with torch.no_grad():
-        for name, item in flatten(value, "output"):
-            parts.append((name, digest(item.detach()) if isinstance(item, torch.Tensor) else repr(item)))
-        if call is not None:
-            parts += [(name, digest(tensor.detach())) for name, tensor in named_tensors(call.named())]
-    return hash(tuple(parts))
+        return hash(
+            tuple(
+                (name, digest(item.detach()) if isinstance(item, torch.Tensor) else repr(item)) for name, item in parts
+            )
+        )
+
+
+class NotDifferentiableError(Exception):
+    """A case without a backward pass: it has no row of one."""
 
 
 def gradients(case: Case, call: FunctionCall, value: Any, *, seed: int) -> dict[str, Any]:
     """Gradients of the arguments, by name, for a random cotangent that is the same in every run.
 
     Raises:
-        NotComparableError: there is nothing to differentiate.
+        NotDifferentiableError: no output depends on an input that asks for a gradient.
     """
     value = case.process(value) if case.process is not None else value
     outputs = [tensor for _, tensor in named_tensors(value) if tensor.requires_grad]
     inputs = {name: tensor for name, tensor in named_tensors(call.named()) if tensor.requires_grad and tensor.is_leaf}
     if not outputs or not inputs:
-        raise NotDifferentiableError("no output depends on an input that asks for a gradient")
+        raise NotDifferentiableError
     generator = torch.Generator().manual_seed(seed)
     cotangents = [_cotangent(tensor, generator) for tensor in outputs]
-    found = torch.autograd.grad(outputs, list(inputs.values()), cotangents, allow_unused=True)
-    return dict(zip(inputs, found, strict=True))
-
-
-class NotDifferentiableError(Exception):
-    """A case without a backward pass: it has no row of one."""
+    values = torch.autograd.grad(outputs, list(inputs.values()), cotangents, allow_unused=True)
+    return dict(zip(inputs, values, strict=True))
 
 
 def _cotangent(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -1,0 +1,272 @@
+"""An audit as tables, and two audits compared, as text, Markdown, JSON and CSV. Pure: reads no file, prints nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from tabulate import tabulate
+
+from hashbench.report.compare import Became, Change, Comparison, worst_first
+from hashbench.results.audit_table import (
+    AUDIT_ROWS,
+    KEY,
+    UNMEASURED,
+    VARYING,
+    Audit,
+    AuditManifest,
+    AuditRow,
+    AuditVerdict,
+    Measured,
+)
+from hashbench.results.environments import environment_changes
+from hashbench.results.table import csv_line, defuse
+from hashbench.text import a_few, one_line
+
+# ------------------------------------------------------------------------------------------------ one audit
+
+COLUMNS = ("verdict", "op", "pass", "dtypes", "samples", "kernel", "cause", "documented")
+_WIDTH = 60
+
+
+def counts(rows: Iterable[AuditRow]) -> list[tuple[str, int, int]]:
+    """``(verdict, ops, samples)`` in the order of the verdicts. An op may be in several."""
+    samples = Counter((row.verdict, row.source, row.op) for row in rows)
+    of_verdicts = {
+        word: [count for (verdict, *_), count in samples.items() if verdict == word] for word in AuditVerdict
+    }
+    return [(word, len(of_ops), sum(of_ops)) for word, of_ops in of_verdicts.items() if of_ops]
+
+
+def findings(rows: Sequence[AuditRow]) -> list[dict[str, str]]:
+    """One line for each verdict but ``as documented``, op and pass. ``documented but never seen here`` only where no
+    sample of the op shows what is documented."""
+    seen = {(row.op, row.phase) for row in rows if _confirms(row)}
+    unseen = AuditVerdict.NEVER_SEEN
+    return _lines(
+        row
+        for row in rows
+        if row.verdict != AuditVerdict.AS_DOCUMENTED and not (row.verdict == unseen and (row.op, row.phase) in seen)
+    )
+
+
+def confirmed(rows: Iterable[AuditRow]) -> list[dict[str, str]]:
+    """One line for each op that differs or is refused as torch documents it."""
+    return _lines(filter(_confirms, rows))
+
+
+def _confirms(row: AuditRow) -> bool:
+    shown = Measured.DIFFERS in (row.off, row.unfilled) or row.on == Measured.RAISES
+    return row.verdict == AuditVerdict.AS_DOCUMENTED and shown
+
+
+def _lines(rows: Iterable[AuditRow]) -> list[dict[str, str]]:
+    groups: dict[tuple[AuditVerdict, str, str], list[AuditRow]] = {}
+    for row in rows:
+        groups.setdefault((AuditVerdict(row.verdict), row.op, row.phase), []).append(row)
+    order = list(AuditVerdict)
+    return [_line(*key, groups[key]) for key in sorted(groups, key=lambda key: (order.index(key[0]), *key[1:]))]
+
+
+def _line(verdict: AuditVerdict, op: str, phase: str, rows: Sequence[AuditRow]) -> dict[str, str]:
+    def values(name: str) -> list[str]:
+        return list(dict.fromkeys(filter(None, (getattr(row, name) for row in rows))))
+
+    said = one_line("; ".join(values("error" if verdict in UNMEASURED else "documented")))
+    cells = (
+        verdict,
+        op,
+        phase,
+        ", ".join(values("dtype")),
+        str(len(rows)),
+        a_few(values("kernel"), limit=2),
+        ", ".join(values("cause")),
+        said if len(said) <= _WIDTH else f"{said[: _WIDTH - 1]}…",
+    )
+    return dict(zip(COLUMNS, cells, strict=True))
+
+
+def summary(rows: Sequence[AuditRow]) -> str:
+    """For a terminal: the findings, then the counts."""
+    listed = [[*line.values()] for line in findings(rows) if line["verdict"] != AuditVerdict.NEVER_SEEN]
+    parts = [tabulate(listed, headers=COLUMNS)] if listed else []
+    parts.append(_table_of_counts(rows) if rows else "No op was run.")
+    return "\n\n".join(parts)
+
+
+def tables_as_markdown(rows: Sequence[AuditRow]) -> str:
+    """For a page of documentation: the counts, the findings, then what is as documented because it was seen."""
+    parts = [_table_of_counts(rows, style="github")]
+    for title, lines in (("", findings(rows)), ("Seen as torch documents it:", confirmed(rows))):
+        if lines:
+            cells = [[cell.replace("|", "/") for cell in line.values()] for line in lines]
+            parts += [*filter(None, [title]), tabulate(cells, headers=COLUMNS, tablefmt="github")]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table_of_counts(rows: Iterable[AuditRow], *, style: str = "simple") -> str:
+    return tabulate(counts(rows), headers=("verdict", "ops", "samples"), tablefmt=style)
+
+
+# ------------------------------------------------------------------------------------------------ two audits
+
+
+class AuditOutcome(Became):
+    """What became of one sample, the worst first."""
+
+    BECAME_NONDETERMINISTIC = "became nondeterministic", True
+    NOW_RAISES = "now raises", True
+    NOT_MEASURED = "not measured any more", True  # a difference could hide there
+    MISSING = "missing", True  # absent is never equal
+    NOT_COMPARABLE = "not comparable", True
+    MOVED = "differs otherwise"
+    FIXED = "fixed"
+    MEASURED_NOW = "measured now"
+    NEW = "new"
+    NOT_ASKED = "not asked for"
+    OTHERWISE_DOCUMENTED = "documented otherwise"
+    UNCHANGED = "unchanged"
+
+
+AuditChange = Change[AuditRow, AuditOutcome]
+AuditComparison = Comparison[AuditRow, AuditOutcome]
+
+
+def kind_of(row: AuditRow) -> str:
+    """``differs``, ``differs under the flag``, ``raises`` under it, ``unmeasured`` or ``agrees``, as far as results go;
+    what is documented plays no part, so that a new sentence in torch's documentation fixes nothing."""
+    if row.verdict in UNMEASURED:
+        return "unmeasured"
+    if row.verdict == AuditVerdict.UNDER_THE_FLAG:
+        return "differs under the flag"
+    found = (AuditVerdict.UNDOCUMENTED, AuditVerdict.DOES_NOT_RAISE)
+    if row.verdict in found or row.off in VARYING or row.on in VARYING:
+        return "differs"
+    return "raises" if row.on == Measured.RAISES else "agrees"
+
+
+def decide(base: str, new: str, *, asked: bool = True) -> AuditOutcome:
+    """What became of a sample of kind ``base`` (see :func:`kind_of`) that is now of kind ``new``; empty: no row.
+
+    Raises:
+        ValueError: neither audit has it.
+    """
+    if not base and not new:
+        raise ValueError("neither audit has this sample")
+    if not new:
+        return AuditOutcome.MISSING if asked else AuditOutcome.NOT_ASKED
+    if not base:
+        return AuditOutcome.NEW
+    if base == new:
+        return AuditOutcome.UNCHANGED
+    if new == "unmeasured":
+        return AuditOutcome.NOT_MEASURED
+    if base == "unmeasured":
+        return AuditOutcome.BECAME_NONDETERMINISTIC if new.startswith("differs") else AuditOutcome.MEASURED_NOW
+    if new == "differs under the flag" or (new == "differs" and base in ("agrees", "raises")):
+        return AuditOutcome.BECAME_NONDETERMINISTIC
+    return AuditOutcome.NOW_RAISES if new == "raises" else AuditOutcome.FIXED
+
+
+def compare(base: Audit, new: Audit) -> AuditComparison:
+    """Compare two audits, sample by sample. A change of torch's version is said first."""
+    old, now = ({AUDIT_ROWS.key_of(row): row for row in audit.rows} for audit in (base, new))
+    changes = [_change(key, old.get(key), now.get(key), new.asked) for key in old | now]
+    machines = environment_changes(base.environments, new.environments)
+    return Comparison(
+        base.label,
+        new.label,
+        tuple(sorted(machines, key=lambda change: change.key != "packages.torch")),
+        worst_first(changes),
+        tuple(
+            f"nothing says on which machine {audit.label} was made" for audit in (base, new) if not audit.environments
+        ),
+    )
+
+
+def _change(
+    key: tuple[str, ...], base: AuditRow | None, new: AuditRow | None, asked: AuditManifest | None
+) -> AuditChange:
+    if base is None or new is None:
+        was_asked = asked is None or base is None or asked.covers(base)
+        kinds = ("" if row is None else kind_of(row) for row in (base, new))
+        return Change(key, decide(*kinds, asked=was_asked), base, new)
+    for name in ("inputs", "threads"):
+        old, now = getattr(base, name), getattr(new, name)
+        if old and now and old != now:  # the two rows are not about the same
+            return Change(key, AuditOutcome.NOT_COMPARABLE, base, new, f"{name}: {old} → {now}")
+    outcome, note = decide(kind_of(base), kind_of(new)), f"{base.verdict} → {new.verdict}"
+    if outcome is AuditOutcome.UNCHANGED:
+        note = ""
+        if base.kernel and new.kernel and base.kernel != new.kernel:
+            outcome, note = AuditOutcome.MOVED, f"{base.kernel} → {new.kernel}"
+        elif base.documented != new.documented:
+            outcome, note = AuditOutcome.OTHERWISE_DOCUMENTED, f"{base.documented} → {new.documented}"
+    return Change(key, outcome, base, new, note)
+
+
+COUNTED_ONLY = frozenset({AuditOutcome.UNCHANGED, AuditOutcome.NOT_ASKED, AuditOutcome.NEW})
+MOST_LISTED = 200
+"""Samples listed of one outcome; their number is always said."""
+
+
+def as_text(comparison: AuditComparison) -> str:
+    """For a terminal; what is different between the machines comes first, torch's version before all."""
+    machines = [
+        f"{one_line(change.key)}: {one_line(change.base) or '(none)'} → {one_line(change.new) or '(none)'}"
+        for change in comparison.environment
+    ]
+    counted = ", ".join(f"{count} {outcome}" for outcome, count in comparison.counts.items()) or "no samples"
+    title = f"{one_line(comparison.base)} → {one_line(comparison.new)}"
+    blocks = [[title], machines, list(comparison.remarks), *_listed(comparison), [counted]]
+    return "\n\n".join("\n".join(lines) for lines in blocks if lines)
+
+
+def _listed(comparison: AuditComparison) -> Iterator[list[str]]:
+    """For each outcome that asks for attention a title and its samples."""
+    for outcome, count in comparison.counts.items():
+        if outcome not in COUNTED_ONLY:
+            changes = [change for change in comparison.changes if change.outcome is outcome][:MOST_LISTED]
+            lines = [one_line(f"{' '.join(change.key[1:])}  {change.note}".rstrip()) for change in changes]
+            lines += [f"and {count - MOST_LISTED} more"] if count > MOST_LISTED else []
+            yield [f"{outcome} ({count})", *(f"  {line}" for line in lines)]
+
+
+def as_markdown(comparison: AuditComparison) -> str:
+    """For a pull request."""
+    return "```text\n" + as_text(comparison).replace("```", "'''") + "\n```"
+
+
+def as_json(comparison: AuditComparison) -> str:
+    """Everything but what is unchanged, for another program."""
+    content = {
+        "base": comparison.base,
+        "new": comparison.new,
+        "environment": [dataclasses.asdict(change) for change in comparison.environment],
+        "counts": comparison.counts,
+        "got_worse": comparison.got_worse,
+        "remarks": comparison.remarks,
+        "changes": [
+            {**_fields(change), "note": change.note}
+            for change in comparison.changes
+            if change.outcome is not AuditOutcome.UNCHANGED
+        ],
+    }
+    return json.dumps(content, indent=1)
+
+
+def as_csv(comparison: AuditComparison) -> str:
+    """One line for each sample, the worst first."""
+    lines = [csv_line([*KEY, "outcome", "base", "new", "note"])]
+    for change in comparison.changes:
+        cells = (*_fields(change).values(), change.note)
+        lines.append(csv_line(defuse(one_line(cell or "")) for cell in cells))
+    return "".join(lines)
+
+
+def _fields(change: AuditChange) -> Mapping[str, str | None]:
+    """The key, the outcome and both verdicts (``None``: no row) of a sample, by column."""
+    verdicts = (None if row is None else row.verdict for row in (change.base, change.new))
+    return dict(zip((*KEY, "outcome", "base", "new"), (*change.key, change.outcome, *verdicts), strict=True))
