@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 from hashbench.errors import HashbenchError
 from hashbench.io import replace_file
 from hashbench.report.expectations import Assessment, assess
-from hashbench.report.junit import as_junit
-from hashbench.report.markdown import as_markdown
+from hashbench.report.exports import as_junit, as_markdown
 from hashbench.results.load import NIGHT_FILE
 
 if TYPE_CHECKING:

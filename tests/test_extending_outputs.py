@@ -27,8 +27,7 @@ from hashbench.integrations.pytest.message import five_lines
 from hashbench.records import *
 from hashbench.report.compare import compare
 from hashbench.report.html.page import render_html
-from hashbench.report.junit import as_junit
-from hashbench.report.markdown import as_markdown
+from hashbench.report.exports import as_junit, as_markdown
 from hashbench.report.text import as_json, sweep_table
 from hashbench.repro import report
 from hashbench.results.rows import read_rows, row_from_json, row_to_json, write_rows

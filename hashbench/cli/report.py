@@ -55,8 +55,7 @@ def _add_nightly(nightly: argparse.ArgumentParser) -> None:
 
 def _nightly(parsed: argparse.Namespace) -> int:
     from hashbench import nightly
-    from hashbench.report.github import as_annotations
-    from hashbench.report.markdown import as_summary
+    from hashbench.report.exports import as_annotations, as_summary
     from hashbench.results.load import load_sweep
 
     folder = nightly.night_folder(parsed.output, parsed.label or time.strftime("%Y-%m-%d"))
@@ -179,9 +178,7 @@ def _add_report(report: argparse.ArgumentParser) -> None:
 def _report(parsed: argparse.Namespace) -> int:
     from hashbench import nightly
     from hashbench.report.expectations import assess
-    from hashbench.report.github import as_annotations
-    from hashbench.report.junit import as_junit
-    from hashbench.report.markdown import as_markdown, verdict
+    from hashbench.report.exports import as_annotations, as_junit, as_markdown
 
     assessment = assess(parsed.folders, expected=parsed.expected)
     if parsed.html:
@@ -195,7 +192,7 @@ def _report(parsed: argparse.Namespace) -> int:
     elif not (parsed.html or parsed.markdown or parsed.junit):
         print(as_markdown(assessment.history, assessment.judged), end="")
     else:
-        print(f"{assessment.judged.night}: {verdict(assessment.judged)}")
+        print(f"{assessment.judged.night}: {assessment.judged.verdict}")
     return EXIT_DIFFERENCE if parsed.strict and assessment.judged.got_worse else 0
 
 

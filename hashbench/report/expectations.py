@@ -7,6 +7,7 @@ mode, dtype and device. Whether anything got worse is decided by :mod:`hashbench
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,10 +18,11 @@ from hashbench.catalog import Kind, kind_of
 from hashbench.errors import HashbenchError
 from hashbench.records import Row
 from hashbench.report.compare import Change, ModelChange, Outcome, compare
-from hashbench.report.history import History, Interval, ModelHistory, Night, load_history
+from hashbench.report.history import History, Interval, ModelHistory, Night, load_history, seen
 from hashbench.results.environments import EnvironmentChange
 from hashbench.results.load import Provenance, Sweep, csv_files, joined, load_file, load_sweep
 from hashbench.results.rows import row_key
+from hashbench.text import count
 
 STALE_AFTER = 30
 """Nights in which a model ran and did not show what is expected of it, before that is called stale."""
@@ -130,6 +132,31 @@ class Judgement:
         """The status as a reader understands it: nothing is *as expected* where only last night is known."""
         return "as last night" if self.status is ExpectationStatus.MET and not self.expected else str(self.status)
 
+    @property
+    def before(self) -> str:
+        """The status of ``base``; empty where there is none."""
+        return self.base.accuracy if self.base else ""
+
+    @property
+    def now(self) -> str:
+        """The status of ``new``; empty where there is none."""
+        return self.new.accuracy if self.new else ""
+
+    @property
+    def in_trouble(self) -> bool:
+        """Whether the model differs or fails tonight."""
+        return kind_of(self.now).is_trouble
+
+    @property
+    def message(self) -> str:
+        """One line: what is seen, what was expected, and why."""
+        since = f" since {self.since}" if self.since else ""
+        source = "expected" if self.expected or self.base is None else "last night"
+        nights = f", not seen for {count(self.unseen, 'night')}" if self.unseen else ""
+        note = f"; {self.note}" if self.note else ""
+        link = f" {self.link}" if self.link else ""
+        return f"{self.word}: {seen(self.new)} ({source}: {self.before or 'nothing'}{since}{nights}){note}{link}"
+
 
 @dataclass(frozen=True, slots=True)
 class Judged:
@@ -151,6 +178,15 @@ class Judged:
     def got_worse(self) -> bool:
         """Whether any model got worse, or the night itself is not whole."""
         return bool(self.problems) or any(judgement.worse for judgement in self.judgements)
+
+    @property
+    def verdict(self) -> str:
+        """One line: whether anything got worse, and what."""
+        worse = Counter(str(one.status) for one in self.judgements if one.worse)
+        parts = [f"{number} {word}" for word, number in worse.items()]
+        if self.problems:
+            parts.append(count(len(self.problems), "problem") + " of the night itself")
+        return f"Worse: {', '.join(parts)}" if parts else "Nothing got worse"
 
 
 def expectation_status(outcome: Outcome, accuracy: str, *, expected: bool = True, unseen: int = 0) -> ExpectationStatus:

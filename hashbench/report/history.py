@@ -90,6 +90,14 @@ class History:
     models: tuple[ModelHistory, ...]
 
 
+def seen(result: Row | Interval | None) -> str:
+    """``eager_two_runs_differ (aten.dot.default, alignment)``: a status with the kernel and the cause."""
+    if result is None:
+        return "no row"
+    what = ", ".join(filter(None, (result.kernel, result.cause)))
+    return f"{result.accuracy} ({what})" if what else result.accuracy
+
+
 _WORST_FIRST = {"differ": 0, "fail": 1}
 
 

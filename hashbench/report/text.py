@@ -13,9 +13,8 @@ from tabulate import tabulate
 
 from hashbench.records import ROW_COLUMNS, ROW_KEY, Row
 from hashbench.report.compare import Comparison, ModelChange, Outcome
-from hashbench.report.describe import count
 from hashbench.results.table import csv_line, defuse
-from hashbench.text import one_line, shorten
+from hashbench.text import count, one_line, shorten
 
 COUNTED_ONLY = frozenset({Outcome.UNCHANGED, Outcome.STILL_SKIPPED, Outcome.NOT_SELECTED})
 """Outcomes whose models are not listed, because nothing about them asks for attention."""

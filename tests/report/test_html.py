@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from hashbench.records import Row, RowEvidence
-from hashbench.report.describe import how_much, how_often
 from hashbench.report.expectations import Judged
 from hashbench.report.history import History, Interval, ModelHistory, Night, models_in_trouble
 from hashbench.report.html.excerpts import read_excerpts
@@ -21,6 +20,7 @@ from hashbench.report.html.models import DETAILS, model_views
 from hashbench.report.html.page import headline, policy_for, render_html
 from hashbench.report.html.payload import as_script_content, changes_text, first_night_shown, payload_of
 from hashbench.report.html.totals import course_of, totals_of
+from hashbench.text import how_much, how_often
 from hashbench.trace import file
 from tests.experiment_texts import evidence
 from tests.report.histories import DIAGNOSED, TORCH_CHANGED, diagnosed, failed, history, judgement, passing, traces

@@ -10,12 +10,10 @@ from xml.etree import ElementTree
 import pytest
 
 from hashbench.records import RowEvidence
-from hashbench.report import github, markdown
+from hashbench.report import exports
 from hashbench.report.expectations import Assessment, assess
 from hashbench.report.expected_file import expect_from
-from hashbench.report.github import MOST, as_annotations
-from hashbench.report.junit import as_junit
-from hashbench.report.markdown import LIMIT, as_markdown, as_summary
+from hashbench.report.exports import LIMIT, MOST, as_annotations, as_junit, as_markdown, as_summary
 
 from .nights import differing, write_night
 from .rows import row
@@ -109,8 +107,8 @@ def test_names_and_errors_stay_inside_their_cells(night):
 
 
 def test_a_link_that_is_none_is_not_one():
-    assert markdown._link("https://example.org/7") == "[link](https://example.org/7)"
-    assert markdown._link("javascript:alert(1)") == ""
+    assert exports._link("https://example.org/7") == "[link](https://example.org/7)"
+    assert exports._link("javascript:alert(1)") == ""
 
 
 def test_markdown_of_ten_thousand_failures_fits_a_job_summary(tmp_path):
@@ -206,8 +204,8 @@ def test_annotations_name_what_got_worse_and_what_asks_for_attention(night):
 
 
 def test_annotations_are_escaped_as_github_asks():
-    assert github._annotation("error", "a,b:c%", "x:y,z%0A") == "::error title=a%2Cb%3Ac%25::x:y,z%250A"
-    assert "\n" not in github._annotation("error", "a\r\nb", "c\r\nd")
+    assert exports._annotation("error", "a,b:c%", "x:y,z%0A") == "::error title=a%2Cb%3Ac%25::x:y,z%250A\n"
+    assert exports._annotation("error", "a\r\nb", "c\r\nd") == "::error title=a b::c d\n"
 
 
 def test_more_annotations_than_github_shows_are_summed_up(tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hashbench.catalog import CAUSES
 from hashbench.records import Row
-from hashbench.report.describe import bounds, rate
+from hashbench.text import bounds, rate
 
 _LONGEST = 500
 """Letters of one line; names and texts come from the code under test."""

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from hashbench.catalog import REPEATED, kind_of, letter_of
 from hashbench.records import LABELS, Row
-from hashbench.report.describe import deterministic_here, how_much, how_often, spaced
 from hashbench.report.history import History, Interval, models_in_trouble
 from hashbench.report.html.evidence import ArmRead, read_evidence, reasons
 from hashbench.report.html.excerpts import Excerpt
+from hashbench.text import deterministic_here, how_much, how_often, spaced
 
 DETAILS = 150
 """Models of which a page tells everything, the newest trouble first."""

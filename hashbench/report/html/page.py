@@ -19,7 +19,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from hashbench.catalog import CAUSES, LETTERS, STATUSES, kind_of, letter_of
-from hashbench.report.describe import count, scope_words, suite_words
 from hashbench.report.expectations import Judged
 from hashbench.report.history import History
 from hashbench.report.html.changes import counts_of, expectation_of, groups_of, is_known, present
@@ -27,7 +26,7 @@ from hashbench.report.html.excerpts import Excerpt
 from hashbench.report.html.models import model_views
 from hashbench.report.html.payload import as_script_content, changes_text, first_night_shown, payload_of
 from hashbench.report.html.totals import by_kind, course_of, totals_of
-from hashbench.text import one_line, shorten
+from hashbench.text import count, one_line, scope_words, shorten, suite_words
 
 LONGEST_TEXT = 3000
 """Characters of one text of a model's that a page shows."""

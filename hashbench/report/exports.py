@@ -1,0 +1,367 @@
+"""A night for other programs to show: GitHub's Markdown, JUnit XML, and workflow commands of GitHub Actions.
+
+Names and errors come from models and are escaped. Each format has a limit; what does not fit is counted, and nothing is
+cut in the middle.
+"""
+
+from __future__ import annotations
+
+import functools
+import html
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from xml.etree import ElementTree
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from tabulate import tabulate
+
+from hashbench.catalog import Kind, kind_of
+from hashbench.records import Row
+from hashbench.report.expectations import STALE_AFTER, ExpectationStatus, Judged, Judgement
+from hashbench.report.history import History, seen
+from hashbench.report.text import escape_markdown
+from hashbench.results.load import is_link
+from hashbench.text import count, one_line, rate, shorten
+
+# -------------------------------------------------------------------------------------------------- Markdown
+
+LIMIT = 900_000
+"""Bytes of UTF-8; GitHub shows no summary of a step that has more than 1 MiB."""
+
+_SIZES = ((500, 100), (200, 30), (60, 8), (15, 0))
+"""Lines of a table, and diagnoses: the first pair with which a night has at most :data:`LIMIT` bytes. With the last one
+every night has."""
+
+_CELL = 90
+_WIDTHS = {"model": 60, "what to do": 2 * _CELL}
+"""Characters of a cell, by its column."""
+
+Cells = Mapping[str, str]
+"""A line of a table, by its columns; texts that are :class:`Markup` are Markdown already."""
+
+
+def as_markdown(history: History, judged: Judged) -> str:
+    """The summary of the last night for a CI job: what changed first, then totals, then everything else. At most
+    :data:`LIMIT` bytes."""
+    text = ""
+    for lines, details in _SIZES:
+        text = _markdown(history, judged, lines=lines, details=details)
+        if len(text.encode()) <= LIMIT:
+            break
+    return text
+
+
+def as_summary(history: History, judged: Judged) -> str:
+    """The beginning of it, for a terminal: what changed, and the totals."""
+    return _markdown(history, judged, lines=40, details=0, only_beginning=True)
+
+
+def _markdown(history: History, judged: Judged, *, lines: int, details: int, only_beginning: bool = False) -> str:
+    rows = [one.new for one in judged.judgements if one.new]
+    text = (
+        _environment()
+        .get_template("night.md.jinja")
+        .render(
+            history=history,
+            judged=judged,
+            lines=lines,
+            details=details,
+            only_beginning=only_beginning,
+            worse=[_worse(one) for one in judged.judgements if one.worse],
+            changed=_changed(history, judged),
+            environment=[{"what": one.key, "before": one.base, "now": one.new} for one in judged.environment],
+            totals=list(_totals(rows)),
+            not_passing=_not_passing(history, judged),
+            skipped=sum(kind_of(row.accuracy) is Kind.SKIP for row in rows),
+            expectations=list(_expectations(judged)),
+            not_asked=sum(one.status is ExpectationStatus.NOT_ASKED for one in judged.judgements),
+            older_problems=[
+                f"{night.label}: {problem}" for night in history.nights[-2::-1] for problem in reversed(night.problems)
+            ],
+            diagnosed=[row for row in rows if row.because or row.detail],
+        )
+    )
+    return text.rstrip() + "\n"
+
+
+@functools.cache  # compiling a template takes longer than filling it
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("hashbench.report"),
+        autoescape=False,  # for Markdown, which finalize escapes
+        undefined=StrictUndefined,
+        finalize=_escaped,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "as_html": lambda text: Markup(html.escape(one_line(text))),
+        "bullets": _bullets,
+        "count": count,
+        "facts": _diagnosis,
+        "shorten": shorten,
+        "table": _table,
+    }
+    return environment
+
+
+def _escaped(value: object) -> str:
+    return value if isinstance(value, Markup) else escape_markdown(str(value))
+
+
+def _bullets(lines: Sequence[str], most: int) -> Markup:
+    more = [f"and {len(lines) - most} more"] if len(lines) > most else []
+    return Markup("\n".join(f"- {_escaped(shorten(line, 700))}" for line in [*lines[:most], *more]))
+
+
+def _table(lines: Sequence[Cells], most: int) -> Markup:
+    """A table of at most ``most`` lines, without the columns that are empty throughout."""
+    columns = [column for column in lines[0] if any(line[column] for line in lines[:most])]
+    body = [[_cell(line[column], _WIDTHS.get(column, _CELL)) for column in columns] for line in lines[:most]]
+    text = tabulate(body, headers=[_escaped(column) for column in columns], tablefmt="pipe", disable_numparse=True)
+    return Markup(text if len(lines) <= most else f"{text}\n\n{len(lines) - most} more are not shown here.")
+
+
+def _cell(text: str, width: int) -> str:
+    return text if isinstance(text, Markup) else escape_markdown(shorten(text, width))
+
+
+def _link(link: str) -> str:
+    return Markup(f"[link]({link})") if link and is_link(link) else ""
+
+
+def _model(key: Sequence[str]) -> Cells:
+    suite, mode, dtype, device, name = key
+    return {"model": name, "suite": suite, "mode": mode, "dtype": dtype, "device": device}
+
+
+def _since(one: Judgement, expected: str) -> str:
+    return f"{expected} since {one.since}" if one.since else expected
+
+
+def _worse(one: Judgement) -> Cells:
+    before = one.before or "no row"
+    expected = before if one.expected or one.since else f"{before} (last night)"
+    cells = {"expected": _since(one, expected), "now": one.now or "no row", "why": one.note, "link": _link(one.link)}
+    return {"what": one.word, **_model(one.key), **cells}
+
+
+def _changed(history: History, judged: Judged) -> list[Cells]:
+    """Models that did something else last night than the night before, whatever is expected of them."""
+    last = len(history.nights) - 1
+    moves = [(model.key, seen(model.at(judged.before)), seen(model.at(last))) for model in history.models]
+    changes = sorted((now == "pass", key, before, now) for key, before, now in moves if before != now)
+    return [{**_model(key), "before": before, "now": now} for _, key, before, now in changes]
+
+
+def _totals(rows: Sequence[Row]) -> Iterator[Cells]:
+    """How many rows of each suite, mode, dtype and device have each status, the most frequent first."""
+    statuses = [status for status, _ in Counter(row.accuracy for row in rows).most_common()]
+    counts = Counter(((row.suite, row.mode, row.dtype, row.dev), row.accuracy) for row in rows)
+    groups = sorted({group for group, _ in counts})
+    for group in groups:
+        where = dict(zip(("suite", "mode", "dtype", "device"), group, strict=True))
+        yield {**where, **{status: str(counts[group, status]) for status in statuses}}
+    if len(groups) > 1:
+        sums = {status: str(sum(counts[group, status] for group in groups)) for status in statuses}
+        yield {"suite": "all", "mode": "", "dtype": "", "device": "", **sums}
+
+
+def _not_passing(history: History, judged: Judged) -> list[Cells]:
+    models = {model.key: model for model in history.models}
+    lines: list[Cells] = []
+    for one in judged.judgements:
+        if one.new is None or not one.in_trouble:
+            continue
+        row, link, model = one.new, _link(one.link), models.get(one.key)
+        newest = model.intervals[-1] if model and model.intervals else None
+        cells = {
+            "kernel": row.kernel or row.origin,
+            "cause": f"{row.cause} ({row.confidence})" if row.cause and row.confidence else row.cause,
+            "module": row.module,
+            "rate": rate(row),
+            "expected": Markup(f"{_escaped(one.word)} ({link})") if link else one.word,
+            "for nights": f"{newest.nights}, since {history.nights[newest.first].label}" if newest else "",
+            "what to do": row.advice or row.error,
+        }
+        lines.append({"status": row.accuracy, **_model(one.key), **cells})
+    return lines
+
+
+_EXPECTATION_HEADINGS = {
+    ExpectationStatus.STALE: f"Not seen in {STALE_AFTER} nights or more: take the expectation out if the difference "
+    "is gone",
+    ExpectationStatus.FIXED: "Passes and was expected not to",
+    ExpectationStatus.NOT_SEEN: "Differs only now and then, and did not tonight",
+    ExpectationStatus.UNEXPECTED: "New, and does not pass",
+}
+
+
+def _expectations(judged: Judged) -> Iterator[tuple[str, list[Cells]]]:
+    for status, heading in _EXPECTATION_HEADINGS.items():
+        needs_trouble = status is ExpectationStatus.UNEXPECTED
+        lines = [
+            _expected(one)
+            for one in judged.judgements
+            if one.status is status and not one.worse and (one.in_trouble or not needs_trouble)
+        ]
+        if lines:
+            yield heading, lines
+
+
+def _expected(one: Judgement) -> Cells:
+    unseen, expected = str(one.unseen or ""), _since(one, one.before)
+    cells = {"expected": expected, "nights not seen": unseen, "last seen": one.seen, "link": _link(one.link)}
+    return {**_model(one.key), **cells}
+
+
+def _diagnosis(row: Row) -> list[tuple[str, str]]:
+    facts = [
+        ("what differs", row.detail),
+        ("where", ", ".join(filter(None, (row.module, row.phase, row.source)))),
+        ("cause", ", ".join(filter(None, (row.cause, row.confidence)))),
+        ("because", row.because),
+        ("evidence", row.evidence.text),
+        ("under deterministic algorithms", row.deterministic_here),
+        ("what to do", row.advice),
+        ("repro", ": ".join(filter(None, (row.repro, row.reproduced)))),
+        ("error", row.error),
+    ]
+    return [(label, text) for label, text in facts if text]
+
+
+# ------------------------------------------------------------------------------------------------- JUnit XML
+
+_ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What XML 1.0 cannot hold, not even escaped: control characters, lone surrogates, U+FFFE, U+FFFF."""
+
+_FACTS = (
+    "origin",
+    "kernel",
+    "module",
+    "phase",
+    "cause",
+    "confidence",
+    "because",
+    "evidence",
+    "advice",
+    "repro",
+    "error",
+)
+
+
+def as_junit(history: History, judged: Judged) -> str:
+    """The XML document of the last night: one test case for each model, except those that it was not asked for.
+
+    What got worse is a failure. What is expected is no success either: a model that differs or fails as expected, and
+    one that was skipped, are skipped test cases that say why. There is no official schema; this keeps to what Ant,
+    Jenkins and pytest have in common.
+    """
+    root = ElementTree.Element("testsuites", name=_xml(f"hashbench {judged.night}"))
+    asked = [one for one in judged.judgements if one.status is not ExpectationStatus.NOT_ASKED]
+    suites = [
+        (".".join(filter(None, group)), [_case(one) for one in judgements])
+        for group, judgements in groupby(sorted(asked, key=lambda one: one.key), key=lambda one: one.key[:-1])
+    ]
+    if judged.problems:
+        suites.append(("night", [_problem(problem) for problem in judged.problems]))
+    for name, cases in suites:
+        began = history.nights[-1].when.partition("+")[0]
+        suite = ElementTree.SubElement(root, "testsuite", name=_xml(name), timestamp=_xml(began))
+        suite.extend(cases)
+        _count(suite)
+    _count(root)
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _count(parent: ElementTree.Element) -> None:
+    """Give ``parent`` the counts of the test cases in it, and the sum of their seconds."""
+    cases = list(parent.iter("testcase"))
+    parent.set("tests", str(len(cases)))
+    parent.set("failures", str(sum(case.find("failure") is not None for case in cases)))
+    parent.set("skipped", str(sum(case.find("skipped") is not None for case in cases)))
+    parent.set("errors", "0")
+    parent.set("time", f"{sum(float(case.get('time', 0)) for case in cases):.3f}")
+
+
+def _case(one: Judgement) -> ElementTree.Element:
+    *group, name = one.key
+    case = ElementTree.Element("testcase", classname=_xml(".".join(filter(None, group))), name=_xml(name))
+    if one.new is not None and one.new.seconds is not None:
+        case.set("time", f"{one.new.seconds:.3f}")
+    facts = _xml("\n".join(f"{column}: {value}" for column in _FACTS if (value := getattr(one.new, column, ""))))
+    kind = kind_of(one.now)
+    if one.worse:
+        ElementTree.SubElement(case, "failure", message=_xml(one.message), type=_xml(one.word)).text = facts
+    elif kind is Kind.SKIP:
+        ElementTree.SubElement(case, "skipped", message=_xml(one.new.error if one.new else ""))
+    elif kind is not Kind.PASS:
+        ElementTree.SubElement(case, "skipped", message=_xml(one.message))
+        ElementTree.SubElement(case, "system-out").text = facts
+    elif one.status not in (ExpectationStatus.MET, ExpectationStatus.UNEXPECTED):
+        ElementTree.SubElement(case, "system-out").text = _xml(one.message)
+    return case
+
+
+def _problem(problem: str) -> ElementTree.Element:
+    case = ElementTree.Element("testcase", classname="night", name=_xml(problem[:200]))
+    ElementTree.SubElement(case, "failure", message=_xml(problem), type="problem")
+    return case
+
+
+def _xml(text: str) -> str:
+    return _ILLEGAL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+# ----------------------------------------------------------------------------------------- GitHub annotations
+
+MOST = 10
+"""Annotations of one level that GitHub shows of a step."""
+
+
+def as_annotations(judged: Judged) -> str:
+    """``::error title=…::…`` lines, which GitHub shows on the page of a workflow's run: an error for everything that
+    got worse; a warning for what does not pass and nothing is expected of, for stale expectations, and for a changed
+    environment. Empty where there is nothing to say. Past ten of a level, the last line counts the others.
+    https://docs.github.com/actions/reference/workflow-commands-for-github-actions
+    """
+    worse = [one for one in judged.judgements if one.worse]
+    errors = [_annotation("error", "The night is not whole", problem) for problem in judged.problems]
+    errors += [_annotation_of("error", one) for one in worse]
+    warnings = [_annotation_of("warning", one) for one in judged.judgements if _asks_for_attention(one)]
+    if judged.environment:
+        changes = (f"{one.key}: {one.base or '(none)'} → {one.new or '(none)'}" for one in judged.environment)
+        warnings.insert(0, _annotation("warning", "The environment changed", "; ".join(changes)))
+    counts = ", ".join(f"{number} {word}" for word, number in Counter(one.word for one in worse).items())
+    in_all = f" In all: {counts}." if counts else ""
+    return "".join((*_at_most(errors, "error", in_all), *_at_most(warnings, "warning", "")))
+
+
+def _asks_for_attention(one: Judgement) -> bool:
+    unexpected = one.status is ExpectationStatus.UNEXPECTED and one.in_trouble
+    return not one.worse and (unexpected or one.status is ExpectationStatus.STALE)
+
+
+def _at_most(lines: Sequence[str], level: str, in_all: str) -> Iterable[str]:
+    if len(lines) <= MOST:
+        return lines
+    more = f"{len(lines) - MOST + 1} more {level}s of hashbench"
+    return [*lines[: MOST - 1], _annotation(level, more, f"{more} are in the report.{in_all}")]
+
+
+def _annotation_of(level: str, one: Judgement) -> str:
+    suite, mode, *_, name = one.key
+    return _annotation(level, f"{name} ({suite}, {mode}): {one.word}", one.message)
+
+
+def _annotation(level: str, title: str, text: str) -> str:
+    escaped = _data(shorten(one_line(title), 200)).replace(":", "%3A").replace(",", "%2C")
+    return f"::{level} title={escaped}::{_data(shorten(one_line(text), 1000))}\n"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
