@@ -154,8 +154,8 @@ def report(root: Path, *, folder: Path, expected: Path | None) -> Assessment:
 
 def html_of(assessment: Assessment, *, title: str) -> str:
     """The HTML page, with the traces that its rows name."""
-    from hashbench.report.html.excerpts import read_excerpts
-    from hashbench.report.html.page import render_html
+    from hashbench.report.diagnoses import read_excerpts
+    from hashbench.report.page import render_html
 
     return render_html(
         assessment.history,

@@ -26,7 +26,7 @@ from hashbench.causes import decide
 from hashbench.integrations.pytest.message import five_lines
 from hashbench.records import *
 from hashbench.report.compare import compare
-from hashbench.report.html.page import render_html
+from hashbench.report.page import render_html
 from hashbench.report.exports import as_junit, as_markdown
 from hashbench.report.text import as_json, sweep_table
 from hashbench.repro import report

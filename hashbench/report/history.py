@@ -67,13 +67,14 @@ class Interval:
 class ModelHistory:
     """One model over all nights. ``key`` follows :data:`~hashbench.records.ROW_KEY`. ``newest`` is its row in the last
     night (``None``: it has none there); ``trouble`` is its newest row that is neither a pass nor a skip, of night
-    ``trouble_night`` (``None``: there is none)."""
+    ``trouble_night`` (``None``: there is none), in the sweep of ``trouble_folder``."""
 
     key: tuple[str, ...]
     intervals: tuple[Interval, ...]
     newest: Row | None = None
     trouble: Row | None = None
     trouble_night: int | None = None
+    trouble_folder: Path = Path()
 
     def at(self, night: int | None) -> Interval | None:
         """The interval that holds a night; ``None`` where the model has no row in it."""
@@ -127,7 +128,7 @@ def load_history(folders: Iterable[Path | str], *, until: Path | None = None) ->
     """
     found = find_nights(folders)
     last = next((place for place, one in enumerate(found) if until and one.path.resolve() == until.resolve()), None)
-    rows = _Rows()
+    rows = ModelRows()
     found = found if last is None else found[: last + 1]
     nights = [_night(folder, rows, index=index) for index, folder in enumerate(found)]
     if nights and all(night.problems and not night.counts for night in nights):
@@ -139,7 +140,7 @@ def load_history(folders: Iterable[Path | str], *, until: Path | None = None) ->
     return History(nights=tuple(_with_changes(nights)), models=tuple(rows.models(last=len(nights) - 1)))
 
 
-def _night(folder: NightFolder, rows: _Rows, *, index: int) -> Night:
+def _night(folder: NightFolder, rows: ModelRows, *, index: int) -> Night:
     problems = list(night_problems(folder.path, named=folder.named))
     if not problems and not folder.files:
         problems = [f"{folder.path} holds no accuracy.csv"]
@@ -182,10 +183,10 @@ def _with_changes(nights: Iterable[Night]) -> Iterator[Night]:
 
 
 @dataclass(slots=True)
-class _Rows:
-    """What the rows of all nights said, oldest first. ``states`` has night, model and :data:`STATE` of each, ``newest``
-    and ``trouble`` by model the last row with its night, and the last one that neither passes nor was skipped, with the
-    folder of its sweep."""
+class ModelRows:
+    """Gathers what the rows of all nights say, oldest first. ``states`` has model, night and :data:`STATE` of each,
+    ``newest`` and ``trouble`` by model the last row with its night, and the last one that neither passes nor was
+    skipped, with the folder of its sweep."""
 
     states: list[tuple[int | str, ...]] = field(default_factory=list)
     numbers: dict[tuple[str, ...], int] = field(default_factory=dict)
@@ -215,10 +216,11 @@ class _Rows:
             if number not in self.newest:
                 continue
             night, newest = self.newest[number]
-            trouble_night, trouble, folder = self.trouble.get(number, (None, None, None))
-            if trouble is not None and folder is not None:
+            trouble_night, trouble, folder = self.trouble.get(number, (None, None, Path()))
+            if trouble is not None:
                 trouble = with_evidence(trouble, folder)
-            yield ModelHistory(key, tuple(intervals[number]), newest if night == last else None, trouble, trouble_night)
+            now = newest if night == last else None
+            yield ModelHistory(key, tuple(intervals[number]), now, trouble, trouble_night, folder)
 
     def _intervals(self) -> dict[int, list[Interval]]:
         import pandas

@@ -8,12 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hashbench.catalog import kind_of
 from hashbench.records import Leaf, OpRecord, Ref, Result, Row, TensorDigest, Trace
 from hashbench.report.expectations import Judged, judge
-from hashbench.report.history import History, Interval, ModelHistory, Night
+from hashbench.report.history import History, ModelRows, Night
 from hashbench.results.environments import EnvironmentChange
-from hashbench.results.rows import row_key
 from tests.experiment_texts import evidence
 from tests.report.rows import PLAIN, sweep
 
@@ -76,11 +74,11 @@ def history(
     changed: Mapping[int, tuple[EnvironmentChange, ...]] | None = None,
     problems: tuple[str, ...] = (),
 ) -> History:
-    """What :func:`hashbench.report.history.load_history` would read from these nights."""
-    seen: dict[tuple[str, ...], dict[int, Row]] = {}
+    """What :func:`hashbench.report.history.load_history` would read from these nights in ``folder``."""
+    gathered = ModelRows()
     for number, rows in enumerate(nights):
         for row in rows:
-            seen.setdefault(row_key(row), {})[number] = row
+            gathered.add([row], file=folder / f"{row.suite}_{row.mode}" / "accuracy.csv", night=number)
     return History(
         nights=tuple(
             Night(
@@ -95,24 +93,7 @@ def history(
             )
             for number, rows in enumerate(nights)
         ),
-        models=tuple(_model(key, rows, len(nights) - 1) for key, rows in sorted(seen.items())),
-    )
-
-
-def _model(key: tuple[str, ...], rows: Mapping[int, Row], last: int) -> ModelHistory:
-    intervals: list[Interval] = []
-    for night, row in rows.items():
-        new = Interval(night, night, row.accuracy, row.kernel, row.cause)
-        if (
-            intervals
-            and dataclasses.replace(intervals[-1], first=night, last=night) == new
-            and intervals[-1].last == night - 1
-        ):
-            new = dataclasses.replace(intervals.pop(), last=night)
-        intervals.append(new)
-    told = [night for night, row in rows.items() if kind_of(row.accuracy).is_trouble]
-    return ModelHistory(
-        key, tuple(intervals), rows.get(last), rows[told[-1]] if told else None, told[-1] if told else None
+        models=tuple(gathered.models(last=len(nights) - 1)),
     )
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from hashbench.report.diagnoses import read_excerpts
 from hashbench.report.history import History, Interval, ModelHistory, Night
-from hashbench.report.html.excerpts import read_excerpts
-from hashbench.report.html.page import render_html
+from hashbench.report.page import render_html
 from hashbench.trace import file
 from tests.report.histories import DIAGNOSED, TORCH_CHANGED, diagnosed, failed, history, judgement, passing, traces
 from tests.report.rows import row

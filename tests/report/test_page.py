@@ -13,13 +13,21 @@ from pathlib import Path
 import pytest
 
 from hashbench.records import Row, RowEvidence
+from hashbench.report.diagnoses import DETAILS, read_excerpts
 from hashbench.report.expectations import Judged
 from hashbench.report.history import History, Interval, ModelHistory, Night, models_in_trouble
-from hashbench.report.html.excerpts import read_excerpts
-from hashbench.report.html.models import DETAILS, model_views
-from hashbench.report.html.page import headline, policy_for, render_html
-from hashbench.report.html.payload import as_script_content, changes_text, first_night_shown, payload_of
-from hashbench.report.html.totals import course_of, totals_of
+from hashbench.report.page import (
+    Course,
+    as_script_content,
+    changes_text,
+    course_of,
+    first_night_shown,
+    headline,
+    payload_of,
+    policy_for,
+    render_html,
+    totals_of,
+)
 from hashbench.text import how_much, how_often
 from hashbench.trace import file
 from tests.experiment_texts import evidence
@@ -225,34 +233,29 @@ def test_a_size_is_told_in_what_is_known_of_it() -> None:
 
 def test_totals_count_the_last_night_and_what_changed_since_the_one_before() -> None:
     totals = totals_of(history([row("a"), row("b")], [row("a"), diagnosed("b", suite="torchvision")]))
-    assert [(tile.kind, tile.count, tile.change) for tile in totals.tiles] == [
-        ("differ", 1, 1),
-        ("fail", 0, 0),
-        ("skip", 0, 0),
-        ("pass", 1, -1),
-    ]
-    assert totals.kernels == (("aten.index_put.default", "accumulation_order", 1),)
-    assert totals.suites == (("torchvision", "training", {"differ": 1, "fail": 0, "skip": 0, "pass": 1}),)
+    assert totals == {
+        "kinds": {"differ": 1, "fail": 0, "skip": 0, "pass": 1},
+        "change": {"differ": 1, "fail": 0, "skip": 0, "pass": -1},
+        "statuses": [("pass", 1, 2), ("eager_two_runs_differ", 1, 0)],
+        "suites": [("torchvision", "training", {"differ": 1, "fail": 0, "skip": 0, "pass": 1})],
+        "kernels": [("aten.index_put.default", "accumulation_order", 1)],
+    }
 
 
-def test_the_first_night_has_nothing_to_be_compared_with() -> None:
-    assert {tile.change for tile in totals_of(history([row("a")])).tiles} == {None}
-
-
-def test_a_night_that_could_not_be_read_is_not_compared_with() -> None:
-    totals = totals_of(history([row("a")], [], [failed("a")]))
-    assert [tile.change for tile in totals.tiles] == [0, 1, 0, -1]
+@pytest.mark.parametrize(
+    ("nights", "changes"),
+    [
+        pytest.param([[row("a")]], [None] * 4, id="a first night has nothing to be compared with"),
+        pytest.param([[row("a")], [], [failed("a")]], [0, 1, 0, -1], id="a night without rows is passed over"),
+    ],
+)
+def test_what_totals_are_compared_with(nights: list[list[Row]], changes: list[int | None]) -> None:
+    assert list(totals_of(history(*nights))["change"].values()) == changes
 
 
 def test_the_course_is_drawn_in_steps() -> None:
     found = history([DIAGNOSED], [DIAGNOSED], [passing(DIAGNOSED), failed("b")], changed={2: TORCH_CHANGED})
-    course = course_of(found.nights)
-    assert (course.differ, course.both, course.top, course.marks) == (
-        "M0 100V0H2V100H3V100Z",
-        "M0 100V0H3V100Z",
-        1,
-        (2,),
-    )
+    assert course_of(found.nights) == Course("M0 100V0H2V100H3V100Z", "M0 100V0H3V100Z", top=1, marks=(2,))
 
 
 def test_the_newest_trouble_comes_first() -> None:
@@ -318,8 +321,3 @@ def test_ten_thousand_models_over_a_thousand_nights_fit_into_one_page() -> None:
     assert len(text.encode()) < 5_000_000
     assert len(data_of(text)["models"]) == 10_000
     assert f"{1000 - DETAILS} older ones have no room here" in text
-
-
-def test_views_are_limited() -> None:
-    found = history([diagnosed(f"m{n}") for n in range(5)])
-    assert len(model_views(found, {}, limit=3)) == 3

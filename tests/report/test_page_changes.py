@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -9,8 +10,18 @@ import pytest
 from hashbench.catalog import CAUSES, STATUSES, letter_of
 from hashbench.records import Row
 from hashbench.report.compare import Outcome
-from hashbench.report.expectations import ExpectationStatus, Judgement
-from hashbench.report.html.changes import GROUPS, MEMBERS, Group, counts_of, groups_of, is_known, is_news, present
+from hashbench.report.expectations import ExpectationStatus, Judged, Judgement
+from hashbench.report.page import (
+    GROUPS,
+    MEMBERS,
+    Group,
+    expectation_of,
+    groups_of,
+    is_known,
+    is_news,
+    present,
+    render_html,
+)
 from tests.report.histories import diagnosed, failed, history
 from tests.report.rows import row
 
@@ -61,8 +72,8 @@ def test_a_reader_is_told(one: Judgement, where: str) -> None:
     assert (is_news(one), is_known(one)) == (where == "news", where == "known")
 
 
-def only(*judgements: Judgement, **values: Any) -> Group:
-    (group,) = groups_of(judgements, {}, **values).shown
+def only(*judgements: Judgement) -> Group:
+    (group,) = groups_of(judgements).shown
     return group
 
 
@@ -75,7 +86,7 @@ def test_models_with_one_kernel_and_one_cause_are_told_together() -> None:
 @pytest.mark.parametrize("values", [{"kernel": "aten.cumsum.default"}, {"cause": "write_race"}])
 def test_another_kernel_or_cause_is_another_group(values: dict[str, str]) -> None:
     other = judgement(ExpectationStatus.NEW_DIFFERENCE, Outcome.REGRESSED, PASSES, diagnosed("b", **values))
-    assert len(groups_of([NEW_DIFFERENCE, other], {}).shown) == 2
+    assert len(groups_of([NEW_DIFFERENCE, other]).shown) == 2
 
 
 def test_what_got_worse_comes_before_what_got_better_and_large_groups_before_small_ones() -> None:
@@ -85,8 +96,8 @@ def test_what_got_worse_comes_before_what_got_better_and_large_groups_before_sma
         )
         for name in "bcd"
     ]
-    groups = groups_of([FIXED, UNEXPECTED, MISSING, NEW_DIFFERENCE, *many], {}).shown
-    assert [(group.word, group.size) for group in groups] == [
+    groups = groups_of([FIXED, UNEXPECTED, MISSING, NEW_DIFFERENCE, *many]).shown
+    assert [(group.first.word, group.size) for group in groups] == [
         ("new difference", 3),
         ("new difference", 1),
         ("missing", 1),
@@ -95,57 +106,50 @@ def test_what_got_worse_comes_before_what_got_better_and_large_groups_before_sma
     ]
 
 
-def test_a_difference_tells_its_kernel_and_its_own_advice() -> None:
-    group = only(NEW_DIFFERENCE)
-    assert (group.place, group.why, group.advice) == (True, "", DIFFERS.advice)
-    assert (group.kind, group.letter) == ("differ", "D")
+@pytest.mark.parametrize(
+    ("one", "names_kernel", "kind", "why", "advice"),
+    [
+        pytest.param(NEW_DIFFERENCE, True, "differ", "", DIFFERS.advice, id="a difference tells its own advice"),
+        pytest.param(BROKEN, False, "fail", "died with signal 9", "Run it again alone", id="a failure tells its error"),
+        pytest.param(MISSING, False, "absent", "There is no row", "--resume", id="a missing row is said to be"),
+        pytest.param(INCOMPARABLE, True, "differ", "threads 1 → 2", "same conditions", id="other conditions are named"),
+        pytest.param(FIXED, True, "fixed", "", "", id="what was fixed shows what it was and asks for nothing"),
+    ],
+)
+def test_a_group_tells(one: Judgement, names_kernel: bool, kind: str, why: str, advice: str) -> None:
+    group = only(one)
+    assert (group.names_kernel, group.kind) == (names_kernel, kind)
+    assert (why in group.why, advice in group.advice) == (True, True)
+    assert (bool(group.why), bool(group.advice)) == (bool(why), bool(advice))
+    assert group.row.kernel == (DIFFERS.kernel if names_kernel else "")
 
 
-def test_a_failure_tells_its_error_and_what_to_do() -> None:
-    group = only(BROKEN)
-    assert (group.place, group.why) == (False, "died with signal 9")
-    assert "Run it again alone" in group.advice
-    assert (group.kind, group.letter) == ("fail", "C")
-
-
-def test_what_is_missing_is_said_to_be_and_has_no_letter() -> None:
-    group = only(MISSING)
-    assert "no row" in group.why
-    assert "--resume" in group.advice
-    assert (group.kind, group.letter, group.place) == ("absent", "", False)
-
-
-def test_what_cannot_be_compared_says_why_and_still_names_the_kernel() -> None:
-    group = only(INCOMPARABLE)
-    assert (group.why, group.place) == ("threads 1 → 2", True)
-    assert "same conditions" in group.advice
-
-
-def test_what_was_fixed_shows_what_it_was_and_asks_for_nothing() -> None:
-    group = only(FIXED)
-    assert (group.row.kernel, group.kind, group.advice) == (DIFFERS.kernel, "fixed", "")
+def page(*judgements: Judgement) -> str:
+    """What the page shows of them as changes."""
+    found = history([DIFFERS])
+    text = render_html(found, judged=Judged("tonight", "", judgements))
+    return text[text.index('id="changes"') : text.index('id="totals"')]
 
 
 def test_a_moved_difference_says_from_where_to_where() -> None:
-    assert only(MOVED).members[0].note == "kernel x → y"
+    assert "kernel x → y" in page(MOVED)
 
 
 def test_an_expectation_says_since_when_and_for_how_long_it_was_not_seen() -> None:
-    assert only(STALE).members[0].note == "expected since 2026-01-01, not seen for 40 nights"
+    assert expectation_of(STALE) == "expected since 2026-01-01, not seen for 40 nights"
+    assert expectation_of(STALE) in page(STALE)
+    assert expectation_of(MOVED) == ""
 
 
-@pytest.mark.parametrize(
-    ("link", "kept"), [("https://example.org/1", "https://example.org/1"), ("javascript:alert(1)", "")]
-)
-def test_only_web_addresses_become_links(link: str, kept: str) -> None:
-    one = judgement(ExpectationStatus.STALE, Outcome.FIXED, DIFFERS, PASSES, expected=True, link=link)
-    assert only(one).members[0].link == kept
+@pytest.mark.parametrize("link", ["https://example.org/1", "javascript:alert(1)"])
+def test_only_web_addresses_become_links(link: str) -> None:
+    text = page(dataclasses.replace(STALE, link=link))
+    assert (f'<a href="{link}"' in text, link in text) == (link.startswith("https"),) * 2
 
 
 def test_members_point_to_their_model_in_the_history() -> None:
-    key = NEW_DIFFERENCE.key
-    (group,) = groups_of([NEW_DIFFERENCE], {key: 7}).shown
-    assert group.members[0].index == 7
+    assert '<li data-model="0">' in page(NEW_DIFFERENCE)
+    assert '<li data-model="-1">' in page(judgement(ExpectationStatus.BROKEN, Outcome.REGRESSED, None, failed("b")))
 
 
 def test_what_has_no_room_is_counted() -> None:
@@ -158,17 +162,20 @@ def test_what_has_no_room_is_counted() -> None:
         judgement(ExpectationStatus.BROKEN, Outcome.REGRESSED, PASSES, failed(f"m{n}", error=f"error {n}"))
         for n in range(GROUPS + 3)
     ]
-    groups = groups_of(varied, {})
+    groups = groups_of(varied)
     assert (len(groups.shown), groups.omitted, groups.size) == (GROUPS, 3, GROUPS + 3)
 
 
 def test_counts_are_in_the_order_of_the_judgements() -> None:
-    assert counts_of([MOVED, MOVED, MET_PASS]) == (("moved", True, 2), ("as last night", False, 1))
+    text = page(MOVED, MOVED, MET_PASS)
+    assert text.index('<span class="is-worse"><b>2</b> moved</span>') < text.index(
+        "<span><b>1</b> as last night</span>"
+    )
 
 
 def test_without_a_judgement_all_present_trouble_is_told() -> None:
     found = history([DIFFERS, failed("b"), row("c")])
-    groups = groups_of(present(found), {})
+    groups = groups_of(present(found))
     assert [group.members[0].key[-1] for group in groups.shown] == ["a", "b"]
 
 

@@ -1,0 +1,379 @@
+"""The third part of the page: one model, from what to do down to the bits.
+
+The only part that opens files. Traces are named by rows, which somebody may have sent: a path that leads out of its
+sweep's folder is not followed, and what the files hold is checked against the row.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from hashbench.catalog import EXPERIMENTS, Role
+from hashbench.causes.evidence import base_of, effect
+from hashbench.causes.stats import MOST_TRIALS, Effect, rate_of
+from hashbench.divergence.align import align
+from hashbench.errors import HashbenchError
+from hashbench.records import LABELS, Evidence, ExperimentResult, OpRecord, Rate, Row, TensorDigest, Trace
+from hashbench.report.history import History, ModelHistory, models_in_trouble
+from hashbench.text import deterministic_here, how_much, how_often, spaced
+from hashbench.trace import file as tracefile
+
+DETAILS = 150
+"""Models of which a page tells everything, the newest trouble first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView:
+    """Everything that a page says of one model. ``index`` is that of :attr:`History.models`, ``row`` its newest row in
+    trouble, of ``night``; ``facts`` and ``conditions`` are names and texts."""
+
+    index: int
+    model: ModelHistory
+    row: Row
+    night: int
+    facts: tuple[tuple[str, str], ...]
+    conditions: tuple[tuple[str, str], ...]
+    experiments: tuple[ExperimentView, ...]
+    excerpt: Excerpt | None
+
+    @property
+    def not_run(self) -> dict[str, list[ExperimentResult]]:
+        """The experiments that were not run, by the reason that they give."""
+        reasons: dict[str, list[ExperimentResult]] = {}
+        for result in (view.result for view in self.experiments if not view.result.ran):
+            reasons.setdefault(result.note, []).append(result)
+        return reasons
+
+    @property
+    def repro(self) -> str:
+        """Where the repro lies."""
+        return str(Path(self.excerpt.folder if self.excerpt else "") / self.row.repro)
+
+
+def model_views(
+    history: History, excerpts: Mapping[tuple[str, ...], Excerpt], *, limit: int = DETAILS
+) -> tuple[ModelView, ...]:
+    """Views of the models that have something to tell, the newest trouble first."""
+    views = []
+    for index in models_in_trouble(history)[:limit]:
+        model = history.models[index]
+        if model.trouble is not None and model.trouble_night is not None:
+            facts, conditions = _facts(model.trouble), _conditions(model.trouble)
+            experiments, excerpt = read_evidence(model.trouble), excerpts.get(model.key)
+            views.append(
+                ModelView(index, model, model.trouble, model.trouble_night, facts, conditions, experiments, excerpt)
+            )
+    return tuple(views)
+
+
+def _facts(row: Row) -> tuple[tuple[str, str], ...]:
+    facts = (
+        ("What differed", row.detail),
+        ("Origin", row.origin if row.origin != "kernel" else ""),
+        ("Phase", f"{row.phase}, iteration {row.iteration}" if row.phase else ""),
+        ("Forward op", row.forward_op),
+        ("Source line", row.source),
+        ("Steered by", row.steered_by),
+        ("How often", how_often(row)),
+        ("How much", how_much(row)),
+        ("Results", row.differing_results),
+        ("Further sources", row.other_sources),
+        ("Evidence", "" if row.evidence.results else row.evidence.text),
+        ("Not captured", row.capture),
+        ("Harmless differences", f"{row.benign}: {row.benign_ops}" if row.benign else ""),
+        *((label, getattr(row, column)) for column, label in LABELS.items()),
+        ("Deterministic algorithms here", deterministic_here(row)),
+    )
+    return tuple((name, text) for name, text in facts if text)
+
+
+def _conditions(row: Row) -> tuple[tuple[str, str], ...]:
+    conditions = (
+        ("Batch", _number(row.batch_size)),
+        ("Iterations", _number(row.iterations)),
+        ("Runs", _number(row.runs)),
+        ("Threads", _number(row.threads)),
+        ("Deterministic", row.deterministic),
+        ("No deterministic kernel", row.nondeterministic_op),
+        ("Ops", _number(row.ops)),
+        ("Seconds", "" if row.seconds is None else f"{row.seconds:.1f}"),
+        ("Peak memory", "" if row.peak_memory_mib is None else f"{row.peak_memory_mib:.0f} MiB"),
+        ("Peak on the device", "" if row.device_memory_mib is None else f"{row.device_memory_mib:.0f} MiB"),
+        ("Retried after", row.retried),
+        ("Environment", row.env),
+    )
+    return tuple((name, text) for name, text in conditions if text)
+
+
+def _number(value: int | None) -> str:
+    return "" if value is None else spaced(value)
+
+
+# -------------------------------------------------------------------------------------------------- experiments
+
+_EFFECTS = {
+    Effect.REMOVED: "gone",
+    Effect.SEEMS: "gone, but too few trials to be sure",
+    Effect.LOWERED: "rarer, still there",
+    Effect.STAYS: "still differs",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentView:
+    """One experiment as a reader wants it: ``phrase`` says what was changed, ``effect`` what that did to the
+    difference, by the rules that decide (empty for a base), ``rate`` how often it differed (``None``: it was not
+    run)."""
+
+    result: ExperimentResult
+    phrase: str
+    effect: str
+    is_base: bool
+    rate: Rate | None
+
+
+def read_evidence(row: Row) -> tuple[ExperimentView, ...]:
+    """The experiments of a row: for each kind of repetition the base first, then as they were run, those not run last.
+    None for a row that was read from a CSV alone."""
+    evidence = Evidence(origin=row.origin, arms=row.evidence.results)
+    kinds = list(dict.fromkeys(result.on for result in evidence.arms))
+    views = [_view(result, evidence) for result in evidence.arms]
+    return tuple(sorted(views, key=lambda view: (not view.result.ran, kinds.index(view.result.on), not view.is_base)))
+
+
+def _view(result: ExperimentResult, evidence: Evidence) -> ExperimentView:
+    experiment = EXPERIMENTS.get(result.name)
+    phrase = experiment.phrase if experiment is not None else result.name.replace("_", " ")
+    is_base = experiment is not None and experiment.role is Role.BASE
+    if not result.ran:
+        return ExperimentView(result, phrase, "", is_base, None)
+    rate = rate_of(result.differing, result.trials, distinct=result.distinct, of=result.on)
+    return ExperimentView(result, phrase, "" if is_base else _effect(result, evidence), is_base, rate)
+
+
+def _effect(result: ExperimentResult, evidence: Evidence) -> str:
+    experiment = EXPERIMENTS.get(result.name)
+    if experiment is not None and experiment.proof is not None:
+        return experiment.proof[0 if result.differing else 1]
+    base = base_of(evidence, result.name, result.on)
+    # Fisher's test over counts that no experiment ever reaches would take minutes, and a file can claim them.
+    if max(result.trials, base.trials) > 5 * MOST_TRIALS:
+        return ""
+    words = _EFFECTS.get(effect(evidence, result.name, result.on))
+    if words is not None:
+        return words
+    if not base.ran:
+        return "differs" if result.differing else "agrees"
+    return "brings it about" if result.differing else "agrees too"
+
+
+# -------------------------------------------------------------------------------------------- excerpts of traces
+
+TRACE_MIB = 48.0
+"""MiB of traces that are read at most for one report: reading takes a fifth of a second per MiB."""
+
+CONTEXT = 3
+"""Steps that are shown before and after the divergence."""
+
+_TOKENS = 8
+_TEXT = 160
+_SIBLINGS = 4
+
+
+class Token(NamedTuple):
+    """One word of a step: a tensor that was read or written, or another fact. ``differs``: the runs disagree on it."""
+
+    text: str
+    differs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What one run did in a step."""
+
+    reads: tuple[Token, ...]
+    writes: tuple[Token, ...]
+    facts: tuple[Token, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A ``record`` of the first run and the one of the second that corresponds to it; a side is ``None`` where its run
+    has none. ``position`` counts the steps of both runs from 0. ``here`` marks the divergence."""
+
+    position: int
+    record: OpRecord
+    first: Side | None
+    second: Side | None
+    same: bool
+    here: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One line of the module tree: its ``depth``, how many ``steps`` ran in the module and below it, and how many of
+    them are ``differing``. ``folded`` counts siblings that one line stands for, whose ``name`` is then empty."""
+
+    depth: int
+    name: str
+    steps: int
+    differing: int
+    here: bool = False
+    folded: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """The steps around a divergence and the module tree around its module. ``total`` counts all steps. ``missing`` says
+    why there is nothing to show (empty: there is). ``folder`` is the sweep's (empty: it has no such traces)."""
+
+    steps: tuple[Step, ...] = ()
+    tree: tuple[Branch, ...] = ()
+    total: int = 0
+    missing: str = ""
+    folder: str = ""
+
+
+def read_excerpts(history: History, *, limit: int = DETAILS, mib: float = TRACE_MIB) -> dict[tuple[str, ...], Excerpt]:
+    """Model key → excerpt, for the first models in trouble whose rows name traces. Nothing is raised: that a trace is
+    missing, damaged or of other runs is what the excerpt then says."""
+    with_traces = [
+        (model.key, model.trouble, model.trouble_folder)
+        for model in (history.models[index] for index in models_in_trouble(history))
+        if model.trouble is not None and model.trouble.traces
+    ]
+    excerpts: dict[tuple[str, ...], Excerpt] = {}
+    left = mib * 2**20
+    for key, row, folder in with_traces[:limit]:
+        try:
+            files = [path for name in row.traces.split() if (path := _inside(folder, name)).is_file()]
+            size = sum(path.stat().st_size for path in files)
+            if len(files) != 2:
+                excerpt = Excerpt(missing=f"The traces are not in the sweep's folder any more ({row.traces}).")
+            elif size > left:
+                too_large = f"The traces ({size / 2**20:.1f} MiB) are too large to be read for this page"
+                excerpt = Excerpt(missing=f"{too_large}; hashbench diff shows them.", folder=str(folder))
+            else:
+                left -= size
+                first, second = map(tracefile.read, files)
+                excerpt = replace(excerpt_of(first, second, row), folder=str(folder))
+        except (OSError, ValueError, RuntimeError, HashbenchError) as error:
+            excerpt = Excerpt(missing=f"The traces cannot be shown: {error}", folder=str(folder))
+        excerpts[key] = excerpt
+    return excerpts
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """The path of that name in the folder; the folder itself where it leads out."""
+    path = (folder / name).resolve()
+    return path if path.is_relative_to(folder.resolve()) else folder
+
+
+def excerpt_of(first: Trace, second: Trace, row: Row, *, context: int = CONTEXT) -> Excerpt:
+    """The excerpt of two traces around the op that ``row`` blames."""
+    pairs = align(first.records, second.records)
+    here = next((position for position, (a, _) in enumerate(pairs) if a is not None and a == row.op_index), None)
+    if here is None:
+        return Excerpt(missing="The difference entered at no op of the first run, so there is no place to show.")
+    record = first.records[row.op_index or 0]
+    if row.kernel not in ("", record.op) or row.module not in ("", record.module):
+        return Excerpt(missing=f"The traces are of other runs: op {row.op_index} is {record.op}, not {row.kernel}.")
+    contents = _contents(first), _contents(second)
+    steps = []
+    for position, (a, b) in enumerate(pairs):
+        one, other = (None if at is None else side[at] for side, at in zip(contents, (a, b), strict=True))
+        record = next(trace.records[at] for trace, at in ((first, a), (second, b)) if at is not None)
+        steps.append(Step(position, record, _side(one, other), _side(other, one), one == other, position == here))
+    around = steps[max(0, here - context) : here + context + 1]
+    return Excerpt(steps=tuple(around), tree=module_tree(steps, row.module), total=len(steps))
+
+
+class _Content(NamedTuple):
+    """What a record read by argument, what it wrote, and its other facts."""
+
+    reads: dict[str, str]
+    writes: tuple[TensorDigest, ...]
+    facts: dict[str, str]
+
+
+def _contents(trace: Trace) -> list[_Content]:
+    written = {leaf.id: leaf.digest.value for leaf in trace.leaves}
+    written |= {record.id: tracefile.short_digest(record.outputs) for record in trace.records if record.outputs}
+    contents = []
+    for record in trace.records:
+        reads = {
+            ref.argument: f"{_short(ref.source)} {(ref.digest or written.get(ref.source, ''))[:16]}"
+            for ref in record.inputs
+        }
+        facts = {"arguments": record.arguments, "returned": record.scalar, "generator": record.rng}
+        contents.append(_Content(reads, record.outputs, {name: text for name, text in facts.items() if text}))
+    return contents
+
+
+def _short(source: str) -> str:
+    """The name of a writer without phase, iteration and module, which its own step shows."""
+    return source.rpartition("/")[2] if "." in source.partition("/")[0] else source
+
+
+def _side(one: _Content | None, other: _Content | None) -> Side | None:
+    """What one run did; where the other has no such step, there is nothing to differ from."""
+    if one is None:
+        return None
+    reads, writes, facts = other or one
+    return Side(
+        reads=_few(Token(f"{name} ← {text}", reads.get(name) != text) for name, text in one.reads.items()),
+        writes=_few(
+            Token(tracefile.digest_text(digest), writes[position : position + 1] != (digest,))
+            for position, digest in enumerate(one.writes)
+        ),
+        facts=_few(Token(f"{name} {text}", facts.get(name) != text) for name, text in one.facts.items()),
+    )
+
+
+def _few(tokens: Iterable[Token]) -> tuple[Token, ...]:
+    """At most a few tokens of moderate length; among those that are left out, one that differs is said to."""
+    kept = [Token(text if len(text) <= _TEXT else f"{text[:_TEXT]}…", differs) for text, differs in tokens]
+    rest = kept[_TOKENS:]
+    more = [Token(f"and {len(rest)} more", any(token.differs for token in rest))] if rest else []
+    return (*kept[:_TOKENS], *more)
+
+
+def module_tree(steps: Sequence[Step], module: str) -> tuple[Branch, ...]:
+    """The path from the model down to ``module``, at each level with its nearest siblings, and what is below it."""
+    counts: Counter[str] = Counter()
+    differing: Counter[str] = Counter()
+    for step in steps:
+        for name in _upwards(step.record.module):
+            counts[name] += 1
+            differing[name] += not step.same
+    return tuple(_branches(counts, differing, _upwards(module), "", 0))
+
+
+def _upwards(path: str) -> list[str]:
+    """``a.b.c`` → ``a``, ``a.b``, ``a.b.c``."""
+    parts = path.split(".") if path else []
+    return [".".join(parts[: length + 1]) for length in range(len(parts))]
+
+
+def _branches(
+    counts: Counter[str], differing: Counter[str], path: Sequence[str], parent: str, depth: int
+) -> Iterator[Branch]:
+    def folded(names: Sequence[str]) -> Iterator[Branch]:
+        if names:
+            steps, different = (sum(count[name] for name in names) for count in (counts, differing))
+            yield Branch(depth, "", steps, different, folded=len(names))
+
+    names = [name for name in counts if name.rpartition(".")[0] == parent]
+    at = names.index(path[depth]) if depth < len(path) and path[depth] in names else -1
+    low, high = max(0, at - _SIBLINGS), at + 1 + _SIBLINGS
+    yield from folded(names[:low])
+    for position, name in enumerate(names[low:high], start=low):
+        here = position == at and depth == len(path) - 1
+        yield Branch(depth, name.rpartition(".")[2], counts[name], differing[name], here=here)
+        if position == at:
+            yield from _branches(counts, differing, path, name, depth + 1)
+    yield from folded(names[high:])
