@@ -1,17 +1,18 @@
-"""Sequence alignment of two runs' records: which correspond, also where ops were inserted, removed or reordered.
+"""Two runs side by side: sequence alignment of their records, and how much of its memory each has written.
 
-Pure: no torch, no I/O. Records correspond when they are the same op in the same module, phase and iteration, in order.
+Records correspond when they are the same op in the same module, phase and iteration, in order.
 """
 
 from __future__ import annotations
 
+import functools
+import math
+import re
 from bisect import bisect_left
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
-from hashbench.divergence.unwritten import Coverage
-from hashbench.records import OpRecord, Ref, Trace
+from hashbench.records import OpRecord, Ref, TensorDigest, Trace
 
 EDIT_LIMIT = 400
 """Runs that differ by at most so many insertions and removals are aligned exactly, in time ``n + edits²``; others by
@@ -31,11 +32,14 @@ def align(first: Sequence[OpRecord], second: Sequence[OpRecord]) -> list[Pair]:
     keys_a, keys_b = [_key(record) for record in first], [_key(record) for record in second]
     head = _common(keys_a, keys_b)
     tail = _common(keys_a[head:][::-1], keys_b[head:][::-1])
-    end_a, end_b = len(keys_a) - tail, len(keys_b) - tail
-    pairs: list[Pair] = [(place, place) for place in range(head)]
-    pairs += _middle(first, second, keys_a, keys_b, range(head, end_a), range(head, end_b))
-    pairs += zip(range(end_a, len(keys_a)), range(end_b, len(keys_b)), strict=True)
-    return pairs
+    inner_a, inner_b = slice(head, len(keys_a) - tail), slice(head, len(keys_b) - tail)
+    inner = _few_edits(keys_a[inner_a], keys_b[inner_b])
+    if inner is None:
+        inner = _anchors([record.id for record in first[inner_a]], [record.id for record in second[inner_b]])
+    matched = [(place, place) for place in range(head)]
+    matched += [(head + a, head + b) for a, b in inner]
+    matched += zip(range(inner_a.stop, len(keys_a)), range(inner_b.stop, len(keys_b)), strict=True)
+    return list(_with_unmatched(matched, len(keys_a), len(keys_b)))
 
 
 def _key(record: OpRecord) -> Hashable:
@@ -43,31 +47,20 @@ def _key(record: OpRecord) -> Hashable:
 
 
 def _common(left: Sequence[Hashable], right: Sequence[Hashable]) -> int:
-    if left == right:
-        return len(left)
-    return next(place for place in range(len(left) + 1) if left[place : place + 1] != right[place : place + 1])
+    """How many items both begin with."""
+    differing = (place for place, (a, b) in enumerate(zip(left, right, strict=False)) if a != b)
+    return next(differing, min(len(left), len(right)))
 
 
-def _middle(
-    first: Sequence[OpRecord],
-    second: Sequence[OpRecord],
-    keys_a: Sequence[Hashable],
-    keys_b: Sequence[Hashable],
-    range_a: range,
-    range_b: range,
-) -> Iterator[Pair]:
-    part_a, part_b = keys_a[range_a.start : range_a.stop], keys_b[range_b.start : range_b.stop]
-    anchors = _few_edits(part_a, part_b)
-    if anchors is None:
-        anchors = _anchors([first[i].id for i in range_a], [second[j].id for j in range_b])
-    at_a, at_b = range_a.start, range_b.start
-    for anchor_a, anchor_b in [*anchors, (len(range_a), len(range_b))]:
-        stop_a, stop_b = range_a.start + anchor_a, range_b.start + anchor_b
-        yield from ((place, None) for place in range(at_a, stop_a))
-        yield from ((None, place) for place in range(at_b, stop_b))
-        if stop_a < range_a.stop and stop_b < range_b.stop:
-            yield stop_a, stop_b
-        at_a, at_b = stop_a + 1, stop_b + 1
+def _with_unmatched(matched: Sequence[tuple[int, int]], count_a: int, count_b: int) -> Iterator[Pair]:
+    """All indices: before each matched pair those of the first run, then those of the second, that match nothing."""
+    next_a = next_b = 0
+    for a, b in [*matched, (count_a, count_b)]:
+        yield from ((index, None) for index in range(next_a, a))
+        yield from ((None, index) for index in range(next_b, b))
+        if a < count_a:
+            yield a, b
+        next_a, next_b = a + 1, b + 1
 
 
 def _few_edits(left: Sequence[Hashable], right: Sequence[Hashable]) -> list[tuple[int, int]] | None:
@@ -80,7 +73,7 @@ def _few_edits(left: Sequence[Hashable], right: Sequence[Hashable]) -> list[tupl
     for edits in range(EDIT_LIMIT + 1):
         history.append(dict(furthest))
         for diagonal in range(-edits, edits + 1, 2):
-            x = _step(furthest, diagonal, edits)
+            x = _start(furthest, diagonal, edits)
             while x < len(left) and x - diagonal < len(right) and left[x] == right[x - diagonal]:
                 x += 1
             furthest[diagonal] = x
@@ -89,8 +82,8 @@ def _few_edits(left: Sequence[Hashable], right: Sequence[Hashable]) -> list[tupl
     return None
 
 
-def _step(furthest: Mapping[int, int], diagonal: int, edits: int) -> int:
-    """How far in ``left`` the last edit brings us on this diagonal, before any matches."""
+def _start(furthest: Mapping[int, int], diagonal: int, edits: int) -> int:
+    """Where in ``left`` the last edit ends on this diagonal, before any matches."""
     if _came_down(furthest, diagonal, edits):
         return furthest[diagonal + 1]
     return furthest[diagonal - 1] + 1
@@ -103,7 +96,7 @@ def _came_down(furthest: Mapping[int, int], diagonal: int, edits: int) -> bool:
 def _path(history: Sequence[Mapping[int, int]], x: int, y: int) -> list[tuple[int, int]]:
     matched: list[tuple[int, int]] = []
     for edits in range(len(history) - 1, -1, -1):
-        start = _step(history[edits], x - y, edits)
+        start = _start(history[edits], x - y, edits)
         while x > start:
             x, y = x - 1, y - 1
             matched.append((x, y))
@@ -131,6 +124,86 @@ def _anchors(ids_a: Sequence[str], ids_b: Sequence[str]) -> list[tuple[int, int]
     return chain[::-1]
 
 
+# ------------------------------------------------------------------------------------------- uninitialised memory
+
+
+@dataclass(slots=True)
+class _Chain:
+    """The writes into one storage so far: its bytes, the op that allocated it blank, and the parts written."""
+
+    size: int
+    allocation: str = ""
+    covered: int = 0
+    parts: set[tuple[object, ...]] = field(default_factory=set)
+
+    def cover(self, offset: int, digest: TensorDigest) -> None:
+        part = (offset, digest.dtype, digest.shape, digest.stride)
+        size = _bytes(digest)
+        self.size = max(self.size, size)
+        if part not in self.parts:
+            self.parts.add(part)
+            self.covered += size
+
+    def is_open(self) -> bool:
+        return bool(self.allocation) and self.covered < self.size
+
+
+class Coverage:
+    """How much of each allocation the records of a trace have written, as of the moment after each record.
+
+    The writers of a storage form a chain, each record naming the one before it. Writes count as covering what they
+    show; two that overlap in part count twice. A record that writes several tensors answers for the largest.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._chains = {leaf.id: _Chain(_bytes(leaf.digest)) for leaf in trace.leaves}
+        self._sizes = {name: chain.size for name, chain in self._chains.items()}
+        self._allocations: dict[str, str] = {}
+        self._contents = {leaf.id: leaf.digest for leaf in trace.leaves}
+        for record in trace.records:
+            if record.outputs:
+                self._enter(record, [ref for ref in record.inputs if ref.written and ref.source in self._chains])
+
+    def allocation_behind(self, node: str) -> str:
+        """The op that allocated the memory ``node`` wrote into, where a part of it is still blank; else empty."""
+        return self._allocations.get(node, "")
+
+    def writes_only_part(self, record: OpRecord, source: str) -> bool:
+        """Whether ``record``, which writes into the tensor that ``source`` wrote, leaves some of it as it was."""
+        return max(map(_bytes, record.outputs), default=0) < self._sizes.get(source, 0)
+
+    def content(self, node: str) -> TensorDigest | None:
+        """The digest of all that ``node`` left in its memory, where one digest tells all of it."""
+        return self._contents.get(node)
+
+    def _enter(self, record: OpRecord, written: Sequence[Ref]) -> None:
+        largest = max(map(_bytes, record.outputs))
+        chains = [self._chains[ref.source] for ref in written]
+        if not chains or record.blank:
+            chains = [_Chain(largest, record.id if record.blank else "")]
+        else:
+            for chain, ref, digest in zip(chains, written, record.outputs[-len(written) :], strict=False):
+                chain.cover(ref.offset, digest)
+        chain = next((chain for chain in chains if chain.is_open()), chains[0])
+        self._chains[record.id] = chain
+        self._sizes[record.id] = max(chain.size for chain in chains)
+        if chain.is_open():
+            self._allocations[record.id] = chain.allocation
+        if len(record.outputs) == 1 and largest >= self._sizes[record.id] and not record.blank:
+            self._contents[record.id] = record.outputs[0]
+
+
+def _bytes(digest: TensorDigest) -> int:
+    return math.prod(digest.shape) * _item_size(digest.dtype)
+
+
+@functools.cache
+def _item_size(dtype: str) -> int:
+    """Bytes of one element, from the first number in the name of its dtype: ``float8_e4m3fn`` has 1, ``bool`` too."""
+    bits = re.search(r"\d+", dtype)
+    return max(1, int(bits[0]) // 8 if bits is not None else 1)
+
+
 # ------------------------------------------------------------------------------------------------- two runs as one
 
 
@@ -154,17 +227,17 @@ class PairedRuns:
         """Whether both runs have the digests of what was read."""
         return self.first.hashed_inputs and self.second.hashed_inputs
 
-    @cached_property
+    @functools.cached_property
     def coverage(self) -> Coverage:
         """How much of its memory the first run has written; needed only where something differs."""
         return Coverage(self.first)
 
-    @cached_property
+    @functools.cached_property
     def other_coverage(self) -> Coverage:
         """The same of the second run."""
         return Coverage(self.second)
 
-    @cached_property
+    @functools.cached_property
     def order(self) -> Mapping[str, int]:
         """The place of every node, leaves before records."""
         return {node: place for place, node in enumerate([*(leaf.id for leaf in self.first.leaves), *self.records])}

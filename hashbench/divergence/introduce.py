@@ -1,14 +1,12 @@
 """Which records introduced a difference between two runs, and how (the origin); which only passed one on.
 
-Pure: imports no torch, reads no files. The rules are those of the table in ``docs/design.md``, "The verdict on a pair",
-applied to one pair of records after the other.
+The rules are those of the table in ``docs/design.md``, "The verdict on a pair", applied to one pair of records after
+the other.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from hashbench.divergence.align import PairedRuns
@@ -30,36 +28,54 @@ class Source:
     felt_at: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Differences:
-    """What differs between two runs.
+    """What differs between two runs, as far as their records were judged.
 
     ``differs`` are the nodes that do, ``tainted`` those whose memory may hold a difference; ``sources`` tells by node
     where differences entered. ``edges`` are nodes from which a difference came other than as a tensor that was read.
     ``scalars`` are records that returned different Python scalars, ``lone_scalars`` those that one run alone has.
+    ``odd_views`` names, by what was viewed, a view that one run took differently; ``lone_draws`` a seeded op of one run
+    alone, by the generator's state before it; ``shifted_by`` is the draw by which one run's generator has been ahead
+    since.
     """
 
-    differs: AbstractSet[str]
-    tainted: AbstractSet[str]
-    sources: Mapping[str, Source]
-    edges: Mapping[str, Sequence[str]]
-    scalars: Sequence[str]
-    lone_scalars: Sequence[str]
+    runs: PairedRuns
+    differs: set[str] = field(default_factory=set)
+    tainted: set[str] = field(default_factory=set)
+    sources: dict[str, Source] = field(default_factory=dict)
+    edges: dict[str, list[str]] = field(default_factory=dict)
+    scalars: list[str] = field(default_factory=list)
+    lone_scalars: list[str] = field(default_factory=list)
+    odd_views: dict[str, str] = field(default_factory=dict)
+    lone_draws: dict[tuple[bool, str], str] = field(default_factory=dict)
+    shifted_by: str = ""
+
+    def add_view(self, node: str) -> None:
+        """A view taken differently, or in one run only: what reads that memory may be reading other elements."""
+        self.differs.add(node)
+        self.odd_views.update(dict.fromkeys(self.runs.read_by(node), node))
+
+    def add_edge(self, node: str, origin: str) -> bool:
+        """Remember that the difference at ``node`` came from ``origin``; returns whether there is one."""
+        if origin:
+            self.edges.setdefault(node, []).append(origin)
+        return bool(origin)
 
 
-def differences(runs: PairedRuns) -> Differences:
+def find_differences(runs: PairedRuns) -> Differences:
     """Judge leaves, then every pair of records in order."""
-    known = _Known()
+    known = Differences(runs)
     others = {leaf.id: leaf for leaf in runs.second.leaves}
     for leaf in runs.first.leaves:
         if leaf.id in others:
             _judge_leaf(known, leaf, others[leaf.id])
     for node, (a, b) in runs.records.items():
         if a is not None and b is not None:
-            _judge_pair(runs, known, node, a, b)
-        else:
-            _judge_unmatched(runs, known, node, a, b)
-    return Differences(known.differs, known.tainted, known.sources, known.edges, known.scalars, known.lone_scalars)
+            _judge_pair(known, node, a, b)
+        elif (record := a or b) is not None:
+            _judge_unmatched(known, node, record, in_first=a is not None)
+    return known
 
 
 _ALIASES = frozenset({"alias", "detach", "lift_fresh"})
@@ -74,29 +90,7 @@ _OVERWRITING = frozenset(
 """In-place ops whose result is not computed from what was there before."""
 
 
-@dataclass(slots=True)
-class _Known:
-    """What is known after the records so far. ``odd_views`` names, by what was viewed, a view that one run took
-    differently; ``lone_draws`` a seeded op of one run alone, by the generator's state before it; ``shifted_by`` is the
-    draw by which one run's generator has been ahead since."""
-
-    differs: set[str] = field(default_factory=set)
-    tainted: set[str] = field(default_factory=set)
-    sources: dict[str, Source] = field(default_factory=dict)
-    edges: dict[str, list[str]] = field(default_factory=dict)
-    scalars: list[str] = field(default_factory=list)
-    lone_scalars: list[str] = field(default_factory=list)
-    odd_views: dict[str, str] = field(default_factory=dict)
-    lone_draws: dict[tuple[bool, str], str] = field(default_factory=dict)
-    shifted_by: str = ""
-
-    def add_view(self, runs: PairedRuns, node: str) -> None:
-        """A view taken differently, or in one run only: what reads that memory may be reading other elements."""
-        self.differs.add(node)
-        self.odd_views.update(dict.fromkeys(runs.read_by(node), node))
-
-
-def _judge_leaf(known: _Known, a: Leaf, b: Leaf) -> None:
+def _judge_leaf(known: Differences, a: Leaf, b: Leaf) -> None:
     if a.digest != b.digest or a.initial != b.initial:
         known.differs.add(a.id)
     if a.digest != b.digest:
@@ -104,29 +98,28 @@ def _judge_leaf(known: _Known, a: Leaf, b: Leaf) -> None:
         known.sources[a.id] = _leaf_source(a, b)
 
 
-def _judge_unmatched(runs: PairedRuns, known: _Known, node: str, a: OpRecord | None, b: OpRecord | None) -> None:
-    record = a or b
-    if record is None:
-        return
+def _judge_unmatched(known: Differences, node: str, record: OpRecord, *, in_first: bool) -> None:
     known.differs.add(node)
     known.tainted.add(node)
-    has, lacks = ("first", "second") if a is not None else ("second", "first")
+    has, lacks = ("first", "second") if in_first else ("second", "first")
     detail = f"only the {has} run has this op; the {lacks} run goes on with another"
-    known.sources[node] = Source("sequence", node, runs.position[node], detail, _seen(a), _seen(b))
+    call = f"{record.op}({record.arguments})"
+    first, second = (call, "absent") if in_first else ("absent", call)
+    known.sources[node] = Source("sequence", node, known.runs.position[node], detail, first, second)
     if record.rng:
-        known.lone_draws.setdefault((a is not None, record.rng), node)
+        known.lone_draws.setdefault((in_first, record.rng), node)
     if record.scalar:
         known.lone_scalars.append(node)
     elif not record.outputs and _name(record) not in _ALIASES:
-        known.add_view(runs, node)
+        known.add_view(node)
 
 
-def _judge_pair(runs: PairedRuns, known: _Known, node: str, a: OpRecord, b: OpRecord) -> None:
+def _judge_pair(known: Differences, node: str, a: OpRecord, b: OpRecord) -> None:
     wrote = a.outputs != b.outputs or a.scalar != b.scalar
-    source = _introduced(runs, known, node, a, b, wrote)
+    source = _introduced(known, node, a, b, wrote)
     if not a.outputs and not b.outputs and not a.scalar and not b.scalar:  # a view
         if source is not None or a.arguments != b.arguments:
-            known.add_view(runs, node)
+            known.add_view(node)
         if source is not None:
             known.sources[node] = source
         return
@@ -138,7 +131,7 @@ def _judge_pair(runs: PairedRuns, known: _Known, node: str, a: OpRecord, b: OpRe
         if source is not None:
             known.sources[node] = source
     elif any(
-        ref.written and ref.source in known.tainted and runs.coverage.writes_only_part(a, ref.source)
+        ref.written and ref.source in known.tainted and known.runs.coverage.writes_only_part(a, ref.source)
         for ref in a.inputs
     ):
         known.tainted.add(node)  # a difference stays in memory beside what was written
@@ -147,42 +140,39 @@ def _judge_pair(runs: PairedRuns, known: _Known, node: str, a: OpRecord, b: OpRe
 # --------------------------------------------------------------------------------------------- the rules, in order
 
 
-def _introduced(runs: PairedRuns, known: _Known, node: str, a: OpRecord, b: OpRecord, wrote: bool) -> Source | None:
+def _introduced(known: Differences, node: str, a: OpRecord, b: OpRecord, wrote: bool) -> Source | None:
     """How this pair of records introduced a difference; ``None`` where it only passed one on, or has none."""
-    at, passed_on = runs.position[node], False
+    at, passed_on = known.runs.position[node], False
     if a.rng != b.rng:
-        passed_on = _edge(known, node, _extra_draw(known, a, b))
+        passed_on = known.add_edge(node, _extra_draw(known, a, b))
         if not passed_on:
             detail = "the random generator was in another state before this op"
             return Source("rng", node, at, detail, f"generator state {a.rng}", f"generator state {b.rng}")
     if a.arguments != b.arguments:
-        passed_on = _edge(known, node, _scalar_among_arguments(runs, known, a, b))
+        passed_on = known.add_edge(node, _scalar_among_arguments(known, a, b))
         if not passed_on:
             detail = "an argument that is not a tensor has another value"
             return Source("outside", node, at, detail, f"({a.arguments})", f"({b.arguments})")
-    behind = _written_behind(runs, known, node, a, b) if wrote else None
+    behind = _written_behind(known, node, a, b) if wrote else None
     if behind is not None:
         return behind
-    if _wired_differently(runs, a, b):
-        if _edge(known, node, _odd_view(runs, known, node, a, b)):
+    if _wired_differently(known.runs, a, b):
+        if known.add_edge(node, _odd_view(known, node, a, b)):
             return None
         detail = "it reads another tensor than in the first run"
         return Source("sequence", node, at, detail, _wiring(a), _wiring(b))
-    if not wrote or passed_on or _read_a_difference(runs, known, a, b):
+    if not wrote or passed_on or _read_a_difference(known, a, b):
         return None
-    if _edge(known, node, _odd_view(runs, known, node, a, b)):
+    if known.add_edge(node, _odd_view(known, node, a, b)):
         return None
-    return _memory_read_blank(runs, a) or _copied_after_hidden_write(runs, node, a, b) or _kernel_source(node, at, a, b)
+    return (
+        _memory_read_blank(known.runs, a)
+        or _copied_after_hidden_write(known.runs, node, a, b)
+        or _kernel_source(node, at, a, b)
+    )
 
 
-def _edge(known: _Known, node: str, origin: str) -> bool:
-    """Remember that the difference at ``node`` came from ``origin``; returns whether there is one."""
-    if origin:
-        known.edges.setdefault(node, []).append(origin)
-    return bool(origin)
-
-
-def _extra_draw(known: _Known, a: OpRecord, b: OpRecord) -> str:
+def _extra_draw(known: Differences, a: OpRecord, b: OpRecord) -> str:
     """The draw that only one run made before, by which its generator is ahead: it is the cause, also of every later
     state that differs."""
     extra = known.lone_draws.get((False, a.rng)) or known.lone_draws.get((True, b.rng))
@@ -190,22 +180,22 @@ def _extra_draw(known: _Known, a: OpRecord, b: OpRecord) -> str:
     return known.shifted_by
 
 
-def _scalar_among_arguments(runs: PairedRuns, known: _Known, a: OpRecord, b: OpRecord) -> str:
+def _scalar_among_arguments(known: Differences, a: OpRecord, b: OpRecord) -> str:
     """The earlier record that returned the scalar by which the arguments differ."""
     words_a, words_b = _words(a.arguments), _words(b.arguments)
     for name in reversed(known.scalars):
-        old, new = runs.records[name]
+        old, new = known.runs.records[name]
         if old is not None and new is not None and old.scalar in words_a and new.scalar in words_b:
             return name
     return ""
 
 
-def _odd_view(runs: PairedRuns, known: _Known, node: str, a: OpRecord, b: OpRecord) -> str:
+def _odd_view(known: Differences, node: str, a: OpRecord, b: OpRecord) -> str:
     """The view by which an input was seen differently (another slice, another order): then that is to blame. Where what
     was read is known to be equal, none is."""
-    if not known.odd_views or (runs.hashed and _read_the_same(a, b)):
+    if not known.odd_views or (known.runs.hashed and _read_the_same(a, b)):
         return ""
-    view = next((known.odd_views[name] for name in runs.read_by(node) if name in known.odd_views), "")
+    view = next((known.odd_views[name] for name in known.runs.read_by(node) if name in known.odd_views), "")
     return "" if view == node else view
 
 
@@ -222,12 +212,12 @@ def _wired_differently(runs: PairedRuns, a: OpRecord, b: OpRecord) -> bool:
     return False
 
 
-def _read_a_difference(runs: PairedRuns, known: _Known, a: OpRecord, b: OpRecord) -> bool:
+def _read_a_difference(known: Differences, a: OpRecord, b: OpRecord) -> bool:
     """Whether any input differed, by its content where that was hashed and else by its last writer."""
     refs = zip(a.inputs, b.inputs, strict=True)
-    if runs.hashed:
-        return any(x.digest != y.digest for x, y in refs if not _is_target(runs, x))
-    return any(x.source in known.tainted for x, y in refs if runs.carries(x, y))
+    if known.runs.hashed:
+        return any(x.digest != y.digest for x, y in refs if not _is_target(known.runs, x))
+    return any(x.source in known.tainted for x, y in refs if known.runs.carries(x, y))
 
 
 def _is_target(runs: PairedRuns, ref: Ref) -> bool:
@@ -235,18 +225,19 @@ def _is_target(runs: PairedRuns, ref: Ref) -> bool:
     return ref.written and bool(runs.coverage.allocation_behind(ref.source))
 
 
-def _written_behind(runs: PairedRuns, known: _Known, node: str, a: OpRecord, b: OpRecord) -> Source | None:
+def _written_behind(known: Differences, node: str, a: OpRecord, b: OpRecord) -> Source | None:
     """An input whose content differs although whatever wrote it last, as torch knows it, agreed in both runs."""
-    if not runs.hashed or len(a.inputs) != len(b.inputs):
+    if not known.runs.hashed or len(a.inputs) != len(b.inputs):
         return None
     for ref_a, ref_b in zip(a.inputs, b.inputs, strict=True):
-        changed = ref_a.digest != ref_b.digest and runs.same_place(ref_a, ref_b)
-        if not changed or ref_a.source in known.tainted or ref_a.source in known.odd_views or _is_target(runs, ref_a):
+        changed = ref_a.digest != ref_b.digest and known.runs.same_place(ref_a, ref_b)
+        explained = ref_a.source in known.tainted or ref_a.source in known.odd_views
+        if not changed or explained or _is_target(known.runs, ref_a):
             continue
         detail = f"argument {ref_a.argument} was written behind torch's back after {_short(ref_a.source)}"
-        at = runs.position[node]
+        at = known.runs.position[node]
         behind = Source("outside", node, at, detail, ref_a.digest, ref_b.digest, opaque_producer=True)
-        return unwritten_memory(runs, ref_a.source) or behind
+        return unwritten_memory(known.runs, ref_a.source) or behind
     return None
 
 
@@ -304,10 +295,6 @@ def _kernel_source(node: str, at: int, a: OpRecord, b: OpRecord) -> Source:
 def _left(record: OpRecord) -> str:
     """All that a record left, as text."""
     return " ".join(found.word() for found in record.outputs) + record.scalar
-
-
-def _seen(record: OpRecord | None) -> str:
-    return "absent" if record is None else f"{record.op}({record.arguments})"
 
 
 def _name(record: OpRecord) -> str:

@@ -1,24 +1,19 @@
 """Two traces to a verdict: where did the difference enter that reached the results?
 
-Pure: imports no torch, reads no files. The steps, as in ``docs/design.md``, "The verdict on a pair":
-
-1. align the two runs (``align``);
-2. for every pair of records, decide whether what it *wrote* differs, and if so whether it *introduced* the difference
-   (and how: its origin) or only passed on what it read (``introduce``);
-3. from the results that differ, walk back through whatever differs (``slice``); the first introduction in it is
-   the divergence. Records that differ outside the slice are benign.
+The two runs are aligned (``align``). Of every pair of records it is decided whether it *introduced* a difference, and
+how, or only passed one on (``introduce``). From the results that differ we walk back through whatever differs, the
+causal slice: the first introduction in it is the divergence. Records that differ outside of it are benign.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hashbench.divergence.align import SECOND, PairedRuns, pair
-from hashbench.divergence.introduce import Differences, Source, differences, unwritten_memory
-from hashbench.divergence.slice import causal_slice, roots
+from hashbench.divergence.introduce import Differences, Source, find_differences, unwritten_memory
 from hashbench.errors import HashbenchError
-from hashbench.records import Divergence, Result, Steering, Trace, Verdict
+from hashbench.records import Divergence, OpRecord, Result, Steering, Trace, Verdict
 
 _RANK = {"input": 0, "state": 1}
 """Origins that lie before the first op, wherever the tensor is first read."""
@@ -38,17 +33,17 @@ def find(first: Trace, second: Trace, *, differing: Sequence[str] | None = None)
     _refuse_empty(first, "first")
     _refuse_empty(second, "second")
     runs = pair(first, second)
-    found = differences(runs)
+    known = find_differences(runs)
     results = _Results.of(runs, differing)
-    reached = causal_slice(runs, found, roots(runs, found, results.pairs) if results.any else sorted(found.differs))
-    chosen = _choose(runs, found, reached) if results.names or not results.any else None
+    reached = _causal_slice(known, _roots(known, results.pairs) if results.any else sorted(known.differs))
+    chosen = _choose(known, reached) if results.names or not results.any else None
     if chosen is None and results.names:
         chosen = _written_after_the_last_record(runs, results)
     if chosen is not None and chosen.origin in ("sequence", "outside"):
-        reached |= causal_slice(runs, found, _scalars_that_chose(runs, found, chosen))
-    idle = found.differs - reached
+        reached |= _causal_slice(known, _scalars_that_chose(known, chosen))
+    idle = known.differs - reached
     benign = tuple(node for node in runs.records if node in idle and _wrote(runs, node))
-    return Verdict(tuple(results.names), None if chosen is None else _divergence(runs, found, chosen), benign)
+    return Verdict(tuple(results.names), None if chosen is None else _divergence(known, chosen), benign)
 
 
 def _refuse_empty(trace: Trace, name: str) -> None:
@@ -83,15 +78,68 @@ def _content(result: Result | None) -> tuple[object, ...] | None:
     return None if result is None else tuple(result.digest)
 
 
-def _choose(runs: PairedRuns, found: Differences, reached: Iterable[str]) -> Source | None:
+# ------------------------------------------------------------------------------------------------ the causal slice
+
+
+def _causal_slice(known: Differences, roots: Iterable[str]) -> set[str]:
+    """The nodes that differ, or pass a difference on, from which a difference may have come to the roots."""
+    reached: set[str] = set()
+    waiting = list(_differing(known, roots))
+    while waiting:
+        node = waiting.pop()
+        if node in reached:
+            continue
+        reached.add(node)
+        source = known.sources.get(node)
+        if source is not None and source.node != node:
+            waiting.append(source.node)
+        waiting += _differing(known, _edges(known, node))
+    return reached
+
+
+def _differing(known: Differences, nodes: Iterable[str]) -> Iterator[str]:
+    return (node for node in nodes if node in known.tainted or node in known.differs)
+
+
+def _edges(known: Differences, node: str) -> Iterator[str]:
+    """The nodes from which a difference may have come into this one."""
+    yield from known.edges.get(node, ())
+    a, b = known.runs.records.get(node, (None, None))
+    if a is None or b is None or len(a.inputs) != len(b.inputs):
+        yield from known.runs.read_by(node)
+        return
+    for ref_a, ref_b in zip(a.inputs, b.inputs, strict=True):
+        if known.runs.carries(ref_a, ref_b):
+            yield from (ref_a.source, known.runs.node_of[ref_b.source])
+
+
+def _roots(known: Differences, pairs: Iterable[tuple[Result | None, Result | None]]) -> Iterator[str]:
+    """The nodes that wrote results; for a result that is a Python value, the records that returned it."""
+    for a, b in pairs:
+        if a is not None and a.source:
+            yield a.source
+        if b is not None and b.source:
+            yield known.runs.node_of[b.source]
+        for value in (x for x in (a, b) if x is not None and not x.source):
+            yield from (node for node in known.scalars if _returned(known.runs.records[node], value.digest.value))
+
+
+def _returned(records: tuple[OpRecord | None, OpRecord | None], value: str) -> bool:
+    return any(record is not None and record.scalar == value for record in records)
+
+
+# ----------------------------------------------------------------------------------- the first introduction in it
+
+
+def _choose(known: Differences, reached: Iterable[str]) -> Source | None:
     """The first introduction in a slice; a setting that changed before all of them stands for them."""
-    candidates = [found.sources[node] for node in reached if node in found.sources]
-    settings = _settings_source(runs)
+    candidates = [known.sources[node] for node in reached if node in known.sources]
+    settings = _settings_source(known.runs)
     if settings is not None and all(settings.position <= source.position for source in candidates):
         early = [source for source in candidates if source.origin in _RANK]
         felt = min(candidates, key=lambda source: source.position, default=settings)
         candidates = early or [replace(settings, felt_at=felt.node)]
-    return _earliest(runs, candidates)
+    return _earliest(known.runs, candidates)
 
 
 def _earliest(runs: PairedRuns, candidates: Sequence[Source]) -> Source | None:
@@ -137,10 +185,10 @@ def _written_after_the_last_record(runs: PairedRuns, results: _Results) -> Sourc
     return Source("outside", writer, at, detail, old, new, opaque_producer=hidden)
 
 
-def _scalars_that_chose(runs: PairedRuns, found: Differences, chosen: Source) -> list[str]:
+def _scalars_that_chose(known: Differences, chosen: Source) -> list[str]:
     """A scalar reaches the results also by choosing what is run, if it was known before the runs parted."""
-    last = chosen.position if chosen.origin == "outside" else len(runs.first.records)
-    return [node for node in (*found.scalars, *found.lone_scalars) if runs.position[node] <= last]
+    last = chosen.position if chosen.origin == "outside" else len(known.runs.first.records)
+    return [node for node in (*known.scalars, *known.lone_scalars) if known.runs.position[node] <= last]
 
 
 def _wrote(runs: PairedRuns, node: str) -> bool:
@@ -148,40 +196,42 @@ def _wrote(runs: PairedRuns, node: str) -> bool:
     return any(record is not None and (record.outputs or record.scalar) for record in runs.records[node])
 
 
-def _divergence(runs: PairedRuns, found: Differences, source: Source) -> Divergence:
+def _divergence(known: Differences, source: Source) -> Divergence:
+    runs = known.runs
     a, b = runs.records.get(source.felt_at or source.node, (None, None))
     record = a or b
     if record is None and runs.first.records:
         record = runs.first.records[min(source.position, len(runs.first.records) - 1)]
+    where = record or OpRecord("", phase="", iteration=0, module="", op="")
     return Divergence(
         origin=source.origin,
         node=source.node.removeprefix(SECOND),
-        kernel=record.op if record is not None else "",
+        kernel=where.op,
         op_index=runs.position.get(source.felt_at, source.position) if record is not None else None,
-        phase=record.phase if record is not None else "",
-        iteration=record.iteration if record is not None else 0,
-        module=record.module if record is not None else "",
-        forward_op=record.forward_op if record is not None else "",
+        phase=where.phase,
+        iteration=where.iteration,
+        module=where.module,
+        forward_op=where.forward_op,
         detail=source.detail,
         first=source.first,
         second=source.second,
-        source=record.source if record is not None else "",
+        source=where.source,
         opaque_producer=source.opaque_producer,
-        steered_by=_steering(runs, found, source) if source.origin in ("sequence", "outside") else None,
+        steered_by=_steering(known, source) if source.origin in ("sequence", "outside") else None,
     )
 
 
-def _steering(runs: PairedRuns, found: Differences, source: Source) -> Steering | None:
+def _steering(known: Differences, source: Source) -> Steering | None:
     """The last scalar before ``source`` that differed between the runs, and where its difference entered."""
-    earlier = [node for node in found.scalars if runs.position[node] <= source.position]
+    earlier = [node for node in known.scalars if known.runs.position[node] <= source.position]
     if not earlier:
         return None
     name = earlier[-1]
-    old, new = runs.records[name]
-    reached = causal_slice(runs, found, [name])
-    chosen = _earliest(runs, [found.sources[node] for node in reached if node in found.sources])
+    old, new = known.runs.records[name]
+    reached = _causal_slice(known, [name])
+    chosen = _earliest(known.runs, [known.sources[node] for node in reached if node in known.sources])
     kernel = ""
     if chosen is not None:
-        record = next((record for record in runs.records.get(chosen.node, ()) if record is not None), None)
+        record = next((record for record in known.runs.records.get(chosen.node, ()) if record is not None), None)
         kernel = record.op if record is not None else chosen.node
     return Steering(name, old.scalar if old else "", new.scalar if new else "", kernel)
