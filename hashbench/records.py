@@ -221,12 +221,13 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A run that ended with an exception. ``out_of_memory`` tells it from other failures; ``op`` is the dispatched
-    op during which it was raised (empty outside any op); ``nondeterministic_op`` is that op where torch refused it for
-    having no deterministic implementation."""
+    """A run that ended with an exception. ``out_of_memory`` and ``not_comparable`` (its results are of no kind that can
+    be compared) tell it from other failures; ``op`` is the dispatched op during which it was raised (empty outside any
+    op); ``nondeterministic_op`` is that op where torch refused it for having no deterministic implementation."""
 
     error: str
     out_of_memory: bool = False
+    not_comparable: bool = False
     op: str = ""
     nondeterministic_op: str = ""
 

@@ -28,14 +28,14 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("records", NO_MODULE),
     ("errors text io deadline", NO_MODULE),
     ("processes", NO_MODULE),
-    ("devices", frozenset({"kinds", "ledger", "memory", "reference", "triton_kernel"})),
+    ("devices", frozenset({"kinds", "ledger", "reference", "triton_kernel"})),
     (
         "trace",
         frozenset({"api", "arguments", "build", "callbacks", "digest", "mode", "module_paths", "op_schema"})
         | {"storage_writers"},
     ),
     ("divergence", NO_MODULE),
-    ("run", frozenset({"attempt", "inputs", "outcome", "outputs", "rng", "settings", "workload"})),
+    ("run", frozenset({"outcome", "outputs", "rng", "settings", "workload"})),
     ("results", NO_MODULE),
     ("causes", NO_MODULE),
     ("replay", EVERY_MODULE),
@@ -45,7 +45,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ),
     ("diagnose", frozenset({"driver", "pairs", "patching"})),
     ("suites", frozenset({"huggingface", "timm", "torchvision"})),
-    ("check", frozenset({"function", "model", "pair", "row"})),
+    ("check", frozenset({"function", "model", "pair"})),
     ("sweep", NO_MODULE),
     ("report", NO_MODULE),
     ("integrations", frozenset({"dynamo.fresh", "dynamo.phases", "dynamo.model_check"})),
@@ -121,7 +121,7 @@ def _imports(path: Path, *, lazy: bool) -> Iterator[str]:
 
 @functools.cache
 def imported_modules(module: str, *, lazy: bool) -> frozenset[str]:
-    """The modules of this package that a module imports (``hashbench.run.inputs.call`` is ``run.inputs``)."""
+    """The modules of this package that a module imports (``hashbench.run.workload.call`` is ``run.workload``)."""
     inside = (name.removeprefix("hashbench.") for name in imports(module, lazy=lazy) if name.startswith("hashbench."))
     return frozenset(filter(None, map(_module_of, inside)))
 

@@ -138,17 +138,16 @@ ADDED = {
     "column": (
         {
             "records.py": ('    advice: str = ""\n    repro: str', '    governor: str = labelled("Governor")\n'),
-            "check/row.py": ("        traces=traces,\n", '        governor="powersave",\n'),
+            "check/pair.py": ('        traces=" ".join(traces),\n', '        governor="powersave",\n'),
         },
         """
         found = outputs(dataclasses.replace(DIAGNOSED, governor="powersave"))
         shown("governor", found, "csv", "compared")
         shown("powersave", found, "csv", "compared", "page")
         shown("Governor", found, "page")
-        from hashbench.check.row import make_row
+        from hashbench.check.pair import row_of
         from hashbench.run.outcome import Outcome
-        known = {"iterations": None, "traces": "", "seconds": None}
-        made = make_row(ModelSpec("zoo", "net"), RunOptions(), Outcome("pass", "on"), **known)
+        made = row_of(ModelSpec("zoo", "net"), RunOptions(), Outcome("pass", "on"), seconds=None)
         assert made.governor == "powersave"
         """,
     ),

@@ -21,10 +21,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from hashbench.check.model import BenchmarkRunner
 from hashbench.records import ModelSpec, Row, RunCounts, RunOptions
 from hashbench.replay.controls.memory import POISONS, poisoned_memory
-from hashbench.run.inputs import call, clone_inputs
 from hashbench.run.outcome import Outcome
 from hashbench.run.settings import settings
-from hashbench.run.workload import Workload
+from hashbench.run.workload import Workload, call, clone_inputs
 from hashbench.suites import registry
 from hashbench.trace import file
 

@@ -28,11 +28,10 @@ from hashbench.check.pair import PairCheck, retried_with_warnings, row_of
 from hashbench.errors import HashbenchError
 from hashbench.records import Failure, ModelSpec, Result, Row, RunOptions, TensorDigest, Trace
 from hashbench.run import outputs
-from hashbench.run.attempt import add_result
-from hashbench.run.inputs import clone_inputs
-from hashbench.run.outcome import Outcome, Run, failure_of
+from hashbench.run.outcome import Outcome, Run, add_result, failure_of
 from hashbench.run.rng import preserved_rng, reset_rng_state
 from hashbench.run.settings import claim_workspace, deterministic_settings, preserved, settings
+from hashbench.run.workload import clone_inputs
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import items_of, named_tensors
 from hashbench.trace.callbacks import TraceCallback

@@ -18,17 +18,27 @@ from typing import Any, ClassVar
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from hashbench.catalog import Status
 from hashbench.check.pair import PairCheck, retried_with_warnings, row_of
-from hashbench.devices import memory
 from hashbench.diagnose import fresh_process
 from hashbench.records import Failure, ModelSpec, Row, RunOptions, Trace
 from hashbench.run import outputs
-from hashbench.run.attempt import Prepared, add_result, attempt, log_error, traces_of
-from hashbench.run.inputs import call, clone_inputs, map_tensors, mean_of_outputs, random_projection
-from hashbench.run.outcome import Attempt, Outcome, failed_status, failure_of
+from hashbench.run.outcome import (
+    Attempt,
+    Outcome,
+    Prepared,
+    add_result,
+    attempt,
+    failed_status,
+    failure_of,
+    log_error,
+    release_memory,
+    reset_peak_memory,
+    traces_of,
+)
 from hashbench.run.rng import preserved_rng, reset_rng_state
 from hashbench.run.settings import claim_workspace, deterministic_settings
-from hashbench.run.workload import Workload
+from hashbench.run.workload import Workload, call, clone_inputs, map_tensors, mean_of_outputs, random_projection
 from hashbench.suites import registry
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import named_tensors
@@ -69,7 +79,7 @@ class BenchmarkRunner:
         """Load a model, check it, keep its traces, and describe it all in one row. Settings and random state of the
         caller are restored, and the model's memory is free again."""
         started = time.perf_counter()
-        memory.reset_peak(self.device)
+        reset_peak_memory(self.device)
         level = self.options.deterministic or spec.deterministic or "on"
         with preserved_rng():
             outcome = retried_with_warnings(functools.partial(self._load_and_check, spec), level)
@@ -80,18 +90,18 @@ class BenchmarkRunner:
         try:
             return self._loaded_and_checked(spec, level)
         finally:
-            memory.release(self.device)
+            release_memory(self.device)
 
     def _loaded_and_checked(self, spec: ModelSpec, level: str) -> Outcome:
         with deterministic_settings(level, threads=self.options.threads):
             try:
                 workload = self.load_model(spec)
             except Exception as error:
-                return _unready("model_fail_to_load", level, error, f"loading {spec.name} failed")
+                return _unready(Status.FAIL_TO_LOAD, level, error, f"loading {spec.name} failed")
             try:
                 workload = self.prepare(workload)
             except Exception as error:
-                failed = _unready("eager_fail_to_run", level, error, f"preparing {spec.name} failed")
+                failed = _unready(Status.FAIL_TO_RUN, level, error, f"preparing {spec.name} failed")
                 return replace(failed, iterations=workload.iterations)
             return self.check_accuracy(workload, deterministic=level, optimizer=spec.optimizer, spec=spec)
 

@@ -7,20 +7,38 @@ made. Each of its stages takes the outcome so far and returns the outcome with w
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import resource
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hashbench.check.row import make_row
+import torch
+
+from hashbench.catalog import Confidence, Status
+from hashbench.causes import stats
 from hashbench.diagnose import driver, fresh_process
 from hashbench.divergence import find as find_divergence
 from hashbench.errors import ran_out_of_memory
 from hashbench.io import replace_file
-from hashbench.records import Decision, Diagnosis, Evidence, Failure, ModelSpec, Row, RunCounts, RunOptions
+from hashbench.records import (
+    Decision,
+    Diagnosis,
+    Divergence,
+    Evidence,
+    Failure,
+    ModelSpec,
+    Rate,
+    Row,
+    RowEvidence,
+    RunCounts,
+    RunOptions,
+    op_of,
+)
 from hashbench.results.folder import ResultsFolder, file_key
 from hashbench.results.rows import row_to_json
 from hashbench.run import outputs
-from hashbench.run.attempt import log_error
 from hashbench.run.outcome import (
     Attempt,
     Outcome,
@@ -30,6 +48,8 @@ from hashbench.run.outcome import (
     failed_status,
     failure_of,
     fingerprint,
+    log_error,
+    peak_mib,
     refused_op,
     replaces,
 )
@@ -107,7 +127,7 @@ class PairCheck:
         verdict rests on what both runs show directly, and on the first run of the process, which is special where a
         state survives: it stays.
         """
-        if outcome.accuracy != "eager_two_runs_differ":
+        if outcome.accuracy != Status.TWO_RUNS_DIFFER:
             return outcome
         for number in range(1, CONFIRMING_PAIRS + 1):
             first, second = (self.attempt(diagnosing=True) for _ in range(2))
@@ -141,8 +161,8 @@ class PairCheck:
         except outputs.NotComparableError:
             return replace(outcome, untraced="not comparable")
         outcome = replace(outcome, untraced="agree" if difference is None else "differ")
-        if difference is not None and outcome.accuracy == "pass":
-            return replace(outcome, accuracy="eager_two_runs_differ", difference=difference)
+        if difference is not None and outcome.accuracy == Status.PASS:
+            return replace(outcome, accuracy=Status.TWO_RUNS_DIFFER, difference=difference)
         if difference is None and by_tracing is not None:
             known = outcome.perturbed_ops or "unknown"
             return replace(outcome, perturbed_ops=f"{known} (results differ from those of an untraced run)")
@@ -155,7 +175,7 @@ class PairCheck:
         Raises:
             OSError: the results folder cannot be written to, which ends a sweep.
         """
-        if outcome.accuracy != "eager_two_runs_differ" or self.options.diagnose_budget <= 0:
+        if outcome.accuracy != Status.TWO_RUNS_DIFFER or self.options.diagnose_budget <= 0:
             return outcome
         self._keep_draft(outcome)
         case = driver.Case.of(self.attempt, self.options, outcome, spec=self.spec, target=self.target)
@@ -165,7 +185,7 @@ class PairCheck:
             raise
         except Exception as error:
             log_error("the diagnosis failed")
-            failed = Decision("unknown", "open", f"the diagnosis failed: {type(error).__name__}: {error}", "")
+            failed = Decision("unknown", Confidence.OPEN, f"the diagnosis failed: {type(error).__name__}: {error}", "")
             return replace(outcome, diagnosis=Diagnosis(failed, Evidence(origin="")))
 
     def _keep_draft(self, outcome: Outcome) -> None:
@@ -180,7 +200,7 @@ class PairCheck:
     @property
     def begun(self) -> Outcome:
         """The outcome before the first run."""
-        return Outcome("pass", self.level, iterations=self.iterations)
+        return Outcome(Status.PASS, self.level, iterations=self.iterations)
 
     def _numbered(self, number: int) -> Run | Failure:
         return self.attempt() if self.numbered is None else self.numbered(number)
@@ -191,7 +211,7 @@ def compared(outcome: Outcome, first: Run, other: Run, *, number: int = 2, same_
     ``same_structure``, results of another structure are a difference, too."""
     changed = tuple(dict.fromkeys((*outcome.settings_changed, *other.settings_changed)))
     outcome = replace(outcome, runs=number, settings_changed=changed)
-    if outcome.accuracy != "pass" or first.trace is None or other.trace is None:
+    if outcome.accuracy != Status.PASS or first.trace is None or other.trace is None:
         return outcome
     traces = (first.trace, other.trace)
     try:
@@ -204,16 +224,16 @@ def compared(outcome: Outcome, first: Run, other: Run, *, number: int = 2, same_
     if difference is None:
         benign = tuple(dict.fromkeys((*(outcome.benign or ()), *verdict.benign)))
         return replace(outcome, benign=benign, traces=traces)
-    outcome = replace(outcome, accuracy="eager_two_runs_differ", difference=difference)
+    outcome = replace(outcome, accuracy=Status.TWO_RUNS_DIFFER, difference=difference)
     return replace(outcome, verdict=verdict, benign=verdict.benign, traces=traces)
 
 
 def _not_comparable(outcome: Outcome, reason: str, *, same_structure: bool) -> Outcome:
     if same_structure:
         difference = outputs.Difference((f"their structure: {reason}",))
-        return replace(outcome, accuracy="eager_two_runs_differ", difference=difference)
+        return replace(outcome, accuracy=Status.TWO_RUNS_DIFFER, difference=difference)
     failure = Failure(f"the results of two runs cannot be compared: {reason}")
-    return replace(outcome, accuracy="results_not_comparable", failure=failure)
+    return replace(outcome, accuracy=Status.NOT_COMPARABLE, failure=failure)
 
 
 def retried_with_warnings(check: Callable[[str], Outcome], level: str) -> Outcome:
@@ -242,12 +262,125 @@ def _ended(outcome: Outcome, failure: Failure, number: int) -> Outcome:
 
 
 def row_of(spec: ModelSpec, options: RunOptions, outcome: Outcome, *, seconds: float | None) -> Row:
-    """The row of an outcome. Traces are written to the results folder: of runs that differ or failed, and of others
-    where that is asked for."""
-    names: list[str] = []
-    if options.output and (outcome.accuracy != "pass" or options.keep_traces):
+    """The row of an outcome; ``seconds`` are those of the model's load, runs and experiments, where they have ended.
+
+    Traces are written to the results folder: of runs that differ or failed, and of others where that is asked for.
+    """
+    traces: list[str] = []
+    if options.output and (outcome.accuracy != Status.PASS or options.keep_traces):
         key = file_key(suite=spec.suite, mode=options.mode, name=spec.name)
         for number, trace in enumerate(outcome.traces, start=1):
-            names.append(f"traces/{key}.run{number}.log")
-            file.write(trace, Path(options.output) / names[-1])
-    return make_row(spec, options, outcome, iterations=outcome.iterations, traces=" ".join(names), seconds=seconds)
+            traces.append(f"traces/{key}.run{number}.log")
+            file.write(trace, Path(options.output) / traces[-1])
+    divergence = outcome.verdict.divergence if outcome.verdict is not None else None
+    difference = outcome.difference
+    on_device = peak_mib(torch.device(options.device))
+    row = Row(
+        dev=options.device,
+        name=spec.name,
+        batch_size=options.batch_size or spec.batch_size,
+        accuracy=outcome.accuracy,
+        suite=spec.suite,
+        mode=options.mode,
+        dtype=options.dtype_column,
+        iterations=outcome.iterations,
+        runs=outcome.runs or None,
+        threads=(options.threads or torch.get_num_threads()) if outcome.runs else None,
+        deterministic=outcome.deterministic,
+        nondeterministic_op=outcome.nondeterministic_op,
+        ops=outcome.ops,
+        benign=None if outcome.benign is None else len(outcome.benign),
+        benign_ops=_op_names(outcome.benign or ()),
+        confirmed=outcome.confirmed,
+        untraced=outcome.untraced,
+        perturbed_ops=outcome.perturbed_ops,
+        settings_changed="; ".join(outcome.settings_changed),
+        traces=" ".join(traces),
+        seconds=None if seconds is None else round(seconds, 3),
+        peak_memory_mib=round(peak_memory_mib(), 1),
+        device_memory_mib=None if on_device is None else round(on_device, 1),
+        error=outcome.failure.error if outcome.failure is not None else "",
+    )
+    if difference is not None:
+        row = replace(
+            row,
+            differing_results=a_few(difference.names),
+            differing_elements=difference.elements,
+            max_abs_diff=difference.max_abs,
+            max_ulp=difference.max_ulp,
+            mean_relative_variability=difference.mean_relative,
+            count_variability=difference.share,
+            representation=difference.representation,
+        )
+    row = _with_rate(row, stats.rate_of_runs(outcome.run_counts))
+    if outcome.diagnosis is not None:
+        row = _with_diagnosis(row, outcome.diagnosis)
+    return row if divergence is None else _with_divergence(row, divergence)
+
+
+def _with_rate(row: Row, rate: Rate | None) -> Row:
+    if rate is None:
+        return row
+    return replace(
+        row,
+        distinct=rate.distinct,
+        trials=rate.trials,
+        rate_of=rate.of,
+        rate=rate.share,
+        rate_low=rate.low,
+        rate_high=rate.high,
+    )
+
+
+def _with_diagnosis(row: Row, found: Diagnosis) -> Row:
+    decision, facts = found.decision, found.evidence.call
+    return replace(
+        _with_rate(row, found.rate),
+        cause=decision.cause,
+        confidence=decision.confidence,
+        because=decision.because,
+        advice=decision.advice,
+        evidence=RowEvidence.of(found.evidence.arms),
+        other_sources="; ".join(found.other_sources),
+        capture=facts.limits if facts is not None else "",
+        deterministic_doc=found.deterministic_doc,
+        deterministic_here=found.deterministic_here,
+        deterministic_price=None if found.deterministic_price is None else round(found.deterministic_price, 3),
+        repro=found.repro,
+        reproduced=found.reproduced,
+    )
+
+
+def _with_divergence(row: Row, found: Divergence) -> Row:
+    steering = found.steered_by
+    steered = ""
+    if steering is not None:
+        steered = f"{steering.record}: {steering.first} and {steering.second}"
+        steered += f", from {steering.kernel}" if steering.kernel else ""
+    detail = f"{found.detail}: {found.first} and {found.second}" if found.first or found.second else found.detail
+    return replace(
+        row,
+        origin=found.origin,
+        kernel=found.kernel,
+        op_index=found.op_index,
+        phase=found.phase,
+        iteration=found.iteration,
+        module=found.module,
+        forward_op=found.forward_op,
+        source=found.source,
+        detail=detail[:500],
+        steered_by=steered,
+    )
+
+
+def _op_names(nodes: Sequence[str]) -> str:
+    """Names and counts of the ops of record ids, commonest first."""
+    counts = Counter(map(op_of, nodes))
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return a_few([f"{name} ×{count}" if count > 1 else name for name, count in ordered])  # noqa: RUF001
+
+
+def peak_memory_mib() -> float:
+    """Largest resident memory of this process so far, in MiB."""
+    usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return usage / (2**20 if sys.platform == "darwin" else 2**10)

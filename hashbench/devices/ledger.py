@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 
 from hashbench.devices import kinds, reference
-from hashbench.devices.formula import digest_of_bytes, finish
 from hashbench.devices.kinds import FALLBACK, Accumulate, DigestPath
+from hashbench.devices.reference import digest_of_bytes, finish
 from hashbench.errors import HashbenchError
 
 CHUNK = 1 << 14
@@ -131,7 +131,7 @@ def digest_path(device: torch.device | str) -> DigestPath:
     """How digests are made on a device: tried on a few bytes there, which waits for it.
 
     Raises:
-        HashbenchError: none can be made there, or the digest is not what ``formula.py`` says.
+        HashbenchError: none can be made there, or the digest is not what ``reference.py`` says.
     """
     device = torch.device(device)
     return DigestPath("xxhash") if device.type == "cpu" else tried(Ledger(), device)

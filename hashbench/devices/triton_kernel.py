@@ -1,4 +1,4 @@
-"""The digest of :mod:`hashbench.devices.formula` as a Triton kernel: one launch, one pass over the memory.
+"""The digest of :mod:`hashbench.devices.reference` as a Triton kernel: one launch, one pass over the memory.
 
 Every program adds up the words of its blocks and adds its sum to the total by one atomic addition of integers, so any
 grid and any block size give the same number. Memory is read in place from any address: at one that 8 does not divide,
@@ -14,8 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from hashbench.devices.formula import FACTORS, GOLDEN, SHIFTS, WORD_BYTES
-from hashbench.devices.reference import alignment
+from hashbench.devices.reference import FACTORS, GOLDEN, SHIFTS, WORD_BYTES, alignment
 
 BLOCK = 2048
 """Words that a program reads at once."""

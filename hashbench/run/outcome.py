@@ -1,18 +1,39 @@
-"""Outcomes of runs: failures, statuses, differences between two runs, and whether further pairs confirm them."""
+"""One run from the reset state and what it leaves; what repeated runs of one thing show: their outcome."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import logging
 import re
-from collections.abc import Mapping, Sequence
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
-from hashbench.errors import ran_out_of_memory
-from hashbench.records import Diagnosis, Divergence, Failure, Result, RunCounts, Trace, Verdict, contiguous_stride
+from hashbench.catalog import Origin, Status
+from hashbench.errors import first_line, ran_out_of_memory
+from hashbench.records import (
+    Diagnosis,
+    Divergence,
+    Failure,
+    Result,
+    RunCounts,
+    RunOptions,
+    Trace,
+    Verdict,
+    contiguous_stride,
+)
 from hashbench.run import outputs
+from hashbench.run.rng import reset_rng_state
+from hashbench.run.settings import preserved, settings
+from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.callbacks import TraceCallback
+
+log = logging.getLogger(__name__)
 
 _REFUSED = re.compile(
     r"(?P<kernel>[^\n]*?) does not have a deterministic implementation|deterministic.*CUBLAS_WORKSPACE_CONFIG",
@@ -38,6 +59,153 @@ class Attempt(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Prepared:
+    """A copy of a model and of its inputs that one run may change, and ``execute``, which runs them, under a trace or
+    none, and returns the results by name."""
+
+    model: torch.nn.Module
+    inputs: Any
+    execute: Callable[[HashDebugTrace | None], dict[str, Any]]
+
+
+def attempt(
+    prepare: Callable[[], Prepared],
+    options: RunOptions,
+    *,
+    traced: bool = True,
+    diagnosing: bool = False,
+    watcher: TraceCallback | None = None,
+) -> Run | Failure:
+    """One run of what ``prepare`` makes inside the reset state, or why it failed. Its memory is free again."""
+    try:
+        return _attempt(prepare, options, traced=traced, diagnosing=diagnosing, watcher=watcher)
+    finally:
+        release_memory(torch.device(options.device))  # the frame that held the copy of the model is gone
+
+
+def traces_of(attempt: Attempt, *, runs: int) -> list[Trace | Failure]:
+    """The traces of so many runs, or why they failed: what a fresh process does for an experiment."""
+    made = (attempt() for _ in range(runs))
+    traces = [run if isinstance(run, Failure) else run.trace for run in made]
+    return [trace for trace in traces if trace is not None]
+
+
+def _attempt(
+    prepare: Callable[[], Prepared],
+    options: RunOptions,
+    *,
+    traced: bool,
+    diagnosing: bool,
+    watcher: TraceCallback | None,
+) -> Run | Failure:
+    trace: HashDebugTrace | None = None
+    try:
+        with _reset_state(options.seed):
+            before = settings()
+            prepared = prepare()
+            if traced:
+                trace = HashDebugTrace(
+                    model=prepared.model,
+                    inputs=prepared.inputs,
+                    settings=settings,
+                    hash_inputs=diagnosing or options.hash_inputs,
+                    source_lines=diagnosing,
+                    watcher=watcher,
+                )
+            results = prepared.execute(trace)
+            changed = _changes(before, settings())
+        return Run(None if trace is None else trace.finish(), results, changed)
+    except outputs.NotComparableError as error:
+        return Failure(f"the results cannot be compared: {error}", not_comparable=True)
+    except Exception as error:
+        log_error("a run failed")
+        return failure_of(error, op=trace.failed_op if trace is not None else "")
+
+
+@contextlib.contextmanager
+def _reset_state(seed: int) -> Iterator[None]:
+    """The state that every run begins in; what the run changes of torch's settings is put back."""
+    with preserved(), torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        reset_rng_state(seed)
+        yield
+
+
+def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[str, ...]:
+    names = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
+    return tuple(f"{name}: {before.get(name)} to {after.get(name)}" for name in names)
+
+
+def add_result(results: dict[str, Any], trace: HashDebugTrace | None, name: str, value: Any, *, copied: bool) -> None:
+    """Add a result to those of a run, and note its digest at this moment. ``copied``: a later step may change it.
+
+    Two results of one name (the keys ``1`` and ``"1"`` of a dict) are both kept.
+    """
+    while name in results:
+        name += "'"
+    if trace is not None:
+        trace.add_result(name, value)
+    if isinstance(value, torch.Tensor):
+        value = value.detach().clone() if copied else value.detach()
+    results[name] = value
+
+
+def log_error(what: str) -> None:
+    """Log the exception that is handled just now, as text: a handler that keeps records would keep its traceback, and
+    with that every tensor of the run that failed."""
+    log.error("%s\n%s", what, traceback.format_exc().rstrip())
+
+
+def failure_of(error: Exception, *, op: str = "") -> Failure:
+    """An exception as a value. ``op`` is the dispatched op that raised it; torch's texts tell the rest."""
+    text = f"{type(error).__name__}: {error}"
+    refused = _REFUSED.search(str(error))
+    refused_op = "" if refused is None else op or refused["kernel"] or "unknown"
+    return Failure(text, out_of_memory=ran_out_of_memory(error), op=op, nondeterministic_op=refused_op)
+
+
+# ------------------------------------------------------------------------------------------------ a device's memory
+
+_PEAK = "allocated_bytes.all.peak"
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Count the peak of ``device`` from now on."""
+    if device.type != "cpu":
+        with contextlib.suppress(RuntimeError, NotImplementedError):  # an allocator that does not count
+            torch.accelerator.reset_peak_memory_stats(device)
+
+
+def peak_mib(device: torch.device) -> float | None:
+    """The most that tensors took of ``device`` at once since :func:`reset_peak_memory`, in MiB; ``None`` on the CPU,
+    where nothing was allocated, and where torch's allocator does not count."""
+    if device.type == "cpu":
+        return None
+    try:
+        peak = torch.accelerator.memory_stats(device).get(_PEAK)
+    except (RuntimeError, NotImplementedError):
+        return None
+    return None if peak is None else peak / 2**20
+
+
+def release_memory(device: torch.device) -> None:
+    """Give back what nothing refers to any more: garbage in cycles, and what torch's allocator keeps of ``device``.
+
+    A device in which a kernel has failed refuses everything from then on; that it refuses this, too, is only logged.
+    """
+    gc.collect()
+    if device.type == "cpu":
+        return
+    try:
+        torch.accelerator.empty_cache()
+    except (RuntimeError, NotImplementedError) as error:
+        log.warning("the memory of %s cannot be given back: %s", device, first_line(error))
+
+
+# ------------------------------------------------------------------------------------------------ repeated runs
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What repeated runs of one thing show: the status word, and all that is known about it."""
 
@@ -60,14 +228,6 @@ class Outcome:
     traces: tuple[Trace, ...] = field(default=(), repr=False)
 
 
-def failure_of(error: Exception, *, op: str = "") -> Failure:
-    """An exception as a value. ``op`` is the dispatched op that raised it; torch's texts tell the rest."""
-    text = f"{type(error).__name__}: {error}"
-    refused = _REFUSED.search(str(error))
-    refused_op = "" if refused is None else op or refused["kernel"] or "unknown"
-    return Failure(text, out_of_memory=ran_out_of_memory(error), op=op, nondeterministic_op=refused_op)
-
-
 def refused_op(outcome: Outcome) -> str:
     """The op that torch refused for having no deterministic implementation; empty where that did not happen."""
     return outcome.failure.nondeterministic_op if outcome.failure is not None else ""
@@ -75,10 +235,11 @@ def refused_op(outcome: Outcome) -> str:
 
 def failed_status(failure: Failure, *, number: int) -> str:
     """The status word for a failure of run ``number``; dynamo counts two runs, so any later one is the second."""
-    if failure.op == "results":
-        return "results_not_comparable"
-    ordinal = "1st" if number == 1 else "2nd"
-    return f"eager_{ordinal}_run_{'OOM' if failure.out_of_memory else 'fail'}"
+    if failure.not_comparable:
+        return Status.NOT_COMPARABLE
+    if number == 1:
+        return Status.FIRST_RUN_OOM if failure.out_of_memory else Status.FIRST_RUN_FAIL
+    return Status.SECOND_RUN_OOM if failure.out_of_memory else Status.SECOND_RUN_FAIL
 
 
 def difference_between(first: Run, second: Run) -> outputs.Difference | None:
@@ -112,7 +273,7 @@ def confirmation(plain: Verdict | None, hashed: Verdict, *, pairs: int) -> str:
     times = "" if pairs == 1 else f" (in pair {pairs})"
     if old is None or new is None or same_place(old, new):
         return f"yes{times}"
-    if old.origin == "kernel":
+    if old.origin == Origin.KERNEL:
         return f"yes{times}: with inputs hashed; without, {old.origin} at {old.node}"
     return f"differs again{times}, there by {new.origin} at {new.node}"
 
@@ -129,9 +290,9 @@ def replaces(hashed: Verdict, plain: Verdict | None, traces: Sequence[Trace]) ->
     or a tensor of which nothing that differs was read.
     """
     old, new = plain.divergence if plain is not None else None, hashed.divergence
-    if old is None or old.origin == "kernel" or same_place(old, new):
+    if old is None or old.origin == Origin.KERNEL or same_place(old, new):
         return True
-    looked_past = new is not None and new.origin == "kernel" and (new.op_index or 0) >= (old.op_index or 0)
+    looked_past = new is not None and new.origin == Origin.KERNEL and (new.op_index or 0) >= (old.op_index or 0)
     return looked_past and _differs_at(old.node, traces)
 
 

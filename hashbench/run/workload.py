@@ -1,12 +1,16 @@
-"""`Workload`: a model with everything a run of it needs."""
+"""``Workload``: a model with everything a run of it needs; how it is called, its inputs, and its default losses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import copy
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from hashbench.trace.arguments import mapped, named_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +46,74 @@ class Workload:
                 "a Workload needs inputs or make_inputs: the model cannot be called. "
                 "Pass inputs=(tensor,) or make_inputs=function."
             )
+
+
+def call(model: torch.nn.Module, inputs: Any) -> Any:
+    """Call ``model`` with example inputs: positional for a list or tuple, by name for a mapping, else the one."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, (list, tuple)) else model(inputs)
+
+
+def clone_inputs(inputs: Any) -> Any:
+    """A copy of example inputs: tensors cloned with their strides and ``requires_grad``, containers rebuilt."""
+    return map_tensors(inputs, _clone)
+
+
+def _clone(tensor: torch.Tensor) -> torch.Tensor:
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    if type(plain) in (torch.Tensor, torch.nn.Parameter) and _has_plain_memory(plain):
+        needed = 1 + sum((size - 1) * stride for size, stride in zip(plain.shape, plain.stride(), strict=True))
+        memory = plain.as_strided((needed,), (1,)).clone()  # overlapping tensors cannot be copied element by element
+        copied = memory.as_strided(plain.shape, plain.stride(), 0)
+    else:
+        copied = plain.clone()
+    return copied.requires_grad_(tensor.requires_grad)
+
+
+def _has_plain_memory(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested and tensor.numel() > 0
+
+
+def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A copy of nested containers with other tensors in them; anything that is no container is copied deeply."""
+    return mapped(value, lambda leaf: change(leaf) if isinstance(leaf, torch.Tensor) else copy.deepcopy(leaf))
+
+
+def mean_of_outputs(output: Any) -> torch.Tensor:
+    """The mean of every floating-point or complex tensor with a gradient in the output, averaged over the tensors."""
+    means = [_real(tensor).mean() for tensor in _differentiable(output)]
+    return torch.stack(means).mean() if len(means) > 1 else means[0]
+
+
+def random_projection(output: Any, *, seed: int) -> torch.Tensor:
+    """The sum over all tensors of the output of its product with fixed standard normal numbers, divided by its size."""
+    total: torch.Tensor | None = None
+    for place, tensor in enumerate(_differentiable(output)):
+        real = _real(tensor)
+        with _disable_current_modes(), torch.no_grad():
+            generator = torch.Generator().manual_seed(seed + place)
+            direction = torch.randn(real.shape, generator=generator).to(real.device, real.dtype)
+        term = (real * direction).sum() / max(1, real.numel())
+        total = term if total is None else total + term
+    if total is None:
+        raise _no_gradient()
+    return total
+
+
+def _differentiable(output: Any) -> list[torch.Tensor]:
+    tensors = [tensor for _, tensor in named_tensors(output) if tensor.requires_grad]
+    if not tensors:
+        raise _no_gradient()
+    return tensors
+
+
+def _no_gradient() -> RuntimeError:
+    return RuntimeError(
+        "no output of the model has a gradient, so there is nothing to train. "
+        "Use --inference or give the Workload a loss."
+    )
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor

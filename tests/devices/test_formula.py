@@ -12,8 +12,7 @@ import torch
 from scipy import stats
 
 from hashbench.devices import reference
-from hashbench.devices.formula import GOLDEN, digest_of_bytes, finish, mix, signed
-from hashbench.devices.reference import bytes_of
+from hashbench.devices.reference import GOLDEN, bytes_of, digest_of_bytes, finish, mix, signed
 
 ALL_BITS = (1 << 64) - 1
 

@@ -18,10 +18,9 @@ import hashbench
 import hashbench.sweep.run
 from hashbench import HashDebugTrace, cli
 from hashbench.devices import kinds, ledger, reference
-from hashbench.devices.formula import digest_of_bytes
 from hashbench.devices.kinds import DeviceKind, DigestPath, Unfit
 from hashbench.devices.ledger import Ledger, digest_path
-from hashbench.devices.reference import bytes_of
+from hashbench.devices.reference import bytes_of, digest_of_bytes
 from hashbench.errors import HashbenchError
 from hashbench.io import PACKAGE_PARENT
 from hashbench.results.environments import environment_changes

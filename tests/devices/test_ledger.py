@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from hashbench.devices import ledger
-from hashbench.devices.formula import digest_of_bytes
 from hashbench.devices.ledger import Ledger
-from hashbench.devices.reference import bytes_of
+from hashbench.devices.reference import bytes_of, digest_of_bytes
 
 
 def expected(tensor: torch.Tensor) -> int:

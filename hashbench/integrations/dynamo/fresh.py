@@ -18,7 +18,7 @@ from hashbench.integrations.dynamo import hook
 from hashbench.integrations.dynamo.model_check import harness_attempt
 from hashbench.integrations.dynamo.session import VARIABLE
 from hashbench.records import Failure, ModelSpec, RunOptions, Trace
-from hashbench.run.attempt import traces_of
+from hashbench.run.outcome import traces_of
 from hashbench.run.settings import claim_workspace
 
 

@@ -31,8 +31,7 @@ from hashbench.integrations.dynamo.session import Session, amend_note
 from hashbench.records import DTYPES, Failure, ModelSpec, RunCounts, RunOptions
 from hashbench.results.folder import file_key
 from hashbench.run import outputs
-from hashbench.run.attempt import Prepared, add_result, attempt
-from hashbench.run.outcome import Attempt, Outcome, Run
+from hashbench.run.outcome import Attempt, Outcome, Prepared, Run, add_result, attempt
 from hashbench.run.settings import claim_workspace, settings
 from hashbench.trace.api import HashDebugTrace
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from hashbench.errors import HashbenchError
-from hashbench.run.inputs import call
 from hashbench.run.rng import reset_rng_state
+from hashbench.run.workload import call
 from hashbench.text import squeezed
 from hashbench.tools.numeric.compare import leaves_of, without_wrapper
 from hashbench.tools.numeric.report import SIDES, STAGES, Rename, Rule

@@ -11,9 +11,9 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from hashbench.records import Trace
-from hashbench.run.inputs import map_tensors, mean_of_outputs
 from hashbench.run.outputs import NotComparableError, flatten, state_results
 from hashbench.run.settings import settings
+from hashbench.run.workload import map_tensors, mean_of_outputs
 from hashbench.tools.pipeline.config import Config
 from hashbench.tools.pipeline.contents import first_numbers
 from hashbench.tools.pipeline.observed import Outputs, Weights
