@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from hashbench.errors import HashbenchError
-from hashbench.run.inputs import clone_inputs
 from hashbench.run.outcome import failure_of
 from hashbench.run.rng import preserved_rng
 from hashbench.run.settings import deterministic_settings
+from hashbench.run.workload import clone_inputs
 from hashbench.text import squeezed
 from hashbench.tools.numeric.compare import compare_mappings, unused, without_wrapper
 from hashbench.tools.numeric.report import SIDES, STAGES, Comparison, Raised, Report

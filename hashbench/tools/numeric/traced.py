@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from hashbench.errors import HashbenchError
 from hashbench.records import TensorDigest, Trace
-from hashbench.run.inputs import clone_inputs
+from hashbench.run.workload import clone_inputs
 from hashbench.text import squeezed
 from hashbench.tools.numeric import parting
 from hashbench.tools.numeric.compare import compare_mappings, compare_values, renamed, without_wrapper
