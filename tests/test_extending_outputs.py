@@ -77,13 +77,13 @@ ADDED = {
                 '    Cause(\n        "write_race",',
                 '    Cause("cosmic_ray", "A bit was flipped from outside.", "Move below ground", in_kernel=True),\n',
             ),
-            "causes/kernel.py": (
+            "causes/rules.py": (
                 "_INSIDE: tuple[Rule, ...] = (\n",
                 "def _flipped(evidence: Evidence) -> Decision | None:\n"
                 '    moved = evidence.arm("moved", "call")\n'
                 '    if moved.found != "a bit":\n'
                 "        return None\n"
-                '    return decision(evidence, "cosmic_ray", "proven", told(moved))\n'
+                '    return decision(evidence, "cosmic_ray", PROVEN, in_words(moved))\n'
                 "\n\n",
                 "    _library,\n)",
                 "    _flipped,\n",

@@ -1,28 +1,30 @@
-"""How evidence is read: what an arm is compared with, what it did to the difference, and how that is said.
+"""How evidence is read: what an experiment is compared with, what it did to the difference, and how that is said.
 
-Pure: imports no torch, reads no files. The rules in ``causes`` are written in these words.
+Pure: imports no torch, reads no files. The rules in ``rules`` are written in these words.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hashbench.catalog import EXPERIMENTS, REPEATED, Place, places
-from hashbench.causes.stats import Effect, effect_of
-from hashbench.records import Evidence, ExperimentResult
+from hashbench.catalog import CAUSES, EXPERIMENTS, REPEATED, Confidence, Place, places
+from hashbench.causes.stats import Effect, deterministic_price, effect_of
+from hashbench.records import Decision, Evidence, ExperimentResult
 
-CALL_WORLD = places((one for one in EXPERIMENTS.values() if one.holds), "call")
-WORLD = places((one for one in EXPERIMENTS.values() if one.holds), "pair", "process")
+CALL_CONTROLS = places((one for one in EXPERIMENTS.values() if one.holds), "call")
+MODEL_CONTROLS = places((one for one in EXPERIMENTS.values() if one.holds), "pair", "process")
 """What holds one thing outside torch still, the most specific first."""
 
 FEW = 5
 """Outcomes that a choice among algorithms may have."""
 
+_FLAG = "torch.use_deterministic_algorithms(True)"
+
 # ---------------------------------------------------------------------------------------------------- effects
 
 
 def base_of(evidence: Evidence, name: str, on: str) -> ExperimentResult:
-    """What an arm is compared with: the same thing repeated with nothing changed."""
+    """What an experiment is compared with: the same thing repeated with nothing changed."""
     if on == "call":
         return evidence.arm("repeat", "call")
     if on == "pair":
@@ -34,79 +36,105 @@ def base_of(evidence: Evidence, name: str, on: str) -> ExperimentResult:
 
 
 def effect(evidence: Evidence, name: str, on: str) -> Effect:
-    """What an arm did to the difference. Processes whose hash seeds and addresses differ may differ from each other and
-    yet not in themselves; fixing these then says nothing about two runs in one process."""
+    """What an experiment did to the difference. Processes whose hash seeds and addresses differ may differ from each
+    other and yet not in themselves; fixing these then says nothing about two runs in one process."""
     inside = (evidence.arm("pair", "pair"), evidence.arm("within_process", "process"))
-    if name == "fixed_order" and not any(arm.differing for arm in inside):
+    if name == "fixed_order" and not any(result.differing for result in inside):
         return Effect.ABSENT
     return effect_of(base_of(evidence, name, on), evidence.arm(name, on))
 
 
-def removes(evidence: Evidence, name: str, on: str) -> bool:
-    """Whether the difference is gone under the arm, and luck does not explain it."""
+def removes(evidence: Evidence, name: str, on: str = "call") -> bool:
+    """Whether the difference is gone under the experiment, and luck does not explain it."""
     return effect(evidence, name, on) is Effect.REMOVED
 
 
-def pick(evidence: Evidence, places: Iterable[Place]) -> tuple[ExperimentResult, str] | None:
-    """The arm that explains the difference, with the confidence in it: the first that removes it; else the only one
-    that seems to. Where a difference is so rare that several arms seem to remove it, none of them has shown anything.
+def pick(evidence: Evidence, places: Iterable[Place]) -> tuple[ExperimentResult, Confidence] | None:
+    """The experiment that explains the difference, with the confidence in it: the first that removes it; else the only
+    one that seems to. Where a difference is so rare that several seem to remove it, none of them has shown anything.
     Generators put back of which none had moved cannot be what removed it."""
     effects = {place: effect(evidence, *place) for place in places}
-    for place, found in effects.items():
-        arm = evidence.arm(*place)
-        if found is Effect.REMOVED and (arm.name != "generators" or arm.found):
-            return arm, "proven"
+    for place, known in effects.items():
+        result = evidence.arm(*place)
+        if known is Effect.REMOVED and (result.name != "generators" or result.found):
+            return result, Confidence.PROVEN
     hints = (Effect.REMOVED, Effect.SEEMS, Effect.LOWERED)
-    seeming = [place for place, found in effects.items() if found in hints]
-    return (evidence.arm(*seeming[0]), "likely") if len(seeming) == 1 else None
+    seeming = [place for place, known in effects.items() if known in hints]
+    return (evidence.arm(*seeming[0]), Confidence.LIKELY) if len(seeming) == 1 else None
 
 
-def repeat_differs(evidence: Evidence) -> bool:
-    """Whether the captured call gives several outcomes with its memory, content and random state put back in place."""
-    return evidence.arm("repeat", "call").differing > 0
-
-
-def few_outcomes(arm: ExperimentResult) -> bool:
+def few_outcomes(result: ExperimentResult) -> bool:
     """Whether the same few outcomes come again: one choice among some, where sums in any order give ever new ones."""
-    return 0 < arm.distinct <= max(2, min(FEW, arm.trials / 4))
+    return 0 < result.distinct <= max(2, min(FEW, result.trials / 4))
 
 
 # -------------------------------------------------------------------------------------------------- sentences
 
 
-def count(arm: ExperimentResult) -> str:
+def count(result: ExperimentResult) -> str:
     """``3 of 20``."""
-    return f"{arm.differing} of {arm.trials}"
+    return f"{result.differing} of {result.trials}"
 
 
-def counted(arm: ExperimentResult) -> str:
+def counted(result: ExperimentResult) -> str:
     """``20 of 20 replays with one thread``."""
-    experiment = EXPERIMENTS[arm.name]
-    unit = "" if experiment.has_unit else f" {REPEATED[arm.on].unit}"
-    return f"{count(arm)}{unit} {experiment.phrase}"
+    experiment = EXPERIMENTS[result.name]
+    unit = "" if experiment.has_unit else f" {REPEATED[result.on].unit}"
+    return f"{count(result)}{unit} {experiment.phrase}"
 
 
-def told(*arms: ExperimentResult, base: ExperimentResult | None = None) -> str:
-    """``20 of 20 unmodified replays differ; 0 of 20 with one thread``. Arms that were not run are left out."""
-    shown = [arm for arm in ((base, *arms) if base is not None else arms) if arm.ran]
+def in_words(*results: ExperimentResult, base: ExperimentResult | None = None) -> str:
+    """``20 of 20 unmodified replays differ; 0 of 20 with one thread``. Experiments that were not run are left out."""
+    shown = [result for result in ((base, *results) if base is not None else results) if result.ran]
     parts = []
-    for place, arm in enumerate(shown):
-        follows = place > 0 and shown[0].on == arm.on != "process"
-        words = f"{count(arm)} {EXPERIMENTS[arm.name].phrase}" if follows else counted(arm)
-        parts.append(words + (" differ" if place == 0 else "") + (f" ({arm.found})" if arm.found else ""))
+    for position, result in enumerate(shown):
+        follows = position > 0 and shown[0].on == result.on != "process"
+        text = f"{count(result)} {EXPERIMENTS[result.name].phrase}" if follows else counted(result)
+        parts.append(text + (" differ" if position == 0 else "") + (f" ({result.found})" if result.found else ""))
     return "; ".join(parts)
 
 
-def told_of(evidence: Evidence, *places: Place) -> str:
-    """The same of arms that share a base, after that base."""
-    return told(*(evidence.arm(*place) for place in places), base=base_of(evidence, *places[0]))
+def in_words_of(evidence: Evidence, *places: Place) -> str:
+    """The same of experiments that share a base, after that base."""
+    return in_words(*(evidence.arm(*place) for place in places), base=base_of(evidence, *places[0]))
 
 
 def all_words(evidence: Evidence) -> str:
     """The whole evidence: ``call/repeat 20/20, call/one_thread 0/20``."""
-    return ", ".join(arm.word() for arm in evidence.arms)
+    return ", ".join(result.word() for result in evidence.arms)
 
 
-def with_numbers(sentence: str, numbers: str) -> str:
-    """A sentence, and the numbers where there are any."""
-    return f"{sentence}: {numbers}" if numbers else sentence
+# -------------------------------------------------------------------------------------------------- decisions
+
+
+def decision(evidence: Evidence, cause: str, confidence: Confidence, because: str, *, named: str = "") -> Decision:
+    """A decision with the advice that belongs to it; ``named`` is what an experiment singled out."""
+    known = CAUSES[cause]
+    clauses = [known.advice.format(named=named or known.unnamed), _deterministic_clause(evidence, cause)]
+    return Decision(cause, str(confidence), because, "; ".join(filter(None, clauses)) + ".")
+
+
+def removal(evidence: Evidence, cause: str, result: ExperimentResult, confidence: Confidence) -> Decision:
+    """The decision that rests on one experiment that removes the difference, or seems to."""
+    numbers = in_words(result, base=base_of(evidence, result.name, result.on))
+    caveat = "" if confidence is Confidence.PROVEN else ", which excludes neither luck nor a second mechanism"
+    return decision(evidence, cause, confidence, numbers + caveat, named=result.found)
+
+
+def _deterministic_clause(evidence: Evidence, cause: str) -> str:
+    """What the deterministic algorithms did about it here."""
+    if cause == "uninitialized_memory":
+        filled = removes(evidence, "deterministic_fill") and not removes(evidence, "deterministic")
+        return f"{_FLAG} only hides it, by filling fresh memory" if filled else ""
+    result = evidence.arm("deterministic", "call")
+    if not CAUSES[cause].in_kernel:
+        return ""
+    if result.raised:
+        return f"{_FLAG} {result.note}"
+    known = effect(evidence, "deterministic", "call")
+    if known is Effect.REMOVED:
+        price = deterministic_price(evidence)
+        return f"{_FLAG} makes it identical here" + (f", and takes {price:.2g}x as long" if price else "")
+    if known is Effect.SEEMS:
+        return f"with {_FLAG} {count(result)} replays differ here, too few to exclude luck"
+    return f"with {_FLAG} it still differs here ({count(result)} replays)" if result.differing else ""

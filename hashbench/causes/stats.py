@@ -1,8 +1,7 @@
 """Rates with their confidence bounds, exact tests on counts, and what an experiment did to a difference.
 
-Pure arithmetic on how often outcomes differed; the numbers of a diagnosis (its rate, what the deterministic kernels did
-and at which price) follow from the evidence. Sources: C. J. Clopper and E. S. Pearson, "The use of confidence or
-fiducial limits illustrated in the case of the binomial", Biometrika 26 (1934); R. A. Fisher's exact test, one-sided.
+Sources: C. J. Clopper and E. S. Pearson, "The use of confidence or fiducial limits illustrated in the case of the
+binomial", Biometrika 26 (1934); R. A. Fisher's exact test, one-sided.
 """
 
 from __future__ import annotations
@@ -31,17 +30,16 @@ Count = tuple[int, int]
 
 
 def rate_of(differing: int, trials: int, *, distinct: int, of: str) -> Rate:
-    """How often outcomes differ from the first, with the Clopper–Pearson bounds at 95 %.
-
-    Where none or all differ, the whole 5 % lies on the one open side: 0 of 19 gives at most 0.146.
+    """How often outcomes differ from the first, with the Clopper–Pearson bounds at 95 %. Where none or all differ, the
+    whole 5 % lies on the one open side: 0 of 19 gives at most 0.146.
 
     Raises:
         ValueError: ``trials`` is not positive, or ``differing`` not between 0 and ``trials``.
     """
     if not 0 <= differing <= trials or trials == 0:
         raise ValueError(f"{differing} of {trials} is no count of outcomes that differ")
-    low = 0.0 if differing == 0 else _bound(differing, trials - differing + 1, 0.05 if differing == trials else 0.025)
-    high = 1.0 if differing == trials else _bound(differing + 1, trials - differing, 0.975 if differing else 0.95)
+    low = _bound(differing, trials - differing + 1, 0.05 if differing == trials else 0.025) if differing else 0.0
+    high = _bound(differing + 1, trials - differing, 0.975 if differing else 0.95) if differing < trials else 1.0
     return Rate(differing=differing, trials=trials, of=of, low=low, high=high, distinct=distinct)
 
 
@@ -122,12 +120,9 @@ class Effect(Enum):
     STAYS = "still there"
 
 
-def luck(base: ExperimentResult, arm: ExperimentResult) -> float:
-    """The chance of so few differences in the arm if it changes nothing.
-
-    Where more differ from the base's first outcome than surely differ from its commonest, the first must have been
-    another than the commonest, or there is no such thing; the former has a chance of its own.
-    """
+def _luck(base: ExperimentResult, arm: ExperimentResult) -> float:
+    """The chance of so few differences in the arm if it changes nothing. Where more differ from the first outcome
+    than surely differ from the commonest, the first was another than that, which has a chance of its own."""
     sure, trials = sure_count(base)
     odd_first = sure / (trials + 1) if sure < base.differing else 1.0
     return odd_first * chance((sure, trials), (arm.differing, arm.trials))
@@ -141,7 +136,7 @@ def effect_of(base: ExperimentResult, arm: ExperimentResult) -> Effect:
     if not arm.ran:
         return Effect.NOT_RUN
     level = ONE_OF_FEW if arm.on == "process" else ONE_OF_MANY
-    sure = arm.trials >= FEWEST and luck(base, arm) <= level
+    sure = arm.trials >= FEWEST and _luck(base, arm) <= level
     if not arm.differing:
         return Effect.REMOVED if sure else Effect.SEEMS
     return Effect.LOWERED if sure else Effect.STAYS

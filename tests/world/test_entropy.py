@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 
-from hashbench.replay.controls.entropy import constant_entropy
+from hashbench.replay.controls.system import constant_entropy
 
 Draw = Callable[[], Any]
 
@@ -134,14 +134,15 @@ def test_a_source_that_fails_still_fails() -> None:
 
 @pytest.mark.parametrize("error", [False, True], ids=["at the end", "on error"])
 def test_everything_is_put_back(error: bool) -> None:
-    attributes = ((_random.Random, "seed"), (torch.Generator, "seed"), (uuid, "_generate_time_safe"), (os, "urandom"))
+    attributes = ((_random.Random, "seed"), (torch.Generator, "seed"))
     before = [id(vars(owner)[name]) for owner, name in attributes]
     with suppress(ZeroDivisionError), constant_entropy():
         assert all(id(vars(owner)[name]) != old for (owner, name), old in zip(attributes, before, strict=True))
+        assert os.urandom.__self__ is not sys.modules["posix"]
         if error:
             raise ZeroDivisionError
     assert [id(vars(owner)[name]) for owner, name in attributes] == before
-    assert vars(sys.modules["random"])["_urandom"] is os.urandom
+    assert os.urandom.__self__ is sys.modules["posix"]
 
 
 def test_temporary_files_do_not_collide() -> None:

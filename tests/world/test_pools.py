@@ -222,15 +222,15 @@ def test_pools_of_processes_give_their_results_in_order() -> None:
 def test_everything_is_put_back(error: bool, executor: ThreadPoolExecutor) -> None:
     owners = ThreadPoolExecutor, ProcessPoolExecutor, ThreadPool, Pool
     before = [{name: id(value) for name, value in vars(owner).items()} for owner in owners]
-    held = {"submit": executor.submit}
-    function = id(held["submit"].__func__)
+    function = executor.submit.__func__
+    code = function.__code__, function.__kwdefaults__
     with suppress(ZeroDivisionError), single_worker_pools():
         executor.submit(len, ())
-        assert id(held["submit"].__func__) != function
+        assert function.__code__ is not code[0]
         if error:
             raise ZeroDivisionError
     assert [{name: id(value) for name, value in vars(owner).items()} for owner in owners] == before
-    assert id(held["submit"].__func__) == function
+    assert (function.__code__, function.__kwdefaults__) == code
     assert executor._max_workers == 4
 
 

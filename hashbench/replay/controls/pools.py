@@ -17,10 +17,12 @@ from time import monotonic, sleep
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
-from hashbench.replay.controls.references import Substitute, changed, substituted
+from hashbench.replay.controls.interpose import function_answering
 
 PATIENCE = 5.0
 """Seconds that a task gets before its pool is taken to need several workers: a task may wait for another one."""
+
+_Method = Callable[..., Any]
 
 
 @contextmanager
@@ -33,41 +35,21 @@ def single_worker_pools() -> Iterator[None]:
     within 5 seconds gets all of its workers back, since tasks that wait for each other would wait forever. Threads
     that a program starts by itself are left alone.
     """
-    executors, pools = _Executors(), _ThreadPools()
-    replacements: list[tuple[type, str, _Replacement]] = [
-        *((owner, "submit", executors.submit) for owner in (ThreadPoolExecutor, ProcessPoolExecutor)),
-        *((ThreadPool, name, pools.begin) for name in ("apply_async", "_map_async", "imap", "imap_unordered")),
-        (ThreadPool, "join", pools.join),
-        *((Pool, name, _waiting) for name in ("apply_async", "_map_async")),
-        (Pool, "imap_unordered", _in_order),
-    ]
-    methods = [(owner, name, _method(getattr(owner, name), replacement)) for owner, name, replacement in replacements]
-    stored = {id(getattr(owner, name)): Substitute(getattr(owner, name), _by_class(name)) for owner, name, _ in methods}
+    executors, pools = _Executors(), _Pools()
+    answers: dict[Any, _Method] = {
+        ThreadPoolExecutor.submit: executors.submit,
+        ProcessPoolExecutor.submit: executors.submit,
+        Pool.imap: pools.imap,
+        Pool.imap_unordered: pools.imap_unordered,
+        Pool.join: pools.join,
+        **{getattr(Pool, name): pools.begin for name in ("apply_async", "_map_async")},
+    }
     with ExitStack() as stack:
         stack.callback(executors.close)
         stack.callback(pools.close)
-        for owner, name, method in methods:
-            stack.enter_context(changed(owner, name, method))
-        stack.enter_context(substituted(list(stored.values()), spared=("concurrent", "multiprocessing", "hashbench")))
+        for method, answer in answers.items():
+            stack.enter_context(function_answering(method, answer))
         yield
-
-
-_Replacement = Callable[..., Any]
-"""Called with the original function, the pool, and the arguments of the call."""
-
-
-def _method(original: _Replacement, replacement: _Replacement) -> Callable[..., Any]:
-    kept = Substitute(original, replacement)  # in this closure itself, the original would be replaced, too
-
-    def method(pool: Any, /, *args: Any, **kwargs: Any) -> Any:
-        return replacement(kept.original, pool, *args, **kwargs)
-
-    return method
-
-
-def _by_class(name: str) -> Callable[..., Any]:
-    """What a method that somebody has stored, bound to a pool, does instead: what the pool's class now has."""
-    return lambda pool, *args, **kwargs: getattr(type(pool), name)(pool, *args, **kwargs)
 
 
 class _NumberedFuture(Future[Any]):
@@ -91,51 +73,61 @@ class _Executors:
         self._widths: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._released: WeakSet[Any] = WeakSet()
 
-    def submit(self, original: _Replacement, pool: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if pool not in self._released:
-            self._narrow(pool)
+    def submit(self, original: _Method, pool: Any, /, *args: Any, **kwargs: Any) -> Any:
+        narrow = pool not in self._released
+        if narrow and isinstance(pool, ThreadPoolExecutor) and pool not in self._widths:
+            # One worker: which thread takes a task must not vary either, since threads have values of their own.
+            self._widths[pool] = pool._max_workers
+            pool._max_workers = 1
         future = original(pool, *args, **kwargs)
         if type(future) is Future:
             _NumberedFuture.become(future, next(self._numbers))
-        if pool not in self._released and threading.current_thread() not in getattr(pool, "_threads", ()):
-            _, unfinished = wait([future], timeout=PATIENCE)
-            if unfinished:
-                self._released.add(pool)
-                self._widen(pool)
-        return future
-
-    def close(self) -> None:
-        for pool in list(self._widths):
+        outside = threading.current_thread() not in getattr(pool, "_threads", ())
+        if narrow and outside and wait([future], timeout=PATIENCE).not_done:
+            self._released.add(pool)
             self._widen(pool)
-
-    def _narrow(self, pool: Any) -> None:
-        """One worker: which thread takes a task must not vary either, since threads have values of their own."""
-        if isinstance(pool, ThreadPoolExecutor) and pool not in self._widths:
-            self._widths[pool] = pool._max_workers
-            pool._max_workers = 1
+        return future
 
     def _widen(self, pool: Any) -> None:
         width = self._widths.pop(pool, None)
         if width is not None:
             pool._max_workers = width
 
+    def close(self) -> None:
+        for pool in list(self._widths):
+            self._widen(pool)
 
-class _ThreadPools:
-    """Gives the tasks of each ``ThreadPool`` to another one that has a single worker."""
+
+class _Pools:
+    """Gives the tasks of each ``ThreadPool`` to another one of a single worker; waits for each task of other pools."""
 
     def __init__(self) -> None:
         self._stand_ins: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
-    def begin(self, original: _Replacement, pool: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def begin(self, original: _Method, pool: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Any method that hands over tasks; they have ended when it returns."""
-        stand_in = self._stand_in(pool)
+        if not isinstance(pool, ThreadPool):
+            result = original(pool, *args, **kwargs)
+            result.wait(PATIENCE)
+            return result
+        stand_in: Any = self._stand_in(pool)
         result = original(stand_in, *args, **kwargs)
         if threading.current_thread() not in stand_in._pool and not _is_idle(stand_in, within=PATIENCE):
-            stand_in._processes = pool._processes
+            stand_in._processes = pool._processes  # type: ignore[attr-defined]
             stand_in._repopulate_pool()
         return result
 
-    def join(self, original: _Replacement, pool: Any, /) -> None:
+    def imap(self, original: _Method, pool: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(pool, ThreadPool):
+            return self.begin(original, pool, *args, **kwargs)
+        return original(pool, *args, **kwargs)
+
+    def imap_unordered(self, original: _Method, pool: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(pool, ThreadPool):
+            return self.begin(original, pool, *args, **kwargs)
+        return pool.imap(*args, **kwargs)
+
+    def join(self, original: _Method, pool: Any, /) -> None:
         stand_in = self._stand_ins.get(pool)
         if stand_in is not None:
             _is_idle(stand_in, within=math.inf)
@@ -162,13 +154,3 @@ def _is_idle(pool: Any, *, within: float) -> bool:
             return False
         sleep(0.0002)
     return True
-
-
-def _waiting(original: _Replacement, pool: Any, /, *args: Any, **kwargs: Any) -> Any:
-    result = original(pool, *args, **kwargs)
-    result.wait(PATIENCE)
-    return result
-
-
-def _in_order(_original: _Replacement, pool: Any, /, *args: Any, **kwargs: Any) -> Any:
-    return pool.imap(*args, **kwargs)

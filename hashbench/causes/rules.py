@@ -1,0 +1,384 @@
+"""The rules that find a cause: first those for what did not come from a kernel, then those for a kernel whose outputs
+differ although its inputs are equal.
+
+Pure: imports no torch, reads no files. Each rule answers with a decision or leaves it to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from hashbench.catalog import EXPERIMENTS, Confidence, Origin, Place, Role, places
+from hashbench.causes.evidence import (
+    CALL_CONTROLS,
+    MODEL_CONTROLS,
+    all_words,
+    base_of,
+    decision,
+    effect,
+    few_outcomes,
+    in_words,
+    in_words_of,
+    pick,
+    removal,
+    removes,
+)
+from hashbench.causes.stats import Effect, fewer, is_rare, sure_count
+from hashbench.records import CallFacts, Decision, Evidence, ExperimentResult
+
+Rule = Callable[[Evidence], Decision | None]
+
+SEED_IT = (
+    "Seed the generator with a fixed number: here it is seeded from the system's entropy (torch.seed(), "
+    "Generator.seed(), a generator made without a seed)."
+)
+"""What to do about a generator that putting it back does not help, since it is seeded anew in every run."""
+
+PROVEN, LIKELY, OPEN = Confidence.PROVEN, Confidence.LIKELY, Confidence.OPEN
+
+_ORDERING: tuple[Place, ...] = (("one_thread", "call"), ("one_worker", "call"), ("deterministic", "call"))
+_TUNED = "cudnn_benchmark"
+_LIBRARIES = places(one for one in EXPERIMENTS.values() if one.role is Role.LIBRARY and one.name != _TUNED)
+_DISTURBING = tuple(one for one in EXPERIMENTS.values() if one.role is Role.DISTURB and one.cause)
+
+
+def _with(sentence: str, numbers: str) -> str:
+    """A sentence, and the numbers where there are any."""
+    return f"{sentence}: {numbers}" if numbers else sentence
+
+
+def _left(evidence: Evidence, cause: str, confidence: Confidence, sentence: str) -> Decision:
+    """The decision of a rule that rests on no single experiment: it shows the whole evidence."""
+    return decision(evidence, cause, confidence, _with(sentence, all_words(evidence)))
+
+
+def _by_looks(evidence: Evidence, cause: str, sentence: str, *, sure: bool) -> Decision:
+    """The decision that rests on what the outcomes look like, with what whole numbers and a fixed order do to them."""
+    numbers = in_words_of(evidence, ("exact_values", "call"), *_ORDERING)
+    return decision(evidence, cause, PROVEN if sure else LIKELY, f"{sentence}{numbers}")
+
+
+# --------------------------------------------------------------------- inputs, state, settings, generators, sequence
+
+
+def _shown_by_the_trace(evidence: Evidence, *, cause: str, sentence: str) -> Decision:
+    """Such an origin is a cause in itself, since the trace shows where the difference entered; the experiments say what
+    removes it."""
+    base = evidence.arm("pair", "pair")
+    numbers = _removal_in_words(evidence) or (in_words(base=base) if base.differing else "")
+    return decision(evidence, cause, PROVEN, _with(sentence, numbers), named=_singled_out(evidence))
+
+
+def _generator(evidence: Evidence) -> Decision:
+    """A generator's state differs: nobody put it back, or it is seeded from the system's entropy in every run."""
+    sentence = "a generator's state differs before an op that draws from it"
+    shown = _shown_by_the_trace(evidence, cause="rng", sentence=sentence)
+    seeded_anew = removes(evidence, "entropy", "pair") and not removes(evidence, "generators", "pair")
+    return replace(shown, advice=SEED_IT) if seeded_anew else shown
+
+
+def _removal_in_words(evidence: Evidence) -> str:
+    """The numbers of the first experiment that removes the difference."""
+    return next((in_words_of(evidence, place) for place in MODEL_CONTROLS if removes(evidence, *place)), "")
+
+
+def _singled_out(evidence: Evidence) -> str:
+    """The generator, clock or source of entropy that an experiment named."""
+    removing = [evidence.arm(*place) for place in (*CALL_CONTROLS, *MODEL_CONTROLS) if removes(evidence, *place)]
+    return next((result.found for result in removing if result.found), "")
+
+
+def _state(evidence: Evidence) -> Decision:
+    """Runs that share a process differ and first runs of fresh processes do not: an earlier run left its mark."""
+    fresh, known = evidence.arm("fresh_process", "process"), effect(evidence, "fresh_process", "process")
+    if known in (Effect.REMOVED, Effect.SEEMS):
+        return removal(evidence, "surviving_state", fresh, PROVEN if known is Effect.REMOVED else LIKELY)
+    shown = known is Effect.STAYS and not removes(evidence, "fixed_order", "process")
+    numbers = _removal_in_words(evidence) or in_words_of(evidence, ("fresh_process", "process"))
+    because = _with("parameters or buffers differ before the first op", numbers)
+    return decision(evidence, "initial_state", PROVEN if shown else LIKELY, because, named=_singled_out(evidence))
+
+
+def _written_behind(evidence: Evidence) -> Decision | None:
+    if not evidence.opaque_producer:
+        return None
+    because = _with(
+        "a tensor's content differs from what the last recorded op wrote there", _removal_in_words(evidence)
+    )
+    return decision(evidence, "external_mutation", PROVEN, because, named=_singled_out(evidence))
+
+
+def _held_still(evidence: Evidence, places: tuple[Place, ...] = MODEL_CONTROLS) -> Decision | None:
+    """The cause that belongs to the one thing outside torch that had to be held still."""
+    picked = pick(evidence, places)
+    return None if picked is None else removal(evidence, EXPERIMENTS[picked[0].name].cause, *picked)
+
+
+def _value_from_outside(evidence: Evidence) -> Decision:
+    sentence = "a value from outside torch differs, and no experiment names its source"
+    return _left(evidence, "outside_value", OPEN, sentence)
+
+
+def _control_flow(evidence: Evidence) -> Decision | None:
+    """A value from outside chose the path: it was held still and the paths agree; or, for what it is worth, it was seen
+    to differ before they part. Such a value may be a bystander, so an experiment that fixes the order goes first."""
+    picked = pick(evidence, MODEL_CONTROLS)
+    result, confidence = picked or (None, OPEN)
+    chooses = result is not None and (evidence.steered or result.name != "fresh_process")
+    if chooses and result is not None and EXPERIMENTS[result.name].holds_value:
+        return removal(evidence, "control_flow", result, confidence)
+    if not evidence.steered or confidence is PROVEN:
+        return None
+    return _left(evidence, "control_flow", LIKELY, "a value that the program read out differs before the runs part")
+
+
+def _reordered(evidence: Evidence) -> Decision | None:
+    sentence = "both runs have the same ops, in another order or wired otherwise"
+    return _left(evidence, "call_order", LIKELY, sentence) if evidence.reordered else None
+
+
+# ------------------------------------------------------------------------------------------ inside the call
+
+
+def _facts(evidence: Evidence) -> CallFacts:
+    return evidence.call or CallFacts("")
+
+
+def _repeat_differs(evidence: Evidence) -> bool:
+    """Whether the captured call gives several outcomes with its memory, content and random state put back in place."""
+    return evidence.arm("repeat", "call").differing > 0
+
+
+def _uninitialized(evidence: Evidence) -> Decision | None:
+    """Output that follows what fresh memory was filled with is proof positive; no test of chance is needed."""
+    on = "pair" if _facts(evidence).allocation else "call"
+    poison = evidence.arm("poison", on)
+    if poison.differing:
+        return decision(evidence, "uninitialized_memory", PROVEN, in_words(poison))
+    if not _facts(evidence).allocation:
+        return None
+    if poison.ran:
+        because = (
+            f"results do not follow what fresh memory holds, so it was filled behind torch's back: {in_words(poison)}"
+        )
+        return decision(evidence, "opaque_producer", LIKELY, because)
+    because = _with("memory was read that no recorded op had written", in_words(base=evidence.arm("pair", "pair")))
+    return decision(evidence, "uninitialized_memory", LIKELY, because)
+
+
+def _drawn_inside(evidence: Evidence) -> Decision | None:
+    """A generator, entropy or a clock inside the op, ahead of what its outputs look like: noise may well choose values
+    or places. Where one thread or worker removes the difference too, holding the value still may only have steadied the
+    threads, and the looks decide."""
+    if any(removes(evidence, *place) for place in _ORDERING[:2]):
+        return None
+    picked = pick(evidence, CALL_CONTROLS)
+    if picked is None or picked[1] is not PROVEN:
+        return None
+    return _held_still_or_timed(evidence, places=CALL_CONTROLS)
+
+
+def _overlapping(evidence: Evidence) -> Decision | None:
+    if not _facts(evidence).overlap or not _repeat_differs(evidence):
+        return None
+    known = effect(evidence, "copied_sources", "call")
+    numbers = in_words_of(evidence, ("copied_sources", "call"), ("one_thread", "call"))
+    if known is Effect.REMOVED:
+        return decision(evidence, "overlapping_views", PROVEN, numbers)
+    if Effect.STAYS in (known, effect(evidence, "one_thread", "call")):
+        return None
+    because = f"the op writes memory that it reads through another view: {numbers}"
+    return decision(evidence, "overlapping_views", LIKELY, because)
+
+
+def _unordered(evidence: Evidence) -> Decision | None:
+    """Places differ and values do not. Where whole numbers remove that, values matter after all: a few sums may have
+    traded places by chance."""
+    if not _facts(evidence).same_values or not _repeat_differs(evidence):
+        return None
+    sentence = "outcomes that differ hold the same values in other places: "
+    return _by_looks(evidence, "unordered_output", sentence, sure=not removes(evidence, "exact_values"))
+
+
+def _tied(evidence: Evidence) -> Decision | None:
+    """Places differ, and each of them holds the same value: which of several equal elements is named is left to chance.
+    Among whole numbers more are equal, so that the difference has to stay."""
+    if not _facts(evidence).tied_places or not _repeat_differs(evidence):
+        return None
+    sure = effect(evidence, "exact_values", "call") in (Effect.STAYS, Effect.LOWERED)
+    return _by_looks(evidence, "unordered_output", "outcomes differ in places that hold equal values: ", sure=sure)
+
+
+def _race(evidence: Evidence) -> Decision | None:
+    """Every differing element is some input's value: the last writer won. Sums in 16 bits hit such a value by chance,
+    so whole numbers, on which a race still differs, have to confirm it."""
+    if not _facts(evidence).chosen_values or not _repeat_differs(evidence):
+        return None
+    exact, ordered = effect(evidence, "exact_values", "call"), _ordered(evidence)
+    if exact is Effect.REMOVED or ordered is Effect.STAYS:
+        return None
+    sure = exact in (Effect.STAYS, Effect.LOWERED) and ordered is Effect.REMOVED
+    sentence = "wherever outcomes differ, each holds a value of one of the inputs: "
+    return _by_looks(evidence, "write_race", sentence, sure=sure)
+
+
+def _accumulation(evidence: Evidence) -> Decision | None:
+    """Two experiments have to agree: whole numbers show that rounding is what differs, a fixed order of work that
+    the order decides it. The deterministic flag alone may also have chosen another algorithm."""
+    exact, ordered = effect(evidence, "exact_values", "call"), _ordered(evidence)
+    if Effect.REMOVED not in (exact, ordered) or Effect.STAYS in (exact, ordered) or exact is Effect.LOWERED:
+        return None
+    by_flag_alone = not any(removes(evidence, *place) for place in _ORDERING[:2])
+    rival = by_flag_alone and any(removes(evidence, *place) for place in _LIBRARIES)
+    return _by_looks(evidence, "accumulation_order", "", sure=exact is ordered and not rival)
+
+
+def _ordered(evidence: Evidence) -> Effect:
+    """What fixing the order of work does: by one thread, by one worker, or by the deterministic kernel. A kernel that
+    threads of this processor do not run has no ``one_thread`` result, and then nothing here excludes an order."""
+    effects = [effect(evidence, *place) for place in _ORDERING]
+    known = (Effect.REMOVED, Effect.SEEMS, Effect.LOWERED)
+    return next((decisive for decisive in known if decisive in effects), effects[0])
+
+
+def _address_or_load(evidence: Evidence) -> Decision | None:
+    """A call that agrees in place and alone, rare exceptions aside, but not elsewhere or under load."""
+    repeat = evidence.arm("repeat", "call")
+    if not repeat.ran or not is_rare(repeat):
+        return None
+    differing = [result for one in _DISTURBING if (result := evidence.arm(one.name, "call")).differing]
+    sure = [result for result in differing if _more(result, repeat)]
+    if repeat.differing and not sure:
+        return None
+    if differing:
+        result = (sure or differing)[0]
+        confidence = PROVEN if sure else LIKELY
+        return decision(evidence, EXPERIMENTS[result.name].cause, confidence, in_words(result, base=repeat))
+    # Inputs in new memory change the outcome; what that memory held before does not. Their address is left.
+    fresh, poison = evidence.arm("fresh_memory", "call"), evidence.arm("poison", "call")
+    if not poison.ran or not _more(fresh, repeat):
+        return None
+    return decision(evidence, "alignment", LIKELY, in_words(fresh, poison, base=repeat))
+
+
+def _more(result: ExperimentResult, base: ExperimentResult) -> bool:
+    """Whether an experiment differs more often than its base, by more than luck explains."""
+    return fewer((result.differing, result.trials), (base.differing, base.trials))
+
+
+def _held_still_or_timed(evidence: Evidence, *, places: tuple[Place, ...]) -> Decision | None:
+    """The thing held still; a clock inside an op either chooses how to compute, which whole numbers hide, or enters
+    what is computed."""
+    picked = pick(evidence, places)
+    if picked is None or picked[0].name != "clocks":
+        return _held_still(evidence, places)
+    clocks, confidence = picked
+    base = base_of(evidence, clocks.name, clocks.on)
+    if removes(evidence, "exact_values"):
+        numbers = in_words(clocks, evidence.arm("exact_values", "call"), base=base)
+        sure = confidence is PROVEN and few_outcomes(base)
+        return decision(evidence, "algorithm_selection", PROVEN if sure else LIKELY, numbers)
+    if few_outcomes(base):
+        because = f"{base.distinct} outcomes come again: {in_words(clocks, base=base)}"
+        return decision(evidence, "algorithm_selection", LIKELY, because)
+    return removal(evidence, "outside_value", clocks, confidence)
+
+
+def _library(evidence: Evidence) -> Decision | None:
+    """Another library or algorithm agrees, or trying them out makes it worse. Neither shows that the choice among them
+    varies: the one that was chosen may itself differ."""
+    base, tuned = evidence.arm("repeat", "call"), evidence.arm(_TUNED, "call")
+    if tuned.differing and fewer(sure_count(tuned), (base.differing, base.trials)):
+        return decision(evidence, "algorithm_selection", LIKELY, in_words(tuned, base=base))
+    picked = pick(evidence, _LIBRARIES)
+    return None if picked is None else removal(evidence, "algorithm_selection", picked[0], LIKELY)
+
+
+def _capped(rule: Rule) -> Rule:
+    """Replays that never gave what the trace recorded may show another mechanism than the model did. Where every replay
+    gives something new, the recorded outcome is not to be expected among them."""
+
+    def capped(evidence: Evidence) -> Decision | None:
+        decided = rule(evidence)
+        repeat = evidence.arm("repeat", "call")
+        expected = not repeat.differing or few_outcomes(repeat)
+        if decided is None or decided.confidence != PROVEN:
+            return decided
+        if not expected or _facts(evidence).matches_record is not False:
+            return decided
+        because = f"{decided.because}; but no replay gave what the trace had recorded"
+        return replace(decided, confidence=str(LIKELY), because=because)
+
+    return capped
+
+
+# ----------------------------------------------------------------------------------------- around the call
+
+
+def _held_still_around(evidence: Evidence) -> Decision | None:
+    """One of torch's own kernels that differs in place, with all its inputs restored, keeps nothing that a change
+    of the world around it could explain."""
+    if _repeat_differs(evidence) and not _facts(evidence).custom:
+        return None
+    return _held_still_or_timed(evidence, places=MODEL_CONTROLS)
+
+
+def _representation(evidence: Evidence) -> Decision | None:
+    """Left when nothing names a mechanism; proven once the last experiment, in fresh processes, was tried."""
+    word = _facts(evidence).representation or evidence.representation
+    if not word:
+        return None
+    tried = any(result.name == "fresh_process" for result in evidence.arms)
+    sentence = f"values are equal and only the bits differ ({word}); what makes them differ stays open"
+    return _left(evidence, "representation", PROVEN if tried else LIKELY, sentence)
+
+
+def _opaque_producer(evidence: Evidence) -> Decision | None:
+    sentence = "a view or copy differs, so what it read was written behind torch's back"
+    return _left(evidence, "opaque_producer", LIKELY, sentence) if evidence.opaque_producer else None
+
+
+def _opaque_kernel(evidence: Evidence) -> Decision | None:
+    if not _facts(evidence).custom:
+        return None
+    seen = any(result.differing for result in evidence.arms)
+    sentence = "an op that torch does not define differs from equal inputs, and no experiment explains it"
+    because = _with(sentence, all_words(evidence) or "none was made")
+    return decision(evidence, "opaque_kernel", LIKELY if seen else OPEN, because)
+
+
+_INSIDE: tuple[Rule, ...] = (
+    _drawn_inside,
+    _overlapping,
+    _unordered,
+    _tied,
+    _race,
+    _accumulation,
+    _address_or_load,
+    partial(_held_still_or_timed, places=CALL_CONTROLS),
+    _library,
+)
+
+RULES: dict[str, tuple[Rule, ...]] = {
+    Origin.SETTINGS: (
+        partial(_shown_by_the_trace, cause="global_settings", sentence="a run changed a global setting of torch"),
+    ),
+    Origin.INPUT: (
+        partial(_shown_by_the_trace, cause="input_pipeline", sentence="the model's inputs differ before the first op"),
+    ),
+    Origin.RNG: (_generator,),
+    Origin.STATE: (_state,),
+    Origin.OUTSIDE: (_written_behind, _held_still, _value_from_outside),
+    Origin.SEQUENCE: (_control_flow, _held_still, _reordered),
+    Origin.KERNEL: (
+        _uninitialized,  # memory that follows the poison matches no record, so that is no argument against it
+        *map(_capped, _INSIDE),
+        _held_still_around,
+        _representation,
+        _opaque_producer,
+        _opaque_kernel,
+    ),
+}
+"""The rules of each origin, in order."""
