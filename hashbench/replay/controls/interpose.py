@@ -50,7 +50,7 @@ class _Answer(types.ModuleType):
 def builtin_answering(
     builtin: Any, answer: Callable[..., Any], *, is_spared: Callable[[FrameType], bool] | None = None
 ) -> Iterator[None]:
-    """A call of ``builtin`` (a function in C, or a method of C bound to an object) returns what ``answer`` does; callers
+    """A call of ``builtin`` (a function in C, or a bound method in C) returns what ``answer`` does; callers
     whose frame ``is_spared`` get what the original returns."""
     offset = types.BuiltinFunctionType.__basicsize__ - ctypes.sizeof(_FIELDS)
     fields = _FIELDS.from_address(id(builtin) + offset)
