@@ -21,10 +21,9 @@ from hashbench.report.compare import compare
 from hashbench.report.text import as_text
 from hashbench.results.load import load_sweep
 from hashbench.results.rows import row_to_json
-from hashbench.sweep.estimates import EarlierSweep
-from hashbench.sweep.executors import Ended, Room, Task
+from hashbench.sweep.executors import Resources, Task, TaskResult
 from hashbench.sweep.run import run_sweep
-from hashbench.sweep.schedule import Job, Schedule, longest_first
+from hashbench.sweep.schedule import EarlierSweep, Job, Schedule, longest_first
 
 ROWS = 10_000
 GOAL_ROW_MS, GOAL_COMPARE_S = 1.0, 2.0
@@ -39,7 +38,7 @@ class RecordedExecutor:
 
     def __init__(self, seconds: dict[str, float], *, differing: bool) -> None:
         self.capacity = _WORKERS
-        self.room = Room(threads=1, memory_mib=_BUDGET_MIB)
+        self.resources = Resources(threads=1, memory_mib=_BUDGET_MIB)
         self.own = self.elapsed = 0.0
         self.clock = 0.0
         self._seconds = seconds
@@ -55,7 +54,7 @@ class RecordedExecutor:
         self._count += 1
         heapq.heappush(self._running, (self.clock + self._seconds[task.spec.name], self._count, task))
 
-    def wait(self) -> tuple[Ended, ...]:
+    def wait(self) -> tuple[TaskResult, ...]:
         """The next task to end, with its row."""
         if not self._running:
             return ()
@@ -64,7 +63,7 @@ class RecordedExecutor:
         Path(task.row_path).write_text(json.dumps(row_to_json(self._row(task))), encoding="utf-8")
         self.own += time.process_time() - own
         self.elapsed += time.perf_counter() - elapsed
-        return (Ended(task=task, wall_seconds=self._seconds[task.spec.name], exit_code=0),)
+        return (TaskResult(task=task, wall_seconds=self._seconds[task.spec.name], exit_code=0),)
 
     def close(self) -> None:
         """Nothing to end."""

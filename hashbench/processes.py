@@ -1,6 +1,6 @@
 """Child processes: started, waited for with a time limit, ended with everything they started, and how they ended.
 
-Also environment variables set for a while, and Ctrl-C deferred to safe points.
+Also time budgets, environment variables set for a while, and Ctrl-C deferred to safe points.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from types import FrameType, MappingProxyType
 from typing import IO, Literal, Never
 
@@ -180,6 +181,17 @@ def run(
             file.seek(0)
             texts.append(file.read().decode(errors="replace"))
     return Finished(status, *texts)
+
+
+class Budget:
+    """So many seconds from now. ``monotonic`` is looked up here: an experiment on clocks leaves this one alone."""
+
+    def __init__(self, seconds: float) -> None:
+        self._ends = monotonic() + seconds
+
+    def left(self) -> float:
+        """Seconds that are left; below 0 when it is overdrawn."""
+        return self._ends - monotonic()
 
 
 # --------------------------------------------------------------------------------------------------- in a child

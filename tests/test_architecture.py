@@ -26,7 +26,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     # A package imports from the rows above it and from itself. Beside it: its modules that import torch when they load.
     ("catalog", NO_MODULE),
     ("records", NO_MODULE),
-    ("errors text io deadline", NO_MODULE),
+    ("errors text io", NO_MODULE),
     ("processes", NO_MODULE),
     ("devices", frozenset({"kinds", "ledger", "reference", "triton_kernel"})),
     (
@@ -60,8 +60,8 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("__main__", NO_MODULE),
 )
 
-BY_NAME = {"sweep.preload", "__main__"}
-"""Import what they need by name, or run on import."""
+BY_NAME = {"__main__"}
+"""Run on import."""
 
 NEVER_TORCH = (
     "report",

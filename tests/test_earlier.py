@@ -12,8 +12,9 @@ import pytest
 from hashbench.errors import HashbenchError
 from hashbench.records import ModelSpec, Row
 from hashbench.results.rows import write_rows
-from hashbench.sweep.estimates import CONTEXT_MIB, EarlierSweep, newest_before, read
-from hashbench.sweep.schedule import Job
+from hashbench.sweep.request import newest_before
+from hashbench.sweep.request import read_estimates as read
+from hashbench.sweep.schedule import CONTEXT_MIB, EarlierSweep, Job
 
 
 def row(name, **fields):
@@ -54,7 +55,6 @@ def test_of_an_accelerator_both_memories_are_told(tmp_path):
         tmp_path / "one",
         on_device("a", peak_memory_mib=3000.0, device_memory_mib=700.0),
         on_device("b", peak_memory_mib=3000.0, device_memory_mib=900.0, accuracy="eager_1st_run_OOM"),
-        on_device("until schema 3", peak_memory_mib=700.0),
         device="cuda",
     )
     found = read(folder, mode="training", device="cuda")

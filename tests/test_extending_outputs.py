@@ -128,7 +128,7 @@ ADDED = {
         assert "at a low clock rate" in text
         import torch
         from hashbench import replay
-        from hashbench.deadline import Budget
+        from hashbench.processes import Budget
         from tests.repro_helpers import captured
         call = captured(torch.ops.aten.add.Tensor, torch.ones(3), torch.ones(3))
         made = replay.experiments(call, replays=3, budget=Budget(60.0), arms=("low_power",))

@@ -6,7 +6,7 @@ import pytest
 
 from hashbench.catalog import Status
 from hashbench.records import Row
-from hashbench.sweep.retry import believed, wants_repetition
+from hashbench.sweep.run import believed, wants_repetition
 
 
 def row(accuracy, **fields):

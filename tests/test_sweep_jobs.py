@@ -13,11 +13,10 @@ from sweep_helpers import NoExecutor, names_in_csv, resume_process, started, swe
 from sweep_targets import ran, spec
 
 from hashbench.results.rows import read_rows
-from hashbench.sweep import machine
-from hashbench.sweep.estimates import EarlierSweep
-from hashbench.sweep.executors import Task
+from hashbench.sweep.executors import Task, local
 from hashbench.sweep.executors.local import LocalExecutor
 from hashbench.sweep.run import ModelFinished, ModelRequeued, ModelStarted, SweepPlanned
+from hashbench.sweep.schedule import EarlierSweep
 
 
 @pytest.fixture
@@ -43,8 +42,8 @@ needs_affinity = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason
 def test_each_worker_has_cores_of_its_own_and_as_many_threads(output, monkeypatch):
     mine = sorted(os.sched_getaffinity(0))
     cores = (mine * 2)[:2]
-    monkeypatch.setattr(machine, "cores", lambda: tuple(cores))
-    rows = sweep([spec("a", "cores"), spec("b", "cores")], output, jobs=2, on_event=None).rows
+    monkeypatch.setattr(local, "cores", lambda: tuple(cores))
+    rows = sweep([spec("a", "cores"), spec("b", "cores")], output, jobs=2).rows
     assert sorted(row.detail for row in rows) == sorted(f"cores [{core}], threads 1" for core in cores)
 
 
@@ -55,7 +54,7 @@ def test_one_worker_has_all_cores(output):
 
 
 def test_cores_that_are_gone_are_no_reason_to_fail(output, monkeypatch):
-    monkeypatch.setattr(machine, "cores", lambda: (100_000, 100_001))
+    monkeypatch.setattr(local, "cores", lambda: (100_000, 100_001))
     rows = sweep([spec("a")], output, jobs=2).rows
     assert rows[0].accuracy == "pass"
     assert "cannot keep to the cores 100000" in (output / "logs" / "fake.inference.a.log").read_text()
@@ -70,7 +69,7 @@ def test_cores_that_are_gone_are_no_reason_to_fail(output, monkeypatch):
     ],
 )
 def test_how_cores_are_divided(cores, workers, each):
-    assert machine.divided(cores, workers=workers) == each
+    assert local.divided(cores, workers=workers) == each
 
 
 def test_memory_is_what_a_container_leaves_if_that_is_less(tmp_path, monkeypatch):
@@ -81,11 +80,11 @@ def test_memory_is_what_a_container_leaves_if_that_is_less(tmp_path, monkeypatch
     ):
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(
-        machine, "_CONTROL_GROUPS", ((str(tmp_path / "limit"), str(tmp_path / "current"), "inactive_file"),)
+        local, "_CONTROL_GROUPS", ((str(tmp_path / "limit"), str(tmp_path / "current"), "inactive_file"),)
     )
-    assert machine.available_memory_mib() == 2.0
+    assert local.available_memory_mib() == 2.0
     (tmp_path / "limit").write_text("max\n")
-    assert machine.available_memory_mib() > 50
+    assert local.available_memory_mib() > 50
 
 
 # ---------------------------------------------------------------------------------------------- order, memory

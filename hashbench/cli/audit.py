@@ -80,7 +80,7 @@ def _dtype(text: str) -> str:
 def _audit(parsed: argparse.Namespace) -> int:
     from hashbench.results.audit_table import AUDIT_FILE, AuditOptions
     from hashbench.sweep.executors.local import LocalExecutor
-    from hashbench.sweep.local_devices import local_devices
+    from hashbench.sweep.request import local_devices
     from hashbench.tools.audit import driver, report
 
     output = parsed.output or Path("results") / f"{time.strftime('%Y-%m-%d_%H%M%S')}_audit_{parsed.device}"

@@ -18,11 +18,11 @@ import psutil
 
 from hashbench import causes, replay
 from hashbench.causes import stats
-from hashbench.deadline import Budget
 from hashbench.diagnose import fresh_process, patching
 from hashbench.diagnose.pairs import PAIR_ARMS, Pairs, process_arms
 from hashbench.divergence import find as find_divergence
 from hashbench.errors import HashbenchError
+from hashbench.processes import Budget
 from hashbench.records import (
     CallFacts,
     Diagnosis,

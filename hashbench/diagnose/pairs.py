@@ -17,10 +17,10 @@ from time import perf_counter  # the clocks arm leaves this reference alone
 import torch
 
 from hashbench.causes import stats
-from hashbench.deadline import Budget
 from hashbench.diagnose.fresh_process import FreshRuns
 from hashbench.divergence import find as find_divergence
 from hashbench.errors import first_line
+from hashbench.processes import Budget
 from hashbench.records import Divergence, ExperimentResult, Failure, Trace
 from hashbench.replay import controls
 from hashbench.run.outcome import Attempt, Run, difference_between, fingerprint

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from hashbench.catalog import EXPERIMENTS, Experiment, Role
-from hashbench.deadline import Budget
+from hashbench.processes import Budget
 from hashbench.records import NO_TIME, CallFacts, ExperimentResult, TensorDigest
 from hashbench.replay import facts as callfacts
 from hashbench.replay.call import CallOutcome, CapturedCall, in_force

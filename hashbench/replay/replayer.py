@@ -10,7 +10,7 @@ from collections.abc import Callable
 from time import perf_counter
 
 from hashbench.causes import stats
-from hashbench.deadline import Budget
+from hashbench.processes import Budget
 from hashbench.records import NO_TIME, ExperimentResult
 from hashbench.replay.call import CallOutcome, CapturedCall, Materialised, outcome_of, wait_for, written_tensors
 from hashbench.replay.experiments.table import UNCHANGED, Change

@@ -15,8 +15,8 @@ from tabulate import tabulate
 
 from hashbench import causes, replay
 from hashbench.catalog import EXPERIMENTS
-from hashbench.deadline import Budget
 from hashbench.errors import HashbenchError
+from hashbench.processes import Budget
 from hashbench.records import Decision, Evidence, ExperimentResult
 from hashbench.replay.call import CapturedCall
 from hashbench.repro import call_file, report

@@ -11,7 +11,7 @@ from typing import Any, Self, TextIO
 from tqdm import tqdm
 
 from hashbench.records import Row
-from hashbench.sweep.events import Event, ModelFinished, ModelRequeued, ModelStarted, SweepOpened, SweepPlanned
+from hashbench.sweep.run import Event, ModelFinished, ModelRequeued, ModelStarted, SweepOpened, SweepPlanned
 from hashbench.text import a_few, one_line
 
 _SHOWN = 6

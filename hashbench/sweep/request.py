@@ -7,21 +7,28 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from hashbench.catalog import OUT_OF_MEMORY
+from hashbench.devices import visibility
 from hashbench.errors import HashbenchError
 from hashbench.records import ModelSpec, RunOptions
+from hashbench.results.load import ACCURACY_FILE, SELECTION_FILE, load_sweep
+from hashbench.run import environment as fingerprints
 from hashbench.suites import registry
 from hashbench.suites.selection import Selection
-from hashbench.sweep import estimates
-from hashbench.sweep.estimates import EarlierSweep
-from hashbench.sweep.events import Event
 from hashbench.sweep.executors import EXECUTORS, LOCAL, Executor
-from hashbench.sweep.executors.local import LocalExecutor
-from hashbench.sweep.local_devices import local_devices
-from hashbench.sweep.run import SweepResult, run_sweep
+from hashbench.sweep.executors.local import WORKER_VARIABLES, LocalExecutor
+from hashbench.sweep.run import Event, SweepResult, run_sweep
+from hashbench.sweep.schedule import EarlierSweep
+
+_LOOKED_AT = 50
+"""Earlier folders that are opened at most, the newest first: there may be thousands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +67,8 @@ class SweepRequest:
 def run(
     request: SweepRequest,
     *,
-    on_event: Callable[[Event], None] | None = None,
-    on_note: Callable[[str], object] = str,
+    on_event: Callable[[Event], object] = lambda _: None,
+    on_note: Callable[[str], object] = lambda _: None,
 ) -> SweepResult:
     """Run a sweep.
 
@@ -75,8 +82,6 @@ def run(
             there.
         SweepInterrupted: Ctrl-C.
     """
-    from hashbench.run.environment import digests_note
-
     options = request.options
     catalog = [spec for suite in request.selection.suites for spec in registry.catalog(suite)]
     specs = request.selection.of(catalog)
@@ -88,7 +93,7 @@ def run(
         if devices.assignments:
             options = replace(options, device=devices.device)
             executor = LocalExecutor(jobs=request.jobs or 1, devices=devices.assignments)
-        for note in (*devices.notes, *filter(None, [digests_note(devices.environment)])):
+        for note in (*devices.notes, *filter(None, [fingerprints.digests_note(devices.environment)])):
             on_note(note)
         return run_sweep(
             specs,
@@ -129,11 +134,101 @@ def _executor_elsewhere(request: SweepRequest, specs: Sequence[ModelSpec]) -> It
         yield executor
 
 
+# ---------------------------------------------------------------------------------------- devices of this machine
+
+
+@dataclass(frozen=True, slots=True)
+class LocalDevices:
+    """The ``environment``'s fingerprint; ``device`` as workers call theirs; the ``assignments`` that they are given in
+    turn (none on the CPU and on kinds that cannot be shared out); ``notes`` for the user, a line each."""
+
+    environment: dict[str, Any]
+    device: str
+    assignments: tuple[visibility.DeviceAssignment, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def local_devices(device: str) -> LocalDevices:
+    """What workers on ``device`` get; its notes say which devices are left out and which variable does not count.
+
+    A child process tells: one that has asked CUDA anything cannot fork workers that use it, so this one never asks.
+
+    Raises:
+        HashbenchError: the device is not here.
+    """
+    environment = fingerprints.collect_in_child(device=device, variables=WORKER_VARIABLES)
+    assignments = visibility.assignments(device, environment, os.environ)
+    if not assignments:
+        return LocalDevices(environment, device)
+    conflict = visibility.workspace_conflict(os.environ.get(visibility.WORKSPACE_VARIABLE))
+    notes = tuple(filter(None, (visibility.left_out(device, environment), conflict)))
+    # Each worker sees its own as number 0, so the rows of cuda:1 are rows of cuda.
+    return LocalDevices(environment, visibility.kind(device), assignments, notes)
+
+
+# ------------------------------------------------------------------------- time and memory estimates from a past sweep
+
+
 def _earlier(request: SweepRequest, specs: Sequence[ModelSpec], options: RunOptions) -> EarlierSweep | None:
     """The sweep that tells how long each model takes. One worker at a time runs the models in their own order."""
     if request.times_from is not None:
-        return estimates.read(request.times_from, mode=options.mode, device=options.device)
+        return read_estimates(request.times_from, mode=options.mode, device=options.device)
     if (request.jobs or 1) == 1 and request.executor == LOCAL:
         return None
     models = {(spec.suite, spec.name) for spec in specs}
-    return estimates.newest_before(request.output, models=models, mode=options.mode, device=options.device)
+    return newest_before(request.output, models=models, mode=options.mode, device=options.device)
+
+
+def read_estimates(path: Path, *, mode: str, device: str) -> EarlierSweep:
+    """What the sweep at ``path`` (a results folder, or a CSV) tells about the same models in ``mode`` on ``device``.
+
+    Raises:
+        HashbenchError: it cannot be read, or has no times for any model in this mode on this device.
+    """
+    rows = [row for row in load_sweep(path).rows if (row.mode, row.dev) == (mode, device)]
+    seconds = {(row.suite, row.name): row.seconds + (row.overhead_seconds or 0.0) for row in rows if row.seconds}
+    if not seconds:
+        raise HashbenchError(
+            f"{path} has no times for {mode} on {device}",
+            consequence="no order follows from it",
+            tip="Name another sweep with --times-from, or leave it out.",
+        )
+    sufficed = [row for row in rows if row.accuracy not in OUT_OF_MEMORY]  # those wanted more than they got
+    return EarlierSweep(
+        str(path),
+        seconds,
+        memory_mib={(row.suite, row.name): row.peak_memory_mib for row in sufficed if row.peak_memory_mib},
+        device_memory_mib={(row.suite, row.name): row.device_memory_mib for row in sufficed if row.device_memory_mib},
+    )
+
+
+def newest_before(output: Path, *, models: Collection[tuple[str, str]], mode: str, device: str) -> EarlierSweep:
+    """The newest sweep in this mode, on this device, of at least half of ``models``, as ``(suite, name)``, that lies
+    beside ``output``, or under the same name beside its parent (``<night>/<suite>_<mode>``); one that says nothing
+    where there is none."""
+    for manifest in _newest_manifests(output.absolute()):
+        try:
+            content = json.loads(manifest.read_bytes())
+            asked, known = content["options"], {(suite, name) for suite, name in content["models"]}
+            enough = 2 * len(known.intersection(models)) >= len(models)
+            if enough and (asked["mode"], asked["device"]) == (mode, device):
+                return read_estimates(manifest.parent, mode=mode, device=device)
+        except (OSError, ValueError, TypeError, KeyError, RecursionError, HashbenchError):
+            continue
+    return EarlierSweep()
+
+
+def _newest_manifests(output: Path) -> list[Path]:
+    try:
+        dated = [(manifest.stat().st_mtime, manifest) for manifest in _manifests(output)]
+    except OSError:
+        return []
+    return [manifest for _, manifest in sorted(dated, reverse=True)[:_LOOKED_AT]]
+
+
+def _manifests(output: Path) -> Iterator[Path]:
+    beside = output.parent.glob(f"*/{SELECTION_FILE}")
+    other_nights = output.parents[1].glob(f"*/{output.name}/{SELECTION_FILE}") if len(output.parents) > 1 else ()
+    for manifest in (*beside, *other_nights):
+        if manifest.parent.resolve() != output.resolve() and manifest.with_name(ACCURACY_FILE).is_file():
+            yield manifest

@@ -3,45 +3,85 @@
 One model at a time goes to a worker (:mod:`hashbench.sweep.executors`), which leaves its row in a file; a worker that
 died or was too slow left none and gets one from here. Whatever ends a sweep early – Ctrl-C, a full disk, ``kill -9`` –
 the rows on disk are whole, and a resumed sweep runs the other models. Nothing here knows of processes, and nothing
-imports torch. Which model starts when is decided in :mod:`hashbench.sweep.schedule`, and which rows are believed at
-once in :mod:`hashbench.sweep.retry`.
+imports torch. Which model starts when is decided in :mod:`hashbench.sweep.schedule`.
 """
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hashbench.catalog import STATUSES, Status
 from hashbench.errors import HashbenchError
 from hashbench.processes import Interrupts, describe_end, last_words
 from hashbench.records import ModelSpec, Row, RunOptions
 from hashbench.results.folder import ResultsFolder, file_key
 from hashbench.results.manifest import Partition, describe_differences, manifest_of
-from hashbench.sweep.estimates import EarlierSweep
-from hashbench.sweep.events import Event, ModelFinished, ModelRequeued, ModelStarted, SweepOpened, SweepPlanned
 from hashbench.sweep.executors import Executor, Resources, Task, TaskResult
 from hashbench.sweep.executors.local import LocalExecutor
-from hashbench.sweep.retry import believed, wants_repetition
-from hashbench.sweep.schedule import Schedule, Start, longest_first
-
-__all__ = [
-    "Event",
-    "ModelFinished",
-    "ModelRequeued",
-    "ModelStarted",
-    "SweepInterrupted",
-    "SweepOpened",
-    "SweepPlanned",
-    "SweepResult",
-    "describe_differences",
-    "run_sweep",
-]
+from hashbench.sweep.schedule import EarlierSweep, Schedule, Start, longest_first
 
 DEFAULT_TARGET = "hashbench.check.model:run_model"
+
+# ------------------------------------------------------------------------------------- what a sweep tells as it runs
+
+
+@dataclass(frozen=True, slots=True)
+class SweepOpened:
+    """The sweep begins with ``done`` of ``total`` rows on disk; ``damaged`` row files were thrown away."""
+
+    total: int
+    done: int
+    damaged: int
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPlanned:
+    """Up to ``workers`` models run at once, with ``threads`` threads each, on cores of their own where ``pinned``, and
+    together within ``memory_mib`` (``None``: torch's own choice; whatever they take), on ``devices`` accelerators (0:
+    on none, or whoever runs them knows). Of the ``waiting`` models, ``known`` are in the order of their times in
+    ``times_from``."""
+
+    workers: int
+    threads: int | None
+    pinned: bool
+    memory_mib: float | None
+    waiting: int
+    known: int = 0
+    times_from: str = ""
+    devices: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStarted:
+    """A worker begins with model ``name``."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFinished:
+    """``row`` is on disk, as number ``done`` of ``total``. ``eta_seconds`` is the time left at the pace so far."""
+
+    row: Row
+    done: int
+    total: int
+    eta_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequeued:
+    """``row`` is not believed, since other models ran beside it: the model runs again alone, after all others."""
+
+    row: Row
+
+
+Event = SweepOpened | SweepPlanned | ModelStarted | ModelFinished | ModelRequeued
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +103,7 @@ class SweepInterrupted(Exception):  # noqa: N818 – not an error: the user aske
         self.done, self.total, self.output = done, total, output
 
 
-# ------------------------------------------------------------------------------------------------------ sweep
+# ---------------------------------------------------------------------------------------------------------- the sweep
 
 
 def run_sweep(
@@ -75,7 +115,7 @@ def run_sweep(
     timeout: float = 2000.0,
     jobs: int = 1,
     resume: bool = False,
-    on_event: Callable[[Event], None] | None = None,
+    on_event: Callable[[Event], object] = lambda _: None,
     target: str = DEFAULT_TARGET,
     executor: Executor | None = None,
     partition: Partition = Partition(),  # noqa: B008 – frozen
@@ -114,87 +154,68 @@ def run_sweep(
     if memory_mib is not None:
         resources = replace(resources, memory_mib=memory_mib)
     threads = resources.threads if options.threads is None else options.threads
-    options = replace(options, output=str(folder.path), threads=threads)
-    plan = _SweepPlan(
-        specs=_by_key(specs, options.mode),
-        options=options,
-        target=target,
-        timeout=timeout,
-        partition=partition,
-        resources=resources,
-        earlier=earlier or EarlierSweep(),
-        retries=retries,
-    )
+    keyed = _by_key(specs, options.mode)
     with Interrupts() as interrupts, folder.claimed(resume=resume):
         sweep = _Sweep(
-            plan,
+            specs=keyed,
+            options=replace(options, output=str(folder.path), threads=threads),
             folder=folder,
             executor=workers,
+            resources=resources,
             interrupts=interrupts,
-            on_event=on_event or _ignore,
+            on_event=on_event,
             environment_key=str(environment.get("key", "")),
+            target=target,
+            timeout=timeout,
+            earlier=earlier or EarlierSweep(),
+            retries=retries,
         )
-        sweep.open(environment)
+        sweep.open(environment, partition)
         return sweep.run()
 
 
-@dataclass(frozen=True, slots=True)
-class _SweepPlan:
-    """What a sweep is to do; ``specs`` by key, in the order of the selection."""
+@dataclass(slots=True, kw_only=True)
+class _Sweep:
+    """One sweep while it runs. ``specs`` are in the order of the selection, by key as all else. ``rows`` mirrors the
+    row files, ``firsts`` the rows that wait for a second attempt."""
 
     specs: Mapping[str, ModelSpec]
     options: RunOptions
+    folder: ResultsFolder
+    executor: Executor
+    resources: Resources
+    interrupts: Interrupts
+    on_event: Callable[[Event], object]
+    environment_key: str
     target: str
     timeout: float
-    partition: Partition
-    resources: Resources
     earlier: EarlierSweep
     retries: int
+    rows: dict[str, Row] = field(default_factory=dict)
+    firsts: dict[str, Row] = field(default_factory=dict)
+    repetitions: Counter[str] = field(default_factory=Counter)
+    environments: set[str] = field(default_factory=set)
+    schedule: Schedule = field(default_factory=lambda: Schedule(()))
+    resumed: int = 0
+    damaged: int = 0
+    began: float = field(default_factory=time.monotonic)
 
-
-class _Sweep:
-    """One sweep while it runs. ``_rows`` mirrors the row files, ``_firsts`` the rows that wait for a second attempt."""
-
-    def __init__(
-        self,
-        plan: _SweepPlan,
-        *,
-        folder: ResultsFolder,
-        executor: Executor,
-        interrupts: Interrupts,
-        on_event: Callable[[Event], None],
-        environment_key: str,
-    ) -> None:
-        self._plan = plan
-        self._folder = folder
-        self._executor = executor
-        self._interrupts = interrupts
-        self._on_event = on_event
-        self._environment_key = environment_key
-        self._rows: dict[str, Row] = {}
-        self._firsts: dict[str, Row] = {}
-        self._repetitions: Counter[str] = Counter()
-        self._environments = {environment_key}
-        self._schedule = Schedule(())
-        self._resumed = 0
-        self._damaged = 0
-        self._began = time.monotonic()
-
-    def open(self, environment: Mapping[str, Any]) -> None:
+    def open(self, environment: Mapping[str, Any], partition: Partition) -> None:
         """Take over the rows that are there; write what must be there before the first row."""
-        manifest = manifest_of(self._plan.specs.values(), self._plan.options, self._plan.partition)
-        if self._folder.in_use:
-            _refuse_other_sweep(self._folder, manifest)
+        manifest = manifest_of(self.specs.values(), self.options, partition)
+        self.environments.add(self.environment_key)
+        if self.folder.in_use:
+            _refuse_other_sweep(self.folder, manifest)
         try:
-            self._rows, self._damaged = self._folder.read_rows(self._plan.specs, mode=self._plan.options.mode)
+            self.rows, self.damaged = self.folder.read_rows(self.specs, mode=self.options.mode)
             self._judge_what_a_killed_sweep_did_not()
-            self._resumed = len(self._rows)
-            self._folder.write_manifest(manifest)
-            self._folder.write_environment(environment)
-            self._folder.rebuild_csv(self._ordered_rows())
+            self.resumed = len(self.rows)
+            self.folder.write_manifest(manifest)
+            self.folder.write_environment(environment)
+            self.folder.rebuild_csv(self._ordered_rows())
         except OSError as error:
             raise self._storage_error(error) from error
-        self._on_event(SweepOpened(total=len(self._plan.specs), done=self._resumed, damaged=self._damaged))
+        self.on_event(SweepOpened(total=len(self.specs), done=self.resumed, damaged=self.damaged))
 
     def run(self) -> SweepResult:
         """Run what has no row yet."""
@@ -202,62 +223,58 @@ class _Sweep:
             try:
                 self._run_models()
             finally:
-                self._executor.close()
+                self.executor.close()
                 self._trust_only_files()
         except KeyboardInterrupt:
-            raise SweepInterrupted(
-                done=len(self._rows), total=len(self._plan.specs), output=self._folder.path
-            ) from None
+            raise SweepInterrupted(done=len(self.rows), total=len(self.specs), output=self.folder.path) from None
         except OSError as error:
             raise self._storage_error(error) from error
         self._refuse_gaps()
-        return SweepResult(
-            rows=self._ordered_rows(), output=self._folder.path, resumed=self._resumed, damaged=self._damaged
-        )
+        return SweepResult(self._ordered_rows(), self.folder.path, resumed=self.resumed, damaged=self.damaged)
 
     def _judge_what_a_killed_sweep_did_not(self) -> None:
         """Rows that a worker left while the sweep ended so suddenly that nobody looked at them."""
-        self._firsts = self._folder.read_firsts(self._plan.specs, mode=self._plan.options.mode)
-        self._repetitions.update(self._firsts.keys())
-        for key, row in list(self._rows.items()):
-            if key in self._firsts:
-                first = self._firsts.pop(key)
-                self._rows[key] = row if row.retried else believed(first, row)
-                self._folder.write_row(key, self._rows[key])
+        self.firsts = self.folder.read_firsts(self.specs, mode=self.options.mode)
+        self.repetitions.update(self.firsts.keys())
+        for key, row in list(self.rows.items()):
+            if key in self.firsts:
+                first = self.firsts.pop(key)
+                self.rows[key] = row if row.retried else believed(first, row)
+                self.folder.write_row(key, self.rows[key])
             elif wants_repetition(row, died=False) and row.overhead_seconds is None and row.seconds is not None:
-                self._folder.remove_row(key)
-                del self._rows[key]
+                self.folder.remove_row(key)
+                del self.rows[key]
 
     def _run_models(self) -> None:
-        mode, device = self._plan.options.mode, self._plan.options.device
-        reasons = {key: spec.skip_reason(mode, device=device) for key, spec in self._plan.specs.items()}
-        missing = [key for key in self._plan.specs if key not in self._rows]
+        mode, device = self.options.mode, self.options.device
+        reasons = {key: spec.skip_reason(mode, device=device) for key, spec in self.specs.items()}
+        missing = [key for key in self.specs if key not in self.rows]
         skipped = [key for key in missing if reasons[key]]
         to_run = [key for key in missing if not reasons[key]]
         if to_run:
-            with self._interrupts.allowed():
-                self._executor.start(target=self._plan.target)
+            with self.interrupts.allowed():
+                self.executor.start(target=self.target)
             self._make_schedule(to_run)
         self._start_workers()
         for key in skipped:  # while the first workers run
-            with self._interrupts.allowed():
-                spec = self._plan.specs[key]
-            self._add(key, self._own_row(spec, accuracy="pass_due_to_skip", error=reasons[key]))
-        while self._schedule.unfinished:
-            with self._interrupts.allowed():
-                ended = self._executor.wait()
+            with self.interrupts.allowed():
+                spec = self.specs[key]
+            self._add(key, self._own_row(spec, accuracy=Status.SKIPPED, error=reasons[key]))
+        while self.schedule.unfinished:
+            with self.interrupts.allowed():
+                ended = self.executor.wait()
             for worker in ended:
                 self._end(worker)
             self._start_workers()
 
     def _make_schedule(self, keys: Sequence[str]) -> None:
         """One worker runs the models in their own order; several in the order that ends soonest."""
-        plan, resources, workers = self._plan, self._plan.resources, self._executor.capacity
-        mode, device = plan.options.mode, plan.options.device
-        jobs = [plan.earlier.job(key, plan.specs[key], mode=mode, device=device) for key in keys]
-        again = [job for job in jobs if job.key in self._firsts]
-        jobs = [job for job in jobs if job.key not in self._firsts]
-        self._schedule = Schedule(
+        resources, workers = self.resources, self.executor.capacity
+        mode, device = self.options.mode, self.options.device
+        jobs = [self.earlier.job(key, self.specs[key], mode=mode, device=device) for key in keys]
+        again = [job for job in jobs if job.key in self.firsts]
+        jobs = [job for job in jobs if job.key not in self.firsts]
+        self.schedule = Schedule(
             longest_first(jobs) if workers > 1 else jobs,
             again=again,
             memory_mib=resources.memory_mib if workers > 1 else None,
@@ -266,36 +283,36 @@ class _Sweep:
             devices=[device.memory_mib for device in resources.devices],
         )
         if workers > 1:
-            self._on_event(
+            self.on_event(
                 SweepPlanned(
                     workers=workers,
-                    threads=plan.options.threads,
+                    threads=self.options.threads,
                     pinned=bool(resources.slots),
                     memory_mib=resources.memory_mib,
                     waiting=len(keys),
                     known=sum(job.seconds is not None for job in jobs),
-                    times_from=plan.earlier.label,
+                    times_from=self.earlier.label,
                     devices=len(resources.devices),
                 )
             )
 
     def _start_workers(self) -> None:
-        while (start := self._schedule.next(capacity=self._executor.capacity)) is not None:
+        while (start := self.schedule.next(capacity=self.executor.capacity)) is not None:
             self._begin(start)
 
     def _begin(self, start: Start) -> None:
-        key, slots, devices = start.job.key, self._plan.resources.slots, self._plan.resources.devices
-        spec = self._plan.specs[key]
-        self._on_event(ModelStarted(name=spec.name))
-        self._executor.submit(
+        key, slots, devices = start.job.key, self.resources.slots, self.resources.devices
+        spec = self.specs[key]
+        self.on_event(ModelStarted(name=spec.name))
+        self.executor.submit(
             Task(
                 key=key,
                 spec=spec,
-                options=self._plan.options,
-                target=self._plan.target,
-                row_path=str(self._folder.row_path(key)),
-                log_path=str(self._folder.log_path(key)),
-                timeout=self._plan.timeout,
+                options=self.options,
+                target=self.target,
+                row_path=str(self.folder.row_path(key)),
+                log_path=str(self.folder.log_path(key)),
+                timeout=self.timeout,
                 cpus=slots[start.slot] if slots else (),
                 memory_mib=start.job.memory_mib,
                 alone=start.alone,
@@ -305,27 +322,27 @@ class _Sweep:
 
     def _end(self, worker: TaskResult) -> None:
         key = worker.task.key
-        job, beside_others = self._schedule.end(key)
+        job, beside_others = self.schedule.end(key)
         row, died = self._row_of(worker)
-        log = self._folder.log_path(key)
+        log = self.folder.log_path(key)
         if log.exists() and not log.stat().st_size:
             log.unlink()
-        again = beside_others or key in self._firsts
-        if again and wants_repetition(row, died=died) and self._repetitions[key] < self._plan.retries:
-            self._repetitions[key] += 1
-            self._firsts.setdefault(key, row)
-            self._folder.put_off(key, self._firsts[key])
-            self._schedule.repeat(job)
-            self._on_event(ModelRequeued(row=row))
+        again = beside_others or key in self.firsts
+        if again and wants_repetition(row, died=died) and self.repetitions[key] < self.retries:
+            self.repetitions[key] += 1
+            self.firsts.setdefault(key, row)
+            self.folder.put_off(key, self.firsts[key])
+            self.schedule.repeat(job)
+            self.on_event(ModelRequeued(row=row))
             return
-        first = self._firsts.pop(key, None)
+        first = self.firsts.pop(key, None)
         self._add(key, row if first is None else believed(first, row))
 
     def _row_of(self, worker: TaskResult) -> tuple[Row, bool]:
         """The row that ``worker`` left, or the one that is made for it, and whether it died without one. A row that
         it did not leave because its time was up is not a sudden death."""
         task = worker.task
-        row = self._folder.read_row(task.key, task.spec, mode=self._plan.options.mode)
+        row = self.folder.read_row(task.key, task.spec, mode=self.options.mode)
         died = row is None and not worker.timed_out
         if row is None:
             row = replace(self._row_of_the_dead(worker), env="")
@@ -336,29 +353,29 @@ class _Sweep:
     def _environment_of(self, worker: TaskResult) -> str:
         """The key of the environment of ``worker``, which is kept when it is seen for the first time."""
         if worker.environment is None:
-            return self._environment_key
+            return self.environment_key
         key = str(worker.environment.get("key", ""))
-        if key and key not in self._environments:
-            self._folder.add_environment(worker.environment)
-            self._environments.add(key)
+        if key and key not in self.environments:
+            self.folder.add_environment(worker.environment)
+            self.environments.add(key)
         return key
 
     def _row_of_the_dead(self, worker: TaskResult) -> Row:
         if worker.storage_error:
             raise OSError(worker.storage_error)
         task = worker.task
-        log = self._folder.log_path(task.key)
+        log = self.folder.log_path(task.key)
         error = " | ".join([describe_end(worker.exit_code), *last_words(log)])
         if worker.timed_out:
             error = f"no result after {task.timeout:g} s; logs/{log.name} shows where it was"
-        draft = self._folder.read_draft(task.key, task.spec, mode=self._plan.options.mode)
+        draft = self.folder.read_draft(task.key, task.spec, mode=self.options.mode)
         if draft is not None:
             return replace(draft, error=f"the diagnosis did not end: {error}")
-        return self._own_row(task.spec, accuracy="timeout" if worker.timed_out else "crashed", error=error)
+        return self._own_row(task.spec, accuracy=Status.TIMEOUT if worker.timed_out else Status.CRASHED, error=error)
 
     def _own_row(self, spec: ModelSpec, *, accuracy: str, error: str) -> Row:
         """A row for a model that could not make one: what was asked for, and what happened."""
-        options = self._plan.options
+        options = self.options
         return Row(
             dev=options.device,
             name=spec.name,
@@ -367,48 +384,44 @@ class _Sweep:
             suite=spec.suite,
             mode=options.mode,
             dtype=options.dtype_column,
-            env=self._environment_key,
+            env=self.environment_key,
             error=error,
         )
 
     def _add(self, key: str, row: Row) -> None:
-        self._folder.write_row(key, row)
-        self._rows[key] = row
-        self._folder.append_to_csv(row)
-        done, total = len(self._rows), len(self._plan.specs)
-        pace = (time.monotonic() - self._began) / (done - self._resumed)
-        self._on_event(ModelFinished(row=row, done=done, total=total, eta_seconds=pace * (total - done)))
+        self.folder.write_row(key, row)
+        self.rows[key] = row
+        self.folder.append_to_csv(row)
+        done, total = len(self.rows), len(self.specs)
+        pace = (time.monotonic() - self.began) / (done - self.resumed)
+        self.on_event(ModelFinished(row=row, done=done, total=total, eta_seconds=pace * (total - done)))
 
     def _trust_only_files(self) -> None:
         """Rebuild the CSV from the row files: with the rows of workers that ended just as the sweep did, in order."""
-        self._rows, _ = self._folder.read_rows(self._plan.specs, mode=self._plan.options.mode)
-        self._folder.rebuild_csv(self._ordered_rows())
+        self.rows, _ = self.folder.read_rows(self.specs, mode=self.options.mode)
+        self.folder.rebuild_csv(self._ordered_rows())
 
     def _refuse_gaps(self) -> None:
-        lost = len(self._plan.specs) - len(self._rows)
+        lost = len(self.specs) - len(self.rows)
         if lost:
             raise HashbenchError(
-                f"{lost} files in {self._folder.rows} were damaged or removed while the sweep ran",
+                f"{lost} files in {self.folder.rows} were damaged or removed while the sweep ran",
                 consequence="accuracy.csv lacks their models",
                 tip="Run the same command with --resume.",
             )
 
     def _ordered_rows(self) -> tuple[Row, ...]:
-        return tuple(self._rows[key] for key in self._plan.specs if key in self._rows)
+        return tuple(self.rows[key] for key in self.specs if key in self.rows)
 
     def _storage_error(self, error: OSError) -> HashbenchError:
         return HashbenchError(
-            f"cannot write into {self._folder.path}",
-            consequence=f"{error.strerror or error}; {len(self._rows)} of {len(self._plan.specs)} rows are safe",
+            f"cannot write into {self.folder.path}",
+            consequence=f"{error.strerror or error}; {len(self.rows)} of {len(self.specs)} rows are safe",
             tip="Free space, then run the same command with --resume.",
         )
 
 
-# -------------------------------------------------------------------------------------------------- decisions
-
-
-def _ignore(_event: Event) -> None:
-    pass
+# --------------------------------------------------------------------------------------------------- decisions
 
 
 def _by_key(specs: Sequence[ModelSpec], mode: str) -> dict[str, ModelSpec]:
@@ -433,3 +446,31 @@ def _refuse_other_sweep(folder: ResultsFolder, manifest: Mapping[str, Any]) -> N
             consequence=f"it holds another sweep ({'; '.join(differences)})",
             tip="Repeat the command that began it, or choose another --output.",
         )
+
+
+def wants_repetition(row: Row, *, died: bool) -> bool:
+    """Whether ``row``, of a worker beside which others ran, says something of which those may be the reason: it ran
+    out of memory, or it died without a result (``died``), perhaps because the system was out of memory. A time limit
+    that was exceeded is believed: the workers have their own cores, and to wait twice that long, with everything
+    else standing still, costs more than it tells."""
+    return died or STATUSES[row.accuracy].ran_out_of_memory
+
+
+def believed(first: Row, second: Row) -> Row:
+    """The row of a model whose attempt beside others gave ``first`` and whose attempt alone gave ``second``.
+
+    It is the second one, unless the first had seen two runs differ before it died and the second did not: what was seen
+    is not taken back.
+    """
+    if first.accuracy == Status.TWO_RUNS_DIFFER != second.accuracy:
+        return replace(first, retried=_joined(f"alone it ended with {_ending(second)}", second.retried))
+    return replace(second, retried=_joined(_ending(first), second.retried))
+
+
+def _ending(row: Row) -> str:
+    """``crashed: killed by SIGKILL``"""
+    return textwrap.shorten(f"{row.accuracy}: {row.error}" if row.error else row.accuracy, 300)
+
+
+def _joined(*texts: str) -> str:
+    return "; ".join(filter(None, texts))

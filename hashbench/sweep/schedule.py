@@ -26,8 +26,10 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hashbench.records import ModelSpec
 
 PATIENCE = 8
 """How often the next model may be overtaken by others because it does not fit."""
@@ -43,6 +45,11 @@ CPU (float32): below the real peak for none of 121 in inference and 3 of 109 in 
 times it."""
 
 
+CONTEXT_MIB = 700.0
+"""What a process takes of a GPU's memory beside torch's allocator: the context, the kernels' code and the workspaces of
+the libraries. An estimate, not measured here; too low a value shows as rows that ran out of memory and are repeated."""
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """A model that waits. ``seconds``, ``memory_mib`` and ``device_memory_mib`` are what it is expected to take
@@ -53,6 +60,37 @@ class Job:
     memory_mib: float | None = None
     parameters: int = 0
     device_memory_mib: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierSweep:
+    """What ``label`` says of models, by ``(suite, name)``: seconds from the start of a worker to its end, the peak
+    of its process in MiB, and that of an accelerator's memory; models are left out of what is not known of them."""
+
+    label: str = ""
+    seconds: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    memory_mib: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    device_memory_mib: Mapping[tuple[str, str], float] = field(default_factory=dict)
+
+    def job(self, key: str, spec: ModelSpec, *, mode: str, device: str) -> Job:
+        """What is to be expected of ``spec``. What the number of parameters says of memory was measured on CPU only."""
+        model = (spec.suite, spec.name)
+        memory = self.memory_mib.get(model)
+        if memory is None and device == "cpu":
+            memory = estimated_memory_mib(spec.parameters, mode=mode)
+        on_device = self.device_memory_mib.get(model)
+        return Job(
+            key,
+            seconds=self.seconds.get(model),
+            memory_mib=memory,
+            parameters=spec.parameters or 0,
+            device_memory_mib=None if on_device is None else on_device + CONTEXT_MIB,
+        )
+
+
+def estimated_memory_mib(parameters: int | None, *, mode: str) -> float | None:
+    """The peak of the process of a model with so many parameters, in MiB; ``None`` where that is not known."""
+    return None if not parameters else _PROCESS_MIB[mode] + _COPIES[mode] * parameters * 4 / _MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +149,6 @@ class _Devices:
     def _expected(self, job: Job, device: int) -> float:
         share = (self._budgets[device] or 0.0) / self._at_once
         return share if job.device_memory_mib is None else job.device_memory_mib
-
-
-def estimated_memory_mib(parameters: int | None, *, mode: str) -> float | None:
-    """The peak of the process of a model with so many parameters, in MiB; ``None`` where that is not known."""
-    return None if not parameters else _PROCESS_MIB[mode] + _COPIES[mode] * parameters * 4 / _MIB
 
 
 def longest_first(jobs: Iterable[Job]) -> list[Job]:

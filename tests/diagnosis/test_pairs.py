@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from hashbench.deadline import Budget
 from hashbench.diagnose import driver
 from hashbench.diagnose.fresh_process import FreshRuns
 from hashbench.diagnose.pairs import Pairs, process_arms, still_there
+from hashbench.processes import Budget
 from hashbench.records import Divergence, Failure, RunOptions, Trace
 from hashbench.replay import controls
 from hashbench.replay.controls import memory as poison

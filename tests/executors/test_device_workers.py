@@ -13,10 +13,9 @@ import torch
 
 from hashbench.devices.visibility import DeviceAssignment
 from hashbench.records import ModelSpec, Row, RunOptions
-from hashbench.sweep.estimates import CONTEXT_MIB, EarlierSweep
-from hashbench.sweep.events import Event, ModelFinished, ModelStarted, SweepPlanned
 from hashbench.sweep.executors.local import LocalExecutor
-from hashbench.sweep.run import run_sweep
+from hashbench.sweep.run import Event, ModelFinished, ModelStarted, SweepPlanned, run_sweep
+from hashbench.sweep.schedule import CONTEXT_MIB, EarlierSweep
 
 FIRST, SECOND = (
     DeviceAssignment({"CUDA_VISIBLE_DEVICES": "3"}, 900.0),

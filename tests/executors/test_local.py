@@ -13,9 +13,11 @@ import psutil
 import pytest
 from sweep_helpers import wait_until
 
+from hashbench.sweep.executors.local import DEFAULT_PRELOAD
+
 TESTS = Path(__file__).parent.parent
 SCRIPT = TESTS / "sweep_targets.py"
-CLEARED = {"PYTHONSAFEPATH", "PYTHONPATH", "PYTHONUNBUFFERED"}
+CLEARED = {"PYTHONSAFEPATH", "PYTHONUNBUFFERED"}
 
 
 def run_script(folder: Path, *arguments: str, cwd: Path | None = None, **environment: str):
@@ -52,7 +54,7 @@ def test_a_library_that_cannot_be_preloaded_does_not_end_the_server(tmp_path, co
     # The real list, with a broken torchvision in front of the real one; torch itself is hidden to be quick.
     (library / "torch.py").write_text("raise ImportError")
     assert '"accuracy": "pass"' in run_script(
-        tmp_path, "--preload", "hashbench.sweep.preload", "a=pass", PYTHONPATH=str(library)
+        tmp_path, "--preload", " ".join(DEFAULT_PRELOAD), "a=pass", PYTHONPATH=f"{library}:{TESTS.parent}"
     )
 
 
@@ -113,5 +115,5 @@ def test_another_preload_gets_another_server_and_the_same_one_is_kept(tmp_path):
 
 @pytest.mark.slow
 def test_the_server_loads_torch_once_and_starts_no_threads(tmp_path):
-    row = run_script(tmp_path, "--preload", "hashbench.sweep.preload", "a=torch")
+    row = run_script(tmp_path, "--preload", " ".join(DEFAULT_PRELOAD), "a=torch")
     assert "torch preloaded True, threads in the server 1, in parallel 2" in row

@@ -32,7 +32,6 @@ from hashbench.results.folder import file_key
 from hashbench.results.load import load_sweep
 from hashbench.results.rows import EXPECTED_COLUMNS, read_rows, row_to_json, write_rows
 from hashbench.run import environment
-from hashbench.sweep import events
 from hashbench.sweep import run as sweeping
 from hashbench.sweep.executors import Resources, Task, TaskResult
 from hashbench.sweep.progress import Progress
@@ -417,19 +416,19 @@ def _progress() -> str:
     rows = read_rows(Path("sweep/accuracy.csv"))[-14:]
     stream = io.StringIO()
     with Progress(stream) as progress:
-        progress(events.SweepOpened(total=20, done=6, damaged=2))
+        progress(sweeping.SweepOpened(total=20, done=6, damaged=2))
         for memory, devices in ((None, 0), (2048.0, 0), (None, 4)):
             for source in ("", "results/earlier"):
                 progress(
-                    events.SweepPlanned(
+                    sweeping.SweepPlanned(
                         4, 2 if devices else 1, not devices, memory, 14, 9, times_from=source, devices=devices
                     )
                 )
         for number, row in enumerate(rows):
-            progress(events.ModelStarted(row.name))
+            progress(sweeping.ModelStarted(row.name))
             if number == 3:
-                progress(events.ModelRequeued(row))
-            progress(events.ModelFinished(row, done=7 + number, total=20, eta_seconds=90.0 * number))
+                progress(sweeping.ModelRequeued(row))
+            progress(sweeping.ModelFinished(row, done=7 + number, total=20, eta_seconds=90.0 * number))
     ends = "".join(f"{code}: {describe_end(code)}\n" for code in (0, 1, -6, -9, -11, -200))
     return f"{stream.getvalue()}\n{ends}"
 

@@ -15,11 +15,11 @@ import pytest
 import torch
 from address_ops import goes_by_addresses
 
-from hashbench import deadline
+from hashbench import processes
 from hashbench import replay as replay_module
 from hashbench.catalog import EXPERIMENTS
 from hashbench.causes import stats
-from hashbench.deadline import Budget
+from hashbench.processes import Budget
 from hashbench.records import Evidence, TensorDigest
 from hashbench.replay import Replays, experiments
 from hashbench.replay import call as calls_module
@@ -339,7 +339,7 @@ def test_arms_that_find_no_time_are_named_and_not_run() -> None:
 
 def test_a_short_budget_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = itertools.count()
-    monkeypatch.setattr(deadline, "monotonic", lambda: 0.02 * next(looks))  # a second is over after 50 looks
+    monkeypatch.setattr(processes, "monotonic", lambda: 0.02 * next(looks))  # a second is over after 50 looks
     found = tried(overlapping(), seconds=1.0)
     assert next(looks) < 2 * 50
     assert any("budget" in arm.note for arm in found.arms)

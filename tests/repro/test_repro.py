@@ -20,8 +20,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from hashbench import replay
 from hashbench.catalog import EXPERIMENTS, places
-from hashbench.deadline import Budget
 from hashbench.errors import HashbenchError
+from hashbench.processes import Budget
 from hashbench.records import Diagnosis, ExperimentResult
 from hashbench.replay.call import CapturedCall, Memory, in_force, outcome_of
 from hashbench.replay.controls.memory import requests

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from hashbench.check.function import FunctionCall, fresh_copy
-from hashbench.deadline import Budget
 from hashbench.errors import HashbenchError
+from hashbench.processes import Budget
 from hashbench.repro.torch_docs import look_up
 from hashbench.results.audit_table import AuditOptions
 from hashbench.run.settings import applied, settings

@@ -14,7 +14,7 @@ from math import comb
 
 import torch
 
-from hashbench.deadline import Budget
+from hashbench.processes import Budget
 from hashbench.records import ExperimentResult
 from hashbench.replay.call import CallOutcome, CapturedCall, Materialised, outcome_of
 from hashbench.replay.controls import POISONS, poison_reach, poisoned_memory

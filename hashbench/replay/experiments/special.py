@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from hashbench.deadline import Budget
+from hashbench.processes import Budget
 from hashbench.records import NO_TIME, ExperimentResult
 from hashbench.replay.call import Materialised, TensorForm, held_bytes
 from hashbench.replay.controls import Generators

@@ -21,13 +21,17 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from hashbench.devices.visibility import DeviceAssignment
 from hashbench.errors import HashbenchError
 from hashbench.processes import end_family, variables
-from hashbench.sweep import machine, worker
+from hashbench.sweep import worker
 from hashbench.sweep.executors import Resources, Task, TaskResult
 
-DEFAULT_PRELOAD = ("hashbench.sweep.preload",)
+DEFAULT_PRELOAD = ("torch", "torch._dynamo", "torchvision", "hashbench.check.model", "hashbench.suites.torchvision")
+"""What the server imports once, so that no worker pays for it. Importing these starts no OpenMP threads, which would
+not survive the fork; running an op there would."""
 
 WORKER_VARIABLES: Mapping[str, str] = types.MappingProxyType({"OMP_WAIT_POLICY": "PASSIVE"})
 """What the server has in its environment unless the caller set it. OpenMP threads that wait sleep instead of spinning:
@@ -38,6 +42,19 @@ SHARE_OF_MEMORY = 0.9
 
 LAST_WAIT = 10.0
 """Seconds that a killed process gets to vanish; only one stuck in the kernel needs longer."""
+
+_MIB = 2**20
+_CONTROL_GROUPS = (
+    # (limit, use, what counts as used but is given back when asked for), of version 2 and of version 1
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "inactive_file"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        "total_inactive_file",
+    ),
+)
+_preloaded: tuple[str, ...] | None = None
+"""What the server that runs has imported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +72,10 @@ class _Running:
 class LocalExecutor:
     """Runs up to ``jobs`` workers at once, each a process of its own with its own process group.
 
-    ``preload`` names the modules that the fork server imports. Where one cannot be imported there, workers import
-    it themselves. ``devices`` are the accelerators that workers are given
-    (:func:`hashbench.devices.visibility.assignments`). Neither this process nor the fork server ever asks for a device:
-    a process that is forked from one in which CUDA has started cannot use it.
+    ``preload`` names the modules that the fork server imports; one that it cannot import is left to the workers.
+    ``devices`` are the accelerators that workers are given (:func:`hashbench.devices.visibility.assignments`). Neither
+    this process nor the fork server ever asks for a device: a process that is forked from one in which CUDA has started
+    cannot use it.
     """
 
     def __init__(
@@ -66,7 +83,7 @@ class LocalExecutor:
     ) -> None:
         self.capacity = jobs
         self._devices = tuple(devices)
-        self._preload = ["hashbench.sweep.worker", *preload]
+        self._preload = tuple(preload)
         self._context = multiprocessing.get_context("forkserver")
         self._running: list[_Running] = []
 
@@ -76,8 +93,8 @@ class LocalExecutor:
         torch chooses its threads."""
         if self.capacity == 1:
             return Resources(devices=self._devices)
-        slots = machine.divided(machine.cores(), workers=self.capacity)
-        memory = SHARE_OF_MEMORY * machine.available_memory_mib()
+        slots = divided(cores(), workers=self.capacity)
+        memory = SHARE_OF_MEMORY * available_memory_mib()
         return Resources(threads=len(slots[0]), slots=slots, memory_mib=memory, devices=self._devices)
 
     def start(self, *, target: str) -> None:
@@ -164,14 +181,18 @@ def _no_workers(error: Exception) -> HashbenchError:
     )
 
 
-def _start_server(preload: list[str]) -> None:
+def _start_server(preload: tuple[str, ...]) -> None:
+    global _preloaded
     server: Any = forkserver._forkserver
-    if server._preload_modules != preload:
+    if _preloaded != preload:
         server._stop()  # does nothing where none runs; a running one cannot preload anything more
-    forkserver.set_forkserver_preload(preload)
+    _preloaded = preload
+    forkserver.set_forkserver_preload([worker.__name__])
     resource_tracker.ensure_running()  # first, because it unblocks SIGINT
     # OpenMP reads its variables once, when torch is loaded: the server must be born with them.
-    with _interrupt_blocked(), _caller_path(), variables(WORKER_VARIABLES, unless_set=True):
+    kept = {**WORKER_VARIABLES, **_caller_path()}
+    asked = {worker.PRELOAD_VARIABLE: " ".join(preload)}
+    with _interrupt_blocked(), variables(kept, unless_set=True), variables(asked):
         forkserver.ensure_running()
 
 
@@ -185,18 +206,11 @@ def _interrupt_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-@contextlib.contextmanager
-def _caller_path() -> Iterator[None]:
-    """Keep the current folder out of the server's module path unless it is in the caller's: the server is a
+def _caller_path() -> dict[str, str]:
+    """What keeps the current folder out of the server's module path unless it is in the caller's: the server is a
     ``python -c``, which would import ``torch`` from a checkout of PyTorch that the user happens to stand in."""
-    if {"", ".", str(Path.cwd())} & set(sys.path) or "PYTHONSAFEPATH" in os.environ:
-        yield
-        return
-    os.environ["PYTHONSAFEPATH"] = worker.SAFE_PATH_MARK
-    try:
-        yield
-    finally:
-        del os.environ["PYTHONSAFEPATH"]
+    in_path = {"", ".", str(Path.cwd())} & set(sys.path)
+    return {} if in_path else {"PYTHONSAFEPATH": worker.SAFE_PATH_MARK}
 
 
 @contextlib.contextmanager
@@ -216,3 +230,51 @@ def _last_report(reports: Connection) -> str:
         return reports.recv_bytes().decode() if reports.poll() else ""
     except (EOFError, OSError):
         return ""
+
+
+# ------------------------------------------------------------------------------------------- cores and memory
+
+
+def cores() -> tuple[int, ...]:
+    """The numbers of the logical cores that this process may use. Those that share a physical core, then those of one
+    package, stand beside each other, so that a slice of them has as little as possible in common with the rest."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return tuple(sorted(allowed, key=_location))
+
+
+def _location(core: int) -> tuple[int, int, int]:
+    """Package, physical core, number; Linux alone tells the first two."""
+    topology = Path(f"/sys/devices/system/cpu/cpu{core}/topology")
+    try:
+        package, physical = (int((topology / name).read_text()) for name in ("physical_package_id", "core_id"))
+    except (OSError, ValueError):
+        return 0, core, core
+    return package, physical, core
+
+
+def divided(cores: tuple[int, ...], *, workers: int) -> tuple[tuple[int, ...], ...]:
+    """The cores of each of ``workers`` workers: as many for each, since the number of threads is a condition under
+    which results are compared. What is left over stays free. With more workers than cores, they share."""
+    size = len(cores) // workers
+    if not size:
+        return tuple((cores[worker % len(cores)],) for worker in range(workers))
+    return tuple(cores[worker * size : (worker + 1) * size] for worker in range(workers))
+
+
+def available_memory_mib() -> float:
+    """Memory that new processes can take without making the system swap, in MiB: psutil's ``available``, or what the
+    control group of a container leaves, if that is less."""
+    left = [float(psutil.virtual_memory().available), *_left_in_groups()]
+    return max(0.0, min(left)) / _MIB
+
+
+def _left_in_groups() -> list[float]:
+    left = []
+    for limit_file, use_file, cached in _CONTROL_GROUPS:
+        try:
+            limit, use = int(Path(limit_file).read_text()), int(Path(use_file).read_text())  # "max": there is none
+            statistics = dict(line.split() for line in Path(use_file).with_name("memory.stat").read_text().splitlines())
+        except (OSError, ValueError):
+            continue
+        left.append(float(limit - use + int(statistics.get(cached, 0))))
+    return left

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 from hashbench import __version__
 from hashbench.errors import HashbenchError
 from hashbench.io import file_digest, replace_bytes, to_json
-from hashbench.sweep.executors import Resources, Task, TaskResult, placement, ray_cluster
+from hashbench.sweep.executors import Resources, Task, TaskResult, ray_cluster
 from hashbench.sweep.executors.local import DEFAULT_PRELOAD
-from hashbench.sweep.executors.placement import Demand, Node
+from hashbench.sweep.executors.ray_cluster import Demand, Node
 from hashbench.text import squeezed
 
 if TYPE_CHECKING:
@@ -86,11 +86,9 @@ class RayExecutor:
         gpus: what a task asks of Ray's resource ``GPU``; ``None``: 1 unless ``device`` is ``cpu``.
         resources: custom resources that a task asks for, by name.
         patience: seconds to wait for a machine that can run a task.
-        suites: names of suites whose packages every machine must have.
-        zoo_files: Python files that must be the same on every machine, at the same path.
+        suites, zoo_files: suites whose packages every machine must have, and files that must be the same there.
         preload: as for :class:`~hashbench.sweep.executors.local.LocalExecutor`, on every machine.
-        fingerprint: the function with the arguments ``device`` and ``variables`` that tells the environment of a
-            machine, as ``module:function``.
+        fingerprint: the function of ``device`` and ``variables`` that tells the environment of a machine.
 
     Raises:
         HashbenchError: Ray is not installed, or ``device`` has a number.
@@ -140,7 +138,7 @@ class RayExecutor:
     @property
     def capacity(self) -> int:
         """What the machines that are there now can run, unless ``jobs`` says otherwise."""
-        return self._jobs or placement.capacity(self._nodes, self._demand)
+        return self._jobs or ray_cluster.capacity(self._nodes, self._demand)
 
     # --------------------------------------------------------------------------------------------- getting ready
 
@@ -159,7 +157,7 @@ class RayExecutor:
         self.connect()
         self._able_last = monotonic()
         self._wait_for_a_node(target)
-        for node in placement.able(self._nodes, self._demand):
+        for node in ray_cluster.able(self._nodes, self._demand):
             self._preparing[self._prepare(node, target)] = node
         ready = self._wait_for(list(self._preparing), seconds=_PREPARE_SECONDS)
         for reference in ready:
@@ -170,12 +168,12 @@ class RayExecutor:
 
     def _wait_for_a_node(self, target: str) -> None:
         self._look()
-        if placement.able(self._nodes, self._demand):
+        if ray_cluster.able(self._nodes, self._demand):
             return
         # A cluster that grows by itself does so for a task that waits.
         waiting = self._remote(self._demand).remote(_PREPARE, self._request(target=target))
         try:
-            while not placement.able(self._nodes, self._demand):
+            while not ray_cluster.able(self._nodes, self._demand):
                 self._refuse_to_wait_for_ever()
                 sleep(_POLL_SECONDS / 2)
                 self._look()
@@ -209,8 +207,14 @@ class RayExecutor:
     def _submit(self, attempt: _Running) -> None:
         task = attempt.task
         memory = int((task.memory_mib or 0.0) * _MIB)
-        demand = placement.settled(self._demand, self._nodes, memory=memory, alone=task.alone)
-        request = self._request(**_described(task), known=sorted(self._environments))
+        demand = ray_cluster.settled(self._demand, self._nodes, memory=memory, alone=task.alone)
+        request = self._request(
+            spec=to_json(task.spec),
+            options={**to_json(task.options), "output": ""},
+            target=task.target,
+            timeout=task.timeout,
+            known=sorted(self._environments),
+        )
         reference = self._remote(demand, name=f"hashbench {task.spec.name}").remote(_RUN, request)
         self._running[reference] = dataclasses.replace(attempt, demand=demand)
 
@@ -253,16 +257,11 @@ class RayExecutor:
         if node not in self._environments:
             self._environments[node] = answer["environment"]
         _write_files(attempt.task, answer["files"])
-        fault = answer["ended"]["storage_error"]
-        return TaskResult(
-            task=attempt.task,
-            wall_seconds=float(answer["ended"]["wall_seconds"]),
-            exit_code=int(answer["ended"]["exit_code"]),
-            timed_out=bool(answer["ended"]["timed_out"]),
-            storage_error=f"on {self._address_of(node)}: {fault}" if fault else "",
-            retried=_described_losses(attempt.lost),
-            environment=self._environments[node],
-        )
+        ended = dict(answer["ended"])
+        if ended["storage_error"]:
+            ended["storage_error"] = f"on {self._address_of(node)}: {ended['storage_error']}"
+        retried = _described_losses(attempt.lost)
+        return TaskResult(attempt.task, **ended, retried=retried, environment=self._environments[node])
 
     def _lost(self, attempt: _Running, how: str) -> TaskResult | None:
         attempt = dataclasses.replace(attempt, lost=(*attempt.lost, how))
@@ -288,16 +287,16 @@ class RayExecutor:
             return
         self._nodes = ray_cluster.nodes(self._ray)
         self._looked = monotonic()
-        if placement.able(self._nodes, self._demand):
+        if ray_cluster.able(self._nodes, self._demand):
             self._able_last = self._looked
 
     def _place_again(self) -> None:
         """Ask for less where the machine that had as much as was asked for is gone; give up where all are gone."""
         self._refuse_to_wait_for_ever()
-        if not placement.able(self._nodes, self._demand):
+        if not ray_cluster.able(self._nodes, self._demand):
             return
         for reference, attempt in list(self._running.items()):
-            if not placement.able(self._nodes, attempt.demand):
+            if not ray_cluster.able(self._nodes, attempt.demand):
                 self._cancel([reference])
                 del self._running[reference]
                 self._submit(attempt)
@@ -391,16 +390,6 @@ def requested(request: SweepRequest, specs: Sequence[ModelSpec]) -> RayExecutor:
     return executor
 
 
-def _described(task: Task) -> dict[str, Any]:
-    """What :func:`hashbench.sweep.executors.remote.run` has to know of a task."""
-    return {
-        "spec": to_json(task.spec),
-        "options": {**to_json(task.options), "output": ""},
-        "target": task.target,
-        "timeout": task.timeout,
-    }
-
-
 def _write_files(task: Task, files: Mapping[str, bytes]) -> None:
     """Put what a task left into the results folder; its row last, since a row says that all the rest is there."""
     folder, row = Path(task.options.output), Path(task.row_path)
@@ -428,11 +417,8 @@ def _described_losses(losses: Sequence[str]) -> str:
 
 def _loss(error: Exception) -> str:
     """What Ray says of a task that gave no answer: the kind of error and its first sentence."""
-    return f"{type(error).__name__}: {_last_line(error) if hasattr(error, 'cause') else _first_sentence(error)}"
-
-
-def _first_sentence(error: Exception) -> str:
-    return squeezed(str(error)).partition(". ")[0][:200]
+    first_sentence = squeezed(str(error)).partition(". ")[0][:200]
+    return f"{type(error).__name__}: {_last_line(error) if hasattr(error, 'cause') else first_sentence}"
 
 
 def _last_line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""The connection to a Ray cluster: one that is there, or one of this machine alone that ends with the sweep.
+"""A Ray cluster: which machines have what a task asks for (plain numbers in, a decision out), and the connection to it.
 
 Ray itself waits two minutes for a cluster that does not answer and then ends the process; here a child process tries
 first, within a time limit.
@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hashbench.errors import HashbenchError
 from hashbench.processes import python_calling, run, variables
-from hashbench.sweep.executors.placement import Node
 from hashbench.text import squeezed
 
 CONNECT_SECONDS = 60.0
@@ -28,6 +29,71 @@ _VARIABLES = {
 }
 _REHEARSAL = "hashbench.sweep.executors.ray_cluster:print_problem"
 _TIP = "Check that it runs, that --address is HOST:PORT as `ray start` prints it, and that this machine belongs to it."
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine that is alive. ``resources`` are the totals that the cluster counts: ``CPU``, ``GPU``, ``memory`` in
+    bytes, and custom names."""
+
+    id: str
+    address: str
+    resources: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one task takes of a machine while it runs: ``memory`` in bytes, ``custom`` resources by name."""
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+    memory: int = 0
+    custom: Mapping[str, float] = field(default_factory=dict)
+
+    def resources(self) -> dict[str, float]:
+        """The same by the names in :attr:`Node.resources`, without what it does not ask for."""
+        named = {"CPU": self.cpus, "GPU": self.gpus, "memory": float(self.memory), **self.custom}
+        return {name: amount for name, amount in named.items() if amount > 0}
+
+    def text(self) -> str:
+        """In words for a message: ``CPU 1, hashbench_cuda 1``."""
+        amounts = self.resources()
+        memory = amounts.pop("memory", 0.0)
+        words = [f"{name} {amount:g}" for name, amount in amounts.items()]
+        return ", ".join([*words, *([f"memory {memory / 2**20:.0f} MiB"] if memory else [])]) or "nothing"
+
+
+def tasks_at_once(node: Node, demand: Demand) -> int:
+    """How many such tasks the machine can run at once when nothing else runs there."""
+    parts = [node.resources.get(name, 0.0) / amount for name, amount in demand.resources().items()]
+    return int(min(parts, default=1.0))
+
+
+def able(nodes: Iterable[Node], demand: Demand) -> list[Node]:
+    """The machines that can run such a task."""
+    return [node for node in nodes if tasks_at_once(node, demand)]
+
+
+def capacity(nodes: Iterable[Node], demand: Demand) -> int:
+    """How many such tasks all machines together can run at once; 1 where none can, so that somebody waits for one."""
+    return max(1, sum(tasks_at_once(node, demand) for node in nodes))
+
+
+def settled(demand: Demand, nodes: Sequence[Node], *, memory: int, alone: bool) -> Demand:
+    """``demand`` for one task that is expected to take ``memory`` bytes.
+
+    Nobody has more than the largest machine: a task that needs more asks for all of that one instead of waiting for
+    ever. A task that is ``alone`` asks for all CPUs of the machine that has the most memory.
+    """
+    candidates = able(nodes, demand)
+    if not candidates:
+        return replace(demand, memory=memory)
+    largest = max(candidates, key=lambda node: node.resources.get("memory", 0.0))
+    cpus = max(demand.cpus, largest.resources.get("CPU", 0.0)) if alone else demand.cpus
+    return replace(demand, cpus=cpus, memory=min(memory, int(largest.resources.get("memory", 0.0))))
+
+
+# ---------------------------------------------------------------------------------------------- the connection
 
 
 def imported() -> Any:

@@ -12,7 +12,7 @@ import json
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing import connection
 from pathlib import Path
 from time import monotonic
@@ -57,15 +57,8 @@ def run(request: str) -> dict[str, Any]:
         _check(asked)
         with tempfile.TemporaryDirectory(prefix="hashbench-", ignore_cleanup_errors=True) as temporary:
             ended, files = _run(asked, ResultsFolder(Path(temporary, "results")))
-        answer: dict[str, Any] = {
-            "ended": {
-                "wall_seconds": ended.wall_seconds,
-                "exit_code": ended.exit_code,
-                "timed_out": ended.timed_out,
-                "storage_error": ended.storage_error,
-            },
-            "files": files,
-        }
+        told = ("wall_seconds", "exit_code", "timed_out", "storage_error")
+        answer: dict[str, Any] = {"ended": {name: getattr(ended, name) for name in told}, "files": files}
         if asked["node"] not in asked["known"]:
             answer["environment"] = _environment(asked)
     except (HashbenchError, OSError) as error:
@@ -104,10 +97,8 @@ def _problem(error: HashbenchError | OSError) -> dict[str, Any]:
 
 def _environment(asked: Mapping[str, Any]) -> dict[str, Any]:
     module, _, name = asked["fingerprint"].partition(":")
-    fingerprint: dict[str, Any] = getattr(importlib.import_module(module), name)(
-        device=asked["device"], variables=WORKER_VARIABLES
-    )
-    return fingerprint
+    function: Callable[..., dict[str, Any]] = getattr(importlib.import_module(module), name)
+    return function(device=asked["device"], variables=WORKER_VARIABLES)
 
 
 def _run(asked: Mapping[str, Any], folder: ResultsFolder) -> tuple[TaskResult, dict[str, bytes]]:
@@ -121,7 +112,8 @@ def _run(asked: Mapping[str, Any], folder: ResultsFolder) -> tuple[TaskResult, d
             (ended,) = executor.wait()
         finally:
             executor.close()
-        return ended, _left_in(folder.path)
+        files = (path for path in sorted(folder.path.rglob("*")) if path.is_file() and not path.name.startswith("."))
+        return ended, {path.relative_to(folder.path).as_posix(): path.read_bytes() for path in files}
 
 
 def _task(asked: Mapping[str, Any], folder: ResultsFolder) -> Task:
@@ -144,8 +136,3 @@ def _sleep_until_it_ends(timeout: float) -> None:
     deadline = monotonic() + timeout
     while (workers := multiprocessing.active_children()) and monotonic() < deadline:
         connection.wait([worker.sentinel for worker in workers], timeout=_LOOK_SECONDS)
-
-
-def _left_in(folder: Path) -> dict[str, bytes]:
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.startswith("."))
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}

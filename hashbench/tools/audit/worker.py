@@ -21,10 +21,9 @@ import torch
 from hashbench import causes, replay
 from hashbench.catalog import CAUSES, Confidence, Origin, Status
 from hashbench.check.function import FunctionCall, check_function, fresh_copy
-from hashbench.deadline import Budget
 from hashbench.errors import named_line
 from hashbench.io import from_json, replace_file
-from hashbench.processes import variables
+from hashbench.processes import Budget, variables
 from hashbench.records import Evidence, ModelSpec, Row, RunOptions
 from hashbench.replay.call import CapturedCall
 from hashbench.replay.capture import CaptureError, capture
