@@ -116,7 +116,7 @@ def test_a_tensor_that_cannot_be_kept_is_refused_by_name(kind: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "a/b", "../a", "a\0b", "a\ud800"])
 def test_a_name_that_is_none_of_a_file_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(HashbenchError, match="is no name of a run"):
+    with pytest.raises(HashbenchError, match="is not a name of a run"):
         files.path_of(tmp_path, name)
 
 
@@ -128,7 +128,7 @@ def test_a_missing_reference_is_an_error(tmp_path: Path) -> None:
 
 def test_a_pickle_of_an_earlier_tool_is_not_opened(tmp_path: Path) -> None:
     (tmp_path / "run.pkl").write_bytes(b"\x80\x04cbuiltins\nexit\n(tR.")
-    with pytest.raises(HashbenchError, match="no JSON"):
+    with pytest.raises(HashbenchError, match="not JSON"):
         files.read_reference(tmp_path / "run.pkl")
 
 

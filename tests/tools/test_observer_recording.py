@@ -10,7 +10,7 @@ import pytest
 
 from hashbench.records import OpRecord, TensorDigest
 from hashbench.results.environments import EnvironmentChange
-from hashbench.tools.observer.recording import Kind, Observation, mismatches, parting, table
+from hashbench.tools.observer.recording import Kind, Observation, PutBack, mismatches, newest_mismatch, table
 
 
 def run(text: str) -> list[Observation]:
@@ -121,11 +121,11 @@ def test_what_could_not_be_put_back_never_matches() -> None:
 
 
 def test_while_it_runs_the_newest_is_judged_alone() -> None:
-    assert parting(run("a=1 b=2"), run("a=1 b=2")) is None
+    assert newest_mismatch(run("a=1 b=2"), run("a=1 b=2")) is None
     changed, other, longer = (
-        parting(run("a=1 b=2"), run("a=1 b=3")),
-        parting(run("a=1 b=2"), run("a=1 x=2")),
-        parting(run("a=1 b=2"), run("a=1 b=2 c=3")),
+        newest_mismatch(run("a=1 b=2"), run("a=1 b=3")),
+        newest_mismatch(run("a=1 b=2"), run("a=1 x=2")),
+        newest_mismatch(run("a=1 b=2"), run("a=1 b=2 c=3")),
     )
     assert changed is not None
     assert (changed.kind, changed.reference_index) == (Kind.CHANGED, 1)
@@ -143,7 +143,7 @@ def test_the_table_holds_every_fact_and_no_control_characters() -> None:
         observed=1,
         expected=1,
         changes=[EnvironmentChange("threads.intra_op", "2", "1")],
-        put_back=[("noise_1", True, ""), ("mask_1", False, "cuda:0 to cpu")],
+        put_back=[PutBack("noise_1", True), PutBack("mask_1", False, "cuda:0 to cpu")],
     )
     assert text.startswith("1 mismatch in 1 observations (the reference has 1)")
     for part in ("changed", "0 / 0", "model.py:3 forward", "another content", "float32[2]:2", "float32[2]:1"):

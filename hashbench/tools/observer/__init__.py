@@ -10,7 +10,11 @@
 
 from __future__ import annotations
 
-from hashbench.tools.observer.context import (
+from hashbench.tools.observer.files import read as read_recording
+from hashbench.tools.observer.mode import HashMode
+from hashbench.tools.observer.observer import (
+    MismatchError,
+    Observer,
     ObserverContext,
     current_observer,
     disable_hash_mode,
@@ -21,9 +25,6 @@ from hashbench.tools.observer.context import (
     observe_non_deterministic,
     observe_non_deterministic_grad,
 )
-from hashbench.tools.observer.files import read as read_recording
-from hashbench.tools.observer.mode import HashMode
-from hashbench.tools.observer.observer import MismatchError, Observer
 from hashbench.tools.observer.recording import Kind, Mismatch
 
 __all__ = [

@@ -1,17 +1,19 @@
 """Files of a recording: ``<name>.json``, and beside it ``<name>.<digits>.safetensors`` with the tensors it saved.
 
-The digits are the first of the SHA-256 of the tensors' file, which the JSON names in full. The tensors are written
-first and the JSON then replaced in one step, so that at any moment the JSON and the tensors that it names belong to
-one run. Nothing is unpickled.
+The JSON ends with its own SHA-256 and names that of the tensors' file, whose first digits stand in that file's name, so
+that what was cut, changed, or put together from two runs is refused. The tensors are written first and the JSON then
+replaced in one step, so that at any moment the two belong to one run. Nothing is unpickled.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,38 @@ import safetensors.torch
 import torch
 
 from hashbench.errors import HashbenchError
-from hashbench.io import replace_bytes, replace_file
-from hashbench.tools.observer.document import BadDocumentError, bad, dumps, loads
-from hashbench.tools.observer.recording import Recording, Saved
+from hashbench.io import document_digest, from_json, replace_bytes, replace_file, to_json
+from hashbench.records import OpRecord
+from hashbench.text import one_line, shorten
+from hashbench.tools.observer.recording import Observation, Recording, Saved
+from hashbench.trace.file import digest_text, parse_digest
+
+SCHEMA = 1
+"""Version of the document; another one is refused."""
+
+KIND = "hashbench-observations"
 
 _DIGITS = 16
-_TIP = "Record the reference again."
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_TEXTS = ("id", "phase", "module", "op", "arguments", "scalar", "rng", "forward_op", "source")
+"""The fields of a record that are kept, beside its iteration and outputs. What it read is not compared."""
+_NO_RECORD = to_json(OpRecord("", "", 0, "", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    """The JSON file. ``tensors`` is the SHA-256 of the tensors' file in hexadecimal digits; empty: there is none."""
+
+    kind: str
+    schema: int
+    name: str
+    checked: bool
+    put_back: int
+    error: str
+    tensors: str
+    environment: Mapping[str, object]
+    observations: tuple[object, ...]
+    sha256: str = ""
 
 
 # -------------------------------------------------------------------------------------------------------- writing
@@ -34,11 +62,11 @@ def path_of(folder: str | Path, name: str) -> Path:
     """Where the recording of this name goes.
 
     Raises:
-        HashbenchError: the name is no name of a file.
+        HashbenchError: a file cannot have this name.
     """
     if not name or Path(name).name != name or "\0" in name or not _encodable(name):
         raise HashbenchError(
-            f"{name!r} is no name of a run",
+            f"{name!r} is not a name of a run",
             consequence="its observations could not be written",
             tip="Choose one without slashes; the folder is dump_dir.",
         )
@@ -63,35 +91,55 @@ def write(path: Path, recording: Recording, tensors: Sequence[torch.Tensor]) -> 
     path.parent.mkdir(parents=True, exist_ok=True)
     incomplete = path.with_name(f"{path.stem}.incomplete.json")
     if recording.error:
-        observations = tuple(replace(one, saved=()) for one in recording.observations)
-        replace_file(incomplete, dumps(replace(recording, observations=observations), tensors=""))
+        observations = tuple(replace(observation, saved=()) for observation in recording.observations)
+        replace_file(incomplete, _dumps(replace(recording, observations=observations), tensors=""))
         return
     sha256 = ""
     if tensors:
         content = safetensors.torch.save({str(number): _as_saved(tensor) for number, tensor in enumerate(tensors)})
         sha256 = hashlib.sha256(content).hexdigest()
         replace_bytes(_tensors_path(path, sha256), content)
-    replace_file(path, dumps(recording, tensors=sha256))
+    replace_file(path, _dumps(recording, tensors=sha256))
     incomplete.unlink(missing_ok=True)
-    _remove_earlier(path, keep=_tensors_path(path, sha256))
+    ours = re.compile(re.escape(path.stem) + rf"\.[0-9a-f]{{{_DIGITS}}}\.safetensors")
+    for other in path.parent.iterdir():
+        if other != _tensors_path(path, sha256) and ours.fullmatch(other.name):
+            other.unlink(missing_ok=True)
 
 
 def _tensors_path(path: Path, sha256: str) -> Path:
     return path.with_name(f"{path.stem}.{sha256[:_DIGITS]}.safetensors")
 
 
-def _remove_earlier(path: Path, *, keep: Path) -> None:
-    ours = re.compile(re.escape(path.stem) + rf"\.[0-9a-f]{{{_DIGITS}}}\.safetensors")
-    for other in path.parent.iterdir():
-        if other != keep and ours.fullmatch(other.name):
-            other.unlink(missing_ok=True)
+def _dumps(recording: Recording, *, tensors: str) -> str:
+    document = _Document(
+        KIND,
+        SCHEMA,
+        recording.name,
+        recording.checked,
+        recording.put_back,
+        recording.error,
+        tensors,
+        recording.environment,
+        tuple(map(_entry, recording.observations)),
+    )
+    content = to_json(document)
+    return json.dumps({**content, "sha256": document_digest(content)}, indent=1) + "\n"
+
+
+def _entry(observation: Observation) -> dict[str, object]:
+    record = observation.record
+    texts = {name: getattr(record, name) for name in _TEXTS if getattr(record, name)}
+    more = {name: value for name, value in (("saved", observation.saved), ("note", observation.note)) if value}
+    outputs = list(map(digest_text, record.outputs))
+    return {"name": observation.name, "iteration": record.iteration, **texts, "outputs": outputs, **more}
 
 
 def savable(tensor: torch.Tensor, name: str) -> torch.Tensor:
     """A copy of a tensor on the host, in logical order, for the file of tensors.
 
     Raises:
-        HashbenchError: it is no plain tensor with data: sparse, nested, quantized, a meta tensor, a wrapper.
+        HashbenchError: it is not a plain tensor with data: sparse, nested, quantized, a meta tensor, a wrapper.
     """
     kind = type(tensor).__name__ if type(tensor) not in (torch.Tensor, torch.nn.Parameter) else ""
     if tensor.is_nested:
@@ -129,10 +177,8 @@ def read(path: str | Path) -> Recording:
     Raises:
         HashbenchError: it is missing, damaged, of another version, or of a run that ended with an error.
     """
-    try:
+    with _refusing(Path(path)):
         return _read(Path(path))[0]
-    except BadDocumentError as error:
-        raise _unusable(Path(path), error) from None
 
 
 def reference_path(path: str | Path) -> Path:
@@ -142,70 +188,116 @@ def reference_path(path: str | Path) -> Path:
 
 
 def read_reference(path: str | Path) -> tuple[Recording, dict[int, torch.Tensor]]:
-    """The recording at ``path`` to compare with, and its saved tensors by number.
-
-    A path that ends in ``.pkl`` means the file of that name in JSON.
+    """The recording at :func:`reference_path` to compare with, and its saved tensors by number.
 
     Raises:
         HashbenchError: it is missing, damaged, of another version, of a run that ended with an error, or holds nothing
             to compare with; or its tensors are missing, damaged, or of another run.
     """
     path = reference_path(path)
-    try:
+    with _refusing(path):
         recording, sha256 = _read(path)
         if not recording.observations:
-            bad("it holds no observations")
+            raise ValueError("it holds no observations")
         if recording.put_back:
-            bad(f"it is of a check, and the {recording.put_back} values put back in it stand in its own reference")
+            count = recording.put_back
+            raise ValueError(f"it is of a check, and the {count} values put back in it stand in its own reference")
         return recording, _read_tensors(path, sha256, recording)
-    except BadDocumentError as error:
-        raise _unusable(path, error) from None
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    """Turn what reading a file raises into an error for the user."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or shorten(one_line(str(error)), 300)
+        raise HashbenchError(
+            f"cannot use the observations in {path}",
+            consequence=f"nothing was compared ({reason})",
+            tip="Record the reference again.",
+        ) from None
 
 
 def _read(path: Path) -> tuple[Recording, str]:
+    """The recording, and the SHA-256 of its tensors' file."""
+    document = _document(path.read_bytes())
+    if document.error:
+        raise ValueError(f"its run ended with an error: {document.error:.200}")
+    if document.tensors and not _SHA256.fullmatch(document.tensors):
+        raise ValueError("its tensors have no checksum")
+    if not _is_shallow(document.environment, 6):
+        raise ValueError("its environment is nested too deep")
+    observations = tuple(map(_observation, document.observations))
+    for names in ([one.name for one in observations], [one.record.id for one in observations]):
+        if len(set(names)) != len(names):
+            raise ValueError("two observations have one name")
+    numbers = [saved.number for one in observations for saved in one.saved]
+    if sorted(numbers) != list(range(len(numbers))) or bool(numbers) != bool(document.tensors):
+        raise ValueError("its tensors are not those of its file of tensors")
+    environment, checked, put_back = document.environment, document.checked, document.put_back
+    return Recording(document.name, observations, environment, checked, put_back), document.tensors
+
+
+def _document(text: bytes) -> _Document:
     try:
-        recording, sha256 = loads(path.read_bytes())
-    except OSError as error:
-        bad(error.strerror or "it cannot be read")
-    if recording.error:
-        bad(f"its run ended with an error: {recording.error:.200}")
-    return recording, sha256
+        content = json.loads(text)
+        sha256 = document_digest(content) if isinstance(content, dict) else ""
+    except (ValueError, RecursionError):
+        raise ValueError("it is truncated or not JSON") from None
+    if not isinstance(content, dict) or content.get("kind") != KIND:
+        raise ValueError("it holds no observations of hashbench")
+    schema = content.get("schema")
+    if type(schema) is not int or schema != SCHEMA:
+        raise ValueError(f"it has schema version {schema!a:.60}, this hashbench reads {SCHEMA}")
+    if content.get("sha256") != sha256:
+        raise ValueError("it was changed or damaged (its checksum is another)")
+    return from_json(_Document, content, where="it")
+
+
+def _is_shallow(value: Any, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels > 0 and all(_is_shallow(item, levels - 1) for item in inner)
+
+
+def _observation(entry: Any) -> Observation:
+    fields = dict(from_json(Mapping[str, object], entry, where="an observation"))
+    name, note = (
+        from_json(str, fields.pop(key, default), where=key) for key, default in (("name", None), ("note", ""))
+    )
+    outputs = from_json(tuple[str, ...], fields.pop("outputs", None), where="outputs")
+    saved = from_json(tuple[tuple[int, str, tuple[int, ...], str], ...], fields.pop("saved", []), where="saved")
+    content = {**_NO_RECORD, **fields, "outputs": list(map(parse_digest, outputs))}
+    record = from_json(OpRecord, content, where="an observation")
+    return Observation(name, record, tuple(Saved(*one) for one in saved), note)
 
 
 def _read_tensors(path: Path, sha256: str, recording: Recording) -> dict[int, torch.Tensor]:
     if not sha256:
         return {}
-    place = _tensors_path(path, sha256)
+    file = _tensors_path(path, sha256)
     try:
-        content = place.read_bytes()
+        content = file.read_bytes()
     except OSError as error:
-        bad(f"its tensors, {place.name}: {error.strerror}")
+        raise ValueError(f"its tensors, {file.name}: {error.strerror}") from None
     if hashlib.sha256(content).hexdigest() != sha256:
-        bad(f"its tensors, {place.name}, are damaged or of another run")
+        raise ValueError(f"its tensors, {file.name}, are damaged or of another run")
     try:
-        found = safetensors.torch.load(content)
+        tensors = safetensors.torch.load(content)
     except Exception as error:  # whatever the reader of a file made to harm raises
-        bad(f"its tensors, {place.name}, cannot be read ({type(error).__name__})")
-    every = [saved for one in recording.observations for saved in one.saved]
-    if set(found) != {str(saved.number) for saved in every}:
-        bad(f"its tensors, {place.name}, are others than it names")
-    return {saved.number: _restored(found, saved) for saved in every}
+        raise ValueError(f"its tensors, {file.name}, cannot be read ({type(error).__name__})") from None
+    every = [saved for observation in recording.observations for saved in observation.saved]
+    if set(tensors) != {str(saved.number) for saved in every}:
+        raise ValueError(f"its tensors, {file.name}, are others than it names")
+    return {saved.number: _restored(tensors[str(saved.number)], saved) for saved in every}
 
 
-def _restored(found: Mapping[str, torch.Tensor], saved: Saved) -> torch.Tensor:
-    dtype: Any = getattr(torch, saved.dtype, None)
-    if not isinstance(dtype, torch.dtype):
-        bad(f"there is no dtype {saved.dtype!r:.40}")
-    tensor = found[str(saved.number)]
+def _restored(tensor: torch.Tensor, saved: Saved) -> torch.Tensor:
+    dtype: Any = getattr(torch, saved.dtype, None)  # whatever a sender may have named
     try:
         tensor = tensor if dtype in _native() else tensor.view(dtype).reshape(saved.shape)
-    except RuntimeError:
-        bad("a saved tensor has another size")
+    except (RuntimeError, OverflowError, TypeError):
+        raise ValueError("a saved tensor has another size") from None
     if tensor.dtype is not dtype or tuple(tensor.shape) != saved.shape:
-        bad("a saved tensor has another dtype or shape")
+        raise ValueError("a saved tensor has another dtype or shape")
     return tensor
-
-
-def _unusable(path: Path, error: BadDocumentError) -> HashbenchError:
-    consequence = f"nothing was compared ({error})"
-    return HashbenchError(f"cannot use the observations in {path}", consequence=consequence, tip=_TIP)

@@ -67,7 +67,7 @@ class HashMode(HashDebugTrace):
         self.enabled = False
         below, self._below = self._below, ()
         assert isinstance(self._tracer, TorchDispatchMode)
-        if leave(self._tracer):
+        if _leave(self._tracer):
             return
         stale = [mode for mode in _get_current_dispatch_mode_stack() if any(mode is other for other in below)]
         if stale:
@@ -80,7 +80,7 @@ class HashMode(HashDebugTrace):
 
 
 class _Relay(TraceCallback):
-    """Passes what a trace's watcher is told on to the mode's observer."""
+    """Tells the mode's observer what the trace tells."""
 
     wants_records = True
 
@@ -88,23 +88,19 @@ class _Relay(TraceCallback):
         self._mode = mode
 
     def after(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
-        if self._mode.observer is not None:
-            self._mode.observer.op_wrote(node, _written(func, args, kwargs, output))
+        if self._mode.observer is None:
+            return
+        plan = plan_of(func)
+        computes = plan.pattern is not Pattern.VIEW and not plan.blank
+        written = plan.written_by(args, kwargs, output) if computes else []
+        self._mode.observer.op_wrote(node, list({id(tensor): tensor for tensor in written}.values()))
 
     def recorded(self, record: OpRecord) -> None:
         if self._mode.observer is not None:
             self._mode.observer.op_recorded(record)
 
 
-def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> list[torch.Tensor]:
-    """The tensors with content that a call wrote, as its schema says; none for a view or an allocation."""
-    plan = plan_of(func)
-    if plan.pattern is Pattern.VIEW or plan.blank:
-        return []
-    return list({id(tensor): tensor for tensor in plan.written_by(args, kwargs, output)}.values())
-
-
-def leave(mode: TorchDispatchMode) -> bool:
+def _leave(mode: TorchDispatchMode) -> bool:
     """Take ``mode`` off the stack of dispatch modes as if those above it had been entered without it.
 
     A mode remembers, for when it is left, torch's flags from before it was entered (``_is_in_torch_dispatch_mode`` and
@@ -141,15 +137,11 @@ def _lifted(mode: TorchDispatchMode) -> bool:
 
 def _leave_in_absence(mode: TorchDispatchMode) -> None:
     """Undo what entering ``mode`` did beside the stack; the flags stay as whoever took its place left them."""
-    for remembered, now in (
-        (mode.old_dispatch_mode_flags, modes._is_in_torch_dispatch_mode),
-        (mode.old_non_infra_dispatch_mode_flags, modes._is_in_non_infra_torch_dispatch_mode),
-        (
-            mode.old_without_ignore_compile_internals_dispatch_mode_flags,
-            modes._is_in_any_mode_without_ignore_compile_internals,
-        ),
-    ):
-        remembered[-1] = now
+    mode.old_dispatch_mode_flags[-1] = modes._is_in_torch_dispatch_mode
+    mode.old_non_infra_dispatch_mode_flags[-1] = modes._is_in_non_infra_torch_dispatch_mode
+    mode.old_without_ignore_compile_internals_dispatch_mode_flags[-1] = (
+        modes._is_in_any_mode_without_ignore_compile_internals
+    )
     torch._C._push_on_torch_dispatch_stack(mode)
     mode.__exit__(None, None, None)
 

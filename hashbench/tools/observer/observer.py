@@ -1,14 +1,16 @@
-"""The observer: collects the observations of one run, and in a check puts saved values back and compares."""
+"""The observer: collects the observations of one run, and in a check puts saved values back and compares; the context
+in which it does so, and functions for the observer of the innermost context."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar, Token
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -16,14 +18,23 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hashbench.errors import HashbenchError
-from hashbench.records import OpRecord, TensorDigest
+from hashbench.records import OpRecord
 from hashbench.results.environments import EnvironmentChange, environment_changes
 from hashbench.run.environment import collect
 from hashbench.run.outputs import NotComparableError, flatten, logical_value
 from hashbench.run.settings import settings
 from hashbench.tools.observer import files
 from hashbench.tools.observer.mode import HashMode
-from hashbench.tools.observer.recording import Mismatch, Observation, Recording, Saved, mismatches, parting, table
+from hashbench.tools.observer.recording import (
+    Mismatch,
+    Observation,
+    PutBack,
+    Recording,
+    Saved,
+    mismatches,
+    newest_mismatch,
+    table,
+)
 from hashbench.trace.arguments import caller_line, tensors_in
 from hashbench.trace.digest import digest, dtype_name, python_digest, without_repetition
 
@@ -38,17 +49,6 @@ class MismatchError(RuntimeError):
     def __init__(self, mismatch: Mismatch) -> None:
         super().__init__(str(mismatch))
         self.mismatch = mismatch
-
-
-@dataclass(frozen=True, slots=True)
-class PutBack:
-    """A value of the reference run that took the place of this run's. ``name``: that of ``observe_non_deterministic``,
-    or the id of the op's record. ``differed``: the two had other bits.
-    ``device`` says from which device to which it went, where that is another; else it is empty."""
-
-    name: str
-    differed: bool
-    device: str = ""
 
 
 class Observer:
@@ -77,8 +77,7 @@ class Observer:
         self.saved_tensors: list[torch.Tensor] = []
         self.hash_mode = HashMode()
         self.hash_mode.register_observer(self)
-        self._reference = Recording("", ())
-        self._kept: dict[int, torch.Tensor] = {}
+        self._reference, self._kept = Recording("", ()), dict[int, torch.Tensor]()
         if reference_hash_file is not None:
             self._reference, self._kept = files.read_reference(reference_hash_file)
         self._to_put_back = {one.record.id: one.saved for one in self._reference.observations if one.saved}
@@ -86,9 +85,8 @@ class Observer:
         self._observations: list[Observation] = []
         self._counts: Counter[str] = Counter()
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
-        self._marking = 0
-        self._marked = 0
-        self._pending: tuple[tuple[Saved, ...], str] = (), ""
+        self._marking = self._marked = 0  # regions that are open, and ops in them so far
+        self._exchanged: tuple[tuple[Saved, ...], str] = (), ""  # of the op whose record is made next
         self._in_step = True
         self._finished = False
         self._final: dict[str, Mismatch] | None = None
@@ -125,16 +123,16 @@ class Observer:
         """
         source = caller_line(sys._getframe(1))
         leaves, structure = tree_flatten(tensor)
-        places = [number for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        numbers = [number for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         if any(tensors_in(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)):
             raise _cannot_observe(name, "a tensor in it cannot be put back, for an object of another kind holds it")
         unique, op = self._numbered(name), f"{_MARK} {name}"
         with _quietly():
-            new, saved, note = self._exchange(_id(op, unique), [leaves[place] for place in places], in_place=True)
-        for place, replacement in zip(places, new, strict=True):
-            if replacement is not leaves[place]:
+            new, saved, note = self._exchange(_id(op, unique), [leaves[number] for number in numbers], in_place=True)
+        for number, replacement in zip(numbers, new, strict=True):
+            if replacement is not leaves[number]:
                 with _disable_current_modes():
-                    leaves[place] = _Substitute.apply(leaves[place], replacement)
+                    leaves[number] = _Substitute.apply(leaves[number], replacement)
         value = tree_unflatten(leaves, structure)
         self._add(unique, op, value, source=source, saved=saved, note=note)
         return value
@@ -158,13 +156,13 @@ class Observer:
         self._hook(name, tensor, exchange)
         return grad_name
 
-    def _hook(self, name: str, tensor: torch.Tensor, hook: Any) -> None:
+    def _hook(self, name: str, tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> None:
         if tensor.requires_grad:
             self._hooks.append(tensor.register_hook(hook))
         else:
             log.warning("%s needs no gradient, so none is observed", name)
 
-    @contextmanager
+    @contextlib.contextmanager
     def marking_non_deterministic(self) -> Iterator[None]:
         """A region in which what every op under the hash mode writes is marked as nondeterministic: saved in the
         reference run, put in its place, in memory, in a check. Backward ops count where the backward runs in it."""
@@ -189,16 +187,15 @@ class Observer:
 
     def op_wrote(self, node: str, tensors: Sequence[torch.Tensor]) -> None:
         """Told by the hash mode, before what the op wrote is hashed."""
-        self._pending = (), ""
+        self._exchanged = (), ""
         if self._marking and tensors:
             self._marked += 1
-            _, saved, note = self._exchange(node, tensors, in_place=True)
-            self._pending = saved, note
+            self._exchanged = self._exchange(node, tensors, in_place=True)[1:]
 
     def op_recorded(self, record: OpRecord) -> None:
         """Told by the hash mode, when the op's record is made."""
-        saved, note = self._pending
-        self._pending = (), ""
+        saved, note = self._exchanged
+        self._exchanged = (), ""
         name = self._numbered(f"__torch_dispatch__{record.op.partition('.')[2] or record.op}")
         self._append(Observation(name, record, saved, note))
 
@@ -218,22 +215,21 @@ class Observer:
         note = _misfit(saved, copies)
         if note:
             return list(tensors), (), note
-        contents = [self._kept[one.number] for one in saved]
-        differed = [_bits(a) != _bits(b) for a, b in zip(copies, contents, strict=True)]
-        moved = {
-            f"{one.device} to {t.device}" for one, t in zip(saved, tensors, strict=True) if one.device != str(t.device)
-        }
-        self.put_back.append(PutBack(_shown(name), any(differed), ", ".join(sorted(moved))))
-        new = [
-            _with_content(tensor, content, in_place=in_place) if other else tensor
-            for tensor, content, other in zip(tensors, contents, differed, strict=True)
-        ]
+        new, differed, moved = [], False, set()
+        for tensor, copy, one in zip(tensors, copies, saved, strict=True):
+            content = self._kept[one.number]
+            other = _bits(copy) != _bits(content)
+            new.append(_with_content(tensor, content, in_place=in_place) if other else tensor)
+            differed |= other
+            if one.device != str(tensor.device):
+                moved.add(f"{one.device} to {tensor.device}")
+        shown = name.rpartition("#")[2] if name.startswith(f"{_MARK} ") else name
+        self.put_back.append(PutBack(shown, differed, ", ".join(sorted(moved))))
         return new, (), ""
 
     def _save(self, tensor: torch.Tensor, copy: torch.Tensor) -> Saved:
         self.saved_tensors.append(copy)
-        number = len(self.saved_tensors) - 1
-        return Saved(number, dtype_name(copy.dtype), tuple(copy.shape), str(tensor.device))
+        return Saved(len(self.saved_tensors) - 1, dtype_name(copy.dtype), tuple(copy.shape), str(tensor.device))
 
     # ----------------------------------------------------------------------------------------------------- records
 
@@ -246,7 +242,8 @@ class Observer:
     ) -> None:
         try:
             with _quietly():
-                parts = [(place, _digest_of(part)) for place, part in flatten(value, "")]
+                parts = list(flatten(value, ""))
+                digests = [digest(part) if isinstance(part, torch.Tensor) else python_digest(part) for _, part in parts]
         except NotComparableError as error:
             raise _cannot_observe(name, f"its bits cannot be compared: it{error}") from None
         record = OpRecord(
@@ -255,20 +252,19 @@ class Observer:
             iteration=0,
             module="",
             op=op,
-            arguments=", ".join(place.removeprefix(".") for place, _ in parts),
-            outputs=tuple(found for _, found in parts),
+            arguments=", ".join(path.removeprefix(".") for path, _ in parts),
+            outputs=tuple(digests),
             source=source,
         )
         self._append(Observation(name, record, saved, note))
 
-    def _append(self, one: Observation) -> None:
-        self._observations.append(one)
-        if not (self.is_verification_run and self.raise_on_mismatch and self._in_step):
-            return
-        found = parting(self._reference.observations, self._observations)
-        if found is not None:
-            self._in_step = found.reference_index is not None
-            raise MismatchError(found)
+    def _append(self, observation: Observation) -> None:
+        self._observations.append(observation)
+        if self.is_verification_run and self.raise_on_mismatch and self._in_step:
+            mismatch = newest_mismatch(self._reference.observations, self._observations)
+            if mismatch is not None:
+                self._in_step = mismatch.reference_index is not None
+                raise MismatchError(mismatch)
 
     # --------------------------------------------------------------------------------------------------- comparing
 
@@ -297,9 +293,8 @@ class Observer:
         if not self.is_verification_run:
             log.warning("%s was not compared with any reference", self.run)
             return True
-        found = self.mismatches
-        log.log(logging.WARNING if found else logging.INFO, "%s", self.mismatch_table())
-        return not found
+        log.log(logging.WARNING if self.mismatches else logging.INFO, "%s", self.mismatch_table())
+        return not self.mismatches
 
     def mismatch_table(self) -> str:
         """What :meth:`report_mismatches` logs."""
@@ -308,7 +303,7 @@ class Observer:
             observed=len(self._observations),
             expected=len(self._reference.observations),
             changes=self.environment_changes,
-            put_back=[(one.name, one.differed, one.device) for one in self.put_back],
+            put_back=self.put_back,
         )
 
     def finish(self, error: BaseException | None = None) -> Recording:
@@ -331,7 +326,7 @@ class Observer:
         self.disable_mode()
 
 
-@contextmanager
+@contextlib.contextmanager
 def _quietly() -> Iterator[None]:
     """Without dispatch modes or gradients: what happens here is not observed itself."""
     with _disable_current_modes(), torch.no_grad():
@@ -343,10 +338,6 @@ def _id(op: str, name: str) -> str:
     return f"{op}#{name}"
 
 
-def _shown(name: str) -> str:
-    return name.rpartition("#")[2] if name.startswith(f"{_MARK} ") else name
-
-
 def _cannot_observe(name: str, reason: str) -> HashbenchError:
     return HashbenchError(f"cannot observe {name}", consequence=reason, tip="Observe the tensors in it.")
 
@@ -354,10 +345,6 @@ def _cannot_observe(name: str, reason: str) -> HashbenchError:
 def _environment() -> Mapping[str, Any]:
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return {**collect("cpu" if accelerator is None else accelerator.type), "settings": settings()}
-
-
-def _digest_of(part: Any) -> TensorDigest:
-    return digest(part) if isinstance(part, torch.Tensor) else python_digest(part)
 
 
 def _misfit(saved: Sequence[Saved], tensors: Sequence[torch.Tensor]) -> str:
@@ -372,19 +359,16 @@ def _misfit(saved: Sequence[Saved], tensors: Sequence[torch.Tensor]) -> str:
 
 
 def _with_content(tensor: torch.Tensor, content: torch.Tensor, *, in_place: bool) -> torch.Tensor:
-    """``tensor`` itself with the content in its memory, or a new tensor of the same strides."""
-    if in_place and _write(tensor, content):
-        return tensor
+    """``tensor`` itself with the content in its memory; a new tensor of the same strides where that cannot be, since
+    elements share memory in another way than they did."""
+    if in_place:
+        once = content[tuple(slice(1) if not stride else slice(None) for stride in tensor.stride())]
+        # Not detach(), which shares the version counter: what autograd saved of this memory is to have the content
+        # too, as it had in the reference run.
+        without_repetition(tensor.data).copy_(once)
+        if _bits(tensor) == _bits(content):
+            return tensor
     return torch.empty_like(tensor).copy_(content)
-
-
-def _write(tensor: torch.Tensor, content: torch.Tensor) -> bool:
-    """Put the content into the tensor's memory; returns whether that can be."""
-    once = content[tuple(slice(1) if not stride else slice(None) for stride in tensor.stride())]
-    # Not detach(), which shares the version counter: what autograd saved of this memory is to have the content too, as
-    # it had in the reference run.
-    without_repetition(tensor.data).copy_(once)
-    return _bits(tensor) == _bits(content)  # else elements share memory in another way than they did
 
 
 def _bits(tensor: torch.Tensor) -> str:
@@ -402,3 +386,150 @@ class _Substitute(torch.autograd.Function):
     @staticmethod
     def backward(_context: Any, *gradients: torch.Tensor) -> Any:
         return gradients[0], None
+
+
+# --------------------------------------------------------------------------------------- the observer in force
+
+_current: ContextVar[Observer | None] = ContextVar("hashbench_observer", default=None)
+
+
+class ObserverContext:
+    """Everything between entering and leaving is one run, observed; its observations go to ``<dump_dir>/<name>.json``.
+
+    With a reference they are compared with that of the earlier run. On leaving, mismatches are logged as a table.
+    Where the region ends with an exception, what was observed goes to ``<name>.incomplete.json``, which no check takes
+    for a reference, and an earlier file stays. Contexts may be nested: functions of this module speak to the
+    innermost one, and each observer's hash mode belongs to it alone; two cannot be on at once.
+
+    Args:
+        dump_dir: the folder; made where it does not exist.
+        name: of the run, and of its files.
+        reference_hash_file: the JSON file of the run to compare with.
+        raise_on_mismatch: raise at the first mismatch, where it happens, and on leaving, where there is any.
+
+    Raises:
+        HashbenchError: the reference is missing, damaged, of another version, of a run that ended with an error, or
+            empty; it would be overwritten by this run; or a file cannot have the name.
+        MismatchError: with ``raise_on_mismatch``; a ``RuntimeError``.
+    """
+
+    def __init__(
+        self,
+        dump_dir: str | Path,
+        name: str,
+        reference_hash_file: str | Path | None = None,
+        raise_on_mismatch: bool = False,
+    ) -> None:
+        self._path = files.path_of(dump_dir, name)
+        self._name, self._reference, self._raise = name, reference_hash_file, raise_on_mismatch
+        self._entered: tuple[Observer, Token[Observer | None]] | None = None
+
+    def __enter__(self) -> Observer:
+        if self._entered is not None:
+            raise HashbenchError(
+                "cannot enter an ObserverContext twice",
+                consequence="its observations would be overwritten",
+                tip="Make a new one, of another name.",
+            )
+        if self._reference is not None and self._path.resolve() == files.reference_path(self._reference).resolve():
+            raise HashbenchError(
+                f"cannot check against {self._path}",
+                consequence="this run would be written over its own reference",
+                tip="Give the check another name or dump_dir.",
+            )
+        observer = Observer(self._name, self._reference, self._raise)
+        self._entered = observer, _current.set(observer)
+        return observer
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        assert self._entered is not None
+        observer, token = self._entered
+        _current.reset(token)
+        failure: HashbenchError | None = None
+        try:
+            observer.cleanup()
+        except HashbenchError as raised:
+            failure = raised
+        recording = observer.finish(error or failure)
+        if self._reference is not None:
+            observer.report_mismatches()
+        try:
+            files.write(self._path, recording, observer.saved_tensors)
+        except OSError as raised:
+            failure = failure or HashbenchError(
+                f"cannot write {self._path}",
+                consequence=f"the observations of this run are lost ({raised.strerror or raised})",
+                tip="Choose another dump_dir, or make room.",
+            )
+        if error is not None:
+            return  # the region's own error is what is told
+        if failure is not None:
+            raise failure
+        if observer.raise_on_mismatch and observer.mismatches:
+            raise MismatchError(next(iter(observer.mismatches.values())))
+
+
+def current_observer() -> Observer | None:
+    """The observer of the innermost context; also in a thread of autograd's that runs the backward of a GPU."""
+    found = _current.get()
+    if found is None and torch._C._is_key_in_tls("context"):
+        # torch hands the context of whoever called backward() to its device threads under this key.
+        found = torch._C._get_obj_in_tls("context").get(_current)
+    return found
+
+
+def observe(name: str, value: Any) -> None:
+    """Record the digests of all tensors and plain values in ``value``; waits for the device. Without an observer
+    nothing is done."""
+    observer = current_observer()
+    if observer is not None:
+        observer.observe(name, value)
+
+
+def observe_grad(name: str, tensor: torch.Tensor) -> None:
+    """Record the digest of the gradient of ``tensor``, as ``<name>_grad``, whenever it is computed in this context."""
+    observer = current_observer()
+    if observer is not None:
+        observer.observe_grad(name, tensor)
+
+
+def observe_non_deterministic(name: str, tensor: Any) -> Any:
+    """Mark a tensor (or a nesting of tensors) as nondeterministic: saved in a reference run, put back in a check.
+    Returns it; see :meth:`Observer.observe_non_deterministic`."""
+    observer = current_observer()
+    return tensor if observer is None else observer.observe_non_deterministic(name, tensor)
+
+
+def observe_non_deterministic_grad(name: str, tensor: torch.Tensor) -> str:
+    """The same for the gradient of ``tensor``. Returns the name that it goes by."""
+    observer = current_observer()
+    return f"{name}_grad" if observer is None else observer.observe_non_deterministic_grad(name, tensor)
+
+
+@contextlib.contextmanager
+def marking_non_deterministic() -> Iterator[None]:
+    """A region in which every op under the hash mode is nondeterministic; see
+    :meth:`Observer.marking_non_deterministic`."""
+    observer = current_observer()
+    with contextlib.nullcontext() if observer is None else observer.marking_non_deterministic():
+        yield
+
+
+def enable_hash_mode() -> None:
+    """Observe every op from now on."""
+    observer = current_observer()
+    if observer is None:
+        log.warning("there is no ObserverContext here: the hash mode stays off")
+    else:
+        observer.enable_mode()
+
+
+def disable_hash_mode() -> None:
+    """Observe ops no longer."""
+    observer = current_observer()
+    if observer is None:
+        log.warning("there is no ObserverContext here: there is no hash mode to disable")
+    else:
+        observer.disable_mode()

@@ -62,6 +62,17 @@ class Recording:
     error: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class PutBack:
+    """A value of the reference run that took the place of this run's. ``name``: that of ``observe_non_deterministic``,
+    or the id of the op's record. ``differed``: the two had other bits.
+    ``device`` says from which device to which it went, where that is another; else it is empty."""
+
+    name: str
+    differed: bool
+    device: str = ""
+
+
 class Kind(StrEnum):
     """How an observation does not match the reference."""
 
@@ -96,9 +107,12 @@ class Mismatch:
 
     def __str__(self) -> str:
         """One line: what, where, and what differs."""
-        where = ", ".join(part for part in (self.phase, self.module, self.source) if part)
         sides = f": {self.current or 'nothing'} now, {self.reference or 'nothing'} in the reference"
-        return f"{self.name} {self.kind} ({where}): {self.detail}{sides}"
+        return f"{self.name} {self.kind} ({_where(self)}): {self.detail}{sides}"
+
+
+def _where(mismatch: Mismatch) -> str:
+    return ", ".join(filter(None, (mismatch.phase, mismatch.module, mismatch.source)))
 
 
 # ------------------------------------------------------------------------------------------------------ comparing
@@ -112,21 +126,27 @@ def mismatches(
     missing yet."""
     if not finished:
         reference = reference[: len(current) + EDIT_LIMIT // 4]
-    pairs = align([one.record for one in reference], [one.record for one in current])
-    if not finished:
-        while pairs and pairs[-1][1] is None:
-            pairs.pop()
-    found = (judged(reference, current, at, here) for at, here in pairs)
-    return {_key(one): one for one in found if one is not None}
+    pairs = align([old.record for old in reference], [new.record for new in current])
+    while not finished and pairs and pairs[-1][1] is None:
+        pairs.pop()
+    found = filter(None, (_judged(reference, current, *pair) for pair in pairs))
+    return {f"reference:{one.name}" if one.kind is Kind.MISSING else one.name: one for one in found}
 
 
-def judged(
-    reference: Sequence[Observation], current: Sequence[Observation], at: int | None, index: int | None
+def newest_mismatch(reference: Sequence[Observation], current: Sequence[Observation]) -> Mismatch | None:
+    """The mismatch of the newest observation, where all before it were in step with the reference."""
+    index = len(current) - 1
+    in_step = index < len(reference) and align([reference[index].record], [current[index].record]) == [(0, 0)]
+    return _judged(reference, current, index if in_step else None, index)
+
+
+def _judged(
+    reference: Sequence[Observation], current: Sequence[Observation], reference_index: int | None, index: int | None
 ) -> Mismatch | None:
-    """The mismatch of an aligned pair, given by the indices; ``None`` where the two match."""
-    old = None if at is None else reference[at]
+    """The mismatch of an aligned pair; ``None`` where the two match."""
+    old = None if reference_index is None else reference[reference_index]
     new = None if index is None else current[index]
-    kind, detail = verdict(old, new)
+    kind, detail = _difference(old, new)
     shown = new or old
     if kind is None or shown is None:
         return None
@@ -137,25 +157,17 @@ def judged(
         record.op,
         detail,
         index,
-        at,
+        reference_index,
         reference_name=old.name if old is not None else "",
-        current=seen(new.record) if new is not None else "",
-        reference=seen(old.record) if old is not None else "",
+        current=_seen(new),
+        reference=_seen(old),
         phase=record.phase,
         module=record.module,
         source=record.source,
     )
 
 
-def parting(reference: Sequence[Observation], current: Sequence[Observation]) -> Mismatch | None:
-    """The mismatch of the newest observation, where all before it were in step with the reference."""
-    index = len(current) - 1
-    if index < len(reference) and _same_kind(reference[index].record, current[index].record):
-        return judged(reference, current, index, index)
-    return judged(reference, current, None, index)
-
-
-def verdict(old: Observation | None, new: Observation | None) -> tuple[Kind | None, str]:
+def _difference(old: Observation | None, new: Observation | None) -> tuple[Kind | None, str]:
     """How an observation stands to that of the reference, and what differs in words; ``None``: they match."""
     if new is None:
         return Kind.MISSING, "this run does not have it"
@@ -169,18 +181,18 @@ def verdict(old: Observation | None, new: Observation | None) -> tuple[Kind | No
 
 def _changes(old: OpRecord, new: OpRecord) -> Iterator[str]:
     if old.arguments != new.arguments:
-        places = old.op.startswith("observe ")
-        yield f"{'its parts' if places else 'its arguments'} were ({old.arguments}), are ({new.arguments})"
+        parts = "its parts" if old.op.startswith("observe ") else "its arguments"
+        yield f"{parts} were ({old.arguments}), are ({new.arguments})"
     if old.scalar != new.scalar:
         yield f"its value was {old.scalar or 'none'}, is {new.scalar or 'none'}"
+    if old.outputs == new.outputs:
+        return
     if len(old.outputs) != len(new.outputs):
         yield f"it had {len(old.outputs)} tensors, has {len(new.outputs)}"
-    elif old.outputs != new.outputs:
-        kinds = [_change(a, b) for a, b in zip(old.outputs, new.outputs, strict=True) if a != b]
+    else:
+        kinds = [_change(*pair) for pair in zip(old.outputs, new.outputs, strict=True) if pair[0] != pair[1]]
         which = "" if len(old.outputs) == 1 else f" ({len(kinds)} of {len(old.outputs)} tensors)"
         yield " and ".join(dict.fromkeys(kinds)) + which
-    else:
-        return
     if old.rng != new.rng:
         yield "the random generator was in another state before it"
 
@@ -195,18 +207,13 @@ def _change(old: TensorDigest, new: TensorDigest) -> str:
     return "another content"
 
 
-def seen(record: OpRecord) -> str:
+def _seen(observation: Observation | None) -> str:
     """What was observed, as text."""
+    if observation is None:
+        return ""
+    record = observation.record
     words = [*map(digest_text, record.outputs), *([f"= {record.scalar}"] if record.scalar else [])]
     return " ".join(words) or f"({record.arguments})"
-
-
-def _same_kind(one: OpRecord, other: OpRecord) -> bool:
-    return align([one], [other]) == [(0, 0)]
-
-
-def _key(found: Mismatch) -> str:
-    return f"reference:{found.name}" if found.kind is Kind.MISSING else found.name
 
 
 # ---------------------------------------------------------------------------------------- mismatches as a table
@@ -221,47 +228,34 @@ def table(
     observed: int,
     expected: int,
     changes: Sequence[EnvironmentChange] = (),
-    put_back: Sequence[tuple[str, bool, str]] = (),
+    put_back: Sequence[PutBack] = (),
 ) -> str:
-    """The first mismatches as a table, how many there are, the environment's changes, and which values were put back
-    (name, whether its own value differed, devices where it changed device)."""
-    return "\n".join(_lines(mismatches, observed, expected, changes, put_back))
-
-
-def _lines(
-    mismatches: Sequence[Mismatch],
-    observed: int,
-    expected: int,
-    changes: Sequence[EnvironmentChange],
-    put_back: Sequence[tuple[str, bool, str]],
-) -> Iterator[str]:
+    """The first mismatches as a table, how many there are, the environment's changes, and which values were put
+    back."""
     count = {0: "no mismatches", 1: "1 mismatch"}.get(len(mismatches), f"{len(mismatches)} mismatches")
-    yield f"{count} in {observed} observations (the reference has {expected})"
+    lines = [f"{count} in {observed} observations (the reference has {expected})"]
     if mismatches:
-        cells = [
-            [shorten(cell, width) for cell, width in zip(_cells(one), _WIDTHS.values(), strict=True)]
-            for one in mismatches[:_SHOWN]
-        ]
-        yield tabulate(cells, headers=list(_WIDTHS), disable_numparse=True)
+        cells = [list(map(shorten, _cells(one), _WIDTHS.values())) for one in mismatches[:_SHOWN]]
+        lines.append(tabulate(cells, headers=list(_WIDTHS), disable_numparse=True))
     if len(mismatches) > _SHOWN:
-        yield f"and {len(mismatches) - _SHOWN} more"
+        lines.append(f"and {len(mismatches) - _SHOWN} more")
     if changes:
-        yield "this environment is not that of the reference:"
-        yield from (f"  {one_line(c.key)}: {_side(c.base)} in the reference, {_side(c.new)} now" for c in changes)
-    differed = [one_line(name) for name, other, _ in put_back if other]
+        lines.append("this environment is not that of the reference:")
+        lines += [f"  {one_line(c.key)}: {_side(c.base)} in the reference, {_side(c.new)} now" for c in changes]
     if put_back:
-        yield f"values put back: {len(put_back)}, other than this run's: {len(differed)}" + (
-            f": {a_few(differed)}" if differed else ""
-        )
-    moved = [f"{one_line(name)} ({device})" for name, _, device in put_back if device]
+        differed = [one_line(value.name) for value in put_back if value.differed]
+        names = f": {a_few(differed)}" if differed else ""
+        lines.append(f"values put back: {len(put_back)}, other than this run's: {len(differed)}{names}")
+    moved = [f"{one_line(value.name)} ({value.device})" for value in put_back if value.device]
     if moved:
-        yield f"values put back on another device than they were saved from: {a_few(moved)}"
+        lines.append(f"values put back on another device than they were saved from: {a_few(moved)}")
+    return "\n".join(lines)
 
 
 def _cells(one: Mismatch) -> list[str]:
-    index = " / ".join("-" if place is None else str(place) for place in (one.index, one.reference_index))
-    where = ", ".join(part for part in (one.phase, one.module, one.source) if part)
-    return [one_line(text) for text in (one.kind, index, one.name, where, one.detail, one.current, one.reference)]
+    index = " / ".join("-" if number is None else str(number) for number in (one.index, one.reference_index))
+    texts = (one.kind, index, one.name, _where(one), one.detail, one.current, one.reference)
+    return list(map(one_line, texts))
 
 
 def _side(text: str) -> str:
