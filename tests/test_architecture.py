@@ -53,7 +53,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
         "tools",
         frozenset({"bitwise", "numeric", "observer"})
         | {f"audit.{name}" for name in ("cases", "measuring", "verdict", "worker")}
-        | {f"pipeline.{name}" for name in ("anatomy", "contents", "loading", "recording", "running", "training")},
+        | {f"pipeline.{name}" for name in ("anatomy", "loading", "recording", "running", "training")},
     ),
     ("nightly", NO_MODULE),
     ("cli", NO_MODULE),
@@ -72,7 +72,6 @@ NEVER_TORCH = (
     "divergence",
     "trace.file",
     "tools.pipeline.comparing",
-    "tools.pipeline.text",
 )
 """What only reads and runs: it never imports torch, not even inside a function."""
 

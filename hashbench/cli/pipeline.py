@@ -46,26 +46,26 @@ def _add_format(command: argparse.ArgumentParser) -> None:
 
 
 def _check(parsed: argparse.Namespace) -> int:
-    from hashbench.tools.pipeline import checking, text
+    from hashbench.tools.pipeline import checking, comparing
 
     made = checking.check(parsed.config, parsed.output_dir, timeout=parsed.timeout, repeat=not parsed.once)
     if made.verdict is None:
         print(f"Check: {parsed.output_dir}")
         return 0
     if parsed.format == "json":
-        print(text.as_json(made.verdict))
+        print(comparing.as_json(made.verdict))
     else:
-        print(text.as_text(made.verdict, first="the first run", second="the second"))
+        print(comparing.as_text(made.verdict, first="the first run", second="the second"))
         print(f"\nCheck: {parsed.output_dir}")
     return 0 if made.verdict.repeats else EXIT_DIFFERENCE
 
 
 def _compare(parsed: argparse.Namespace) -> int:
-    from hashbench.tools.pipeline import checkfolder, comparing, text
+    from hashbench.tools.pipeline import checkfolder, comparing
 
     comparison = comparing.compare(checkfolder.read(parsed.first), checkfolder.read(parsed.second))
     if parsed.format == "json":
-        print(text.as_json(comparison))
+        print(comparing.as_json(comparison))
     else:
-        print(text.as_text(comparison, first=str(parsed.first), second=str(parsed.second)))
+        print(comparing.as_text(comparison, first=str(parsed.first), second=str(parsed.second)))
     return 0 if comparison.repeats else EXIT_DIFFERENCE

@@ -34,12 +34,12 @@ def write_config(folder: Path, fault: str, twin: str, images: Path, *, more: str
 
 
 class Zygotes:
-    """In the place of ``launching.run``: forks each run from the interpreter with the wanted hash seed."""
+    """In the place of ``checking.run_once``: forks each run from the interpreter with the wanted hash seed."""
 
     def __init__(self) -> None:
         self._processes = {hash_seed: self._started(hash_seed) for hash_seed in HASH_SEEDS}
 
-    def run(self, config: Path, folder: Path, *, hash_seed: str, hash_seed_by: str, timeout: float, log: Path) -> None:  # noqa: ARG002 – as launching.run has it
+    def run(self, config: Path, folder: Path, *, hash_seed: str, hash_seed_by: str, timeout: float, log: Path) -> None:  # noqa: ARG002 – as run_once has it
         log.touch()
         task = {"config": str(config), "folder": str(folder), "seed": hash_seed, "by": hash_seed_by, "log": str(log)}
         process = self._processes[hash_seed]

@@ -12,8 +12,8 @@ from pipeline_values import seen
 from hashbench import cli
 from hashbench.errors import HashbenchError
 from hashbench.io import file_digest
-from hashbench.tools.pipeline import checkfolder, text
-from hashbench.tools.pipeline.comparing import compare
+from hashbench.tools.pipeline import checkfolder
+from hashbench.tools.pipeline.comparing import as_json, as_text, compare
 from hashbench.tools.pipeline.observed import Repetition, Weights
 
 DOCUMENTS = (
@@ -121,8 +121,8 @@ def survives(folder: Path) -> bool:
         found = checkfolder.read(folder)
         whole = checkfolder.Check("whole", seen(), None)
         for pair in ((found, whole), (whole, found)):
-            text.as_json(compare(*pair))
-            text.as_text(compare(*pair), first="a", second="b").encode()
+            as_json(compare(*pair))
+            as_text(compare(*pair), first="a", second="b").encode()
     except HashbenchError as error:
         return "\n" not in str(error)
     return True

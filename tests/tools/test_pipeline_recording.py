@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchvision import transforms
 
 from hashbench.run.rng import global_state_digests, preserved_rng, reset_rng_state
-from hashbench.tools.pipeline.contents import content_digest
 from hashbench.tools.pipeline.loading import first_batches
-from hashbench.tools.pipeline.recording import Noted, matched
+from hashbench.tools.pipeline.observed import Batch
+from hashbench.tools.pipeline.recording import content_digest, matched
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_batches_and_generators_are_those_of_a_loader_that_nobody_watches(
         plain = [batch for _, batch in zip(range(2), loader, strict=False)]
         plain_states = global_state_digests()
         reset_rng_state(3)
-        made = first_batches(loader, steps=2, folder=tmp_path, modules=(), note=lambda _moment: None)
+        made = first_batches(loader, steps=2, modules=(), note=lambda _moment: None)
         watched_states = global_state_digests()
 
     assert watched_states == plain_states
@@ -58,17 +58,17 @@ def test_batches_and_generators_are_those_of_a_loader_that_nobody_watches(
     assert all(sample.drew == ("python", "numpy", "torch") for sample in samples)
 
 
-def test_a_worker_that_is_spawned_is_watched_too(tmp_path: Path) -> None:
+def test_a_worker_that_is_spawned_is_watched_too() -> None:
     loader = DataLoader(TensorDataset(torch.arange(6)), batch_size=2, num_workers=1, multiprocessing_context="spawn")
 
-    made = first_batches(loader, steps=3, folder=tmp_path, modules=(), note=lambda _moment: None)
+    made = first_batches(loader, steps=3, modules=(), note=lambda _moment: None)
 
     assert [batch.worker for batch in made.seen.batches] == [0, 0, 0]
     assert [sample.index for batch in made.seen.batches for sample in batch.samples or ()] == list("012345")
 
 
-def note(worker: int, digest: str) -> Noted:
-    return Noted(worker, digest, ())
+def note(worker: int, digest: str) -> Batch:
+    return Batch(0, digest, worker, ())
 
 
 def test_batches_are_matched_by_content_and_by_turns() -> None:
@@ -78,9 +78,10 @@ def test_batches_are_matched_by_content_and_by_turns() -> None:
     one_worker_had_no_more = matched(["a", "b", "c", "d", "e"], made)
     unknown = matched(["z"], made)
 
-    assert [found and found.digest for found in in_turns] == ["a", "b", "c", "d"]
-    assert [found and found.worker for found in one_worker_had_no_more] == [0, 1, 0, 1, 0]
-    assert unknown == [None]
+    assert [batch.worker for batch in in_turns] == [0, 1, 0, 1]
+    assert [batch.worker for batch in one_worker_had_no_more] == [0, 1, 0, 1, 0]
+    assert [(batch.number, batch.digest) for batch in one_worker_had_no_more] == list(enumerate("abcde"))
+    assert unknown == (Batch(0, "z"),)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from pipeline_helpers import HASH_SEEDS, PIPELINES, Zygotes, write_config
 
 from hashbench.errors import HashbenchError
-from hashbench.tools.pipeline import checkfolder, checking, launching
+from hashbench.tools.pipeline import checkfolder, checking
 from hashbench.tools.pipeline.comparing import Verdict, compare
 
 
@@ -23,8 +23,8 @@ def zygotes() -> Iterator[Zygotes]:
 
 @pytest.fixture(autouse=True)
 def forked(monkeypatch: pytest.MonkeyPatch, zygotes: Zygotes) -> None:
-    monkeypatch.setattr(launching, "run", zygotes.run)
-    monkeypatch.setattr(checking, "_hash_seeds", lambda _environment: HASH_SEEDS)
+    monkeypatch.setattr(checking, "run_once", zygotes.run)
+    monkeypatch.setattr(checking, "_two_hash_seeds", lambda: HASH_SEEDS)
 
 
 @pytest.fixture(scope="module")

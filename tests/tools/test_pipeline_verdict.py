@@ -10,8 +10,7 @@ from pipeline_values import FILES, GENERATORS, batches, check, loader, sample, s
 
 from hashbench.errors import HashbenchError
 from hashbench.records import Trace
-from hashbench.tools.pipeline import text
-from hashbench.tools.pipeline.comparing import Verdict, compare
+from hashbench.tools.pipeline.comparing import STAGES, Verdict, as_text, compare
 from hashbench.tools.pipeline.observed import (
     MOMENTS,
     Batches,
@@ -26,7 +25,6 @@ from hashbench.tools.pipeline.observed import (
     Worker,
 )
 from hashbench.tools.pipeline.reasons import FIXES, Evidence, decide
-from hashbench.tools.pipeline.stages import STAGES
 
 OTHER = {**GENERATORS, "torch": "t1"}
 
@@ -123,7 +121,7 @@ def test_what_neither_saw_is_unseen_with_its_reason() -> None:
 
     assert verdict.repeats
     assert statuses(verdict)["file list"] == statuses(verdict)["before transform"] == "unseen"
-    assert "as far as was seen (not: file list, before transform)" in text.as_text(verdict, first="a", second="b")
+    assert "as far as was seen (not: file list, before transform)" in as_text(verdict, first="a", second="b")
 
 
 def test_nothing_that_can_be_compared_is_no_agreement() -> None:
@@ -201,7 +199,7 @@ def test_weights_that_differ_by_themselves_are_told_beside_the_first_stage() -> 
 def test_names_from_a_file_do_not_steer_the_terminal() -> None:
     verdict = compared(seen(weights=Weights({"\x1b[2Jweight": "w1"}, {})))
 
-    assert "\x1b" not in text.as_text(verdict, first="a", second="b")
+    assert "\x1b" not in as_text(verdict, first="a", second="b")
 
 
 # ----------------------------------------------------------------------------------- from a check to the evidence

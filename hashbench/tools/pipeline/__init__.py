@@ -12,6 +12,6 @@ names, or marked by the decorators below.
 
 from __future__ import annotations
 
-from hashbench.tools.pipeline.parts import forward, loader, loss, model, optimizer, seeding
+from hashbench.tools.pipeline.config import forward, loader, loss, model, optimizer, seeding
 
 __all__ = ["forward", "loader", "loss", "model", "optimizer", "seeding"]

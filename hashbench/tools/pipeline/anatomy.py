@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,19 +17,24 @@ import torch
 from torch.utils.data import Dataset
 
 from hashbench.run.rng import is_generator
+from hashbench.text import squeezed
 from hashbench.tools.pipeline.observed import Listing
+from hashbench.trace.arguments import items_of
 
 _MOST_OBJECTS = 10_000
 _DEEPEST = 10
 _LONGEST_LIST = 256
 """A longer list holds samples, not parts."""
 
+_NO_MODULES: Mapping[str, types.ModuleType] = types.MappingProxyType({})
+
 
 @dataclass
 class Anatomy:
-    """What was found in a dataset, by name: the place where it is held, such as ``dataset.transform.transforms.1``.
+    """What was found in a dataset, by name: where it is held, such as ``dataset.transform.transforms.1``.
 
-    ``transforms`` and ``functions`` (plain ones, by their code) are what is called on samples.
+    ``transforms`` and ``functions`` (plain ones, by their code) are what is called on samples; ``texts`` are theirs.
+    ``objects`` keeps whatever is known by its id alive.
     """
 
     datasets: dict[int, str] = field(default_factory=dict)
@@ -37,77 +42,65 @@ class Anatomy:
     functions: dict[types.CodeType, str] = field(default_factory=dict)
     generators: dict[str, Any] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
-    kept: list[Any] = field(default_factory=list)
-    """Keeps what is known by its id alive."""
+    objects: dict[int, Any] = field(default_factory=dict)
 
 
-def dissect(dataset: Any, modules: dict[str, types.ModuleType] | None = None) -> Anatomy:
+def dissect(dataset: Any, modules: Mapping[str, types.ModuleType] = _NO_MODULES) -> Anatomy:
     """Look into ``dataset``, and into the globals of the user's own ``modules`` for generators."""
-    found = Anatomy()
-    seen: set[int] = set()
+    anatomy = Anatomy()
     waiting: list[tuple[str, Any, int]] = [("dataset", dataset, 0)]
-    while waiting and len(seen) < _MOST_OBJECTS:
+    while waiting and len(anatomy.objects) < _MOST_OBJECTS:
         name, value, depth = waiting.pop(0)
-        if id(value) in seen or depth > _DEEPEST:
+        if id(value) in anatomy.objects or depth > _DEEPEST:
             continue
-        seen.add(id(value))
-        found.kept.append(value)
-        if _note(found, name, value, is_root=depth == 0):
+        anatomy.objects[id(value)] = value
+        if is_generator(value):
+            anatomy.generators[name] = value
+        else:
+            _note(anatomy, name, value, is_root=depth == 0)
             waiting += [(f"{name}.{part}", inner, depth + 1) for part, inner in _parts(value)]
-    for module_name, module in (modules or {}).items():
+    for module_name, module in modules.items():
         for key, value in list(vars(module).items()):
-            if is_generator(value) and not any(value is one for one in found.generators.values()):
-                found.generators[f"{module_name}.{key}"] = value
-    return found
+            if is_generator(value) and not any(value is known for known in anatomy.generators.values()):
+                anatomy.generators[f"{module_name}.{key}"] = value
+    return anatomy
 
 
-def _note(found: Anatomy, name: str, value: Any, *, is_root: bool) -> bool:
-    """Note ``value`` for what it is; whether to look into it."""
-    if is_generator(value):
-        found.generators[name] = value
-        return False
+def _note(anatomy: Anatomy, name: str, value: Any, *, is_root: bool) -> None:
     if is_root or isinstance(value, Dataset):
-        found.datasets[id(value)] = name
+        anatomy.datasets[id(value)] = name
     elif isinstance(value, (types.FunctionType, types.MethodType)):
         function = value.__func__ if isinstance(value, types.MethodType) else value
-        called = f"{name} {function.__qualname__}"
-        found.functions[function.__code__] = called
-        found.texts[called] = function.__qualname__
-    elif isinstance(value, functools.partial):
-        return True
-    elif callable(value) and not isinstance(value, type):
-        called = f"{name} {type(value).__qualname__}"
-        found.transforms[id(value)] = called
-        found.texts[called] = " ".join(str(value).split())[:500]
-    return True
+        anatomy.functions[function.__code__] = called = f"{name} {function.__qualname__}"
+        anatomy.texts[called] = function.__qualname__
+    elif callable(value) and not isinstance(value, (type, functools.partial)):
+        anatomy.transforms[id(value)] = called = f"{name} {type(value).__qualname__}"
+        anatomy.texts[called] = squeezed(str(value), 500)
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, dict)):
         if len(value) <= _LONGEST_LIST:
-            yield from ((str(place), item) for place, item in enumerate(value) if _may_hold_parts(item))
-        return
-    if isinstance(value, dict):
-        if len(value) <= _LONGEST_LIST:
-            yield from ((str(key), item) for key, item in value.items() if _may_hold_parts(item))
-        return
-    if isinstance(value, functools.partial):
+            yield from ((str(key), item) for key, item in items_of(value) or () if _may_hold_parts(item))
+    elif isinstance(value, functools.partial):
         yield "func", value.func
         yield from _parts([*value.args, *value.keywords.values()])
-        return
-    if isinstance(value, types.MethodType):
+    elif isinstance(value, types.MethodType):
         yield "self", value.__self__
-        return
-    if isinstance(value, types.FunctionType):
+    elif isinstance(value, types.FunctionType):
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             try:
                 yield name, cell.cell_contents
             except ValueError:  # not assigned yet
                 continue
-        return
-    if isinstance(value, torch.nn.Module):
-        yield from value.named_children()
-    yield from ((name, item) for name, item in list(getattr(value, "__dict__", {}).items()) if _may_hold_parts(item))
+    else:
+        if isinstance(value, torch.nn.Module):
+            yield from value.named_children()
+        yield from ((name, item) for name, item in _attributes(value) if _may_hold_parts(item))
+
+
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    return list(getattr(value, "__dict__", {}).items())
 
 
 def _may_hold_parts(value: Any) -> bool:
@@ -119,23 +112,17 @@ def _may_hold_parts(value: Any) -> bool:
 # -------------------------------------------------------------------------------------------------- the listing
 
 
-def listing_of(dataset: Any) -> Listing | None:
-    """The list of files that the dataset, or one inside it, holds: the first attribute that is a list as long as the
-    dataset whose items are, or begin with, names of files that are there. ``None`` where no attribute is."""
-    for name, owner in _datasets(dataset):
-        for attribute, value in list(getattr(owner, "__dict__", {}).items()):
+def listing_of(anatomy: Anatomy) -> Listing | None:
+    """The list of files that a dataset holds: the first attribute that is a list as long as the dataset whose items
+    are, or begin with, names of files that are there. ``None`` where no attribute is."""
+    for key, name in anatomy.datasets.items():
+        dataset = anatomy.objects[key]
+        for attribute, value in _attributes(dataset):
             files = _files(value)
-            if files and len(files) == _length(owner):
-                root = os.path.commonpath([os.path.dirname(file) for file in files])  # noqa: PTH120
-                names = tuple(os.path.relpath(file, root) for file in files)
-                return Listing(f"{name}.{attribute}", root, names)
+            if files and len(files) == length_of(dataset):
+                root = common_folder(files)
+                return Listing(f"{name}.{attribute}", root, tuple(os.path.relpath(file, root) for file in files))
     return None
-
-
-def _datasets(dataset: Any) -> Iterator[tuple[str, Any]]:
-    found = dissect(dataset)
-    by_id = {id(value): value for value in found.kept}
-    yield from ((name, by_id[key]) for key, name in found.datasets.items())
 
 
 def _files(value: Any) -> list[str]:
@@ -150,7 +137,13 @@ def _files(value: Any) -> list[str]:
     return [os.path.abspath(head) for head in heads]  # noqa: PTH100
 
 
-def _length(dataset: Any) -> int | None:
+def common_folder(files: list[str]) -> str:
+    """The deepest folder that holds all of these files; empty without files."""
+    return os.path.commonpath([os.path.dirname(file) for file in files]) if files else ""  # noqa: PTH120
+
+
+def length_of(dataset: Any) -> int | None:
+    """The length of a dataset that has one."""
     try:
         return len(dataset)
     except (TypeError, NotImplementedError):

@@ -7,11 +7,12 @@ executed or unpickled, and no name in them is opened.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ _DOCUMENTS: Mapping[str, tuple[str, type]] = types.MappingProxyType(
         "predictions.json": ("outputs", Outputs),
     }
 )
+_FILES = (*_DOCUMENTS, LAYERS_FILE, TRACE_FILE)
 _LARGEST = 512 * 2**20
 """Bytes of a file that is still read: a trace of a large model has some ten."""
 
@@ -60,6 +62,15 @@ class Check:
     repetition: Repetition | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Manifest:
+    """The content of ``check.json``; ``files`` are digests by name."""
+
+    schema: int
+    files: Mapping[str, str]
+    repetition: Repetition | None
+
+
 # ------------------------------------------------------------------------------------------------------ writing
 
 
@@ -67,7 +78,7 @@ def write_run(seen: Observed, folder: Path) -> None:
     """Write the files of one run into ``folder``, which is there. ``model_inspection.csv`` and ``trace.log`` are left
     out where the pipeline has no model."""
     for name, (part, _) in _DOCUMENTS.items():
-        replace_file(folder / name, json.dumps(to_json(getattr(seen, part)), indent=1) + "\n")
+        _write(folder / name, getattr(seen, part))
     if seen.layers is not None:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([LAYER_COLUMNS, *seen.layers])
@@ -78,13 +89,12 @@ def write_run(seen: Observed, folder: Path) -> None:
 
 def seal(folder: Path, repetition: Repetition | None) -> None:
     """Write ``check.json``, by which the folder is whole."""
-    names = [name for name in (*_DOCUMENTS, LAYERS_FILE, TRACE_FILE) if (folder / name).exists()]
-    content = {
-        "schema": CHECK_SCHEMA,
-        "files": {name: file_digest(folder / name) for name in names},
-        "repetition": to_json(repetition),
-    }
-    replace_file(folder / CHECK_FILE, json.dumps(content, indent=1) + "\n")
+    digests = {name: file_digest(folder / name) for name in _FILES if (folder / name).exists()}
+    _write(folder / CHECK_FILE, _Manifest(CHECK_SCHEMA, digests, repetition))
+
+
+def _write(path: Path, value: object) -> None:
+    replace_file(path, json.dumps(to_json(value), indent=1) + "\n")
 
 
 # ------------------------------------------------------------------------------------------------------ reading
@@ -96,78 +106,67 @@ def read(folder: Path) -> Check:
     Raises:
         HashbenchError: it is missing, half written, damaged, or of another version.
     """
-    manifest = _json(folder, CHECK_FILE)
-    if not isinstance(manifest, dict):
+    document = _json(folder, CHECK_FILE)
+    if not isinstance(document, dict):
         raise _unreadable(folder, f"{CHECK_FILE} is not one")
-    if manifest.get("schema") != CHECK_SCHEMA:
-        version = str(manifest.get("schema", "none"))[:20]
+    if document.get("schema") != CHECK_SCHEMA:
+        version = str(document.get("schema", "none"))[:20]
         raise _unreadable(folder, f"it has schema version {version}, this hashbench reads {CHECK_SCHEMA}")
-    try:
-        repetition = from_json(Repetition | None, manifest["repetition"], where="repetition")
-        files = from_json(Mapping[str, str], manifest["files"], where="files")
-    except (ValueError, KeyError, RecursionError) as error:
-        raise _unreadable(folder, f"{CHECK_FILE} is damaged ({_short(error)})") from error
-    for name in (*_DOCUMENTS, LAYERS_FILE, TRACE_FILE):
-        _check_digest(folder, name, files)
-    return Check(str(folder), _observed(folder, files), repetition)
+    with _damage_refused(folder, CHECK_FILE):
+        manifest = from_json(_Manifest, document, where=CHECK_FILE)
+    for name in _FILES:
+        _check_digest(folder, name, manifest.files)
+    parts: dict[str, Any] = {}
+    for name, (part, kind) in _DOCUMENTS.items():
+        with _damage_refused(folder, name):
+            parts[part] = from_json(kind, _json(folder, name))
+    if LAYERS_FILE in manifest.files:
+        parts["layers"] = _layers(folder)
+    if TRACE_FILE in manifest.files:
+        with _damage_refused(folder, TRACE_FILE):
+            parts["trace"] = file.read(folder / TRACE_FILE)
+    return Check(str(folder), Observed(**parts), manifest.repetition)
 
 
 def _check_digest(folder: Path, name: str, files: Mapping[str, str]) -> None:
+    if name in files:
+        _check_file(folder, name)
+        if file_digest(folder / name) != files[name]:
+            raise _unreadable(folder, f"{name} is damaged (it is not what {CHECK_FILE} says)")
+    elif name in _DOCUMENTS or (folder / name).exists():
+        raise _unreadable(folder, f"{CHECK_FILE} says nothing of {name}")
+
+
+def _check_file(folder: Path, name: str) -> None:
     path = folder / name
-    if name not in files:
-        if name in _DOCUMENTS or path.exists():
-            raise _unreadable(folder, f"{CHECK_FILE} says nothing of {name}")
-        return
-    _check_file(folder, path)
-    if file_digest(path) != files[name]:
-        raise _unreadable(folder, f"{name} is damaged (it is not what {CHECK_FILE} says)")
-
-
-def _check_file(folder: Path, path: Path) -> None:
     if not path.is_file():
-        what = f"it has no {path.name}" if folder.is_dir() else "there is no such folder"
-        raise _unreadable(folder, what)
+        raise _unreadable(folder, f"it has no {name}" if folder.is_dir() else "there is no such folder")
     if path.stat().st_size > _LARGEST:
-        raise _unreadable(folder, f"{path.name} has more than {_LARGEST // 2**20} MiB")
-
-
-def _observed(folder: Path, files: Mapping[str, str]) -> Observed:
-    parts: dict[str, Any] = {}
-    for name, (part, kind) in _DOCUMENTS.items():
-        try:
-            parts[part] = from_json(kind, _json(folder, name))
-        except (ValueError, RecursionError) as error:
-            raise _unreadable(folder, f"{name} is damaged ({_short(error)})") from error
-    if LAYERS_FILE in files:
-        parts["layers"] = _layers(folder)
-    if TRACE_FILE in files:
-        try:
-            parts["trace"] = file.read(folder / TRACE_FILE)
-        except RecursionError as error:
-            raise _unreadable(folder, f"{TRACE_FILE} is damaged") from error
-    return Observed(**parts)
+        raise _unreadable(folder, f"{name} has more than {_LARGEST // 2**20} MiB")
 
 
 def _layers(folder: Path) -> tuple[tuple[str, ...], ...]:
-    try:
-        rows = list(csv.reader(io.StringIO((folder / LAYERS_FILE).read_text(encoding="utf-8"), newline="")))
-    except (OSError, ValueError, csv.Error) as error:
-        raise _unreadable(folder, f"{LAYERS_FILE} is damaged ({_short(error)})") from error
-    if not rows or tuple(rows[0]) != LAYER_COLUMNS or any(len(row) != len(LAYER_COLUMNS) for row in rows):
+    with _damage_refused(folder, LAYERS_FILE):
+        text = (folder / LAYERS_FILE).read_text(encoding="utf-8")
+        header, *rows = list(csv.reader(io.StringIO(text, newline=""))) or [[]]
+    if any(len(row) != len(LAYER_COLUMNS) for row in rows) or tuple(header) != LAYER_COLUMNS:
         raise _unreadable(folder, f"{LAYERS_FILE} has other columns")
-    return tuple(map(tuple, rows[1:]))
+    return tuple(map(tuple, rows))
 
 
 def _json(folder: Path, name: str) -> Any:
-    _check_file(folder, folder / name)
-    try:
+    _check_file(folder, name)
+    with _damage_refused(folder, name):
         return json.loads((folder / name).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise _unreadable(folder, f"{name} is damaged ({_short(error)})") from error
 
 
-def _short(error: BaseException) -> str:
-    return squeezed(str(error), 120) or type(error).__name__
+@contextlib.contextmanager
+def _damage_refused(folder: Path, name: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, RecursionError, csv.Error) as error:
+        reason = squeezed(str(error), 120) or type(error).__name__
+        raise _unreadable(folder, f"{name} is damaged ({reason})") from error
 
 
 def _unreadable(folder: Path, reason: str) -> HashbenchError:

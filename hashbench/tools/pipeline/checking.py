@@ -7,22 +7,23 @@ blame, by which sets are ordered: one with the first run's seed and one with the
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from hashbench.errors import HashbenchError
-from hashbench.tools.pipeline import checkfolder, launching
+from hashbench.processes import Child, describe_end, python_calling
+from hashbench.tools.pipeline import checkfolder
 from hashbench.tools.pipeline.checkfolder import REPEAT_FOLDER, Check
-from hashbench.tools.pipeline.comparing import Verdict, compare
+from hashbench.tools.pipeline.comparing import STAGES, Verdict, compare
 from hashbench.tools.pipeline.config import check_path
 from hashbench.tools.pipeline.observed import Repetition
-from hashbench.tools.pipeline.stages import STAGES
 
-LOG_FILE = "output.log"
+ANSWER_FILE, LOG_FILE = "answer.json", "output.log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,15 @@ def check(config: Path, output: Path, *, timeout: float, repeat: bool = True) ->
         HashbenchError: the configuration or ``output`` cannot be used, or a run failed.
     """
     check_path(config)
-    _check_output(output)
+    tip = "Choose another folder with --output-dir."
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        consequence = "nothing was run, so that nothing is lost"
+        raise HashbenchError(f"{output} is there already", consequence=consequence, tip=tip)
     partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
     log = output.with_name(f"{output.name}.log")
-    runs = _Runs(config, partial, timeout=timeout, log=log, hash_seeds=_hash_seeds(os.environ))
+    given = os.environ.get("PYTHONHASHSEED", "")
+    hash_seeds = (given, given) if given.isdigit() else _two_hash_seeds()
+    runs = _Runs(config, partial, timeout, log, hash_seeds, seeds_are_fixed=given.isdigit())
     try:
         partial.mkdir(parents=True)
         log.unlink(missing_ok=True)
@@ -61,10 +67,17 @@ def check(config: Path, output: Path, *, timeout: float, repeat: bool = True) ->
             output.rmdir()
         partial.rename(output)
     except OSError as error:
-        raise _cannot_write(output, error) from error
+        consequence = str(error.strerror or error)
+        raise HashbenchError(f"cannot write the check {output}", consequence=consequence, tip=tip) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return Checked(Check(str(output), first.seen, repetition), verdict)
+
+
+def _two_hash_seeds() -> tuple[str, str]:
+    """Python's hash seeds of the two runs where the user gave none."""
+    first = secrets.randbelow(2**31) + 1
+    return str(first), str(first + 1 + secrets.randbelow(2**31))
 
 
 def _repeated(runs: _Runs, first: Check) -> tuple[Verdict, Repetition]:
@@ -85,61 +98,71 @@ def _tried(runs: _Runs, first: Check, second: Check, stage: str) -> tuple[bool |
     return (True, 2) if _agree(second, runs.run("experiment1", 1), stage) else (None, 2)
 
 
-def _agree(one: Check, other: Check, stage: str) -> bool:
-    found = compare(one, other).first
-    return not found or STAGES.index(found) > STAGES.index(stage)
+def _agree(check: Check, other: Check, stage: str) -> bool:
+    first = compare(check, other).first
+    return not first or STAGES.index(first) > STAGES.index(stage)
 
 
+@dataclass(frozen=True, slots=True)
 class _Runs:
     """Runs of one pipeline, each into a folder of its own in ``folder``."""
 
-    def __init__(
-        self, config: Path, folder: Path, *, timeout: float, log: Path, hash_seeds: tuple[str, str] | str
-    ) -> None:
-        self.config, self.folder, self.timeout, self.log = config, folder, timeout, log
-        self.seeds_are_fixed = isinstance(hash_seeds, str)
-        self.hash_seeds = (hash_seeds, hash_seeds) if isinstance(hash_seeds, str) else hash_seeds
+    config: Path
+    folder: Path
+    timeout: float
+    log: Path
+    hash_seeds: tuple[str, str]
+    seeds_are_fixed: bool
 
     def run(self, name: str, number: int) -> Check:
         """One run with hash seed ``number``, read back from the folder ``name``; that of an experiment is removed."""
-        place = self.folder / name
-        place.mkdir(exist_ok=True)
-        launching.run(
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        run_once(
             self.config,
-            place,
+            folder,
             hash_seed=self.hash_seeds[number],
             hash_seed_by="user" if self.seeds_are_fixed else "hashbench",
             timeout=self.timeout,
             log=self.log,
         )
-        checkfolder.seal(place, None)
-        found = checkfolder.read(place)
+        checkfolder.seal(folder, None)
+        check = checkfolder.read(folder)
         if name not in ("", REPEAT_FOLDER):
-            shutil.rmtree(place)
-        return found
+            shutil.rmtree(folder)
+        return check
 
 
-def _hash_seeds(environment: Mapping[str, str]) -> tuple[str, str] | str:
-    """Python's hash seeds of the two runs: the user's where there is one, else two that differ."""
-    given = environment.get("PYTHONHASHSEED", "")
-    if given.isdigit():
-        return given
-    first = secrets.randbelow(2**31) + 1
-    return str(first), str(first + 1 + secrets.randbelow(2**31))
+def run_once(config: Path, folder: Path, *, hash_seed: str, hash_seed_by: str, timeout: float, log: Path) -> None:
+    """Run the pipeline once, in a new interpreter with this ``PYTHONHASHSEED``; its files are then in ``folder``.
+
+    What it prints goes to ``log``. It and its workers are ended when the time is over, on Ctrl-C, and when this process
+    dies.
+
+    Raises:
+        HashbenchError: it failed, died or took more than ``timeout`` seconds.
+    """
+    task = {"config": str(config.resolve()), "folder": str(folder), "path": sys.path}
+    task |= {"hash_seed": hash_seed, "hash_seed_by": hash_seed_by}
+    command = python_calling("hashbench.tools.pipeline.running:main", addresses="random")
+    variables = {"PYTHONHASHSEED": hash_seed}
+    text = json.dumps(task) + "\n"
+    with (
+        log.open("ab") as printed,
+        Child(command, task=text, stdout=printed, stderr=printed, environment=variables) as child,
+    ):
+        status = child.wait(timeout)
+    tip = f"What it printed is in {log}."
+    if status is None:
+        raise _unfinished(config, f"it took more than {timeout:g} s", f"Give it more with --timeout. {tip}")
+    try:
+        error = json.loads((folder / ANSWER_FILE).read_text(encoding="utf-8"))["error"]
+    except (OSError, ValueError):
+        raise _unfinished(config, describe_end(status), tip) from None
+    (folder / ANSWER_FILE).unlink()
+    if error is not None:
+        raise HashbenchError(error["what"], consequence=error["consequence"], tip=error["tip"] or tip)
 
 
-def _check_output(output: Path) -> None:
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise HashbenchError(
-            f"{output} is there already",
-            consequence="nothing was run, so that nothing is lost",
-            tip="Choose another folder with --output-dir.",
-        )
-
-
-def _cannot_write(output: Path, error: OSError) -> HashbenchError:
-    return HashbenchError(
-        f"cannot write the check {output}",
-        consequence=f"{error.strerror or error}",
-        tip="Choose another folder with --output-dir.",
-    )
+def _unfinished(config: Path, reason: str, tip: str) -> HashbenchError:
+    return HashbenchError(f"the pipeline {config} did not end", consequence=f"{reason}; nothing was compared", tip=tip)

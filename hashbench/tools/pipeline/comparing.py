@@ -1,23 +1,45 @@
-"""Two checks to a verdict: the stages, and for each that differs by itself the reasons. Pure; imports no torch."""
+"""Two checks to a verdict: the stages at which they differ, and why; as text and JSON. Pure: plain values in, plain
+values out; imports no torch.
+
+The stages in their order, and what is compared in each:
+
+* ``environment``: machine, packages, torch's settings, and the order in which the user's modules were imported;
+* ``file list``: the set of files that the dataset lists, else of those that were opened;
+* ``order``: the dataset's own list, the indices that the sampler asked for, the files in the batches;
+* ``before transform``: samples of the same file (else of the same index), as the first transform got them;
+* ``after transform``: the same samples as they were collated, and the whole batches where their order is the same;
+* ``initial weights``, ``first output``, ``kernel`` (the first divergence of the two traces).
+
+What one of the two did not see differs from what the other saw: absent is never equal. What neither saw is ``unseen``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from types import MappingProxyType
 
+from hashbench.divergence import find as find_divergence
 from hashbench.errors import HashbenchError
+from hashbench.io import to_json
 from hashbench.records import Divergence
 from hashbench.results.environments import environment_changes
-from hashbench.tools.pipeline import stages as stage_rules
+from hashbench.text import a_few
 from hashbench.tools.pipeline.checkfolder import Check
-from hashbench.tools.pipeline.observed import MOMENTS, Digests, Loader, Observed, Worker
+from hashbench.tools.pipeline.observed import MOMENTS, Batch, Digests, Loader, Observed, Sample, Step, moved
 from hashbench.tools.pipeline.reasons import Evidence, Reason, decide
-from hashbench.tools.pipeline.stages import DIFFERS, EQUAL, STAGES, Pair, Stage
 
-_IMPORTED, _SEEDED, _LOADER_MADE, _MODEL_MADE = MOMENTS[1:5]
-_ASKED, _FIRST_MADE = MOMENTS[-2:]
+STAGES = (
+    *("environment", "file list", "order", "before transform", "after transform"),
+    *("initial weights", "first output", "kernel"),
+)
+EQUAL, DIFFERS, UNSEEN, FOLLOWS = "equal", "differs", "unseen", "follows"
 
+_START, _IMPORTED, _SEEDED, _LOADER_MADE, _MODEL_MADE, _ASKED, _FIRST_MADE = MOMENTS
+_SHOWN = 3
 _SET_BY_USERS = MappingProxyType(
     {
         "order": ("seed", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"),
@@ -30,6 +52,16 @@ _SET_BY_USERS = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage: its name, its status, and in words what differs or why nothing is known. ``follows``: it differs, as
+    it must after what differed before it."""
+
+    name: str
+    status: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """A stage that differs by itself, and why."""
 
@@ -39,8 +71,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``first`` is the name of the first stage that differs (the environment aside), empty where the pipeline repeats.
-    ``findings`` has one entry for each stage that differs and does not merely follow from an earlier one."""
+    """``first`` is the name of the first stage that differs (the environment aside: where nothing else differs, it has
+    changed nothing), empty where the pipeline repeats. ``findings`` has one entry for each stage that differs and does
+    not merely follow from an earlier one."""
 
     stages: tuple[Stage, ...]
     findings: tuple[Finding, ...]
@@ -70,104 +103,378 @@ def compare(first: Check, second: Check, *, hash_order: bool | None = None) -> V
             consequence="nothing was compared",
             tip="Make both with the same `steps`.",
         )
-    found, divergence = stage_rules.compared(one, other)
-    if not any(stage.status in (DIFFERS, EQUAL) for stage in found[1:]):
+    pairs = _samples_in_common(one, other)
+    environment, stages, divergence = _stages(one, other, pairs)
+    if all(stage.status == UNSEEN for stage in stages):
         raise HashbenchError(
             f"neither {first.name} nor {second.name} saw anything that can be compared",
             consequence="that is not the same as equal",
             tip="Let the loader yield tensors, arrays, images or plain values.",
         )
-    first_stage = stage_rules.first_that_differs(found)
-    findings = tuple(
-        Finding(stage, decide(_evidence(stage.name, first, second, divergence, hash_order)))
-        for stage in found
-        if stage.status == DIFFERS and stage.name != STAGES[0]
-    )
-    return Verdict(found, findings, first_stage.name if first_stage is not None else "", divergence)
+    findings = []
+    for stage in stages:
+        if stage.status == DIFFERS:
+            tried = _hash_order(stage.name, first, second) if hash_order is None else hash_order
+            evidence = _evidence(stage.name, one, other, pairs or (), divergence)
+            findings.append(Finding(stage, decide(replace(evidence, hash_order=tried))))
+    return Verdict((environment, *stages), tuple(findings), findings[0].stage.name if findings else "", divergence)
+
+
+# ------------------------------------------------------------------------------------------------------ samples
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """The same sample in two checks, and where it was in the first: batch number and worker."""
+
+    name: str
+    first: Sample
+    second: Sample
+    batch: Batch
+
+    def __str__(self) -> str:
+        worker = "" if self.batch.worker is None else f", worker {self.batch.worker}"
+        return f"{self.name} (batch {self.batch.number}{worker})"
+
+    def differs(self, *, before: bool) -> bool:
+        """Whether what the first transform got differs; else whether what was collated does."""
+        if before:
+            return _contents(self.first) != _contents(self.second)
+        return self.first.after != self.second.after
+
+    def steps_apart(self) -> tuple[Step | None, Step | None]:
+        """The first transform of each whose output differs, or that is another one; ``None`` where there is none."""
+        for one, other in zip_longest(self.first.steps or (), self.second.steps or ()):
+            if one is None or other is None or (one.transform, one.after) != (other.transform, other.after):
+                return one, other
+        return None, None
+
+    def drew(self) -> tuple[str, ...]:
+        """The generators that were drawn from where the two part: in the first transform that differs, else outside."""
+        drew = [step.drew for step in self.steps_apart() if step is not None]
+        drew = drew or [self.first.drew_outside, self.second.drew_outside]
+        return tuple(dict.fromkeys(name for names in drew for name in names))
+
+
+def _contents(sample: Sample) -> tuple[str | None, tuple[str, ...] | None]:
+    return sample.before, sample.file_digests
+
+
+def _samples_in_common(first: Observed, second: Observed) -> tuple[_Pair, ...] | None:
+    """Each sample that both checks saw, in the order of the first: matched by its files, else by its index. ``None``
+    where samples cannot be told apart."""
+    samples = [_samples(seen) for seen in (first, second)]
+    by_file = all(samples) and all(sample.files for side in samples for sample in side)
+    one, other = (_by_name(seen, by_file=by_file) for seen in (first, second))
+    if not other:
+        return None
+    return tuple(_Pair(name, sample, other[name][0], batch) for name, (sample, batch) in one.items() if name in other)
+
+
+def _by_name(seen: Observed, *, by_file: bool) -> dict[str, tuple[Sample, Batch]]:
+    """Samples, each with its batch, by a name that is unique: one that was drawn twice has a count."""
+    named: dict[str, tuple[Sample, Batch]] = {}
+    counts: Counter[str] = Counter()
+    for batch in seen.batches.batches:
+        for sample in batch.samples or ():
+            if by_file or sample.index is not None:
+                name = " ".join(sample.files or ()) if by_file else f"sample {sample.index}"
+                counts[name] += 1
+                named[f"{name} ({counts[name]})" if counts[name] > 1 else name] = sample, batch
+    return named
+
+
+def _samples(seen: Observed) -> list[Sample]:
+    return [sample for batch in seen.batches.batches for sample in batch.samples or ()]
+
+
+def _indices(seen: Observed) -> tuple[str, ...] | None:
+    """What the dataset was asked for, in order; ``None`` where that was not seen of every sample."""
+    indices = tuple(sample.index for sample in _samples(seen) if sample.index is not None)
+    return indices if indices and len(indices) == len(_samples(seen)) else None
+
+
+def _opened(seen: Observed) -> tuple[str, ...] | None:
+    """The files that were opened for each sample; ``None`` where they were not seen of each one."""
+    files = [sample.files for sample in _samples(seen)]
+    return tuple(" ".join(names or ()) for names in files) if files and None not in files else None
+
+
+# ----------------------------------------------------------------------------------------------- the single stages
+
+
+def _stages(
+    first: Observed, second: Observed, pairs: Sequence[_Pair] | None
+) -> tuple[Stage, tuple[Stage, ...], Divergence | None]:
+    """The environment, all other stages in order, and the first divergence of the traces where both have one."""
+    order = _order(first, second)
+    after = _after(first, second, pairs, same_order=order.status == EQUAL)
+    differing = [pair for pair in pairs or () if pair.differs(before=False)]
+    if order.status == after.status == DIFFERS and all(pair.drew() for pair in differing):
+        after = replace(after, status=FOLLOWS)  # who draws for another sample, or from another worker, draws otherwise
+    stages = [_files(first, second), order, _before(first, second, pairs), after, _weights(first, second)]
+    kernel, divergence = _kernel(first, second)
+    earlier = any(stage.status == DIFFERS for stage in stages)
+    stages += [
+        replace(stage, status=FOLLOWS) if earlier and stage.status == DIFFERS else stage
+        for stage in (_output(first, second), kernel)
+    ]
+    return _environment(first, second), tuple(stages), divergence
+
+
+def _environment(first: Observed, second: Observed) -> Stage:
+    sides: list[dict[str, object]] = []
+    for seen in (first, second):
+        around = seen.surroundings
+        sides.append({**around.machine, "settings": dict(around.settings)})
+        if around.hash_seed_by == "user":
+            sides[-1]["PYTHONHASHSEED"] = around.hash_seed
+        sides[-1]["seed of the pipeline"] = str(seen.loader.seed)
+    changes = _changes(*sides)
+    imports = [seen.surroundings.imports for seen in (first, second)]
+    if imports[0] != imports[1]:
+        changes.append(_order_words("the user's modules", *imports))
+    return _stage("environment", changes)
+
+
+def _changes(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
+    changes = environment_changes([one], [other])
+    return [f"{change.key} {change.base or 'absent'} / {change.new or 'absent'}" for change in changes]
+
+
+def _files(first: Observed, second: Observed) -> Stage:
+    one, other = (_listed(seen) for seen in (first, second))
+    if one is None and other is None:
+        why = first.batches.absent.get("files") or first.loader.absent.get("listing", "")
+        return Stage("file list", UNSEEN, why or "neither check saw all files")
+    if one is None or other is None:
+        return Stage("file list", DIFFERS, f"only the {_which(one)} check saw the files")
+    gone, new = Counter(one) - Counter(other), Counter(other) - Counter(one)
+    sides = (("first", gone), ("second", new))
+    words = [f"only in the {which}: {a_few(sorted(names), _SHOWN)}" for which, names in sides if names]
+    return _stage("file list", words)
+
+
+def _listed(seen: Observed) -> tuple[str, ...] | None:
+    """The files of the dataset in its own order: those that it lists, else those that were opened if the whole loader
+    was seen; ``None`` where neither is known."""
+    if seen.loader.listing is not None:
+        return seen.loader.listing.files
+    if not seen.batches.exhausted or _opened(seen) is None:
+        return None
+    return tuple(file for sample in _samples(seen) for file in sample.files or ())
+
+
+def _order(first: Observed, second: Observed) -> Stage:
+    words = []
+    one, other = first.loader.listing, second.loader.listing
+    known = one is not None and other is not None
+    if one is not None and other is not None and one.files != other.files and sorted(one.files) == sorted(other.files):
+        words.append(_order_words(f"the dataset's list ({one.attribute})", one.files, other.files))
+    for what, a, b in (
+        ("indices", _indices(first), _indices(second)),
+        ("files in the batches", _opened(first), _opened(second)),
+    ):
+        if (a is None) != (b is None):
+            words.append(f"only the {_which(a)} check saw the {what}")
+        elif a is not None and b is not None:
+            known = True
+            words += [_order_words(what, a, b)] if a != b else []
+    if not words and not known:  # whole samples, in the order in which they came
+        return _order_of_samples(first, second)
+    return _stage("order", words)
+
+
+def _order_of_samples(first: Observed, second: Observed) -> Stage:
+    one, other = ([sample.after for sample in _samples(seen)] for seen in (first, second))
+    if not one or not other or None in one or None in other:
+        one, other = ([batch.digest for batch in seen.batches.batches] for seen in (first, second))
+    if None not in one and None not in other:
+        if one == other:
+            return Stage("order", EQUAL, "by content alone: neither indices nor files were seen")
+        if Counter(one) == Counter(other):
+            return Stage("order", DIFFERS, "the same samples come in another order")
+    return Stage("order", UNSEEN, first.batches.absent.get("index") or "neither indices nor files of samples were seen")
+
+
+def _before(first: Observed, second: Observed, pairs: Sequence[_Pair] | None) -> Stage:
+    name = "before transform"
+    if not pairs:
+        return Stage(name, UNSEEN, _no_pairs(first, second, pairs))
+    if all(_contents(sample) == (None, None) for pair in pairs for sample in (pair.first, pair.second)):
+        return Stage(name, UNSEEN, first.batches.absent.get("before", "it was not seen"))
+    return _counted(name, [str(pair) for pair in pairs if pair.differs(before=True)], len(pairs), "samples")
+
+
+def _after(first: Observed, second: Observed, pairs: Sequence[_Pair] | None, *, same_order: bool) -> Stage:
+    name = "after transform"
+    if pairs and any(sample.after is not None for pair in pairs for sample in (pair.first, pair.second)):
+        differing = [str(pair) for pair in pairs if pair.differs(before=False)]
+        if differing or not same_order:
+            return _counted(name, differing, len(pairs), "samples")
+    if not same_order:
+        return Stage(name, UNSEEN, _no_pairs(first, second, pairs))
+    digests = [[batch.digest for batch in seen.batches.batches] for seen in (first, second)]
+    if None in digests[0] and None in digests[1]:
+        return Stage(name, UNSEEN, first.batches.absent.get("digest", "it was not seen"))
+    batches = list(enumerate(zip_longest(*digests, fillvalue="no batch")))
+    return _counted(name, [f"batch {number}" for number, (a, b) in batches if a != b], len(batches), "batches")
+
+
+def _weights(first: Observed, second: Observed) -> Stage:
+    name = "initial weights"
+    one, other = _weights_by_name(first), _weights_by_name(second)
+    if one is None and other is None:
+        return Stage(name, UNSEEN, first.weights.absent.get("parameters", "they were not seen"))
+    if one is None or other is None:
+        return Stage(name, DIFFERS, f"only the {_which(one)} check has a model")
+    return _counted(name, _names_apart(one, other), len({**one, **other}))
+
+
+def _weights_by_name(seen: Observed) -> Digests | None:
+    """Digests of parameters and buffers by name; ``None`` where there is no model."""
+    parameters = seen.weights.parameters
+    return None if parameters is None else {**parameters, **(seen.weights.buffers or {})}
+
+
+def _output(first: Observed, second: Observed) -> Stage:
+    name = "first output"
+    one, other = first.outputs.predictions, second.outputs.predictions
+    a, b = first.layers, second.layers
+    if one is None and other is None and a is None and b is None:
+        return Stage(name, UNSEEN, first.outputs.absent.get("predictions", "it was not seen"))
+    if (one is None) != (other is None) or (a is None) != (b is None):
+        return Stage(name, DIFFERS, f"only the {_which(one if one != other else a)} check saw it")
+    words = [a_few(_names_apart(one or {}, other or {}), _SHOWN)] if one != other else []
+    if a != b:
+        words.append(f"first layer that differs: {_first_layer(a or (), b or ())}")
+    return _stage(name, words)
+
+
+def _first_layer(one: Sequence[Sequence[str]], other: Sequence[Sequence[str]]) -> str:
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            return f"{a[0] or 'the model itself'} ({a[1]})" if a[:2] == b[:2] else f"{a[0]} / {b[0]}"
+    return f"{len(one)} rows / {len(other)} rows"
+
+
+def _kernel(first: Observed, second: Observed) -> tuple[Stage, Divergence | None]:
+    name = "kernel"
+    if first.trace is None and second.trace is None:
+        return Stage(name, UNSEEN, first.outputs.absent.get("predictions", "there is no trace")), None
+    if first.trace is None or second.trace is None:
+        return Stage(name, DIFFERS, f"only the {_which(first.trace)} check has a trace"), None
+    empty = [not trace.records and not trace.results for trace in (first.trace, second.trace)]
+    if any(empty):
+        return Stage(name, UNSEEN if all(empty) else DIFFERS, "the model ran no op of torch"), None
+    verdict = find_divergence(first.trace, second.trace)
+    entered = verdict.divergence
+    if entered is not None:
+        where = ", ".join(part for part in (entered.origin, entered.phase, entered.module) if part)
+        return Stage(name, DIFFERS, f"{entered.kernel or entered.node} ({where}): {entered.detail}"), entered
+    if verdict.differing:
+        return Stage(name, DIFFERS, f"{a_few(verdict.differing, _SHOWN)} differ"), None
+    return _stage(name, ["the losses differ"] if first.outputs.losses != second.outputs.losses else []), None
+
+
+def _stage(name: str, words: Sequence[str]) -> Stage:
+    return Stage(name, DIFFERS, "; ".join(words)) if words else Stage(name, EQUAL)
+
+
+def _counted(name: str, differing: Sequence[str], total: int, what: str = "") -> Stage:
+    count = f"{len(differing)} of {total} {what}".rstrip()
+    return _stage(name, [f"{count}: {a_few(differing, _SHOWN)}"] if differing else [])
+
+
+def _no_pairs(first: Observed, second: Observed, pairs: Sequence[_Pair] | None) -> str:
+    if pairs is not None:
+        return "no sample is in both checks; look at more steps"
+    absent = {**second.batches.absent, **first.batches.absent}
+    return absent.get("index") or absent.get("samples") or "single samples were not seen"
+
+
+def _order_words(what: str, one: Sequence[str], other: Sequence[str]) -> str:
+    items = enumerate(zip_longest(one, other, fillvalue="nothing"))
+    number, (a, b) = next((number, item) for number, item in items if item[0] != item[1])
+    return f"{what}: at {number} {a} / {b}"
+
+
+def _names_apart(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
+    return [name for name in {**one, **other} if one.get(name) != other.get(name)]
+
+
+def _which(value: object) -> str:
+    return "second" if value is None else "first"
+
+
+# ------------------------------------------------------------------------------------------------- the evidence
 
 
 def _evidence(
-    stage: str, first: Check, second: Check, divergence: Divergence | None, hash_order: bool | None
+    stage: str, one: Observed, other: Observed, pairs: Sequence[_Pair], divergence: Divergence | None
 ) -> Evidence:
-    one, other = first.seen, second.seen
-    common: dict[str, object] = {
-        "stage": stage,
-        "imports": one.surroundings.imports != other.surroundings.imports
-        and sorted(one.surroundings.imports) == sorted(other.surroundings.imports),
-        "hash_order": _hash_order(stage, first, second) if hash_order is None else hash_order,
-        "packages": _packages(one, other),
-        "asked_otherwise": _asked_otherwise(stage, one.loader, other.loader),
-    }
-    facts = {
-        "order": lambda: _of_order(one, other),
-        "before transform": lambda: _of_samples(one, other, before=True),
-        "after transform": lambda: _of_samples(one, other, before=False),
-        "initial weights": lambda: _of_weights(one, other),
-    }
-    if stage in facts:
-        common |= facts[stage]()
-    elif divergence is not None:
-        common |= {"origin": divergence.origin, "kernel": divergence.kernel or divergence.node}
-    return Evidence(**common)  # type: ignore[arg-type]
+    imports = [seen.surroundings.imports for seen in (one, other)]
+    sides = [seen.surroundings.machine.get("packages") for seen in (one, other)]
+    evidence = Evidence(
+        stage,
+        imports=imports[0] != imports[1] and sorted(imports[0]) == sorted(imports[1]),
+        packages=", ".join(_changes(*(side if isinstance(side, Mapping) else {} for side in sides))),
+        asked_otherwise=_asked_otherwise(stage, one.loader, other.loader),
+    )
+    if stage == "order":
+        return _of_order(evidence, one, other)
+    if stage in ("before transform", "after transform"):
+        return _of_samples(evidence, one, other, pairs, before=stage == "before transform")
+    if stage == "initial weights":
+        names = [_weights_by_name(seen) or {} for seen in (one, other)]
+        forms = [{name: word.partition(":")[0] for name, word in side.items()} for side in names]
+        evidence = replace(evidence, names_differ=forms[0] != forms[1])
+        return _drawn_while(evidence, one, other, (_START, _IMPORTED), (_LOADER_MADE, _MODEL_MADE))
+    if divergence is not None:
+        return replace(evidence, origin=divergence.origin, kernel=divergence.kernel or divergence.node)
+    return evidence
 
 
 def _asked_otherwise(stage: str, one: Loader, other: Loader) -> tuple[str, ...]:
     """What the user set to another value in the two: no difference that follows from it says anything else."""
     names = _SET_BY_USERS.get(stage, ())
-    sides = [
-        {name: getattr(loader, name) for name in names} | {"generators": sorted(loader.generators) or "none"}
-        for loader in (one, other)
-    ]
-    compared = (*names, "generators") if "sampler" in names else names
-    return tuple(f"{name} {sides[0][name]} / {sides[1][name]}" for name in compared if sides[0][name] != sides[1][name])
+    a, b = ({name: getattr(loader, name) for name in names} for loader in (one, other))
+    if stage == "order":
+        a["generators"], b["generators"] = (sorted(loader.generators) or "none" for loader in (one, other))
+    return tuple(f"{name} {a[name]} / {b[name]}" for name in a if a[name] != b[name])
 
 
 def _hash_order(stage: str, first: Check, second: Check) -> bool | None:
     """What the repetitions of the two checks and their hash seeds say."""
-    tried = [check.repetition for check in (first, second) if check.repetition is not None]
-    for repetition in tried:
+    repetitions = [check.repetition for check in (first, second) if check.repetition is not None]
+    for repetition in repetitions:
         if repetition.first == stage and repetition.hash_order is not None:
             return repetition.hash_order
-    seeds = [check.seen.surroundings.hash_seed for check in (first, second)]
-    if seeds[0] == seeds[1]:
+    around = [check.seen.surroundings for check in (first, second)]
+    if around[0].hash_seed == around[1].hash_seed:
         return False
-    by_us = all(check.seen.surroundings.hash_seed_by == "hashbench" for check in (first, second))
-    return False if by_us and len(tried) == 2 and all(one.repeats for one in tried) else None
+    by_us = all(side.hash_seed_by == "hashbench" for side in around)
+    return False if by_us and len(repetitions) == 2 and all(item.repeats for item in repetitions) else None
 
 
-def _packages(one: Observed, other: Observed) -> str:
-    sides = [seen.surroundings.machine.get("packages") for seen in (one, other)]
-    mappings = [side if isinstance(side, Mapping) else {} for side in sides]
-    changes = environment_changes([mappings[0]], [mappings[1]])
-    return ", ".join(f"{change.key} {change.base or 'absent'} / {change.new or 'absent'}" for change in changes)
-
-
-# ------------------------------------------------------------------------------------------------- single stages
-
-
-def _of_order(one: Observed, other: Observed) -> dict[str, object]:
-    indices = [stage_rules.indices_of(seen) for seen in (one, other)]
-    same = None if None in indices else indices[0] == indices[1]
-    lists = [None if seen.loader.listing is None else seen.loader.listing.files for seen in (one, other)]
-    given = [seen.loader.generators for seen in (one, other)]
-    facts: dict[str, object] = {
-        "same_indices": same,
-        "listing": None not in lists and lists[0] != lists[1],
-        "folder": _folder(one, other),
-        "no_generator": one.loader.draws_by_default
-        if one.loader.draws_by_default == other.loader.draws_by_default
-        else None,
-        "given_moved": _apart(given[0], given[1]),
-    }
-    if same is False:
-        moments = [seen.random_state.moments.get(_ASKED, {}) for seen in (one, other)]
-        drew = one.random_state.drew(_ASKED, _FIRST_MADE)
-        if one.loader.num_workers == 0:  # the transforms of the first batch drew here, too
-            samples = [sample for batch in one.batches.batches[:1] for sample in batch.samples or ()]
-            inside = {name for sample in samples for name in sample.drew}
-            drew = tuple(name for name in drew if name not in inside or name == "torch")
-        return facts | {"moved": _apart(moments[0], moments[1]), "drew": drew}
-    return facts | _drawn_while(one, other, (MOMENTS[0], _IMPORTED), (_SEEDED, _LOADER_MADE))
+def _of_order(evidence: Evidence, one: Observed, other: Observed) -> Evidence:
+    indices, lists = (_indices(one), _indices(other)), (one.loader.listing, other.loader.listing)
+    by_default = one.loader.draws_by_default
+    evidence = replace(
+        evidence,
+        same_indices=None if None in indices else indices[0] == indices[1],
+        listing=lists[0] is not None and lists[1] is not None and lists[0].files != lists[1].files,
+        folder=_folder(one, other),
+        no_generator=by_default if by_default == other.loader.draws_by_default else None,
+        given_moved=moved(one.loader.generators, other.loader.generators),
+    )
+    if evidence.same_indices is not False:
+        return _drawn_while(evidence, one, other, (_START, _IMPORTED), (_SEEDED, _LOADER_MADE))
+    drew = one.random_state.drew(_ASKED, _FIRST_MADE)
+    if one.loader.num_workers == 0:  # the transforms of the first batch drew here, too
+        inside = {name for batch in one.batches.batches[:1] for sample in batch.samples or () for name in sample.drew}
+        drew = tuple(name for name in drew if name not in inside or name == "torch")
+    return replace(evidence, moved=moved(*_states(_ASKED, one, other)), drew=drew)
 
 
 def _folder(one: Observed, other: Observed) -> str:
@@ -180,58 +487,91 @@ def _folder(one: Observed, other: Observed) -> str:
     return ""
 
 
-def _drawn_while(one: Observed, other: Observed, *spans: tuple[str, str]) -> dict[str, object]:
-    """The generators that were drawn from between two moments, and those that were in another state before."""
+def _drawn_while(evidence: Evidence, one: Observed, other: Observed, *spans: tuple[str, str]) -> Evidence:
+    """With the generators that were drawn from between two moments, and those that were in another state before."""
     drew: dict[str, None] = {}
-    moved: dict[str, None] = {}
+    before: dict[str, None] = {}
     for begin, end in spans:
         drew |= dict.fromkeys(one.random_state.drew(begin, end))
-        states = [seen.random_state.moments.get(begin, {}) for seen in (one, other)]
-        moved |= dict.fromkeys(name for name in _apart(states[0], states[1]) if name in drew)
-    return {"drew": tuple(drew), "moved": tuple(moved)}
+        before |= dict.fromkeys(name for name in moved(*_states(begin, one, other)) if name in drew)
+    return replace(evidence, drew=tuple(drew), moved=tuple(before))
 
 
-def _of_samples(one: Observed, other: Observed, *, before: bool) -> dict[str, object]:
-    pairs = stage_rules.samples_in_common(one, other) or ()
-    pair = next((pair for pair in pairs if _differs(pair, before=before)), None)
+def _of_samples(
+    evidence: Evidence, one: Observed, other: Observed, pairs: Sequence[_Pair], *, before: bool
+) -> Evidence:
+    pair = next((pair for pair in pairs if pair.differs(before=before)), None)
     if pair is None:
-        return {}
-    steps = (None, None) if before else stage_rules.first_step(pair)
-    names = [None if step is None else step.transform for step in steps]
-    return {
-        "transform": names[0] or "",
-        "other_transforms": names[0] != names[1],
-        "drew": pair.first.drew_outside if before else stage_rules.drawn_where_it_differs(pair),
-        "moved": _apart(pair.first.generators or {}, pair.second.generators or {}),
-        "same_files": None if pair.first.file_digests is None else pair.first.file_digests == pair.second.file_digests,
-        "worker": pair.worker,
-        **_of_worker(pair.worker, one.random_state.workers, other.random_state.workers),
+        return evidence
+    names = [None if step is None or before else step.transform for step in pair.steps_apart()]
+    digests = pair.first.file_digests
+    evidence = replace(
+        evidence,
+        transform=names[0] or "",
+        other_transforms=names[0] != names[1],
+        drew=pair.first.drew_outside if before else pair.drew(),
+        moved=moved(pair.first.generators or {}, pair.second.generators or {}),
+        same_files=None if digests is None else digests == pair.second.file_digests,
+        worker=pair.batch.worker,
+    )
+    workers = [{worker.worker: worker for worker in seen.random_state.workers} for seen in (one, other)]
+    a, b = (side.get(pair.batch.worker) if pair.batch.worker is not None else None for side in workers)
+    if a is None or b is None:
+        return evidence
+    at_start, initialised = moved(a.began, b.began), moved(a.initialised, b.initialised)
+    by_init = tuple(name for name in initialised if name not in at_start)
+    return replace(evidence, moved_at_start=at_start, moved_by_init=by_init)
+
+
+def _states(moment: str, one: Observed, other: Observed) -> tuple[Digests, Digests]:
+    return one.random_state.moments.get(moment, {}), other.random_state.moments.get(moment, {})
+
+
+# -------------------------------------------------------------------------------------------------------- words
+
+
+def as_text(verdict: Verdict, *, first: str, second: str) -> str:
+    """The stages, then why the first one differs and what to do, then the others that differ by themselves. Names come
+    from files, so what would steer a terminal is replaced."""
+    lines = _lines(verdict, first, second)
+    return "\n".join(
+        "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line) for line in lines
+    )
+
+
+def _lines(verdict: Verdict, first: str, second: str) -> Iterator[str]:
+    width = max(map(len, STAGES)) + 2
+    for stage in verdict.stages:
+        yield f"{stage.name:<{width}}{stage.status:<9}{stage.detail}".rstrip()
+    yield ""
+    if verdict.repeats:
+        unseen = ", ".join(stage.name for stage in verdict.stages if stage.status == UNSEEN)
+        yield f"{first} and {second} agree{f', as far as was seen (not: {unseen})' if unseen else ''}."
+        return
+    yield f"The first stage that differs between {first} and {second}: {verdict.first}"
+    for finding in verdict.findings:
+        if finding.stage.name != verdict.first:
+            yield ""
+            yield f"Also, by itself: {finding.stage.name}"
+        for reason in finding.reasons:
+            yield f"  {reason.confidence}: {reason.name}, for {reason.because}"
+            yield "  fix:"
+            yield from (f"      {line}" for line in reason.fix.splitlines())
+
+
+def as_json(verdict: Verdict) -> str:
+    """The same as one JSON document."""
+    content = {
+        "repeats": verdict.repeats,
+        "first": verdict.first,
+        "stages": to_json(verdict.stages),
+        "findings": [
+            {
+                "stage": finding.stage.name,
+                "reasons": [{**to_json(reason), "fix": reason.fix} for reason in finding.reasons],
+            }
+            for finding in verdict.findings
+        ],
+        "divergence": to_json(verdict.divergence),
     }
-
-
-def _differs(pair: Pair, *, before: bool) -> bool:
-    if before:
-        contents = [(sample.before, sample.file_digests) for sample in (pair.first, pair.second)]
-        return contents[0] != contents[1]
-    return pair.first.after != pair.second.after
-
-
-def _of_worker(number: int | None, one: tuple[Worker, ...], other: tuple[Worker, ...]) -> dict[str, object]:
-    found = [next((worker for worker in side if worker.worker == number), None) for side in (one, other)]
-    if found[0] is None or found[1] is None:
-        return {}
-    at_start = _apart(found[0].began, found[1].began)
-    after = _apart(found[0].initialised, found[1].initialised)
-    return {"moved_at_start": at_start, "moved_by_init": tuple(name for name in after if name not in at_start)}
-
-
-def _of_weights(one: Observed, other: Observed) -> dict[str, object]:
-    names = [stage_rules.weights_by_name(seen) or {} for seen in (one, other)]
-    forms = [{name: word.partition(":")[0] for name, word in side.items()} for side in names]
-    spans = ((MOMENTS[0], _IMPORTED), (_LOADER_MADE, _MODEL_MADE))
-    return {"names_differ": forms[0] != forms[1], **_drawn_while(one, other, *spans)}
-
-
-def _apart(one: Digests, other: Digests) -> tuple[str, ...]:
-    """The generators whose states differ, of those that both sides have."""
-    return tuple(name for name, state in one.items() if name in other and other[name] != state)
+    return json.dumps(content, indent=1)

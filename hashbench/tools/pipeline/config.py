@@ -1,4 +1,5 @@
-"""What to run: a Python file with the pipeline's functions, or a YAML file that names them and gives values.
+"""What to run: a Python file with the pipeline's functions, by name or marked by a decorator, or a YAML file that names
+them and gives values.
 
 Loading a configuration executes the user's own file, so it is done in the child process of a check.
 """
@@ -12,23 +13,67 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from hashbench.errors import HashbenchError, first_line
 from hashbench.suites.python_suites import import_file
-from hashbench.tools.pipeline.parts import NAMES, part_of
 
 EXAMPLE = "def make_loader(seed): return torch.utils.data.DataLoader(...)"
-_VALUES = ("seed", "steps")
-_DEFAULTS: Mapping[str, int] = MappingProxyType({"seed": 1337, "steps": 3})
-_LEAST: Mapping[str, int] = MappingProxyType({"seed": 0, "steps": 1})
-_MOST: Mapping[str, int] = MappingProxyType({"seed": 2**32 - 1, "steps": 10_000})
+NAMES = ("make_loader", "make_model", "make_optimizer", "loss", "forward", "set_seed")
+"""What a file's functions may be called; only ``make_loader`` must be there."""
+
+_VALUES: Mapping[str, tuple[int, int, int]] = MappingProxyType({"seed": (1337, 0, 2**32 - 1), "steps": (3, 1, 10_000)})
+"""The values that a configuration may give: default, least, greatest."""
+
+_MARK = "__hashbench_pipeline__"
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+# ------------------------------------------------------------------------------------------------- the decorators
+
+
+def loader(function: _Function, /) -> _Function:
+    """Mark the function that is called with the seed and returns the loader of batches."""
+    return _marked(function, "make_loader")
+
+
+def model(function: _Function, /) -> _Function:
+    """Mark the function that is called without arguments and returns the model, on its device."""
+    return _marked(function, "make_model")
+
+
+def optimizer(function: _Function, /) -> _Function:
+    """Mark the function that is called with the model's parameters and returns the optimizer."""
+    return _marked(function, "make_optimizer")
+
+
+def loss(function: _Function, /) -> _Function:
+    """Mark the function that is called with the model's output and the batch and returns a scalar tensor."""
+    return _marked(function, "loss")
+
+
+def forward(function: _Function, /) -> _Function:
+    """Mark the function that is called with the model and a batch and returns the output."""
+    return _marked(function, "forward")
+
+
+def seeding(function: _Function, /) -> _Function:
+    """Mark the function that is called first, with the seed: what the training script does to seed itself."""
+    return _marked(function, "set_seed")
+
+
+def _marked(function: _Function, part: str) -> _Function:
+    setattr(function, _MARK, part)
+    return function
+
+
+# ------------------------------------------------------------------------------------------------------ the file
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The parts of one pipeline. ``functions`` holds those of :data:`~hashbench.tools.pipeline.parts.NAMES` that there
-    are; ``steps`` is the number of batches that are looked at and trained on."""
+    """The parts of one pipeline: those functions of :data:`NAMES` that there are, and the number of batches that are
+    looked at and trained on."""
 
     functions: Mapping[str, Callable[..., Any]]
     seed: int
@@ -42,9 +87,9 @@ class Config:
 def check_path(path: Path) -> None:
     """Raises :class:`HashbenchError` unless ``path`` is a file of a kind that :func:`load` knows."""
     if not path.is_file():
-        raise unusable(path, "there is no such file", tip="Check the path.")
+        raise _unusable(path, "there is no such file", tip="Check the path.")
     if path.suffix not in (".py", ".yaml", ".yml"):
-        raise unusable(path, "it is neither a Python file (.py) nor YAML (.yaml)", tip=f"Write one with `{EXAMPLE}`.")
+        raise _unusable(path, "it is neither a Python file (.py) nor YAML (.yaml)", tip=f"Write one with `{EXAMPLE}`.")
 
 
 def load(path: Path) -> Config:
@@ -55,48 +100,48 @@ def load(path: Path) -> Config:
         Exception: whatever the file raises.
     """
     check_path(path)
-    return _of_python(path) if path.suffix == ".py" else _of_yaml(path)
+    functions, content = _of_python(path) if path.suffix == ".py" else _of_yaml(path)
+    if "make_loader" not in functions:
+        raise _unusable(path, "it has no loader", tip=f"Add `{EXAMPLE}`, or mark a function with @pipeline.loader.")
+    values = {}
+    for name, (default, least, most) in _VALUES.items():
+        value = values[name] = content.get(name, default)
+        if type(value) is not int or not least <= value <= most:
+            tip = f"Write a whole number from {least} to {most}."
+            raise _unusable(path, f"{name} = {value!r} is out of place", tip=tip)
+    return Config(functions, **values)
 
 
-def _of_python(path: Path) -> Config:
+def _of_python(path: Path) -> tuple[dict[str, Any], Mapping[Any, Any]]:
     module = vars(import_file(path.resolve()))
     functions = {name: module[name] for name in NAMES if callable(module.get(name))}
     for value in list(module.values()):
-        part = part_of(value)
-        if part and functions.setdefault(part, value) is not value:
-            raise unusable(path, f"two functions are its {part}", tip="Mark or name only one of them.")
-    return _config(path, functions, {name: module[name] for name in _VALUES if name in module})
+        part = getattr(value, _MARK, "") if callable(value) else ""
+        if isinstance(part, str) and part and functions.setdefault(part, value) is not value:
+            raise _unusable(path, f"two functions are its {part}", tip="Mark or name only one of them.")
+    return functions, module
 
 
-def _of_yaml(path: Path) -> Config:
-    content = _parsed(path)
-    known = {*NAMES, *_VALUES, "loader", "model", "optimizer"}
-    unknown = sorted(str(key) for key in content if key not in known)
-    if unknown:
-        tip = f"Known are {', '.join(sorted(known))}."
-        raise unusable(path, f"it has an unknown entry {unknown[0]!r}", tip=tip)
-    sys.path.insert(0, str(path.resolve().parent))
-    functions = {}
-    for name in NAMES:
-        entry = content.get(name, content.get(name.removeprefix("make_")))
-        if entry is not None:
-            functions[name] = _named(path, name, entry)
-    return _config(path, functions, {name: content[name] for name in _VALUES if name in content})
-
-
-def _parsed(path: Path) -> Mapping[Any, Any]:
+def _of_yaml(path: Path) -> tuple[dict[str, Any], Mapping[Any, Any]]:
     try:
         import yaml
     except ImportError:
-        raise unusable(path, "reading YAML needs PyYAML", tip="pip install 'hashbench[pipeline]'") from None
+        raise _unusable(path, "reading YAML needs PyYAML", tip="pip install 'hashbench[pipeline]'") from None
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         first = first_line(error) or type(error).__name__
-        raise unusable(path, f"it is no YAML ({first})", tip="Check it with any YAML tool.") from error
+        raise _unusable(path, f"it is no YAML ({first})", tip="Check it with any YAML tool.") from error
     if not isinstance(content, Mapping):
-        raise unusable(path, "it is not a list of entries", tip="Begin with `loader: module:function`.")
-    return content
+        raise _unusable(path, "it is not a list of entries", tip="Begin with `loader: module:function`.")
+    known = {*NAMES, *_VALUES, "loader", "model", "optimizer"}
+    unknown = sorted(str(key) for key in content if key not in known)
+    if unknown:
+        tip = f"Known are {', '.join(sorted(known))}."
+        raise _unusable(path, f"it has an unknown entry {unknown[0]!r}", tip=tip)
+    sys.path.insert(0, str(path.resolve().parent))
+    entries = {name: content.get(name, content.get(name.removeprefix("make_"))) for name in NAMES}
+    return {name: _named(path, name, entry) for name, entry in entries.items() if entry is not None}, content
 
 
 def _named(path: Path, part: str, entry: Any) -> Callable[..., Any]:
@@ -106,7 +151,7 @@ def _named(path: Path, part: str, entry: Any) -> Callable[..., Any]:
         entry, arguments = entry.get("call"), entry.get("arguments", {})
     tip = "Write `module:function`, `file.py:function`, or `{call: …, arguments: {…}}`."
     if not isinstance(entry, str) or entry.count(":") != 1 or not isinstance(arguments, Mapping):
-        raise unusable(path, f"{part} names no function", tip=tip)
+        raise _unusable(path, f"{part} names no function", tip=tip)
     where, _, name = entry.partition(":")
     if where.endswith(".py"):
         file = path.resolve().parent / where
@@ -116,20 +161,9 @@ def _named(path: Path, part: str, entry: Any) -> Callable[..., Any]:
         module = importlib.import_module(where)
     function = getattr(module, name, None)
     if not callable(function):
-        raise unusable(path, f"{where} has no function {name!r}", tip=tip)
+        raise _unusable(path, f"{where} has no function {name!r}", tip=tip)
     return functools.partial(function, **{str(key): value for key, value in arguments.items()})
 
 
-def _config(path: Path, functions: Mapping[str, Any], values: Mapping[str, Any]) -> Config:
-    if "make_loader" not in functions:
-        raise unusable(path, "it has no loader", tip=f"Add `{EXAMPLE}`, or mark a function with @pipeline.loader.")
-    for name, value in values.items():
-        if type(value) is not int or not _LEAST[name] <= value <= _MOST[name]:
-            tip = f"Write a whole number from {_LEAST[name]} to {_MOST[name]}."
-            raise unusable(path, f"{name} = {value!r} is out of place", tip=tip)
-    return Config(functions, **{**_DEFAULTS, **values})
-
-
-def unusable(path: Path, what: str, *, tip: str) -> HashbenchError:
-    """The error for a configuration that cannot be run."""
+def _unusable(path: Path, what: str, *, tip: str) -> HashbenchError:
     return HashbenchError(f"cannot use the pipeline {path}: {what}", consequence="nothing was run", tip=tip)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +24,20 @@ from torch.utils.data import (
 )
 
 from hashbench.run.rng import is_generator, state_digest
-from hashbench.tools.pipeline.anatomy import dissect, listing_of
-from hashbench.tools.pipeline.contents import content_digest
+from hashbench.tools.pipeline.anatomy import Anatomy, dissect, length_of, listing_of
 from hashbench.tools.pipeline.observed import MOMENTS, Batch, Batches, Folder, Loader, Sample, Transform, Worker
-from hashbench.tools.pipeline.recording import MAIN_PROCESS, Watch, WatchedCollate, WatchedInit, matched, read_notes
+from hashbench.tools.pipeline.recording import (
+    MAIN_PROCESS,
+    Watch,
+    WatchedCollate,
+    WatchedInit,
+    content_digest,
+    matched,
+    read_notes,
+)
 
 _SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-ASKED, FIRST_MADE = MOMENTS[-2:]
+_ASKED, _FIRST_MADE = MOMENTS[-2:]
 _MOST_ENTRIES = 1_000_000
 _NOT_LOADER = "the loader is no torch.utils.data.DataLoader, so only its batches are seen"
 
@@ -43,38 +51,40 @@ class Made:
     workers: tuple[Worker, ...]
 
 
-def first_batches(
-    loader: Any, *, steps: int, folder: Path, modules: tuple[str, ...], note: Callable[[str], None]
-) -> Made:
-    """The first ``steps`` batches of ``loader``. ``note`` is called with each of the moments that come
-    by meanwhile.
+def first_batches(loader: Any, *, steps: int, modules: tuple[str, ...], note: Callable[[str], None]) -> Made:
+    """The first ``steps`` batches of ``loader``. ``note`` is called with each of the moments that come by meanwhile.
 
     Raises:
         Exception: whatever the loader raises.
     """
-    watch = Watch(folder, modules=modules)
     received: list[Any] = []
     digests: list[str | None] = []
     exhausted = False
-    with _watched(loader, watch):
-        note(ASKED)
-        iterator = iter(loader)
-        while len(received) < steps:
-            try:
-                with _seen_here(watch):
+    with tempfile.TemporaryDirectory(prefix="hashbench-") as folder:
+        watch = Watch(Path(folder), modules=modules)
+        with _watched(loader, watch):
+            note(_ASKED)
+            iterator = iter(loader)
+            while len(received) < steps and not exhausted:
+                if watch.recorder is not None:
+                    watch.recorder.start()
+                try:
                     batch = next(iterator)
-            except StopIteration:
-                exhausted = True
-                break
-            if not received:
-                note(FIRST_MADE)
-            received.append(batch)
-            digests.append(content_digest(batch))
-        del iterator  # ends the workers
-    workers, notes = read_notes(folder)
-    batches = _with_notes(digests, matched(digests, notes))
+                except StopIteration:
+                    exhausted = True
+                    continue
+                finally:
+                    if watch.recorder is not None:
+                        watch.recorder.stop()
+                if not received:
+                    note(_FIRST_MADE)
+                received.append(batch)
+                digests.append(content_digest(batch))
+            del iterator  # ends the workers
+        workers, notes = read_notes(Path(folder))
+    batches = matched(digests, notes)
     used = {batch.worker for batch in batches}
-    seen = Batches(batches, steps, exhausted, _absent(loader, batches, digests))
+    seen = Batches(batches, steps, exhausted, _absent(loader, batches))
     return Made(tuple(received), seen, tuple(worker for worker in workers if worker.worker in used))
 
 
@@ -96,51 +106,29 @@ def _watched(loader: Any, watch: Watch) -> Iterator[None]:
         loader.collate_fn, loader.worker_init_fn = collate, initialise
 
 
-@contextlib.contextmanager
-def _seen_here(watch: Watch) -> Iterator[None]:
-    if watch.recorder is None:
-        yield
-        return
-    watch.recorder.start()
-    try:
-        yield
-    finally:
-        watch.recorder.stop()
-
-
-def _with_notes(digests: list[str | None], notes: list[Any]) -> tuple[Batch, ...]:
-    found = []
-    for number, (digest, note) in enumerate(zip(digests, notes, strict=True)):
-        if note is None:
-            found.append(Batch(number, digest))
-        else:
-            found.append(Batch(number, digest, note.worker, note.samples))
-    return tuple(found)
-
-
-def _absent(loader: Any, batches: tuple[Batch, ...], digests: list[str | None]) -> dict[str, str]:
+def _absent(loader: Any, batches: tuple[Batch, ...]) -> dict[str, str]:
     """Why what is missing from the batches is missing."""
-    found = {}
-    samples = [sample for batch in batches for sample in batch.samples or ()]
-    if any(digest is None for digest in digests):
-        found["digest"] = "a batch holds something of a kind that cannot be hashed"
+    absent = {}
+    if any(batch.digest is None for batch in batches):
+        absent["digest"] = "a batch holds something of a kind that cannot be hashed"
     if not isinstance(loader, DataLoader):
-        return found | dict.fromkeys(("samples", "files", "before", "after"), _NOT_LOADER)
+        return absent | dict.fromkeys(("samples", "files", "before", "after"), _NOT_LOADER)
     if any(batch.samples is None for batch in batches):
-        found["samples"] = "batches could not be told apart, or were changed after they were collated"
-    reason = "no file was opened by Python while a sample was made (C code opens files unseen)"
-    if any(sample.index is None for sample in samples):
-        whole = "is iterable" if isinstance(loader.dataset, IterableDataset) else "makes whole batches"
-        reason = f"the dataset {whole}, so that the making of a single sample is not seen"
-        found["index"] = reason
-    if any(sample.files is None for sample in samples):
-        found["files"] = reason
-    if any(sample.before is None for sample in samples):
-        why = "no transform was seen at work, or it got something that cannot be hashed"
-        found["before"] = found.get("index", why)
-    if any(sample.after is None for sample in samples):
-        found["after"] = "a sample holds something of a kind that cannot be hashed"
-    return found
+        absent["samples"] = "batches could not be told apart, or were changed after they were collated"
+    whole = "is iterable" if isinstance(loader.dataset, IterableDataset) else "makes whole batches"
+    no_index = f"the dataset {whole}, so that the making of a single sample is not seen"
+    samples = [sample for batch in batches for sample in batch.samples or ()]
+    indexed = all(sample.index is not None for sample in samples)
+    reasons = {
+        "index": no_index,
+        "files": "no file was opened by Python while a sample was made (C code opens files unseen)",
+        "before": "no transform was seen at work, or it got something that cannot be hashed",
+        "after": "a sample holds something of a kind that cannot be hashed",
+    }
+    for name, reason in reasons.items():
+        if any(getattr(sample, name) is None for sample in samples):
+            absent[name] = reason if indexed or name == "after" else no_index
+    return absent
 
 
 # --------------------------------------------------------------------------------------------------- the facts
@@ -150,25 +138,24 @@ def facts_of(loader: Any, *, seed: int, folders: tuple[Folder, ...], batches: Ba
     """What the loader is made of. ``given``: :func:`given_generators`, of before the first batch."""
     is_torchs = isinstance(loader, DataLoader)
     dataset = getattr(loader, "dataset", None)
-    samples = [sample for batch in batches.batches for sample in batch.samples or ()]
-    transforms = _transforms(dataset, samples)
-    listing = None if dataset is None else listing_of(dataset)
-    sampler, batch_sampler = getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)
+    anatomy = Anatomy() if dataset is None else dissect(dataset)
+    transforms, listing = _transforms(anatomy, batches), listing_of(anatomy)
+    order = _order_of(loader) if is_torchs else None
     absent = {} if is_torchs else {"loader": _NOT_LOADER}
     if listing is None:
         absent["listing"] = "the dataset holds no list of files as long as it is itself"
-    if transforms is None:
+    if not transforms:
         absent["transforms"] = "no transform was found in the dataset"
     return Loader(
         kind=_kind(loader),
         dataset=_kind(dataset),
-        length=_length(dataset),
-        batch_size=getattr(loader, "batch_size", None) if is_torchs else None,
+        length=length_of(dataset),
+        batch_size=loader.batch_size if is_torchs else None,
         num_workers=loader.num_workers if is_torchs else 0,
-        shuffle=_shuffles(_sampler_of(loader)) if is_torchs else None,
-        sampler=_kind(sampler),
-        batch_sampler=_kind(batch_sampler),
-        draws_by_default=_draws_by_default(loader) if is_torchs else None,
+        shuffle=True if isinstance(order, _SHUFFLING) else False if isinstance(order, SequentialSampler) else None,
+        sampler=_kind(getattr(loader, "sampler", None)),
+        batch_sampler=_kind(getattr(loader, "batch_sampler", None)),
+        draws_by_default=_draws_by_default(order),
         generators=given,
         seed=seed,
         worker_init_fn=_kind(getattr(loader, "worker_init_fn", None)) or None,
@@ -177,8 +164,8 @@ def facts_of(loader: Any, *, seed: int, folders: tuple[Folder, ...], batches: Ba
         persistent_workers=bool(getattr(loader, "persistent_workers", False)),
         drop_last=bool(getattr(loader, "drop_last", False)),
         pin_memory=bool(getattr(loader, "pin_memory", False)),
-        transforms=transforms,
-        random_transforms=None if transforms is None else tuple(one.name for one in transforms if one.is_random),
+        transforms=transforms or None,
+        random_transforms=tuple(item.name for item in transforms if item.drew) if transforms else None,
         listing=listing,
         folders=folders,
         absent=absent,
@@ -187,44 +174,37 @@ def facts_of(loader: Any, *, seed: int, folders: tuple[Folder, ...], batches: Ba
 
 def given_generators(loader: Any) -> dict[str, str]:
     """The states of the generators that the loader and its samplers hold, by name."""
-    found = {}
-    sampler, batch_sampler = getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)
-    for name, owner in (("loader", loader), ("sampler", sampler), ("batch_sampler", batch_sampler)):
-        for attribute, value in list(getattr(owner, "__dict__", {}).items()):
-            if is_generator(value):
-                found[f"{name}.{attribute}"] = state_digest(value)
-    return found
+    owners = {"loader": loader}
+    owners |= {name: getattr(loader, name, None) for name in ("sampler", "batch_sampler")}
+    return {
+        f"{name}.{attribute}": state_digest(value)
+        for name, owner in owners.items()
+        for attribute, value in list(getattr(owner, "__dict__", {}).items())
+        if is_generator(value)
+    }
 
 
-def _transforms(dataset: Any, samples: list[Sample]) -> tuple[Transform, ...] | None:
-    """Those that were found in the dataset, and those that were seen at work."""
-    texts = {} if dataset is None else dissect(dataset).texts
-    found = []
-    names = dict.fromkeys([*texts, *(step.transform for sample in samples for step in sample.steps or ())])
-    for name in names:
-        steps = [step for sample in samples for step in sample.steps or () if step.transform == name]
-        drew = sorted({generator for step in steps for generator in step.drew})
-        if steps or name in texts:
-            found.append(Transform(name, texts.get(name, name), len(steps), tuple(drew)))
-    seen = [one for one in found if one.calls]
-    return tuple(seen) if seen else None
+def _transforms(anatomy: Anatomy, batches: Batches) -> tuple[Transform, ...]:
+    """Those that were seen at work, in the order in which they are found in the dataset."""
+    samples: list[Sample] = [sample for batch in batches.batches for sample in batch.samples or ()]
+    steps = [step for sample in samples for step in sample.steps or ()]
+    transforms = []
+    for name in dict.fromkeys([*anatomy.texts, *(step.transform for step in steps)]):
+        drew = [step.drew for step in steps if step.transform == name]
+        if drew:
+            generators = sorted({generator for names in drew for generator in names})
+            transforms.append(Transform(name, anatomy.texts.get(name, name), len(drew), tuple(generators)))
+    return tuple(transforms)
 
 
-def _shuffles(sampler: Any) -> bool | None:
-    if isinstance(sampler, _SHUFFLING):
-        return True
-    return False if isinstance(sampler, SequentialSampler) else None
-
-
-def _draws_by_default(loader: DataLoader[Any]) -> bool | None:
+def _draws_by_default(order: Any) -> bool | None:
     """See :class:`~hashbench.tools.pipeline.observed.Loader`."""
-    sampler = _sampler_of(loader)
-    if isinstance(sampler, _SHUFFLING):
-        return sampler.generator is None
-    return False if isinstance(sampler, SequentialSampler) else None
+    if isinstance(order, _SHUFFLING):
+        return order.generator is None
+    return False if isinstance(order, SequentialSampler) else None
 
 
-def _sampler_of(loader: DataLoader[Any]) -> Any:
+def _order_of(loader: DataLoader[Any]) -> Any:
     """What decides the order: with a batch sampler of the user's own, ``loader.sampler`` is there but never asked."""
     batch_sampler = loader.batch_sampler
     if batch_sampler is None:
@@ -245,13 +225,6 @@ def _kind(value: Any) -> str:
         return ""
     named = value if hasattr(value, "__qualname__") else type(value)
     return f"{named.__module__}.{named.__qualname__}"
-
-
-def _length(dataset: Any) -> int | None:
-    try:
-        return len(dataset)
-    except (TypeError, NotImplementedError):
-        return None
 
 
 class FolderWatch:
@@ -279,17 +252,16 @@ class FolderWatch:
 
     def folders(self, root: str) -> tuple[Folder, ...]:
         """What the system lists in each of those at or below ``root``, which is named by its path from there."""
-        found = []
+        folders = []
         for path in self._paths:
-            inside = not os.path.relpath(path, root).startswith("..") if root else True
+            name = os.path.relpath(path, root) if root else path
             try:
-                names = os.listdir(path) if inside else []  # noqa: PTH208 – in the system's own order
+                names = [] if root and name.startswith("..") else os.listdir(path)  # noqa: PTH208 – in the system's order
             except OSError:
                 continue
             if names and len(names) <= _MOST_ENTRIES:
-                name = os.path.relpath(path, root) if root else path
-                found.append(Folder(name, len(names), _names_digest(names), _names_digest(sorted(names))))
-        return tuple(found)
+                folders.append(Folder(name, len(names), _names_digest(names), _names_digest(sorted(names))))
+        return tuple(folders)
 
 
 def _names_digest(names: list[str]) -> str:

@@ -19,6 +19,11 @@ MOMENTS = ("start", "imported", "seeded", "loader made", "model made", "first ba
 Digests = Mapping[str, str]
 
 
+def moved(before: Digests, after: Digests) -> tuple[str, ...]:
+    """The names, of those that both have, whose digests differ: generators that are in another state."""
+    return tuple(name for name, state in before.items() if name in after and after[name] != state)
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One transform's work on one sample: its place (``dataset.transform.transforms.1 RandomHorizontalFlip``), the
@@ -89,11 +94,6 @@ class Transform:
     calls: int
     drew: tuple[str, ...]
 
-    @property
-    def is_random(self) -> bool:
-        """Whether it drew from a generator where it was seen."""
-        return bool(self.drew)
-
 
 @dataclass(frozen=True, slots=True)
 class Loader:
@@ -144,8 +144,7 @@ class RandomState:
 
     def drew(self, first: str, last: str) -> tuple[str, ...]:
         """The generators whose state is another at ``last`` than at ``first``."""
-        before, after = self.moments.get(first, {}), self.moments.get(last, {})
-        return tuple(name for name in before if name in after and before[name] != after[name])
+        return moved(self.moments.get(first, {}), self.moments.get(last, {}))
 
 
 @dataclass(frozen=True, slots=True)

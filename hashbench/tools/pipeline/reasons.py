@@ -8,8 +8,10 @@ exclude the others was not seen. The names of transforms and samplers decide not
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+
+from hashbench.catalog import Origin
 
 GLOBAL = ("python", "numpy", "torch", "cuda")
 
@@ -53,6 +55,11 @@ class Evidence:
     origin: str = ""
     kernel: str = ""
 
+    @property
+    def drawn(self) -> str:
+        """The generators that were drawn from and were in another state before, in words."""
+        return " and ".join(name for name in self.drew if name in self.moved)
+
 
 @dataclass(frozen=True, slots=True)
 class Reason:
@@ -71,20 +78,20 @@ class Reason:
 def decide(evidence: Evidence) -> tuple[Reason, ...]:
     """The reasons that the evidence allows, the likeliest first: one where it decides, never none."""
     if evidence.asked_otherwise and _could_follow(evidence):
-        return _proven(
-            "asked otherwise", f"the two were not told to do the same: {', '.join(evidence.asked_otherwise)}"
-        )
-    found = _order_of_python(evidence)
-    if found is not None:
-        return (found,)
+        asked = ", ".join(evidence.asked_otherwise)
+        return (Reason("asked otherwise", "proven", f"the two were not told to do the same: {asked}"),)
+    reason = _order_of_python(evidence)
+    if reason is not None:
+        return (reason,)
+    if evidence.stage == "order":
+        return _of_shuffle(evidence) if evidence.same_indices is False else _of_listing(evidence)
     rules = {
         "file list": _of_files,
-        "order": _of_order,
         "before transform": _of_content,
         "after transform": _of_transforms,
         "initial weights": _of_weights,
     }
-    return rules.get(evidence.stage, _of_model)(evidence)
+    return (rules.get(evidence.stage, _of_model)(evidence),)
 
 
 def _could_follow(evidence: Evidence) -> bool:
@@ -92,14 +99,6 @@ def _could_follow(evidence: Evidence) -> bool:
     if evidence.stage == "order":
         return evidence.same_indices is False
     return bool(evidence.drew) and evidence.same_files is not False and not evidence.names_differ
-
-
-def _proven(name: str, because: str) -> tuple[Reason, ...]:
-    return (Reason(name, "proven", because),)
-
-
-def _likely(name: str, because: str) -> tuple[Reason, ...]:
-    return (Reason(name, "likely", because),)
 
 
 def _order_of_python(evidence: Evidence) -> Reason | None:
@@ -116,129 +115,114 @@ def _order_of_python(evidence: Evidence) -> Reason | None:
     return None
 
 
-def _of_files(_evidence: Evidence) -> tuple[Reason, ...]:
-    return _proven("other files", "the dataset has files in one check that it lacks in the other")
-
-
-def _of_order(evidence: Evidence) -> tuple[Reason, ...]:
-    if evidence.same_indices is False:
-        return _of_shuffle(evidence)
-    if evidence.listing or evidence.same_indices:
-        return _of_listing(evidence)
-    return _likely(
-        "unknown order", "the samples come in another order, but neither indices nor a list of files were seen"
-    )
+def _of_files(_evidence: Evidence) -> Reason:
+    return Reason("other files", "proven", "the dataset has files in one check that it lacks in the other")
 
 
 def _of_shuffle(evidence: Evidence) -> tuple[Reason, ...]:
     """The sampler asked for other indices."""
+    asked = "the sampler asked for other indices"
     if evidence.given_moved:
-        given = " and ".join(evidence.given_moved)
-        return _proven("unseeded shuffle", f"{given} was in another state when the first batch was asked for")
+        because = f"{' and '.join(evidence.given_moved)} was in another state when the first batch was asked for"
+        return (Reason("unseeded shuffle", "proven", because),)
     if evidence.no_generator and "torch" in evidence.moved:
         state = "torch's was in another state when the first batch was asked for"
-        return _proven("unseeded shuffle", f"the sampler has no generator of its own, and {state}")
-    drawn = [name for name in evidence.drew if name in evidence.moved]
-    special = [name for name in drawn if name != "torch"] or drawn  # a loader always draws one number from torch's
-    if special and evidence.no_generator is None:
-        state = f"{_and(special)}'s generator, which moved meanwhile, was in another state"
-        return _likely("unseeded shuffle", f"the sampler asked for other indices, and {state}")
-    return _likely(
-        "unknown order",
-        "the sampler asked for other indices, and no generator that it can have drawn from was in another state",
-    )
+        return (Reason("unseeded shuffle", "proven", f"the sampler has no generator of its own, and {state}"),)
+    # a loader always draws one number from torch's
+    others = replace(evidence, drew=tuple(name for name in evidence.drew if name != "torch")).drawn or evidence.drawn
+    if others and evidence.no_generator is None:
+        state = f"{others}'s generator, which moved meanwhile, was in another state"
+        return (Reason("unseeded shuffle", "likely", f"{asked}, and {state}"),)
+    because = f"{asked}, and no generator that it can have drawn from was in another state"
+    return (Reason("unknown order", "likely", because),)
 
 
 def _of_listing(evidence: Evidence) -> tuple[Reason, ...]:
     """The same indices lead to other files."""
-    drawn = [name for name in evidence.drew if name in evidence.moved]
+    if not (evidence.listing or evidence.same_indices):
+        because = "the samples come in another order, but neither indices nor a list of files were seen"
+        return (Reason("unknown order", "likely", because),)
     if evidence.folder:
         because = f"the system lists {evidence.folder} in another order, and the dataset's list is not sorted"
-        return _proven("unsorted file listing", because)
-    if drawn:
-        because = f"{_and(drawn)}'s generator, in another state, was drawn from while the loader was made"
-        return _likely("unseeded shuffle", f"the dataset's list is in another order; {because}")
+        return (Reason("unsorted file listing", "proven", because),)
+    if evidence.drawn:
+        because = f"{evidence.drawn}'s generator, in another state, was drawn from while the loader was made"
+        return (Reason("unseeded shuffle", "likely", f"the dataset's list is in another order; {because}"),)
     because = "the same indices lead to other files: the dataset's list is in another order and not sorted"
-    found = _likely("unsorted file listing", because)
-    if evidence.hash_order is None:
-        found += _likely("set order", "the hash seeds differ, and no experiment excludes them")
-    return found
+    listing = Reason("unsorted file listing", "likely", because)
+    if evidence.hash_order is not None:
+        return (listing,)
+    return (listing, Reason("set order", "likely", "the hash seeds differ, and no experiment excludes them"))
 
 
-def _of_content(evidence: Evidence) -> tuple[Reason, ...]:
+def _of_content(evidence: Evidence) -> Reason:
     if evidence.same_files is False:
-        return _proven("other file content", "files of the same name hold other bytes")
-    drawn = [name for name in evidence.drew if name in evidence.moved]
-    if drawn:
-        return _random("random dataset", evidence, f"the dataset drew from {_and(drawn)} before any transform", drawn)
+        return Reason("other file content", "proven", "files of the same name hold other bytes")
+    if evidence.drawn:
+        return _random("random dataset", evidence, f"the dataset drew from {evidence.drawn} before any transform")
     if evidence.packages:
-        return _likely(
-            "other packages", f"the files are equal, what was read from them is not; versions: {evidence.packages}"
-        )
-    return _likely("unknown content", "what was read differs, though no generator that was seen was drawn from")
+        because = f"the files are equal, what was read from them is not; versions: {evidence.packages}"
+        return Reason("other packages", "likely", because)
+    because = "what was read differs, though no generator that was seen was drawn from"
+    return Reason("unknown content", "likely", because)
 
 
-def _of_transforms(evidence: Evidence) -> tuple[Reason, ...]:
+def _of_transforms(evidence: Evidence) -> Reason:
     if evidence.other_transforms:
-        return _likely("other transforms", "the samples went through other transforms, or in another order")
-    who = f"{evidence.transform} drew from" if evidence.transform else "the dataset drew from"
-    name = "random transform" if evidence.transform else "random dataset"
-    if evidence.drew and any(one in evidence.moved for one in evidence.drew):
-        drawn = [one for one in evidence.drew if one in evidence.moved]
-        return _random(name, evidence, f"{who} {_and(drawn)}", drawn)
-    if evidence.drew:
-        return _likely(name, f"{who} {_and(evidence.drew)}, whose state was the same before the sample")
+        because = "the samples went through other transforms, or in another order"
+        return Reason("other transforms", "likely", because)
     what = evidence.transform or "the dataset"
-    because = (
-        f"{what} gave another result without drawing from any generator that was seen: a clock, os.urandom, uuid, a set"
-    )
-    return _likely("unknown content", because)
+    name = "random transform" if evidence.transform else "random dataset"
+    if evidence.drawn:
+        return _random(name, evidence, f"{what} drew from {evidence.drawn}")
+    if evidence.drew:
+        because = f"{what} drew from {' and '.join(evidence.drew)}, whose state was the same before the sample"
+        return Reason(name, "likely", because)
+    drawing = "without drawing from any generator that was seen: a clock, os.urandom, uuid, a set"
+    return Reason("unknown content", "likely", f"{what} gave another result {drawing}")
 
 
-def _random(name: str, evidence: Evidence, because: str, drawn: list[str]) -> tuple[Reason, ...]:
+def _random(name: str, evidence: Evidence, because: str) -> Reason:
     """Something drew from a generator in another state: who put it there?"""
-    by_init = [one for one in drawn if one in evidence.moved_by_init]
+    drawn = [generator for generator in evidence.drew if generator in evidence.moved]
+    by_init = " and ".join(generator for generator in drawn if generator in evidence.moved_by_init)
+    worker = f"worker {evidence.worker}"
     if evidence.worker is not None and by_init:
-        moves = f"worker_init_fn moves {_and(by_init)} apart (worker {evidence.worker})"
-        return _proven("worker seeds", f"{because}; workers begin in the same state, and {moves}")
-    private = [one for one in drawn if one not in GLOBAL]
-    if private:
-        return _proven(name, f"{because}, a generator of its own, which was in another state")
-    if evidence.worker is not None and any(one in evidence.moved_at_start for one in drawn):
-        because += f"; worker {evidence.worker} began in another state, which the loader draws from torch's generator"
-        return _proven(name, because)
-    if evidence.worker is not None:
-        because += f"; worker {evidence.worker} began in the same state, and something drew from it before this sample"
-        return _likely(name, because)
-    return _proven(name, f"{because}, which was in another state")
+        because += f"; workers begin in the same state, and worker_init_fn moves {by_init} apart ({worker})"
+        return Reason("worker seeds", "proven", because)
+    if any(generator not in GLOBAL for generator in drawn):
+        return Reason(name, "proven", f"{because}, a generator of its own, which was in another state")
+    if evidence.worker is None:
+        return Reason(name, "proven", f"{because}, which was in another state")
+    if any(generator in evidence.moved_at_start for generator in drawn):
+        because += f"; {worker} began in another state, which the loader draws from torch's generator"
+        return Reason(name, "proven", because)
+    because += f"; {worker} began in the same state, and something drew from it before this sample"
+    return Reason(name, "likely", because)
 
 
-def _of_weights(evidence: Evidence) -> tuple[Reason, ...]:
+def _of_weights(evidence: Evidence) -> Reason:
     if evidence.names_differ:
-        return _proven("other model", "the models have other parameters")
-    drawn = [name for name in evidence.drew if name in evidence.moved]
-    if drawn:
-        because = f"make_model drew from {_and(drawn)}, which was in another state"
-        return _proven("unseeded initialisation", because)
-    return _likely("unknown weights", "no generator that was seen was in another state: a checkpoint, or entropy")
+        return Reason("other model", "proven", "the models have other parameters")
+    if evidence.drawn:
+        because = f"make_model drew from {evidence.drawn}, which was in another state"
+        return Reason("unseeded initialisation", "proven", because)
+    because = "no generator that was seen was in another state: a checkpoint, or entropy"
+    return Reason("unknown weights", "likely", because)
 
 
-def _of_model(evidence: Evidence) -> tuple[Reason, ...]:
-    if evidence.origin == "rng":
-        return _proven("random model", f"{evidence.kernel} drew from a generator in another state")
-    if evidence.origin == "settings":
-        return _proven(
-            "other settings", f"torch's settings differ; the first op that they reached is {evidence.kernel}"
-        )
-    if evidence.origin == "kernel":
-        return _likely("kernel", f"{evidence.kernel} gave another result from equal inputs")
+def _of_model(evidence: Evidence) -> Reason:
+    kernel = evidence.kernel
+    if evidence.origin == Origin.RNG:
+        return Reason("random model", "proven", f"{kernel} drew from a generator in another state")
+    if evidence.origin == Origin.SETTINGS:
+        because = f"torch's settings differ; the first op that they reached is {kernel}"
+        return Reason("other settings", "proven", because)
+    if evidence.origin == Origin.KERNEL:
+        return Reason("kernel", "likely", f"{kernel} gave another result from equal inputs")
     if evidence.packages:
-        return _likely("other packages", f"weights and batches are equal; {evidence.packages}")
-    return _likely("unknown model", "weights and first batches are equal, the model's results are not")
-
-
-def _and(names: object) -> str:
-    return " and ".join(names) if isinstance(names, (list, tuple)) else str(names)
+        return Reason("other packages", "likely", f"weights and batches are equal; {evidence.packages}")
+    return Reason("unknown model", "likely", "weights and first batches are equal, the model's results are not")
 
 
 FIXES: Mapping[str, str] = MappingProxyType(

@@ -11,24 +11,25 @@ of a dataset that makes whole batches (``__getitems__``) or yields samples (``It
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import itertools
 import json
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+import xxhash
 from torch.utils.data import get_worker_info
 
-from hashbench.io import file_digest, from_json
+from hashbench.io import file_digest, from_json, to_json
+from hashbench.run.outputs import NotComparableError, flatten
 from hashbench.run.rng import global_state_digests
 from hashbench.tools.pipeline.anatomy import Anatomy, dissect
-from hashbench.tools.pipeline.contents import content_digest, moved
-from hashbench.tools.pipeline.observed import Sample, Step, Worker
+from hashbench.tools.pipeline.observed import Batch, Sample, Step, Worker, moved
+from hashbench.trace.digest import digest, python_digest
 
 _METHODS = frozenset({"__getitem__", "__call__", "_wrapped_call_impl", "forward"})
 """Of objects: where work on a sample begins. ``Module.__call__`` is ``_wrapped_call_impl``."""
@@ -39,25 +40,7 @@ MAIN_PROCESS = -1
 _CODE_ENDINGS = (".py", ".pyc", ".so", ".pyi")
 
 
-@dataclass
-class _Open:
-    """A call that has not returned: a sample being made (``name`` empty) or a transform at work."""
-
-    frame: types.FrameType
-    owner: int
-    name: str
-    states: dict[str, str]
-
-
-@dataclass
-class _SampleInMaking:
-    index: str
-    states: dict[str, str]
-    files: list[str] = field(default_factory=list)
-    before: str | None = None
-    has_before: bool = False
-    steps: list[Step] = field(default_factory=list)
-    inside: set[str] = field(default_factory=set)
+# ---------------------------------------------------------------------------------------------- wrapped functions
 
 
 class Watch:
@@ -65,21 +48,17 @@ class Watch:
 
     def __init__(self, folder: Path, *, modules: tuple[str, ...]) -> None:
         self.folder, self.modules = folder, modules
-        self._recorder: Recorder | None = None
+        self.recorder: Recorder | None = None
+        """That of this process, where it watches."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_recorder": None}
+        return {**self.__dict__, "recorder": None}
 
     def begin(self, worker: int, dataset: Any) -> Recorder:
         """Watch this process from now on."""
         mine = {name: sys.modules[name] for name in self.modules if name in sys.modules}
-        self._recorder = Recorder(self.folder / f"{worker}.jsonl", dissect(dataset, mine))
-        return self._recorder
-
-    @property
-    def recorder(self) -> Recorder | None:
-        """That of this process, where it watches."""
-        return self._recorder
+        self.recorder = Recorder(self.folder, worker, dissect(dataset, mine))
+        return self.recorder
 
 
 class WatchedInit:
@@ -94,7 +73,7 @@ class WatchedInit:
         if self.inner is not None:
             self.inner(worker)
         recorder = self.watch.begin(worker, None if info is None else info.dataset)
-        recorder.write({"worker": dataclasses.asdict(Worker(worker, began, global_state_digests()))})
+        recorder.write(worker=Worker(worker, began, global_state_digests()))
         recorder.start()
 
 
@@ -117,13 +96,52 @@ class WatchedCollate:
         return batch
 
 
+# ---------------------------------------------------------------------------------------------------- one process
+
+
+@dataclass
+class _Call:
+    """A call that has not returned: a sample being made (``name`` empty) or a transform at work."""
+
+    frame: types.FrameType
+    owner: int
+    name: str
+    states: dict[str, str]
+
+
+@dataclass
+class _SampleInMaking:
+    index: str
+    states: dict[str, str]
+    files: dict[str, None] = field(default_factory=dict)
+    before: str | None = None
+    has_before: bool = False
+    steps: list[Step] = field(default_factory=list)
+    inside: set[str] = field(default_factory=set)
+
+    def made(self, drew: tuple[str, ...]) -> Sample:
+        files = tuple(self.files) or None
+        return Sample(
+            index=self.index,
+            files=files,
+            file_digests=files and tuple(map(file_digest, files)),
+            before=self.before,
+            steps=tuple(self.steps) or None,
+            generators=self.states,
+            drew=drew,
+            drew_outside=tuple(name for name in drew if name not in self.inside),
+        )
+
+
 class Recorder:
     """What one process saw. ``start`` and ``stop`` switch it."""
 
-    def __init__(self, path: Path, anatomy: Anatomy) -> None:
-        self.path, self.anatomy = path, anatomy
+    def __init__(self, folder: Path, worker: int, anatomy: Anatomy) -> None:
+        self.path, self.anatomy = folder / f"{worker}.jsonl", anatomy
+        self._worker = None if worker == MAIN_PROCESS else worker
+        self._batches = 0
         self._samples: list[Sample] = []
-        self._stack: list[_Open] = []
+        self._stack: list[_Call] = []
         self._sample: _SampleInMaking | None = None
         self._is_on = False
         sys.addaudithook(self._audited)  # cannot be taken away; silent while this is off
@@ -149,18 +167,19 @@ class Recorder:
             if was_on:
                 self.start()
 
-    def write(self, entry: object) -> None:
+    def write(self, **entry: object) -> None:
         """Append a line to this process's file."""
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
+            file.write(json.dumps(to_json(entry)) + "\n")
 
     def batch_done(self, after: list[str | None], digest: str | None) -> None:
         """Note a batch with what is known of its samples; ``after`` has one digest for each."""
         made, self._samples = self._samples, []
         if len(made) != len(after):  # made all at once, or yielded: only the whole samples are seen
             made = [Sample() for _ in after]
-        samples = [dataclasses.replace(sample, after=found) for sample, found in zip(made, after, strict=True)]
-        self.write({"digest": digest, "samples": [dataclasses.asdict(sample) for sample in samples]})
+        samples = tuple(replace(sample, after=whole) for sample, whole in zip(made, after, strict=True))
+        self.write(batch=Batch(self._batches, digest, self._worker, samples))
+        self._batches += 1
 
     # ------------------------------------------------------------------------------------------------ the hooks
 
@@ -173,7 +192,7 @@ class Recorder:
             return
         name = os.path.abspath(os.fsdecode(path))  # noqa: PTH100
         if not name.endswith(_CODE_ENDINGS) and not name.startswith(("/proc/", "/sys/", "/dev/")):
-            self._sample.files.append(name)
+            self._sample.files[name] = None
 
     def _profiled(self, frame: types.FrameType, event: str, value: Any) -> None:
         if event == "call":
@@ -185,17 +204,17 @@ class Recorder:
 
     def _called(self, frame: types.FrameType, code: types.CodeType) -> None:
         arguments = _arguments(frame, code)
-        name = self.anatomy.functions.get(code, "")
-        owner = 0
+        name, owner = self.anatomy.functions.get(code, ""), 0
         if not name:
             if not arguments:
                 return
             owner = id(arguments.pop(0))
             if code.co_name == "__getitem__":
                 if owner in self.anatomy.datasets and self._sample is None and arguments:
+                    index = arguments[0].item() if hasattr(arguments[0], "item") else arguments[0]
                     states = global_state_digests(self.anatomy.generators)
-                    self._sample = _SampleInMaking(repr(_plain_index(arguments[0])), states)
-                    self._stack.append(_Open(frame, owner, "", states))
+                    self._sample = _SampleInMaking(repr(index), states)
+                    self._stack.append(_Call(frame, owner, "", states))
                 return
             name = self.anatomy.transforms.get(owner, "")
         if not name or self._sample is None or _names_a_file(arguments):
@@ -205,9 +224,9 @@ class Recorder:
         if not self._sample.has_before:
             self._sample.has_before = True
             self._sample.before = content_digest(arguments)
-        self._stack.append(_Open(frame, owner, name, global_state_digests(self.anatomy.generators)))
+        self._stack.append(_Call(frame, owner, name, global_state_digests(self.anatomy.generators)))
 
-    def _returned(self, call: _Open, value: Any) -> None:
+    def _returned(self, call: _Call, value: Any) -> None:
         sample = self._sample
         if sample is None:
             return
@@ -218,28 +237,16 @@ class Recorder:
                 sample.inside.update(drew)
             return
         self._sample = None
-        files = list(dict.fromkeys(sample.files))
-        self._samples.append(
-            Sample(
-                index=sample.index,
-                files=tuple(files) if files else None,
-                file_digests=tuple(file_digest(file) for file in files) if files else None,
-                before=sample.before,
-                steps=tuple(sample.steps) if sample.steps else None,
-                generators=sample.states,
-                drew=drew,
-                drew_outside=tuple(name for name in drew if name not in sample.inside),
-            )
-        )
+        self._samples.append(sample.made(drew))
 
 
 def _arguments(frame: types.FrameType, code: types.CodeType) -> list[Any]:
     """The values of a call's positional parameters, those of ``*args`` behind them."""
     local = frame.f_locals
-    found = [local[name] for name in code.co_varnames[: code.co_argcount] if name in local]
+    values = [local[name] for name in code.co_varnames[: code.co_argcount] if name in local]
     if code.co_flags & 0x04:  # CO_VARARGS
-        found += local.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount], ())
-    return found
+        values += local.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount], ())
+    return values
 
 
 def _names_a_file(arguments: list[Any]) -> bool:
@@ -248,56 +255,68 @@ def _names_a_file(arguments: list[Any]) -> bool:
     return isinstance(head, (str, Path)) and os.path.exists(head)  # noqa: PTH110
 
 
-def _plain_index(index: Any) -> Any:
-    return index.item() if hasattr(index, "item") else index
-
-
 # -------------------------------------------------------------------------------------- reading what they left
 
 
-@dataclass(frozen=True, slots=True)
-class Noted:
-    """A batch as the process that made it noted it."""
-
-    worker: int | None
-    digest: str | None
-    samples: tuple[Sample, ...]
-
-
-def read_notes(folder: Path) -> tuple[list[Worker], dict[int, list[Noted]]]:
+def read_notes(folder: Path) -> tuple[list[Worker], dict[int, list[Batch]]]:
     """Everything that the processes of a loader wrote: the workers, and the batches of each in order (those of the main
     process under ``-1``). A last line that its writer did not finish is passed over."""
     workers: list[Worker] = []
-    batches: dict[int, list[Noted]] = {}
+    batches: dict[int, list[Batch]] = {}
     for path in sorted(folder.glob("*.jsonl"), key=lambda path: int(path.stem)):
-        number = int(path.stem)
-        noted = batches.setdefault(number, [])
+        noted = batches.setdefault(int(path.stem), [])
         for line in path.read_text(encoding="utf-8").split("\n")[:-1]:
             entry = json.loads(line)
             if "worker" in entry:
                 workers.append(from_json(Worker, entry["worker"]))
             else:
-                samples = from_json(tuple[Sample, ...], entry["samples"], where="samples")
-                noted.append(Noted(None if number == MAIN_PROCESS else number, entry["digest"], samples))
+                noted.append(from_json(Batch, entry["batch"]))
     return workers, batches
 
 
-def matched(received: list[str | None], made: dict[int, list[Noted]]) -> list[Noted | None]:
-    """For each batch that was received, by its digest, the note of the process that made it.
+def matched(received: Sequence[str | None], made: Mapping[int, Sequence[Batch]]) -> tuple[Batch, ...]:
+    """The batches that were received, each by its digest with what the process that made it noted, where one did.
 
     Workers take turns, so that batch ``n`` comes from worker ``n`` modulo their number, unless one had nothing left;
     a digest that does not fit there is looked for with the others.
     """
     order = sorted(made)
-    places = dict.fromkeys(order, 0)
-    found: list[Noted | None] = []
-    for number, digest in enumerate(received):
-        turns = itertools.islice(itertools.cycle(order), number % max(1, len(order)), None)
-        found.append(None)
-        for worker in itertools.islice(turns, len(order)):
-            rest = made[worker][places[worker] :]
-            if rest and (digest is None or rest[0].digest == digest):
-                places[worker] += 1
-                found[-1] = rest[0]
-                break
-    return found
+    waiting = {worker: list(made[worker]) for worker in order}
+    batches = []
+    for number, whole in enumerate(received):
+        first = number % max(1, len(order))
+        turns = [waiting[worker] for worker in (*order[first:], *order[:first])]
+        notes = next((notes for notes in turns if notes and whole in (None, notes[0].digest)), None)
+        batches.append(Batch(number, whole) if notes is None else replace(notes.pop(0), number=number, digest=whole))
+    return tuple(batches)
+
+
+# ------------------------------------------------------------------------------------------- digests of contents
+
+
+def content_digest(value: Any) -> str | None:
+    """16 hexadecimal digits for all of ``value``, nested in any way; ``None`` where it holds something of a kind that
+    cannot be hashed, such as an image that is not decoded yet (to decode it here could change how it is decoded later).
+    """
+    hashed = xxhash.xxh3_64()
+    try:
+        for name, leaf in flatten(_without_images(value), "value"):
+            parts = digest(leaf) if isinstance(leaf, torch.Tensor) else python_digest(leaf)
+            hashed.update(repr((name, *parts)).encode(errors="surrogatepass"))
+    except (NotComparableError, RecursionError):
+        return None
+    return hashed.hexdigest()
+
+
+def _without_images(value: Any) -> Any:
+    """``value`` with each image (as Pillow has them: bytes, mode and size) as a text."""
+    if isinstance(value, Mapping):
+        return {key: _without_images(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [type(value).__name__, *map(_without_images, value)] if value else value
+    if not isinstance(value, torch.Tensor) and hasattr(value, "getbands") and hasattr(value, "tobytes"):
+        if getattr(value, "tile", None):
+            raise NotComparableError("an image that is not decoded yet")
+        palette = value.getpalette() if value.mode == "P" else None
+        return f"image {value.mode} {value.size} {palette} {xxhash.xxh3_64_hexdigest(value.tobytes())}"
+    return value

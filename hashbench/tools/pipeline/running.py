@@ -7,10 +7,9 @@ import importlib.metadata
 import json
 import os
 import sys
-import tempfile
 import traceback
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,10 +22,11 @@ from hashbench.run.environment import collect
 from hashbench.run.rng import global_state_digests
 from hashbench.run.settings import settings
 from hashbench.tools.pipeline import checkfolder
+from hashbench.tools.pipeline.anatomy import common_folder
+from hashbench.tools.pipeline.checking import ANSWER_FILE
 from hashbench.tools.pipeline.config import Config, load
-from hashbench.tools.pipeline.launching import ANSWER_FILE
 from hashbench.tools.pipeline.loading import FolderWatch, facts_of, first_batches, given_generators
-from hashbench.tools.pipeline.observed import Batch, Batches, Digests, Observed, RandomState, Sample, Surroundings
+from hashbench.tools.pipeline.observed import Batches, Digests, Observed, RandomState, Sample, Surroundings
 from hashbench.tools.pipeline.training import first_steps, weights_of
 
 _PACKAGES = (
@@ -41,26 +41,36 @@ def observe(path: Path, *, hash_seed: str, hash_seed_by: str) -> Observed:
     Raises:
         HashbenchError: the configuration cannot be used, or one of its functions failed; with its words.
     """
-    run = _Run()
-    run.note("start")
+    moments: dict[str, Digests] = {}
+
+    def note(moment: str) -> None:
+        moments[moment] = global_state_digests()
+
+    note("start")
     known = set(sys.modules)
     with FolderWatch() as listed:
         with _part_named(path, "its import"):
             config = load(path)
         modules = _modules_of_users(known)
-        run.note("imported")
-        _seed(path, config)
-        run.note("seeded")
+        note("imported")
+        set_seed = config.part("set_seed")
+        if set_seed is not None:
+            with _part_named(path, "set_seed"):
+                set_seed(config.seed)
+        note("seeded")
         with _part_named(path, "make_loader"):
             loader = config.functions["make_loader"](config.seed)
-        _check_loader(path, loader)
-        run.note("loader made")
+        if not hasattr(loader, "__iter__"):
+            consequence = "it gives no batches, so nothing was compared"
+            tip = "Return a torch.utils.data.DataLoader, or anything else that yields batches."
+            raise _wrong_kind(path, "make_loader", loader, consequence, tip)
+        note("loader made")
     model = _model(path, config)
-    run.note("model made")
+    note("model made")
     given = given_generators(loader)
     weights = weights_of(model)
-    with tempfile.TemporaryDirectory(prefix="hashbench-") as folder, _part_named(path, "its loader"):
-        made = first_batches(loader, steps=config.steps, folder=Path(folder), modules=modules, note=run.note)
+    with _part_named(path, "its loader"):
+        made = first_batches(loader, steps=config.steps, modules=modules, note=note)
     if not made.batches:
         raise HashbenchError(
             f"the loader of {path} is empty",
@@ -68,12 +78,18 @@ def observe(path: Path, *, hash_seed: str, hash_seed_by: str) -> Observed:
             tip="Check its dataset, and drop_last.",
         )
     facts = facts_of(loader, seed=config.seed, folders=(), batches=made.seen, given=given)
-    root = facts.listing.root if facts.listing is not None else _common_root(made.seen.batches)
+    files = [file for batch in made.seen.batches for sample in batch.samples or () for file in sample.files or ()]
+    root = facts.listing.root if facts.listing is not None else common_folder(files)
     with _part_named(path, "its model"):
         trained = first_steps(config, model, made.batches)
+    parameter = next(model.parameters(), None) if model is not None else None
+    machine = collect("cpu" if parameter is None else parameter.device.type)
+    if hash_seed_by == "hashbench":
+        machine["variables"].pop("PYTHONHASHSEED", None)
+    machine["packages"] |= _versions()
     return Observed(
-        surroundings=_surroundings(model, hash_seed, hash_seed_by, _modules_of_users(known)),
-        random_state=RandomState(run.moments, made.workers),
+        surroundings=Surroundings(machine, settings(), hash_seed, hash_seed_by, _modules_of_users(known)),
+        random_state=RandomState(moments, made.workers),
         loader=replace(facts, folders=listed.folders(root)),
         batches=_relative(made.seen, root),
         weights=weights,
@@ -81,14 +97,6 @@ def observe(path: Path, *, hash_seed: str, hash_seed_by: str) -> Observed:
         layers=trained.layers,
         trace=trained.trace,
     )
-
-
-@dataclass
-class _Run:
-    moments: dict[str, Digests] = field(default_factory=dict)
-
-    def note(self, moment: str) -> None:
-        self.moments[moment] = global_state_digests()
 
 
 @contextlib.contextmanager
@@ -104,13 +112,6 @@ def _part_named(path: Path, part: str) -> Iterator[None]:
         raise HashbenchError(f"cannot run the pipeline {path}", consequence=consequence) from error
 
 
-def _seed(path: Path, config: Config) -> None:
-    function = config.part("set_seed")
-    if function is not None:
-        with _part_named(path, "set_seed"):
-            function(config.seed)
-
-
 def _model(path: Path, config: Config) -> torch.nn.Module | None:
     make = config.part("make_model")
     if make is None:
@@ -118,43 +119,21 @@ def _model(path: Path, config: Config) -> torch.nn.Module | None:
     with _part_named(path, "make_model"):
         model = make()
     if not isinstance(model, torch.nn.Module):
-        raise HashbenchError(
-            f"make_model of {path} returned a {type(model).__name__}",
-            consequence="nothing was compared",
-            tip="Return a torch.nn.Module.",
-        )
+        raise _wrong_kind(path, "make_model", model, "nothing was compared", "Return a torch.nn.Module.")
     return model
 
 
-def _check_loader(path: Path, loader: Any) -> None:
-    if not hasattr(loader, "__iter__"):
-        raise HashbenchError(
-            f"make_loader of {path} returned a {type(loader).__name__}",
-            consequence="it gives no batches, so nothing was compared",
-            tip="Return a torch.utils.data.DataLoader, or anything else that yields batches.",
-        )
-
-
-# ------------------------------------------------------------------------------------------------ surroundings
-
-
-def _surroundings(
-    model: torch.nn.Module | None, hash_seed: str, hash_seed_by: str, imports: tuple[str, ...]
-) -> Surroundings:
-    parameter = next(model.parameters(), None) if model is not None else None
-    machine = collect("cpu" if parameter is None else parameter.device.type)
-    if hash_seed_by == "hashbench":
-        machine["variables"].pop("PYTHONHASHSEED", None)
-    machine["packages"] |= _versions()
-    return Surroundings(machine, settings(), hash_seed, hash_seed_by, imports)
+def _wrong_kind(path: Path, function: str, value: object, consequence: str, tip: str) -> HashbenchError:
+    what = f"{function} of {path} returned a {type(value).__name__}"
+    return HashbenchError(what, consequence=consequence, tip=tip)
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 def _modules_of_users(known: set[str]) -> tuple[str, ...]:
@@ -163,32 +142,30 @@ def _modules_of_users(known: set[str]) -> tuple[str, ...]:
     packages = Path(torch.__file__).parents[1]
     python = (sys.prefix, sys.base_prefix, Path(os.__file__).parent, packages, PACKAGE_PARENT + "/hashbench")
     foreign = tuple(os.path.realpath(folder) + os.sep for folder in python)
-    found = []
+    modules = []
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if name not in known and isinstance(file, str) and "site-packages" not in file:
-            found += [] if os.path.realpath(file).startswith(foreign) else [name]
-    return tuple(found)
-
-
-def _common_root(batches: tuple[Batch, ...]) -> str:
-    files = [file for batch in batches for sample in batch.samples or () for file in sample.files or ()]
-    return os.path.commonpath([os.path.dirname(file) for file in files]) if files else ""  # noqa: PTH120
+            modules += [] if os.path.realpath(file).startswith(foreign) else [name]
+    return tuple(modules)
 
 
 def _relative(seen: Batches, root: str) -> Batches:
     """The batches with names of files from ``root`` on, so that another machine may have them elsewhere."""
+    if not root:
+        return seen
 
     def changed(sample: Sample) -> Sample:
-        if sample.files is None or not root:
-            return sample
-        return replace(sample, files=tuple(os.path.relpath(file, root) for file in sample.files))
+        files = sample.files and tuple(os.path.relpath(file, root) for file in sample.files)
+        return replace(sample, files=files)
 
-    batches = tuple(
-        replace(batch, samples=None if batch.samples is None else tuple(map(changed, batch.samples)))
-        for batch in seen.batches
+    return replace(
+        seen,
+        batches=tuple(
+            replace(batch, samples=None if batch.samples is None else tuple(map(changed, batch.samples)))
+            for batch in seen.batches
+        ),
     )
-    return replace(seen, batches=batches)
 
 
 # ------------------------------------------------------------------------------------------------ as a process
@@ -198,17 +175,16 @@ def main() -> NoReturn:
     """What a fresh process does: one line from its standard input says what, its files and an answer are left."""
     task: Mapping[str, Any] = json.loads(sys.stdin.readline())
     end_with_input()
-    place = Path(task["folder"])
+    folder = Path(task["folder"])
+    answer: dict[str, Any] = {"error": None}
     try:
         sys.path[:] = task["path"]
         seen = observe(Path(task["config"]), hash_seed=task["hash_seed"], hash_seed_by=task["hash_seed_by"])
-        checkfolder.write_run(seen, place)
-        answer: dict[str, Any] = {"error": None}
+        checkfolder.write_run(seen, folder)
     except HashbenchError as error:
-        answer = {"error": {"what": error.what, "consequence": error.consequence, "tip": error.tip}}
+        answer["error"] = {"what": error.what, "consequence": error.consequence, "tip": error.tip}
     except BaseException as error:
         traceback.print_exc()
-        words = {"what": "the pipeline ended its process", "consequence": named_line(error), "tip": ""}
-        answer = {"error": words}
-    replace_file(place / ANSWER_FILE, json.dumps(answer))
+        answer["error"] = {"what": "the pipeline ended its process", "consequence": named_line(error), "tip": ""}
+    replace_file(folder / ANSWER_FILE, json.dumps(answer))
     exit_at_once()  # whatever the pipeline has started must not keep the answer waiting

@@ -15,7 +15,6 @@ from hashbench.run.outputs import NotComparableError, flatten, state_results
 from hashbench.run.settings import settings
 from hashbench.run.workload import map_tensors, mean_of_outputs
 from hashbench.tools.pipeline.config import Config
-from hashbench.tools.pipeline.contents import first_numbers
 from hashbench.tools.pipeline.observed import Outputs, Weights
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import named_tensors
@@ -58,7 +57,7 @@ def first_steps(config: Config, model: torch.nn.Module | None, batches: Sequence
     losses: list[str] = []
     first = Outputs(None, None, None)
     for step, batch in enumerate(batches):
-        batch = _on_device(batch, _device(model))
+        batch = _on_device_of(model, batch)
         with _disable_current_modes(), torch.no_grad():
             trace.register_inputs({f"step{step}": batch})
         trace.iteration = step
@@ -94,7 +93,14 @@ def _outputs(first: Any) -> Outputs:
         digests = {
             name: digest(value).word() if isinstance(value, torch.Tensor) else repr(value) for name, value in leaves
         }
-        return Outputs(digests, first_numbers(leaves), None)
+        return Outputs(digests, {name: _shown(value) for name, value in leaves}, None)
+
+
+def _shown(value: Any, *, most: int = 10) -> tuple[str, ...]:
+    """The first few numbers of a tensor, in full precision, for people to read."""
+    if not isinstance(value, torch.Tensor):
+        return (repr(value)[:200],)
+    return tuple(repr(number) for number in value.detach().reshape(-1)[:most].cpu().tolist())
 
 
 def _note(trace: HashDebugTrace, name: str, output: Any) -> None:
@@ -110,8 +116,7 @@ def _optimizer(config: Config, model: torch.nn.Module) -> torch.optim.Optimizer 
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     make = config.part("make_optimizer")
     if make is not None:
-        made: torch.optim.Optimizer = make(model.parameters())
-        return made
+        return make(model.parameters())  # type: ignore[no-any-return]
     return torch.optim.SGD(learning, lr=0.01) if learning else None
 
 
@@ -127,8 +132,7 @@ def _forward(config: Config, model: torch.nn.Module, batch: Any) -> Any:
 def _loss(config: Config, output: Any, batch: Any) -> torch.Tensor:
     loss = config.part("loss")
     if loss is not None:
-        found: torch.Tensor = loss(output, batch)
-        return found
+        return loss(output, batch)  # type: ignore[no-any-return]
     targets = batch[1] if isinstance(batch, (list, tuple)) and len(batch) > 1 else None
     if (
         isinstance(output, torch.Tensor)
@@ -141,12 +145,9 @@ def _loss(config: Config, output: Any, batch: Any) -> torch.Tensor:
     return given if isinstance(given, torch.Tensor) else mean_of_outputs(output)
 
 
-def _device(model: torch.nn.Module) -> torch.device:
-    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-
-
-def _on_device(batch: Any, device: torch.device) -> Any:
+def _on_device_of(model: torch.nn.Module, batch: Any) -> Any:
     """Tensors of a batch on the model's device; on the CPU the batch itself."""
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     return batch if device.type == "cpu" else map_tensors(batch, lambda tensor: tensor.to(device))
 
 
@@ -161,12 +162,13 @@ def _inspected(model: torch.nn.Module, rows: list[tuple[str, ...]]) -> Iterator[
     def hook(name: str, module: torch.nn.Module, output: Any) -> None:
         number = calls[name] = calls.get(name, -1) + 1
         with _disable_current_modes(), torch.no_grad():
-            for place, tensor in named_tensors(output):
-                rows.append((name, type(module).__name__, str(number), place, *_statistics(tensor)))
+            for path, tensor in named_tensors(output):
+                rows.append((name, type(module).__name__, str(number), path, *_statistics(tensor)))
 
-    handles = []
-    for name, module in model.named_modules():
-        handles.append(module.register_forward_hook(lambda module, _, output, name=name: hook(name, module, output)))
+    handles = [
+        module.register_forward_hook(lambda module, _, output, name=name: hook(name, module, output))
+        for name, module in model.named_modules()
+    ]
     try:
         yield
     finally:
@@ -177,9 +179,9 @@ def _inspected(model: torch.nn.Module, rows: list[tuple[str, ...]]) -> Iterator[
 def _statistics(tensor: torch.Tensor) -> tuple[str, ...]:
     """Shape, dtype, mean, standard deviation, least, greatest and digest; empty where there is no such number."""
     shape, dtype = "x".join(map(str, tensor.shape)), dtype_name(tensor.dtype)
-    numbers = ("",) * 4
+    numbers = [""] * 4
     if tensor.layout is torch.strided and tensor.numel() and not tensor.is_complex() and not tensor.is_quantized:
         values = tensor.detach().double()
-        found = (values.mean(), values.std(correction=0), values.min(), values.max())
-        numbers = tuple(repr(float(number)) for number in found)  # type: ignore[assignment]
+        statistics = (values.mean(), values.std(correction=0), values.min(), values.max())
+        numbers = [repr(float(number)) for number in statistics]
     return shape, dtype, *numbers, digest(tensor.detach()).value
