@@ -90,7 +90,7 @@ def _child(task: dict[str, Any], answer: int) -> None:
     import numpy as np
     import torch
 
-    from hashbench.tools.pipeline import checkfolder, running
+    from hashbench.tools.pipeline import observed, running
 
     os.setsid()
     log = os.open(task["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -101,7 +101,7 @@ def _child(task: dict[str, Any], answer: int) -> None:
     torch.seed()
     try:
         seen = running.observe(Path(task["config"]), hash_seed=task["seed"], hash_seed_by=task["by"])
-        checkfolder.write_run(seen, Path(task["folder"]))
+        observed.write_run(seen, Path(task["folder"]))
     except BaseException as error:
         traceback.print_exc()
         os.write(answer, (str(error) or repr(error)).encode())

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from hashbench.records import OpRecord, Result, TensorDigest, Trace
-from hashbench.tools.pipeline.checkfolder import Check
 from hashbench.tools.pipeline.observed import (
     MOMENTS,
     Batch,
     Batches,
+    Check,
     Folder,
     Listing,
     Loader,

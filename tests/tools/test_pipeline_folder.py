@@ -12,7 +12,7 @@ from pipeline_values import seen
 from hashbench import cli
 from hashbench.errors import HashbenchError
 from hashbench.io import file_digest
-from hashbench.tools.pipeline import checkfolder
+from hashbench.tools.pipeline import observed
 from hashbench.tools.pipeline.comparing import as_json, as_text, compare
 from hashbench.tools.pipeline.observed import Repetition, Weights
 
@@ -26,13 +26,13 @@ DOCUMENTS = (
 def folder(tmp_path: Path) -> Path:
     made = tmp_path / "check1"
     made.mkdir()
-    checkfolder.write_run(seen(), made)
-    checkfolder.seal(made, Repetition(True, "", None, 2))
+    observed.write_run(seen(), made)
+    observed.seal(made, Repetition(True, "", None, 2))
     return made
 
 
 def test_a_folder_is_read_back_as_it_was_written(folder: Path) -> None:
-    found = checkfolder.read(folder)
+    found = observed.read(folder)
 
     assert found.seen == seen()
     assert found.repetition == Repetition(True, "", None, 2)
@@ -40,10 +40,10 @@ def test_a_folder_is_read_back_as_it_was_written(folder: Path) -> None:
 
 def test_a_pipeline_without_a_model_is_read_back_too(tmp_path: Path) -> None:
     without = seen(layers=None, trace=None)
-    checkfolder.write_run(without, tmp_path)
-    checkfolder.seal(tmp_path, None)
+    observed.write_run(without, tmp_path)
+    observed.seal(tmp_path, None)
 
-    assert checkfolder.read(tmp_path).seen == without
+    assert observed.read(tmp_path).seen == without
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -51,7 +51,7 @@ def test_a_file_that_is_missing_makes_the_folder_half_written(name: str, folder:
     (folder / name).unlink()
 
     with pytest.raises(HashbenchError, match=f"has no {name}"):
-        checkfolder.read(folder)
+        observed.read(folder)
 
 
 @pytest.mark.parametrize("name", DOCUMENTS[:-1])
@@ -61,7 +61,7 @@ def test_a_file_that_check_json_does_not_name_is_not_believed(name: str, folder:
     (folder / "check.json").write_text(json.dumps(manifest))
 
     with pytest.raises(HashbenchError, match=f"says nothing of {name}"):
-        checkfolder.read(folder)
+        observed.read(folder)
 
 
 def test_another_version_is_refused(folder: Path) -> None:
@@ -69,7 +69,7 @@ def test_another_version_is_refused(folder: Path) -> None:
     (folder / "check.json").write_text(json.dumps({**manifest, "schema": 99}))
 
     with pytest.raises(HashbenchError, match="schema version 99, this hashbench reads 1"):
-        checkfolder.read(folder)
+        observed.read(folder)
 
 
 def test_a_pipe_in_place_of_a_file_does_not_hang(folder: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_pipe_in_place_of_a_file_does_not_hang(folder: Path) -> None:
     os.mkfifo(folder / "rng.json")
 
     with pytest.raises(HashbenchError, match=r"has no rng\.json"):
-        checkfolder.read(folder)
+        observed.read(folder)
 
 
 @pytest.mark.parametrize("bad", ["no folder", "an empty folder", "a file"])
@@ -103,8 +103,8 @@ def test_two_folders_that_agree_are_exit_code_0_and_others_1(
 ) -> None:
     other = tmp_path / "check2"
     other.mkdir()
-    checkfolder.write_run(seen(weights=Weights(None, None)), other)
-    checkfolder.seal(other, None)
+    observed.write_run(seen(weights=Weights(None, None)), other)
+    observed.seal(other, None)
 
     assert cli.main(["pipeline", "compare", str(folder), str(folder)]) == 0
     assert "agree." in capsys.readouterr().out
@@ -118,8 +118,8 @@ def test_two_folders_that_agree_are_exit_code_0_and_others_1(
 def survives(folder: Path) -> bool:
     """Whether the folder is refused in words; else whether it is compared without a fault."""
     try:
-        found = checkfolder.read(folder)
-        whole = checkfolder.Check("whole", seen(), None)
+        found = observed.read(folder)
+        whole = observed.Check("whole", seen(), None)
         for pair in ((found, whole), (whole, found)):
             as_json(compare(*pair))
             as_text(compare(*pair), first="a", second="b").encode()
@@ -137,7 +137,7 @@ def test_damage_is_never_read(folder: Path) -> None:
                 assert survives(folder), (name, what)
                 continue
             with pytest.raises(HashbenchError, match="damaged"):
-                checkfolder.read(folder)
+                observed.read(folder)
         (folder / name).write_bytes(content)
 
 

@@ -10,7 +10,7 @@ import pytest
 from pipeline_helpers import HASH_SEEDS, PIPELINES, Zygotes, write_config
 
 from hashbench.errors import HashbenchError
-from hashbench.tools.pipeline import checkfolder, checking
+from hashbench.tools.pipeline import checking, observed
 from hashbench.tools.pipeline.comparing import Verdict, compare
 
 
@@ -91,7 +91,7 @@ def on_two_machines(folder: Path, fault: str, twin: str, machines: dict[str, tup
         made = checking.check(config, folder / name / "check", timeout=60)
         assert made.verdict is not None
         assert made.verdict.repeats
-        checks.append(checkfolder.read(folder / name / "check"))
+        checks.append(observed.read(folder / name / "check"))
     return compare(*checks)
 
 
@@ -119,7 +119,7 @@ def test_a_copy_with_other_bytes_and_one_with_a_file_less_are_told_apart(images:
     for name, folder in {"whole": images, **copies}.items():
         config = write_config(tmp_path / name, "unsorted_listing", "repaired", folder)
         checking.check(config, tmp_path / name / "check", timeout=60, repeat=False)
-        checks.append(checkfolder.read(tmp_path / name / "check"))
+        checks.append(observed.read(tmp_path / name / "check"))
 
     changed, smaller = compare(checks[0], checks[1]), compare(checks[0], checks[2])
 
@@ -134,7 +134,7 @@ def test_a_check_names_files_transforms_workers_and_what_is_random(images: Path,
     config = write_config(tmp_path, "random_transform", "repaired", images)
     checking.check(config, tmp_path / "check", timeout=60, repeat=False)
 
-    seen = checkfolder.read(tmp_path / "check").seen
+    seen = observed.read(tmp_path / "check").seen
 
     samples = [sample for batch in seen.batches.batches for sample in batch.samples or ()]
     assert [sample.files for sample in samples] == [(file.name,) for file in sorted(images.iterdir())[:8]]
@@ -174,7 +174,7 @@ def test_what_cannot_be_seen_is_null_with_a_reason(loader: str, tmp_path: Path) 
     unseen = {stage.name: stage.detail for stage in verdict.stages if stage.status == "unseen"}
     assert set(unseen) == {"file list", "before transform", "initial weights", "first output", "kernel"}
     assert all(unseen.values())
-    seen = checkfolder.read(tmp_path / "check").seen
+    seen = observed.read(tmp_path / "check").seen
     assert seen.loader.listing is None
     assert seen.loader.absent["listing"]
     assert all(sample.files is None for batch in seen.batches.batches for sample in batch.samples or ())

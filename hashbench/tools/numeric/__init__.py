@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from hashbench.run.rng import reset_rng_state
-from hashbench.tools.numeric.checking import check
 from hashbench.tools.numeric.compare import compare_mappings, leaves_of, without_wrapper
 from hashbench.tools.numeric.report import (
     STAGES,
@@ -29,7 +28,7 @@ from hashbench.tools.numeric.report import (
     as_json,
     as_text,
 )
-from hashbench.tools.numeric.running import MAIN_RANDOM_SEED, MakeOptimizer, Request
+from hashbench.tools.numeric.running import MAIN_RANDOM_SEED, MakeOptimizer, Request, check
 
 __all__ = [
     "MAIN_RANDOM_SEED",

@@ -6,52 +6,27 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from hashbench.errors import HashbenchError
 from hashbench.records import TensorDigest, Trace
 from hashbench.run.workload import clone_inputs
-from hashbench.text import squeezed
 from hashbench.tools.numeric import parting
 from hashbench.tools.numeric.compare import compare_mappings, compare_values, renamed, without_wrapper
 from hashbench.tools.numeric.parting import Agreement
-from hashbench.tools.numeric.report import LONE, SIDES, Parting, Rename, Report, Rule, TensorComparison
-from hashbench.tools.numeric.running import Model, Request, Subject, subject_of
+from hashbench.tools.numeric.report import LONE, SIDES, Parting, Rename, Rule, TensorComparison
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import tensors_in
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.op_schema import plan_of
 
+if TYPE_CHECKING:
+    from hashbench.tools.numeric.running import Model, Request, Subject
+
 KEPT_MIB = 1024
 """How much of what the ops of one execution left is kept, in MiB."""
-
-
-def with_partings(request: Request, report: Report) -> Report:
-    """The report with the places where the models part, by tolerance and bit by bit, each if they do, looked for up to
-    the first iteration in which they differ; and with what a reader must know of that."""
-    differing = [comparison.iteration for comparison in report.comparisons if not comparison.bitwise]
-    if not differing:
-        return report
-    executions: list[Execution] = []
-    names: dict[str, str] = {}
-    for side in SIDES:
-        try:
-            with subject_of(request, side, []) as subject:
-                if side == SIDES[1]:
-                    names = names_back(executions[0].names, request.rename)
-                executions.append(_execute(subject, request, iterations=min(differing) + 1, names=names))
-        except HashbenchError:
-            raise
-        except Exception as error:
-            text = squeezed(f"{type(error).__name__}: {error}")
-            return replace(report, notes=(*report.notes, f"no trace: the model {side} raised under it: {text}"))
-    before, after = executions
-    partings = tuple(_partings(before, after, request.rule))
-    notes = _notes(before, after, parted=bool(partings))
-    return replace(report, partings=partings, notes=(*report.notes, *notes))
 
 
 # ------------------------------------------------------------------------------------------------ one execution
@@ -101,7 +76,7 @@ class _Keeper(TraceCallback):
             self.values[node] = [tensor.detach().clone() for tensor in tensors]
 
 
-def _execute(subject: Subject, request: Request, *, iterations: int, names: Mapping[str, str]) -> Execution:
+def execute(subject: Subject, request: Request, *, iterations: int, names: Mapping[str, str]) -> Execution:
     """Run a model for some iterations under a trace. Whatever the model raises is raised.
 
     ``names`` of parameters, buffers and modules are replaced by those that the other model has for them.
@@ -183,7 +158,7 @@ def is_compiled(model: Model) -> bool:
 # --------------------------------------------------------------------------------------------- where they part
 
 
-def _partings(before: Execution, after: Execution, rule: Rule) -> Iterator[Parting]:
+def partings_of(before: Execution, after: Execution, rule: Rule) -> Iterator[Parting]:
     """Where two executions part, by tolerance and bit by bit, each if they do. Their results are compared anew, since a
     trace may make torch take another formula."""
     judge = _Judge(before, after, rule)
@@ -228,7 +203,7 @@ def _digests(trace: Trace) -> dict[str, tuple[TensorDigest, ...]]:
     return {leaf.id: (leaf.digest,) for leaf in trace.leaves} | {record.id: record.outputs for record in trace.records}
 
 
-def _notes(before: Execution, after: Execution, *, parted: bool) -> Iterator[str]:
+def notes_on(before: Execution, after: Execution, *, parted: bool) -> Iterator[str]:
     if not parted:
         yield "under the trace all that both executions have agrees bit by bit: there is no place at which they part"
     for side, execution, other in ((SIDES[0], before, after), (SIDES[1], after, before)):

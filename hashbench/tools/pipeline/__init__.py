@@ -12,6 +12,47 @@ names, or marked by the decorators below.
 
 from __future__ import annotations
 
-from hashbench.tools.pipeline.config import forward, loader, loss, model, optimizer, seeding
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 __all__ = ["forward", "loader", "loss", "model", "optimizer", "seeding"]
+
+MARK = "__hashbench_pipeline__"
+"""The attribute of a marked function that holds its name in :data:`~hashbench.tools.pipeline.config.NAMES`."""
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def loader(function: _Function, /) -> _Function:
+    """Mark the function that is called with the seed and returns the loader of batches."""
+    return _marked(function, "make_loader")
+
+
+def model(function: _Function, /) -> _Function:
+    """Mark the function that is called without arguments and returns the model, on its device."""
+    return _marked(function, "make_model")
+
+
+def optimizer(function: _Function, /) -> _Function:
+    """Mark the function that is called with the model's parameters and returns the optimizer."""
+    return _marked(function, "make_optimizer")
+
+
+def loss(function: _Function, /) -> _Function:
+    """Mark the function that is called with the model's output and the batch and returns a scalar tensor."""
+    return _marked(function, "loss")
+
+
+def forward(function: _Function, /) -> _Function:
+    """Mark the function that is called with the model and a batch and returns the output."""
+    return _marked(function, "forward")
+
+
+def seeding(function: _Function, /) -> _Function:
+    """Mark the function that is called first, with the seed: what the training script does to seed itself."""
+    return _marked(function, "set_seed")
+
+
+def _marked(function: _Function, part: str) -> _Function:
+    setattr(function, MARK, part)
+    return function

@@ -17,11 +17,10 @@ from pathlib import Path
 
 from hashbench.errors import HashbenchError
 from hashbench.processes import Child, describe_end, python_calling
-from hashbench.tools.pipeline import checkfolder
-from hashbench.tools.pipeline.checkfolder import REPEAT_FOLDER, Check
+from hashbench.tools.pipeline import observed
 from hashbench.tools.pipeline.comparing import STAGES, Verdict, compare
 from hashbench.tools.pipeline.config import check_path
-from hashbench.tools.pipeline.observed import Repetition
+from hashbench.tools.pipeline.observed import REPEAT_FOLDER, Check, Repetition
 
 ANSWER_FILE, LOG_FILE = "answer.json", "output.log"
 
@@ -61,7 +60,7 @@ def check(config: Path, output: Path, *, timeout: float, repeat: bool = True) ->
         log.unlink(missing_ok=True)
         first = runs.run("", 0)
         verdict, repetition = _repeated(runs, first) if repeat else (None, None)
-        checkfolder.seal(partial, repetition)
+        observed.seal(partial, repetition)
         log.replace(partial / LOG_FILE)
         with contextlib.suppress(FileNotFoundError):
             output.rmdir()
@@ -126,8 +125,8 @@ class _Runs:
             timeout=self.timeout,
             log=self.log,
         )
-        checkfolder.seal(folder, None)
-        check = checkfolder.read(folder)
+        observed.seal(folder, None)
+        check = observed.read(folder)
         if name not in ("", REPEAT_FOLDER):
             shutil.rmtree(folder)
         return check

@@ -28,8 +28,7 @@ from hashbench.io import to_json
 from hashbench.records import Divergence
 from hashbench.results.environments import environment_changes
 from hashbench.text import a_few
-from hashbench.tools.pipeline.checkfolder import Check
-from hashbench.tools.pipeline.observed import MOMENTS, Batch, Digests, Loader, Observed, Sample, Step, moved
+from hashbench.tools.pipeline.observed import MOMENTS, Batch, Check, Digests, Loader, Observed, Sample, Step, moved
 from hashbench.tools.pipeline.reasons import Evidence, Reason, decide
 
 STAGES = (
@@ -90,7 +89,7 @@ def compare(first: Check, second: Check, *, hash_order: bool | None = None) -> V
     """The verdict on two checks of what should be the same pipeline.
 
     Args:
-        first, second: as :func:`checkfolder.read` gives them.
+        first, second: as :func:`observed.read` gives them.
         hash_order: whether the first difference goes with the same hash seed, where the caller tried that.
 
     Raises:

@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from hashbench.errors import HashbenchError, first_line
 from hashbench.suites.python_suites import import_file
+from hashbench.tools.pipeline import MARK
 
 EXAMPLE = "def make_loader(seed): return torch.utils.data.DataLoader(...)"
 NAMES = ("make_loader", "make_model", "make_optimizer", "loss", "forward", "set_seed")
@@ -24,50 +25,6 @@ NAMES = ("make_loader", "make_model", "make_optimizer", "loss", "forward", "set_
 
 _VALUES: Mapping[str, tuple[int, int, int]] = MappingProxyType({"seed": (1337, 0, 2**32 - 1), "steps": (3, 1, 10_000)})
 """The values that a configuration may give: default, least, greatest."""
-
-_MARK = "__hashbench_pipeline__"
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-# ------------------------------------------------------------------------------------------------- the decorators
-
-
-def loader(function: _Function, /) -> _Function:
-    """Mark the function that is called with the seed and returns the loader of batches."""
-    return _marked(function, "make_loader")
-
-
-def model(function: _Function, /) -> _Function:
-    """Mark the function that is called without arguments and returns the model, on its device."""
-    return _marked(function, "make_model")
-
-
-def optimizer(function: _Function, /) -> _Function:
-    """Mark the function that is called with the model's parameters and returns the optimizer."""
-    return _marked(function, "make_optimizer")
-
-
-def loss(function: _Function, /) -> _Function:
-    """Mark the function that is called with the model's output and the batch and returns a scalar tensor."""
-    return _marked(function, "loss")
-
-
-def forward(function: _Function, /) -> _Function:
-    """Mark the function that is called with the model and a batch and returns the output."""
-    return _marked(function, "forward")
-
-
-def seeding(function: _Function, /) -> _Function:
-    """Mark the function that is called first, with the seed: what the training script does to seed itself."""
-    return _marked(function, "set_seed")
-
-
-def _marked(function: _Function, part: str) -> _Function:
-    setattr(function, _MARK, part)
-    return function
-
-
-# ------------------------------------------------------------------------------------------------------ the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +73,7 @@ def _of_python(path: Path) -> tuple[dict[str, Any], Mapping[Any, Any]]:
     module = vars(import_file(path.resolve()))
     functions = {name: module[name] for name in NAMES if callable(module.get(name))}
     for value in list(module.values()):
-        part = getattr(value, _MARK, "") if callable(value) else ""
+        part = getattr(value, MARK, "") if callable(value) else ""
         if isinstance(part, str) and part and functions.setdefault(part, value) is not value:
             raise _unusable(path, f"two functions are its {part}", tip="Mark or name only one of them.")
     return functions, module

@@ -24,14 +24,17 @@ from torch.utils.data import (
 )
 
 from hashbench.run.rng import is_generator, state_digest
-from hashbench.tools.pipeline.anatomy import Anatomy, dissect, length_of, listing_of
 from hashbench.tools.pipeline.observed import MOMENTS, Batch, Batches, Folder, Loader, Sample, Transform, Worker
 from hashbench.tools.pipeline.recording import (
     MAIN_PROCESS,
+    Anatomy,
     Watch,
     WatchedCollate,
     WatchedInit,
     content_digest,
+    dissect,
+    length_of,
+    listing_of,
     matched,
     read_notes,
 )
