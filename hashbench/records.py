@@ -1,11 +1,6 @@
-"""The nouns of hashbench: frozen values that travel between its parts.
-
-This module imports neither torch nor any other part of hashbench, so that everything that *decides* something
-(``divergence``, ``report``) can be tested on records written by hand.
-
-Reading order is the order of a model's journey: :class:`ModelSpec` and :class:`RunOptions` are asked for,
-:class:`Trace` (or :class:`Failure`) is seen, :class:`Divergence` is concluded, :class:`Row` is shown.
-"""
+"""Frozen values that travel between the parts of hashbench, in the order of a model's journey: :class:`ModelSpec` and
+:class:`RunOptions` are asked for, :class:`Trace` (or :class:`Failure`) is seen, :class:`Divergence` is concluded,
+:class:`Row` is shown."""
 
 from __future__ import annotations
 
@@ -37,12 +32,11 @@ class ModelSpec:
     """One model of a suite, as data: a line of ``models/<suite>.csv`` or one entry of a user's ``MODELS``.
 
     ``suite`` is a suite's name; that of a zoo file is the file's name without ``.py``, and ``source`` then is its
-    absolute path. ``input_shape`` has no batch dimension.
-    ``arguments`` go to the model's constructor. ``skip_training`` and ``skip_inference`` hold the reason why
-    that mode cannot run; empty means that it can. ``devices`` are the types of device that the model is for (``cuda``,
-    ``xpu``); empty means any. An empty ``deterministic`` or ``optimizer`` and ``None``
-    for ``iterations`` or ``runs`` leave the choice to the command line and then to the harness. ``parameters`` counts
-    the elements of the module's parameters, where the data say.
+    absolute path. ``input_shape`` has no batch dimension. ``arguments`` go to the constructor. ``skip_training`` and
+    ``skip_inference`` say why that mode cannot run. ``devices`` are the types of device that the model is for
+    (``cuda``, ``xpu``); empty means any. An empty ``deterministic`` or ``optimizer`` and ``None`` for ``iterations`` or
+    ``runs`` leave the choice to the command line and then to the harness. ``parameters`` counts the elements of the
+    module's parameters, where the data say.
     """
 
     suite: str
@@ -75,11 +69,10 @@ class ModelSpec:
 class RunOptions:
     """How every model of one sweep is run; what the flags of ``hashbench sweep`` ask for.
 
-    ``dtype`` empty means: as the model was built. ``deterministic`` empty means: as the model's data say, else
-    ``on``. ``runs`` of ``None`` means: as the model's data say, else 2. ``output`` is the results folder; traces go to
-    ``<output>/traces`` and repros to ``<output>/repro``. ``replays`` is how often an experiment is repeated at least,
-    ``diagnose_budget`` the seconds that all experiments on one model may take (0: none are made), ``capture_mib`` the
-    largest call that is captured for them.
+    An empty ``dtype`` means: as the model was built; an empty ``deterministic``: as the model's data say, else ``on``;
+    ``runs`` of ``None``: as the model's data say, else 2. ``output`` is the results folder. ``replays`` is how often an
+    experiment is repeated at least, ``diagnose_budget`` the seconds that all experiments on one model may take (0: none
+    are made), ``capture_mib`` the largest call that is captured for them.
     """
 
     mode: str = "inference"
@@ -164,9 +157,8 @@ class OpRecord:
     ``id`` is unique in the trace and survives insertions elsewhere: phase, iteration, module path, op and a count
     within these. ``arguments`` is the text of all non-tensor arguments. ``outputs`` are the digests of what the op
     wrote (outputs first, then written arguments in schema order); empty for a view. ``scalar`` is the text of a
-    returned Python scalar. ``rng`` is the digest of the generator's state before a seeded op. ``forward_op`` is the
-    id of the forward record that a backward record belongs to. ``blank`` marks allocations whose content is not a
-    result. ``source`` is a source line, in a diagnosis pass only.
+    returned Python scalar, ``rng`` the digest of the generator's state before a seeded op, ``forward_op`` the id of the
+    forward record of a backward one, ``source`` a source line. ``blank`` marks allocations.
     """
 
     id: str
@@ -290,13 +282,11 @@ NO_TIME = "budget"
 class ExperimentResult:
     """One controlled experiment: what was changed, and how often the outcome still differed.
 
-    ``name`` says the one thing that was changed; ``on`` what was repeated: ``call`` (the captured call of the guilty
-    op), ``pair`` (two runs of the whole model in this process) or ``process`` (runs in fresh processes). ``trials``
-    counts comparisons with the first outcome and ``differing`` those that differed; ``distinct`` counts outcomes, the
-    first among them. ``seconds`` is the median time of one repetition. ``found`` names what the experiment singled out
-    (a generator, a clock, the shifts that differ), ``moves`` are those shifts: a memory (``None``: all together) and by
-    how many bytes it was moved. An experiment that could not be run has no trials, and ``note`` says why; ``raised``:
-    the op refused it with an exception.
+    ``name`` and ``on`` are those of :class:`~hashbench.catalog.Experiment`. ``trials`` counts comparisons with the
+    first outcome and ``differing`` those that differed; ``distinct`` counts outcomes, the first among them. ``seconds``
+    is the median time of one repetition. ``found`` names what the experiment singled out (a generator, a clock, the
+    shifts that differ), ``moves`` are those shifts: a memory (``None``: all together) and by how many bytes it was
+    moved. An experiment that could not be run has no trials, and ``note`` says why; ``raised``: the op refused it.
     """
 
     name: str
@@ -312,7 +302,7 @@ class ExperimentResult:
 
     def __post_init__(self) -> None:
         if not 0 <= self.differing <= self.trials:
-            raise ValueError(f"{self.differing} of {self.trials} is no count of outcomes that differ")
+            raise ValueError(f"{self.differing} of {self.trials} is not a count of outcomes that differ")
 
     @property
     def place(self) -> str:
@@ -337,15 +327,13 @@ class ExperimentResult:
 
 @dataclass(frozen=True, slots=True)
 class CallFacts:
-    """What is known of the captured call beside its arms.
+    """What is known of the captured call beside the results of experiments.
 
     ``custom``: torch itself does not define the op. ``allocation``: it hands out memory without writing it.
-    ``overlap``: it writes memory that it also reads through another view. ``same_values``: two outcomes that differ
-    hold the same values in other places. ``chosen_values``: wherever outcomes differ, each holds a value of one of the
-    call's inputs (``None``: no two outcomes that differ were seen). ``tied_places``: wherever they differ, they are
-    places of elements of an input, and those elements are equal. ``matches_record``: the replay gave what the trace
-    recorded in one of the runs. ``representation``: see :class:`Row`. ``limits``: why the call could not be captured,
-    or not wholly.
+    ``overlap``: it writes memory that it also reads through another view. Of outcomes that differ (``None``: none were
+    seen): ``same_values``: they hold the same values in other places; ``chosen_values``: each holds a value of one of
+    the call's inputs; ``tied_places``: they are places of equal elements of an input. ``matches_record``: the replay
+    gave what the trace recorded in one of the runs. ``limits``: why the call could not be captured, or not wholly.
     """
 
     op: str
@@ -363,9 +351,8 @@ class CallFacts:
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """Everything from which a cause is decided. ``origin``, ``opaque_producer`` and ``steered`` are those of the
-    divergence; ``reordered``: both runs have the same ops, in another order or wired otherwise. ``representation`` is
-    that of the results. ``first_pair`` tells how often runs of the sweep differed from the first:
-    ``(differing, compared)``. ``untraced`` is the column of that name."""
+    divergence; ``reordered``: both runs have the same ops, in another order or wired otherwise. ``first_pair`` tells
+    how often runs of the sweep differed from the first: ``(differing, compared)``."""
 
     origin: str
     opaque_producer: bool = False
@@ -443,11 +430,8 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class RowEvidence:
-    """The column ``evidence``: the results of all experiments, in their order, and their text, which is what a CSV has.
-
-    A row that was read from a CSV alone has no results, and nobody takes its text apart. Two with the same text are
-    equal.
-    """
+    """The column ``evidence``: the results of all experiments, in their order, and their text. A row that was read from
+    a CSV has the text alone. Two with the same text are equal."""
 
     text: str = ""
     results: tuple[ExperimentResult, ...] = field(default=(), compare=False)
@@ -455,8 +439,8 @@ class RowEvidence:
     @classmethod
     def of(cls, results: Iterable[ExperimentResult]) -> RowEvidence:
         """What these results say."""
-        found = tuple(results)
-        return cls(_text_of(found), found)
+        kept = tuple(results)
+        return cls(_text_of(kept), kept)
 
     def result(self, name: str, on: str) -> ExperimentResult:
         """The result of that name; one without trials where it was not run."""

@@ -1,8 +1,6 @@
 """A plain Python function in place of a model: run more than once from the reset state, compared, and diagnosed.
 
-A function is run as it is: under the gradient mode of its caller, on devices and in dtypes of its own choosing, and,
-unless a deterministic level is asked for, under its caller's settings of torch. Its arguments are copied for every run:
-what one run changes, the next must not see.
+It runs under its caller's gradient mode and, unless a deterministic level is asked for, its caller's settings of torch.
 """
 
 from __future__ import annotations
@@ -100,17 +98,11 @@ def fresh_copy(call: FunctionCall) -> FunctionCall:
         if tensor.grad_fn is not None or tensor.layout in _COMPRESSED:
             memo[id(tensor)] = clone_inputs(tensor)
     copied = {name: _copy(value, memo, name, wholly=call.wholly) for name, value in call.named().items()}
-    function = _copy_function(call.function, memo)
+    function = call.function
+    if "<function>" in copied:
+        function = _copy(function, memo, "the function", wholly=True)
     args = tuple(copied[str(place)] for place in range(len(call.args)))
     return FunctionCall(function, args, {name: copied[name] for name in call.kwargs or {}}, call.wholly)
-
-
-def _copy_function(function: Callable[..., Any], memo: dict[int, Any]) -> Callable[..., Any]:
-    """Modules and their methods are copied; other functions are what they are."""
-    owner = getattr(function, "__self__", None)
-    if isinstance(function, torch.nn.Module) or isinstance(owner, torch.nn.Module):
-        return _copy(function, memo, "the function", wholly=True)  # type: ignore[no-any-return]
-    return function
 
 
 def _copy(value: Any, memo: dict[int, Any], name: str, *, wholly: bool) -> Any:
@@ -133,16 +125,13 @@ def _copy(value: Any, memo: dict[int, Any], name: str, *, wholly: bool) -> Any:
 
 def parts_of(call: FunctionCall) -> Iterator[tuple[str, Any]]:
     """The modules and optimizers among the arguments, with their place (``0``, ``nets.1``)."""
-    for name, value in call.named().items():
-        yield from _parts(value, name)
-
-
-def _parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, (torch.nn.Module, torch.optim.Optimizer)):
-        yield name, value
-        return
-    for key, item in items_of(value) or ():
-        yield from _parts(item, f"{name}.{key}")
+    waiting = list(call.named().items())
+    while waiting:
+        name, value = waiting.pop(0)
+        if isinstance(value, (torch.nn.Module, torch.optim.Optimizer)):
+            yield name, value
+        else:
+            waiting = [(f"{name}.{key}", item) for key, item in items_of(value) or ()] + waiting
 
 
 # ---------------------------------------------------------------------------------------------------- the check
@@ -257,7 +246,7 @@ class _Runs:
                     source_lines=True,
                     watcher=watcher,
                 )
-            with trace if trace is not None else contextlib.nullcontext():
+            with trace or contextlib.nullcontext():
                 try:
                     value = call()
                 finally:

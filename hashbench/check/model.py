@@ -1,9 +1,8 @@
 """``BenchmarkRunner``: one model, from its data to its row.
 
 The order of steps is that of ``check_accuracy`` in PyTorch's ``benchmarks/dynamo``, and so are the names of the
-methods that a subclass may override. It runs a model at least twice from the same reset state under a trace; where two
-runs disagree, the first divergent record says where that began. What happens to a model never ends a sweep: failures
-are values (:class:`~hashbench.records.Failure`) and become rows.
+methods that a subclass may override. What happens to a model never ends a sweep: failures are values
+(:class:`~hashbench.records.Failure`) and become rows.
 """
 
 from __future__ import annotations
@@ -86,11 +85,10 @@ class BenchmarkRunner:
         return row_of(spec, self.options, outcome, seconds=time.perf_counter() - started)
 
     def _load_and_check(self, spec: ModelSpec, level: str) -> Outcome:
-        """The outcome, and nothing that holds on to the model."""
         try:
             return self._loaded_and_checked(spec, level)
         finally:
-            release_memory(self.device)
+            release_memory(self.device)  # the frame that held the model is gone
 
     def _loaded_and_checked(self, spec: ModelSpec, level: str) -> Outcome:
         with deterministic_settings(level, threads=self.options.threads):
@@ -144,7 +142,7 @@ class BenchmarkRunner:
                     self._attempts(workload, optimizer),
                     self.options,
                     level,
-                    runs=_runs_of(self.options, spec),
+                    runs=max(2, self.options.runs or (spec.runs if spec is not None else None) or 2),
                     iterations=workload.iterations,
                     spec=spec,
                     target=self.fresh_target,
@@ -194,7 +192,7 @@ class BenchmarkRunner:
         """All steps of one run; returns its results by name."""
         step = self.forward_and_backward_pass if self.training else self.forward_pass
         results: dict[str, Any] = {}
-        with trace if trace is not None else contextlib.nullcontext():
+        with trace or contextlib.nullcontext():
             for iteration in range(workload.iterations or DEFAULT_ITERATIONS):
                 if trace is not None:
                     trace.iteration = iteration
@@ -241,14 +239,9 @@ class BenchmarkRunner:
         torch.autograd.backward(loss)
         if optimizer is not None:
             optimizer.step()
-        results = _named_outputs(output)
-        results.append((("loss", ""), loss))
-        results += [
-            (("input_grad", f".{path}"), tensor.grad)
-            for path, tensor in named_tensors(inputs)
-            if tensor.grad is not None
-        ]
-        return results
+        results = [*_named_outputs(output), (("loss", ""), loss)]
+        gradients = ((path, tensor.grad) for path, tensor in named_tensors(inputs))
+        return results + [(("input_grad", f".{path}"), grad) for path, grad in gradients if grad is not None]
 
     def compute_loss(self, workload: Workload, output: Any) -> torch.Tensor:
         """The scalar to differentiate: the workload's own loss, else the mean of every floating-point tensor of the
@@ -271,12 +264,8 @@ class BenchmarkRunner:
     def fresh_inputs(self, workload: Workload) -> Any:
         """The inputs that one run may change."""
         inputs = workload.make_inputs() if workload.make_inputs is not None else clone_inputs(workload.inputs)
-        return map_tensors(inputs, self._place_input)
-
-    def _place_input(self, tensor: torch.Tensor) -> torch.Tensor:
         dtype = _DTYPES.get(self.options.dtype)
-        moved = tensor.to(self.device)
-        return moved.to(dtype) if dtype is not None and moved.is_floating_point() else moved
+        return map_tensors(inputs, lambda tensor: tensor.to(self.device, dtype if tensor.is_floating_point() else None))
 
 
 # --------------------------------------------------------------------------------------------------- helpers
@@ -287,12 +276,6 @@ def _unready(accuracy: str, level: str, error: Exception, what: str) -> Outcome:
     log_error(what)
     failure = failure_of(error)
     return Outcome(failed_status(failure, number=1) if failure.out_of_memory else accuracy, level, failure=failure)
-
-
-def _runs_of(options: RunOptions, spec: ModelSpec | None) -> int:
-    """How many runs are made: as the command line says, else the model's data, else two."""
-    asked = options.runs or (spec.runs if spec is not None else None)
-    return max(2, asked or 2)
 
 
 def _named_outputs(output: Any) -> list[tuple[tuple[str, str], Any]]:

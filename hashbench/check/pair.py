@@ -1,8 +1,4 @@
-"""Repeated runs of one thing, compared bit by bit and, where they differ, diagnosed.
-
-:class:`PairCheck` serves models, functions and PyTorch's own harness: what differs between these is how one run is
-made. Each of its stages takes the outcome so far and returns the outcome with what the stage found out.
-"""
+"""Repeated runs of one thing, compared bit by bit and, where they differ, diagnosed; and the row of their outcome."""
 
 from __future__ import annotations
 
@@ -50,7 +46,6 @@ from hashbench.run.outcome import (
     fingerprint,
     log_error,
     peak_mib,
-    refused_op,
     replaces,
 )
 from hashbench.text import a_few
@@ -64,6 +59,9 @@ CONFIRMING_PAIRS = 3
 @dataclass(frozen=True, slots=True)
 class PairCheck:
     """Compares repeated runs and finds out why they differ.
+
+    It serves models, functions and PyTorch's own harness, which differ in how one run is made. Each stage takes the
+    outcome so far and returns the outcome with what it found out.
 
     Args:
         attempt: makes one run from the reset state.
@@ -219,28 +217,24 @@ def compared(outcome: Outcome, first: Run, other: Run, *, number: int = 2, same_
     except outputs.NotComparableError as error:
         verdict = find_divergence(*traces)
         outcome = replace(outcome, verdict=verdict, benign=verdict.benign, traces=traces)
-        return _not_comparable(outcome, str(error), same_structure=same_structure)
+        if same_structure:
+            difference = outputs.Difference((f"their structure: {error}",))
+            return replace(outcome, accuracy=Status.TWO_RUNS_DIFFER, difference=difference)
+        failure = Failure(f"the results of two runs cannot be compared: {error}")
+        return replace(outcome, accuracy=Status.NOT_COMPARABLE, failure=failure)
     verdict = find_divergence(*traces, differing=() if difference is None else difference.names)
     if difference is None:
         benign = tuple(dict.fromkeys((*(outcome.benign or ()), *verdict.benign)))
         return replace(outcome, benign=benign, traces=traces)
-    outcome = replace(outcome, accuracy=Status.TWO_RUNS_DIFFER, difference=difference)
-    return replace(outcome, verdict=verdict, benign=verdict.benign, traces=traces)
-
-
-def _not_comparable(outcome: Outcome, reason: str, *, same_structure: bool) -> Outcome:
-    if same_structure:
-        difference = outputs.Difference((f"their structure: {reason}",))
-        return replace(outcome, accuracy=Status.TWO_RUNS_DIFFER, difference=difference)
-    failure = Failure(f"the results of two runs cannot be compared: {reason}")
-    return replace(outcome, accuracy=Status.NOT_COMPARABLE, failure=failure)
+    outcome = replace(outcome, verdict=verdict, benign=verdict.benign, traces=traces)
+    return replace(outcome, accuracy=Status.TWO_RUNS_DIFFER, difference=difference)
 
 
 def retried_with_warnings(check: Callable[[str], Outcome], level: str) -> Outcome:
     """The outcome of ``check`` at deterministic ``level``. Where torch refuses an op at level ``on`` for having no
     deterministic implementation, that at level ``warn``, which names the op."""
     outcome = check(level)
-    refused = refused_op(outcome)
+    refused = outcome.failure.nondeterministic_op if outcome.failure is not None else ""
     if not refused or outcome.deterministic != "on":
         return outcome
     return replace(check("warn"), nondeterministic_op=refused)

@@ -1,13 +1,12 @@
 """Registry of digest functions by device type, with fallback to torch's own ops.
 
-A kind of device is one function, ``accumulate(tensor, totals, place)``, in a file of its own: ``docs/devices.md`` says
-what it must do. Those of hashbench are in :data:`BUILT_IN`; an installed package brings others by the entry-point group
-``hashbench.devices``. A device without one, or one whose function cannot be used, gets torch's own ops, and
-:class:`DigestPath` says why.
+Those of hashbench are in :data:`BUILT_IN`; an installed package brings others by the entry-point group
+``hashbench.devices``. ``docs/devices.md`` says what such a function must do.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -81,31 +80,24 @@ def in_short(error: BaseException) -> str:
 
 def _from_packages(device_type: str) -> tuple[DeviceKind, ...]:
     points = sorted(entry_points(group=GROUP, name=device_type), key=lambda point: point.value)
-    return tuple(_brought(point) for point in points)
+    return tuple(DeviceKind(point.value, (point.name,), functools.partial(_load_point, point)) for point in points)
 
 
-def _brought(point: EntryPoint) -> DeviceKind:
-    def load(_device: torch.device) -> Accumulate:
-        function: Accumulate = point.load().accumulate
-        return function
-
-    return DeviceKind(point.value, (point.name,), load)
+def _load_point(point: EntryPoint, _device: torch.device) -> Accumulate:
+    return point.load().accumulate  # type: ignore[no-any-return]
 
 
 def _load_triton(device: torch.device) -> Accumulate:
     if importlib.util.find_spec("triton") is None:
         raise Unfit("it is not installed")
     if device.type == "cuda" and not torch.version.hip:
-        found = torch.cuda.get_device_capability(device)
-        if found < _OLDEST_FOR_TRITON:
-            raise Unfit(f"needs compute capability {_dotted(_OLDEST_FOR_TRITON)}, this card has {_dotted(found)}")
+        capability = torch.cuda.get_device_capability(device)
+        if capability < _OLDEST_FOR_TRITON:
+            needed, present = (".".join(map(str, version)) for version in (_OLDEST_FOR_TRITON, capability))
+            raise Unfit(f"needs compute capability {needed}, this card has {present}")
     from hashbench.devices import triton_kernel
 
     return triton_kernel.accumulate
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))
 
 
 BUILT_IN = (DeviceKind("triton", ("cuda", "xpu"), _load_triton),)

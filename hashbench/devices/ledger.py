@@ -103,10 +103,9 @@ class Ledger:
             return self._path(device)[0]
 
     def _path(self, device: torch.device) -> tuple[DigestPath, Accumulate]:
-        found = self._paths.get(device)
-        if found is None:
-            found = self._paths[device] = kinds.chosen(device)
-        return found
+        if device not in self._paths:
+            self._paths[device] = kinds.chosen(device)
+        return self._paths[device]
 
     def _room(self, device: torch.device) -> tuple[_Chunk, Accumulate]:
         chunks = self._chunks.setdefault(device, [])
@@ -141,7 +140,7 @@ def tried(book: Ledger, device: torch.device) -> DigestPath:
     """The path that ``book`` takes on a device, after a digest of 251 bytes was made there and found right."""
     data = bytes(range(1, 252))
     try:
-        found = book.add(torch.tensor(list(data), dtype=torch.uint8).to(device)).resolve()
+        digest = book.add(torch.tensor(list(data), dtype=torch.uint8).to(device)).resolve()
     except Exception as error:
         raise HashbenchError(
             f"cannot make digests on {device}",
@@ -149,10 +148,10 @@ def tried(book: Ledger, device: torch.device) -> DigestPath:
             tip="docs/devices.md says what a device must be able to do.",
         ) from error
     path = book.path(device)
-    if found != digest_of_bytes(data):
+    if digest != digest_of_bytes(data):
         raise HashbenchError(
             f"digests on {device} by {path.name} are wrong",
-            consequence=f"251 bytes give {found:016x} in place of {digest_of_bytes(data):016x}",
+            consequence=f"251 bytes give {digest:016x} in place of {digest_of_bytes(data):016x}",
             tip="Report it with `hashbench env`. Where Triton or a package made them: uninstalled, torch's own ops do.",
         )
     return path

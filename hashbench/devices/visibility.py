@@ -1,7 +1,6 @@
 """Environment variables for accelerators: which devices a worker sees, and cuBLAS's workspace configuration. Pure.
 
-CUDA, ROCm and Level Zero read environment variables once, when a process starts to use them; a worker gets its own
-before that. A worker sees one device, as number 0, so nothing that runs in it has to know which one it is.
+CUDA, ROCm and Level Zero read them once, when a process starts to use them; a worker gets its own before that.
 """
 
 from __future__ import annotations
@@ -56,17 +55,24 @@ def assignments(
         fingerprint: as :func:`hashbench.run.environment.collect` tells it, for this device.
         environment: the variables of the process for which that was told.
     """
-    names = _visible(device, fingerprint)
-    found = _devices(fingerprint)
-    if not names or not found:
+    names, devices = _visible(device, fingerprint), _devices(fingerprint)
+    if not names or not devices:
         return ()
     given = next((environment[name] for name in names if name in environment), None)
-    # Of what a user lists, the driver stops at the first entry that is no device: there are more entries than found.
-    entries = [str(number) for number in range(len(found))] if given is None else given.split(",")
+    # Of what a user lists, the driver stops at the first entry that is not a device: there may be more entries.
+    entries = [str(number) for number in range(len(devices))] if given is None else given.split(",")
+    if (number := _number(device)) is not None:
+        wanted = [number] if number < len(devices) else []
+    else:
+        wanted = [index for index, other in enumerate(devices) if _model(other) == _model(devices[0])]
+    memories = [facts.get("memory_mib") for facts in devices]
     return tuple(
-        DeviceAssignment({names[0]: entries[number].strip()}, _admitted(found[number]))
-        for number in _wanted(device, found)
-        if number < len(entries)
+        DeviceAssignment(
+            {names[0]: entries[index].strip()},
+            None if (memory := memories[index]) is None else SHARE_OF_MEMORY * float(memory),
+        )
+        for index in wanted
+        if index < len(entries)
     )
 
 
@@ -79,13 +85,12 @@ def freest(count: int, taken: Iterable[int | None]) -> int | None:
 
 def left_out(device: str, fingerprint: Mapping[str, Any]) -> str:
     """One line on the devices that are there and not used; empty where there is nothing to say."""
-    found = _devices(fingerprint)
-    if not _visible(device, fingerprint) or _number(device) is not None or not found:
+    if not _visible(device, fingerprint) or _number(device) is not None:
         return ""
-    unused = sorted({str(one.get("name", "")) for one in found} - {str(found[0].get("name", ""))})
+    used, *others = [str(facts.get("name", "")) for facts in _devices(fingerprint)] or [""]
+    unused = sorted({*others} - {used})
     if not unused:
         return ""
-    used = found[0].get("name")
     return f"only devices like {used} are used, not {a_few(unused)}: sweep those by number, as {device}:1"
 
 
@@ -96,8 +101,8 @@ def _visible(device: str, fingerprint: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _devices(fingerprint: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    found: Sequence[Mapping[str, Any]] = fingerprint.get("device", {}).get("each", ())
-    return found
+    devices: Sequence[Mapping[str, Any]] = fingerprint.get("device", {}).get("each", ())
+    return devices
 
 
 def _number(device: str) -> int | None:
@@ -105,20 +110,8 @@ def _number(device: str) -> int | None:
     return int(number) if number else None
 
 
-def _wanted(device: str, found: Sequence[Mapping[str, Any]]) -> Sequence[int]:
-    number = _number(device)
-    if number is not None:
-        return [number] if number < len(found) else []
-    return [place for place, one in enumerate(found) if _model(one) == _model(found[0])]
-
-
-def _model(one: Mapping[str, Any]) -> tuple[Any, Any]:
-    return one.get("name"), one.get("capability")
-
-
-def _admitted(one: Mapping[str, Any]) -> float | None:
-    memory = one.get("memory_mib")
-    return None if memory is None else SHARE_OF_MEMORY * float(memory)
+def _model(facts: Mapping[str, Any]) -> tuple[Any, Any]:
+    return facts.get("name"), facts.get("capability")
 
 
 # ------------------------------------------------------------------------------------------------------ cuBLAS

@@ -1,11 +1,11 @@
 """Environment fingerprint: everything about a machine that may change the bits of a result, as one JSON document.
 
-``python -m hashbench.run.environment`` prints it. The sweep calls it in a child process, since finding out needs torch
-and the sweep's own process does without.
+A sweep calls :func:`main` in a child process, since finding out needs torch and the sweep's own process does without.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -44,7 +44,7 @@ def collect(device: str = "cpu") -> dict[str, Any]:
     import torch
 
     _check_device(device)
-    found: dict[str, Any] = {
+    fingerprint: dict[str, Any] = {
         "schema": ROW_SCHEMA,
         "python": platform.python_version(),
         "platform": {"system": platform.system(), "kernel": platform.release(), "libc": " ".join(platform.libc_ver())},
@@ -56,23 +56,24 @@ def collect(device: str = "cpu") -> dict[str, Any]:
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
             "threading": _first_line(torch.__config__.parallel_info(), "ATen parallel backend"),
         },
-        "libraries": _libraries(torch.__config__.show()),
+        "libraries": _matches(_LIBRARIES, torch.__config__.show()),
         "cpu": {"model": _cpu_model(), "machine": platform.machine(), "cores": os.cpu_count()},
         "threads": {"intra_op": torch.get_num_threads(), "inter_op": torch.get_num_interop_threads()},
         "device": _device(device),
         "variables": variables_that_matter(os.environ),
     }
-    return {"key": _key(found), **found}
+    key = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:12]
+    return {"key": key, **fingerprint}
 
 
 def variables_that_matter(environment: Mapping[str, str]) -> dict[str, str]:
     """Those by which libraries are set. Which of several accelerators is visible is no setting: a cluster hands out
     another one every time; what matters of it is under ``device``."""
-    found = (name for name in environment if _VARIABLES.search(name) and not name.endswith("_VISIBLE_DEVICES"))
-    found_here = {name: environment[name] for name in sorted(found)}
-    if WORKSPACE_VARIABLE in found_here:  # as it is when a model runs
-        found_here[WORKSPACE_VARIABLE] = workspace_config(found_here[WORKSPACE_VARIABLE])
-    return found_here
+    names = sorted(name for name in environment if _VARIABLES.search(name) and not name.endswith("_VISIBLE_DEVICES"))
+    variables = {name: environment[name] for name in names}
+    if WORKSPACE_VARIABLE in variables:  # as it is when a model runs
+        variables[WORKSPACE_VARIABLE] = workspace_config(variables[WORKSPACE_VARIABLE])
+    return variables
 
 
 def collect_in_child(*, device: str, variables: Mapping[str, str]) -> dict[str, Any]:
@@ -88,12 +89,10 @@ def collect_in_child(*, device: str, variables: Mapping[str, str]) -> dict[str, 
     answer = done.stdout.strip().rpartition("\n")[2]
     if done.status not in (0, 2) or not answer.startswith("{"):
         raise _no_torch(done.last_line)
-    found: dict[str, Any] = json.loads(answer)
-    if "error" in found:
-        raise HashbenchError(
-            found["error"]["what"], consequence=found["error"]["consequence"], tip=found["error"]["tip"]
-        )
-    return found
+    fingerprint: dict[str, Any] = json.loads(answer)
+    if "error" in fingerprint:
+        raise HashbenchError(**fingerprint["error"])
+    return fingerprint
 
 
 def _no_torch(reason: str) -> HashbenchError:
@@ -141,17 +140,15 @@ def what_to_do(wanted: str, *, built_for: str, count: int) -> str:
 
 
 def _packages() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in _PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
-def _libraries(text: str) -> dict[str, str]:
-    matches = {name: re.search(pattern, text) for name, pattern in _LIBRARIES.items()}
+def _matches(patterns: Mapping[str, str], text: str) -> dict[str, str]:
+    matches = {name: re.search(pattern, text) for name, pattern in patterns.items()}
     return {name: match[1] for name, match in matches.items() if match is not None}
 
 
@@ -167,13 +164,6 @@ def _cpu_model() -> str:
     return _first_line(text, "model name") or platform.processor()
 
 
-def _digests(device: str) -> dict[str, str]:
-    """How digests are made there. Not in the key: by any path they are the same."""
-    from hashbench.devices.ledger import digest_path
-
-    return digest_path(device).document()
-
-
 def digests_note(environment: Mapping[str, Any]) -> str:
     """One line where digests are made by the slow path on the device of this environment; empty elsewhere."""
     path: Mapping[str, str] = environment.get("digests", {})
@@ -186,23 +176,19 @@ def digests_note(environment: Mapping[str, Any]) -> str:
 def _device(device: str) -> dict[str, Any]:
     import torch
 
+    from hashbench.run.settings import deterministic_settings, lower_precisions
+
     wanted = torch.device(device)
     if wanted.type == "cpu":
         return {"type": "cpu"}
     count = torch.accelerator.device_count()
-    each = [facts_of(_properties(wanted.type, index)) for index in range(count)]
-    found: dict[str, Any] = {"type": wanted.type, "count": count, **each[wanted.index or 0], "each": each}
+    properties = getattr(torch.get_device_module(wanted.type), "get_device_properties", lambda _index: None)
+    each = [facts_of(properties(index)) for index in range(count)]
+    facts: dict[str, Any] = {"type": wanted.type, "count": count, **each[wanted.index or 0], "each": each}
     if wanted.type == "cuda":
-        found |= {"cudnn": torch.backends.cudnn.version(), "driver": _driver()}  # on ROCm the former is MIOpen's
-    return {**found, "tf32": _tf32()}
-
-
-def _properties(kind: str, index: int) -> Any:
-    """What torch tells of one device, an object with attributes or a mapping; ``None`` where it tells nothing."""
-    import torch
-
-    ask = getattr(torch.get_device_module(kind), "get_device_properties", None)
-    return None if ask is None else ask(index)
+        facts |= {"cudnn": torch.backends.cudnn.version(), "driver": _driver()}  # on ROCm the former is MIOpen's
+    with deterministic_settings("on"):
+        return {**facts, "tf32": ", ".join(lower_precisions()) or "off"}
 
 
 def facts_of(properties: Any) -> dict[str, Any]:
@@ -224,34 +210,22 @@ def facts_of(properties: Any) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def _tf32() -> str:
-    """What is in force while models run: ``off``, or what of it the settings of a run could not switch off."""
-    from hashbench.run.settings import deterministic_settings, lower_precisions
-
-    with deterministic_settings("on"):
-        return ", ".join(lower_precisions()) or "off"
-
-
 def _driver() -> str:
     """The version of NVIDIA's or AMD's kernel module; empty where there is none to read."""
     for path, pattern in _DRIVERS:
-        try:
-            found = re.search(pattern, Path(path).read_text(encoding="utf-8"))
-        except OSError:
-            continue
-        if found:
-            return found[1]
+        with contextlib.suppress(OSError):
+            if version := re.search(pattern, Path(path).read_text(encoding="utf-8")):
+                return version[1]
     return ""
-
-
-def _key(found: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def main(device: str) -> int:
     """Print the fingerprint, or the error, as JSON; returns the exit code."""
+    from hashbench.devices.ledger import digest_path
+
     try:
-        print(json.dumps({**collect(device), "digests": _digests(device)}))
+        fingerprint = collect(device)  # the way of making digests is not in its key: by any they are the same
+        print(json.dumps({**fingerprint, "digests": digest_path(device).document()}))
     except HashbenchError as error:
         print(json.dumps({"error": {"what": error.what, "consequence": error.consequence, "tip": error.tip}}))
         return 2

@@ -93,7 +93,6 @@ def traces_of(attempt: Attempt, *, runs: int) -> list[Trace | Failure]:
 def _attempt(
     prepare: Callable[[], Prepared],
     options: RunOptions,
-    *,
     traced: bool,
     diagnosing: bool,
     watcher: TraceCallback | None,
@@ -228,11 +227,6 @@ class Outcome:
     traces: tuple[Trace, ...] = field(default=(), repr=False)
 
 
-def refused_op(outcome: Outcome) -> str:
-    """The op that torch refused for having no deterministic implementation; empty where that did not happen."""
-    return outcome.failure.nondeterministic_op if outcome.failure is not None else ""
-
-
 def failed_status(failure: Failure, *, number: int) -> str:
     """The status word for a failure of run ``number``; dynamo counts two runs, so any later one is the second."""
     if failure.not_comparable:
@@ -298,10 +292,8 @@ def replaces(hashed: Verdict, plain: Verdict | None, traces: Sequence[Trace]) ->
 
 def _differs_at(node: str, traces: Sequence[Trace]) -> bool:
     """Whether two traces differ at this record or leaf: what is past it then differs in spite of it."""
-    contents = [
-        {leaf.id: (leaf.digest, leaf.initial) for leaf in trace.leaves}
-        | {record.id: (record.arguments, record.outputs) for record in trace.records}
-        for trace in traces
-    ]
-    held = [content.get(node) for content in contents]
-    return None not in held and held[0] != held[-1]
+    contents: list[object] = []
+    for trace in traces:
+        contents += [(leaf.digest, leaf.initial) for leaf in trace.leaves if leaf.id == node]
+        contents += [(record.arguments, record.outputs) for record in trace.records if record.id == node]
+    return len(contents) == len(traces) and contents[0] != contents[-1]

@@ -1,13 +1,9 @@
-"""Results of a run: collecting them by name, and comparing those of two runs bit by bit.
-
-Results are a flat mapping from a name to a tensor or a plain Python value: ``output.0.<place>`` and ``loss.0`` for
-every iteration, ``grad.<parameter>``, ``input_grad.<place>``, ``parameter.<name>``, ``buffer.<name>`` and
-``optimizer.<parameter>.<state>`` after the last one.
-"""
+"""Results of a run: collecting them by name, and comparing those of two runs bit by bit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +16,9 @@ from hashbench.trace.digest import digest
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
 
 Results = Mapping[str, Any]
+"""By name a tensor or a plain Python value: ``output.0.<place>`` and ``loss.0`` for every iteration, and after the last
+one ``grad.<parameter>``, ``input_grad.<place>``, ``parameter.<name>``, ``buffer.<name>`` and
+``optimizer.<parameter>.<state>``."""
 
 
 class NotComparableError(Exception):
@@ -122,12 +121,9 @@ def compare(first: Results, second: Results, *, noted: Mapping[str, bool] | None
     """
     _check_structure(first, second)
     every = [*first, *(name for name in second if name not in first)]
-    noted = noted or {}
-    names = tuple(
-        name
-        for name in every
-        if (noted[name] if name in noted else not bitwise_equal(first.get(name), second.get(name)))
-    )
+    known = noted or {}
+    differ = (known[name] if name in known else not bitwise_equal(first.get(name), second.get(name)) for name in every)
+    names = tuple(itertools.compress(every, differ))
     return _measure(names, first, second) if names else None
 
 
@@ -139,10 +135,8 @@ def bitwise_equal(first: Any, second: Any) -> bool:
         return False
     first, second = _resolved(first), _resolved(second)
     one, two = digest(first), digest(second)
-    if one == two:
-        return True
-    if one.shape != two.shape or one.stride == two.stride:
-        return False
+    if one == two or one.shape != two.shape or one.stride == two.stride:
+        return one == two
     return logical_value(first) == logical_value(second)
 
 
@@ -175,21 +169,20 @@ def _check_structure(first: Results, second: Results) -> None:
 def _measure(names: tuple[str, ...], first: Results, second: Results) -> Difference:
     parts = [measure(first.get(name), second.get(name)) for name in names]
     kinds = {kind for part in parts for kind in part.representation.split(", ")}
+
+    def known(field: str) -> list[Any]:
+        return [value for part in parts if (value := getattr(part, field)) is not None]
+
     return Difference(
         names,
-        sum(part.elements or 0 for part in parts) or None,
-        max((part.max_abs for part in parts if part.max_abs is not None), default=None),
-        max((part.max_ulp for part in parts if part.max_ulp is not None), default=None),
-        ", ".join(sorted(kinds)) if _VALUE not in kinds else "",
-        total=sum(part.total or 0 for part in parts) or None,
-        sum_relative=_sum([part.sum_relative for part in parts]),
-        max_relative=max((part.max_relative for part in parts if part.max_relative is not None), default=None),
+        elements=sum(known("elements")) or None,
+        max_abs=max(known("max_abs"), default=None),
+        max_ulp=max(known("max_ulp"), default=None),
+        representation=", ".join(sorted(kinds)) if _VALUE not in kinds else "",
+        total=sum(known("total")) or None,
+        sum_relative=sum(known("sum_relative")) if known("sum_relative") else None,
+        max_relative=max(known("max_relative"), default=None),
     )
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
 
 
 _VALUE = "value"
@@ -204,28 +197,21 @@ def measure(a: Any, b: Any) -> Difference:
     a, b = _plain(a), _plain(b)
     differs = integer_view(a) != integer_view(b)
     count = int(differs.any(dim=1).sum())
-    return replace(_measure_bits(a, b, differs, count), total=len(a))
-
-
-def _measure_bits(a: torch.Tensor, b: torch.Tensor, differs: torch.Tensor, count: int) -> Difference:
-    """``a`` and ``b`` have one row for each element, and ``differs`` says where their bits do, in ``count`` rows."""
+    difference = Difference((), count or None, representation=_VALUE, total=len(a))
     if not count:  # quantized tensors of equal values and other parameters
-        return Difference((), representation=_VALUE)
+        return difference
     a_bits, b_bits = integer_view(a)[differs], integer_view(b)[differs]
     if not a.dtype.is_floating_point:
-        return Difference(
-            (), count, float(_distance(_integers(a_bits, a.dtype), _integers(b_bits, a.dtype))), None, _VALUE
-        )
+        return replace(difference, max_abs=float(_distance(_integers(a_bits, a.dtype), _integers(b_bits, a.dtype))))
     try:
-        return _measure_floats(a_bits.view(a.dtype), b_bits.view(b.dtype), elements=count)
+        return _measure_floats(difference, a_bits.view(a.dtype), b_bits.view(b.dtype))
     except NotImplementedError:  # packed formats such as float4, which torch cannot convert
-        return Difference((), count, representation=_VALUE)
+        return difference
 
 
 def _same_form(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.is_nested or b.is_nested or a.layout is not torch.strided or b.layout is not torch.strided:
-        return False
-    return a.shape == b.shape and a.dtype == b.dtype
+    plain = not (a.is_nested or b.is_nested) and a.layout is b.layout is torch.strided
+    return plain and a.shape == b.shape and a.dtype == b.dtype
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -241,24 +227,25 @@ def integer_view(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize])
 
 
-def _measure_floats(a: torch.Tensor, b: torch.Tensor, *, elements: int) -> Difference:
-    """``a`` and ``b`` are flat, and their bits differ everywhere."""
+def _measure_floats(difference: Difference, a: torch.Tensor, b: torch.Tensor) -> Difference:
+    """``difference`` in numbers. ``a`` and ``b`` are flat, and their bits differ everywhere."""
     a_value, b_value = a.double(), b.double()
     nan = a_value.isnan() & b_value.isnan()
     zero = (a_value == 0) & (b_value == 0)
     if bool((nan | zero).all()):
         kinds = [kind for kind, where in (("NaN payload", nan), ("sign of zero", zero)) if bool(where.any())]
-        return Difference((), elements, 0.0, 0, ", ".join(kinds))
+        return replace(difference, max_abs=0.0, max_ulp=0, representation=", ".join(kinds))
     finite = ~(nan | zero) & a_value.isfinite() & b_value.isfinite()
     if not bool(finite.any()):
-        return Difference((), elements, representation=_VALUE)
+        return difference
     gap = (a_value - b_value)[finite].abs().max()
     known = finite & (a_value != 0)
     relative = ((a_value - b_value) / a_value)[known].abs()
     ulp = _distance(_ordered(a)[finite], _ordered(b)[finite])
     largest = float(relative.max()) if len(relative) else None
-    total = float(relative.sum())
-    return Difference((), elements, float(gap), ulp, _VALUE, sum_relative=total, max_relative=largest)
+    return replace(
+        difference, max_abs=float(gap), max_ulp=ulp, sum_relative=float(relative.sum()), max_relative=largest
+    )
 
 
 def _ordered(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,4 @@
-"""Random state: the global generators of Python, NumPy and torch seeded, read, compared and put back.
-
-States that are written to files are tensors, by name: ``cpu``, ``cuda:0`` and so on for default generators of torch;
-``python`` and ``numpy`` for those of ``random`` and ``numpy.random``.
-"""
+"""Random state: the global generators of Python, NumPy and torch seeded, read, compared and put back."""
 
 from __future__ import annotations
 
@@ -81,11 +77,14 @@ def _restorer(module: Any) -> Callable[[], object] | None:
 
 
 def random_states(device: torch.device | None, *, outside_torch: bool) -> dict[str, torch.Tensor]:
-    """The states of the default generators of the host and of ``device`` (``None``: of every device in use); with
-    ``outside_torch`` also those of Python and NumPy, which no kernel of torch's reads."""
+    """The states of the default generators of the host and of ``device`` (``None``: of every device in use) by name:
+    ``cpu``, ``cuda:0``; with ``outside_torch`` also of ``python`` and ``numpy``, which no kernel of torch's reads."""
     states = {"cpu": torch.get_rng_state()}
     if device is None:
-        states |= _accelerator_states()
+        kind = _accelerator()
+        if kind and getattr(torch, kind).is_initialized():
+            all_states = getattr(torch, kind).get_rng_state_all()
+            states |= {f"{kind}:{index}": state for index, state in enumerate(all_states)}
     elif device.type != "cpu":
         index = device.index if device.index is not None else torch.accelerator.current_device_index()
         states[f"{device.type}:{index}"] = getattr(torch, device.type).get_rng_state(index)
@@ -94,14 +93,6 @@ def random_states(device: torch.device | None, *, outside_torch: bool) -> dict[s
         if np.random.get_state(legacy=False)["bit_generator"] == "MT19937":
             states["numpy"] = numpy_state()
     return states
-
-
-def _accelerator_states() -> dict[str, torch.Tensor]:
-    kind = _accelerator()
-    backend = getattr(torch, kind) if kind else None
-    if backend is None or not backend.is_initialized():
-        return {}
-    return {f"{kind}:{index}": state for index, state in enumerate(backend.get_rng_state_all())}
 
 
 @functools.cache
@@ -176,18 +167,13 @@ def state_digest(generator: Any) -> str:
 def state_access(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], object]]:
     """What reads and what writes the state of a generator of one of the classes in :data:`GENERATORS`."""
     if isinstance(generator, torch.Generator):
-        return lambda: _torch_state(generator), generator.set_state
+        return _disable_current_modes()(generator.get_state), generator.set_state
     if isinstance(generator, random.Random):
         return generator.getstate, generator.setstate
     if isinstance(generator, np.random.RandomState):
         return lambda: generator.get_state(legacy=False), generator.set_state
     source = generator.bit_generator if isinstance(generator, np.random.Generator) else generator
     return lambda: source.state, lambda state: setattr(source, "state", state)
-
-
-def _torch_state(generator: torch.Generator) -> torch.Tensor:
-    with _disable_current_modes():
-        return generator.get_state()
 
 
 def state_value(value: Any) -> Any:

@@ -1,9 +1,4 @@
-"""Torch's global settings: put in force, snapshotted, restored.
-
-The settings are those of ``benchmarks/dynamo``'s ``setup_determinism`` and of the accuracy block of its ``run()``.
-Unlike there, everything is put back afterwards, on error too, ``torch.manual_seed`` is not replaced, and TF32 is off by
-torch's newer names for it as well.
-"""
+"""Torch's global settings: put in force, snapshotted, restored."""
 
 from __future__ import annotations
 
@@ -12,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -40,18 +36,6 @@ def _deterministic_mode() -> str:
 
 def _set_deterministic_mode(value: str) -> None:
     torch.use_deterministic_algorithms(value != "off", warn_only=value == "warn")
-
-
-def _set_grad_enabled(value: bool) -> None:
-    torch._C._set_grad_enabled(value)
-
-
-def _autocast(device: str) -> tuple[Callable[[], Any], _Setter]:
-    return lambda: torch.is_autocast_enabled(device), lambda value: torch.set_autocast_enabled(device, value)
-
-
-def _autocast_dtype(device: str) -> tuple[Callable[[], Any], _Setter]:
-    return lambda: torch.get_autocast_dtype(device), lambda value: torch.set_autocast_dtype(device, value)
 
 
 def _default_device() -> torch.device | None:
@@ -120,12 +104,8 @@ def _known_settings() -> dict[str, tuple[Callable[[], Any], _Setter]]:
         "default_device": (_default_device, torch.set_default_device),
         "flush_denormal": (_flushes_denormals, torch.set_flush_denormal),
         "float32_matmul_precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-        "grad_enabled": (torch.is_grad_enabled, _set_grad_enabled),
-        "inference_mode": (torch.is_inference_mode_enabled, _cannot_set),
-        "autocast_cpu": _autocast("cpu"),
-        "autocast_cuda": _autocast("cuda"),
-        "autocast_cpu_dtype": _autocast_dtype("cpu"),
-        "autocast_cuda_dtype": _autocast_dtype("cuda"),
+        "grad_enabled": (torch.is_grad_enabled, torch._C._set_grad_enabled),
+        "inference_mode": (torch.is_inference_mode_enabled, lambda _: None),  # left with its context: watched only
         "cudnn.enabled": _attribute(cudnn, "enabled"),
         "cudnn.deterministic": _attribute(cudnn, "deterministic"),
         "cudnn.benchmark": _attribute(cudnn, "benchmark"),
@@ -148,23 +128,31 @@ def _known_settings() -> dict[str, tuple[Callable[[], Any], _Setter]]:
         "opt_einsum.enabled": _attribute(torch.backends.opt_einsum, "enabled"),
         "opt_einsum.strategy": _attribute(torch.backends.opt_einsum, "strategy"),
     }
+    for device in ("cpu", "cuda"):
+        settings[f"autocast_{device}"] = (
+            partial(torch.is_autocast_enabled, device),
+            partial(torch.set_autocast_enabled, device),
+        )
+        settings[f"autocast_{device}_dtype"] = (
+            partial(torch.get_autocast_dtype, device),
+            partial(torch.set_autocast_dtype, device),
+        )
     return settings | {name: _precision(inner) for name, inner in _PRECISIONS.items()}
 
 
-def _cannot_set(_value: Any) -> None:
-    """Inference mode is left by leaving its context; it is watched, not restored."""
+def _values() -> dict[str, Any]:
+    """Every setting as it is now, by name; one that this build of torch lacks is absent."""
+    values = {}
+    for name, (get, _) in _known_settings().items():
+        with suppress(AttributeError, RuntimeError):
+            values[name] = get()
+    return values
 
 
 def settings() -> dict[str, str]:
     """Torch's global settings as text by name. A setting that this build of torch lacks is absent."""
-    texts = {}
-    for name, (get, _) in _known_settings().items():
-        try:
-            texts[name] = str(get())
-        except (AttributeError, RuntimeError):
-            continue
-    texts[WORKSPACE_VARIABLE] = os.environ.get(WORKSPACE_VARIABLE, "")
-    return texts
+    texts = {name: str(value) for name, value in _values().items()}
+    return texts | {WORKSPACE_VARIABLE: os.environ.get(WORKSPACE_VARIABLE, "")}
 
 
 def _from_text(text: str, current: Any) -> Any:
@@ -214,14 +202,7 @@ def _put_back(get: Callable[[], Any], put: _Setter, value: Any) -> None:
 @contextmanager
 def preserved() -> Iterator[None]:
     """Put torch's global settings, and the environment variables that hashbench sets, back on leaving."""
-    before: dict[str, Any] = {}
-    known = _known_settings()
-    for name, (get, _) in known.items():
-        try:
-            before[name] = get()
-        except (AttributeError, RuntimeError):
-            continue
-    precisions = _own_precisions()
+    known, before, precisions = _known_settings(), _values(), _own_precisions()
     workspace = os.environ.get(WORKSPACE_VARIABLE)
     try:
         yield
@@ -239,7 +220,8 @@ def preserved() -> Iterator[None]:
 
 @contextmanager
 def deterministic_settings(deterministic: str, *, threads: int | None = None) -> Iterator[None]:
-    """The settings of a dynamo accuracy run, restored afterwards.
+    """The settings of a dynamo accuracy run (``setup_determinism`` and the accuracy block of ``run()`` in
+    ``benchmarks/dynamo``), restored afterwards. Here TF32 is off by torch's newer names for it, too.
 
     Args:
         deterministic: ``on`` (``use_deterministic_algorithms(True)``: an op without a deterministic implementation
@@ -282,18 +264,8 @@ def lower_precisions() -> list[str]:
     texts = settings()
     names = [name for name in texts if name.endswith("allow_tf32") and texts[name] == "True"]
     names += [name for name, (_, op) in _PRECISIONS.items() if op != "all" and texts.get(name, "none") not in _FULL]
-    return names if _matmul_precision() == "highest" else [*names, "float32_matmul_precision"]
-
-
-def _matmul_precision() -> str:
-    """Empty where older and newer names are mixed, so that torch cannot say."""
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:
-        return ""
-
-
-# ------------------------------------------------------------------------------------------------------ cuBLAS
+    name = "float32_matmul_precision"  # absent where older and newer names are mixed, so that torch cannot say
+    return names if texts.get(name) == "highest" else [*names, name]
 
 
 def claim_workspace(device: str) -> None:

@@ -173,10 +173,10 @@ def build_record(
     raw: RawRecord, ids: Ids, where: Place, forward: OpRecord | None, notes: Mapping[str, Any]
 ) -> OpRecord:
     """A raw record in its final form, at its place; ``forward`` is the forward record that it belongs to."""
-    digests = notes.get("inputs", {})
+    digests = {place: readable(digest).value for place, digest in notes.get("inputs", {}).items()}
     inputs = tuple(
         [
-            Ref(str(place), ids.of(node), at, raw.plan.writes(place), _value_of(digests.get(str(place))))
+            Ref(str(place), ids.of(node), at, raw.plan.writes(place), digests.get(str(place), ""))
             for place, node, at in zip(raw.reads[0::3], raw.reads[1::3], raw.reads[2::3], strict=True)
         ]
     )
@@ -188,25 +188,21 @@ def build_record(
         op=raw.plan.name,
         inputs=inputs,
         arguments=argument_text(raw.others),
-        outputs=tuple([readable(found) for found in raw.written]),
+        outputs=tuple(map(readable, raw.written)),
         scalar="" if raw.scalar is None else repr(raw.scalar),
         rng="" if raw.rng is None else f"{raw.rng:016x}",
         forward_op=forward.id if forward is not None else "",
-        blank=any(found[3] is None for found in raw.written),
+        blank=any(value is None for *_, value in raw.written),
         source=(forward.source if forward is not None else "") or notes.get("source", ""),
     )
 
 
-def _value_of(found: RawDigest | None) -> str:
-    return "" if found is None else readable(found).value
-
-
 def _build_leaf(leaf_id: str, leaf: RawLeaf) -> Leaf:
-    kind, _, found, position, registered = leaf
+    kind, _, raw, position, registered = leaf
     before, then = map(readable, registered) if registered else (None, None)
-    return Leaf(leaf_id, kind, readable(found), position, "" if before is None or before == then else before.value)
+    return Leaf(leaf_id, kind, readable(raw), position, "" if before is None or before == then else before.value)
 
 
-def _build_result(ids: Ids, name: str, found: RawDigest | TensorDigest, node: int | None) -> Result:
-    plain = found if isinstance(found, TensorDigest) else readable(found)
-    return Result(name, plain, "" if node is None else ids.of(node))
+def _build_result(ids: Ids, name: str, raw: RawDigest | TensorDigest, node: int | None) -> Result:
+    digest = raw if isinstance(raw, TensorDigest) else readable(raw)
+    return Result(name, digest, "" if node is None else ids.of(node))

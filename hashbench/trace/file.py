@@ -19,9 +19,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import xxhash
 
@@ -39,6 +40,7 @@ from hashbench.records import (
     contiguous_stride,
 )
 
+_Positioned = TypeVar("_Positioned", Leaf, SettingsMark)
 _MAGIC = "hashbench-trace"
 _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", " ": "\\s"}
 _UNESCAPES = {"\\": "\\", "t": "\t", "n": "\n", "r": "\r", "s": " "}
@@ -97,17 +99,19 @@ def digest_text(digest: TensorDigest) -> str:
 
 def _body(trace: Trace, notes: Mapping[int, str]) -> Iterator[str]:
     digits: dict[str, str] = {}
-    leaves = iter(sorted(trace.leaves, key=lambda leaf: leaf.position))
-    marks = iter(trace.marks)
-    leaf, mark, known = next(leaves, None), next(marks, None), dict[str, str]()
+    settings: dict[str, str] = {}
+    marks, leaves = _by_position(trace.marks), _by_position(trace.leaves)
     for number in range(len(trace.records) + 1):
-        while mark is not None and mark.position <= number:
-            yield _mark_line(mark, known)
-            known, mark = dict(mark.settings), next(marks, None)
-        while leaf is not None and leaf.position <= number:
+        for mark in marks[number]:
+            changed = {name: value for name, value in mark.settings if settings.get(name) != value}
+            gone = {name: None for name in settings if name not in dict(mark.settings)}
+            settings = dict(mark.settings)
+            values = json.dumps({**changed, **gone}, sort_keys=True)
+            yield f"setting\t{mark.position}\t{_escape(mark.label)}\t{values}"
+        for leaf in leaves[number]:
             digits[leaf.id] = leaf.digest.value[:8] or _BLANK
-            yield _leaf_line(leaf)
-            leaf = next(leaves, None)
+            initial = f"\twas={leaf.initial}" if leaf.initial else ""
+            yield f"leaf\t{_escape(leaf.id)}\t{leaf.kind}\t{digest_text(leaf.digest)}{initial}"
         if number < len(trace.records):
             record = trace.records[number]
             note = f"\t{_NOTE}{_escape(notes[number], spaces=False)}" if notes.get(number) else ""
@@ -118,15 +122,11 @@ def _body(trace: Trace, notes: Mapping[int, str]) -> Iterator[str]:
         yield "\t".join(["result", _escape(result.name), digest_text(result.digest), _escape(result.source) or "-"])
 
 
-def _mark_line(mark: SettingsMark, known: Mapping[str, str]) -> str:
-    changed = {name: value for name, value in mark.settings if known.get(name) != value}
-    gone = {name: None for name in known if name not in dict(mark.settings)}
-    return f"setting\t{mark.position}\t{_escape(mark.label)}\t{json.dumps({**changed, **gone}, sort_keys=True)}"
-
-
-def _leaf_line(leaf: Leaf) -> str:
-    fields = ["leaf", _escape(leaf.id), leaf.kind, digest_text(leaf.digest)]
-    return "\t".join(fields + ([f"was={leaf.initial}"] if leaf.initial else []))
+def _by_position(values: Iterable[_Positioned]) -> Mapping[int, list[_Positioned]]:
+    positions: dict[int, list[_Positioned]] = defaultdict(list)
+    for value in values:
+        positions[value.position].append(value)
+    return positions
 
 
 def _ref_text(ref: Ref, digits: Mapping[str, str]) -> str:
@@ -219,10 +219,13 @@ def _parse(lines: Sequence[str]) -> Trace:
             case "op":
                 records.append(_parse_record(fields))
             case "leaf":
-                leaves.append(_parse_leaf(fields, len(records)))
+                leaf_id, leaf_kind, digest, *rest = fields
+                initial = rest[0].removeprefix("was=") if rest else ""
+                leaves.append(Leaf(_unescape(leaf_id), leaf_kind, parse_digest(digest), len(records), initial))
             case "result":
-                name, found, source = fields
-                results.append(Result(_unescape(name), parse_digest(found), "" if source == "-" else _unescape(source)))
+                name, digest, source = fields
+                writer = "" if source == "-" else _unescape(source)
+                results.append(Result(_unescape(name), parse_digest(digest), writer))
             case "setting":
                 position, label, changed = fields
                 settings.update(json.loads(changed))
@@ -267,29 +270,18 @@ _DIGEST = re.compile(r"(?P<dtype>[^\[]+)\[(?P<shape>[^\]]*)\](\{(?P<stride>[^}]*
 
 
 def _parse_ref(text: str) -> Ref:
-    found = _REF.fullmatch(text) or _fail(f"no reference: {text!r}")
-    return Ref(
-        found["argument"],
-        _unescape(found["source"]),
-        int(found["offset"] or 0),
-        bool(found["written"]),
-        found["digest"] or "",
-    )
+    part = _REF.fullmatch(text) or _fail(f"not a reference: {text!r}")
+    offset, written, digest = int(part["offset"] or 0), bool(part["written"]), part["digest"] or ""
+    return Ref(part["argument"], _unescape(part["source"]), offset, written, digest)
 
 
 def parse_digest(text: str) -> TensorDigest:
     """The digest that :func:`digest_text` wrote; raises ``ValueError`` for any other text."""
-    found = _DIGEST.fullmatch(text) or _fail(f"no digest: {text!r}")
-    shape = _integers(found["shape"])
-    stride = contiguous_stride(shape) if found["stride"] is None else _integers(found["stride"])
-    value = "" if found["value"] == _BLANK else _unescape(found["value"])
-    return TensorDigest(_unescape(found["dtype"]), shape, stride, value)
-
-
-def _parse_leaf(fields: Sequence[str], position: int) -> Leaf:
-    leaf_id, kind, found, *rest = fields
-    initial = rest[0].removeprefix("was=") if rest else ""
-    return Leaf(_unescape(leaf_id), kind, parse_digest(found), position, initial)
+    part = _DIGEST.fullmatch(text) or _fail(f"not a digest: {text!r}")
+    shape = _integers(part["shape"])
+    stride = contiguous_stride(shape) if part["stride"] is None else _integers(part["stride"])
+    value = "" if part["value"] == _BLANK else _unescape(part["value"])
+    return TensorDigest(_unescape(part["dtype"]), shape, stride, value)
 
 
 def _check_references(trace: Trace) -> None:
