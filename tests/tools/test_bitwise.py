@@ -915,11 +915,11 @@ def test_only_the_ops_asked_for(ops: Any) -> None:
     [
         (
             {"ops": "aten.index_putt_"},
-            r"there is no op 'aten.index_putt_': nothing would be checked. .*aten.index_put_",
+            r"the op 'aten.index_putt_' does not exist: nothing would be checked. .*aten.index_put_",
         ),
-        ({"ops": "index_put_"}, r"there is no op 'index_put_'.*aten\.index_put_"),
-        ({"ops": "aten.add.NoSuch"}, r"there is no op 'aten.add.NoSuch'"),
-        ({"ops": "."}, r"there is no op '\.'"),
+        ({"ops": "index_put_"}, r"the op 'index_put_' does not exist.*aten\.index_put_"),
+        ({"ops": "aten.add.NoSuch"}, r"the op 'aten.add.NoSuch' does not exist"),
+        ({"ops": "."}, r"the op '\.' does not exist"),
         ({"ops": []}, r"ops= is empty"),
         ({"ops": [3]}, r"ops= holds a int"),
         ({"ops": 3}, r"ops= holds a int"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,52 +11,59 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hashbench.replay.capture import CaptureError
 from hashbench.run.outputs import Difference, measure
-from hashbench.tools.bitwise.choosing import (
+from hashbench.tools.bitwise.findings import ForwardCall, Mismatch, Place, Places, message
+from hashbench.tools.bitwise.repeating import (
     COLLECTIVE,
     HIGHER_ORDER,
     NOTHING_TO_CHECK,
+    Arguments,
     Copies,
-    OpFacts,
+    Generators,
     Treatment,
+    moved,
+    same,
+    same_on_device,
     treatment_of,
+    unwritten_elements,
 )
-from hashbench.tools.bitwise.comparing import same, same_on_device, unwritten_elements
-from hashbench.tools.bitwise.findings import ForwardCall, Mismatch, Place, Places, message
-from hashbench.tools.bitwise.repeating import Arguments, Generators, moved
-from hashbench.trace.op_schema import plan_of
+from hashbench.trace.op_schema import OpPlan, Pattern, plan_of
 
 NOTHING, WRITTEN, ALL = map(Treatment, Copies)
 
 
+READS, WRITES = OpPlan("op", call=print), OpPlan("op", call=print, writes_arguments=True)
+COMMUNICATES = replace(READS, collective=True)
+VIEW = replace(READS, pattern=Pattern.VIEW)
+
+
 @pytest.mark.parametrize(
-    ("facts", "expected"),
+    ("plan", "facts", "expected"),
     [
-        pytest.param(OpFacts(), NOTHING, id="reads only"),
-        pytest.param(OpFacts(writes=True), WRITTEN, id="writes an argument"),
-        pytest.param(OpFacts(custom=True), ALL, id="somebody else's"),
-        pytest.param(OpFacts(custom=True, writes=True), ALL, id="somebody else's that writes"),
-        pytest.param(OpFacts(trusted=False), ALL, id="no schema is believed"),
-        pytest.param(OpFacts(trusted=False, writes=True), ALL, id="no schema is believed, and it writes"),
-        pytest.param(OpFacts(wanted=False), NOTHING_TO_CHECK, id="not asked for"),
-        pytest.param(OpFacts(wanted=False, collective=True), NOTHING_TO_CHECK, id="a collective not asked for"),
-        pytest.param(OpFacts(wanted=False, schema=False, custom=True), NOTHING_TO_CHECK, id="no schema, not asked for"),
-        pytest.param(OpFacts(tensors=False), NOTHING_TO_CHECK, id="a profiler's mark"),
-        pytest.param(OpFacts(allocates=True), NOTHING_TO_CHECK, id="an allocation"),
-        pytest.param(OpFacts(metadata_only=True), NOTHING_TO_CHECK, id="a view"),
-        pytest.param(OpFacts(metadata_only=True, trusted=False), NOTHING_TO_CHECK, id="a view, no schema believed"),
-        pytest.param(OpFacts(collective=True), COLLECTIVE, id="a collective"),
-        pytest.param(OpFacts(collective=True, writes=True, trusted=False), COLLECTIVE, id="a collective that writes"),
-        pytest.param(OpFacts(schema=False, custom=True), HIGHER_ORDER, id="no schema"),
+        pytest.param(READS, {}, NOTHING, id="reads only"),
+        pytest.param(WRITES, {}, WRITTEN, id="writes an argument"),
+        pytest.param(READS, {"custom": True}, ALL, id="somebody else's"),
+        pytest.param(WRITES, {"custom": True}, ALL, id="somebody else's that writes"),
+        pytest.param(READS, {"trusted": False}, ALL, id="no schema is believed"),
+        pytest.param(WRITES, {"trusted": False}, ALL, id="no schema is believed, and it writes"),
+        pytest.param(READS, {"wanted": False}, NOTHING_TO_CHECK, id="not asked for"),
+        pytest.param(COMMUNICATES, {"wanted": False}, NOTHING_TO_CHECK, id="a collective not asked for"),
+        pytest.param(
+            READS, {"wanted": False, "schema": False, "custom": True}, NOTHING_TO_CHECK, id="no schema, not asked for"
+        ),
+        pytest.param(replace(READS, traced=False), {}, NOTHING_TO_CHECK, id="a profiler's mark"),
+        pytest.param(replace(READS, blank=True), {}, NOTHING_TO_CHECK, id="an allocation"),
+        pytest.param(replace(READS, resizes=True), {}, NOTHING_TO_CHECK, id="a resize"),
+        pytest.param(VIEW, {}, NOTHING_TO_CHECK, id="a view"),
+        pytest.param(VIEW, {"trusted": False}, NOTHING_TO_CHECK, id="a view, no schema believed"),
+        pytest.param(COMMUNICATES, {}, COLLECTIVE, id="a collective"),
+        pytest.param(replace(WRITES, collective=True), {"trusted": False}, COLLECTIVE, id="a collective that writes"),
+        pytest.param(READS, {"schema": False, "custom": True}, HIGHER_ORDER, id="no schema"),
     ],
 )
-def test_treatment(facts: OpFacts, expected: Treatment) -> None:
-    assert treatment_of(facts) == expected
-
-
-def test_whatever_is_run_once_for_a_reason_says_so() -> None:
-    assert COLLECTIVE.reason
-    assert HIGHER_ORDER.reason
-    assert not NOTHING_TO_CHECK.reason
+def test_treatment(plan: OpPlan, facts: dict[str, bool], expected: Treatment) -> None:
+    usual = {"wanted": True, "schema": True, "custom": False, "trusted": True}
+    assert treatment_of(plan, **usual | facts) == expected
+    assert bool(expected.reason) == (expected in (COLLECTIVE, HIGHER_ORDER))
 
 
 @pytest.mark.parametrize(

@@ -53,14 +53,11 @@ class Place:
     source: str = ""
     forward: ForwardCall | None = None
 
-    def text(self) -> str:
-        """In brackets after an op."""
+    def text(self, *, full: bool = False) -> str:
+        """In brackets after an op; ``full``: with the forward call."""
         words = [self.phase, self.module, f"at {self.source}" if self.source else ""]
-        return f"({', '.join(filter(None, words))})"
-
-    def full_text(self) -> str:
-        """The same with the forward call."""
-        return self.text() if self.forward is None else f"{self.text()[:-1]}; forward call: {self.forward.text()})"
+        forward = f"; forward call: {self.forward.text()}" if full and self.forward is not None else ""
+        return f"({', '.join(filter(None, words))}{forward})"
 
 
 class Places:
@@ -164,7 +161,8 @@ class Mismatch(Mapping[str, Any]):
 
     def _how(self) -> str:
         if self.shape != self.other_shape:
-            return f"shapes {_list(self.shape)} and {_list(self.other_shape)}"
+            shapes = ("none" if shape is None else str(list(shape)) for shape in (self.shape, self.other_shape))
+            return f"shapes {' and '.join(shapes)}"
         if self.dtype != self.other_dtype:
             return f"dtypes {self.dtype} and {self.other_dtype}"
         found = self.difference
@@ -176,7 +174,7 @@ class Mismatch(Mapping[str, Any]):
         far = f", by at most {found.max_abs:.3g}" if found.max_abs is not None else ""
         return counted + far + (f" ({found.max_ulp} ULP)" if found.max_ulp is not None else "")
 
-    def _as_ancestor(self) -> dict[str, Any]:
+    def _as_mapping(self) -> dict[str, Any]:
         size = None if self.difference is None else self.difference.max_abs
         return {
             "function": self.op,
@@ -186,17 +184,13 @@ class Mismatch(Mapping[str, Any]):
         }
 
     def __getitem__(self, key: str) -> Any:
-        return self._as_ancestor()[key]
+        return self._as_mapping()[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._as_ancestor())
+        return iter(self._as_mapping())
 
     def __len__(self) -> int:
-        return len(self._as_ancestor())
-
-
-def _list(shape: tuple[int, ...] | None) -> str:
-    return "none" if shape is None else str(list(shape))
+        return len(self._as_mapping())
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,11 +214,11 @@ class Unchecked:
     calls: int = 1
 
 
-def message(found: Sequence[Mismatch]) -> str:
+def message(mismatches: Sequence[Mismatch]) -> str:
     """What a warning or exception says about the mismatches of one call."""
-    first = found[0]
-    lines = [f"Bitwise mismatch detected in {first.op} {first.where.text()}"]
-    lines += [f"  {mismatch.text()}" for mismatch in found]
-    if first.where.forward is not None:
-        lines.append(f"  forward call: {first.where.forward.text()}")
+    op, where = mismatches[0].op, mismatches[0].where
+    lines = [f"Bitwise mismatch detected in {op} {where.text()}"]
+    lines += [f"  {mismatch.text()}" for mismatch in mismatches]
+    if where.forward is not None:
+        lines.append(f"  forward call: {where.forward.text()}")
     return "\n".join(lines)

@@ -1,12 +1,13 @@
-"""Dispatch mode that runs every op several times; the other modules decide, repeat and compare."""
+"""Dispatch mode that runs every op several times."""
 
 from __future__ import annotations
 
+import difflib
 import sys
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import FrameType
 from typing import Any, get_args
@@ -21,22 +22,9 @@ from torch.utils._python_dispatch import (
 
 from hashbench.errors import HashbenchError
 from hashbench.replay.capture import CaptureError
-from hashbench.replay.controls import POISONS, poisoned_memory
 from hashbench.replay.op_owner import is_custom
 from hashbench.run.outcome import failure_of
 from hashbench.run.outputs import NotComparableError
-from hashbench.tools.bitwise.choosing import Choice, Copies, OpFacts, Treatment, chooser, treatment_of
-from hashbench.tools.bitwise.comparing import (
-    Differing,
-    Equality,
-    Found,
-    Left,
-    fill_freed_memory,
-    same,
-    share_memory,
-    unwritten_elements,
-    written_by,
-)
 from hashbench.tools.bitwise.findings import (
     BitwiseMismatchError,
     BitwiseMismatchWarning,
@@ -47,8 +35,10 @@ from hashbench.tools.bitwise.findings import (
     Unwritten,
     message,
 )
-from hashbench.tools.bitwise.repeating import Arguments, Generators, moved
-from hashbench.trace.op_schema import OpPlan, Pattern, plan_of
+from hashbench.tools.bitwise.repeating import Call, Copies, Equality, Repetitions, Treatment, treatment_of
+from hashbench.trace.op_schema import plan_of
+
+Choice = str | torch._ops.OpOverloadPacket | torch._ops.OpOverload | Callable[[Any], bool]
 
 _CANNOT_REPEAT = (CaptureError, NotComparableError, RuntimeError)
 
@@ -111,7 +101,7 @@ class BitwiseEquivalenceMode(TorchDispatchMode):
         _check_options(runs, equal)
         self.raise_on_mismatch, self.runs, self.equal = raise_on_mismatch, runs, equal
         self.trust_schema, self.count_unwritten = trust_schema, count_unwritten
-        self._wanted = chooser(ops)
+        self._wanted = _filter(ops)
         self._mismatches: list[Mismatch] = []
         self._unwritten: list[Unwritten] = []
         self._unchecked: Counter[tuple[str, str]] = Counter()
@@ -162,11 +152,10 @@ class BitwiseEquivalenceMode(TorchDispatchMode):
         """All of it as text: counts, then a line for each finding."""
         counted = f"{sum(self._checked.values())} calls of {len(self._checked)} ops run {self.runs} times"
         lines = [f"{counted}: {len(self._mismatches)} mismatches"]
-        lines += [f"{found.op} {found.where.full_text()}: {found.text()}" for found in self._mismatches]
-        lines += [
-            f"{found.op} {found.where.full_text()}: {found.place} has {found.elements} unwritten elements that differ"
-            for found in self._unwritten
-        ]
+        lines += [f"{each.op} {each.where.text(full=True)}: {each.text()}" for each in self._mismatches]
+        for found in self._unwritten:
+            what = f"{found.place} has {found.elements} unwritten elements that differ"
+            lines.append(f"{found.op} {found.where.text(full=True)}: {what}")
         lines += [f"not checked: {each.op} ({each.calls} calls): {each.reason}" for each in self.unchecked]
         return "\n".join(lines)
 
@@ -189,19 +178,14 @@ class BitwiseEquivalenceMode(TorchDispatchMode):
             return self._checked_call(func, treatment.copies, args, kwargs, caller)
 
     def _treatment(self, func: Any) -> Treatment:
-        plan = plan_of(func)
-        facts = OpFacts(
+        treatment = treatment_of(
+            plan_of(func),
             wanted=self._wanted(func),
             schema=hasattr(func, "_schema"),
-            tensors=plan.traced,
-            allocates=plan.blank,
-            metadata_only=plan.resizes or plan.pattern is Pattern.VIEW,
-            collective=plan.collective,
             custom=is_custom(func),
-            writes=plan.writes_arguments,
             trusted=self.trust_schema,
         )
-        return self._treatments.setdefault(func, treatment_of(facts))
+        return self._treatments.setdefault(func, treatment)
 
     def _checked_call(
         self, func: Any, copies: Copies, args: Sequence[Any], kwargs: Mapping[str, Any], frame: FrameType | None
@@ -209,92 +193,25 @@ class BitwiseEquivalenceMode(TorchDispatchMode):
         plan = plan_of(func)
         try:
             with _aside():
-                call = _Call(func, plan, copies, args, kwargs)
+                call = Call(func, plan, copies, args, kwargs)
         except _CANNOT_REPEAT as error:
             self._unchecked[plan.name, _reason(error)] += 1
             return func(*args, **kwargs)
         output = func(*args, **kwargs)
         try:
             with _aside():
-                found = self._repeat(call, output)
+                found = call.repeat(output, runs=self.runs, equal=self.equal, count_unwritten=self.count_unwritten)
         except _CANNOT_REPEAT as error:
-            self._unchecked[plan.name, _reason(error)] += 1
-            return output
-        self._count(found, plan.name)
+            found = Repetitions(reason=_reason(error))
+        if found.reason:
+            self._unchecked[plan.name, found.reason] += 1
+        if found.checked:
+            self._checked[plan.name] += 1
         if found.differ or found.unwritten:
             self._tell(found, plan.name, self._places.now(frame))
         return output
 
-    def _repeat(self, call: _Call, output: Any) -> Found:
-        """Make the call again, so often as was asked; afterwards generators are as one run left them."""
-        found = Found()
-        first = call.left(call.arguments.args, call.arguments.kwargs, output)
-        after = call.generators.now()
-        call.moved = bool(moved(call.generators.before, after))
-        if not first and not call.moved:
-            return found  # a view, or a call that left nothing: to make it again would show nothing
-        try:
-            for run in range(2, self.runs + 1):
-                self._compare_run(call, first, after, run, found)
-            found.checked = True
-            for name in [name for name in found.differ if found.differ[name].difference is not None]:
-                self._look_for_unwritten(call, name, first, found)
-        except _NoMemoryError as error:
-            found.reason = str(error)
-        finally:
-            if call.moved:
-                call.generators.restore(after)
-        return found
-
-    def _compare_run(self, call: _Call, first: Left, after: Mapping[str, torch.Tensor], run: int, found: Found) -> None:
-        try:
-            left = call.make()
-        except Exception as error:
-            failure = failure_of(error, op=call.plan.name)
-            if failure.out_of_memory:
-                raise _NoMemoryError(f"run {run} ran out of memory") from error
-            found.add("", Differing(run, error=failure.error))
-            return
-        if share_memory(first, left):
-            raise CaptureError("all runs write their results into the same memory")
-        for name in [*first, *(name for name in left if name not in first)]:
-            one, other = first.get(name, _ABSENT), left.get(name, _ABSENT)
-            difference = same(one, other, equal=self.equal)
-            if difference is not None:
-                found.add(name, Differing(run, one, (other,), difference))
-        now = call.generators.now()
-        call.moved = bool(moved(call.generators.before, now))
-        for name in moved(after, now):
-            found.add(f"generator {name}", Differing(run))
-            call.moved = True
-
-    def _look_for_unwritten(self, call: _Call, name: str, first: Left, found: Found) -> None:
-        """Whether what differs is memory that the op did not write."""
-        differing = found.differ[name]
-        if self.count_unwritten or name.startswith("argument"):
-            return
-        filled = []
-        for poison in POISONS:
-            try:
-                with poisoned_memory(poison):
-                    fill_freed_memory(first, poison)
-                    filled.append(call.make().get(name))
-            except Exception:
-                return
-        counts = [
-            unwritten_elements(first[name], other, filled=filled, bytes_filled=POISONS) for other in differing.others
-        ]
-        if None not in counts:
-            del found.differ[name]
-            found.unwritten[name] = max(count or 0 for count in counts)
-
-    def _count(self, found: Found, op: str) -> None:
-        if found.reason:
-            self._unchecked[op, found.reason] += 1
-        if found.checked:
-            self._checked[op] += 1
-
-    def _tell(self, found: Found, op: str, where: Place) -> None:
+    def _tell(self, found: Repetitions, op: str, where: Place) -> None:
         call = sum(self._checked.values())
         self._unwritten += [Unwritten(op, call, name, count, where) for name, count in found.unwritten.items()]
         mismatches = [
@@ -305,35 +222,6 @@ class BitwiseEquivalenceMode(TorchDispatchMode):
             raise BitwiseMismatchError(message(mismatches), mismatches)
         if mismatches:
             warnings.warn(message(mismatches), BitwiseMismatchWarning, stacklevel=4)
-
-
-_ABSENT = "nothing of that name"
-
-
-class _NoMemoryError(Exception):
-    """There was not enough memory to run an op again."""
-
-
-class _Call:
-    """One call, ready to be made again. ``moved``: generators may not be as they were before it."""
-
-    def __init__(self, func: Any, plan: OpPlan, copies: Copies, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        self.func, self.plan, self.copies = func, plan, copies
-        self.arguments = Arguments(func, plan, args, kwargs, copies)
-        self.generators = Generators(args, kwargs, outside_torch=is_custom(func))
-        self.moved = False
-
-    def make(self) -> Left:
-        """One more run, from the same arguments and generator states; what it left."""
-        if self.moved:
-            self.generators.restore(self.generators.before)
-        self.moved = True  # for all that is known until it is looked at again
-        args, kwargs = self.arguments.again()
-        return self.left(args, kwargs, self.func(*args, **kwargs))
-
-    def left(self, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> Left:
-        """What a run left that returned ``output``."""
-        return written_by(self.plan, args, kwargs, output, all_arguments=self.copies is Copies.ALL)
 
 
 def _aside() -> AbstractContextManager[Any]:
@@ -352,3 +240,55 @@ def _check_options(runs: int, equal: str) -> None:
         raise HashbenchError(
             f"equal={equal!r}", consequence="it is neither way to compare", tip='Give "bits" or "values".'
         )
+
+
+# -------------------------------------------------------------------------------------------------- which ops
+
+
+def _filter(ops: Choice | Iterable[Choice] | None) -> Callable[[Any], bool]:
+    """From ``ops=`` to a question: is this overload wanted?
+
+    Raises:
+        HashbenchError: an op of that name does not exist, or a choice is not one; an empty choice.
+    """
+    if ops is None:
+        return lambda _: True
+    # A packet of overloads is callable and iterable.
+    choices = list(ops) if isinstance(ops, Iterable) and not isinstance(ops, str) and not callable(ops) else [ops]
+    tests = [_test(_resolve(choice) if isinstance(choice, str) else choice) for choice in choices]
+    if not tests:
+        raise HashbenchError("ops= is empty", consequence="nothing would be checked", tip="Leave it out to check all.")
+    return lambda func: any(test(func) for test in tests)
+
+
+def _test(choice: Any) -> Callable[[Any], bool]:
+    if isinstance(choice, torch._ops.OpOverload):
+        return lambda func: func is choice
+    if isinstance(choice, torch._ops.OpOverloadPacket):
+        return lambda func: getattr(func, "overloadpacket", None) is choice
+    if callable(choice):
+        return lambda func: bool(choice(func))
+    raise HashbenchError(
+        f"ops= holds a {type(choice).__name__}",
+        consequence="it does not name an op",
+        tip='Give "aten.index_put_", torch.ops.aten.index_put_, one of its overloads, or a function of the overload.',
+    )
+
+
+def _resolve(name: str) -> Any:
+    """The packet or overload called ``aten.add``, ``aten::add`` or ``aten.add.Tensor``."""
+    parts = name.replace("::", ".").split(".")
+    found: Any = None
+    if len(parts) in (2, 3) and all(parts):
+        try:
+            packet = getattr(getattr(torch.ops, parts[0]), parts[1])
+            found = packet if len(parts) == 2 else getattr(packet, parts[2])
+        except (AttributeError, RuntimeError):
+            found = None
+    if isinstance(found, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return found
+    known = {full.partition(".")[0].replace("::", ".") for full in torch._C._dispatch_get_all_op_names()}
+    wanted = ".".join(parts) if len(parts) > 1 else f"aten.{name}"
+    close = difflib.get_close_matches(wanted, sorted(known), n=3)
+    tip = f"Names like it: {', '.join(close)}." if close else 'Names are like "aten.index_put_".'
+    raise HashbenchError(f"the op {name!r} does not exist", consequence="nothing would be checked", tip=tip)

@@ -1,21 +1,78 @@
-"""Snapshot of a call's arguments and RNG states, from which the call can be made again."""
+"""One call made again from the same arguments and generator states, and what its runs left, compared bit by bit."""
 
 from __future__ import annotations
 
+import enum
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hashbench.replay.call import LiveMemory, Memory, TensorForm, laid_over
 from hashbench.replay.capture import CaptureError, Windows, is_plain, may_resize, refuse_shadows
+from hashbench.replay.controls import POISONS, poisoned_memory
+from hashbench.replay.op_owner import is_custom
+from hashbench.run.outcome import failure_of
+from hashbench.run.outputs import Difference, bitwise_equal, flatten, integer_view, measure
 from hashbench.run.rng import random_states, restore_random_states
-from hashbench.tools.bitwise.choosing import Copies
+from hashbench.tools.bitwise.findings import Mismatch, Place
 from hashbench.trace.arguments import mapped, named_arguments, tensors_in
-from hashbench.trace.digest import components, hash_memory
-from hashbench.trace.op_schema import OpPlan
-from hashbench.trace.storage_writers import storage_key
+from hashbench.trace.digest import components, dtype_name, raw_digest
+from hashbench.trace.op_schema import OpPlan, Pattern
+from hashbench.trace.storage_writers import storage_bytes, storage_key
+
+Equality = Literal["bits", "values"]
+Left = dict[str, Any]
+"""What a run left, by name."""
+
+
+class Copies(enum.Enum):
+    """What the runs after the first need copies of."""
+
+    NOTHING = "no argument: the op writes none"
+    WRITTEN = "written arguments, and whatever shares memory with them"
+    ALL = "all arguments: what the op writes is not known"
+
+
+@dataclass(frozen=True, slots=True)
+class Treatment:
+    """``copies`` of ``None``: the op is run once. With a ``reason``, that is named as unchecked; without, there is
+    nothing to check."""
+
+    copies: Copies | None
+    reason: str = ""
+
+
+NOTHING_TO_CHECK = Treatment(None)
+HIGHER_ORDER = Treatment(None, "a higher-order operator, which has no schema to say what it writes")
+COLLECTIVE = Treatment(None, "exchanges data with other processes")
+
+
+def treatment_of(plan: OpPlan, *, wanted: bool, schema: bool, custom: bool, trusted: bool) -> Treatment:
+    """How calls of an op are treated, as far as the op alone decides.
+
+    Args:
+        plan: what its schema says.
+        wanted: the user's filter lets it through.
+        schema: it has one.
+        custom: code other than torch's computes it.
+        trusted: torch's own schemas are believed.
+    """
+    if not wanted or not plan.traced or plan.blank or plan.resizes or plan.pattern is Pattern.VIEW:
+        return NOTHING_TO_CHECK
+    if not schema:
+        return HIGHER_ORDER
+    if plan.collective:
+        return COLLECTIVE
+    if custom or not trusted:
+        return Treatment(Copies.ALL)
+    return Treatment(Copies.WRITTEN if plan.writes_arguments else Copies.NOTHING)
+
+
+# ----------------------------------------------------------------------------------------------- arguments, generators
 
 
 class Arguments:
@@ -35,43 +92,41 @@ class Arguments:
         self._clones: dict[int, torch.Tensor] = {}
         self._memories: dict[int, Memory] = {}
         self._live: dict[int, LiveMemory] = {}
-        tensors = tensors_in([*args, *kwargs.values()])
+        values = [*args, *kwargs.values()]
+        tensors = tensors_in(values)
         for tensor in tensors:
             refuse_without_content(tensor)
         if copies is Copies.ALL:
-            self._refuse_objects([*args, *kwargs.values()])
+            for value in values:
+                if isinstance(value, torch.ScriptObject):
+                    raise CaptureError(f"an argument is a {type(value).__name__}, which it may change")
             self._copy(func, tensors, tensors)
         elif copies is Copies.WRITTEN:
             self._copy(func, tensors, plan.written_tensors(args, kwargs))
 
-    def _refuse_objects(self, values: Sequence[Any]) -> None:
-        for value in values:
-            if isinstance(value, torch.ScriptObject):
-                raise CaptureError(f"an argument is a {type(value).__name__}, which it may change")
-
     def _copy(self, func: Any, tensors: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
         plain = [tensor for tensor in tensors if is_plain(tensor)]
-        odd = {id(tensor): tensor for tensor in tensors if not is_plain(tensor)}
+        odd = [tensor for tensor in tensors if not is_plain(tensor)]
         windows = Windows(plain, whole=may_resize(func))
         forms = {id(tensor): windows.form(tensor) for tensor in plain}
-        places = {forms[id(tensor)].storage for tensor in targets if id(tensor) in forms}
-        self._forms = {key: form for key, form in forms.items() if form.storage in places}
-        odd_targets = [tensor for tensor in targets if id(tensor) in odd]
-        _refuse_shared([tensor for tensor in plain if id(tensor) in self._forms], list(odd.values()))
+        storages = {forms[id(tensor)].storage for tensor in targets if id(tensor) in forms}
+        self._forms = {key: form for key, form in forms.items() if form.storage in storages}
+        odd_targets = [tensor for tensor in targets if not is_plain(tensor)]
+        _refuse_shared([tensor for tensor in plain if id(tensor) in self._forms], odd)
         _refuse_shared(plain, odd_targets)
         self._clones = {id(tensor): _clone(tensor) for tensor in odd_targets}
-        self._memories = {place: windows.memory(place) for place in places}
+        self._memories = {storage: windows.memory(storage) for storage in storages}
 
     def again(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """The arguments for one more run, with the content from before the first. Those of the last such call are
         overwritten."""
         if not self._forms and not self._clones:
             return self.args, self.kwargs
-        for place, memory in self._memories.items():
-            if place not in self._live:
-                self._live[place] = LiveMemory(memory)
-            self._live[place].touched = True
-            self._live[place].restore()
+        for storage, memory in self._memories.items():
+            if storage not in self._live:
+                self._live[storage] = LiveMemory(memory)
+            self._live[storage].touched = True
+            self._live[storage].restore()
         made: dict[int, Any] = {key: clone.clone() for key, clone in self._clones.items()}
         made |= {key: laid_over(self._live[form.storage].tensor, form) for key, form in self._forms.items()}
 
@@ -82,11 +137,8 @@ class Arguments:
 
 
 def refuse_without_content(tensor: torch.Tensor) -> None:
-    """Also classes that answer every op themselves: nobody else knows what they hold.
-
-    Raises:
-        CaptureError: the tensor is such a one.
-    """
+    """Raise :class:`CaptureError` for a tensor without content; also for one of a class that answers every op itself:
+    nobody else knows what it holds."""
     refuse_shadows(tensor)
     answers = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
     if answers and not is_traceable_wrapper_subclass(tensor):
@@ -99,17 +151,17 @@ def _refuse_shared(plain: Sequence[torch.Tensor], odd: Sequence[torch.Tensor]) -
     keys = {storage_key(tensor) for tensor in plain}
     for tensor in odd:
         if keys & {storage_key(part) for part in components(tensor)} - {None}:
-            raise CaptureError(f"it writes memory that a {kind_of(tensor)} tensor shares with another argument")
+            raise CaptureError(f"it writes memory that a {_kind_of(tensor)} tensor shares with another argument")
 
 
 def _clone(tensor: torch.Tensor) -> torch.Tensor:
     try:
         return tensor.detach().clone()
     except (RuntimeError, NotImplementedError, TypeError) as error:
-        raise CaptureError(f"an argument, a {kind_of(tensor)} tensor, cannot be copied: {error}") from error
+        raise CaptureError(f"an argument, a {_kind_of(tensor)} tensor, cannot be copied: {error}") from error
 
 
-def kind_of(tensor: torch.Tensor) -> str:
+def _kind_of(tensor: torch.Tensor) -> str:
     """``sparse_coo``, ``quantized``, ``nested``, or the name of a class."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return type(tensor).__name__
@@ -118,41 +170,288 @@ def kind_of(tensor: torch.Tensor) -> str:
     return str(tensor.layout).removeprefix("torch.")
 
 
-# ----------------------------------------------------------------------------------------------------- generators
-
-
 class Generators:
     """The states of all generators that a call may draw from: the default ones of the host and of every device in use,
-    those among its arguments, and for a custom op Python's and NumPy's."""
+    those among its arguments (``argument 0``, ``argument 1`` and so on), and for a custom op Python's and NumPy's."""
 
     def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, outside_torch: bool) -> None:
         self._outside_torch = outside_torch
-        values = [*args, *kwargs.values()]
-        self._given = [value for value in values if isinstance(value, torch.Generator)]
+        given = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator))
+        self._given = {f"argument {number}": generator for number, generator in enumerate(given)}
         self.before = self.now()
 
     def now(self) -> dict[str, torch.Tensor]:
-        """States by name; explicit generators are ``argument 0``, ``argument 1`` and so on."""
-        given = {f"argument {number}": generator.get_state() for number, generator in enumerate(self._given)}
+        """States by name."""
+        given = {name: generator.get_state() for name, generator in self._given.items()}
         return random_states(None, outside_torch=self._outside_torch) | given
 
     def restore(self, states: Mapping[str, torch.Tensor]) -> None:
         """Put all back to ``states``."""
-        given = [f"argument {number}" for number in range(len(self._given))]
-        for name, generator in zip(given, self._given, strict=True):
+        for name, generator in self._given.items():
             generator.set_state(states[name])
-        restore_random_states({name: state for name, state in states.items() if name not in given})
+        restore_random_states({name: state for name, state in states.items() if name not in self._given})
 
 
 def moved(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]) -> list[str]:
     """The names of generators whose states differ."""
-    return [name for name, state in after.items() if name not in before or _digest(before[name]) != _digest(state)]
+    return [name for name, state in after.items() if name not in before or not torch.equal(before[name], state)]
 
 
-def _digest(state: torch.Tensor) -> int:
-    return hash_memory(state.data_ptr(), state.nbytes)
+# ------------------------------------------------------------------------------------------------ comparing two runs
 
 
-def argument_names(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int, str]:
-    """The tensors among the arguments by identity: ``argument 0``, ``argument 1.2``, ``argument out``."""
-    return {id(tensor): f"argument {path}" for path, tensor in named_arguments(args, kwargs)}
+def same(first: Any, second: Any, *, equal: Equality) -> Difference | None:
+    """``None`` where two results are the same: in every bit, or (``values``) but for NaN payloads and signs of zero."""
+    if _same_bits(first, second):
+        return None
+    if equal == "bits":
+        return measure(first, second)
+    if _same_numbers(first, second):
+        return None
+    found = measure(first, second)
+    return None if found.elements is not None and found.representation not in ("", "value") else found
+
+
+def _same_bits(first: Any, second: Any) -> bool:
+    if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
+        return bitwise_equal(first, second)
+    if first.is_cpu and second.is_cpu:  # nearly always the digests agree, in their raw form too
+        return raw_digest(first) == raw_digest(second) or bitwise_equal(first, second)
+    plain = is_plain(first) and is_plain(second) and not (first.is_conj() or first.is_neg())
+    if plain and (first.dtype, first.shape, first.device) == (second.dtype, second.shape, second.device):
+        return same_on_device(first, second)
+    return bitwise_equal(first, second)
+
+
+def same_on_device(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Bit by bit without a copy to the host: two plain tensors of one dtype, shape and device. Waits for the device."""
+    if first.is_complex():
+        first, second = torch.view_as_real(first.detach()), torch.view_as_real(second.detach())
+    return torch.equal(integer_view(first.detach()), integer_view(second.detach()))
+
+
+def _same_numbers(first: Any, second: Any) -> bool:
+    if type(first) is not type(second) or not isinstance(first, (float, complex)):
+        return False
+    one, two = complex(first), complex(second)
+    pairs = ((one.real, two.real), (one.imag, two.imag))
+    return all(a == b or (math.isnan(a) and math.isnan(b)) for a, b in pairs)
+
+
+def _share_memory(first: Left, second: Left) -> bool:
+    """Whether the second run wrote its results over those of the first, so that there is nothing to compare."""
+    keys = [
+        {storage_key(tensor) for tensor in tensors_in(list(left.values())) if tensor.numel()}
+        for left in (first, second)
+    ]
+    return bool(keys[0] & keys[1] - {None})
+
+
+def unwritten_elements(first: Any, second: Any, *, filled: Sequence[Any], bytes_filled: Sequence[int]) -> int | None:
+    """How many elements differ, where all that do were left unwritten; ``None`` where one was written.
+
+    ``filled`` are results of runs in which fresh memory held nothing but the byte of ``bytes_filled`` beside each. An
+    element that holds just that in each of them was not written.
+    """
+    tensors = [first, second, *filled]
+    if not all(isinstance(tensor, torch.Tensor) and is_plain(tensor) for tensor in tensors):
+        return None
+    if len({(tensor.shape, tensor.dtype) for tensor in tensors}) != 1:
+        return None
+    one, other, *runs = (_bytes(tensor) for tensor in tensors)
+    differs = (one != other).any(dim=1)
+    unwritten = all(bool((run[differs] == value).all()) for run, value in zip(runs, bytes_filled, strict=True))
+    return int(differs.sum()) if unwritten else None
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
+    return flat.contiguous().view(torch.uint8).reshape(len(flat), -1)
+
+
+# ---------------------------------------------------------------------------------------------------- one call's runs
+
+
+@dataclass(slots=True)
+class Differing:
+    """How one result differed from that of the first run: the number of the first run that did, and in ``others`` what
+    each run left that did."""
+
+    run: int
+    one: Any = None
+    others: tuple[Any, ...] = (None,)
+    difference: Difference | None = None
+    error: str = ""
+
+    def mismatch(self, op: str, name: str, *, call: int, where: Place, runs: int) -> Mismatch:
+        """As a finding."""
+        found = self.difference
+        if found is not None:
+            found = replace(found, names=(name,), representation=found.representation.replace("value", ""))
+        return Mismatch(
+            op=op,
+            call=call,
+            place=name,
+            run=self.run,
+            where=where,
+            shape=_shape(self.one),
+            other_shape=_shape(self.others[0]),
+            dtype=_dtype(self.one),
+            other_dtype=_dtype(self.others[0]),
+            difference=found,
+            runs_differing=len(self.others),
+            runs=runs,
+            error=self.error,
+        )
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    return tuple(value.shape) if isinstance(value, torch.Tensor) and not value.is_nested else None
+
+
+def _dtype(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return dtype_name(value.dtype)
+    return "" if value is None else type(value).__name__
+
+
+@dataclass(slots=True)
+class Repetitions:
+    """What the further runs of one call showed. Not ``checked``: nothing was compared, for this ``reason`` if any."""
+
+    checked: bool = False
+    reason: str = ""
+    differ: dict[str, Differing] = field(default_factory=dict)
+    unwritten: dict[str, int] = field(default_factory=dict)
+
+    def add(self, name: str, differing: Differing) -> None:
+        """One more run that differed there."""
+        if name in self.differ:
+            self.differ[name].others += differing.others
+        else:
+            self.differ[name] = differing
+
+
+_ABSENT = "nothing of that name"
+
+
+class _NoMemoryError(Exception):
+    """There was not enough memory to run an op again."""
+
+
+class Call:
+    """One call about to be made, so that it can be made again.
+
+    Raises:
+        CaptureError: its arguments cannot be kept.
+    """
+
+    def __init__(self, func: Any, plan: OpPlan, copies: Copies, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self._func, self._plan, self._all = func, plan, copies is Copies.ALL
+        self._arguments = Arguments(func, plan, args, kwargs, copies)
+        self._generators = Generators(args, kwargs, outside_torch=is_custom(func))
+        self._moved = False  # whether generators may not be as they were before the call
+
+    def repeat(self, output: Any, *, runs: int, equal: Equality, count_unwritten: bool) -> Repetitions:
+        """Make the call again, which gave ``output``, so that there are ``runs``; afterwards generators are as one run
+        left them.
+
+        Raises:
+            NotComparableError: it returned something that is neither tensor nor plain value.
+            CaptureError: a result has no content (meta, fake), or all runs write the same memory.
+        """
+        found = Repetitions()
+        first = self._left(self._arguments.args, self._arguments.kwargs, output)
+        after = self._generators.now()
+        self._moved = bool(moved(self._generators.before, after))
+        if not first and not self._moved:
+            return found  # a view, or a call that left nothing: to make it again would show nothing
+        try:
+            for run in range(2, runs + 1):
+                self._compare(first, after, run, found, equal)
+            found.checked = True
+            if not count_unwritten:
+                for name in [name for name in found.differ if found.differ[name].difference is not None]:
+                    self._look_for_unwritten(name, first, found)
+        except _NoMemoryError as error:
+            found.reason = str(error)
+        finally:
+            if self._moved:
+                self._generators.restore(after)
+        return found
+
+    def _make(self) -> Left:
+        """One more run, from the same arguments and generator states; what it left."""
+        if self._moved:
+            self._generators.restore(self._generators.before)
+        self._moved = True  # for all that is known until it is looked at again
+        args, kwargs = self._arguments.again()
+        return self._left(args, kwargs, self._func(*args, **kwargs))
+
+    def _left(self, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> Left:
+        """New outputs and numbers, and the arguments that the call wrote (or all of them). A view of an argument is
+        nothing new."""
+        arguments = tensors_in([*args, *kwargs.values()])
+        known, given = {id(tensor) for tensor in arguments}, {storage_key(tensor) for tensor in arguments} - {None}
+        written = arguments if self._all else self._plan.written_tensors(args, kwargs)
+        names = {id(tensor): f"argument {path}" for path, tensor in named_arguments(args, kwargs)} if written else {}
+        left: Left = {names[id(tensor)]: tensor for tensor in written}
+        for name, value in flatten(output, "output") if output is not None else ():
+            if not isinstance(value, torch.Tensor):
+                left[name] = value
+            elif id(value) not in known and storage_key(value) not in given:
+                refuse_without_content(value)
+                left[name] = value
+        return left
+
+    def _compare(
+        self, first: Left, after: Mapping[str, torch.Tensor], run: int, found: Repetitions, equal: Equality
+    ) -> None:
+        try:
+            left = self._make()
+        except Exception as error:
+            failure = failure_of(error, op=self._plan.name)
+            if failure.out_of_memory:
+                raise _NoMemoryError(f"run {run} ran out of memory") from error
+            found.add("", Differing(run, error=failure.error))
+            return
+        if _share_memory(first, left):
+            raise CaptureError("all runs write their results into the same memory")
+        for name in first | left:
+            one, other = first.get(name, _ABSENT), left.get(name, _ABSENT)
+            difference = same(one, other, equal=equal)
+            if difference is not None:
+                found.add(name, Differing(run, one, (other,), difference))
+        now = self._generators.now()
+        self._moved = bool(moved(self._generators.before, now))
+        for name in moved(after, now):
+            found.add(f"generator {name}", Differing(run))
+            self._moved = True
+
+    def _look_for_unwritten(self, name: str, first: Left, found: Repetitions) -> None:
+        """Whether what differs is memory that the op did not write."""
+        if name.startswith("argument") or name not in first:
+            return
+        filled = []
+        for poison in POISONS:
+            try:
+                with poisoned_memory(poison):
+                    _fill_freed_memory(first, poison)
+                    filled.append(self._make().get(name))
+            except Exception:
+                return
+        others = found.differ[name].others
+        counts = [unwritten_elements(first[name], other, filled=filled, bytes_filled=POISONS) for other in others]
+        if None not in counts:
+            del found.differ[name]
+            found.unwritten[name] = max(count or 0 for count in counts)
+
+
+def _fill_freed_memory(left: Left, value: int) -> None:
+    """Blocks of the sizes of the results, filled with the byte ``value`` and freed: on an accelerator torch hands those
+    out next, also to kernels, which :func:`~hashbench.replay.controls.poisoned_memory` does not reach there."""
+    tensors = [tensor for tensor in tensors_in(list(left.values())) if is_plain(tensor)]
+    blocks = [
+        torch.full((storage_bytes(tensor),), value, dtype=torch.uint8, device=tensor.device) for tensor in tensors
+    ]
+    del blocks
