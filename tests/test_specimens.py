@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import ast
 import csv
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 import hashbench
+from hashbench import cli
 from hashbench.catalog import CAUSES, Confidence, Origin
 from hashbench.records import MODES, Row
 from hashbench.results.rows import read_rows
@@ -39,44 +40,53 @@ DIFFERING = [name for name, line in SPECIMENS.items() if line[f"{TRUTH}accuracy"
 UNTRACED = [name for name, line in SPECIMENS.items() if line[f"{TRUTH}untraced"]]
 MODE_OF = {name: "inference" if line["skip_training"] else "training" for name, line in SPECIMENS.items()}
 """The mode in which a specimen is diagnosed."""
-UNDIAGNOSED = ("--diagnose-budget", "0")
 WITHOUT_SPECIMEN = {"unreproduced"}
 """Causes that nothing can be made to show honestly: what differs once and never again cannot be planted."""
 
 
-def in_words(pairs: list[tuple[str, str]]) -> list[str]:
-    return [f"{name} in {mode}" for name, mode in pairs]
+SHARES = {"training": 4, "inference": 2}
+"""Sweeps into which the diagnosed specimens of a mode are divided."""
+NUMBER = {name: number // 2 for number, name in enumerate(HERE)}
+"""The same for a specimen and its twin."""
+
+
+def grouped(pairs: Iterable[tuple[str, str]]) -> list[ParameterSet]:
+    marks = {pair: (pytest.mark.slow, pytest.mark.xdist_group(group_of(*pair))) for pair in pairs}
+    return [pytest.param(*pair, id=" in ".join(pair), marks=marks[pair]) for pair in marks]
+
+
+def flags_of(name: str, mode: str) -> tuple[str, ...]:
+    """Each specimen is diagnosed in one mode, ``MODE_OF``: it takes seconds."""
+    undiagnosed = mode != MODE_OF[name] and not SPECIMENS[name][f"skip_{mode}"]
+    return (*(("--diagnose-budget", "0") if undiagnosed else ()), *(("--untraced-pair",) if name in UNTRACED else ()))
+
+
+def group_of(name: str, mode: str) -> str:
+    """The sweep that a row comes from, which is an ``xdist_group`` of its own: workers share them."""
+    flags = flags_of(name, mode)
+    share = "" if flags else f"{NUMBER[name] % SHARES[mode]}"
+    return " ".join(["specimens", mode, *flags, share]).strip()
 
 
 @pytest.fixture(scope="session")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Row]:
-    """The rows of all specimens by name and mode. Each is diagnosed in one mode, ``MODE_OF``: it takes seconds."""
-    found = {}
-    for number, (mode, flags) in enumerate(sweeps()):
-        folder = tmp_path_factory.mktemp(f"specimens-{number}") / mode
-        sweep(folder, mode=mode, flags=flags)
-        found.update({(row.name, row.mode): row for row in read_rows(folder / "accuracy.csv")})
-    return found
+def row_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Row]:
+    """The row of a specimen in a mode, for which its whole group is swept."""
+
+    @functools.cache
+    def rows(group: str) -> Mapping[tuple[str, str], Row]:
+        _, mode, *_ = group.split()
+        folder = tmp_path_factory.mktemp("specimens")
+        names = [name for name in HERE if group_of(name, mode) == group]
+        sweep(folder, *flags_of(names[0], mode), "--only", *names, mode=mode)
+        return {(row.name, row.mode): row for row in read_rows(folder / "accuracy.csv")}
+
+    return lambda name, mode: rows(group_of(name, mode))[name, mode]
 
 
-def sweeps() -> Iterator[tuple[str, list[str]]]:
-    """The mode and the flags of each sweep."""
-    inference = [name for name in HERE if MODE_OF[name] == "inference" and name not in UNTRACED]
-    not_these = [flag for name in UNTRACED for flag in ("--exclude-exact", name)]
-    yield "training", not_these
-    yield "inference", ["--only", *inference]
-    yield "inference", [*not_these, *(flag for name in inference for flag in ("--exclude-exact", name)), *UNDIAGNOSED]
-    yield "training", ["--untraced-pair", "--only", *UNTRACED]
-    yield "inference", ["--untraced-pair", *UNDIAGNOSED, "--only", *UNTRACED]
-
-
-def sweep(folder: Path, *, mode: str, flags: Sequence[str]) -> None:
-    command = [sys.executable, "-m", "hashbench", "sweep", "--suite", "specimens", f"--{mode}", "--output", str(folder)]
+def sweep(folder: Path, *flags: str, mode: str) -> None:
+    command = ["sweep", "--suite", "specimens", f"--{mode}", "--output", str(folder)]
     # The races need other threads, whatever number of cores this machine has; eight meet also where two hardly ever do.
-    done = subprocess.run(
-        [*command, "--threads", "8", "--replays", "8", *flags], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    assert cli.main([*command, "--threads", "8", "--replays", "8", *flags]) == 0
 
 
 def untrue(row: Row, truth: Mapping[str, str]) -> dict[str, tuple[str, object]]:
@@ -95,33 +105,29 @@ def agrees(found: object, text: str) -> bool:
     return str(found) == text
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "mode"), RUNNABLE, ids=in_words(RUNNABLE))
-def test_row_says_the_truth(name: str, mode: str, rows: dict[tuple[str, str], Row]) -> None:
-    row = rows[name, mode]
+@pytest.mark.parametrize(("name", "mode"), grouped(RUNNABLE))
+def test_row_says_the_truth(name: str, mode: str, row_of: Callable[[str, str], Row]) -> None:
+    row = row_of(name, mode)
     assert untrue(row, SPECIMENS[name]) == {}, f"{row.detail} {row.evidence.text} {row.error}".strip()
 
 
-@pytest.mark.slow
-def test_a_specimen_may_ask_for_more_runs(rows: dict[tuple[str, str], Row]) -> None:
-    asked = {name: int(line["runs"]) for name, line in SPECIMENS.items() if line["runs"]}
-    assert asked
-    assert {name: rows[name, "inference"].runs for name in asked} == asked
+@pytest.mark.parametrize(("name", "mode"), grouped((name, "inference") for name in HERE if SPECIMENS[name]["runs"]))
+def test_a_specimen_may_ask_for_more_runs(name: str, mode: str, row_of: Callable[[str, str], Row]) -> None:
+    assert row_of(name, mode).runs == int(SPECIMENS[name]["runs"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "mode"), SKIPPED, ids=in_words(SKIPPED))
-def test_skipped_mode_gives_its_reason(name: str, mode: str, rows: dict[tuple[str, str], Row]) -> None:
-    row = rows[name, mode]
+@pytest.mark.parametrize(("name", "mode"), grouped(SKIPPED))
+def test_skipped_mode_gives_its_reason(name: str, mode: str, row_of: Callable[[str, str], Row]) -> None:
+    row = row_of(name, mode)
     assert row.accuracy == "pass_due_to_skip"
     assert SPECIMENS[name][f"skip_{mode}"] in row.error
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(("name", "mode"), grouped([("voxel_grid", "inference")]))
 def test_operator_without_deterministic_kernel_is_named_and_run_with_warnings(
-    rows: dict[tuple[str, str], Row],
+    name: str, mode: str, row_of: Callable[[str, str], Row]
 ) -> None:
-    row = rows["voxel_grid", "inference"]
+    row = row_of(name, mode)
     assert (row.deterministic, row.nondeterministic_op) == ("warn", "aten.put_.default")
 
 
