@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import gc
 import importlib
 import json
 import sys
@@ -21,7 +22,7 @@ from typing import Any, Literal, NoReturn
 
 from hashbench.errors import HashbenchError, named_line
 from hashbench.io import replace_file
-from hashbench.processes import Child, describe_end, end_with_input, exit_at_once, python_calling
+from hashbench.processes import Child, describe_end, end_with_input, exit_at_once, python_calling, uncollected
 from hashbench.records import Failure, ModelSpec, RunOptions, Trace
 from hashbench.trace import file
 
@@ -191,7 +192,12 @@ def _run(task: Mapping[str, Any]) -> list[Trace | Failure]:
     content = task["spec"]
     spec = ModelSpec(**{**content, "input_shape": tuple(content["input_shape"])})
     module, _, name = task["target"].partition(":")
-    runner = getattr(importlib.import_module(module), name)(RunOptions(**task["options"]))
+    with uncollected():
+        target = importlib.import_module(module)
+        if "torch" in sys.modules:
+            importlib.import_module("torch._dynamo")  # which the first run would
+    gc.freeze()
+    runner = getattr(target, name)(RunOptions(**task["options"]))
     traces: list[Trace | Failure] = runner.traces_of(spec, level=task["level"], runs=task["runs"])
     return traces
 

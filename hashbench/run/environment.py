@@ -15,11 +15,11 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 from hashbench.devices.visibility import WORKSPACE_VARIABLE, workspace_config
 from hashbench.errors import HashbenchError
-from hashbench.processes import python_calling, run
+from hashbench.processes import exit_at_once, python_calling, run
 from hashbench.records import ROW_SCHEMA
 
 _PACKAGES = ("torch", "torchvision", "numpy", "timm", "transformers", "triton", "hashbench")
@@ -219,8 +219,8 @@ def _driver() -> str:
     return ""
 
 
-def main(device: str) -> int:
-    """Print the fingerprint, or the error, as JSON; returns the exit code."""
+def main(device: str) -> Never:
+    """Print the fingerprint, or the error, as JSON, and end the process."""
     from hashbench.devices.ledger import digest_path
 
     try:
@@ -228,9 +228,9 @@ def main(device: str) -> int:
         print(json.dumps({**fingerprint, "digests": digest_path(device).document()}))
     except HashbenchError as error:
         print(json.dumps({"error": {"what": error.what, "consequence": error.consequence, "tip": error.tip}}))
-        return 2
-    return 0
+        exit_at_once(2)
+    exit_at_once()
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else "cpu"))
+    main(sys.argv[1] if len(sys.argv) > 1 else "cpu")

@@ -25,7 +25,7 @@ from typing import Never
 
 from hashbench.devices.visibility import WORKSPACE_VARIABLE, workspace_config, workspace_conflict
 from hashbench.io import replace_file
-from hashbench.processes import end_with, exit_at_once
+from hashbench.processes import end_with, exit_at_once, uncollected
 from hashbench.records import ModelSpec, Row, RunOptions
 from hashbench.results.rows import row_to_json
 from hashbench.sweep.executors import Task
@@ -43,9 +43,10 @@ def _preload() -> None:
     """Import what a fork server is to have, as far as that can be: an exception would end the server, where a worker's
     reaches a row or the user."""
     names = os.environ.pop(PRELOAD_VARIABLE, "").split()
-    for name in names:
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)
+    with uncollected():
+        for name in names:
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
     if names:
         # The 500 000 objects of these modules live as long as the workers do. Frozen, they are neither searched by the
         # collector (0.2 s a time) nor copied with the pages that it would touch in every worker.
