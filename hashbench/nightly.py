@@ -19,7 +19,7 @@ from hashbench.errors import HashbenchError
 from hashbench.io import replace_file
 from hashbench.report.expectations import Assessment, assess
 from hashbench.report.exports import as_junit, as_markdown
-from hashbench.results.load import NIGHT_FILE
+from hashbench.results.folder import NIGHT_FILE
 
 if TYPE_CHECKING:
     from hashbench.sweep.request import SweepRequest

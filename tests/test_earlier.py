@@ -11,10 +11,10 @@ import pytest
 
 from hashbench.errors import HashbenchError
 from hashbench.records import ModelSpec, Row
-from hashbench.results.rows import write_rows
 from hashbench.sweep.request import newest_before
 from hashbench.sweep.request import read_estimates as read
 from hashbench.sweep.schedule import CONTEXT_MIB, EarlierSweep, Job
+from tests.report.rows import write_rows
 
 
 def row(name, **fields):

@@ -21,7 +21,7 @@ BEGIN = """
 import dataclasses, json, pathlib
 from tests.experiment_texts import evidence, result
 from tests.report.histories import DIAGNOSED, failed, history, judgement, passing
-from tests.report.rows import row, sweep
+from tests.report.rows import row, sweep, write_rows
 from hashbench.causes import decide
 from hashbench.integrations.pytest.message import five_lines
 from hashbench.records import *
@@ -30,7 +30,7 @@ from hashbench.report.page import render_html
 from hashbench.report.exports import as_junit, as_markdown
 from hashbench.report.text import as_json, sweep_table
 from hashbench.repro import report
-from hashbench.results.rows import read_rows, row_from_json, row_to_json, write_rows
+from hashbench.results.rows import read_rows, row_from_json, row_to_json
 
 
 def outputs(bad):

@@ -16,8 +16,8 @@ from sweep_targets import spec
 from hashbench.cli import main
 from hashbench.errors import HashbenchError
 from hashbench.report.compare import Outcome, compare
+from hashbench.results.folder import Partition
 from hashbench.results.load import load_sweep
-from hashbench.results.manifest import Partition
 from hashbench.results.merge import merge
 from hashbench.suites.selection import Selection
 

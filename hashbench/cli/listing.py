@@ -14,7 +14,7 @@ from tabulate import tabulate
 from hashbench.cli.flags import Commands, say
 from hashbench.errors import HashbenchError
 from hashbench.records import ModelSpec
-from hashbench.results.table import defuse
+from hashbench.results.rows import defuse
 from hashbench.text import one_line
 
 FORMATS = ("table", "csv", "json")

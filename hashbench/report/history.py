@@ -18,8 +18,8 @@ from hashbench.catalog import kind_of
 from hashbench.errors import HashbenchError
 from hashbench.records import Row
 from hashbench.results.environments import EnvironmentChange, environment_changes, read_json_object
-from hashbench.results.folder import with_evidence
-from hashbench.results.load import ACCURACY_FILE, NIGHT_FILE, SELECTION_FILE, csv_files, load_file, night_problems
+from hashbench.results.folder import ACCURACY_FILE, NIGHT_FILE, SELECTION_FILE, with_evidence
+from hashbench.results.load import csv_files, load_file, night_problems
 from hashbench.results.rows import row_key
 
 STATE = ("accuracy", "kernel", "cause")

@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 from hashbench.records import ROW_COLUMNS, ROW_KEY, Row
 from hashbench.report.compare import Comparison, ModelChange, Outcome
-from hashbench.results.table import csv_line, defuse
+from hashbench.results.rows import csv_line, defuse
 from hashbench.text import count, one_line, shorten
 
 COUNTED_ONLY = frozenset({Outcome.UNCHANGED, Outcome.STILL_SKIPPED, Outcome.NOT_SELECTED})

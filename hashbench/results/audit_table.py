@@ -16,9 +16,9 @@ from typing import Any
 
 from hashbench.errors import HashbenchError
 from hashbench.io import from_json, replace_file, to_json
-from hashbench.results.environments import check_schema, environments_of, read_json_object
+from hashbench.results.environments import environments_of, read_json_object
 from hashbench.results.folder import file_key
-from hashbench.results.table import RowFormat, read_table
+from hashbench.results.rows import RowFormat, read_table
 
 AUDIT_FILE, MANIFEST_FILE = "audit.csv", "audit.json"
 SOURCES = ("op_db", "stress", "sweep")
@@ -177,11 +177,11 @@ def read(path: Path) -> Audit:
         raise HashbenchError(
             f"{file} does not exist", consequence="no audit can be read from it", tip="Name an audit.csv or its folder."
         )
-    check_schema(file)
+    environments = environments_of(file)
     rows = tuple(AUDIT_ROWS.rows(read_table(file)))
     manifest = file.with_name(MANIFEST_FILE)
     asked = read_manifest(manifest) if file.name == AUDIT_FILE and manifest.is_file() else None
-    return Audit(str(path), rows, environments_of(file), asked)
+    return Audit(str(path), rows, environments, asked)
 
 
 def read_manifest(path: Path) -> AuditManifest:

@@ -70,41 +70,28 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 # ------------------------------------------------------------------------------------------------ beside a CSV
 
 
-def environment_file(path: Path) -> Path | None:
-    """The environment that belongs to a CSV: ``<name>.environment.json`` or ``environment.json`` beside it."""
-    candidates = (path.with_name(f"{path.stem}.environment.json"), path.with_name("environment.json"))
-    return next((candidate for candidate in candidates if candidate.is_file()), None)
-
-
 def environments_of(path: Path) -> tuple[dict[str, Any], ...]:
-    """The fingerprints of the machines that a CSV's rows were made on: the newest, then the ``previous`` ones. None
-    where no environment lies beside it."""
-    file = environment_file(path)
+    """The fingerprints of the machines that a CSV's rows were made on, from ``<name>.environment.json`` or
+    ``environment.json`` beside it: the newest, then the ``previous`` ones. None where there is no such file.
+
+    Raises:
+        HashbenchError: the file cannot be read, or was written by a version with other columns.
+    """
+    candidates = (path.with_name(f"{path.stem}.environment.json"), path.with_name("environment.json"))
+    file = next((candidate for candidate in candidates if candidate.is_file()), None)
     if file is None:
         return ()
     content = read_json_object(file)
-    previous = content.pop("previous", [])
-    earlier = previous if isinstance(previous, list) else []
-    return (content, *(one for one in earlier if isinstance(one, dict)))
-
-
-def environments_by_key(path: Path) -> dict[str, Mapping[str, Any]]:
-    """:func:`environments_of`, each by its ``key``, which the rows name as their ``env``."""
-    return {str(environment.get("key", "")): environment for environment in environments_of(path)}
-
-
-def check_schema(path: Path) -> None:
-    """Refuse a CSV whose environment file was written by a version with other columns."""
-    environment = environment_file(path)
-    if environment is None:
-        return
-    schema = read_json_object(environment).get("schema", ROW_SCHEMA)
+    schema = content.get("schema", ROW_SCHEMA)
     if schema != ROW_SCHEMA:
         raise HashbenchError(
             f"{path} has schema {schema!r} and this hashbench reads schema {ROW_SCHEMA}",
-            consequence=f"its columns may mean something else ({environment.name} says so)",
+            consequence=f"its columns may mean something else ({file.name} says so)",
             tip="Read it with the version that wrote it, or run the sweep again.",
         )
+    previous = content.pop("previous", [])
+    earlier = previous if isinstance(previous, list) else []
+    return (content, *(environment for environment in earlier if isinstance(environment, dict)))
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ runner's, and so is ``rows/<key>.draft``: what it knew of a difference before it
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import hashlib
@@ -17,16 +18,20 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from hashbench.errors import HashbenchError
 from hashbench.io import replace_file
-from hashbench.records import ModelSpec, Row
+from hashbench.records import ROW_SCHEMA, SWEEP_SCHEMA, ModelSpec, Row, RunOptions
 from hashbench.results.rows import ROWS, row_from_json, row_key, row_to_json
-from hashbench.text import one_line
+from hashbench.text import a_few, one_line
+
+ACCURACY_FILE, SELECTION_FILE, ENVIRONMENT_FILE = "accuracy.csv", "sweep.json", "environment.json"
+NIGHT_FILE = "night.json"
+"""Beside the folders of the sweeps of one night."""
 
 _LONGEST_NAME = 80
 """Characters of a model's name in a file name; file systems take 255 bytes, and suite, mode and ending come on top."""
@@ -56,9 +61,9 @@ class ResultsFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
-        self.csv = self.path / "accuracy.csv"
-        self.manifest = self.path / "sweep.json"
-        self.environment = self.path / "environment.json"
+        self.csv = self.path / ACCURACY_FILE
+        self.manifest = self.path / SELECTION_FILE
+        self.environment = self.path / ENVIRONMENT_FILE
         self.rows = self.path / "rows"
         self.logs = self.path / "logs"
         self.traces = self.path / "traces"
@@ -172,31 +177,28 @@ class ResultsFolder:
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Keep where this sweep runs. A resumed sweep keeps the environments of its earlier parts, which their rows
         refer to, under ``previous``."""
-        earlier = [known for known in self._earlier_environments() if _identity(known) != _identity(environment)]
-        content = {**environment, "previous": earlier} if earlier else dict(environment)
-        replace_file(self.environment, json.dumps(content, indent=2, default=str) + "\n")
+        self.write_environments([environment, *self._known_environments()])
 
     def add_environment(self, environment: Mapping[str, Any]) -> None:
         """Keep another machine's environment beside the sweep's own, under ``previous`` as well."""
-        known = self._earlier_environments()
-        if known and all(_identity(one) != _identity(environment) for one in known):
-            *others, own = known
-            content = {**own, "previous": [*others, dict(environment)]}
-            replace_file(self.environment, json.dumps(content, indent=2, default=str) + "\n")
+        *others, own = self._known_environments() or [environment]
+        self.write_environments([own, *others, environment])
 
     def write_environments(self, environments: Sequence[Mapping[str, Any]]) -> None:
-        """Keep the environments of several sweeps: the first one as this sweep's own, the others under ``previous``."""
+        """Keep the environments of several machines, each once: the first one as this sweep's own, the others under
+        ``previous``."""
         kept: dict[str, Mapping[str, Any]] = {}
         for environment in environments:
-            kept.setdefault(str(_identity(environment)), environment)
+            kept.setdefault(str(environment.get("key") or environment), environment)
         own, *others = kept.values()
         content = {**own, "previous": others} if others else dict(own)
         replace_file(self.environment, json.dumps(content, indent=2, default=str) + "\n")
 
-    def _earlier_environments(self) -> list[dict[str, Any]]:
+    def _known_environments(self) -> list[Mapping[str, Any]]:
+        """Those that were kept, the sweep's own as the last."""
         try:
-            newest = json.loads(self.environment.read_bytes())
-            return [*newest.pop("previous", []), newest]
+            own = json.loads(self.environment.read_bytes())
+            return [*own.pop("previous", []), own]
         except (OSError, ValueError, AttributeError, TypeError):
             return []
 
@@ -228,9 +230,8 @@ class ResultsFolder:
 
     def read_firsts(self, specs: Mapping[str, ModelSpec], *, mode: str) -> dict[str, Row]:
         """The rows of first attempts, by key, of models that were to run again when the sweep ended."""
-        keys = [path.name.removesuffix(".first") for path in sorted(self.rows.glob("*.first"))]
-        found = {key: _row_if_any(self.first_path(key), specs[key], mode) for key in keys if key in specs}
-        return {key: row for key, row in found.items() if row is not None}
+        rows = {key: _row_if_any(self.first_path(key), spec, mode) for key, spec in specs.items()}
+        return {key: row for key, row in rows.items() if row is not None}
 
     def put_off(self, key: str, row: Row) -> None:
         """Keep ``row`` as that of the first attempt at ``key``, which then has no row, no draft and no log any more: as
@@ -289,8 +290,12 @@ NOT_A_ROW = (ValueError, TypeError, AttributeError, RecursionError)
 
 
 def row_in(path: Path, spec: ModelSpec, mode: str) -> Row:
-    """The row of ``spec`` in the file ``path``. Raises ``OSError``, or one of :data:`NOT_A_ROW`."""
-    return _checked(row_from_json(json.loads(path.read_bytes())), spec, mode)
+    """The row of ``spec`` in the file ``path``; one that somebody renamed or copied is damaged. Raises ``OSError``, or
+    one of :data:`NOT_A_ROW`."""
+    row = row_from_json(json.loads(path.read_bytes()))
+    if (row.suite, row.mode, row.name) != (spec.suite, mode, spec.name):
+        raise ValueError("the row is another model's")
+    return row
 
 
 def with_evidence(row: Row, folder: Path) -> Row:
@@ -312,20 +317,92 @@ def _row_if_any(path: Path, spec: ModelSpec, mode: str) -> Row | None:
         return None
 
 
-def _checked(row: Row, spec: ModelSpec, mode: str) -> Row:
-    """``row``, if it is about ``spec``; a file that somebody renamed or copied is damaged."""
-    if (row.suite, row.mode, row.name) != (spec.suite, mode, spec.name):
-        raise ValueError("the row is another model's")
-    return row
-
-
-def _identity(environment: Mapping[str, Any]) -> Any:
-    return environment.get("key") or environment
-
-
 def _cannot_write(path: Path, error: OSError) -> HashbenchError:
     return HashbenchError(
         f"cannot write results into {path}",
         consequence=f"{error.strerror or error}; nothing was run",
         tip="Choose another folder with --output.",
     )
+
+
+# -------------------------------------------------------------------------------------- what a sweep was asked for
+
+Model = tuple[str, str]
+"""Suite and name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Part ``id``, from 0, of ``total`` parts of the selection ``of``, which is in its order (empty where there is
+    one part)."""
+
+    id: int = 0
+    total: int = 1
+    of: tuple[Model, ...] = ()
+
+
+def manifest_of(specs: Iterable[ModelSpec], options: RunOptions, partition: Partition) -> dict[str, Any]:
+    """What a resumed sweep must have in common with the one that it resumes. A shard knows the whole selection, so that
+    shards can be told from those of another one, and what a missing shard lacks can be named."""
+    kept = dataclasses.asdict(options)
+    del kept["output"]  # results folders can be moved
+    head = {"schema": SWEEP_SCHEMA, "rows": ROW_SCHEMA, "suites": [], "options": kept}
+    return with_models(head, [(spec.suite, spec.name) for spec in specs], partition)
+
+
+def with_models(manifest: Mapping[str, Any], models: Sequence[Model], partition: Partition) -> dict[str, Any]:
+    """The manifest of a sweep with the same options, of these models."""
+    part: dict[str, Any] = {"id": partition.id, "total": partition.total}
+    if partition.total > 1:
+        part["of"] = [list(model) for model in partition.of]
+    suites = sorted({suite for suite, _ in models})
+    return {**manifest, "suites": suites, "partition": part, "models": [list(model) for model in models]}
+
+
+def schema_difference(manifest: Mapping[str, Any], *, now: Mapping[str, Any]) -> str:
+    """What versions ``manifest`` has that ``now`` has not; empty where they agree."""
+    if manifest.get("schema") != now["schema"]:
+        return f"sweep.json has version {manifest.get('schema')!r}, this hashbench writes {now['schema']!r}"
+    if manifest.get("rows") != now.get("rows"):
+        return f"its rows have schema {manifest.get('rows')!r}, this hashbench writes {now.get('rows')!r}"
+    return ""
+
+
+def describe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What keeps a sweep with the manifest ``now`` from resuming one with ``before``; empty when nothing does."""
+    other_schema = schema_difference(before, now=now)
+    if other_schema:
+        return [other_schema]
+    differences = option_differences(before, now)
+    if before.get("suites") != now["suites"]:
+        differences.append(f"suites were {before.get('suites')} and are {now['suites']}")
+    elif _part(before) != _part(now):
+        differences.append(f"it was partition {_part(before)} and is {_part(now)}")
+    elif before.get("models") != now["models"]:
+        differences.append(_model_differences(before.get("models") or [], now["models"]))
+    return differences
+
+
+_HINTS = {"threads": " (--jobs sets it, too)"}
+
+
+def option_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """``seed was 1 and is 2`` for every option that is not the same in both manifests."""
+    old, new = before.get("options") or {}, now.get("options") or {}
+    return [
+        f"{name} was {old.get(name)!r} and is {new.get(name)!r}{_HINTS.get(name, '')}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
+
+
+def _part(manifest: Mapping[str, Any]) -> str:
+    partition = manifest.get("partition") or {}
+    return f"{partition.get('id', 0)} of {partition.get('total', 1)}"
+
+
+def _model_differences(before: Sequence[Sequence[str]], now: Sequence[Sequence[str]]) -> str:
+    old, new = {tuple(model)[-1] for model in before}, {tuple(model)[-1] for model in now}
+    phrases = (("no longer", old - new), ("now", new - old))
+    changes = [f"{phrase} {a_few(sorted(names), 3)}" for phrase, names in phrases if names]
+    return f"models: {', '.join(changes)}" if changes else "the models come in another order"

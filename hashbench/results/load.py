@@ -6,6 +6,7 @@ expects. Their status words are kept as they are.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,20 +17,15 @@ from typing import Any, Literal
 from hashbench.errors import HashbenchError
 from hashbench.records import SWEEP_SCHEMA, Row
 from hashbench.results.audit_table import is_audit
-from hashbench.results.environments import check_schema, environments_by_key, read_json_object
-from hashbench.results.folder import with_evidence
-from hashbench.results.rows import EXPECTED_COLUMNS, ROWS, row_key
-from hashbench.results.table import Table, read_table, restore
+from hashbench.results.environments import environments_of, read_json_object
+from hashbench.results.folder import ACCURACY_FILE, NIGHT_FILE, SELECTION_FILE, with_evidence
+from hashbench.results.rows import EXPECTED_COLUMNS, ROWS, Table, read_table, restore, row_key
 from hashbench.text import one_line
-
-ACCURACY_FILE = "accuracy.csv"
-SELECTION_FILE = "sweep.json"
-NIGHT_FILE = "night.json"
 
 Kind = Literal["hashbench", "dynamo", "dynamo_expected"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Selection:
     """What one sweep was asked to run: ``models`` as ``(suite, name)``, in ``mode``, on ``device``, as ``dtype``
     (empty: as each model was built)."""
@@ -38,10 +34,11 @@ class Selection:
     mode: str
     device: str
     dtype: str = ""
-    suites: frozenset[str] = field(init=False, compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "suites", frozenset(suite for suite, _ in self.models))
+    @functools.cached_property
+    def suites(self) -> frozenset[str]:
+        """The suites of its models."""
+        return frozenset(suite for suite, _ in self.models)
 
     def covers(self, row: Row) -> bool:
         """Whether the sweep was asked for the model of ``row`` on its device and with its dtype."""
@@ -90,11 +87,11 @@ def load_sweep(path: Path | str) -> Sweep:
         HashbenchError: there is no such file, it is no CSV of accuracies (see
             :func:`~hashbench.results.rows.read_rows`), a model has two results, or the files are of several kinds.
     """
-    return joined([_with_evidence(load_file(file), file.parent) for file in csv_files(Path(path))], path=Path(path))
-
-
-def _with_evidence(sweep: Sweep, folder: Path) -> Sweep:
-    return replace(sweep, rows=tuple(with_evidence(row, folder) for row in sweep.rows))
+    parts = []
+    for file in csv_files(Path(path)):
+        part = load_file(file)
+        parts.append(replace(part, rows=tuple(with_evidence(row, file.parent) for row in part.rows)))
+    return joined(parts, path=Path(path))
 
 
 def joined(parts: Collection[Sweep], *, path: Path, damaged_night: bool = False) -> Sweep:
@@ -113,12 +110,13 @@ def joined(parts: Collection[Sweep], *, path: Path, damaged_night: bool = False)
         )
     rows = tuple(row for part in parts for row in part.rows)
     ROWS.refuse_duplicates(str(path), rows)
+    selections = tuple(selection for part in parts for selection in part.selections)
     return Sweep(
         label=str(path),
         rows=rows,
         environments={key: value for part in parts for key, value in part.environments.items()},
         kind=kinds.pop() if kinds else "hashbench",
-        selections=(selections := tuple(selection for part in parts for selection in part.selections)),
+        selections=selections,
         parts=_parts(path, selections, damaged_night=damaged_night),
         provenance={key: value for part in parts for key, value in part.provenance.items()},
     )
@@ -143,16 +141,16 @@ def csv_files(path: Path) -> list[Path]:
 
 def load_file(path: Path) -> Sweep:
     """The sweep of one CSV; see :func:`load_sweep`."""
-    check_schema(path)
+    environments = environments_of(path)
     table = read_table(path)
-    kind = kind_of(table.header)
+    kind = kind_of_csv(table.cells.columns)
     rows = tuple(ROWS.rows(table) if kind == "hashbench" else _dynamo_rows(table))
     return Sweep(
         label=str(path),
         rows=rows,
-        environments=environments_by_key(path),
+        environments={str(environment.get("key", "")): environment for environment in environments},
         kind=kind,
-        selections=selections_beside(path),
+        selections=_selections_beside(path),
         provenance=_provenance(table, rows) if kind == "hashbench" else {},
     )
 
@@ -161,31 +159,19 @@ def load_file(path: Path) -> Sweep:
 
 
 def _provenance(table: Table, rows: Collection[Row]) -> dict[tuple[str, ...], Provenance]:
-    if not set(EXPECTED_COLUMNS) & set(table.header):
-        return {}
     cells = table.cells.reindex(columns=list(EXPECTED_COLUMNS), fill_value="").map(restore)
-    found = {}
-    for row, line, values in zip(rows, cells.index, cells.to_numpy().tolist(), strict=True):
-        if any(values):
-            found[row_key(row)] = provenance = Provenance(*values)
-            _check_provenance(provenance, place=f"line {line} of {table.path}")
-    return found
-
-
-def _check_provenance(values: Provenance, *, place: str) -> None:
-    for column, day in (("since", values.since), ("seen", values.seen)):
-        if not is_date(day):
-            raise HashbenchError(
-                f"{place} has {one_line(day)[:40]!r} as {column}",
-                consequence="that is no date",
-                tip="Write it as 2026-11-20, or leave it empty.",
-            )
-    if not is_link(values.link):
-        raise HashbenchError(
-            f"{place} has {one_line(values.link)[:80]!r} as link",
-            consequence="that is no address",
-            tip="It begins with https:// and holds no spaces or quotes.",
-        )
+    cells = cells[cells.any(axis="columns")]
+    for line, values in zip(cells.index, cells.itertuples(index=False), strict=True):
+        for column, valid, what, tip in _CHECKS:
+            text = getattr(values, column)
+            if not valid(text):
+                raise HashbenchError(
+                    f"line {line} of {table.path} has {one_line(text)[:80]!r} as {column}",
+                    consequence=f"that is no {what}",
+                    tip=tip,
+                )
+    by_line = dict(zip(table.cells.index, rows, strict=True))
+    return {row_key(by_line[line]): Provenance(*values) for line, *values in cells.itertuples()}
 
 
 def is_date(text: str) -> bool:
@@ -205,10 +191,18 @@ def is_link(text: str) -> bool:
     return not text or _LINK.fullmatch(text) is not None
 
 
+_DATE_TIP = "Write it as 2026-11-20, or leave it empty."
+_CHECKS = (
+    ("since", is_date, "date", _DATE_TIP),
+    ("seen", is_date, "date", _DATE_TIP),
+    ("link", is_link, "address", "It begins with https:// and holds no spaces or quotes."),
+)
+
+
 # ------------------------------------------------------------------------------------------------- dynamo
 
 
-def kind_of(header: Collection[str]) -> Kind:
+def kind_of_csv(header: Collection[str]) -> Kind:
     """Who wrote a CSV with this header. Hashbench always writes the column ``suite`` and dynamo
     never does, so that a newer hashbench's file is not taken for dynamo's."""
     if "suite" in header or "accuracy" not in header or "name" not in header:
@@ -243,12 +237,8 @@ def _dynamo_rows(table: Table) -> list[Row]:
 # ------------------------------------------------------------------------------------- beside an accuracy.csv
 
 
-def selections_beside(file: Path) -> tuple[Selection, ...]:
-    """What the ``sweep.json`` beside an ``accuracy.csv`` says was selected; nothing where there is none.
-
-    Raises:
-        HashbenchError: it is damaged or of another version.
-    """
+def _selections_beside(file: Path) -> tuple[Selection, ...]:
+    """What the ``sweep.json`` beside an ``accuracy.csv`` says was selected; nothing where there is none."""
     path = file.with_name(SELECTION_FILE)
     if file.name != ACCURACY_FILE or not path.is_file():
         return ()
@@ -277,20 +267,21 @@ def night_problems(folder: Path, *, named: bool = False) -> tuple[str, ...]:
     Raises:
         HashbenchError: the user ``named`` this night and its ``night.json`` cannot be read.
     """
-    path = folder / NIGHT_FILE
-    if not path.is_file():
-        return ()
     try:
-        return tuple(f"{suite} in {mode}: {error}" for suite, mode, error in _asked_parts(path) if error)
+        asked = _asked_parts(folder / NIGHT_FILE)
     except HashbenchError as error:
         if named:
             raise
         return (str(error),)
+    return tuple(f"{suite} in {mode}: {error}" for suite, mode, error in asked or () if error)
 
 
-def _asked_parts(path: Path) -> list[tuple[str, str, str]]:
+def _asked_parts(path: Path) -> list[tuple[str, str, str]] | None:
+    """Suite, mode and error of each sweep of a night; ``None`` where there is no such file."""
+    if not path.is_file():
+        return None
     try:
-        return [(str(one["suite"]), str(one["mode"]), str(one["error"])) for one in read_json_object(path)["parts"]]
+        return [(str(part["suite"]), str(part["mode"]), str(part["error"])) for part in read_json_object(path)["parts"]]
     except (KeyError, TypeError) as error:
         raise HashbenchError(
             f"cannot read {path}",
@@ -300,26 +291,16 @@ def _asked_parts(path: Path) -> list[tuple[str, str, str]]:
 
 
 def _parts(path: Path, selections: Collection[Selection], *, damaged_night: bool) -> frozenset[tuple[str, str]] | None:
-    """The suites and modes of what lies at ``path``: of a night, or of one sweep, which has one mode. A folder of
-    several sweeps does not say whether another one is gone."""
+    """The suites and modes of what lies at ``path``: of one sweep, which has one mode, or of a night: as its sweeps
+    say, and of those that could not begin or are gone, as ``night.json`` does. A folder of several sweeps does not say
+    whether another one is gone."""
+    swept = frozenset((suite, selection.mode) for selection in selections for suite in selection.suites)
     if path.name == ACCURACY_FILE or (path / ACCURACY_FILE).is_file():
-        return frozenset(_suites_in_modes(selections)) or None
-    return _night_parts(path / NIGHT_FILE, selections, damaged=damaged_night)
-
-
-def _suites_in_modes(selections: Collection[Selection]) -> set[tuple[str, str]]:
-    return {(suite, one.mode) for one in selections for suite in one.suites}
-
-
-def _night_parts(path: Path, selections: Collection[Selection], *, damaged: bool) -> frozenset[tuple[str, str]] | None:
-    """The suites and modes of a night: as its sweeps say, and of those that could not begin or are gone, as
-    ``night.json`` does."""
-    if not path.is_file():
-        return None
+        return swept or None
     try:
-        asked = {(suite, mode) for suite, mode, _ in _asked_parts(path)}
+        asked = _asked_parts(path / NIGHT_FILE)
     except HashbenchError:
-        if not damaged:
+        if not damaged_night:
             raise
         return None
-    return frozenset(asked | _suites_in_modes(selections))
+    return None if asked is None else swept.union((suite, mode) for suite, mode, _ in asked)

@@ -19,8 +19,18 @@ from typing import Any
 from hashbench.errors import HashbenchError
 from hashbench.records import ModelSpec, Row, RunOptions
 from hashbench.results.environments import read_json_object
-from hashbench.results.folder import NOT_A_ROW, ResultsFolder, file_key, row_in
-from hashbench.results.manifest import Model, Partition, as_whole, manifest_of, option_differences, schema_difference
+from hashbench.results.folder import (
+    NOT_A_ROW,
+    Model,
+    Partition,
+    ResultsFolder,
+    file_key,
+    manifest_of,
+    option_differences,
+    row_in,
+    schema_difference,
+    with_models,
+)
 from hashbench.text import a_few
 
 _MOST_PARTITIONS = 1_000_000
@@ -126,7 +136,7 @@ def _rows(folder: ResultsFolder, models: Sequence[Model], mode: str) -> Iterator
 def _environments(folder: ResultsFolder) -> tuple[Mapping[str, Any], ...]:
     own = read_json_object(folder.environment)
     previous = own.pop("previous", [])
-    if not isinstance(previous, list) or not all(isinstance(one, dict) for one in previous):
+    if not isinstance(previous, list) or not all(isinstance(environment, dict) for environment in previous):
         raise _damaged(folder.path, "its environment.json does not say where its rows were made")
     return own, *previous
 
@@ -259,39 +269,33 @@ def _appearing(output: Path) -> Iterator[ResultsFolder]:
 
 
 def _write(folder: ResultsFolder, shards: Sequence[_Shard], whole: Sequence[Model]) -> None:
-    for place in (folder.rows, folder.logs, folder.traces):
-        place.mkdir()
+    for path in (folder.rows, folder.logs, folder.traces):
+        path.mkdir()
     for shard in shards:
-        _copy_rows(folder, shard)
-        for source in sorted(path for path in shard.folder.path.iterdir() if path.is_dir()):
-            if source.name != folder.rows.name:
-                _copy(source, folder.path / source.name, shard)
+        _copy(shard, folder)
     rows = {model: row for shard in shards for model, row in shard.rows.items()}
     began = min(str(shard.manifest.get("began", "")) for shard in shards)
-    folder.write_manifest(as_whole({**shards[0].manifest, "began": began}, whole))
+    folder.write_manifest(with_models({**shards[0].manifest, "began": began}, whole, Partition()))
     folder.write_environments([environment for shard in shards for environment in shard.environments])
     folder.rebuild_csv(rows[model] for model in whole if model in rows)
 
 
-def _copy_rows(folder: ResultsFolder, shard: _Shard) -> None:
-    for suite, name in shard.models:
+def _copy(shard: _Shard, folder: ResultsFolder) -> None:
+    """Copy the rows of a shard, and whatever else lies in folders of its own, beside what other shards left there. A
+    link could lead anywhere, and a file that is there already is another model's."""
+    for suite, name in shard.rows:
         key = file_key(suite=suite, mode=shard.manifest["options"]["mode"], name=name)
         shutil.copyfile(shard.folder.row_path(key), folder.row_path(key))
-
-
-def _copy(source: Path, target: Path, shard: _Shard) -> None:
-    """Copy what is in ``source`` into ``target``, beside what other shards left there. A link could lead anywhere, and
-    a file that is there already is another model's."""
-    if source.is_symlink():
-        raise _damaged(shard.folder.path, f"{source.name} is a link")
-    target.mkdir(exist_ok=True)
-    for entry in sorted(source.iterdir()):
-        place = target / entry.name
-        if entry.is_dir() and not entry.is_symlink():
-            _copy(entry, place, shard)
-        elif entry.is_symlink() or not entry.is_file():
-            raise _damaged(shard.folder.path, f"{entry.relative_to(shard.folder.path)} is no plain file")
-        elif place.exists():
-            raise _damaged(shard.folder.path, f"another shard has {entry.relative_to(shard.folder.path)}, too")
+    for source in sorted(shard.folder.path.rglob("*")):
+        path = source.relative_to(shard.folder.path)
+        target = folder.path / path
+        if path.parts[0] == shard.folder.rows.name or (len(path.parts) == 1 and not source.is_dir()):
+            continue
+        if source.is_symlink() or not (source.is_dir() or source.is_file()):
+            raise _damaged(shard.folder.path, f"{path} is {'a link' if source.is_dir() else 'no plain file'}")
+        if source.is_dir():
+            target.mkdir(exist_ok=True)
+        elif target.exists():
+            raise _damaged(shard.folder.path, f"another shard has {path}, too")
         else:
-            shutil.copyfile(entry, place)
+            shutil.copyfile(source, target)

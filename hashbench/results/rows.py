@@ -1,15 +1,347 @@
-"""``accuracy.csv``: rows written and read back exactly."""
+"""``accuracy.csv`` and its like: dataclasses as rows of a CSV, read back exactly, refused in one line where damaged.
+
+A row is always one physical line, so that a file that was cut off shows it. An absent value is an empty cell, never a
+zero. A cell that a spreadsheet would execute is defused on writing and restored on reading. Writing needs no pandas: a
+sweep appends one line at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import csv
+import difflib
+import io
+import operator
+import re
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hashbench.catalog import STATUSES
-from hashbench.io import replace_file, to_json
+from hashbench.errors import HashbenchError
+from hashbench.io import from_json, to_json
 from hashbench.records import ROW_KEY, Row
-from hashbench.results.environments import check_schema
-from hashbench.results.table import RowFormat, read_table
+from hashbench.results.environments import environments_of
+from hashbench.text import one_line
+
+if TYPE_CHECKING:
+    import pandas
+
+LONGEST_CELL = 1 << 24
+"""Characters; the csv module stops at 131 072 by default, and the text of an error may be longer."""
+
+T = TypeVar("T")
+
+# -------------------------------------------------------------------------------------------- any CSV file
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A CSV file as texts: the first line has the names of the columns, the index the numbers of the lines (the
+    header's is 1). ``short`` has those lines that have fewer cells than the header, and how many; what they lack is
+    empty."""
+
+    path: Path
+    cells: pandas.DataFrame
+    short: Mapping[int, int]
+
+
+def read_table(path: Path) -> Table:
+    """Read ``path`` as CSV: UTF-8, comma-separated, one line per row; blank lines are passed over.
+
+    Raises:
+        HashbenchError: the file cannot be read, is not a CSV, is cut off, or has a row longer than its header.
+    """
+    import pandas
+
+    text = _read_text(path)
+    blank = len(text) - len(text.lstrip("\r\n"))
+    first, *lines = _parsed(path, text[blank:]).to_numpy().tolist()
+    header = list(map(str, first))
+    repeated = list(dict.fromkeys(name for name in header if header.count(name) > 1))
+    if repeated:
+        raise HashbenchError(
+            f"{path} names a column twice",
+            consequence=f"{', '.join(repeated)} has no single meaning",
+            tip=_MAKE_IT_AGAIN,
+        )
+    cells = pandas.DataFrame(lines, columns=header, dtype=object)
+    cells.index += 2 + text[:blank].count("\n")
+    cells = cells.dropna(how="all")
+    filled = cells.notna().sum(axis=1)
+    short = {int(line): int(number) for line, number in zip(cells.index, filled, strict=True) if number < len(header)}
+    return Table(path, cells.fillna(""), short)
+
+
+_MAKE_IT_AGAIN = "Name the accuracy.csv of a sweep, or its folder."
+_MEND = "The file is damaged or was cut off; make it again or mend that line."
+
+
+def _read_text(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise HashbenchError(f"cannot read {path}", consequence=error.strerror or str(error), tip="") from error
+    if not data.strip():
+        raise HashbenchError(f"{path} is empty", consequence="it holds neither header nor rows", tip=_MAKE_IT_AGAIN)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise HashbenchError(f"{path} is not a CSV", consequence="it is not UTF-8 text", tip=_MAKE_IT_AGAIN) from error
+    formats = {"{": "it looks like JSON", "[": "it looks like JSON", "<": "it looks like HTML or XML"}
+    why = "it holds binary data" if "\0" in text else formats.get(text.lstrip()[:1], "")
+    if why or not text.strip():
+        raise HashbenchError(f"{path} is not a CSV", consequence=why or "it is blank", tip=_MAKE_IT_AGAIN)
+    if not text.endswith(("\n", "\r")):
+        raise HashbenchError(
+            f"{path} is cut off",
+            consequence="its last line has no end",
+            tip="Make it again; if that line is complete, end it with a line break.",
+        )
+    return text
+
+
+def _parsed(path: Path, text: str) -> pandas.DataFrame:
+    """A line of texts for each line of ``text``, short ones filled with ``None``."""
+    import pandas
+
+    for line, content in enumerate(text.split("\n") if '"' in text else (), start=1):
+        if content.count('"') % 2:
+            raise _damaged(path, line, "a quoted cell spreads over several lines")
+    try:
+        with _long_cells():
+            return pandas.read_csv(
+                io.StringIO(text),
+                engine="python",
+                header=None,
+                dtype=object,
+                na_filter=False,
+                skip_blank_lines=False,
+            )
+    except (pandas.errors.ParserError, csv.Error) as error:
+        raise HashbenchError(f"cannot read {path}", consequence=one_line(str(error)), tip=_MEND) from error
+
+
+@contextmanager
+def _long_cells() -> Iterator[None]:
+    before = csv.field_size_limit(LONGEST_CELL)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
+def _damaged(path: Path, line: int, why: str) -> HashbenchError:
+    return HashbenchError(f"cannot read line {line} of {path}", consequence=why, tip=_MEND)
+
+
+# ------------------------------------------------------------------------------- one dataclass as rows of a CSV
+
+_WHOLE_NUMBER = re.compile(r"-?[0-9]+")
+_NUMBER = re.compile(r"-?([0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?|inf|nan)", re.IGNORECASE)
+"""Python's own ``int`` and ``float`` also take ``1_0``, spaces and other alphabets' digits."""
+
+_NUMBERS = (int, float)
+
+_LONGEST_NUMBER = 400
+"""Digits: Python refuses to read whole numbers of more than 4300."""
+
+
+@dataclass(frozen=True)
+class RowFormat(Generic[T]):
+    """How a dataclass of texts and numbers lies in a CSV and in JSON: one column a field, in their order. A field of
+    another type is made of its text and gives it as ``str``; JSON has all of it.
+
+    ``what`` the file holds and which file is its ``example`` are for messages. ``required`` columns no file may lack;
+    those ``filled`` may not be empty. ``words`` has for a column what it is called and which words it may hold,
+    ``extra`` are columns that a file may have beside the fields. ``key`` identifies a row, and ``label`` is a key in
+    words. ``whole`` says which whole numbers there are, and what such a number is called.
+    """
+
+    kind: type[T]
+    what: str
+    example: str
+    key: tuple[str, ...]
+    label: Callable[[Sequence[str]], str]
+    required: tuple[str, ...]
+    filled: tuple[str, ...]
+    words: Mapping[str, tuple[str, Sequence[str]]]
+    extra: tuple[str, ...] = ()
+    whole: tuple[re.Pattern[str], str] = (_WHOLE_NUMBER, "a whole number")
+    types: Mapping[str, type] = field(init=False)
+    key_of: Callable[[T], tuple[str, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        hints = {name: typing.get_args(hint) or (hint,) for name, hint in typing.get_type_hints(self.kind).items()}
+        object.__setattr__(self, "types", {name: hint[0] for name, hint in hints.items()})
+        object.__setattr__(self, "key_of", operator.attrgetter(*self.key))
+
+    # ------------------------------------------------------------------------------------------- writing
+
+    @property
+    def header(self) -> str:
+        """The first line of a file, with its line end."""
+        return ",".join(self.types) + "\n"
+
+    def line(self, row: T, *more: str) -> str:
+        """``row`` as one line, with its line end, and with ``more`` cells at its end. Texts lose their line breaks and
+        control characters (see :func:`one_line`); everything else survives :meth:`rows` exactly."""
+        cells = [self._cell(name, getattr(row, name)) for name in self.types]
+        return csv_line([*cells, *(defuse(one_line(cell)) for cell in more)])
+
+    def text(self, rows: Iterable[T]) -> str:
+        """The CSV of ``rows``."""
+        return self.header + "".join(map(self.line, rows))
+
+    def _cell(self, column: str, value: Any) -> str:
+        """``repr`` of a float is the shortest text that reads back as the same number."""
+        if value is None or (text := str(value)) == "":
+            return ""
+        kind = self.types[column]
+        if kind not in _NUMBERS:
+            return defuse(one_line(text))
+        return repr(float(value)) if kind is float else str(operator.index(value))
+
+    # ------------------------------------------------------------------------------------------- reading
+
+    def rows(self, table: Table) -> list[T]:
+        """The rows of ``table`` in its order, equal to those that were written. A column that it lacks reads as absent.
+
+        Raises:
+            HashbenchError: it lacks a required column or has an unknown one, a cell holds a word or a number that is
+                none, or two rows have the same key.
+        """
+        self._check_header(table)
+        self._check_cells(table)
+        empty = {name: None if kind in _NUMBERS else kind() for name, kind in self.types.items()}
+        columns = [(name, self.types.get(name)) for name in table.cells.columns]
+        rows = []
+        for line, cells in zip(table.cells.index, table.cells.to_numpy().tolist(), strict=True):
+            values: dict[str, Any] = dict(empty)
+            for (column, kind), cell in zip(columns, cells, strict=True):
+                if cell and kind is not None:
+                    number = kind in _NUMBERS
+                    values[column] = self._number(table.path, line, column, cell) if number else kind(restore(cell))
+            rows.append(self.kind(**values))
+        self.refuse_duplicates(str(table.path), rows, lines=list(table.cells.index))
+        return rows
+
+    def _check_cells(self, table: Table) -> None:
+        cells = table.cells
+        for line, count in table.short.items():
+            raise _damaged(table.path, line, f"{count} cells where the header has {len(table.cells.columns)}")
+        for column in self.filled:
+            empty = cells.index[cells[column] == ""]
+            if len(empty):
+                raise HashbenchError(
+                    f"line {empty[0]} of {table.path} has no {column}", consequence="the row says nothing"
+                )
+        for column, (_, words) in self.words.items():
+            strange = cells[column][~cells[column].isin(words)]
+            if len(strange):
+                raise self._no_word(column, str(strange.iloc[0]), f"line {strange.index[0]} of {table.path}")
+
+    def _check_header(self, table: Table) -> None:
+        missing = [name for name in self.required if name not in table.cells.columns]
+        if len(missing) == len(self.required):
+            raise HashbenchError(
+                f"{table.path} is not a CSV of {self.what}",
+                consequence=f"its first line does not name the columns {', '.join(self.required)}",
+                tip=f"Name {self.example}, or its folder.",
+            )
+        if missing:
+            raise HashbenchError(
+                f"{table.path} lacks the columns {', '.join(missing)}",
+                consequence="its rows cannot be told apart or judged",
+                tip="Make it again.",
+            )
+        known = {*self.types, *self.extra}
+        unknown = [one_line(name) or "(no name)" for name in table.cells.columns if name not in known]
+        if unknown:
+            raise HashbenchError(
+                f"{table.path} has columns that this hashbench does not know: {', '.join(unknown)}",
+                consequence="another version or another tool wrote it",
+                tip="Read it with the version that wrote it, or delete these columns.",
+            )
+
+    def _no_word(self, column: str, word: str, place: str) -> HashbenchError:
+        name, words = self.words[column]
+        near = difflib.get_close_matches(word, words, n=1)
+        return HashbenchError(
+            f"{place} has the {column} {one_line(word)[:80]!r}",
+            consequence=f"hashbench knows no such {name}",
+            tip=f"Did you mean {near[0]}?" if near else f"It is one of: {', '.join(words)}.",
+        )
+
+    def _number(self, path: Path, line: int, column: str, cell: str) -> int | float:
+        whole = self.types[column] is int
+        pattern, description = self.whole if whole else (_NUMBER, "a number")
+        if not pattern.fullmatch(cell) or len(cell) > _LONGEST_NUMBER:
+            raise HashbenchError(
+                f"line {line} of {path} has {one_line(cell)[:40]!r} as {column}",
+                consequence=f"that is not {description}",
+                tip="Mend that cell, or leave it empty if the value is not known.",
+            )
+        return int(cell) if whole else float(cell)
+
+    def refuse_duplicates(self, label: str, rows: Iterable[T], *, lines: Sequence[int] = ()) -> None:
+        """Raise :class:`HashbenchError` when two of ``rows`` have the same key; ``lines`` are theirs in the file."""
+        seen: dict[tuple[str, ...], int] = {}
+        for index, key in enumerate(map(self.key_of, rows)):
+            first = seen.setdefault(key, index)
+            if first != index:
+                where = f"lines {lines[first]} and {lines[index]}" if lines else "its two rows"
+                raise HashbenchError(
+                    f"{label} holds {self.label(key)} twice",
+                    consequence=f"{where} cannot both be its result",
+                    tip="Keep one of the two.",
+                )
+
+    # --------------------------------------------------------------------------------------------- JSON
+
+    def from_json(self, value: Any) -> T:
+        """The row of which :func:`hashbench.io.to_json` made ``value``.
+
+        Raises:
+            ValueError: a field is missing, unknown or of another type, or holds a word or a number that is none.
+        """
+        row = from_json(self.kind, value, where="not a row: it")
+        for column, (_, words) in self.words.items():
+            if getattr(row, column) not in words:
+                raise ValueError(f"not a row: {column} is {getattr(row, column)!r:.80}")
+        for column, number in ((name, getattr(row, name)) for name, kind in self.types.items() if kind is int):
+            if number is not None and not self.whole[0].fullmatch(str(number)):
+                raise ValueError(f"not a row: {column} is {number}, not {self.whole[1]}")
+        return row
+
+
+def csv_line(cells: Iterable[str]) -> str:
+    """One line of a CSV, with its line end."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(cells)
+    return line.getvalue()
+
+
+# ----------------------------------------------------------------------------------------------- one cell
+
+
+_EXECUTABLE = re.compile(r"'*[=+\-@\t\r]")
+"""What a spreadsheet takes for a formula when it opens a CSV (OWASP, "CSV Injection"), perhaps already defused."""
+
+
+def defuse(text: str) -> str:
+    """``text`` with a leading apostrophe where a spreadsheet would execute it; :func:`restore` takes it away."""
+    return f"'{text}" if _EXECUTABLE.match(text) else text
+
+
+def restore(text: str) -> str:
+    """The text that :func:`defuse` was given."""
+    return text[1:] if text.startswith("'") and _EXECUTABLE.match(text) else text
+
+
+# ---------------------------------------------------------------------------------------------- accuracy.csv
 
 EXPECTED_COLUMNS = ("since", "link", "seen")
 """What a CSV of expected rows has beside those of :class:`Row`: a date, an address, a date."""
@@ -40,19 +372,6 @@ row_key = ROWS.key_of
 row_to_json, row_from_json = to_json, ROWS.from_json
 
 
-def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Replace ``path`` by a CSV of ``rows``: a temporary file beside it, synced to disk, then renamed, so that a
-    crash leaves the old file or the new one.
-
-    Raises:
-        HashbenchError: two rows have the same key (:data:`~hashbench.records.ROW_KEY`); nothing is written.
-        OSError: the folder cannot be written or the disk is full; ``path`` is as it was.
-    """
-    kept = tuple(rows)
-    ROWS.refuse_duplicates(str(path), kept)
-    replace_file(path, ROWS.text(kept))
-
-
 def read_rows(path: Path) -> list[Row]:
     """The rows of an ``accuracy.csv`` in file order, equal to the rows that were written.
 
@@ -63,5 +382,5 @@ def read_rows(path: Path) -> list[Row]:
             version does not know, a status that is none, a number that is none, or two rows of the same key; or the
             ``environment.json`` beside it is of a schema that this version does not read.
     """
-    check_schema(path)
+    environments_of(path)
     return ROWS.rows(read_table(path))

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 
 from hashbench.errors import HashbenchError
 from hashbench.records import ModelSpec
-from hashbench.results.manifest import Partition
+from hashbench.results.folder import Partition
 
 WHICH = ("default", "all")
 _SEE_NAMES = "See the names with: hashbench list"

@@ -20,8 +20,7 @@ from hashbench.catalog import STATUSES, Status
 from hashbench.errors import HashbenchError
 from hashbench.processes import Interrupts, describe_end, last_words
 from hashbench.records import ModelSpec, Row, RunOptions
-from hashbench.results.folder import ResultsFolder, file_key
-from hashbench.results.manifest import Partition, describe_differences, manifest_of
+from hashbench.results.folder import Partition, ResultsFolder, describe_differences, file_key, manifest_of
 from hashbench.sweep.executors import Executor, Resources, Task, TaskResult
 from hashbench.sweep.executors.local import LocalExecutor
 from hashbench.sweep.schedule import EarlierSweep, Schedule, Start, longest_first

@@ -30,7 +30,7 @@ from hashbench.results.audit_table import AUDIT_ROWS, AuditVerdict
 from hashbench.results.audit_table import read as read_audit
 from hashbench.results.folder import file_key
 from hashbench.results.load import load_sweep
-from hashbench.results.rows import EXPECTED_COLUMNS, read_rows, row_to_json, write_rows
+from hashbench.results.rows import EXPECTED_COLUMNS, read_rows, row_to_json
 from hashbench.run import environment
 from hashbench.sweep import run as sweeping
 from hashbench.sweep.executors import Resources, Task, TaskResult
@@ -39,6 +39,7 @@ from hashbench.sweep.worker import load_target
 from hashbench.tools.audit import report as audit_report
 from hashbench.tools.audit.verdict import rows_from
 from tests.experiment_texts import result
+from tests.report.rows import write_rows
 
 from .stage import cli, session
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from hashbench.records import Row
 from hashbench.results.folder import file_key
 from hashbench.results.load import Sweep
-from hashbench.results.rows import row_to_json, write_rows
+from hashbench.results.rows import ROWS, row_to_json
 
 PLAIN = Row(
     dev="cpu",
@@ -37,6 +38,10 @@ def row(name: str = "resnet18", accuracy: str = "pass", **values: Any) -> Row:
 
 def sweep(*rows: Row, **values: Any) -> Sweep:
     return Sweep(**{"label": "a sweep", "rows": rows, "environments": {}, "kind": "hashbench"} | values)
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    path.write_text(ROWS.text(rows), encoding="utf-8", newline="")
 
 
 def write_sweep(folder: Path, *rows: Row, environment: dict | None = None, selection: dict | None = None) -> Path:

@@ -12,9 +12,8 @@ from hashbench.errors import HashbenchError
 from hashbench.report.compare import Outcome, compare, decide
 from hashbench.results.environments import environment_changes
 from hashbench.results.load import Selection, load_sweep
-from hashbench.results.rows import write_rows
 
-from .rows import DIFFERING, PLAIN, row, sweep, write_sweep
+from .rows import DIFFERING, PLAIN, row, sweep, write_rows, write_sweep
 
 PASS, SKIP, DIFFER = "pass", "pass_due_to_skip", "eager_two_runs_differ"
 OTHER_CONDITIONS, ELSEWHERE, UNASKED = {"comparable": False}, {"same_place": False}, {"selected": False}

@@ -10,12 +10,11 @@ import math
 
 import pytest
 
-from hashbench import io as files
 from hashbench.errors import HashbenchError
 from hashbench.records import ROW_COLUMNS, ROW_SCHEMA, Row, RowEvidence
-from hashbench.results.rows import ROWS, read_rows, row_from_json, row_to_json, write_rows
+from hashbench.results.rows import ROWS, read_rows, row_from_json, row_to_json
 
-from .rows import DIFFERING, PLAIN, row
+from .rows import PLAIN, row, write_rows
 
 FULL = Row(
     **{
@@ -217,30 +216,6 @@ def test_an_environment_that_cannot_be_read_is_refused(tmp_path, content):
     (tmp_path / "environment.json").write_text(content)
     with pytest.raises(HashbenchError, match=r"environment\.json"):
         read_rows(tmp_path / "accuracy.csv")
-
-
-# ------------------------------------------------------------------------------------------------- writing
-
-
-def test_two_rows_of_one_model_are_not_written(tmp_path):
-    write_rows(tmp_path / "accuracy.csv", [PLAIN])
-    with pytest.raises(HashbenchError, match=r"resnet18 \(torchvision, training, float32, cpu\) twice"):
-        write_rows(tmp_path / "accuracy.csv", [DIFFERING, PLAIN])
-    assert read_rows(tmp_path / "accuracy.csv") == [PLAIN]
-
-
-def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
-    path = tmp_path / "accuracy.csv"
-    write_rows(path, [PLAIN])
-
-    def full_disk(_descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(files.os, "fsync", full_disk)
-    with pytest.raises(OSError, match="No space left"):
-        write_rows(path, [DIFFERING])
-    assert read_rows(path) == [PLAIN]
-    assert [entry.name for entry in tmp_path.iterdir()] == ["accuracy.csv"]
 
 
 # ---------------------------------------------------------------------------------------------------- JSON

@@ -8,10 +8,9 @@ import pytest
 
 from hashbench.errors import HashbenchError
 from hashbench.records import Row
-from hashbench.results.load import Selection, kind_of, load_sweep
-from hashbench.results.rows import write_rows
+from hashbench.results.load import Selection, kind_of_csv, load_sweep
 
-from .rows import PLAIN, row, write_sweep
+from .rows import PLAIN, row, write_rows, write_sweep
 
 ENVIRONMENT = {"schema": 1, "key": "e1", "torch": "2.15.0"}
 
@@ -172,4 +171,4 @@ def test_files_of_two_kinds_make_no_sweep(tmp_path):
     ],
 )
 def test_the_header_tells_who_wrote_a_csv(header, kind):
-    assert kind_of(header.split(",")) == kind
+    assert kind_of_csv(header.split(",")) == kind

@@ -22,7 +22,7 @@ from hashbench.results.audit_table import (
     Measured,
 )
 from hashbench.results.environments import environment_changes
-from hashbench.results.table import csv_line, defuse
+from hashbench.results.rows import csv_line, defuse
 from hashbench.text import a_few, one_line
 
 # ------------------------------------------------------------------------------------------------ one audit
