@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from hashbench.errors import HashbenchError
 from hashbench.io import replace_file
-from hashbench.report.expectations import Assessment, assess
+from hashbench.report.expectations import Judged, assess
 from hashbench.report.exports import as_junit, as_markdown
 from hashbench.results.folder import NIGHT_FILE
 
@@ -135,35 +135,27 @@ def _write_night(folder: Path, parts: Sequence[Part], *, began: str, command_lin
 # --------------------------------------------------------------------------------------------------- reports
 
 
-def report(root: Path, *, folder: Path, expected: Path | None) -> Assessment:
+def report(root: Path, *, folder: Path, expected: Path | None) -> Judged:
     """Judge the night in ``folder`` against what is expected and the nights before it in ``root``, and write its
     reports beside its sweeps: HTML, Markdown and JUnit XML.
 
     Raises:
         HashbenchError: the folders cannot be read, or the reports not written.
     """
-    assessment = assess([root], expected=expected, until=folder)
-    for name, text in (
-        (MARKDOWN_FILE, as_markdown(assessment.history, assessment.judged)),
-        (JUNIT_FILE, as_junit(assessment.history, assessment.judged)),
-        (HTML_FILE, html_of(assessment, title=f"hashbench {folder.name}")),
-    ):
-        write_report(folder / name, text)
-    return assessment
+    judged = assess([root], expected=expected, until=folder)
+    write_report(folder / MARKDOWN_FILE, as_markdown(judged))
+    write_report(folder / JUNIT_FILE, as_junit(judged))
+    write_report(folder / HTML_FILE, html_of(judged))
+    return judged
 
 
-def html_of(assessment: Assessment, *, title: str) -> str:
+def html_of(judged: Judged) -> str:
     """The HTML page, with the traces that its rows name."""
     from hashbench.report.diagnoses import read_excerpts
     from hashbench.report.page import render_html
 
-    return render_html(
-        assessment.history,
-        judged=assessment.judged,
-        excerpts=read_excerpts(assessment.history),
-        title=title,
-        now=datetime.now(UTC),
-    )
+    title = f"hashbench {judged.night.label}"
+    return render_html(judged, excerpts=read_excerpts(judged.history), title=title, now=datetime.now(UTC))
 
 
 def write_report(path: Path, text: str) -> None:

@@ -20,7 +20,7 @@ PACKAGE = Path(hashbench.__file__).parent
 BEGIN = """
 import dataclasses, json, pathlib
 from tests.experiment_texts import evidence, result
-from tests.report.histories import DIAGNOSED, failed, history, judgement, passing
+from tests.report.histories import DIAGNOSED, failed, judged, passing
 from tests.report.rows import row, sweep, write_rows
 from hashbench.causes import decide
 from hashbench.integrations.pytest.message import five_lines
@@ -34,9 +34,7 @@ from hashbench.results.rows import read_rows, row_from_json, row_to_json
 
 
 def outputs(bad):
-    nights = [passing(bad)], [bad]
-    found = history(*nights)
-    judged = judgement(found, *nights)
+    night = judged([passing(bad)], [bad])
     write_rows(pathlib.Path("accuracy.csv"), [bad])
     assert read_rows(pathlib.Path("accuracy.csv")) == [bad]
     assert row_from_json(json.loads(json.dumps(row_to_json(bad)))) == bad
@@ -44,9 +42,9 @@ def outputs(bad):
         "csv": pathlib.Path("accuracy.csv").read_text(),
         "table": sweep_table([bad]),
         "compared": as_json(compare(sweep(passing(bad)), sweep(bad))),
-        "page": render_html(found, judged=judged),
-        "junit": as_junit(found, judged),
-        "markdown": as_markdown(found, judged),
+        "page": render_html(night),
+        "junit": as_junit(night),
+        "markdown": as_markdown(night),
         "pytest": five_lines(bad, folder=pathlib.Path("kept")),
     }
 

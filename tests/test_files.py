@@ -34,6 +34,18 @@ def test_what_is_no_file_is_written_to_and_stays(tmp_path: Path) -> None:
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
+def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "report").write_text("old")
+
+    def full_disk(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        replace_file(tmp_path / "report", "new")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("report", "old")]
+
+
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     target, link = tmp_path / "kept" / "report", tmp_path / "report"

@@ -73,8 +73,8 @@ def test_a_suite_that_cannot_be_swept_stops_no_other_and_is_reported(tmp_path):
     a_night(tmp_path, folder.name, sweep)
     assert errors_in(folder) == ["cannot import torchvision: no model can be run."] * 2 + [""] * 2
     found = nightly.report(tmp_path, folder=folder, expected=None)
-    assert found.judged.got_worse
-    assert found.judged.problems[0] == "torchvision in training: cannot import torchvision: no model can be run."
+    assert found.got_worse
+    assert found.night.problems[0] == "torchvision in training: cannot import torchvision: no model can be run."
     assert found.history.nights[0].counts == {"pass": 2}
 
 
@@ -88,24 +88,24 @@ def test_a_night_that_was_killed_is_not_taken_for_a_whole_one(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         a_night(tmp_path, folder.name, sweep)
     assert errors_in(folder) == ["", *["its sweep did not end"] * 3]
-    assert nightly.report(tmp_path, folder=folder, expected=None).judged.got_worse
+    assert nightly.report(tmp_path, folder=folder, expected=None).got_worse
     a_night(tmp_path, folder.name, leaves("a"))
-    assert not nightly.report(tmp_path, folder=folder, expected=None).judged.got_worse
+    assert not nightly.report(tmp_path, folder=folder, expected=None).got_worse
 
 
 def test_a_suite_that_is_gone_since_last_night_is_missing_only_where_it_was_asked_for(tmp_path):
     a_night(tmp_path, "2026-11-19", leaves("a"))
     fewer = nightly.plan(("torchvision",), MODES, folder=tmp_path / "2026-11-20")
     nightly.sweep_all(fewer, folder=tmp_path / "2026-11-20", sweep=leaves("a"))
-    assert not nightly.report(tmp_path, folder=tmp_path / "2026-11-20", expected=None).judged.got_worse
+    assert not nightly.report(tmp_path, folder=tmp_path / "2026-11-20", expected=None).got_worse
     broken = nightly.plan(("torchvision", "timm"), MODES, folder=tmp_path / "2026-11-21")
     broken = tuple(
         part if part.suite == "torchvision" else Part(part.suite, part.mode, part.folder, error="gone")
         for part in broken
     )
     nightly.sweep_all(broken, folder=tmp_path / "2026-11-21", sweep=leaves("a"))
-    judged = nightly.report(tmp_path, folder=tmp_path / "2026-11-21", expected=None).judged
-    assert [problem for problem in judged.problems if "timm" in problem] == [
+    judged = nightly.report(tmp_path, folder=tmp_path / "2026-11-21", expected=None)
+    assert [problem for problem in judged.night.problems if "timm" in problem] == [
         "timm in training: gone",
         "timm in inference: gone",
     ]
@@ -121,7 +121,7 @@ def test_the_reports_of_a_night_lie_in_its_folder_and_say_the_same(tmp_path):
     expect_from([nights / "2026-11-19"], output=expected, today="2026-11-19")
     a_night(nights, "2026-11-20", sweep)
     found = nightly.report(nights, folder=nights / "2026-11-20", expected=expected)
-    assert found.judged.got_worse
+    assert found.got_worse
     files = {name: (nights / "2026-11-20" / name).read_text() for name in ("report.html", "report.md", "junit.xml")}
     assert "**Worse: 4 new difference**" in files["report.md"]
     assert ElementTree.fromstring(files["junit.xml"]).get("failures") == "4"
@@ -132,14 +132,14 @@ def test_later_nights_do_not_judge_an_earlier_one(tmp_path):
     a_night(tmp_path, "2026-11-19", leaves("a"))
     a_night(tmp_path, "2026-11-21", leaves("b"))
     found = nightly.report(tmp_path, folder=tmp_path / "2026-11-19", expected=None)
-    assert (found.judged.night, len(found.history.nights)) == ("2026-11-19", 1)
+    assert (found.night.label, len(found.history.nights)) == ("2026-11-19", 1)
 
 
 def test_a_damaged_night_json_is_a_problem_and_no_whole_night(tmp_path):
     a_night(tmp_path, "2026-11-20", leaves("a"))
     (tmp_path / "2026-11-20" / "night.json").write_text('{"parts": [{}]}')
     found = nightly.report(tmp_path, folder=tmp_path / "2026-11-20", expected=None)
-    assert found.judged.got_worse
+    assert found.got_worse
     assert "night.json" in found.history.nights[-1].problems[0]
     with pytest.raises(HashbenchError, match=r"night\.json"):
         nightly.assess([tmp_path / "2026-11-20"])

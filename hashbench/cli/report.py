@@ -70,13 +70,13 @@ def _nightly(parsed: argparse.Namespace) -> int:
         _sweep_part(nightly.request_of(part, requests[part.mode]))
 
     nightly.sweep_all(parts, folder=folder, sweep=run, command_line=["hashbench", *sys.argv[1:]])
-    assessment = nightly.report(parsed.output, folder=folder, expected=parsed.expected)
-    print(as_summary(assessment.history, assessment.judged))
+    judged = nightly.report(parsed.output, folder=folder, expected=parsed.expected)
+    print(as_summary(judged))
     for name in (nightly.HTML_FILE, nightly.MARKDOWN_FILE, nightly.JUNIT_FILE):
         print(f"Report: {folder / name}")
     if parsed.annotations:
-        print(as_annotations(assessment.judged), end="")
-    return EXIT_DIFFERENCE if assessment.judged.got_worse else 0
+        print(as_annotations(judged), end="")
+    return EXIT_DIFFERENCE if judged.got_worse else 0
 
 
 def _check_device(requests: Iterable[SweepRequest]) -> None:
@@ -180,20 +180,20 @@ def _report(parsed: argparse.Namespace) -> int:
     from hashbench.report.expectations import assess
     from hashbench.report.exports import as_annotations, as_junit, as_markdown
 
-    assessment = assess(parsed.folders, expected=parsed.expected)
+    judged = assess(parsed.folders, expected=parsed.expected)
     if parsed.html:
-        nightly.write_report(parsed.html, nightly.html_of(assessment, title=f"hashbench {assessment.judged.night}"))
+        nightly.write_report(parsed.html, nightly.html_of(judged))
     if parsed.markdown:
-        nightly.write_report(parsed.markdown, as_markdown(assessment.history, assessment.judged))
+        nightly.write_report(parsed.markdown, as_markdown(judged))
     if parsed.junit:
-        nightly.write_report(parsed.junit, as_junit(assessment.history, assessment.judged))
+        nightly.write_report(parsed.junit, as_junit(judged))
     if parsed.annotations:
-        print(as_annotations(assessment.judged), end="")
+        print(as_annotations(judged), end="")
     elif not (parsed.html or parsed.markdown or parsed.junit):
-        print(as_markdown(assessment.history, assessment.judged), end="")
+        print(as_markdown(judged), end="")
     else:
-        print(f"{assessment.judged.night}: {assessment.judged.verdict}")
-    return EXIT_DIFFERENCE if parsed.strict and assessment.judged.got_worse else 0
+        print(f"{judged.night.label}: {judged.verdict}")
+    return EXIT_DIFFERENCE if parsed.strict and judged.got_worse else 0
 
 
 # ----------------------------------------------------------------------------------------------------- expect

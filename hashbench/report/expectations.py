@@ -8,7 +8,7 @@ mode, dtype and device. Whether anything got worse is decided by :mod:`hashbench
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -19,7 +19,6 @@ from hashbench.errors import HashbenchError
 from hashbench.records import Row
 from hashbench.report.compare import Change, ModelChange, Outcome, compare
 from hashbench.report.history import History, Interval, ModelHistory, Night, load_history, seen
-from hashbench.results.environments import EnvironmentChange
 from hashbench.results.load import Provenance, Sweep, csv_files, joined, load_file, load_sweep
 from hashbench.results.rows import row_key
 from hashbench.text import count
@@ -160,32 +159,37 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The last night of a history, judged. ``night`` and ``last`` are the labels of this night and of the last one
-    before it that has rows, which has the index ``before`` (empty and ``None``: there is none). ``judgements`` has
-    every model of either side, the worst first; ``environment`` is what changed since the night before; ``remarks`` are
-    sentences on what cannot be seen, ``problems`` those on what went wrong with the night itself, which make it worse.
-    """
+    """The last night of ``history``, judged. ``judgements`` has every model of either side, the worst first; ``before``
+    is the index of the last earlier night that has rows (``None``: there is none); ``remarks`` are sentences on what
+    cannot be seen. The problems of the night itself make it worse."""
 
-    night: str
-    last: str
+    history: History
     judgements: tuple[Judgement, ...]
     before: int | None = None
-    environment: tuple[EnvironmentChange, ...] = ()
     remarks: tuple[str, ...] = ()
-    problems: tuple[str, ...] = ()
+
+    @property
+    def night(self) -> Night:
+        """The night that is judged."""
+        return self.history.nights[-1]
+
+    @property
+    def last(self) -> str:
+        """The label of the night before; empty where there is none."""
+        return "" if self.before is None else self.history.nights[self.before].label
 
     @property
     def got_worse(self) -> bool:
         """Whether any model got worse, or the night itself is not whole."""
-        return bool(self.problems) or any(judgement.worse for judgement in self.judgements)
+        return bool(self.night.problems) or any(judgement.worse for judgement in self.judgements)
 
     @property
     def verdict(self) -> str:
         """One line: whether anything got worse, and what."""
         worse = Counter(str(one.status) for one in self.judgements if one.worse)
         parts = [f"{number} {word}" for word, number in worse.items()]
-        if self.problems:
-            parts.append(count(len(self.problems), "problem") + " of the night itself")
+        if self.night.problems:
+            parts.append(count(len(self.night.problems), "problem") + " of the night itself")
         return f"Worse: {', '.join(parts)}" if parts else "Nothing got worse"
 
 
@@ -237,59 +241,44 @@ def judge(
     Raises:
         HashbenchError: the rows cannot be compared; see :func:`~hashbench.report.compare.compare`.
     """
-    night = history.nights[-1]
-    base = _base(expected, last)
-    changes = compare(base, new, scoped=True).changes if base.rows else tuple(map(_first_seen, new.rows))
+    known = {row_key(row) for row in expected.rows} if expected else set()
+    others = [row for row in (last.rows if last else ()) if row_key(row) not in known]
+    rows = (*(expected.rows if expected else ()), *others)
+    base = Sweep(label="what is expected", rows=rows, environments={}, kind="hashbench")
     models = {model.key: model for model in history.models}
-    keys = {row_key(row) for row in expected.rows} if expected else set()
-    told = expected.provenance if expected else {}
-    found = [
-        _judgement(
-            change,
-            models.get(change.key),
-            expected=keys,
-            provenance=told.get(row_key(change.base), Provenance()) if change.base else Provenance(),
-        )
-        for change in changes
-    ]
-    order = {status: place for place, status in enumerate(ExpectationStatus)}
+    provenance = expected.provenance if expected else {}
+    judgements = []
+    for change in changes_since(base, new):
+        key = row_key(change.base) if change.base else None
+        told = provenance.get(key, Provenance()) if key else Provenance()
+        judgements.append(_judgement(change, models.get(change.key), expected=key in known, provenance=told))
+    order = list(ExpectationStatus)
     return Judged(
-        night=night.label,
-        last=history.nights[before].label if before is not None else "",
-        before=before,
-        judgements=tuple(sorted(found, key=lambda one: (not one.worse, order[one.status], one.key))),
-        environment=night.changed,
-        remarks=tuple(_remarks(history, new, expected, before)),
-        problems=night.problems,
+        history,
+        tuple(sorted(judgements, key=lambda one: (not one.worse, order.index(one.status), one.key))),
+        before,
+        tuple(_remarks(history, new, expected, before)),
     )
 
 
-def _base(expected: Sweep | None, last: Sweep | None) -> Sweep:
-    """What is expected, filled up with last night's rows of the models that nothing is expected of."""
-    rows = expected.rows if expected else ()
-    known = {row_key(row) for row in rows}
-    others = tuple(row for row in (last.rows if last else ()) if row_key(row) not in known)
-    return Sweep(label="what is expected", rows=(*rows, *others), environments={}, kind="hashbench")
+def changes_since(base: Sweep, new: Sweep) -> tuple[ModelChange, ...]:
+    """What became of each row since ``base``, which may have none; a row says nothing of other devices and dtypes."""
+    if not base.rows:
+        return tuple(Change(key=row_key(row), outcome=Outcome.NEW, base=None, new=row) for row in new.rows)
+    return compare(base, new, scoped=True).changes
 
 
-def _first_seen(row: Row) -> ModelChange:
-    return Change(key=row_key(row), outcome=Outcome.NEW, base=None, new=row)
-
-
-def _judgement(
-    change: ModelChange, model: ModelHistory | None, *, expected: Set[tuple[str, ...]], provenance: Provenance
-) -> Judgement:
+def _judgement(change: ModelChange, model: ModelHistory | None, *, expected: bool, provenance: Provenance) -> Judgement:
     base, new = change.base, change.new
-    is_expected = base is not None and row_key(base) in expected
-    trouble = base is not None and is_expected and not kind_of(base.accuracy).is_fine
+    trouble = expected and base is not None and not kind_of(base.accuracy).is_fine
     unseen = unseen_nights(model, base) if base is not None and trouble else 0
     return Judgement(
         key=change.key,
-        status=expectation_status(change.outcome, new.accuracy if new else "", expected=is_expected, unseen=unseen),
+        status=expectation_status(change.outcome, new.accuracy if new else "", expected=expected, unseen=unseen),
         outcome=change.outcome,
         base=base,
         new=new,
-        expected=is_expected,
+        expected=expected,
         since=provenance.since,
         link=provenance.link,
         seen=provenance.seen,
@@ -312,15 +301,7 @@ def _remarks(history: History, new: Sweep, expected: Sweep | None, before: int |
 # ---------------------------------------------------------------------------------------------- from folders
 
 
-@dataclass(frozen=True, slots=True)
-class Assessment:
-    """The last night of ``history``, ``judged``."""
-
-    history: History
-    judged: Judged
-
-
-def assess(folders: Sequence[Path | str], *, expected: Path | None = None, until: Path | None = None) -> Assessment:
+def assess(folders: Sequence[Path | str], *, expected: Path | None = None, until: Path | None = None) -> Judged:
     """Judge the last night at ``folders``.
 
     Args:
@@ -331,23 +312,18 @@ def assess(folders: Sequence[Path | str], *, expected: Path | None = None, until
     Raises:
         HashbenchError: a folder or file cannot be read, or ``expected`` is no CSV of hashbench's.
     """
-    wanted = _expected_sweep(expected) if expected is not None else None
+    wanted = load_sweep(expected) if expected is not None else None
+    if wanted is not None and wanted.kind != "hashbench":
+        raise HashbenchError(
+            f"{expected} is dynamo's",
+            consequence="it names no suites, modes and kernels, so it does not say what to expect of a night",
+            tip="Compare with it by `hashbench compare`, or make one by `hashbench expect`.",
+        )
     history = load_history(folders, until=until)
     new = _sweep_of(history.nights[-1])
     before = next((index for index in range(len(history.nights) - 2, -1, -1) if history.nights[index].counts), None)
     last = _sweep_of(history.nights[before]) if before is not None else None
-    return Assessment(history=history, judged=judge(history, new, expected=wanted, last=last, before=before))
-
-
-def _expected_sweep(path: Path) -> Sweep:
-    sweep = load_sweep(path)
-    if sweep.kind != "hashbench":
-        raise HashbenchError(
-            f"{path} is dynamo's",
-            consequence="it names no suites, modes and kernels, so it does not say what to expect of a night",
-            tip="Compare with it by `hashbench compare`, or make one by `hashbench expect`.",
-        )
-    return sweep
+    return judge(history, new, expected=wanted, last=last, before=before)
 
 
 def _sweep_of(night: Night) -> Sweep:

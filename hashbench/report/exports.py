@@ -11,7 +11,6 @@ import html
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
 from xml.etree import ElementTree
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -21,7 +20,7 @@ from tabulate import tabulate
 from hashbench.catalog import Kind, kind_of
 from hashbench.records import Row
 from hashbench.report.expectations import STALE_AFTER, ExpectationStatus, Judged, Judgement
-from hashbench.report.history import History, seen
+from hashbench.report.history import seen
 from hashbench.report.text import escape_markdown
 from hashbench.results.load import is_link
 from hashbench.text import count, one_line, rate, shorten
@@ -43,23 +42,24 @@ Cells = Mapping[str, str]
 """A line of a table, by its columns; texts that are :class:`Markup` are Markdown already."""
 
 
-def as_markdown(history: History, judged: Judged) -> str:
+def as_markdown(judged: Judged) -> str:
     """The summary of the last night for a CI job: what changed first, then totals, then everything else. At most
     :data:`LIMIT` bytes."""
     text = ""
     for lines, details in _SIZES:
-        text = _markdown(history, judged, lines=lines, details=details)
+        text = _markdown(judged, lines=lines, details=details)
         if len(text.encode()) <= LIMIT:
             break
     return text
 
 
-def as_summary(history: History, judged: Judged) -> str:
+def as_summary(judged: Judged) -> str:
     """The beginning of it, for a terminal: what changed, and the totals."""
-    return _markdown(history, judged, lines=40, details=0, only_beginning=True)
+    return _markdown(judged, lines=40, details=0, only_beginning=True)
 
 
-def _markdown(history: History, judged: Judged, *, lines: int, details: int, only_beginning: bool = False) -> str:
+def _markdown(judged: Judged, *, lines: int, details: int, only_beginning: bool = False) -> str:
+    history = judged.history
     rows = [one.new for one in judged.judgements if one.new]
     text = (
         _environment()
@@ -71,10 +71,10 @@ def _markdown(history: History, judged: Judged, *, lines: int, details: int, onl
             details=details,
             only_beginning=only_beginning,
             worse=[_worse(one) for one in judged.judgements if one.worse],
-            changed=_changed(history, judged),
-            environment=[{"what": one.key, "before": one.base, "now": one.new} for one in judged.environment],
+            changed=_changed(judged),
+            environment=[{"what": one.key, "before": one.base, "now": one.new} for one in judged.night.changed],
             totals=list(_totals(rows)),
-            not_passing=_not_passing(history, judged),
+            not_passing=_not_passing(judged),
             skipped=sum(kind_of(row.accuracy) is Kind.SKIP for row in rows),
             expectations=list(_expectations(judged)),
             not_asked=sum(one.status is ExpectationStatus.NOT_ASKED for one in judged.judgements),
@@ -149,10 +149,10 @@ def _worse(one: Judgement) -> Cells:
     return {"what": one.word, **_model(one.key), **cells}
 
 
-def _changed(history: History, judged: Judged) -> list[Cells]:
+def _changed(judged: Judged) -> list[Cells]:
     """Models that did something else last night than the night before, whatever is expected of them."""
-    last = len(history.nights) - 1
-    moves = [(model.key, seen(model.at(judged.before)), seen(model.at(last))) for model in history.models]
+    last, models = len(judged.history.nights) - 1, judged.history.models
+    moves = [(model.key, seen(model.at(judged.before)), seen(model.at(last))) for model in models]
     changes = sorted((now == "pass", key, before, now) for key, before, now in moves if before != now)
     return [{**_model(key), "before": before, "now": now} for _, key, before, now in changes]
 
@@ -170,8 +170,8 @@ def _totals(rows: Sequence[Row]) -> Iterator[Cells]:
         yield {"suite": "all", "mode": "", "dtype": "", "device": "", **sums}
 
 
-def _not_passing(history: History, judged: Judged) -> list[Cells]:
-    models = {model.key: model for model in history.models}
+def _not_passing(judged: Judged) -> list[Cells]:
+    nights, models = judged.history.nights, {model.key: model for model in judged.history.models}
     lines: list[Cells] = []
     for one in judged.judgements:
         if one.new is None or not one.in_trouble:
@@ -184,7 +184,7 @@ def _not_passing(history: History, judged: Judged) -> list[Cells]:
             "module": row.module,
             "rate": rate(row),
             "expected": Markup(f"{_escaped(one.word)} ({link})") if link else one.word,
-            "for nights": f"{newest.nights}, since {history.nights[newest.first].label}" if newest else "",
+            "for nights": f"{newest.nights}, since {nights[newest.first].label}" if newest else "",
             "what to do": row.advice or row.error,
         }
         lines.append({"status": row.accuracy, **_model(one.key), **cells})
@@ -239,82 +239,57 @@ _ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 """What XML 1.0 cannot hold, not even escaped: control characters, lone surrogates, U+FFFE, U+FFFF."""
 
 _FACTS = (
-    "origin",
-    "kernel",
-    "module",
-    "phase",
-    "cause",
-    "confidence",
-    "because",
-    "evidence",
-    "advice",
-    "repro",
-    "error",
+    *("origin", "kernel", "module", "phase", "cause", "confidence", "because", "evidence", "advice", "repro", "error"),
 )
 
 
-def as_junit(history: History, judged: Judged) -> str:
+def as_junit(judged: Judged) -> str:
     """The XML document of the last night: one test case for each model, except those that it was not asked for.
 
     What got worse is a failure. What is expected is no success either: a model that differs or fails as expected, and
     one that was skipped, are skipped test cases that say why. There is no official schema; this keeps to what Ant,
     Jenkins and pytest have in common.
     """
-    root = ElementTree.Element("testsuites", name=_xml(f"hashbench {judged.night}"))
-    asked = [one for one in judged.judgements if one.status is not ExpectationStatus.NOT_ASKED]
-    suites = [
-        (".".join(filter(None, group)), [_case(one) for one in judgements])
-        for group, judgements in groupby(sorted(asked, key=lambda one: one.key), key=lambda one: one.key[:-1])
-    ]
-    if judged.problems:
-        suites.append(("night", [_problem(problem) for problem in judged.problems]))
-    for name, cases in suites:
-        began = history.nights[-1].when.partition("+")[0]
-        suite = ElementTree.SubElement(root, "testsuite", name=_xml(name), timestamp=_xml(began))
-        suite.extend(cases)
-        _count(suite)
-    _count(root)
+    root = ElementTree.Element("testsuites", name=f"hashbench {judged.night.label}")
+    suites: dict[str, list[ElementTree.Element]] = {}
+    for one in sorted(judged.judgements, key=lambda one: one.key):
+        if one.status is not ExpectationStatus.NOT_ASKED:
+            name = ".".join(filter(None, one.key[:-1]))
+            suites.setdefault(name, []).append(_case(name, one))
+    for problem in judged.night.problems:
+        case = ElementTree.Element("testcase", classname="night", name=problem[:200])
+        ElementTree.SubElement(case, "failure", message=problem, type="problem")
+        suites.setdefault("night", []).append(case)
+    for name, cases in suites.items():
+        began = judged.night.when.partition("+")[0]
+        ElementTree.SubElement(root, "testsuite", name=name, timestamp=began).extend(cases)
+    for parent in (*root, root):
+        cases = list(parent.iter("testcase"))
+        for counted, tag in (("tests", ""), ("failures", "failure"), ("skipped", "skipped")):
+            parent.set(counted, str(sum(not tag or case.find(tag) is not None for case in cases)))
+        parent.set("errors", "0")
+        parent.set("time", f"{sum(float(case.get('time', 0)) for case in cases):.3f}")
     ElementTree.indent(root)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+    text = _ILLEGAL.sub("\N{REPLACEMENT CHARACTER}", ElementTree.tostring(root, encoding="unicode"))
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{text}\n'
 
 
-def _count(parent: ElementTree.Element) -> None:
-    """Give ``parent`` the counts of the test cases in it, and the sum of their seconds."""
-    cases = list(parent.iter("testcase"))
-    parent.set("tests", str(len(cases)))
-    parent.set("failures", str(sum(case.find("failure") is not None for case in cases)))
-    parent.set("skipped", str(sum(case.find("skipped") is not None for case in cases)))
-    parent.set("errors", "0")
-    parent.set("time", f"{sum(float(case.get('time', 0)) for case in cases):.3f}")
-
-
-def _case(one: Judgement) -> ElementTree.Element:
-    *group, name = one.key
-    case = ElementTree.Element("testcase", classname=_xml(".".join(filter(None, group))), name=_xml(name))
+def _case(suite: str, one: Judgement) -> ElementTree.Element:
+    case = ElementTree.Element("testcase", classname=suite, name=one.key[-1])
     if one.new is not None and one.new.seconds is not None:
         case.set("time", f"{one.new.seconds:.3f}")
-    facts = _xml("\n".join(f"{column}: {value}" for column in _FACTS if (value := getattr(one.new, column, ""))))
+    facts = "\n".join(f"{column}: {value}" for column in _FACTS if (value := getattr(one.new, column, "")))
     kind = kind_of(one.now)
     if one.worse:
-        ElementTree.SubElement(case, "failure", message=_xml(one.message), type=_xml(one.word)).text = facts
+        ElementTree.SubElement(case, "failure", message=one.message, type=one.word).text = facts
     elif kind is Kind.SKIP:
-        ElementTree.SubElement(case, "skipped", message=_xml(one.new.error if one.new else ""))
+        ElementTree.SubElement(case, "skipped", message=one.new.error if one.new else "")
     elif kind is not Kind.PASS:
-        ElementTree.SubElement(case, "skipped", message=_xml(one.message))
+        ElementTree.SubElement(case, "skipped", message=one.message)
         ElementTree.SubElement(case, "system-out").text = facts
     elif one.status not in (ExpectationStatus.MET, ExpectationStatus.UNEXPECTED):
-        ElementTree.SubElement(case, "system-out").text = _xml(one.message)
+        ElementTree.SubElement(case, "system-out").text = one.message
     return case
-
-
-def _problem(problem: str) -> ElementTree.Element:
-    case = ElementTree.Element("testcase", classname="night", name=_xml(problem[:200]))
-    ElementTree.SubElement(case, "failure", message=_xml(problem), type="problem")
-    return case
-
-
-def _xml(text: str) -> str:
-    return _ILLEGAL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 # ----------------------------------------------------------------------------------------- GitHub annotations
@@ -330,11 +305,11 @@ def as_annotations(judged: Judged) -> str:
     https://docs.github.com/actions/reference/workflow-commands-for-github-actions
     """
     worse = [one for one in judged.judgements if one.worse]
-    errors = [_annotation("error", "The night is not whole", problem) for problem in judged.problems]
+    errors = [_annotation("error", "The night is not whole", problem) for problem in judged.night.problems]
     errors += [_annotation_of("error", one) for one in worse]
     warnings = [_annotation_of("warning", one) for one in judged.judgements if _asks_for_attention(one)]
-    if judged.environment:
-        changes = (f"{one.key}: {one.base or '(none)'} → {one.new or '(none)'}" for one in judged.environment)
+    if judged.night.changed:
+        changes = (f"{one.key}: {one.base or '(none)'} → {one.new or '(none)'}" for one in judged.night.changed)
         warnings.insert(0, _annotation("warning", "The environment changed", "; ".join(changes)))
     counts = ", ".join(f"{number} {word}" for word, number in Counter(one.word for one in worse).items())
     in_all = f" In all: {counts}." if counts else ""

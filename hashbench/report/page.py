@@ -24,13 +24,11 @@ from markupsafe import Markup
 
 from hashbench.catalog import CAUSES, LETTERS, REPEATED, STATUSES, Kind, kind_of, letter_of
 from hashbench.records import Row
-from hashbench.report.compare import Outcome
 from hashbench.report.diagnoses import Excerpt, model_views
 from hashbench.report.expectations import ExpectationStatus, Judged, Judgement
 from hashbench.report.history import History, ModelHistory, Night
 from hashbench.results.environments import EnvironmentChange
 from hashbench.results.load import is_link
-from hashbench.results.rows import row_key
 from hashbench.text import count, one_line, scope_words, shorten, suite_words
 
 LONGEST_TEXT = 3000
@@ -40,41 +38,37 @@ KIND_WORDS = {"differ": "differ", "fail": "fail", "skip": "skipped", "pass": "pa
 
 
 def render_html(
-    history: History,
+    judged: Judged,
     *,
-    judged: Judged | None = None,
     excerpts: Mapping[tuple[str, ...], Excerpt] | None = None,
     title: str = "hashbench",
     now: datetime | None = None,
 ) -> str:
-    """The page. ``judged`` is the last night against what was expected or was there before, ``excerpts`` what
-    :func:`~hashbench.report.diagnoses.read_excerpts` read. The text encodes as UTF-8 whatever the names hold."""
+    """The page. ``excerpts`` is what :func:`~hashbench.report.diagnoses.read_excerpts` read. The text encodes as UTF-8
+    whatever the names hold."""
+    history, judgements = judged.history, judged.judgements
     models = model_views(history, excerpts or {})
     detailed = frozenset(model.index for model in models)
-    judgements = judged.judgements if judged else present(history)
     style, script = _bundled("style.css"), _bundled("report.js")
-    last = history.nights[-1].changed if history.nights else ()
     return (
         _environment()
         .get_template("report.html")
         .render(
-            history=history,
             judged=judged,
             nights=history.nights,
             title=title,
-            headline=headline(history, judged),
+            headline=headline(judged),
             now=now.strftime("%Y-%m-%d %H:%M") + (f" {now.tzname()}" if now.tzname() else "") if now else "",
             policy=policy_for(style, script),
             style=Markup(style),
             script=Markup(script),
             payload=as_script_content(payload_of(history, detailed=detailed)),
             # what changed
-            counts=Counter((one.word, one.worse) for one in judgements) if judged else {},
+            counts=Counter((one.word, one.worse) for one in judgements),
             news=groups_of(filter(is_news, judgements)),
             known=groups_of(filter(is_known, judgements)),
             indices={model.key: index for index, model in enumerate(history.models)},
             expectations={one.key: one for one in judgements if one.expected},
-            environment=judged.environment if judged else last,
             problems=[f"{night.label}: {problem}" for night in reversed(history.nights) for problem in night.problems],
             # how many, and over time
             totals=totals_of(history),
@@ -141,15 +135,13 @@ def policy_for(style: str, script: str) -> str:
     )
 
 
-def headline(history: History, judged: Judged | None) -> str:
+def headline(judged: Judged) -> str:
     """The answer in a few words."""
-    if not history.nights:
-        return "No sweep"
-    if judged is not None and (judged.got_worse or any(one.base is not None for one in judged.judgements)):
+    if judged.got_worse or any(one.base is not None for one in judged.judgements):
         worse = sum(one.worse for one in judged.judgements)
         text = f"{count(worse, 'model')} got worse" if worse else "Nothing got worse"
-        return f"{text}{', and' if worse else ', but'} the night is not whole" if judged.problems else text
-    kinds = by_kind(history.nights[-1].counts)
+        return f"{text}{', and' if worse else ', but'} the night is not whole" if judged.night.problems else text
+    kinds = by_kind(judged.night.counts)
     parts = [f"{kinds[kind]} {kind}{'s' * (kinds[kind] == 1)}" for kind in ("differ", "fail") if kinds[kind]]
     total = count(sum(kinds.values()), "model")
     return f"Of {total}, {' and '.join(parts)}" if parts else f"None of {total} differs or fails"
@@ -250,16 +242,6 @@ def is_known(one: Judgement) -> bool:
     return not is_news(one) and (one.in_trouble or one.status is ExpectationStatus.NOT_SEEN)
 
 
-def present(history: History) -> tuple[Judgement, ...]:
-    """What is wrong in the last night, where nothing says what was expected."""
-    rows = [model.newest for model in history.models if model.newest is not None]
-    return tuple(
-        Judgement(row_key(row), ExpectationStatus.UNEXPECTED, Outcome.NEW, None, row)
-        for row in rows
-        if kind_of(row.accuracy).is_trouble
-    )
-
-
 def groups_of(judgements: Iterable[Judgement]) -> Groups:
     """``judgements``, those alike together: first what got worse, then by status, the largest group first."""
     alike: dict[tuple[str, ...], list[Judgement]] = {}
@@ -313,7 +295,7 @@ def totals_of(history: History) -> dict[str, Any]:
     """What is counted of the last night: ``kinds`` and the ``change`` of each since the night before (``None``: there
     is none), ``statuses`` as ``(status, now, before)``, ``suites`` as ``(suite, mode, count per kind)`` and ``kernels``
     as ``(kernel, cause, models)``, the largest first."""
-    now = history.nights[-1].counts if history.nights else {}
+    now = history.nights[-1].counts
     # A night that could not be read tells nothing of what there was before.
     before = next((night.counts for night in reversed(history.nights[:-1]) if night.counts), None)
     kinds, earlier = by_kind(now), by_kind(before or {})

@@ -97,11 +97,11 @@ def history(
     )
 
 
-def judgement(found: History, *nights: Sequence[Row]) -> Judged:
-    """The last night against the one before it."""
-    if len(nights) == 1:
-        return judge(found, sweep(*nights[-1]))
-    return judge(found, sweep(*nights[-1]), last=sweep(*nights[-2]), before=len(nights) - 2)
+def judged(*nights: Sequence[Row], **values: Any) -> Judged:
+    """The last night against the one before it; ``values`` are those of :func:`history`."""
+    new, *earlier = (sweep(*rows) for rows in reversed(nights))
+    last, before = (earlier[0], len(nights) - 2) if earlier else (None, None)
+    return judge(history(*nights, **values), new, last=last, before=before)
 
 
 # -------------------------------------------------------------------------------------------------- traces

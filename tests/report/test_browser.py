@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from hashbench.report.diagnoses import read_excerpts
+from hashbench.report.expectations import Judged
 from hashbench.report.history import History, Interval, ModelHistory, Night
 from hashbench.report.page import render_html
 from hashbench.trace import file
-from tests.report.histories import DIAGNOSED, TORCH_CHANGED, diagnosed, failed, history, judgement, passing, traces
+from tests.report.histories import DIAGNOSED, TORCH_CHANGED, diagnosed, failed, judged, passing, traces
 from tests.report.rows import row
 
 HOSTILE = "<img src=x onerror=window.hacked=1></script><script>window.hacked=1</script>"
@@ -151,8 +152,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         before,
         [DIAGNOSED, row("resnet18"), slots, failed("swin_t", "timeout", "no result after 600 s"), skipped],
     )
-    found = history(*nights, folder=folder, changed={1: TORCH_CHANGED})
-    text = render_html(found, judged=judgement(found, *nights), excerpts=read_excerpts(found))
+    night = judged(*nights, folder=folder, changed={1: TORCH_CHANGED})
+    text = render_html(night, excerpts=read_excerpts(night.history))
     path = folder / "report.html"
     path.write_text(text, encoding="utf-8")
     return path
@@ -180,10 +181,8 @@ def test_the_policy_of_the_page_stops_what_it_did_not_come_with(browser: Browser
 
 def test_names_that_are_scripts_stay_names(browser: Browser, tmp_path: Path) -> None:
     bad = diagnosed(HOSTILE, suite=HOSTILE, kernel=HOSTILE, cause=HOSTILE, module=HOSTILE, advice=HOSTILE, traces="")
-    nights = ([passing(bad)], [bad])
-    found = history(*nights)
     path = tmp_path / "bad.html"
-    path.write_text(render_html(found, judged=judgement(found, *nights), title=HOSTILE), encoding="utf-8")
+    path.write_text(render_html(judged([passing(bad)], [bad]), title=HOSTILE), encoding="utf-8")
     browser.open(path)
     browser.run("document.getElementById('grid').focus()")
     browser.press("ARROW_DOWN", "ARROW_LEFT", "ENTER")
@@ -330,7 +329,7 @@ def test_a_thousand_rows_are_drawn_where_they_are_looked_at(browser: Browser, tm
         ),
     )
     path = tmp_path / "many.html"
-    path.write_text(render_html(found), encoding="utf-8")
+    path.write_text(render_html(Judged(found, ())), encoding="utf-8")
     browser.open(path)
     assert len(browser.shown(".row")) < 60
     browser.run("document.getElementById('grid').focus()")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
 
 from hashbench.records import RowEvidence
 from hashbench.report import exports
-from hashbench.report.expectations import Assessment, assess
+from hashbench.report.expectations import Judged, assess
 from hashbench.report.expected_file import expect_from
 from hashbench.report.exports import LIMIT, MOST, as_annotations, as_junit, as_markdown, as_summary
 
@@ -23,7 +24,7 @@ NAMES = ["steady", "drifts", "moved", "flaky", "gone", "broken", "skipped"]
 
 
 @pytest.fixture(scope="module")
-def night(tmp_path_factory: pytest.TempPathFactory) -> Assessment:
+def night(tmp_path_factory: pytest.TempPathFactory) -> Judged:
     """A night of seven models, each in another way from what was expected, and a suite that did not end."""
     root = tmp_path_factory.mktemp("nights")
     before = [
@@ -61,7 +62,7 @@ def night(tmp_path_factory: pytest.TempPathFactory) -> Assessment:
 
 
 def test_markdown_says_first_what_got_worse_and_then_what_changed(night):
-    text = as_markdown(night.history, night.judged)
+    text = as_markdown(night)
     headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
     assert headings == [
         "What went wrong with this night",
@@ -75,11 +76,11 @@ def test_markdown_says_first_what_got_worse_and_then_what_changed(night):
     ]
     assert "**Worse: 1 broken, 1 moved, 1 missing, 1 problem of the night itself**" in text
     assert "- timm in training: no &lt;b&gt;timm" in text
-    assert as_summary(night.history, night.judged) == text[: text.index("\n## Everything")]
+    assert as_summary(night) == text[: text.index("\n## Everything")]
 
 
 def test_markdown_has_a_line_for_everything_that_does_not_pass(night):
-    section = as_markdown(night.history, night.judged).partition("## Everything")[2].partition("\n## ")[0]
+    section = as_markdown(night).partition("## Everything")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith(("| eager", "| crashed"))]
     assert len(lines) == 4
     (known,) = (line for line in lines if "drifts" in line)
@@ -96,7 +97,7 @@ def test_markdown_has_a_line_for_everything_that_does_not_pass(night):
 
 
 def test_names_and_errors_stay_inside_their_cells(night):
-    text = as_markdown(night.history, night.judged)
+    text = as_markdown(night)
     tables = [line for line in text.splitlines() if line.startswith("|")]
     widths = {len(re.split(r"(?<!\\)\|", line)) for line in tables if "evil" in line}
     headers = {len(line.split("|")) for line in tables if set(line) <= set("|:-")}
@@ -120,7 +121,7 @@ def test_markdown_of_ten_thousand_failures_fits_a_job_summary(tmp_path):
     write_night(tmp_path, "2026-11-01", row("m0"))
     write_night(tmp_path, "2026-11-02", *rows)
     found = assess([tmp_path])
-    text = as_markdown(found.history, found.judged)
+    text = as_markdown(found)
     assert len(text.encode()) <= LIMIT < 1024 * 1024
     assert "more are not shown here." in text
     assert "1 of the night" not in text
@@ -130,8 +131,8 @@ def test_markdown_of_ten_thousand_failures_fits_a_job_summary(tmp_path):
 # -------------------------------------------------------------------------------------------------- JUnit XML
 
 
-def cases(night: Assessment) -> dict[str, ElementTree.Element]:
-    root = ElementTree.fromstring(as_junit(night.history, night.judged))
+def cases(night: Judged) -> dict[str, ElementTree.Element]:
+    root = ElementTree.fromstring(as_junit(night))
     return {case.get("name", ""): case for case in root.iter("testcase")}
 
 
@@ -169,7 +170,7 @@ def test_junit_says_why_in_its_messages(night):
 
 
 def test_junit_counts_what_it_holds(night):
-    root = ElementTree.fromstring(as_junit(night.history, night.judged))
+    root = ElementTree.fromstring(as_junit(night))
     assert root.tag == "testsuites"
     for suite in root:
         assert suite.tag == "testsuite"
@@ -185,8 +186,8 @@ def test_junit_holds_no_character_that_xml_cannot(tmp_path):
     everything = "".join(map(chr, [*range(1, 32), 0xD800, 0xFFFE, 0x1F600]))
     write_night(tmp_path, "2026-11-01", row("a", "crashed"))
     found = assess([tmp_path])
-    (one,) = found.judged.judgements
-    text = as_junit(found.history, type(found.judged)(everything, "", (one,), problems=(everything,)))
+    night = replace(found.night, label=everything, problems=(everything,))
+    text = as_junit(replace(found, history=replace(found.history, nights=(night,))))
     assert ElementTree.fromstring(text.encode()).get("name", "").endswith("\N{GRINNING FACE}")
 
 
@@ -194,7 +195,7 @@ def test_junit_holds_no_character_that_xml_cannot(tmp_path):
 
 
 def test_annotations_name_what_got_worse_and_what_asks_for_attention(night):
-    lines = as_annotations(night.judged).splitlines()
+    lines = as_annotations(night).splitlines()
     assert [line.partition(" ")[0] for line in lines] == ["::error"] * 4 + ["::warning"] * 2
     assert lines[0] == "::error title=The night is not whole::timm in training: no <b>timm"
     assert lines[1].startswith(
@@ -211,7 +212,7 @@ def test_annotations_are_escaped_as_github_asks():
 def test_more_annotations_than_github_shows_are_summed_up(tmp_path):
     write_night(tmp_path, "2026-11-01", *(row(f"m{number}") for number in range(25)))
     write_night(tmp_path, "2026-11-02", *(row(f"m{number}", "crashed") for number in range(25)))
-    lines = as_annotations(assess([tmp_path]).judged).splitlines()
+    lines = as_annotations(assess([tmp_path])).splitlines()
     assert len(lines) == MOST
     assert lines[-1] == (
         "::error title=16 more errors of hashbench::16 more errors of hashbench are in the report. In all: 25 broken."
@@ -220,7 +221,7 @@ def test_more_annotations_than_github_shows_are_summed_up(tmp_path):
 
 def test_a_quiet_night_has_none(tmp_path):
     write_night(tmp_path, "2026-11-01", row("a"))
-    assert as_annotations(assess([tmp_path]).judged) == ""
+    assert as_annotations(assess([tmp_path])) == ""
 
 
 @pytest.mark.parametrize("damaged", ["2026-11-01", "2026-11-02"])
@@ -232,7 +233,7 @@ def test_a_damaged_json_file_of_one_night_stops_no_report_and_is_named(tmp_path,
     found = assess([tmp_path])
     night = next(one for one in found.history.nights if one.label == damaged)
     assert any("it is not JSON" in problem for problem in night.problems)
-    assert found.judged.got_worse == (damaged == "2026-11-02")
+    assert found.got_worse == (damaged == "2026-11-02")
 
 
 def test_a_sweep_that_is_gone_from_its_night_leaves_its_models_missing(tmp_path):
@@ -241,4 +242,4 @@ def test_a_sweep_that_is_gone_from_its_night_leaves_its_models_missing(tmp_path)
         modes = [{"suite": "torchvision", "mode": mode, "error": ""} for mode in ("training", "inference")]
         (night / "night.json").write_text(json.dumps({"parts": modes}))
     shutil.rmtree(tmp_path / "2026-11-02" / "torchvision_inference")
-    assert "1 missing" in as_markdown((found := assess([tmp_path])).history, found.judged)
+    assert "1 missing" in as_markdown(assess([tmp_path]))

@@ -31,15 +31,14 @@ from hashbench.report.page import (
 from hashbench.text import how_much, how_often
 from hashbench.trace import file
 from tests.experiment_texts import evidence
-from tests.report.histories import DIAGNOSED, TORCH_CHANGED, diagnosed, failed, history, judgement, passing, traces
+from tests.report.histories import DIAGNOSED, TORCH_CHANGED, diagnosed, failed, history, judged, passing, traces
 from tests.report.rows import row
 
 HOSTILE = "<img src=x onerror=alert(1)></script><!--\u2028\u202e'\"&{{7*7}}"
 
 
 def page(*nights: list[Row], **values: object) -> str:
-    found = history(*nights, **values)
-    return render_html(found, judged=judgement(found, *nights))
+    return render_html(judged(*nights, **values))
 
 
 def data_of(text: str) -> dict:
@@ -101,7 +100,7 @@ def test_names_of_nights_and_environments_are_escaped() -> None:
     changed = (dataclasses.replace(TORCH_CHANGED[0], key=HOSTILE, base=HOSTILE, new=HOSTILE),)
     found = history([DIAGNOSED], [DIAGNOSED], changed={1: changed}, problems=(HOSTILE,))
     nights = tuple(dataclasses.replace(night, label=HOSTILE) for night in found.nights)
-    text = render_html(dataclasses.replace(found, nights=nights), title=HOSTILE)
+    text = render_html(Judged(dataclasses.replace(found, nights=nights), (), before=0), title=HOSTILE)
     assert "<img" not in text
     assert text.count("</script>") == 2
 
@@ -142,44 +141,30 @@ def test_what_changed_comes_before_the_totals_and_names_kernel_cause_and_advice(
         ([[row("a"), row("b")], [failed("a"), failed("b")]], "2 models got worse"),
         ([[row("a")], [row("a")]], "Nothing got worse"),
         ([[failed("a")], [row("a")]], "Nothing got worse"),
+        ([[DIAGNOSED, row("a")]], "Of 2 models, 1 differs"),
+        ([[DIAGNOSED, failed("b"), row("c")]], "Of 3 models, 1 differs and 1 fails"),
+        ([[row("c")]], "None of 1 model differs or fails"),
     ],
 )
 def test_the_headline_is(nights: list[list[Row]], words: str) -> None:
-    found = history(*nights)
-    assert headline(found, judgement(found, *nights)) == words
+    assert headline(judged(*nights)) == words
 
 
 def test_a_night_that_is_not_whole_is_said_in_the_headline() -> None:
-    judged = Judged("2", "1", (), problems=("a CSV is cut off",))
-    assert headline(history([row("a")]), judged) == "Nothing got worse, but the night is not whole"
-
-
-def test_a_first_night_is_not_said_to_have_got_no_worse() -> None:
-    nights = ([DIAGNOSED, row("a")],)
-    found = history(*nights)
-    assert headline(found, judgement(found, *nights)) == "Of 2 models, 1 differs"
-
-
-def test_without_a_judgement_the_headline_counts_what_is_wrong() -> None:
-    assert headline(history([DIAGNOSED, failed("b"), row("c")]), None) == "Of 3 models, 1 differs and 1 fails"
-    assert headline(history([row("c")]), None) == "None of 1 model differs or fails"
-
-
-def test_an_empty_history_is_a_page_too() -> None:
-    assert "No sweep" in render_html(History((), ()))
+    night = judged([row("a")], [row("a")], problems=("a CSV is cut off",))
+    assert headline(night) == "Nothing got worse, but the night is not whole"
 
 
 def test_the_time_of_making_is_told() -> None:
-    assert "Made on 2026-11-20 06:30 UTC" in render_html(
-        history([row("a")]), now=datetime(2026, 11, 20, 6, 30, tzinfo=UTC)
-    )
+    now = datetime(2026, 11, 20, 6, 30, tzinfo=UTC)
+    assert "Made on 2026-11-20 06:30 UTC" in render_html(judged([row("a")]), now=now)
 
 
 def test_a_diagnosis_has_its_evidence_its_traces_its_repro_and_its_history(tmp_path: Path) -> None:
     for number, trace in enumerate(traces(), start=1):
         file.write(trace, tmp_path / "specimens_training" / "traces" / f"one.run{number}.log")
-    found = history([passing(DIAGNOSED)], [DIAGNOSED], folder=tmp_path)
-    text = render_html(found, excerpts=read_excerpts(found))
+    night = judged([passing(DIAGNOSED)], [DIAGNOSED], folder=tmp_path)
+    text = render_html(night, excerpts=read_excerpts(night.history))
     body = text[text.index('<section id="models"') :]
     for words in (
         "with one thread",
@@ -317,7 +302,7 @@ def test_ten_thousand_models_over_a_thousand_nights_fit_into_one_page() -> None:
             for m in range(10_000)
         ),
     )
-    text = render_html(found)
+    text = render_html(Judged(found, ()))
     assert len(text.encode()) < 5_000_000
     assert len(data_of(text)["models"]) == 10_000
     assert f"{1000 - DETAILS} older ones have no room here" in text

@@ -19,7 +19,6 @@ from hashbench.report.page import (
     groups_of,
     is_known,
     is_news,
-    present,
     render_html,
 )
 from tests.report.histories import diagnosed, failed, history
@@ -126,8 +125,7 @@ def test_a_group_tells(one: Judgement, names_kernel: bool, kind: str, why: str, 
 
 def page(*judgements: Judgement) -> str:
     """What the page shows of them as changes."""
-    found = history([DIFFERS])
-    text = render_html(found, judged=Judged("tonight", "", judgements))
+    text = render_html(Judged(history([DIFFERS]), judgements))
     return text[text.index('id="changes"') : text.index('id="totals"')]
 
 
@@ -171,12 +169,6 @@ def test_counts_are_in_the_order_of_the_judgements() -> None:
     assert text.index('<span class="is-worse"><b>2</b> moved</span>') < text.index(
         "<span><b>1</b> as last night</span>"
     )
-
-
-def test_without_a_judgement_all_present_trouble_is_told() -> None:
-    found = history([DIFFERS, failed("b"), row("c")])
-    groups = groups_of(present(found))
-    assert [group.members[0].key[-1] for group in groups.shown] == ["a", "b"]
 
 
 # ---------------------------------------------------------------------------------------------------- words
