@@ -18,7 +18,7 @@ from hashbench.catalog import OUT_OF_MEMORY
 from hashbench.devices import visibility
 from hashbench.errors import HashbenchError
 from hashbench.records import ModelSpec, RunOptions
-from hashbench.results.folder import ACCURACY_FILE, SELECTION_FILE, Partition
+from hashbench.results.folder import ACCURACY_FILE, SELECTION_FILE
 from hashbench.results.load import load_sweep
 from hashbench.run import environment as fingerprints
 from hashbench.suites import registry
