@@ -7,6 +7,8 @@ import json
 import random
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +16,11 @@ import torch
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from hashbench.errors import HashbenchError
-from hashbench.run.settings import settings
+from hashbench.run.rng import preserved_rng, reset_rng_state
+from hashbench.run.settings import preserved, settings
 from hashbench.tools.numeric import (
     MAIN_RANDOM_SEED,
+    STAGES,
     as_json,
     as_text,
     clean_memory,
@@ -24,6 +28,10 @@ from hashbench.tools.numeric import (
     run_model,
     set_deterministic,
 )
+from hashbench.tools.numeric.report import Report
+
+X = (torch.linspace(-1, 1, 24).reshape(3, 8),)
+IMAGE = (torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0)),)
 
 
 def mlp() -> torch.nn.Sequential:
@@ -41,40 +49,55 @@ def conv() -> torch.nn.Sequential:
     return model.eval()
 
 
-def folded(model: torch.nn.Sequential) -> torch.nn.Sequential:
-    made = copy.deepcopy(model)
-    made[0], made[1] = fuse_conv_bn_eval(made[0], made[1]), torch.nn.Identity()
-    return made
+def folded() -> torch.nn.Sequential:
+    model = conv()
+    model[0], model[1] = fuse_conv_bn_eval(model[0], model[1]), torch.nn.Identity()
+    return model
 
 
-def wrong(model: torch.nn.Module, name: str, by: float = 1.0) -> torch.nn.Module:
-    made = copy.deepcopy(model)
+def norm(momentum: float) -> torch.nn.BatchNorm1d:
+    return torch.nn.BatchNorm1d(8, momentum=momentum)
+
+
+def wrong(model: torch.nn.Module, name: str) -> torch.nn.Module:
+    changed = copy.deepcopy(model)
     with torch.no_grad():
-        dict(made.named_parameters())[name].view(-1)[0] += by
-    return made
+        dict(changed.named_parameters())[name].view(-1)[0] += 1
+    return changed
 
 
-X = (torch.linspace(-1, 1, 24).reshape(3, 8),)
-IMAGE = (torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0)),)
+def times(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: x * factor
 
 
-class Raises(torch.nn.Module):
-    """Fails in one stage."""
+class Calling(torch.nn.Module):
+    """A module whose forward is ``function(module, x)``, with these attributes."""
 
-    def __init__(self, stage: str) -> None:
+    def __init__(self, function: Callable[..., Any], **attributes: Any) -> None:
         super().__init__()
-        self.inner, self.stage = mlp(), stage
+        self.function = function
+        for name, value in attributes.items():
+            setattr(self, name, value)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.stage == "outputs":
-            raise ValueError("no forward today")
-        out = self.inner(x)
-        if self.stage == "gradients":
-            out.register_hook(self._fail)
-        return out
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(self, x)
 
-    def _fail(self, _gradient: torch.Tensor) -> torch.Tensor:
-        raise ValueError("no backward today")
+
+def fails(*_: object) -> Any:
+    raise ValueError("not today")
+
+
+def fails_backward(module: Any, x: torch.Tensor) -> torch.Tensor:
+    out = module.inner(x)
+    out.register_hook(fails)
+    return out
+
+
+FORWARD, BACKWARD = (Calling(function, inner=mlp()) for function in (fails, fails_backward))
+
+
+def beyond(report: Report, stage: str) -> set[str]:
+    return {tensor.name for tensor in report.of(stage)[0].tensors if not tensor}
 
 
 # ------------------------------------------------------------------------------------------------ what is compared
@@ -85,209 +108,164 @@ def test_equal_models_are_equal_bit_by_bit_in_every_stage_and_iteration() -> Non
     report = run_model(model, copy.deepcopy(model), X, 3)
     assert report
     assert report.bitwise
-    stages = ["parameters", "outputs", "buffers", "gradients", "stepped"]
-    assert [(found.stage, found.iteration) for found in report.comparisons] == [
-        (stage, iteration) for iteration in range(3) for stage in stages
+    assert [(item.stage, item.iteration) for item in report.comparisons] == [
+        (stage, iteration) for iteration in range(3) for stage in STAGES
     ]
     assert report.notes == ()
     assert report.verdict.startswith("equal bit by bit: parameters equal bit by bit (4)")
+    assert run_model(mlp(), mlp(), X[0], 1).bitwise  # one tensor in place of a tuple
+
+
+LEAF = torch.ones(2, 8, requires_grad=True)
+BOTH_LEVELS = ("tolerance", "bitwise")
+DIFFERENCES = {
+    "a wrong weight": (mlp(), wrong(mlp(), "0.weight"), X, "parameters", {"0.weight"}),
+    "the output of a wrong weight": (mlp(), wrong(mlp(), "0.weight"), X, "outputs", {"output"}),
+    "buffers that are forgotten": (norm(0.1), norm(0.0), X, "buffers", {"running_mean", "running_var"}),
+    "outputs beside those buffers": (norm(0.1), norm(0.0), X, "outputs", set()),
+    "gradients of inputs": (times(2.0), times(3.0), (LEAF,), "gradients", {"input.0"}),
+}
+
+
+@pytest.mark.parametrize(("before", "after", "inputs", "stage", "names"), DIFFERENCES.values(), ids=DIFFERENCES)
+def test_difference_is_seen_in(before: Any, after: Any, inputs: tuple, stage: str, names: set[str]) -> None:
+    report = run_model(before, after, inputs, 1)
+    assert bool(report) is False
+    assert beyond(report, stage) == names
+    assert LEAF.grad is None
+
+
+def test_wrong_weight_stays_wrong_after_the_step_and_has_numbers() -> None:
+    report = run_model(mlp(), wrong(mlp(), "0.weight"), X, 1)
+    assert "0.weight" in beyond(report, "stepped")
+    assert beyond(report, "gradients")
+    (weight,) = report.of("parameters")[0].differing
+    assert (weight.elements, weight.total, weight.max_abs) == (1, 64, pytest.approx(1.0))
 
 
 def test_the_parameters_go_on_from_one_iteration_to_the_next() -> None:
-    seen = []
-    model = mlp()
-    run_model(lambda x: seen.append(x.clone()) or x * 1.0, model, X, 2)  # a function has no parameters
-
-    class Watched(torch.nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            weights.append(self.weight.detach().clone())
-            return super().forward(x)
-
     weights: list[torch.Tensor] = []
-    torch.manual_seed(0)
-    watched = Watched(8, 2)
-    run_model(watched, copy.deepcopy(watched), X, 2)
-    assert torch.equal(seen[0], X[0])
+
+    def noted(module: Any, x: torch.Tensor) -> torch.Tensor:
+        weights.append(module.linear.weight.detach().clone())
+        return module.linear(x)
+
+    model = Calling(noted, linear=torch.nn.Linear(8, 2))
+    run_model(model, copy.deepcopy(model), X, 2)
     assert torch.equal(weights[0], weights[1])
     assert torch.equal(weights[2], weights[3])
     assert not torch.equal(weights[0], weights[2])
 
 
-def test_wrong_weight_is_seen_in_parameters_outputs_gradients_and_after_the_step() -> None:
-    report = run_model(mlp(), wrong(mlp(), "0.weight"), X, 1)
-    assert not report
-    assert {found.stage: [item.name for item in found.differing if not item] for found in report.comparisons} == {
-        "parameters": ["0.weight"],
-        "outputs": ["output"],
-        "buffers": [],
-        "gradients": report_names(report, "gradients"),
-        "stepped": report_names(report, "stepped"),
-    }
-    assert "0.weight" in report_names(report, "stepped")
-    (weight,) = report.of("parameters")[0].differing
-    assert (weight.elements, weight.total, weight.max_abs) == (1, 64, pytest.approx(1.0))
-
-
-def report_names(report, stage: str) -> list[str]:
-    return [item.name for item in report.of(stage)[0].differing if not item]
-
-
-def test_buffers_that_a_transformation_forgets_to_move_are_seen() -> None:
-    before = torch.nn.BatchNorm1d(8)
-    after = torch.nn.BatchNorm1d(8)
-    after.momentum = 0.0
-    report = run_model(before, after, X, 1)
-    assert set(report_names(report, "buffers")) == {"running_var", "running_mean"}
-    assert report.of("outputs")[0].bitwise
-
-
 def test_optimizer_loss_and_stages_are_the_callers() -> None:
-    seen = []
+    calls = []
 
     def loss(output: torch.Tensor) -> torch.Tensor:
-        seen.append("loss")
+        calls.append("loss")
         return output.square().mean()
 
     def make(parameters):
-        seen.append("optimizer")
+        calls.append("optimizer")
         return torch.optim.Adam(parameters, lr=0.1)
 
     report = run_model(mlp(), mlp(), X, 2, loss=loss, make_optimizer=make, stages=("stepped",))
-    assert seen == ["loss", "loss", "optimizer", "optimizer", "loss", "loss"]  # one optimizer a model
-    assert [found.stage for found in report.comparisons] == ["stepped", "stepped"]
+    assert calls == ["loss", "loss", "optimizer", "optimizer", "loss", "loss"]  # one optimizer a model
+    assert [item.stage for item in report.comparisons] == ["stepped", "stepped"]
     assert not run_model(mlp(), mlp(), X, 1, requires_optimizer=False).of("stepped")
 
 
 def test_gradients_do_not_add_up_over_iterations() -> None:
-    class Scaled(torch.nn.Module):
-        def __init__(self, factor: float) -> None:
-            super().__init__()
-            self.bias, self.factor = torch.nn.Parameter(torch.zeros(())), factor
+    def scaled(factor: float) -> Calling:
+        return Calling(lambda module, x: (x + module.bias) * factor, bias=torch.nn.Parameter(torch.zeros(())))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return (x + self.bias) * self.factor
-
-    report = run_model(Scaled(1.0), Scaled(2.0), (torch.zeros(3),), 2)
-    assert [found.tensors[0].max_abs for found in report.of("gradients")] == [3.0, 3.0]
+    report = run_model(scaled(1.0), scaled(2.0), (torch.zeros(3),), 2)
+    assert [item.tensors[0].max_abs for item in report.of("gradients")] == [3.0, 3.0]
 
 
-def test_gradients_of_inputs_are_compared() -> None:
-    x = torch.ones(2, 8, requires_grad=True)
-    report = run_model(lambda x: x * 2, lambda x: x * 3, (x,), 1, stages=("gradients",))
-    assert report_names(report, "gradients") == ["input.0"]
-    assert x.grad is None
+def test_inputs_may_be_named_and_outputs_nested() -> None:
+    def named(x: torch.Tensor, *, scale: float) -> dict:
+        return {"a": [x * scale, (x,)], "n": 3}
 
-
-def test_inputs_may_be_named_or_one_tensor_and_outputs_nested() -> None:
-    class Named(torch.nn.Module):
-        def forward(self, x: torch.Tensor, *, scale: float) -> dict:
-            return {"a": [x * scale, (x,)], "n": 3}
-
-    report = run_model(Named(), Named(), {"x": X[0], "scale": 2.0}, 1)
+    report = run_model(named, named, {"x": X[0], "scale": 2.0}, 1)
     assert [item.name for item in report.of("outputs")[0].tensors] == ["output.a.0", "output.a.1.0", "output.n"]
-    assert run_model(mlp(), mlp(), X[0], 1).bitwise
 
 
 def test_model_that_changes_its_inputs_does_not_change_the_callers_nor_the_other_models() -> None:
     x = torch.ones(2)
-    report = run_model(lambda x: x.add_(1), lambda x: x + 1, (x,), 3)
-    assert report.bitwise
+    assert run_model(lambda x: x.add_(1), lambda x: x + 1, (x,), 3).bitwise
     assert torch.equal(x, torch.ones(2))
 
 
 # --------------------------------------------------------------------------------------------------- what is told
 
+RAISED = {
+    "the forward before": (FORWARD, mlp(), {}, [("before", "outputs")]),
+    "the forward after": (mlp(), FORWARD, {}, [("after", "outputs")]),
+    "the backward before": (BACKWARD, mlp(), {}, [("before", "gradients")]),
+    "the backward after": (mlp(), BACKWARD, {}, [("after", "gradients")]),
+    "both forwards": (FORWARD, copy.deepcopy(FORWARD), {}, [("before", "outputs"), ("after", "outputs")]),
+    "an optimizer": (mlp(), mlp(), {"make_optimizer": fails}, [("before", "stepped"), ("after", "stepped")]),
+}
 
-@pytest.mark.parametrize("stage", ["outputs", "gradients"])
-@pytest.mark.parametrize("side", ["before", "after"])
-def test_model_that_raises_is_reported_with_its_side_and_stage(stage: str, side: str) -> None:
-    models = [Raises(stage), Raises("")] if side == "before" else [Raises(""), Raises(stage)]
-    report = run_model(*models, X, 2)
+
+@pytest.mark.parametrize(("before", "after", "options", "raised"), RAISED.values(), ids=RAISED)
+def test_exception_is_reported_with_side_and_stage(before: Any, after: Any, options: dict, raised: list) -> None:
+    report = run_model(before, after, X, 2, **options)
     assert not report
-    (raised,) = report.raised
-    assert (raised.side, raised.stage, raised.iteration) == (side, stage, 0)
-    assert isinstance(raised.exception, ValueError)
-    assert f"the model {side} raised at {stage}, iteration 0: ValueError: no" in report.verdict
+    assert [(item.side, item.stage, item.iteration) for item in report.raised] == [(*item, 0) for item in raised]
+    assert all(isinstance(item.exception, ValueError) for item in report.raised)
+    side, stage = raised[0]
+    assert f"the model {side} raised at {stage}, iteration 0: ValueError: not today" in report.verdict
     assert report.of("parameters")
-
-
-def test_both_models_that_raise_are_reported() -> None:
-    report = run_model(Raises("outputs"), Raises("outputs"), X, 1, stages=("outputs",))
-    assert [raised.side for raised in report.raised] == ["before", "after"]
-    assert not report
-
-
-def test_step_that_raises_is_reported() -> None:
-    def make(_parameters):
-        raise RuntimeError("no optimizer")
-
-    report = run_model(mlp(), mlp(), X, 1, make_optimizer=make)
-    assert [(raised.side, raised.stage) for raised in report.raised] == [("before", "stepped"), ("after", "stepped")]
 
 
 def test_check_if_enabled_returns_what_happened_and_finds_anomalies() -> None:
     assert numeric_check_if_enabled(mlp(), mlp(), X, 2, 1e-4).bitwise
-    assert not numeric_check_if_enabled(Raises("outputs"), mlp(), X, 2, 1e-4)
+    assert not numeric_check_if_enabled(FORWARD, mlp(), X, 2, 1e-4)
 
     def root(x: torch.Tensor) -> torch.Tensor:
         return x.sqrt() * 0.0
 
-    zero = torch.zeros(2, requires_grad=True)
-    report = numeric_check_if_enabled(root, root, (zero,), 1, 1e-4)
+    report = numeric_check_if_enabled(root, root, (torch.zeros(2, requires_grad=True),), 1, 1e-4)
     assert "returned nan values" in report.verdict
     assert not torch.is_anomaly_enabled()
 
 
 def test_models_without_gradient_say_so_and_one_alone_is_a_difference() -> None:
-    def plain(x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-    report = run_model(plain, plain, X, 1)
+    report = run_model(times(2.0), times(2.0), X, 1)
     assert report
     assert any("no output of either model has a gradient" in note for note in report.notes)
-    with_gradient = torch.nn.Linear(8, 8, bias=False)
-    report = run_model(with_gradient, lambda x: x @ with_gradient.weight.detach().t(), X, 1)
-    assert [(raised.side, raised.stage) for raised in report.raised] == [("after", "gradients")]
-    assert not run_model(plain, plain, X, 1, training=True)
+    linear = torch.nn.Linear(8, 8, bias=False)
+    report = run_model(linear, lambda x: x @ linear.weight.detach().t(), X, 1)
+    assert [(item.side, item.stage) for item in report.raised] == [("after", "gradients")]
+    assert not run_model(times(2.0), times(2.0), X, 1, training=True)
 
 
 def test_nothing_compared_is_not_equal() -> None:
-    report = run_model(lambda x: x, lambda x: x, X, 1, stages=("parameters",))
+    report = run_model(times(1.0), times(1.0), X, 1, stages=("parameters",))
     assert not report
     assert report.verdict == "different: parameters none to compare"
 
 
 def test_nan_in_both_models_is_said() -> None:
-    report = run_model(lambda x: x * float("nan"), lambda x: x * float("nan"), X, 1)
+    report = run_model(times(float("nan")), times(float("nan")), X, 1)
     assert report
     assert any("NaN in both models" in note for note in report.notes)
 
 
-class Draws(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.generator = np.random.default_rng()
-
-    def __deepcopy__(self, memo: dict) -> Draws:
-        return Draws()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.generator.random()
-
-
 def test_model_that_does_not_even_repeat_itself_is_named() -> None:
-    report = run_model(torch.nn.Identity(), Draws(), X, 1, training=False)
+    drawing = Calling(lambda _module, x: x + np.random.default_rng().random())
+    report = run_model(torch.nn.Identity(), drawing, X, 1, training=False)
     assert not report
     assert [note.partition(":")[0] for note in report.notes] == ["the model after does not repeat itself"]
 
 
 def test_op_without_deterministic_implementation_is_run_with_warnings_and_named() -> None:
-    class Pools(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            values, places = torch.nn.functional.max_pool2d(x, 2, return_indices=True)
-            return torch.nn.functional.max_unpool2d(values, places, 2)
+    def pools(x: torch.Tensor) -> torch.Tensor:
+        values, places = torch.nn.functional.max_pool2d(x, 2, return_indices=True)
+        return torch.nn.functional.max_unpool2d(values, places, 2)
 
-    report = run_model(Pools(), Pools(), (IMAGE[0],), 1)
+    report = run_model(pools, pools, IMAGE, 1)
     assert report
     assert "max_unpool" in report.notes[0]
     assert "no deterministic implementation" in report.notes[0]
@@ -299,49 +277,46 @@ def test_report_is_readable_as_text_and_json() -> None:
     assert text.splitlines()[-1] == report.verdict == content["verdict"]
     assert "max ULP" in text
     assert content["equal_within_tolerance"] is False
-    assert {found["stage"] for found in content["comparisons"]} == {
-        *("parameters", "outputs"),
-        *("buffers", "stepped"),
-        "gradients",
-    }
+    assert [item["stage"] for item in content["comparisons"]] == list(STAGES)
     lone = as_text(run_model(mlp(), torch.nn.Identity(), X, 1, training=False))
     assert "parameters only before: 0.weight, 0.bias, 3.weight, 3.bias" in lone
 
 
 REFUSED = {
-    "no iterations": ({"num_iterations": 0}, "num_iterations=0 is no number of iterations"),
-    "an unknown stage": ({"stages": ("output",)}, "'output' is no stage"),
-    "no stage": ({"stages": ()}, "no stage was asked for"),
-    "a name that is not there": ({"rename": {"7": "8"}}, "rename has '7', which the model before does not have"),
+    "no iterations": (mlp(), {"num_iterations": 0}, "num_iterations=0 is no number of iterations"),
+    "an unknown stage": (mlp(), {"stages": ("output",)}, "'output' is no stage"),
+    "no stage": (mlp(), {"stages": ()}, "no stage was asked for"),
+    "an unknown name": (mlp(), {"rename": {"7": "8"}}, "rename has '7', which the model before does not have"),
+    "what cannot be called": ("model", {}, "the model after is a str"),
 }
 
 
-@pytest.mark.parametrize(("options", "message"), REFUSED.values(), ids=REFUSED)
-def test_refuses(options: dict, message: str) -> None:
+@pytest.mark.parametrize(("after", "options", "message"), REFUSED.values(), ids=REFUSED)
+def test_refuses(after: Any, options: dict, message: str) -> None:
     with pytest.raises(HashbenchError, match=message):
-        run_model(mlp(), mlp(), X, **options)
-
-
-def test_refuses_what_cannot_be_called() -> None:
-    with pytest.raises(HashbenchError, match="the model after is a str"):
-        run_model(mlp(), "model", X)
+        run_model(mlp(), after, X, **options)
 
 
 # -------------------------------------------------------------------------------------------- left as it was
 
 
-def state_of(model: torch.nn.Module) -> list:
-    tensors = [tensor.detach().clone() for tensor in (*model.parameters(), *model.buffers())]
-    gradients = [parameter.grad for parameter in model.parameters()]
-    return [tensors, gradients, [module.training for module in model.modules()]]
+def assert_left_as_it_was(models: list[torch.nn.Module], run: Callable[[], Report]) -> Report:
+    def state() -> list[tuple]:
+        return [
+            (
+                [tensor.detach().clone() for tensor in (*model.parameters(), *model.buffers())],
+                [id(parameter.grad) for parameter in model.parameters()],
+                [module.training for module in model.modules()],
+            )
+            for model in models
+        ]
 
-
-def same(one: list, other: list) -> bool:
-    return (
-        all(torch.equal(a, b) for a, b in zip(one[0], other[0], strict=True))
-        and all(a is b for a, b in zip(one[1], other[1], strict=True))
-        and one[2] == other[2]
-    )
+    before = state()
+    report = run()
+    for one, other in zip(before, state(), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one[0], other[0], strict=True))
+        assert one[1:] == other[1:]
+    return report
 
 
 class Uncopied(torch.nn.Module):
@@ -373,18 +348,14 @@ def test_models_are_left_as_they_were(copied: str, training: bool | None) -> Non
     for model in models:
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
-    before = [state_of(model) for model in models]
-    report = run_model(*models, X, 2, training=training)
+    report = assert_left_as_it_was(models, lambda: run_model(*models, X, 2, training=training))
     assert not report.raised
-    assert all(same(state_of(model), state) for model, state in zip(models, before, strict=True))
     assert any("ran itself, for it cannot be copied" in note for note in report.notes) == (copied != "copied")
 
 
 def test_model_that_raises_in_place_is_put_back_too() -> None:
     model = Uncopied(raises=True)
-    state = state_of(model)
-    run_model(model, mlp(), X, 2, make_optimizer=lambda _parameters: 1 / 0)
-    assert same(state_of(model), state)
+    assert assert_left_as_it_was([model], lambda: run_model(model, mlp(), X, 2, make_optimizer=fails)).raised
 
 
 def test_one_model_on_both_sides_that_cannot_be_copied_is_refused() -> None:
@@ -393,15 +364,20 @@ def test_one_model_on_both_sides_that_cannot_be_copied_is_refused() -> None:
         run_model(model, model, X)
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_random_state_settings_and_gradient_mode_are_left_as_they_were(fails: bool) -> None:
-    models = mlp(), Raises("outputs" if fails else "")
-    random.seed(5), np.random.seed(5), torch.manual_seed(5)
+def drawn() -> tuple[float, float, float]:
+    return random.random(), np.random.rand(), float(torch.rand(1))
+
+
+@pytest.mark.parametrize("after", [FORWARD, mlp()], ids=["fails", "succeeds"])
+def test_random_state_settings_and_gradient_mode_are_left_as_they_were(after: torch.nn.Module) -> None:
     before = settings()
-    expected = random.random(), np.random.rand(), torch.rand(1)
-    random.seed(5), np.random.seed(5), torch.manual_seed(5)
-    run_model(*models, X, 2, trace=True)
-    assert (random.random(), np.random.rand(), torch.rand(1)) == expected
+    with preserved_rng():
+        reset_rng_state(5)
+        expected = drawn()
+        before_model = mlp()
+        reset_rng_state(5)
+        run_model(before_model, after, X, 2, trace=True)
+        assert drawn() == expected
     assert settings() == before
     with torch.no_grad():
         assert run_model(mlp(), mlp(), X, 1).of("gradients")  # whatever the caller's mode
@@ -409,14 +385,11 @@ def test_random_state_settings_and_gradient_mode_are_left_as_they_were(fails: bo
 
 
 def test_set_deterministic_does_what_it_says_and_clean_memory_does_no_harm() -> None:
-    from hashbench.run.rng import preserved_rng
-    from hashbench.run.settings import preserved
-
     with preserved(), preserved_rng():
         set_deterministic()
-        first = random.random(), np.random.rand(), torch.rand(1)
-        random.seed(MAIN_RANDOM_SEED), np.random.seed(MAIN_RANDOM_SEED), torch.manual_seed(MAIN_RANDOM_SEED)
-        assert (random.random(), np.random.rand(), torch.rand(1)) == first
+        first = drawn()
+        reset_rng_state(MAIN_RANDOM_SEED)
+        assert drawn() == first
         assert torch.are_deterministic_algorithms_enabled()
     clean_memory()
 
@@ -424,77 +397,101 @@ def test_set_deterministic_does_what_it_says_and_clean_memory_does_no_harm() -> 
 # ------------------------------------------------------------------------------------------- real transformations
 
 
-def test_folded_batch_norm_is_equal_within_tolerance_and_the_trace_names_the_rewritten_weight() -> None:
-    report = run_model(conv(), folded(conv()), IMAGE, 1, None, training=False, stages=("outputs",), trace=True)
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: torch.Tensor, factor: float) -> torch.Tensor:
+        ctx.factor = factor
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple:
+        return gradient * ctx.factor, None
+
+
+def doubled(factor: float) -> Calling:
+    return Calling(lambda module, x: Double.apply(module.linear(x), factor), linear=mlp()[0])
+
+
+def weighted(weight: torch.Tensor, factor: float) -> Calling:
+    return Calling(lambda module, x: (x @ module.weight) * factor, weight=torch.nn.Parameter(weight))
+
+
+def headed(first: str, second: str, factor: float) -> Calling:
+    """Two layers of these names."""
+    layers = {first: mlp()[0], second: mlp()[3]}
+    return Calling(lambda module, x: getattr(module, second)(getattr(module, first)(x).relu() * factor), **layers)
+
+
+SQUARE = torch.arange(9.0).reshape(3, 3)
+ROWS = (torch.ones(2, 3),)
+FOLD: dict[str, Any] = {"precision": None, "training": False}
+RENAMED: dict[str, Any] = {"rename": {"stem": "first", "head": "last"}}
+PARTINGS = {
+    "a fold, in the weight that it rewrites": (
+        (conv(), folded(), IMAGE, FOLD | {"stages": ("outputs",)}),
+        [("bitwise", "parameter", "aten.convolution.default", "0", "parameter/0.weight")],
+    ),
+    "a fold, and nothing that only one model has": (
+        (conv(), folded(), IMAGE, FOLD),
+        [("bitwise", "parameter", "aten.convolution.default", "0", "parameter/0.weight")],
+    ),
+    "a wrong weight after a fold, and not the fold": (
+        (conv(), wrong(folded(), "3.weight"), IMAGE, FOLD | {"stages": ("outputs",)}),
+        [
+            ("tolerance", "parameter", "aten.convolution.default", "3", "parameter/3.weight"),
+            ("bitwise", "parameter", "aten.convolution.default", "0", "parameter/0.weight"),
+        ],
+    ),
+    "an op after a weight of other strides": (
+        (weighted(SQUARE, 2.0), weighted(SQUARE.t().contiguous().t(), 3.0), ROWS, {}),
+        [(level, "op", "aten.mul.Tensor", "", None) for level in BOTH_LEVELS],
+    ),
+    "an op between renamed modules": (
+        (headed("stem", "head", 1.5), headed("first", "last", 1.25), X, RENAMED),
+        [(level, "op", "aten.mul.Tensor", "", None) for level in BOTH_LEVELS],
+    ),
+    "a wrong bias of a renamed module": (
+        (headed("stem", "head", 1.5), wrong(headed("first", "last", 1.5), "first.bias"), X, RENAMED),
+        [(level, "parameter", "aten.addmm.default", "stem", "parameter/stem.bias") for level in BOTH_LEVELS],
+    ),
+    "a backward that is wrong": (
+        (doubled(2.0), doubled(2.5), X, {}),
+        [(level, "op", "aten.mul.Tensor", "", None) for level in BOTH_LEVELS],
+    ),
+}
+
+
+@pytest.mark.parametrize(("check", "expected"), PARTINGS.values(), ids=PARTINGS)
+def test_models_part_at(check: tuple, expected: list[tuple]) -> None:
+    partings = traced(*check).partings
+    assert [(item.level, item.kind, item.op, item.module) for item in partings] == [item[:4] for item in expected]
+    assert all(name in (None, item.name) for item, (*_, name) in zip(partings, expected, strict=True))
+
+
+def traced(before: Any, after: Any, inputs: tuple, options: dict[str, Any]) -> Report:
+    return run_model(before, after, inputs, **{"num_iterations": 1, **options}, trace=True)
+
+
+def test_parting_says_how_far_apart_in_which_phase_and_what_only_one_runs() -> None:
+    def first(key: str) -> Any:
+        return traced(*PARTINGS[key][0]).partings[0]
+
+    assert first("a wrong weight after a fold, and not the fold").numbers.max_abs == pytest.approx(1.0)
+    assert first("a fold, in the weight that it rewrites").only_before == 2
+    renamed = first("an op between renamed modules")
+    assert (renamed.before, renamed.after) == ("aten.mul.Tensor(1.5)", "aten.mul.Tensor(1.25)")
+    assert (renamed.only_before, renamed.only_after) == (0, 0)
+    backward = first("a backward that is wrong")
+    assert (backward.phase, backward.after) == ("backward", "aten.mul.Tensor(2.5)")
+
+
+def test_fold_is_equal_within_tolerance_and_renamed_parameters_are_compared() -> None:
+    report = run_model(conv(), folded(), IMAGE, 1, None, training=False, stages=("outputs",))
     assert report
     assert not report.bitwise
-    (parting,) = report.partings
-    assert (parting.level, parting.kind, parting.name) == ("bitwise", "parameter", "parameter/0.weight")
-    assert (parting.op, parting.module, parting.only_before) == ("aten.convolution.default", "0", 2)
-
-
-def test_what_only_one_model_has_is_no_place_at_which_they_part() -> None:
-    report = run_model(conv(), folded(conv()), IMAGE, 1, None, training=False, trace=True)
-    assert not report.of("buffers")[0]
-    assert [(parting.level, parting.kind) for parting in report.partings] == [("bitwise", "parameter")]
-
-
-def test_weight_of_other_strides_is_not_blamed() -> None:
-    class Scaled(torch.nn.Module):
-        def __init__(self, weight: torch.Tensor, factor: float) -> None:
-            super().__init__()
-            self.weight, self.factor = torch.nn.Parameter(weight), factor
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return (x @ self.weight) * self.factor
-
-    weight = torch.arange(9.0).reshape(3, 3)
-    report = run_model(
-        Scaled(weight, 2.0), Scaled(weight.t().contiguous().t(), 3.0), (torch.ones(2, 3),), 1, trace=True
-    )
-    assert report.of("parameters")[0].bitwise
-    assert {parting.op for parting in report.partings} == {"aten.mul.Tensor"}
-
-
-def test_wrong_weight_after_a_fold_is_named_and_not_the_fold() -> None:
-    after = wrong(folded(conv()), "3.weight")
-    report = run_model(conv(), after, IMAGE, 1, None, training=False, stages=("outputs",), trace=True)
-    tolerance, bitwise = report.partings
-    assert (tolerance.level, tolerance.name, tolerance.module) == ("tolerance", "parameter/3.weight", "3")
-    assert (bitwise.level, bitwise.name) == ("bitwise", "parameter/0.weight")
-    assert tolerance.numbers is not None
-    assert tolerance.numbers.max_abs == pytest.approx(1.0)
-
-
-def test_renamed_modules_correspond_in_the_comparison_and_in_the_trace() -> None:
-    class Named(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem, self.head = mlp()[0], mlp()[3]
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.stem(x).relu() * 1.5)
-
-    class Other(Named):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = self.stem, self.head
-            del self.stem, self.head
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.last(self.first(x).relu() * 1.25)
-
-    assert not run_model(Named(), Other(), X, 1, stages=("parameters",))
-    report = run_model(Named(), Other(), X, 1, rename={"stem": "first", "head": "last"}, trace=True)
-    assert report.of("parameters")[0].bitwise
-    assert {parting.op for parting in report.partings} == {"aten.mul.Tensor"}
-    parting = report.partings[0]
-    assert (parting.before, parting.after) == ("aten.mul.Tensor(1.5)", "aten.mul.Tensor(1.25)")
-    assert (parting.only_before, parting.only_after) == (0, 0)
-    report = run_model(
-        Named(), wrong(Other(), "first.bias"), X, 1, rename={"stem": "first", "head": "last"}, trace=True
-    )
-    assert (report.partings[0].name, report.partings[0].module) == ("parameter/stem.bias", "stem")
+    models = headed("stem", "head", 1.5), headed("first", "last", 1.5)
+    assert not run_model(*models, X, 1, stages=("parameters",))
+    assert run_model(*models, X, 1, **RENAMED).bitwise
 
 
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
@@ -506,34 +503,7 @@ def test_quantized_layer_is_named_as_replaced() -> None:
     parting = report.partings[0]
     assert (parting.level, parting.kind, parting.module) == ("tolerance", "replaced", "0")
     assert "quantized.linear_dynamic" in parting.after
-    loose = run_model(model, quantized, X, 1, 0.1, training=False, stages=("outputs",))
-    assert loose
-
-
-def test_gradient_that_is_wrong_is_traced_to_its_backward() -> None:
-    class Double(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x: torch.Tensor, factor: float) -> torch.Tensor:
-            ctx.factor = factor
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, gradient: torch.Tensor) -> tuple:
-            return gradient * ctx.factor, None
-
-    class Doubled(torch.nn.Module):
-        def __init__(self, factor: float) -> None:
-            super().__init__()
-            self.linear, self.factor = mlp()[0], factor
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return Double.apply(self.linear(x), self.factor)
-
-    report = run_model(Doubled(2.0), Doubled(2.5), X, 1, trace=True)
-    assert report.of("outputs")[0].bitwise
-    assert not report.of("gradients")[0]
-    parting = report.partings[0]
-    assert (parting.phase, parting.op, parting.after) == ("backward", "aten.mul.Tensor", "aten.mul.Tensor(2.5)")
+    assert run_model(model, quantized, X, 1, 0.1, training=False, stages=("outputs",))
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -550,19 +520,15 @@ def test_compiled_model_is_compared_with_its_parameters_by_their_names(backend: 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
 def test_other_device_is_a_difference_that_can_be_looked_past() -> None:
-    class OnDevice(torch.nn.Module):
-        def __init__(self, device: str) -> None:
-            super().__init__()
-            self.inner = mlp().eval().to(device)
+    def on(device: str) -> Calling:
+        return Calling(lambda module, x: module.inner(x.to(device)), inner=mlp().eval().to(device))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.inner(x.to(self.inner[0].weight.device))
-
-    models = OnDevice("cpu"), OnDevice("cuda")
+    models = on("cpu"), on("cuda")
     assert {item.kind for item in run_model(*models, X, 1).of("outputs")[0].tensors} == {"device"}
     assert run_model(*models, X, 1, ignore=["device"])
 
 
+@pytest.mark.slow
 def test_importing_the_tool_imports_no_other() -> None:
     code = "import sys, hashbench.tools.numeric\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

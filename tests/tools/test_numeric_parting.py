@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -80,104 +81,67 @@ def parted(first: Trace, second: Trace, level: str = "tolerance", differing: tup
     return find(first, second, level=level, agreement=agreement, differing=differing)
 
 
-PLAIN = ("a conv 1 = x w", "b norm 2 = a/conv", "c relu 3 = b/norm", "d linear 4 = c/relu v")
+W, X = "a conv 1 = x w", "e extra 9 = d/linear"
+PLAIN = (W, "b norm 2 = a/conv", "c relu 3 = b/norm", "d linear 4 = c/relu v")
 LEAVES = {"w": 1.0, "v": 1.0}
+VIEWS = ("a view view = x", "a empty blank =")
+
+
+def case(first: Sequence[str], second: Sequence[str], expected: str, **changed: float) -> tuple[Trace, Trace, str]:
+    """Two executions of the same leaves, but for those ``changed`` in the second, and kind, op and module expected."""
+    return trace(*first, leaves=LEAVES), trace(*second, leaves=LEAVES | changed), expected
+
 
 CASES = {
-    "a kernel that differs": (
-        trace(*PLAIN, leaves=LEAVES),
-        trace("a conv 1 = x w", "b norm 9 = a/conv", "c relu 9 = b/norm", "d linear 9 = c/relu v", leaves=LEAVES),
-        ("op", "norm", "b"),
+    "a kernel that differs": case(
+        PLAIN, [W, "b norm 9 = a/conv", "c relu 9 = b/norm", "d linear 9 = c/relu v"], "op norm b"
     ),
-    "a wrong weight": (
-        trace(*PLAIN, leaves=LEAVES),
-        trace(
-            "a conv 9 = x w",
-            "b norm 9 = a/conv",
-            "c relu 9 = b/norm",
-            "d linear 9 = c/relu v",
-            leaves={"w": 9.0, "v": 1.0},
-        ),
-        ("parameter", "conv", "a"),
+    "a wrong weight": case(
+        PLAIN,
+        ["a conv 9 = x w", "b norm 9 = a/conv", "c relu 9 = b/norm", "d linear 9 = c/relu v"],
+        "parameter conv a",
+        w=9.0,
     ),
-    "a fold that heals before a wrong weight": (
-        trace(*PLAIN, leaves=LEAVES),
-        trace("a conv 7 = x w", "c relu 3.1 = a/conv", "d linear 9 = c/relu v", leaves={"w": 7.0, "v": 8.0}),
-        ("parameter", "linear", "d"),
+    "a fold that heals before a wrong weight": case(
+        PLAIN,
+        ["a conv 7 = x w", "c relu 3.1 = a/conv", "d linear 9 = c/relu v"],
+        "parameter linear d",
+        w=7.0,
+        v=8.0,
     ),
-    "a fold that is wrong": (
-        trace(*PLAIN, leaves=LEAVES),
-        trace("a conv 7 = x w", "c relu 8 = a/conv", "d linear 9 = c/relu v", leaves={"w": 7.0, "v": 1.0}),
-        ("parameter", "conv", "a"),
+    "a fold that is wrong": case(
+        PLAIN, ["a conv 7 = x w", "c relu 8 = a/conv", "d linear 9 = c/relu v"], "parameter conv a", w=7.0
     ),
-    "an op in place of another": (
-        trace(*PLAIN, leaves=LEAVES),
-        trace(
-            "a conv 1 = x w",
-            "b norm 2 = a/conv",
-            "c relu 3 = b/norm",
-            "d quantized 9 = c/relu q",
-            leaves={"w": 1.0, "q": 1.0},
-        ),
-        ("replaced", "linear", "d"),
+    "an op in place of another": case(PLAIN, [*PLAIN[:3], "d quantized 9 = c/relu q"], "replaced linear d", q=1.0),
+    "an op that only the second runs": case(PLAIN, [*PLAIN, X], "only after extra e"),
+    "an op that only the first runs": case([*PLAIN, X], PLAIN, "only before extra e"),
+    "another argument": case(["a scale(2) 2 = x"], ["a scale(3) 3 = x"], "op scale a"),
+    "an input that differs": case(["a scale 2 = x"], ["a scale 9 = x"], "input scale a", x=9.0),
+    "no record that explains it": case(PLAIN, PLAIN, "unseen  "),
+    "views and allocations, which leave nothing": case(
+        [*VIEWS, "a scale 2 = x a/empty"], ["a scale 9 = x"], "op scale a"
     ),
-    "an op that only the second runs": (
-        trace(*PLAIN, leaves=LEAVES),
-        trace(*PLAIN, "e extra 9 = d/linear", leaves=LEAVES),
-        ("only after", "extra", "e"),
+    "views and allocations of both": case(
+        [*VIEWS, "a scale 2 = x a/empty"], [*VIEWS, "a scale 9 = x a/empty"], "op scale a"
     ),
-    "an op that only the first runs": (
-        trace(*PLAIN, "e extra 9 = d/linear", leaves=LEAVES),
-        trace(*PLAIN, leaves=LEAVES),
-        ("only before", "extra", "e"),
+    "a kernel that differs beside an op of one execution alone": case(
+        ["a extra 1 = x", "b scale 2 = x", "c add 3 = b/scale a/extra"],
+        ["b scale 8 = x", "c add 9 = b/scale x"],
+        "op scale b",
     ),
-    "another argument": (
-        trace("a scale(2) 2 = x", leaves=LEAVES),
-        trace("a scale(3) 3 = x", leaves=LEAVES),
-        ("op", "scale", "a"),
+    "a module path that only one execution knows": case(
+        ["a conv 1 = x", "b relu 2 = a/conv"], ["all conv 1 = x", "all relu 9 = all/conv"], "op relu b"
     ),
-    "an input that differs": (
-        trace("a scale 2 = x", leaves={"x": 1.0}),
-        trace("a scale 9 = x", leaves={"x": 9.0}),
-        ("input", "scale", "a"),
-    ),
-    "no record that explains it": (
-        trace(*PLAIN, leaves=LEAVES),
-        trace(*PLAIN, leaves=LEAVES),
-        ("unseen", "", ""),
-    ),
-    "views and allocations, which leave nothing": (
-        trace("a view view = x", "a empty blank =", "a scale 2 = x a/empty", leaves=LEAVES),
-        trace("a scale 9 = x", leaves=LEAVES),
-        ("op", "scale", "a"),
-    ),
-    "views and allocations of both": (
-        trace("a view view = x", "a empty blank =", "a scale 2 = x a/empty", leaves=LEAVES),
-        trace("a view view = x", "a empty blank =", "a scale 9 = x a/empty", leaves=LEAVES),
-        ("op", "scale", "a"),
-    ),
-    "a kernel that differs beside an op of one execution alone": (
-        trace("a extra 1 = x", "b scale 2 = x", "c add 3 = b/scale a/extra", leaves=LEAVES),
-        trace("b scale 8 = x", "c add 9 = b/scale x", leaves=LEAVES),
-        ("op", "scale", "b"),
-    ),
-    "a module path that only one execution knows": (
-        trace("a conv 1 = x", "b relu 2 = a/conv", leaves=LEAVES),
-        trace("all conv 1 = x", "all relu 9 = all/conv", leaves=LEAVES),
-        ("op", "relu", "b"),
-    ),
-    "a difference that does not reach the result": (
-        trace("a noise 1 = x", "b scale 2 = x", leaves=LEAVES),
-        trace("a noise 9 = x", "b scale 9 = x", leaves=LEAVES),
-        ("op", "scale", "b"),
+    "a difference that does not reach the result": case(
+        ["a noise 1 = x", "b scale 2 = x"], ["a noise 9 = x", "b scale 9 = x"], "op scale b"
     ),
 }
 
 
 @pytest.mark.parametrize(("first", "second", "expected"), CASES.values(), ids=CASES)
-def test_executions_part_at(first: Trace, second: Trace, expected: tuple[str, str, str]) -> None:
-    found = parted(first, second)
-    assert (found.kind, found.op, found.module) == expected
+def test_executions_part_at(first: Trace, second: Trace, expected: str) -> None:
+    parting = parted(first, second)
+    assert f"{parting.kind} {parting.op} {parting.module}" == expected
 
 
 def test_memory_that_an_op_only_fills_is_not_what_it_reads() -> None:

@@ -202,19 +202,18 @@ def test_both_verdicts_are_given() -> None:
     assert 0 < found.excess < 1
 
 
-@pytest.mark.parametrize(
-    ("dtype", "limits"),
-    {
-        torch.float64: (1e-7, 1e-7),
-        torch.float32: (1.3e-6, 1e-5),
-        torch.float16: (1e-3, 1e-5),
-        torch.bfloat16: (1.6e-2, 1e-5),
-        torch.complex64: (1.3e-6, 1e-5),
-        torch.int64: (0.0, 0.0),
-        torch.bool: (0.0, 0.0),
-    }.items(),
-    ids=str,
-)
+LIMITS = {
+    torch.float64: (1e-7, 1e-7),
+    torch.float32: (1.3e-6, 1e-5),
+    torch.float16: (1e-3, 1e-5),
+    torch.bfloat16: (1.6e-2, 1e-5),
+    torch.complex64: (1.3e-6, 1e-5),
+    torch.int64: (0.0, 0.0),
+    torch.bool: (0.0, 0.0),
+}
+
+
+@pytest.mark.parametrize(("dtype", "limits"), LIMITS.items(), ids=str)
 def test_default_tolerance_is_that_of_assert_close(dtype: torch.dtype, limits: tuple[float, float]) -> None:
     found = compared(torch.zeros(1, dtype=dtype), torch.ones(1, dtype=dtype))
     assert (found.rtol, found.atol) == limits
@@ -252,38 +251,26 @@ def quantized(*values: float) -> torch.Tensor:
 
 
 ODD = {
-    "bool": torch.tensor([True, False]),
-    "uint16": torch.tensor([1, 2], dtype=torch.uint16),
-    "float8": torch.tensor([1.0, 2.0]).to(torch.float8_e4m3fn),
-    "sparse": torch.eye(2).to_sparse(),
-    "quantized": quantized(1.0, 2.0),
-    "complex": torch.tensor([1 + 2j, 3j]),
-    "empty": torch.empty(0, 3),
-    "scalar": torch.tensor(2.0),
-}
-OTHER = {
-    "bool": torch.tensor([True, True]),
-    "uint16": torch.tensor([1, 9], dtype=torch.uint16),
-    "float8": torch.tensor([1.0, 8.0]).to(torch.float8_e4m3fn),
-    "sparse": torch.eye(2).mul(3).to_sparse(),
-    "quantized": quantized(1.0, 9.0),
-    "complex": torch.tensor([1 + 2j, 9j]),
-    "scalar": torch.tensor(9.0),
+    "bool": (torch.tensor([True, False]), torch.tensor([True, True])),
+    "uint16": tuple(torch.tensor([1, value], dtype=torch.uint16) for value in (2, 9)),
+    "float8": tuple(torch.tensor([1.0, value]).to(torch.float8_e4m3fn) for value in (2.0, 8.0)),
+    "sparse": (torch.eye(2).to_sparse(), torch.eye(2).mul(3).to_sparse()),
+    "quantized": (quantized(1.0, 2.0), quantized(1.0, 9.0)),
+    "complex": (torch.tensor([1 + 2j, 3j]), torch.tensor([1 + 2j, 9j])),
+    "scalar": (torch.tensor(2.0), torch.tensor(9.0)),
+    "empty": (torch.empty(0, 3), None),
 }
 
 
-@pytest.mark.parametrize("kind", ODD)
-def test_every_kind_of_tensor_equals_itself(kind: str) -> None:
-    found = compared(ODD[kind], ODD[kind].clone())
-    assert (found.within, found.bitwise, found.kind) == (True, True, "")
-
-
-@pytest.mark.parametrize("kind", OTHER)
-def test_every_kind_of_tensor_differs_from_another(kind: str) -> None:
-    found = compared(ODD[kind], OTHER[kind])
-    assert (found.within, found.bitwise, found.kind) == (False, False, "value")
-    assert found.excess is not None
-    assert found.excess > 1
+@pytest.mark.parametrize(("before", "after"), ODD.values(), ids=ODD)
+def test_every_kind_of_tensor_equals_itself_and_differs_from_another(before, after) -> None:
+    same = compared(before, before.clone())
+    assert (same.within, same.bitwise, same.kind) == (True, True, "")
+    if after is not None:
+        other = compared(before, after)
+        assert (other.within, other.bitwise, other.kind) == (False, False, "value")
+        assert other.excess is not None
+        assert other.excess > 1
 
 
 def test_nested_tensors_are_compared_part_by_part() -> None:
@@ -301,19 +288,13 @@ def test_tolerance_that_means_nothing_is_refused(value: float) -> None:
 
 
 def test_table_shows_the_first_iteration_that_is_beyond_tolerance_and_the_worst_tensor_first() -> None:
-    def found(name: str, *, within: bool, excess: float) -> numeric.TensorComparison:
+    def tensor(name: str, within: bool, excess: float) -> numeric.TensorComparison:
         return numeric.TensorComparison(name, within, bitwise=False, kind="value", excess=excess)
 
+    iterations = [((True, 0.1), (True, 0.2)), ((True, 0.3), (False, 8.0)), ((True, 0.5), (False, 9.0))]
     stages = [
-        numeric.Comparison(
-            "outputs", (found("mild", within=True, excess=0.1), found("bad", within=True, excess=0.2)), 0
-        ),
-        numeric.Comparison(
-            "outputs", (found("mild", within=True, excess=0.3), found("bad", within=False, excess=8.0)), 1
-        ),
-        numeric.Comparison(
-            "outputs", (found("mild", within=True, excess=0.5), found("bad", within=False, excess=9.0)), 2
-        ),
+        numeric.Comparison("outputs", (tensor("mild", *mild), tensor("bad", *bad)), number)
+        for number, (mild, bad) in enumerate(iterations)
     ]
     lines = numeric.as_text(numeric.Report(tuple(stages))).splitlines()
     assert [line.split() for line in lines[2:4]] == [["outputs", "bad", "1", "8"], ["outputs", "mild", "0", "0.1"]]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fuzzing import altered, damaged
@@ -31,19 +34,26 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def test_a_folder_is_read_back_as_it_was_written(folder: Path) -> None:
-    found = observed.read(folder)
+def rewrite(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    manifest = json.loads((folder / "check.json").read_text())
+    change(manifest)
+    (folder / "check.json").write_text(json.dumps(manifest))
 
-    assert found.seen == seen()
-    assert found.repetition == Repetition(True, "", None, 2)
+
+WRITTEN = {
+    "all": (seen(), Repetition(True, "", None, 2)),
+    "no model": (seen(layers=None, trace=None), None),
+}
 
 
-def test_a_pipeline_without_a_model_is_read_back_too(tmp_path: Path) -> None:
-    without = seen(layers=None, trace=None)
-    observed.write_run(without, tmp_path)
-    observed.seal(tmp_path, None)
+@pytest.mark.parametrize(("content", "repetition"), WRITTEN.values(), ids=WRITTEN)
+def test_a_folder_is_read_back_as_it_was_written(
+    content: observed.Observed, repetition: Repetition | None, tmp_path: Path
+) -> None:
+    observed.write_run(content, tmp_path)
+    observed.seal(tmp_path, repetition)
 
-    assert observed.read(tmp_path).seen == without
+    assert observed.read(tmp_path) == observed.Check(str(tmp_path), content, repetition)
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -56,25 +66,20 @@ def test_a_file_that_is_missing_makes_the_folder_half_written(name: str, folder:
 
 @pytest.mark.parametrize("name", DOCUMENTS[:-1])
 def test_a_file_that_check_json_does_not_name_is_not_believed(name: str, folder: Path) -> None:
-    manifest = json.loads((folder / "check.json").read_text())
-    del manifest["files"][name]
-    (folder / "check.json").write_text(json.dumps(manifest))
+    rewrite(folder, lambda manifest: manifest["files"].pop(name))
 
     with pytest.raises(HashbenchError, match=f"says nothing of {name}"):
         observed.read(folder)
 
 
 def test_another_version_is_refused(folder: Path) -> None:
-    manifest = json.loads((folder / "check.json").read_text())
-    (folder / "check.json").write_text(json.dumps({**manifest, "schema": 99}))
+    rewrite(folder, lambda manifest: manifest.update(schema=99))
 
     with pytest.raises(HashbenchError, match="schema version 99, this hashbench reads 1"):
         observed.read(folder)
 
 
 def test_a_pipe_in_place_of_a_file_does_not_hang(folder: Path) -> None:
-    import os
-
     (folder / "rng.json").unlink()
     os.mkfifo(folder / "rng.json")
 
@@ -162,6 +167,4 @@ def test_damage_that_fits_the_digests_is_refused_or_compared(name: str, folder: 
 
 def _fit(folder: Path) -> None:
     """What somebody would do who wants the damage to be believed."""
-    manifest = json.loads((folder / "check.json").read_text())
-    manifest["files"] = {name: file_digest(folder / name) for name in manifest["files"]}
-    (folder / "check.json").write_text(json.dumps(manifest))
+    rewrite(folder, lambda manifest: manifest["files"].update({n: file_digest(folder / n) for n in manifest["files"]}))
