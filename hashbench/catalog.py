@@ -1,7 +1,7 @@
 """The vocabulary: statuses, origins, causes, confidences and experiments, one table each.
 
 Everything that says or sorts them (reports, repro, pytest message, rules) reads these tables, so that a new status or
-cause is one entry here, and a new experiment one entry here and its function in ``replay/experiments``.
+cause is one entry here, and a new experiment one entry here and its function in ``replay/methods``.
 
 Imports neither torch nor any other part of hashbench.
 """

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from hashbench.records import CallFacts, Decision, Diagnosis, Evidence, ExperimentResult, Rate
-from hashbench.replay.call import CapturedCall
-from hashbench.replay.capture import capture
+from hashbench.replay.call import CapturedCall, capture
 
 aten: Any = torch.ops.aten
 

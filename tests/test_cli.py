@@ -16,7 +16,7 @@ from command_helpers import CHECKOUT, Main, Said, run
 from repro_helpers import adding_rows, aten, captured, said_of
 
 from hashbench.records import ROW_COLUMNS
-from hashbench.repro import op_definition
+from hashbench.replay import ops
 from hashbench.repro.folder import write_repro
 from hashbench.results.rows import read_rows
 
@@ -342,7 +342,7 @@ def test_replay_of_a_custom_op_wants_to_know_what_defines_it(tmp_path: Path) -> 
         "def twice(x: torch.Tensor) -> torch.Tensor:\n"
         "    return x * 2\n"
     )
-    op_definition.load(str(tmp_path / "ops.py"))
+    ops.load(str(tmp_path / "ops.py"))
     write_repro(tmp_path / "custom", captured(torch.ops.hashbench_cli.twice.default, torch.ones(2)), said_of())
     command = ("replay", "custom", "--replays", "2", "--budget", "5")
     done = run(*command, cwd=tmp_path)

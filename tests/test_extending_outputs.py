@@ -108,9 +108,9 @@ ADDED = {
                 '    Experiment("deterministic", _CALL',
                 '    Experiment("low_power", _CALL, "at a low clock rate", Role.STEADY, "contention"),\n',
             ),
-            "replay/experiments/table.py": (
-                '    "one_thread": Surroundings(',
-                '    "low_power": Surroundings(nullcontext),\n',
+            "replay/methods.py": (
+                '    "one_thread": Around(',
+                '    "low_power": Around(nullcontext),\n',
             ),
         },
         """

@@ -83,10 +83,11 @@ def _compare_audits(parsed: argparse.Namespace, no_audits: Sequence[Path]) -> in
 
 
 def _replay(parsed: argparse.Namespace) -> int:
-    from hashbench.repro import op_definition, rerun
+    from hashbench.replay import ops
+    from hashbench.repro import rerun
 
     for definition in parsed.imports:
-        op_definition.load(definition)
+        ops.load(definition)
     made = rerun.rerun(parsed.folder, replays=parsed.replays, budget=parsed.budget)
     print({"text": rerun.as_text, "json": rerun.as_json}[parsed.format](made))
     return EXIT_DIFFERENCE if made.reproduced else 0

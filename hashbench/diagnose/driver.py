@@ -36,11 +36,10 @@ from hashbench.records import (
     op_of,
 )
 from hashbench.replay import facts
-from hashbench.replay.call import CapturedCall
-from hashbench.replay.capture import CaptureError, capture
+from hashbench.replay.call import CapturedCall, CaptureError, capture
+from hashbench.replay.ops import definition_of, needs_definition
 from hashbench.repro import folder as repro
 from hashbench.repro import torch_docs
-from hashbench.repro.op_definition import definition_of, needs_definition
 from hashbench.results.folder import file_key
 from hashbench.run.outcome import Attempt, Outcome, difference_between
 from hashbench.trace.callbacks import TraceCallback

@@ -1,35 +1,98 @@
-"""Where a captured call is repeated: its live copy, one replay, a controlled series of them, and the plain repetition.
-
-For use inside ``calls.in_force``.
+"""Where a captured call is repeated: its live copy, one replay, a controlled series of them, and the plain repetition;
+and the count of how often outcomes differ. For use inside ``call.in_force``.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
+from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 
 from hashbench.causes import stats
 from hashbench.processes import Budget
 from hashbench.records import NO_TIME, ExperimentResult
-from hashbench.replay.call import CallOutcome, CapturedCall, Materialised, outcome_of, wait_for, written_tensors
-from hashbench.replay.experiments.table import UNCHANGED, Change
+from hashbench.replay.call import (
+    CallOutcome,
+    CapturedCall,
+    Materialised,
+    held_bytes,
+    outcome_of,
+    wait_for,
+    written_tensors,
+)
 from hashbench.replay.facts import Snapshot
-from hashbench.replay.op_owner import is_custom
-from hashbench.replay.tally import Tally
+from hashbench.replay.ops import is_custom
+
+Change = Callable[[], AbstractContextManager[Callable[[], None] | None]]
+"""A change around replays; one that gives a function wants that called before each of them."""
+
+UNCHANGED: Change = nullcontext
 
 PATIENCE = 10
 """A call that gave one outcome so far is repeated so many times as often as was asked for, while that takes no more
 than ``PATIENT_SHARE`` of the budget: a difference of one in twenty shows in 200 replays (all but surely), not in 20."""
 PATIENT_SHARE = 0.05
 LONGER = 4
-"""An arm is made up to so many times as long where the unchanged call happens to agree all the while, too."""
+"""An experiment goes on up to so many times as long where the unchanged call happens to agree all the while, too."""
 BLOCKS = 5
-"""An arm's replays come in so many blocks, with replays of the unchanged call in between."""
-DIFFERS_IN_PLACE = "the outcome differs in place"
+"""An experiment's replays come in so many blocks, with replays of the unchanged call in between."""
+
+MOST_COPIES = 5
+MOST_BYTES = 2**26
+"""Together with the first, so many outcomes are copied, and while they take no more than this; two in any case."""
 
 
-class Laboratory:
+class InapplicableError(Exception):
+    """Why an experiment makes no sense on a call."""
+
+
+class Tally:
+    """Outcomes of one experiment, compared with ``reference`` (default: with the first of its own).
+
+    Outcomes are kept as digests, of which a thousand cost nothing; contents are copied for the first and a few others.
+    """
+
+    def __init__(self, reference: CallOutcome | None = None) -> None:
+        self.reference = reference
+        self.trials = self.differing = 0
+        self.seconds: list[float] = []
+        self.copies: list[Snapshot] = []
+        self.outcomes: list[CallOutcome] = []
+        self._seen: Counter[int] = Counter() if reference is None else Counter({hash(reference): 1})
+        self._copied_bytes = 0
+
+    def add(self, outcome: CallOutcome, *, seconds: float, copy: Callable[[], Snapshot]) -> None:
+        """One more outcome; ``copy`` copies its content, and is called where that is kept."""
+        self.seconds.append(seconds)
+        if self.reference is None:
+            self.reference = outcome
+        else:
+            self.trials += 1
+            self.differing += outcome != self.reference
+        new = not self._seen[hash(outcome)]
+        self._seen[hash(outcome)] += 1
+        has_room = len(self.copies) < MOST_COPIES and self._copied_bytes < MOST_BYTES
+        if new and (has_room or len(self.copies) < 2):
+            self.outcomes.append(outcome)
+            self.copies.append(copy())
+            self._copied_bytes += sum(map(held_bytes, self.copies[-1]))
+
+    @property
+    def distinct(self) -> int:
+        """Outcomes, the reference among them."""
+        return len(self._seen)
+
+    def result(self, name: str, *, found: str = "", note: str = "") -> ExperimentResult:
+        """The tally as the result of an experiment on the call."""
+        seconds = statistics.median(self.seconds) if self.seconds else None
+        counts = {"trials": self.trials, "differing": self.differing, "distinct": self.distinct}
+        return ExperimentResult(name, "call", **counts, seconds=seconds, found=found, note=note)
+
+
+class Replayer:
     """One call, its live copy, and what its repetition showed so far."""
 
     def __init__(self, call: CapturedCall, *, replays: int, budget: Budget) -> None:
@@ -46,7 +109,17 @@ class Laboratory:
     @property
     def in_place(self) -> CallOutcome | None:
         """The outcome of the call as it was, but for rare exceptions; ``None`` where it has several."""
-        return self.repeated.reference if stats.is_rare(self.repeated.arm("repeat")) else None
+        return self.repeated.reference if stats.is_rare(self.repeated.result("repeat")) else None
+
+    def against_in_place(self) -> Tally:
+        """A tally that compares with the one outcome that the undisturbed call has.
+
+        Raises:
+            InapplicableError: it has several.
+        """
+        if self.in_place is None:
+            raise InapplicableError("the outcome differs in place")
+        return Tally(self.in_place)
 
     def replay(self, tally: Tally, *, live: Materialised | None = None, change: Change = UNCHANGED) -> None:
         """Reset, run under ``change``, and add the outcome to the tally."""
@@ -83,7 +156,8 @@ class Laboratory:
         each: bool = False,
         tally: Tally | None = None,
     ) -> ExperimentResult:
-        """The outcomes of ``live`` under ``change``, against those of the call as it was in between."""
+        """The outcomes of ``live`` under ``change`` (entered anew for ``each``), against those of the call as it was in
+        between."""
         tally = tally or Tally()
 
         def block(count: int) -> None:
@@ -98,31 +172,30 @@ class Laboratory:
     def controlled(self, name: str, tally: Tally, left: Budget, *, block: Callable[[int], None]) -> ExperimentResult:
         """Replays in blocks, until the tally has its trials or the time is up.
 
-        Where the call differs as it is, each block of the arm is followed by one of the call as it was, which counts
-        for ``repeat``. Races show only while cores are free, so an arm that removes the difference proves nothing if
-        the unchanged call did not differ meanwhile either.
+        Where the call differs as it is, each block is followed by one of the call as it was, which counts for
+        ``repeat``. Races show only while cores are free, so an experiment that removes the difference proves nothing if
+        the unchanged call did not differ meanwhile either: they take turns, up to a limit.
         """
-        controls = self.repeated.differing if name != "repeat" and tally.reference is None else 0
+        controls = name != "repeat" and tally.reference is None and self.repeated.differing > 0
         before = self.repeated.differing
 
         def undecided() -> bool:
-            """Whether neither the arm nor the unchanged call differed so far: they take turns, up to a limit."""
-            seen = tally.differing or self.repeated.differing > before
-            return bool(controls) and not seen and tally.trials < LONGER * self.trials
+            return controls and not tally.differing and self.repeated.differing == before
 
-        while tally.trials < self.trials or undecided():
-            size = self._block_size(left)
+        while tally.trials < self.trials or (undecided() and tally.trials < LONGER * self.trials):
+            affordable = int(left.left() / (BLOCKS * self.cost)) if self.cost else self.trials
+            size = max(1, min(affordable, -(-self.trials // BLOCKS)))
             missing = self.trials - tally.trials + (tally.reference is None)
             block(min(size, missing) if missing > 0 else size)
             for _ in range(self._controls(size) if controls else 0):
                 self.replay(self.repeated)
             if tally.trials and left.left() <= 0:
                 break
-        note = "" if tally.trials >= self.trials else f"{tally.trials} of {self.trials} trials: {NO_TIME}"
-        if controls and not tally.differing and self.repeated.differing == before:
+        if undecided():
             note = f"{tally.trials} replays agree, but so did those of the unchanged call meanwhile"
             return ExperimentResult(name, "call", note=note)
-        return tally.arm(name, note=note)
+        short = tally.trials < self.trials
+        return tally.result(name, note=f"{tally.trials} of {self.trials} trials: {NO_TIME}" if short else "")
 
     def _controls(self, size: int) -> int:
         """Unchanged replays after a block: so many that, over all blocks, one that differs is missed in 1 of 1000 cases
@@ -130,17 +203,13 @@ class Laboratory:
         share = min(0.99, self.repeated.differing / self.repeated.trials)
         return min(size, max(1, math.ceil(math.log(0.001) / math.log(1 - share) / BLOCKS)))
 
-    def _block_size(self, left: Budget) -> int:
-        affordable = int(left.left() / (BLOCKS * self.cost)) if self.cost else self.trials
-        return max(1, min(affordable, -(-self.trials // BLOCKS)))
-
     def repeat(self, left: Budget) -> ExperimentResult:
-        """The arm ``repeat``: same storages, content and generators put back before each replay.
+        """The experiment ``repeat``: same storages, content and generators put back before each replay.
 
-        Goes on where nothing differed yet, and where outcomes differ so rarely that other arms could prove nothing.
+        Goes on where nothing differed yet, and where outcomes differ so rarely that others could prove nothing.
         """
         tally = self.repeated
-        arm = self.compared("repeat", left, tally=tally)
+        note = self.compared("repeat", left, tally=tally).note
         patient = Budget(self.budget.left() * PATIENT_SHARE)
         while not tally.differing and tally.trials < PATIENCE * self.replays and patient.left() > 0:
             self.replay(tally)
@@ -148,11 +217,11 @@ class Laboratory:
             for _ in range(10):
                 self.replay(tally)
         self.trials = self._length()
-        return tally.arm("repeat", note=arm.note)
+        return tally.result("repeat", note=note)
 
     def _length(self) -> int:
-        """Trials that the other arms are to make."""
-        return stats.arm_length(self.repeated.arm("repeat"), asked=self.replays)
+        """Trials that the other experiments are to make."""
+        return stats.arm_length(self.repeated.result("repeat"), asked=self.replays)
 
     def keep(self, tally: Tally) -> None:
         """Remember an outcome that only a disturbance brought about."""

@@ -27,9 +27,9 @@ from hashbench.errors import HashbenchError
 from hashbench.processes import run
 from hashbench.records import Diagnosis
 from hashbench.replay.call import LINE, CapturedCall, TensorForm
+from hashbench.replay.ops import Definition, definition_of, needs_definition
 from hashbench.repro import call_file, report, script
 from hashbench.repro.call_values import BadCallError
-from hashbench.repro.op_definition import Definition, definition_of, needs_definition
 from hashbench.run import environment
 from hashbench.run.outputs import Difference
 
@@ -223,7 +223,7 @@ def run_in_fresh_process(folder: Path, *, timeout: float, definition: Path | str
     Args:
         timeout: seconds that it may take.
         definition: what defines a custom op, as ``repro.py`` wants it; see
-            :class:`~hashbench.repro.op_definition.Definition`.
+            :class:`~hashbench.replay.ops.Definition`.
 
     Returns:
         ``yes: 20 of 20 calls differ``, ``no: 0 of 500 calls differ``, ``failed: …`` or ``timeout after 60 s``.

@@ -17,11 +17,19 @@ import torch
 
 from hashbench.catalog import EXPERIMENTS
 from hashbench.records import Evidence, ExperimentResult
-from hashbench.replay.call import LINE, CapturedCall, GeneratorSlot, Memory, Slot, TensorForm, generator_slots
-from hashbench.replay.capture import may_resize
-from hashbench.replay.experiments.table import possible_shifts
+from hashbench.replay.call import (
+    LINE,
+    CapturedCall,
+    GeneratorSlot,
+    Memory,
+    Slot,
+    TensorForm,
+    generator_slots,
+    may_resize,
+)
+from hashbench.replay.methods import possible_shifts
+from hashbench.replay.ops import needs_definition
 from hashbench.repro.call_values import bad, is_named
-from hashbench.repro.op_definition import needs_definition
 from hashbench.repro.templates import exists, render
 from hashbench.trace.op_schema import plan_of
 

@@ -23,8 +23,7 @@ import torch
 import hashbench
 from hashbench import HashbenchError, HashDebugTrace, Trace, find_divergence
 from hashbench.records import CallFacts, Decision, Diagnosis, Evidence, ExperimentResult, Rate
-from hashbench.replay.call import CapturedCall, Memory, TensorForm
-from hashbench.replay.capture import capture
+from hashbench.replay.call import CapturedCall, Memory, TensorForm, capture
 from hashbench.repro import folder as repro_folder
 from hashbench.repro import rerun, script
 from hashbench.run import environment

@@ -21,20 +21,18 @@ from hashbench.catalog import EXPERIMENTS
 from hashbench.causes import stats
 from hashbench.processes import Budget
 from hashbench.records import Evidence, TensorDigest
-from hashbench.replay import Replays, experiments
+from hashbench.replay import Replays, experiments, methods
 from hashbench.replay import call as calls_module
-from hashbench.replay.call import CallOutcome, CapturedCall, TensorForm, in_force, outcome_of
-from hashbench.replay.capture import capture
+from hashbench.replay.call import CallOutcome, CapturedCall, TensorForm, capture, in_force, outcome_of
 from hashbench.replay.controls import memory as poison_module
-from hashbench.replay.experiments import table as arms_module
-from hashbench.replay.experiments.table import with_copied_sources, with_exact_values
 from hashbench.replay.facts import have_chosen_values, have_same_values, have_tied_places, representation_of
-from hashbench.replay.replayer import Laboratory
-from hashbench.replay.tally import Tally
+from hashbench.replay.methods import with_copied_sources, with_exact_values
+from hashbench.replay.replayer import Replayer, Tally
 from hashbench.run.settings import preserved, settings
 
 aten = torch.ops.aten
 REPLAYS = 8
+AROUND = {name: method for name, method in methods.METHODS.items() if isinstance(method, methods.Around)}
 
 
 @pytest.fixture(autouse=True)
@@ -361,7 +359,7 @@ def test_everything_is_as_before_afterwards() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("arm", arms_module.SURROUNDINGS)
+@pytest.mark.parametrize("arm", AROUND)
 def test_an_arm_puts_back_what_it_changed_also_on_error(arm: str) -> None:
     if arm == "busy_stream":
         pytest.skip("needs an accelerator")
@@ -398,7 +396,7 @@ def test_an_arm_changes_what_it_says(arm: str, changed: dict[str, str]) -> None:
 
 
 def named(arm: str) -> Any:
-    return arms_module.SURROUNDINGS[arm]
+    return AROUND[arm]
 
 
 def set_older_names(*, on: bool) -> None:
@@ -451,7 +449,7 @@ def test_tf32_is_switched_by_names_that_do_not_contradict_each_other(before: str
 )
 def test_a_kind_of_device_gets_the_arms_that_make_sense_there(device: str, special: set[str]) -> None:
     everywhere = {"deterministic", "deterministic_fill", "nondeterministic", "entropy", "clocks", "one_worker", "busy"}
-    found = {name for name in arms_module.SURROUNDINGS if EXPERIMENTS[name].runs_on(torch.device(device).type)}
+    found = {name for name in AROUND if EXPERIMENTS[name].runs_on(torch.device(device).type)}
     assert found == everywhere | special
 
 
@@ -664,7 +662,7 @@ def test_memory_of_an_accelerator_is_moved_by_an_offset_into_a_larger_block() ->
     """Its allocator gives addresses that 512 divides; here the device is one without any, at address 0."""
     like = torch.empty(1000, dtype=torch.uint8, device="meta")
     assert calls_module._aligned(like, 0, exact=True).storage_offset() == 0
-    for shift in arms_module.SHIFTS:
+    for shift in methods.SHIFTS:
         found = calls_module._aligned(like, shift % 64, exact=shift % 64 == 0)
         assert (found.storage_offset(), found.numel()) == (shift % 64, 1000)
         form = TensorForm(0, torch.float32, (10, 5), (6, 1), offset=2)
@@ -712,11 +710,11 @@ class Streams:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, milliseconds: float) -> None:
         self.done: list[str] = []
         self.milliseconds = milliseconds
-        monkeypatch.setattr(arms_module.torch, "Stream", self.stream)
-        monkeypatch.setattr(arms_module.torch, "Event", self.event)
-        monkeypatch.setattr(arms_module, "_matrices", lambda _: (None, None))
-        monkeypatch.setattr(arms_module, "_multiply", lambda *_, count: self.done.append(f"{count} products"))
-        arms_module._seconds_of_a_product.cache_clear()
+        monkeypatch.setattr(methods.torch, "Stream", self.stream)
+        monkeypatch.setattr(methods.torch, "Event", self.event)
+        monkeypatch.setattr(methods, "_matrices", lambda _: (None, None))
+        monkeypatch.setattr(methods, "_multiply", lambda *_, count: self.done.append(f"{count} products"))
+        methods._seconds_of_a_product.cache_clear()
 
     def stream(self, device: torch.device) -> Any:
         note = self.done.append
@@ -768,7 +766,7 @@ def test_a_second_stream_of_the_call_is_busy_long_enough(
             assert streams.done[-3:] == ["on a stream of cuda:1", f"{products} products", "left"]
         assert streams.done[-1] == "waited"
     assert "5 products" not in streams.done, "it warms up and measures once"
-    arms_module._seconds_of_a_product.cache_clear()
+    methods._seconds_of_a_product.cache_clear()
 
 
 @pytest.mark.gpu
@@ -831,7 +829,7 @@ def test_a_tally_keeps_the_first_outcome_and_a_few_that_differ() -> None:
 def test_a_laboratory_sees_writes_that_the_schema_does_not_declare() -> None:
     call = captured(torch.ops.replayed.writes_behind.default, numbers(3))
     with in_force(call):
-        lab = Laboratory(call, replays=2, budget=Budget(5))
+        lab = Replayer(call, replays=2, budget=Budget(5))
         lab.repeat(Budget(5))
     assert len(lab.repeated.copies[0]) == 2
     assert lab.repeated.copies[0][1].tolist() == (numbers(3) + 1).tolist()

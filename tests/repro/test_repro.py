@@ -23,11 +23,11 @@ from hashbench.catalog import EXPERIMENTS, places
 from hashbench.errors import HashbenchError
 from hashbench.processes import Budget
 from hashbench.records import Diagnosis, ExperimentResult
+from hashbench.replay import ops
 from hashbench.replay.call import CapturedCall, Memory, in_force, outcome_of
 from hashbench.replay.controls.memory import requests
-from hashbench.replay.experiments.special import SPECIAL_ARMS
-from hashbench.replay.experiments.table import SURROUNDINGS
-from hashbench.repro import op_definition, report, script
+from hashbench.replay.methods import METHODS
+from hashbench.repro import report, script
 from hashbench.repro.folder import load_call, run_in_fresh_process, write_repro
 from hashbench.run.outputs import Difference
 from hashbench.run.settings import preserved
@@ -269,10 +269,10 @@ def noisy(x: torch.Tensor) -> torch.Tensor:
 def test_custom_op_is_reproduced_with_the_file_that_defines_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "my_ops.py"
     file.write_text(DEFINITION.format(name="hashbench_repro"))
-    op_definition.load(str(file))
+    ops.load(str(file))
     call = captured(torch.ops.hashbench_repro.noisy.default, torch.ones(3))
     folder = written(tmp_path / "repro", call, REPEAT)
-    definition = op_definition.definition_of(call.func)
+    definition = ops.definition_of(call.func)
     assert definition is not None
     assert definition.file == file
     text = (folder / "repro.py").read_text()
@@ -284,7 +284,7 @@ def test_custom_op_is_reproduced_with_the_file_that_defines_it(tmp_path: Path, m
 
 
 def test_op_of_torch_needs_no_definition() -> None:
-    assert not op_definition.needs_definition(aten.add.Tensor)
+    assert not ops.needs_definition(aten.add.Tensor)
 
 
 def test_settings_of_the_call_are_in_force(tmp_path: Path) -> None:
@@ -602,7 +602,7 @@ def test_report_says_all_of_it(tmp_path: Path) -> None:
 
 def test_every_experiment_on_a_call_is_implemented_and_those_with_a_demo_have_a_script() -> None:
     named = {name for name, _ in places(EXPERIMENTS.values(), "call")}
-    assert named == {"repeat", *SURROUNDINGS, *SPECIAL_ARMS}
+    assert named == {"repeat", *METHODS}
     assert {name for name in named if EXPERIMENTS[name].demo} == set(script.SHOWING)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from hashbench.replay.capture import CaptureError
+from hashbench.replay.call import CaptureError
 from hashbench.run.outputs import Difference, measure
 from hashbench.tools.bitwise.findings import ForwardCall, Mismatch, Place, Places, message
 from hashbench.tools.bitwise.repeating import (

@@ -11,10 +11,19 @@ from typing import Any, Literal
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from hashbench.replay.call import LiveMemory, Memory, TensorForm, laid_over
-from hashbench.replay.capture import CaptureError, Windows, is_plain, may_resize, refuse_shadows
+from hashbench.replay.call import (
+    CaptureError,
+    LiveMemory,
+    Memory,
+    TensorForm,
+    Windows,
+    is_plain,
+    laid_over,
+    may_resize,
+    refuse_shadows,
+)
 from hashbench.replay.controls import POISONS, poisoned_memory
-from hashbench.replay.op_owner import is_custom
+from hashbench.replay.ops import is_custom
 from hashbench.run.outcome import failure_of
 from hashbench.run.outputs import Difference, bitwise_equal, flatten, integer_view, measure
 from hashbench.run.rng import random_states, restore_random_states

@@ -1,1 +1,0 @@
-"""The experiments on a captured call: what each changes around a replay."""

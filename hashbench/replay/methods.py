@@ -1,0 +1,458 @@
+"""The experiments on a captured call: what each of ``catalog.EXPERIMENTS`` changes around a replay, about its memory,
+or about the call itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from math import comb
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from hashbench.processes import Budget
+from hashbench.records import NO_TIME, ExperimentResult
+from hashbench.replay import controls
+from hashbench.replay.call import CapturedCall, Materialised, TensorForm, held_bytes, outcome_of
+from hashbench.replay.facts import have_same_form, snapshot_bits, written_slots
+from hashbench.replay.ops import calls_others
+from hashbench.replay.replayer import Change, InapplicableError, Replayer, Tally
+from hashbench.run.settings import applied, preserved
+from hashbench.trace.op_schema import plan_of
+
+Method = Callable[[str, Replayer, Budget], ExperimentResult]
+"""Makes the experiment of a name with a call, in the time that it may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """An experiment that changes what is around the call.
+
+    ``each``: entered for every replay anew; else for a block of them. ``outside``: what it changes can reach only code
+    that is not torch's own. ``inside``: it can reach only an op that calls others: a custom one, or one that torch
+    composes of others. ``disturbs``: it adds a disturbance, so its outcomes are compared with those without.
+    ``on_call``: the change wants to know the call's device, and the seconds that a replay takes.
+    """
+
+    change: Callable[..., AbstractContextManager[Callable[[], None] | None]]
+    each: bool = False
+    outside: bool = False
+    inside: bool = False
+    disturbs: bool = False
+    on_call: bool = False
+
+    def around(self, device: torch.device, *, seconds: float) -> Change:
+        """The change for a call on this device whose replay takes so many seconds."""
+        return functools.partial(self.change, device, seconds) if self.on_call else self.change
+
+    def __call__(self, name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
+        if self.outside and not replayer.custom:
+            raise InapplicableError("torch's own kernels read nothing from outside torch")
+        if self.inside and not (replayer.custom or calls_others(replayer.call.func)):
+            raise InapplicableError("this kernel calls no other op, so there is nothing to choose")
+        tally = replayer.against_in_place() if self.disturbs else Tally()
+        if name == "nondeterministic" and replayer.call.settings.get("deterministic_algorithms") == "off":
+            return replayer.repeated.result(name, note="as it was captured")
+        change = self.around(replayer.call.device, seconds=replayer.cost)
+        result = replayer.compared(name, left, change=change, each=self.each, tally=tally)
+        if self.disturbs:
+            replayer.keep(tally)
+        return result
+
+
+# ------------------------------------------------------------------------------------------ settings and libraries
+
+
+def _settings(**values: str) -> Around:
+    return Around(lambda: applied({name.replace("__", "."): text for name, text in values.items()}))
+
+
+@contextmanager
+def attention_by(backend: SDPBackend) -> Iterator[None]:
+    """One implementation of attention alone: torch raises where it cannot do the call."""
+    with sdpa_kernel(backend):
+        yield
+
+
+def _attention(backend: SDPBackend) -> Around:
+    return Around(functools.partial(attention_by, backend), inside=True)
+
+
+@contextmanager
+def tf32(*, on: bool) -> Iterator[None]:
+    """TF32 in all matrix products, convolutions and recurrent layers of CUDA, or in none.
+
+    torch 2.9 and later have two kinds of names for this, and raise where they contradict each other. The older ones set
+    the newer ones, too, so they go first; what the newer ones inherit from ``torch.backends.fp32_precision`` has to
+    be overruled by themselves.
+    """
+    with preserved(), getattr(torch.backends, "__allow_nonbracketed_mutation", nullcontext)():
+        older = _older_names()
+        try:
+            _set_older_names(matmul=on, cudnn=on)
+            _set_newer_names("tf32" if on else "ieee")
+            yield
+        finally:
+            _set_older_names(**older)  # not by ``preserved``, which cannot read what contradicts the newer ones
+
+
+def _older_names() -> dict[str, bool]:
+    """What the older names say, also where they contradict the newer ones, which are all ``tf32`` afterwards: then
+    torch raises on reading an older one that is not."""
+    _set_newer_names("tf32")
+    owners: dict[str, Any] = {"matmul": torch.backends.cuda.matmul, "cudnn": torch.backends.cudnn}
+    known = {}
+    for name, owner in owners.items():
+        try:
+            known[name] = bool(owner.allow_tf32)
+        except RuntimeError:
+            known[name] = False
+    return known
+
+
+def _set_older_names(*, matmul: bool, cudnn: bool) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = matmul
+    torch.backends.cudnn.allow_tf32 = cudnn
+
+
+def _set_newer_names(precision: str) -> None:
+    backends: Any = torch.backends  # torch declares neither ``conv`` nor ``rnn``
+    for owner in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
+        owner.fp32_precision = precision
+
+
+# ------------------------------------------------------------------------------------------------ a busy device
+
+BUSY_SECONDS = 0.05
+"""For so long the other stream is busy at least: several times the launch of any op, and longer than most kernels."""
+MOST_BUSY_SECONDS = 1.0
+_WIDTH = 2048
+"""Rows of the matrices that are multiplied: enough blocks to fill a large GPU, 16 MiB each."""
+_MOST_PRODUCTS = 20_000
+
+
+@contextmanager
+def busy_stream(device: torch.device, seconds: float) -> Iterator[None]:
+    """Matrix products keep a second stream of ``device`` busy, from before the body begins and for twice the
+    ``seconds`` that it takes, up to a second; waits for them on leaving."""
+    wanted = min(MOST_BUSY_SECONDS, max(BUSY_SECONDS, 2 * seconds))
+    count = min(_MOST_PRODUCTS, math.ceil(wanted / _seconds_of_a_product(device)))
+    stream = torch.Stream(device)
+    with stream:
+        matrices = _matrices(device)  # held until the stream is done
+        _multiply(*matrices, count=count)
+    try:
+        yield
+    finally:
+        stream.synchronize()
+
+
+@functools.cache
+def _seconds_of_a_product(device: torch.device) -> float:
+    """The time of one, warm, measured by the device itself; it does not change while a process lives."""
+    stream, begin, end = torch.Stream(device), *(torch.Event(device, enable_timing=True) for _ in range(2))
+    with stream:
+        matrices = _matrices(device)
+        _multiply(*matrices, count=5)  # loads the kernel, and the library's memory for this stream
+        begin.record(stream)
+        _multiply(*matrices, count=10)
+        end.record(stream)
+    stream.synchronize()
+    return max(begin.elapsed_time(end) / 10 / 1000, 1e-6)
+
+
+def _matrices(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """A matrix that is its own square, and room for the product."""
+    matrix = torch.full((_WIDTH, _WIDTH), 1 / _WIDTH, dtype=torch.float32, device=device)
+    return matrix, torch.zeros_like(matrix)
+
+
+def _multiply(matrix: torch.Tensor, product: torch.Tensor, *, count: int) -> None:
+    for _ in range(count):
+        torch.mm(matrix, matrix, out=product)
+
+
+# --------------------------------------------------------------------------------------------------- other content
+
+_SMALL, _TINY = 8, 1
+"""Largest whole number that replaces an element: sums of 100 000 products stay exact in float32, and in 16 bits sums of
+some hundreds of products do."""
+
+
+def exact_values(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
+    """Small whole numbers for all contents: sums no longer depend on their order."""
+    changed = with_exact_values(replayer.call)
+    if changed is not None:
+        return replayer.compared(name, left, live=changed.materialise())
+    forms = replayer.call.tensors
+    if forms and all(isinstance(form, TensorForm) and not _is_inexact(form.dtype) for form in forms):
+        return replayer.repeated.result(name, note="all inputs are whole numbers as they are")
+    raise InapplicableError("no floating-point input in plain memory")
+
+
+def with_exact_values(call: CapturedCall) -> CapturedCall | None:
+    """The call with small whole numbers for the content of every floating-point or complex tensor, so that sums are
+    exact in any order; ``None`` where it has no such tensor. Indices, masks and tensors without plain memory stay."""
+    generator = torch.Generator().manual_seed(20)
+    contents = [memory.content.clone() for memory in call.memories]
+    changed = False
+    for form in call.tensors:
+        if isinstance(form, TensorForm) and _can_hold_whole_numbers(form.dtype) and form.span()[1]:
+            start, end = form.span()  # holes included
+            flat = contents[form.storage][start:end].view(form.dtype)
+            numbers = torch.view_as_real(flat) if form.dtype.is_complex else flat
+            most = _SMALL if numbers.itemsize > 2 else _TINY
+            numbers.copy_(torch.randint(-most, most + 1, numbers.shape, generator=generator).to(torch.float32))
+            changed = True
+    memories = tuple(replace(memory, content=new) for memory, new in zip(call.memories, contents, strict=True))
+    return replace(call, memories=memories) if changed else None
+
+
+def _is_inexact(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _can_hold_whole_numbers(dtype: torch.dtype) -> bool:
+    try:
+        return _is_inexact(dtype) and torch.tensor([-1.0, 0, 1], dtype=dtype).to(torch.float32).tolist() == [-1, 0, 1]
+    except (RuntimeError, NotImplementedError):  # packed formats
+        return False
+
+
+def copied_sources(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
+    """Memory of its own for what is only read but shares memory with what is written."""
+    changed = with_copied_sources(replayer.call)
+    if changed is None:
+        raise InapplicableError("nothing that is written shares memory with what is read")
+    return replayer.compared(name, left, live=changed.materialise())
+
+
+def with_copied_sources(call: CapturedCall) -> CapturedCall | None:
+    """The call with memory of its own for every argument that is only read but shares memory with a written one;
+    ``None`` where there is no such argument."""
+    written = written_slots(call)
+    targets = {form.storage for index in written if isinstance(form := call.tensors[index], TensorForm)}
+    memories, tensors = list(call.memories), list(call.tensors)
+    for index, form in enumerate(call.tensors):
+        if isinstance(form, TensorForm) and form.storage in targets and index not in written:
+            tensors[index] = replace(form, storage=len(memories))
+            memories.append(dataclasses.replace(call.memories[form.storage]))
+    if len(memories) == len(call.memories):
+        return None
+    return replace(call, memories=tuple(memories), tensors=tuple(tensors))
+
+
+# ------------------------------------------------------------------------------------------------ at other addresses
+
+SHIFTS = (4, 8, 16, 32, 48, 64)
+"""Bytes. The addresses that vector kernels tell apart; at 64 a whole cache line."""
+
+MOST_MEMORIES = 8
+"""Memories that are also moved alone; a fused optimizer has hundreds."""
+
+
+def fresh_memory(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
+    """New memory for the inputs of each replay, and other bytes in what was freed before."""
+    tally, call = replayer.against_in_place(), replayer.call
+    sizes = [memory.content.nbytes for memory in call.memories]
+    sizes += [held_bytes(tensor) for copy in replayer.repeated.copies[:1] for tensor in copy]
+    held: list[Materialised] = []
+
+    def block(count: int) -> None:
+        for _ in range(count):
+            byte = (37 * len(tally.seconds) + 1) & 0xFF
+            freed = [torch.full((size,), byte, dtype=torch.uint8, device=call.device) for size in sizes]
+            del freed  # what is allocated next holds other bytes than before
+            held.append(call.materialise())
+            replayer.replay(tally, live=held[-1])
+            del held[:-1]  # not before: the next memory must be another
+
+    result = replayer.controlled(name, tally, left, block=block)
+    replayer.keep(tally)
+    return result
+
+
+def possible_shifts(call: CapturedCall, memory: int | None) -> tuple[int, ...]:
+    """The shifts of one memory (``None``: of all together) at which elements still lie at multiples of their size."""
+    sizes = {
+        form.dtype.itemsize
+        for form in call.tensors
+        if isinstance(form, TensorForm) and memory in (None, form.storage) and form.span()[1]
+    }
+    return tuple(shift for shift in SHIFTS if sizes and all(shift % size == 0 for size in sizes))
+
+
+def moved(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
+    """Inputs at other addresses, all together and each memory alone, against the one outcome in place."""
+    tally, call = replayer.against_in_place(), replayer.call
+    alone = range(min(len(call.memories), MOST_MEMORIES)) if len(call.memories) > 1 else ()
+    moves = [(memory, shift) for memory in (None, *alone) for shift in possible_shifts(call, memory)]
+    if not moves:
+        raise InapplicableError("no plain memory to move")
+    times = max(3, -(-replayer.replays // len(moves)))
+    differing: list[tuple[int | None, int]] = []
+    unsteady = tried = 0
+    for memory, shift in moves:
+        if tried and left.left() <= 0:
+            break
+        tried += 1
+        there, live = Tally(), call.materialise(shift, only=memory)
+        for _ in range(times):
+            replayer.replay(there, live=live)
+        if there.differing:  # then it is not the address alone that decides
+            unsteady += 1
+            continue
+        for seconds in there.seconds:
+            tally.add(there.outcomes[0], seconds=seconds, copy=lambda copies=there.copies: copies[0])  # type: ignore[misc]
+        replayer.elsewhere += there.outcomes[:1]
+        if there.reference != replayer.in_place:
+            differing.append((memory, shift))
+    notes = [f"{unsteady} shifts give several outcomes"] if unsteady else []
+    notes += [f"{tried} of {len(moves)} shifts: {NO_TIME}"] if tried < len(moves) else []
+    replayer.keep(tally)
+    result = tally.result(name, found=_shifts_text(differing), note="; ".join(notes))
+    return replace(result, moves=tuple(differing))
+
+
+def _shifts_text(differing: Sequence[tuple[int | None, int]]) -> str:
+    """``all by 4, 8 bytes; memory 0 by 4 bytes``."""
+    by_memory: dict[int | None, list[str]] = {}
+    for memory, shift in differing:
+        by_memory.setdefault(memory, []).append(str(shift))
+    named = {"all" if memory is None else f"memory {memory}": shifts for memory, shifts in by_memory.items()}
+    return "; ".join(f"{name} by {', '.join(shifts)} bytes" for name, shifts in named.items())
+
+
+# ------------------------------------------------------------------------------------------------------ generators
+
+GUILTY_REPLAYS = 5
+
+
+def generators(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
+    """Every generator object alive put back before each replay; names those that alone remove the difference."""
+    if not replayer.custom:
+        raise InapplicableError("torch's own kernels draw from generators that are restored anyway")
+    noted, tally = controls.Generators.alive(), Tally()
+
+    def replay(count: int, into: Tally, *, only: str | None = None) -> None:
+        for _ in range(count):
+            noted.restored(only=only)
+            replayer.replay(into)
+
+    try:
+        result = replayer.controlled(name, tally, left, block=functools.partial(replay, into=tally))
+        if not replayer.repeated.differing or not result.ran or result.differing:
+            return result
+        drawn_from, guilty = noted.changed(), []
+        for generator in drawn_from:
+            alone = Tally()
+            noted.restored()
+            replay(GUILTY_REPLAYS, alone, only=generator)
+            guilty += [] if alone.differing else [generator]
+    finally:
+        noted.restored()
+    return replace(result, found=", ".join(guilty or drawn_from))
+
+
+# ---------------------------------------------------------------------------------------------- uninitialised memory
+
+POISON_WANTED, POISON_FEWEST = 12, 6
+"""Replays under each value. With 12, one element in 1.4 million that vary by themselves seems to follow; with 6, one in
+460, so that nothing may vary."""
+
+POISON_LUCK = 0.01
+"""Chance that one of the elements that vary by themselves may have of seeming to follow. By luck alone, an element with
+two outcomes falls into two halves of N with a chance of 2 / C(2N, N): one in 10**10 for N = 20."""
+
+
+@dataclass(slots=True)
+class _Side:
+    """What stayed the same in all replays under one value."""
+
+    bits: list[torch.Tensor] = field(default_factory=list)
+    stable: list[torch.Tensor] = field(default_factory=list)
+    replays: int = 0
+
+    def add(self, bits: list[torch.Tensor]) -> None:
+        self.replays += 1
+        if self.replays == 1:
+            self.bits = bits
+            self.stable = [torch.ones(len(part), dtype=torch.bool, device=part.device) for part in bits]
+        _require_same_form(self.bits, bits)
+        for stable, old, new in zip(self.stable, self.bits, bits, strict=True):
+            stable &= (old == new).all(dim=1)
+
+
+def _require_same_form(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> None:
+    if not have_same_form(one, other):
+        raise InapplicableError("replays give outputs of other sizes")
+
+
+def poison(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
+    """Two values in all fresh memory, in an order that favours neither. An element follows them where it has one value
+    in all replays under the first and another one in all under the second. Trials are the replays under the second,
+    those that differ all of them or none."""
+    call, live = replayer.call, replayer.live
+    if plan_of(call.func).blank:
+        raise InapplicableError("the op hands out memory for others to write")
+    sides = (_Side(), _Side())
+    for number in range(2 * max(replayer.replays, POISON_WANTED)):
+        if number % 4 == 0 and number and left.left() <= 0:
+            break
+        which = (0, 1, 1, 0)[number % 4]
+        live.reset()
+        with controls.poisoned_memory(controls.POISONS[which], device=call.device):
+            output = live.run()
+        sides[which].add(snapshot_bits(replayer.snapshot(output, live, outcome_of(output, live))))
+    first, second = sides
+    if second.replays < POISON_FEWEST:
+        raise InapplicableError(f"budget: {second.replays} replays are too few")
+    _require_same_form(first.bits, second.bits)
+    following = varying = 0
+    for one, other, stable, also in zip(first.bits, second.bits, first.stable, second.stable, strict=True):
+        following += int((stable & also & (one != other).any(dim=1)).sum())
+        varying += int((~(stable & also)).sum())
+    trials = second.replays
+    if following and varying and (varying + following) * 2 / comb(2 * trials, trials) > POISON_LUCK:
+        raise InapplicableError(f"budget: {trials} replays of {varying} varying elements are too few")
+    counts = {"trials": trials, "differing": trials if following else 0, "distinct": 2 if following else 1}
+    found = f"{following} of {sum(map(len, first.bits))} elements" if following else ""
+    return ExperimentResult(name, "call", **counts, found=found, note=controls.poison_reach(call.device.type))
+
+
+# -------------------------------------------------------------------------------------------------------- the table
+
+METHODS: Mapping[str, Method] = {
+    "one_thread": Around(controls.one_thread),
+    "exact_values": exact_values,
+    "copied_sources": copied_sources,
+    "poison": poison,
+    "generators": generators,
+    "entropy": Around(controls.constant_entropy, outside=True),
+    "clocks": Around(controls.ticking_clocks, outside=True),
+    "one_worker": Around(controls.single_worker_pools, outside=True),
+    "moved": moved,
+    "busy": Around(controls.busy_threads, disturbs=True),
+    "busy_stream": Around(busy_stream, each=True, disturbs=True, on_call=True),
+    "fresh_memory": fresh_memory,
+    "deterministic": _settings(deterministic_algorithms="on", fill_uninitialized_memory="False"),
+    "deterministic_fill": _settings(deterministic_algorithms="on", fill_uninitialized_memory="True"),
+    "nondeterministic": _settings(deterministic_algorithms="off", fill_uninitialized_memory="False"),
+    "cudnn_deterministic": _settings(cudnn__benchmark="False", cudnn__deterministic="True"),
+    "onednn_deterministic": _settings(mkldnn__deterministic="True"),
+    "onednn_off": _settings(mkldnn__enabled="False"),
+    "cudnn_off": _settings(cudnn__enabled="False"),
+    "cudnn_benchmark": _settings(cudnn__benchmark="True", cudnn__deterministic="False"),
+    "sdpa_math": _attention(SDPBackend.MATH),
+    "sdpa_flash": _attention(SDPBackend.FLASH_ATTENTION),
+    "sdpa_efficient": _attention(SDPBackend.EFFICIENT_ATTENTION),
+    "sdpa_cudnn": _attention(SDPBackend.CUDNN_ATTENTION),
+    "tf32_off": Around(functools.partial(tf32, on=False)),
+    "tf32_on": Around(functools.partial(tf32, on=True)),
+}
+"""How each experiment of ``catalog.EXPERIMENTS`` on a call is made, in the same order."""
