@@ -39,10 +39,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("results", NO_MODULE),
     ("causes", NO_MODULE),
     ("replay", EVERY_MODULE),
-    (
-        "repro",
-        frozenset({"call_file", "call_values", "folder", "op_definition", "rerun", "script", "torch_docs"}),
-    ),
+    ("repro", EVERY_MODULE),
     ("diagnose", frozenset({"driver", "pairs", "patching"})),
     ("suites", frozenset({"huggingface", "timm", "torchvision"})),
     ("check", frozenset({"function", "model", "pair"})),

@@ -17,7 +17,7 @@ from repro_helpers import adding_rows, aten, captured, said_of
 
 from hashbench.records import ROW_COLUMNS
 from hashbench.replay import ops
-from hashbench.repro.folder import write_repro
+from hashbench.repro import write_repro
 from hashbench.results.rows import read_rows
 
 NO_TORCH = """

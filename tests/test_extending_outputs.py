@@ -18,7 +18,7 @@ import hashbench
 PACKAGE = Path(hashbench.__file__).parent
 
 BEGIN = """
-import dataclasses, json, pathlib
+import dataclasses, json, pathlib, torch
 from tests.experiment_texts import evidence, result
 from tests.report.histories import DIAGNOSED, failed, judged, passing
 from tests.report.rows import row, sweep, write_rows
@@ -31,6 +31,7 @@ from hashbench.report.exports import as_junit, as_markdown
 from hashbench.report.text import as_json, sweep_table
 from hashbench.repro import report
 from hashbench.results.rows import read_rows, row_from_json, row_to_json
+from tests.repro_helpers import aten, captured
 
 
 def outputs(bad):
@@ -97,8 +98,8 @@ ADDED = {
         shown("cosmic_ray", found, *found)
         shown("A bit was flipped from outside.", found, "page")
         shown("Move below ground", found, *(name for name in found if name != "table"))
-        facts = {"op": "op", "place": "", "facts": (), "inputs": (), "environment": (), "usage": ""}
-        text = report.report(diagnosis=Diagnosis(decided, Evidence("kernel", arms=results)), **facts)
+        call = captured(aten.add.Tensor, torch.ones(3), torch.ones(3))
+        text = report(call, Diagnosis(decided, Evidence("kernel", arms=results)), here={})
         assert "**cosmic ray**, proven: an experiment shows the mechanism." in text
         """,
     ),
@@ -121,14 +122,11 @@ ADDED = {
         found = outputs(dataclasses.replace(DIAGNOSED, evidence=RowEvidence.of(results)))
         shown("call/low_power 0/20", found, *(name for name in found if name not in ("table", "page")))
         shown("at a low clock rate", found, "page")
-        facts = {"op": "op", "place": "", "facts": (), "inputs": (), "environment": (), "usage": ""}
-        text = report.report(diagnosis=Diagnosis(decided, Evidence("kernel", arms=results)), **facts)
+        call = captured(aten.add.Tensor, torch.ones(3), torch.ones(3))
+        text = report(call, Diagnosis(decided, Evidence("kernel", arms=results)), here={})
         assert "at a low clock rate" in text
-        import torch
         from hashbench import replay
         from hashbench.processes import Budget
-        from tests.repro_helpers import captured
-        call = captured(torch.ops.aten.add.Tensor, torch.ones(3), torch.ones(3))
         made = replay.experiments(call, replays=3, budget=Budget(60.0), arms=("low_power",))
         assert made.arm("low_power").trials == 3, made.arms
         """,

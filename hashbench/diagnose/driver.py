@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from hashbench import causes, replay
+from hashbench import causes, replay, repro
 from hashbench.causes import stats
 from hashbench.diagnose import fresh_process, patching
 from hashbench.diagnose.pairs import PAIR_ARMS, Pairs, process_arms
@@ -37,8 +37,7 @@ from hashbench.records import (
 )
 from hashbench.replay import facts
 from hashbench.replay.call import CapturedCall, CaptureError, capture
-from hashbench.replay.ops import definition_of, needs_definition
-from hashbench.repro import folder as repro
+from hashbench.replay.ops import definition_of
 from hashbench.repro import torch_docs
 from hashbench.results.folder import file_key
 from hashbench.run.outcome import Attempt, Outcome, difference_between
@@ -282,7 +281,7 @@ def _with_repro(case: Case, findings: Findings, diagnosis: Diagnosis) -> Diagnos
         repro.write_repro(folder, call, diagnosis, difference=difference, seen_in=seen_in)
     except HashbenchError as error:  # OSError ends the sweep: its folder takes no more
         return replace(diagnosis, reproduced=f"no repro: {error}")
-    definition = definition_of(call.func) if needs_definition(call.func) else None
+    definition = definition_of(call.func)
     argument = definition.argument if definition is not None else None
     reproduced = repro.run_in_fresh_process(folder, timeout=REPRO_SECONDS, definition=argument)
     return replace(diagnosis, repro=name, reproduced=reproduced)

@@ -420,9 +420,9 @@ def poison(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
     trials = second.replays
     if following and varying and (varying + following) * 2 / comb(2 * trials, trials) > POISON_LUCK:
         raise InapplicableError(f"budget: {trials} replays of {varying} varying elements are too few")
-    counts = {"trials": trials, "differing": trials if following else 0, "distinct": 2 if following else 1}
+    counts = (trials, trials, 2) if following else (trials, 0, 1)
     found = f"{following} of {sum(map(len, first.bits))} elements" if following else ""
-    return ExperimentResult(name, "call", **counts, found=found, note=controls.poison_reach(call.device.type))
+    return ExperimentResult(name, "call", *counts, found=found, note=controls.poison_reach(call.device.type))
 
 
 # -------------------------------------------------------------------------------------------------------- the table

@@ -88,8 +88,8 @@ class Tally:
     def result(self, name: str, *, found: str = "", note: str = "") -> ExperimentResult:
         """The tally as the result of an experiment on the call."""
         seconds = statistics.median(self.seconds) if self.seconds else None
-        counts = {"trials": self.trials, "differing": self.differing, "distinct": self.distinct}
-        return ExperimentResult(name, "call", **counts, seconds=seconds, found=found, note=note)
+        counts = self.trials, self.differing, self.distinct
+        return ExperimentResult(name, "call", *counts, seconds=seconds, found=found, note=note)
 
 
 class Replayer:

@@ -1,1 +1,290 @@
-"""The repro of one difference: a folder that anybody with torch can run, and that hashbench can replay."""
+"""The repro of one difference: a folder that anybody with torch can run, and that hashbench can replay.
+
+``repro.py`` makes the captured call again and says how often it differs; ``tensors.pt`` holds its inputs; ``call.json``
+describes the call exactly, with the evidence; ``REPORT.md`` is a text for a bug report.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+import re
+import shutil
+import sys
+import textwrap
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import hashbench
+from hashbench import io
+from hashbench.catalog import CAUSES, EXPERIMENTS, REPEATED, Confidence
+from hashbench.errors import HashbenchError
+from hashbench.processes import run
+from hashbench.records import Diagnosis, ExperimentResult
+from hashbench.replay.call import LINE, CapturedCall, TensorForm
+from hashbench.replay.ops import Definition, definition_of, needs_definition
+from hashbench.repro import call_file, script
+from hashbench.run import environment
+from hashbench.run.outputs import Difference
+
+SCRIPT_FILE, REPORT_FILE = "repro.py", "REPORT.md"
+OUTPUT_HEADING, NOT_RUN = "## Last output of repro.py", "It was not run yet."
+
+_RESULT = re.compile(r"^(\d+ of \d+ calls differ)", re.MULTILINE)
+_WIDTH = 100
+_SHOWN_INPUTS = 40
+
+
+def write_repro(
+    folder: Path, call: CapturedCall, diagnosis: Diagnosis, *, difference: Difference | None = None, seen_in: str = ""
+) -> None:
+    """Write the repro of a captured call to ``folder``, which appears whole or not at all; an old one is replaced.
+
+    Args:
+        diagnosis: what was found out about the call.
+        difference: two of its outcomes that differ, in numbers.
+        seen_in: in which model, in words.
+
+    Raises:
+        HashbenchError: the call has an argument that cannot be written to a file.
+        OSError: the folder cannot be written.
+    """
+    definition = definition_of(call.func)
+    word = definition.word() if definition is not None else ""
+    here = _environment(call)
+    recorded = {
+        "evidence": dataclasses.asdict(diagnosis.evidence),
+        "decision": dataclasses.asdict(diagnosis.decision),
+        "environment": here,
+        "definition": word,
+    }
+    with _new_folder(folder) as new:
+        try:
+            _write_call(new, call, recorded)
+            heading = _heading(call, diagnosis, seen_in=seen_in)
+            text = script.source(call, script.plan(diagnosis.evidence), heading=heading, definition=word)
+        except (ValueError, pickle.PicklingError, RuntimeError, TypeError, AttributeError) as error:
+            raise HashbenchError(f"the call of {call.op} cannot be written to a file", consequence=str(error)) from None
+        (new / SCRIPT_FILE).write_text(text, encoding="utf-8")
+        about = report(call, diagnosis, here=here, difference=difference, seen_in=seen_in, definition=definition)
+        (new / REPORT_FILE).write_text(about, encoding="utf-8")
+
+
+def _write_call(folder: Path, call: CapturedCall, recorded: Mapping[str, Any]) -> None:
+    """The two files of the call, read back: a tensor of somebody's own class is written without an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch deprecates its own way of saving quantized tensors
+        torch.save(call_file.payload(call), folder / call_file.TENSORS_FILE)
+    text = call_file.document(call, tensors=folder / call_file.TENSORS_FILE, recorded=recorded)
+    (folder / call_file.CALL_FILE).write_text(text, encoding="utf-8")
+    call_file.read_checked(folder)
+
+
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """A folder to fill, which takes the place of ``folder`` when it is filled without an error."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    new, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{word}") for word in ("new", "old"))
+    for leftover in (new, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    new.mkdir()
+    try:
+        yield new
+        if folder.exists():
+            folder.rename(old)
+        new.rename(folder)
+    finally:
+        for leftover in (new, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+# ------------------------------------------------------------------------------------------------------- its texts
+
+
+def _heading(call: CapturedCall, diagnosis: Diagnosis, *, seen_in: str) -> str:
+    """What the script says of itself: what was seen, why, and what it needs."""
+    decision = diagnosis.decision
+    seen = " ".join(filter(None, (_place(call, seen_in=seen_in), how_often(diagnosis))))
+    lines = [
+        f"{call.op} gives different results from equal inputs.",
+        "",
+        *textwrap.wrap(seen, _WIDTH),
+        *textwrap.wrap(f"Cause: {decision.cause}, {decision.confidence}. {decision.because.rstrip('.')}.", _WIDTH),
+        f"Written by hashbench {hashbench.__version__} on torch {torch.__version__}. {_needs(call)}",
+    ]
+    return "\n".join(lines)
+
+
+def _needs(call: CapturedCall) -> str:
+    return f"It needs torch{' and the definition of the op' if needs_definition(call.func) else ' alone'}."
+
+
+def _place(call: CapturedCall, *, seen_in: str) -> str:
+    """``Seen in the backward of Net.embed (net.py:12 forward), in the model swin_t.``"""
+    place = f"Seen in the {call.phase} of {call.module or 'the model'}" if call.phase else ""
+    place += f" ({call.source})" if place and call.source else ""
+    text = ", ".join(part for part in (place, seen_in) if part)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
+def report(
+    call: CapturedCall,
+    diagnosis: Diagnosis,
+    *,
+    here: Mapping[str, str],
+    difference: Difference | None = None,
+    seen_in: str = "",
+    definition: Definition | None = None,
+) -> str:
+    """``REPORT.md``: everything about one difference, as a text that can be pasted into a bug report. ``here`` is what
+    a reader must know of this machine."""
+    custom, decision, price = needs_definition(call.func), diagnosis.decision, diagnosis.deterministic_price
+    inputs = [f"# t[{index}]: {_described(call, tensor)}" for index, tensor in enumerate(call.tensors)]
+    more = [f"# and {len(inputs) - _SHOWN_INPUTS} more"] if len(inputs) > _SHOWN_INPUTS else []
+    documented = [
+        ("torch documents", diagnosis.deterministic_doc),
+        ("it did here", diagnosis.deterministic_here),
+        ("time with the flag / without", "" if price is None else f"{price:.2g}"),
+    ]
+    facts = [
+        ("op", f"`{call.op}`"),
+        ("phase", call.phase),
+        ("module", f"`{call.module}`" if call.module else ""),
+        ("in the backward of", f"`{call.forward_op}`" if call.forward_op else ""),
+        ("source line", f"`{call.source}`" if call.source else ""),
+        ("defined in", definition.word() if definition is not None else "unknown" if custom else ""),
+        *_numbers(difference),
+    ]
+    return script.render(
+        "REPORT.md.jinja",
+        op=call.op,
+        place=_place(call, seen_in=seen_in),
+        how_often=how_often(diagnosis),
+        facts=facts,
+        inputs=[*inputs[:_SHOWN_INPUTS], *more, script.expression(call)],
+        cause=CAUSES[decision.cause].words,
+        decision=decision,
+        confidence=Confidence(decision.confidence).meaning,
+        evidence=[(result.name, REPEATED[result.on].short, *described(result)) for result in diagnosis.evidence.arms],
+        documented=documented if any(value for _, value in documented) else [],
+        environment=here.items(),
+        usage=f"`python {SCRIPT_FILE}{' DEFINITION' if custom else ''}` beside `tensors.pt`. {_needs(call)}",
+        output_heading=OUTPUT_HEADING,
+        not_run=NOT_RUN,
+    )
+
+
+def with_output(text: str, output: str) -> str:
+    """The report with another last output."""
+    head, heading, _ = text.partition(OUTPUT_HEADING)
+    fence = "```"
+    while fence in output:
+        fence += "`"
+    return f"{head}{heading}\n\n{fence}\n{output.strip()}\n{fence}\n"
+
+
+def how_often(diagnosis: Diagnosis) -> str:
+    """``20 of 20 replays differed from the first (83 % to 100 %, 95 % interval); 21 distinct.``"""
+    rate = diagnosis.rate
+    if rate is None:
+        return ""
+    interval = f"{100 * rate.low:.3g} % to {100 * rate.high:.3g} %, 95 % interval"
+    count = f"{rate.differing} of {rate.trials} {rate.of} differed from the first"
+    return f"{count} ({interval}); {rate.distinct} distinct."
+
+
+def described(result: ExperimentResult) -> tuple[str, str, object, str]:
+    """An experiment in a table: what is changed, how many outcomes differ, how many are distinct, and what it singled
+    out or why it has fewer trials than others."""
+    remarks = "; ".join(filter(None, (result.found, result.note)))
+    return EXPERIMENTS[result.name].phrase, count(result), result.distinct if result.ran else "", remarks
+
+
+def count(result: ExperimentResult) -> str:
+    """``3 of 20``, or that the experiment was not run."""
+    return f"{result.differing} of {result.trials}" if result.ran else "not run"
+
+
+def _numbers(difference: Difference | None) -> list[tuple[str, str]]:
+    if difference is None:
+        return []
+    total = f" of {difference.total}" if difference.total else ""
+    named = [
+        ("elements that differ", None if difference.elements is None else f"{difference.elements}{total}"),
+        ("largest absolute difference", None if difference.max_abs is None else f"{difference.max_abs:.6g}"),
+        ("largest difference in ULP", None if difference.max_ulp is None else str(difference.max_ulp)),
+        ("differs only in", difference.representation or None),
+    ]
+    return [(name, value) for name, value in named if value is not None]
+
+
+def _described(call: CapturedCall, tensor: TensorForm | torch.Tensor) -> str:
+    kind = str(tensor.dtype).removeprefix("torch.")
+    if isinstance(tensor, torch.Tensor):
+        return f"{kind} {list(tensor.shape)}, {str(tensor.layout).removeprefix('torch.')}, on {tensor.device}"
+    memory = call.memories[tensor.storage]
+    address = (memory.alignment + tensor.offset * tensor.dtype.itemsize) % LINE
+    where = f"memory {tensor.storage}, address {address} modulo {LINE}, on {memory.content.device}"
+    return f"{kind} {list(tensor.shape)}, strides {list(tensor.stride)}, {where}"
+
+
+def _environment(call: CapturedCall) -> dict[str, str]:
+    """What a reader of the report must know of this machine, without anything that names it."""
+    known: dict[str, Any] = environment.collect(str(call.device))
+    device, build = known["device"], known["torch"]
+    return {
+        "hashbench": hashbench.__version__,
+        "torch": torch.__version__,
+        "torch git": str(build["git"]),
+        "python": known["python"],
+        "system": f"{known['platform']['system']} {known['cpu']['machine']}, {known['platform']['libc']}".rstrip(", "),
+        "cpu": known["cpu"]["model"],
+        "cpu capability": build["cpu_capability"],
+        "cores": str(known["cpu"]["cores"]),
+        "threads": str(call.threads),
+        "device": " ".join(str(device[key]) for key in ("type", "name", "driver") if device.get(key)),
+        **({"cuda": str(build["cuda_build"])} if device["type"] == "cuda" else {}),
+    }
+
+
+# -------------------------------------------------------------------------------------------------------- running it
+
+
+def run_in_fresh_process(folder: Path, *, timeout: float, definition: Path | str | None = None) -> str:
+    """Run ``repro.py`` in a new process, keep its output in ``REPORT.md``, and say what came of it.
+
+    Args:
+        timeout: seconds that it may take.
+        definition: what defines a custom op, as ``repro.py`` wants it; see :class:`~hashbench.replay.ops.Definition`.
+
+    Returns:
+        ``yes: 20 of 20 calls differ``, ``no: 0 of 500 calls differ``, ``failed: …`` or ``timeout after 60 s``.
+    """
+    command = [sys.executable, "-P", str((folder / SCRIPT_FILE).resolve()), *([str(definition)] if definition else [])]
+    try:
+        done = run(command, seconds=timeout, own_session=False)
+    except OSError as error:
+        return f"failed: {error}"
+    if done.status is None:
+        return f"timeout after {timeout:g} s"
+    _keep_output(folder / REPORT_FILE, done.stdout + done.stderr)
+    result = _RESULT.search(done.stdout)
+    if done.status in (0, 1) and result is not None:
+        return f"{'yes' if done.status else 'no'}: {result[1]}"
+    return f"failed: {done.last_line}"
+
+
+def _keep_output(path: Path, output: str) -> None:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError:  # somebody took the report away; the repro runs without
+        return
+    for private in (str(path.parent.resolve()), str(Path(sys.prefix).resolve())):
+        output = output.replace(private, "…")
+    io.replace_file(path, with_output(text, output))

@@ -15,29 +15,15 @@ import re
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import torch
 
 from hashbench.errors import HashbenchError, first_line
-from hashbench.io import document_digest
-from hashbench.replay.call import CapturedCall, Memory, TensorForm, generator_slots
-from hashbench.repro.call_values import (
-    LARGEST,
-    Arguments,
-    BadCallError,
-    bad,
-    check_arguments,
-    encoded,
-    flag_at,
-    integer_at,
-    list_at,
-    mapping_at,
-    sizes_at,
-    text_at,
-)
+from hashbench.io import document_digest, from_json, to_json
+from hashbench.replay.call import CapturedCall, GeneratorSlot, Memory, Slot, TensorForm, generator_slots
 from hashbench.run.rng import preserved_rng, restore_random_states
 from hashbench.run.settings import applied
 
@@ -47,8 +33,86 @@ CALL_SCHEMA = 1
 CALL_FILE, TENSORS_FILE = "call.json", "tensors.pt"
 
 TIP = "Regenerate it with `hashbench sweep`."
+_LARGEST = 2**62
 _MOST_THREADS = 4096
-_PLACE = ("node", "phase", "module", "forward_op", "source")
+
+
+class BadCallError(ValueError):
+    """What is wrong with a call that is to be written or was read."""
+
+
+def bad(what: str) -> Never:
+    """Refuse, for this reason."""
+    raise BadCallError(what)
+
+
+def _within(value: object, name: str, *, least: int = 0, most: int = _LARGEST) -> int:
+    if type(value) is not int or not least <= value <= most:
+        bad(f"{name} is {str(value)[:40]}, which is not a whole number from {least} to {most}")
+    return value
+
+
+# ---------------------------------------------------------------------------------------- what stands in call.json
+
+
+@dataclass(frozen=True, slots=True)
+class _MemoryEntry:
+    bytes: int
+    alignment: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class _WholeEntry:
+    """A tensor that lies over no memory: by its number among those in ``tensors.pt``."""
+
+    whole: int
+    device: str
+    requires_grad: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _FormEntry:
+    """A :class:`TensorForm`."""
+
+    storage: int
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    requires_grad: bool
+    parameter: bool
+    conj: bool
+    neg: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    node: str
+    phase: str
+    module: str
+    forward_op: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    """``args``, ``kwargs``: see :func:`encoded`. ``recorded`` is kept as it is."""
+
+    schema: int
+    op: str
+    args: tuple[object, ...]
+    kwargs: Mapping[str, object]
+    tensors: tuple[object, ...]
+    memories: tuple[_MemoryEntry, ...]
+    random_states: tuple[str, ...]
+    settings: Mapping[str, str]
+    threads: int
+    grad_enabled: bool
+    place: _Place
+    recorded: Mapping[str, object]
+    tensors_sha256: str
+    sha256: str = ""
 
 
 # ------------------------------------------------------------------------------------------------------- writing
@@ -59,15 +123,10 @@ def payload(call: CapturedCall) -> dict[str, Any]:
     ``generators`` and of the default generators (``random_states``). All of it on the host."""
     return {
         "memories": [memory.content.detach().cpu().clone() for memory in call.memories],
-        "whole": [tensor.detach().cpu() for tensor in whole_tensors(call)],
+        "whole": [tensor.detach().cpu() for tensor in call.tensors if isinstance(tensor, torch.Tensor)],
         "generators": [state.cpu() for state in call.generators],
         "random_states": {device: state.cpu() for device, state in call.random_states.items()},
     }
-
-
-def whole_tensors(call: CapturedCall) -> list[torch.Tensor]:
-    """The tensors of a call that lie over no memory, in order."""
-    return [tensor for tensor in call.tensors if isinstance(tensor, torch.Tensor)]
 
 
 def document(call: CapturedCall, *, tensors: Path, recorded: Mapping[str, Any]) -> str:
@@ -77,37 +136,35 @@ def document(call: CapturedCall, *, tensors: Path, recorded: Mapping[str, Any]) 
     Raises:
         BadCallError: an argument cannot be written.
     """
-    found = {
-        "schema": CALL_SCHEMA,
-        "op": call.op,
-        "args": [encoded(value) for value in call.args],
-        "kwargs": {name: encoded(value) for name, value in call.kwargs.items()},
-        "tensors": _encoded_tensors(call),
-        "memories": [
-            {"bytes": memory.content.numel(), "alignment": memory.alignment, "device": str(memory.content.device)}
-            for memory in call.memories
-        ],
-        "random_states": list(call.random_states),
-        "settings": call.settings,
-        "threads": call.threads,
-        "grad_enabled": call.grad_enabled,
-        "place": {name: getattr(call, name) for name in _PLACE},
-        "recorded": dict(recorded),
-        "tensors_sha256": _sha256(tensors),
-    }
-    return json.dumps({**found, "sha256": document_digest(found)}, indent=1)
-
-
-def _encoded_tensors(call: CapturedCall) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    entries: list[_WholeEntry | _FormEntry] = []
     for tensor in call.tensors:
         if isinstance(tensor, torch.Tensor):
-            place = {"whole": sum("whole" in entry for entry in found), "device": str(tensor.device)}
-            found.append({**place, "requires_grad": tensor.requires_grad})
+            number = sum(isinstance(entry, _WholeEntry) for entry in entries)
+            entries.append(_WholeEntry(number, str(tensor.device), tensor.requires_grad))
         else:
-            fields = {field.name: getattr(tensor, field.name) for field in dataclasses.fields(tensor)}
-            found.append({**fields, "dtype": str(tensor.dtype)})
-    return found
+            fields = {item.name: getattr(tensor, item.name) for item in dataclasses.fields(tensor)}
+            entries.append(_FormEntry(**{**fields, "dtype": str(tensor.dtype)}))
+    content = to_json(
+        _Document(
+            schema=CALL_SCHEMA,
+            op=call.op,
+            args=tuple(encoded(value) for value in call.args),
+            kwargs={name: encoded(value) for name, value in call.kwargs.items()},
+            tensors=tuple(entries),
+            memories=tuple(
+                _MemoryEntry(memory.content.numel(), memory.alignment, str(memory.content.device))
+                for memory in call.memories
+            ),
+            random_states=tuple(call.random_states),
+            settings=call.settings,
+            threads=call.threads,
+            grad_enabled=call.grad_enabled,
+            place=_Place(*(getattr(call, name) for name in _Place.__slots__)),
+            recorded=recorded,
+            tensors_sha256=_sha256(tensors),
+        )
+    )
+    return json.dumps({**content, "sha256": document_digest(content)}, indent=1)
 
 
 def _sha256(path: Path) -> str:
@@ -136,115 +193,174 @@ def read(folder: Path) -> SavedCall:
     """
     try:
         return read_checked(folder)
-    except BadCallError as error:
-        consequence = f"nothing was run ({error})"
-        raise HashbenchError(f"cannot use the repro in {folder}", consequence=consequence, tip=TIP) from None
+    except ValueError as error:
+        raise unusable(folder, error) from None
+
+
+def unusable(folder: Path, error: ValueError) -> HashbenchError:
+    """What is said of a repro with something wrong in it."""
+    return HashbenchError(f"cannot use the repro in {folder}", consequence=f"nothing was run ({error})", tip=TIP)
 
 
 def read_checked(folder: Path) -> SavedCall:
-    """The same; raises ``BadCallError`` for what is wrong with the files."""
-    found = _read_document(folder / CALL_FILE)
-    content = _read_tensors(folder / TENSORS_FILE, str(found.get("tensors_sha256")))
-    moved = _moved(found, content)
-    return SavedCall(_call(found, content, moved), mapping_at(found, "recorded"), moved)
+    """The same; raises ``ValueError`` for what is wrong with the files."""
+    content, tensors = _read_document(folder / CALL_FILE), _Tensors(folder / TENSORS_FILE)
+    tensors.load(str(content.get("tensors_sha256")))
+    document = from_json(_Document, content, where=CALL_FILE)
+    named = named_in([content[name] for name in ("args", "kwargs", "tensors", "memories")])
+    named |= {name for name in tensors.held("random_states", dict) if isinstance(name, str)}
+    tensors.moved = substitutes(named, devices_here())
+    return SavedCall(_call(document, tensors), document.recorded, tensors.moved)
 
 
 def _read_document(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except OSError as error:
         bad(f"{path.name}: {error.strerror}")
     except (ValueError, RecursionError):
-        bad(f"{path.name} is truncated or no JSON")
-    if not isinstance(found, dict) or "op" not in found:
+        bad(f"{path.name} is truncated or not JSON")
+    if not isinstance(content, dict) or "op" not in content:
         bad(f"{path.name} describes no call")
-    if found.get("schema") != CALL_SCHEMA:
-        bad(f"{path.name} is of version {found.get('schema')!r}, this is hashbench for version {CALL_SCHEMA}")
-    if found.get("sha256") != document_digest(found):
+    if content.get("schema") != CALL_SCHEMA:
+        bad(f"{path.name} is of version {content.get('schema')!r}, this is hashbench for version {CALL_SCHEMA}")
+    if content.get("sha256") != document_digest(content):
         bad(f"{path.name} was changed")
-    return found
+    return content
 
 
-def _read_tensors(path: Path, sha256: str) -> dict[str, Any]:
-    try:
-        same = _sha256(path) == sha256
-    except OSError as error:
-        bad(f"{path.name}: {error.strerror}")
-    if not same:
-        bad(f"{path.name} is truncated, changed, or of another call")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that sparse tensors are checked, which is wanted
-            found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever the unpickler of a file made to harm raises
-        bad(f"{path.name} holds more than tensors, or is damaged ({type(error).__name__})")
-    if not isinstance(found, dict):
-        bad(f"{path.name} holds no tensors by name")
-    return found
-
-
-def _moved(found: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, str]:
-    named = named_in([found.get(name) for name in ("args", "kwargs", "tensors", "memories")])
-    named |= {name for name in _held(content, "random_states", dict) if isinstance(name, str)}
-    return substitutes(named, devices_here())
-
-
-def _call(found: Mapping[str, Any], content: Mapping[str, Any], moved: Mapping[str, str]) -> CapturedCall:
-    memories = _memories(found, content, moved)
-    tensors = tuple(_tensor(entry, memories, content, moved) for entry in list_at(found, "tensors"))
-    generators = tuple(_flat(item, torch.uint8) for item in _held(content, "generators", list))
-    arguments = Arguments(tensors=len(tensors), generators=len(generators), moved=moved)
-    func = find_op(text_at(found, "op"))
-    args = tuple(arguments.decoded(value) for value in list_at(found, "args"))
-    kwargs = {name: arguments.decoded(value) for name, value in mapping_at(found, "kwargs").items()}
+def _call(document: _Document, tensors: _Tensors) -> CapturedCall:
+    memories = tensors.memories(document.memories)
+    forms = tuple(tensors.tensor(entry, memories) for entry in document.tensors)
+    generators = tuple(_flat(item, torch.uint8) for item in tensors.held("generators", list))
+    arguments = Arguments(tensors=len(forms), generators=len(generators), moved=tensors.moved)
+    func = find_op(document.op)
+    args = tuple(arguments.decoded(value) for value in document.args)
+    kwargs = {name: arguments.decoded(value) for name, value in document.kwargs.items()}
     check_arguments(func, args, kwargs)
-    place = mapping_at(found, "place")
+    if document.settings.get("num_threads", str(document.threads)) != str(document.threads):
+        bad("it names two numbers of threads")
     call = CapturedCall(
         op=str(func),
         func=func,
         args=args,
         kwargs=kwargs,
-        tensors=tensors,
+        tensors=forms,
         memories=memories,
         generators=generators,
-        random_states=_random_states(content, moved),
-        settings={name: moved.get(value, value) for name, value in _settings(found).items()},
-        grad_enabled=flag_at(found, "grad_enabled"),
-        threads=integer_at(found, "threads", least=1, most=_MOST_THREADS),
-        **{name: text_at(place, name) for name in _PLACE},
+        random_states=tensors.random_states(),
+        settings={name: tensors.moved.get(value, value) for name, value in document.settings.items()},
+        grad_enabled=document.grad_enabled,
+        threads=_within(document.threads, "threads", least=1, most=_MOST_THREADS),
+        **{name: getattr(document.place, name) for name in _Place.__slots__},
     )
-    _check_surroundings(call)
-    return call
-
-
-def _random_states(content: Mapping[str, Any], moved: Mapping[str, str]) -> dict[str, torch.Tensor]:
-    states = _held(content, "random_states", dict)
-    for name in states:
-        if not isinstance(name, str):
-            bad("a random state has no name")
-        if name not in ("python", "numpy"):
-            _on_device(torch.empty(0), name, moved)  # CUDA where there is none takes a state, and fails with it later
-    return {moved.get(name, name): _flat(state, torch.uint8, torch.int64) for name, state in states.items()}
-
-
-def _check_surroundings(call: CapturedCall) -> None:
-    """Whether torch takes the settings, and every generator its state."""
     try:
         with preserved_rng(), applied(call.settings):
             restore_random_states(call.random_states)
         for slot in generator_slots([call.args, call.kwargs]):
             torch.Generator(slot.device).set_state(call.generators[slot.index])
-    except Exception as error:  # each library has its own for a state that is none
-        bad(f"a setting or random state is none ({first_line(error)})")
+    except Exception as error:  # each library has its own for a state that it does not take
+        bad(f"torch refuses a setting or random state ({first_line(error)})")
+    return call
 
 
-def _settings(found: Mapping[str, Any]) -> dict[str, str]:
-    settings = mapping_at(found, "settings")
-    if not all(isinstance(value, str) for value in settings.values()):
-        bad("a setting is no text")
-    if settings.get("num_threads", str(found.get("threads"))) != str(found.get("threads")):
-        bad("it names two numbers of threads")
-    return dict(settings)
+@dataclass(slots=True)
+class _Tensors:
+    """What ``tensors.pt`` holds, checked piece by piece against ``call.json``."""
+
+    path: Path
+    content: dict[str, Any] = field(default_factory=dict)
+    moved: Mapping[str, str] = field(default_factory=dict)
+
+    def load(self, sha256: str) -> None:
+        try:
+            same = _sha256(self.path) == sha256
+        except OSError as error:
+            bad(f"{self.path.name}: {error.strerror}")
+        if not same:
+            bad(f"{self.path.name} is truncated, changed, or of another call")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that sparse tensors are checked, which is wanted
+                content = torch.load(self.path, map_location="cpu", weights_only=True)
+        except Exception as error:  # whatever the unpickler of a file made to harm raises
+            bad(f"{self.path.name} holds more than tensors, or is damaged ({type(error).__name__})")
+        self.content = content if isinstance(content, dict) else bad(f"{self.path.name} holds no tensors by name")
+
+    def held(self, name: str, kind: type) -> Any:
+        value = self.content.get(name)
+        return value if isinstance(value, kind) else bad(f"{self.path.name} has no {name}")
+
+    def memories(self, entries: Sequence[_MemoryEntry]) -> tuple[Memory, ...]:
+        contents = self.held("memories", list)
+        if len(entries) != len(contents):
+            bad("it has another number of memories than tensors.pt")
+        memories = []
+        for entry, item in zip(entries, contents, strict=True):
+            saved = _flat(item, torch.uint8)
+            if entry.bytes != saved.numel():
+                bad("a memory has another size in tensors.pt")
+            alignment = _within(entry.alignment, "alignment", most=4095)
+            memories.append(Memory(self.on_device(saved, entry.device), alignment))
+        return tuple(memories)
+
+    def tensor(self, content: Any, memories: Sequence[Memory]) -> TensorForm | torch.Tensor:
+        if isinstance(content, dict) and "whole" in content:
+            whole, held = from_json(_WholeEntry, content, where="tensors"), self.held("whole", list)
+            if not 0 <= whole.whole < len(held) or not isinstance(held[whole.whole], torch.Tensor):
+                bad("a tensor is missing in tensors.pt")
+            return self.on_device(held[whole.whole], whole.device).requires_grad_(whole.requires_grad)
+        entry = from_json(_FormEntry, content, where="tensors")
+        fields = {name: getattr(entry, name) for name in _FormEntry.__slots__}
+        form = TensorForm(**{**fields, "dtype": _dtype(entry.dtype)})
+        for name, sizes in (("shape", form.shape), ("stride", form.stride), ("offset", (form.offset,))):
+            for size in sizes:
+                _within(size, name)
+        _within(form.storage, "storage", most=len(memories) - 1)
+        _check_form(form, nbytes=memories[form.storage].content.numel())
+        return form
+
+    def random_states(self) -> dict[str, torch.Tensor]:
+        states = self.held("random_states", dict)
+        for name in states:
+            if not isinstance(name, str):
+                bad("a random state has no name")
+            if name not in ("python", "numpy"):
+                self.on_device(torch.empty(0), name)  # CUDA where there is none takes a state, and fails with it later
+        return {self.moved.get(name, name): _flat(state, torch.uint8, torch.int64) for name, state in states.items()}
+
+    def on_device(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        try:
+            moved = tensor.to(torch.device(self.moved.get(name, name)))
+        except (RuntimeError, AssertionError, NotImplementedError):
+            bad(f"the device {name!r} is not here")
+        return bad("the device 'meta' has no data") if moved.is_meta else moved
+
+
+def _check_form(form: TensorForm, *, nbytes: int) -> None:
+    """A form that reaches outside its memory would read or write somebody else's."""
+    if len(form.shape) != len(form.stride):
+        bad("a tensor has another number of strides than sizes")
+    if math.prod(form.shape) > _LARGEST:
+        bad("a tensor is too large")
+    if form.span()[1] > nbytes or form.offset * form.dtype.itemsize > nbytes:
+        bad("a tensor reaches outside its memory")
+    differentiable = form.dtype.is_floating_point or form.dtype.is_complex
+    if (form.conj and not form.dtype.is_complex) or (form.requires_grad and not differentiable):
+        bad(f"a tensor of {form.dtype} cannot be conjugated or require a gradient")
+
+
+def _dtype(text: str) -> torch.dtype:
+    dtype = getattr(torch, text.removeprefix("torch."), None)
+    if not isinstance(dtype, torch.dtype) or str(dtype).startswith(("torch.q", "torch.bits")):
+        bad(f"{text!r} is not a dtype")
+    return dtype
+
+
+def _flat(value: Any, *dtypes: torch.dtype) -> torch.Tensor:
+    if type(value) is not torch.Tensor or value.layout is not torch.strided or value.dtype not in dtypes:
+        bad("tensors.pt holds something else where bytes belong")
+    return value if value.dim() == 1 and value.is_contiguous() else bad("bytes in tensors.pt are not in order")
 
 
 # ------------------------------------------------------------- devices of the capture that this machine does not have
@@ -268,109 +384,18 @@ def substitutes(named: Iterable[str], here: Mapping[str, int]) -> dict[str, str]
         kind, colon, number = name.partition(":")
         if colon and number.isdecimal():
             numbers[kind].add(number)
-    return {
-        f"{kind}:{number}": f"{kind}:0"
-        for kind, found in numbers.items()
-        if len(found) == 1
-        for number in found
-        if 0 < here.get(kind, 0) <= int(number)
-    }
+    alone = {kind: int(*of_kind) for kind, of_kind in numbers.items() if len(of_kind) == 1}
+    return {f"{kind}:{number}": f"{kind}:0" for kind, number in alone.items() if 0 < here.get(kind, 0) <= number}
 
 
-def named_in(document: Any) -> set[str]:
+def named_in(content: Any) -> set[str]:
     """The devices of tensors, memories, generators and arguments in this part of a ``call.json``."""
-    found: set[str] = set()
-    todo = [document]
-    while todo:
-        value = todo.pop()
-        if isinstance(value, list):
-            todo += value
-        elif isinstance(value, dict):
-            todo += value.values()
-            if isinstance(value.get("device"), str):
-                found.add(value["device"])
-    return found
-
-
-# ---------------------------------------------------------------------------------------------------- its tensors
-
-
-def _memories(found: Mapping[str, Any], content: Mapping[str, Any], moved: Mapping[str, str]) -> tuple[Memory, ...]:
-    entries, contents = list_at(found, "memories"), _held(content, "memories", list)
-    if len(entries) != len(contents):
-        bad("it has another number of memories than tensors.pt")
-    memories = []
-    for entry, item in zip(entries, contents, strict=True):
-        saved = _flat(item, torch.uint8)
-        if integer_at(entry, "bytes") != saved.numel():
-            bad("a memory has another size in tensors.pt")
-        alignment = integer_at(entry, "alignment", most=4095)
-        memories.append(Memory(_on_device(saved, text_at(entry, "device"), moved), alignment))
-    return tuple(memories)
-
-
-def _on_device(tensor: torch.Tensor, name: str, moved: Mapping[str, str]) -> torch.Tensor:
-    try:
-        found = tensor.to(torch.device(moved.get(name, name)))
-    except (RuntimeError, AssertionError, NotImplementedError):
-        bad(f"the device {name!r} is not here")
-    return bad("the device 'meta' has no data") if found.is_meta else found
-
-
-def _tensor(
-    entry: Any, memories: Sequence[Memory], content: Mapping[str, Any], moved: Mapping[str, str]
-) -> TensorForm | torch.Tensor:
-    if isinstance(entry, dict) and "whole" in entry:
-        held = _held(content, "whole", list)
-        index = integer_at(entry, "whole")
-        if index >= len(held) or not isinstance(held[index], torch.Tensor):
-            bad("a tensor is missing in tensors.pt")
-        found = _on_device(held[index], text_at(entry, "device"), moved)
-        return found.requires_grad_(flag_at(entry, "requires_grad"))
-    form = TensorForm(
-        storage=integer_at(entry, "storage", most=len(memories) - 1),
-        dtype=_dtype(text_at(entry, "dtype")),
-        shape=sizes_at(entry, "shape"),
-        stride=sizes_at(entry, "stride"),
-        offset=integer_at(entry, "offset"),
-        **{name: flag_at(entry, name) for name in ("requires_grad", "parameter", "conj", "neg")},
-    )
-    _check_form(form, nbytes=memories[form.storage].content.numel())
-    return form
-
-
-def _check_form(form: TensorForm, *, nbytes: int) -> None:
-    """A form that reaches outside its memory would read or write somebody else's."""
-    if len(form.shape) != len(form.stride):
-        bad("a tensor has another number of strides than sizes")
-    if math.prod(form.shape) > LARGEST:
-        bad("a tensor is too large")
-    if form.span()[1] > nbytes or form.offset * form.dtype.itemsize > nbytes:
-        bad("a tensor reaches outside its memory")
-    if (form.conj and not form.dtype.is_complex) or (form.requires_grad and not _differentiable(form.dtype)):
-        bad(f"a tensor of {form.dtype} cannot be conjugated or require a gradient")
-
-
-def _differentiable(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
-
-
-def _dtype(text: str) -> torch.dtype:
-    found = getattr(torch, text.removeprefix("torch."), None)
-    if not isinstance(found, torch.dtype) or str(found).startswith(("torch.q", "torch.bits")):
-        bad(f"there is no dtype {text!r}")
-    return found
-
-
-def _held(content: Mapping[str, Any], name: str, kind: type) -> Any:
-    found = content.get(name)
-    return found if isinstance(found, kind) else bad(f"tensors.pt has no {name}")
-
-
-def _flat(value: Any, *dtypes: torch.dtype) -> torch.Tensor:
-    if type(value) is not torch.Tensor or value.layout is not torch.strided or value.dtype not in dtypes:
-        bad("tensors.pt holds something else where bytes belong")
-    return value if value.dim() == 1 and value.is_contiguous() else bad("bytes in tensors.pt are not in order")
+    if isinstance(content, list):
+        return set().union(*map(named_in, content))
+    if not isinstance(content, dict):
+        return set()
+    own = {content["device"]} if isinstance(content.get("device"), str) else set()
+    return own.union(*map(named_in, content.values()))
 
 
 # --------------------------------------------------------------------------------------------- its op and arguments
@@ -384,16 +409,139 @@ def find_op(name: str) -> Any:
     """
     parts = name.split(".")
     if len(parts) != 3 or not all(re.fullmatch(r"[A-Za-z_]\w*", part, re.ASCII) for part in parts):
-        bad(f"{name!r} is no name of an op")
+        bad(f"{name!r} is not the name of an op")
     namespace = getattr(torch.ops, parts[0], None)
     packet = getattr(namespace, parts[1], None) if isinstance(namespace, torch._ops._OpNamespace) else None
     if not isinstance(packet, torch._ops.OpOverloadPacket):
         raise HashbenchError(
-            f"there is no op {name}",
+            f"the op {name} does not exist",
             consequence="nothing was run",
             tip="If it is not torch's own, say with --import FILE which file defines it.",
         )
-    found = getattr(packet, parts[2], None) if parts[2] in packet.overloads() else None
-    if not isinstance(found, torch._ops.OpOverload):
-        bad(f"{name} is not an overload of an op")
-    return found
+    overload = getattr(packet, parts[2], None) if parts[2] in packet.overloads() else None
+    return overload if isinstance(overload, torch._ops.OpOverload) else bad(f"{name} is not an overload of an op")
+
+
+_NAMED_KINDS = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme)
+
+
+def is_named(value: Any) -> bool:
+    """Whether this is an attribute of ``torch`` whose text is its name: a dtype, a layout, a memory format."""
+    return isinstance(value, _NAMED_KINDS)
+
+
+def encoded(value: Any) -> Any:
+    """An argument as JSON: plain values as they are, everything else as a mapping with one key that says what it is."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else {"float": repr(value)}
+        case complex():
+            return {"complex": [repr(value.real), repr(value.imag)]}
+        case Slot():
+            return {"tensor": value.index}
+        case GeneratorSlot():
+            return {"generator": value.index, "device": value.device}
+        case torch.device():
+            return {"device": str(value)}
+        case list():
+            return [encoded(item) for item in value]
+        case tuple():
+            return {"tuple": [encoded(item) for item in value]}
+        case dict() if all(isinstance(key, str) for key in value):
+            return {"dict": {key: encoded(item) for key, item in value.items()}}
+    return {"torch": str(value)} if is_named(value) else bad(f"an argument is a {type(value).__name__}")
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """Makes arguments from JSON; there are so many tensors and generators to refer to. A device that ``moved`` names is
+    replaced by the one that it names."""
+
+    tensors: int
+    generators: int
+    moved: Mapping[str, str]
+
+    def decoded(self, value: Any) -> Any:
+        """The argument that :func:`encoded` wrote; refuses anything else."""
+        match value:
+            case None | bool() | int() | float() | str():
+                return value
+            case list():
+                return [self.decoded(item) for item in value]
+            case {"tensor": index}:
+                return Slot(_within(index, "tensor", most=self.tensors - 1))
+            case {"generator": index, "device": str(name)}:
+                number = _within(index, "generator", most=self.generators - 1)
+                return GeneratorSlot(number, self.moved.get(name, name))
+            case {"float": str(text)}:
+                return _number(text)
+            case {"complex": [str(real), str(imaginary)]}:
+                return complex(_number(real), _number(imaginary))
+            case {"device": str(name)}:
+                return _device(self.moved.get(name, name))
+            case {"torch": str(text)}:
+                named = getattr(torch, text.removeprefix("torch."), None)
+                return named if is_named(named) else bad(f"{text!r} is not an argument")
+            case {"tuple": [*items]}:
+                return tuple(self.decoded(item) for item in items)
+            case {"dict": {**entries}}:
+                return {key: self.decoded(item) for key, item in entries.items()}
+            case {**unknown} if unknown:
+                return bad(f"an argument is of the unknown kind {next(iter(unknown))!r}")
+        return bad("an argument is neither a value nor a reference")
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        bad(f"{text!r} is not a number")
+
+
+def _device(text: str) -> torch.device:
+    try:
+        return torch.device(text)
+    except RuntimeError:
+        bad(f"{text!r} is not a device")
+
+
+def check_arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Whether the op's schema takes these arguments."""
+    schema = func._schema.arguments
+    positional = [argument for argument in schema if not argument.kwarg_only]
+    if len(args) > len(positional):
+        bad(f"{func} takes at most {len(positional)} arguments by position")
+    given = {argument.name: value for argument, value in zip(positional, args, strict=False)}
+    if set(given) & set(kwargs) or set(kwargs) - {argument.name for argument in schema}:
+        bad(f"{func} has no such arguments")
+    given.update(kwargs)
+    for argument in schema:
+        if argument.name not in given and not argument.has_default_value():
+            bad(f"{func} needs the argument {argument.name}")
+        if argument.name in given and not fits(given[argument.name], str(argument.type)):
+            bad(f"the argument {argument.name} of {func} is not a {argument.type}")
+
+
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "Tensor": (Slot, int, float, complex),  # a dispatch mode sees the 2 of ``x * 2`` as a number
+    "int": (int, *_NAMED_KINDS),  # so are dtypes and layouts called in a schema
+    "float": (int, float),
+    "number": (int, float, complex),
+    "complex": (int, float, complex),
+    "bool": (bool,),
+    "str": (str,),
+    "Device": (torch.device,),
+    "Generator": (GeneratorSlot,),
+}
+
+
+def fits(value: Any, kind: str) -> bool:
+    """Whether a schema's argument of this type (``Optional[List[int]]``) takes the value."""
+    if kind.startswith("Optional["):
+        return value is None or fits(value, kind[len("Optional[") : -1])
+    if kind.startswith("List["):
+        inner = kind[len("List[") : -1]
+        return isinstance(value, (list, tuple)) and all(fits(item, inner) for item in value)
+    return isinstance(value, _KINDS.get(kind, ()))

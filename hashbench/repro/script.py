@@ -1,37 +1,68 @@
-"""The text of ``repro.py``: one captured call as a script that needs torch alone.
-
-It is written to be read by somebody who has never heard of hashbench: the call as a line of Python, its tensors with
-their strides and alignment, and a loop that says how many calls differ from the first.
+"""The text of ``repro.py``: one captured call as a script that needs torch alone, written for somebody who has never
+heard of hashbench; and how the templates of a repro are filled.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import keyword
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from tabulate import tabulate
 
 from hashbench.catalog import EXPERIMENTS
 from hashbench.records import Evidence, ExperimentResult
-from hashbench.replay.call import (
-    LINE,
-    CapturedCall,
-    GeneratorSlot,
-    Memory,
-    Slot,
-    TensorForm,
-    generator_slots,
-    may_resize,
-)
+from hashbench.replay.call import LINE, CapturedCall, GeneratorSlot, Slot, TensorForm, generator_slots, may_resize
 from hashbench.replay.methods import possible_shifts
 from hashbench.replay.ops import needs_definition
-from hashbench.repro.call_values import bad, is_named
-from hashbench.repro.templates import exists, render
+from hashbench.repro.call_file import bad, is_named
 from hashbench.trace.op_schema import plan_of
+
+# ------------------------------------------------------------------------------------------------------- templates
+
+
+def render(name: str, **values: Any) -> str:
+    """The text of the template ``name`` with these values; raises where it names a value that is not among them."""
+    return _environment().get_template(name).render(values)
+
+
+@functools.cache  # compiling the templates takes longer than filling them
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("hashbench.repro", "templates"),
+        autoescape=False,  # it makes Python and Markdown
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"in_docstring": _in_docstring, "table": _table, "facts": _facts}
+    return environment
+
+
+def _in_docstring(text: str) -> str:
+    """The text as it stands between three quotes in Python."""
+    return text.replace("\\", "\\\\").replace('"""', "'''")
+
+
+def _table(rows: Iterable[Sequence[object]], *headers: str) -> str:
+    """A table in Markdown."""
+    escaped = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
+    return tabulate(escaped, headers=headers, tablefmt="github", disable_numparse=True)
+
+
+def _facts(rows: Iterable[tuple[str, str]]) -> str:
+    """A table of names and values, without those that have no value."""
+    return _table([(name, value) for name, value in rows if value], "what", "")
+
+
+# ------------------------------------------------------------------------------------- what is repeated, how often
 
 _FEWEST, _USUAL, _MOST = 20, 500, 5000
 """Calls at most: of slow ops, of any, and where they differ rarely. Many, because on a busy machine threads run one
@@ -63,28 +94,23 @@ _WITH_SNAPSHOT = ("cuda", "xpu")
 
 _TEMPLATE = "experiments/{}.py.jinja"
 
-SHOWING = tuple(name for name in EXPERIMENTS if exists(_TEMPLATE.format(name)))
+SHOWING = tuple(name for name in EXPERIMENTS if _TEMPLATE.format(name) in _environment().list_templates())
 """The experiments that a script can repeat."""
-
-_PLAINEST_FIRST = sorted(SHOWING, key=lambda name: name != "poison")
 
 
 def plan(evidence: Evidence) -> Plan:
-    """The first variant whose arm showed a difference, with as many calls as it takes to see one."""
-    for name in _PLAINEST_FIRST:
-        arm = evidence.arm(name, "call")
-        if arm.differing:
-            return Plan(name, _calls(arm), arm.moves)
+    """The first experiment that showed a difference, ``poison`` before all, and the calls that it takes to see one."""
+    for name in sorted(SHOWING, key=lambda name: name != "poison"):
+        result = evidence.arm(name, "call")
+        if result.differing:
+            half = result.differing / result.trials / 2
+            calls = max(_USUAL, math.ceil(math.log(_MISS) / math.log1p(-half)))
+            return Plan(name, _affordable(calls, result), result.moves)
     return Plan("repeat", _affordable(_USUAL, evidence.arm("repeat", "call")))
 
 
-def _calls(arm: ExperimentResult) -> int:
-    half = arm.differing / arm.trials / 2
-    return _affordable(max(_USUAL, math.ceil(math.log(_MISS) / math.log1p(-half))), arm)
-
-
-def _affordable(calls: int, arm: ExperimentResult) -> int:
-    return min(calls, _MOST, max(_FEWEST, int(_SECONDS / arm.seconds)) if arm.seconds else _MOST)
+def _affordable(calls: int, result: ExperimentResult) -> int:
+    return min(calls, _MOST, max(_FEWEST, int(_SECONDS / result.seconds)) if result.seconds else _MOST)
 
 
 # ---------------------------------------------------------------------------------------------------------- the text
@@ -100,7 +126,7 @@ def source(call: CapturedCall, how: Plan, *, heading: str, definition: str = "")
     Raises:
         BadCallError: an argument cannot be written as Python.
     """
-    custom, kind = needs_definition(call.func), call.device.type
+    custom, kind, own_device = needs_definition(call.func), call.device.type, _device(call, call.device)
     workspace = call.settings.get("CUBLAS_WORKSPACE_CONFIG", "") if kind == "cuda" else ""
     return render(
         _TEMPLATE.format(how.variant),
@@ -116,9 +142,9 @@ def source(call: CapturedCall, how: Plan, *, heading: str, definition: str = "")
         settings=_settings(call),
         threads=call.threads,
         kind=kind,
-        device=_device(call, call.device),
+        device=own_device,
         allocator_snapshot=kind in _WITH_SNAPSHOT,
-        memories=[_place(call, memory) for memory in call.memories],
+        memories=[_memory(call, memory.alignment, memory.content.device) for memory in call.memories],
         resizes=may_resize(call.func) and not any(memory.alignment % LINE for memory in call.memories),
         tensors=[_tensor(call, index, custom=custom) for index in range(len(call.tensors))],
         other_kinds=any(not isinstance(form, TensorForm) for form in call.tensors),
@@ -126,7 +152,8 @@ def source(call: CapturedCall, how: Plan, *, heading: str, definition: str = "")
         random_states=_random_states(call) if custom or plan_of(call.func).seeded else [],
         seeds=custom,
         inference=call.settings.get("inference_mode") == "True",
-        expression=_expression_here(call),
+        # with the script's own name for its device
+        expression=expression(call).replace(f'torch.device("{call.device}")', f"torch.device({own_device})"),
     )
 
 
@@ -230,10 +257,9 @@ def _of_cuda(settings: Mapping[str, str]) -> Mapping[str, tuple[str, str]]:
 # ------------------------------------------------------------------------------------------------- inputs and the call
 
 
-def _place(call: CapturedCall, memory: Memory) -> tuple[int, str]:
+def _memory(call: CapturedCall, alignment: int, device: torch.device) -> tuple[int, str]:
     """The address of a memory, modulo a cache line, and its device as Python; empty for the CPU."""
-    device = memory.content.device
-    return memory.alignment % LINE, "" if device.type == "cpu" else _device(call, device)
+    return alignment % LINE, "" if device.type == "cpu" else _device(call, device)
 
 
 def _tensor(call: CapturedCall, index: int, *, custom: bool) -> str:
@@ -271,11 +297,6 @@ def _random_states(call: CapturedCall) -> list[str]:
     return lines
 
 
-def _expression_here(call: CapturedCall) -> str:
-    """The call as Python, with the script's own name for its device."""
-    return expression(call).replace(f'torch.device("{call.device}")', f"torch.device({_device(call, call.device)})")
-
-
 # ------------------------------------------------------------------------------------------------------ as Python
 
 
@@ -311,15 +332,10 @@ def as_python(value: Any) -> str:
             return f"complex({as_python(value.real)}, {as_python(value.imag)})"
         case torch.device():
             return f'torch.device("{value}")'
-        case list() | tuple():
-            return _sequence(value)
+        case list():
+            return f"[{', '.join(map(as_python, value))}]"
+        case tuple():
+            return f"({', '.join(map(as_python, value))}{',' if len(value) == 1 else ''})"
         case dict():
             return f"{{{', '.join(f'{key!r}: {as_python(item)}' for key, item in value.items())}}}"
     return str(value) if is_named(value) else bad(f"an argument is a {type(value).__name__}")
-
-
-def _sequence(value: Sequence[Any]) -> str:
-    items = ", ".join(map(as_python, value))
-    if isinstance(value, list):
-        return f"[{items}]"
-    return f"({items},)" if len(value) == 1 else f"({items})"

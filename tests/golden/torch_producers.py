@@ -24,8 +24,7 @@ import hashbench
 from hashbench import HashbenchError, HashDebugTrace, Trace, find_divergence
 from hashbench.records import CallFacts, Decision, Diagnosis, Evidence, ExperimentResult, Rate
 from hashbench.replay.call import CapturedCall, Memory, TensorForm, capture
-from hashbench.repro import folder as repro_folder
-from hashbench.repro import rerun, script
+from hashbench.repro import rerun, script, write_repro
 from hashbench.run import environment
 from hashbench.run.outputs import Difference
 from hashbench.tools import bitwise, numeric, observer, pipeline
@@ -280,7 +279,7 @@ def written(call: CapturedCall, diagnosis: Diagnosis, **more: Any) -> str:
     """Every text of a repro."""
     with known_machine(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch deprecates some of what it saves
-        repro_folder.write_repro(Path("repro"), call, diagnosis, **more)
+        write_repro(Path("repro"), call, diagnosis, **more)
     return "\n".join(
         f"=== {name}\n{Path('repro', name).read_text(encoding='utf-8')}"
         for name in ("REPORT.md", "call.json", "repro.py")

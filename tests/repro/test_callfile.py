@@ -15,7 +15,7 @@ from repro_helpers import PLACE, aten, captured, document_in, signed_again
 from hashbench.errors import HashbenchError
 from hashbench.replay.call import CapturedCall, GeneratorSlot, Slot, in_force
 from hashbench.repro import call_file
-from hashbench.repro.call_values import BadCallError, encoded, fits
+from hashbench.repro.call_file import BadCallError, encoded, fits
 
 
 @pytest.fixture(autouse=True)
@@ -68,11 +68,11 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no call.json": (lambda f: (f / "call.json").unlink(), "call.json: No such file"),
     "no tensors.pt": (lambda f: (f / "tensors.pt").unlink(), "tensors.pt: No such file"),
     "call.json is a folder": (lambda f: ((f / "call.json").unlink(), (f / "call.json").mkdir()), "Is a directory"),
-    "an empty call.json": (lambda f: (f / "call.json").write_text(""), "truncated or no JSON"),
-    "half of call.json": (lambda f: halve(f / "call.json"), "truncated or no JSON"),
+    "an empty call.json": (lambda f: (f / "call.json").write_text(""), "truncated or not JSON"),
+    "half of call.json": (lambda f: halve(f / "call.json"), "truncated or not JSON"),
     "half of tensors.pt": (lambda f: halve(f / "tensors.pt"), "truncated, changed, or of another call"),
-    "bytes that are no text": (lambda f: (f / "call.json").write_bytes(b"\xff\xfe{}"), "truncated or no JSON"),
-    "JSON without end": (lambda f: (f / "call.json").write_text("[" * 100_000), "truncated or no JSON"),
+    "bytes that are no text": (lambda f: (f / "call.json").write_bytes(b"\xff\xfe{}"), "truncated or not JSON"),
+    "JSON without end": (lambda f: (f / "call.json").write_text("[" * 100_000), "truncated or not JSON"),
     "JSON of something else": (lambda f: (f / "call.json").write_text("[1, 2]"), "describes no call"),
     "a number changed": (lambda f: replace(f, '"beta": 2.0', '"beta": 3.0'), "call.json was changed"),
     "one byte of the tensors changed": (lambda f: flip(f / "tensors.pt"), "truncated, changed"),
@@ -123,14 +123,14 @@ def remove(name: str) -> Callable[[dict[str, Any]], object]:
 
 
 FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "a function of Python's": (put("op", value="os.system.default"), "there is no op os.system.default"),
-    "an attribute of torch.ops": (put("op", value="load_library.x.y"), "there is no op"),
-    "a class behind a namespace": (put("op", value="aten.__class__.mro"), "there is no op"),
+    "a function of Python's": (put("op", value="os.system.default"), "the op os.system.default does not exist"),
+    "an attribute of torch.ops": (put("op", value="load_library.x.y"), "does not exist"),
+    "a class behind a namespace": (put("op", value="aten.__class__.mro"), "does not exist"),
     "an attribute of an op": (put("op", value="aten.add.__class__"), "is not an overload"),
-    "a name with more in it": (put("op", value="aten.add.Tensor;import os"), "no name of an op"),
-    "a name with too little": (put("op", value="aten.add"), "no name of an op"),
-    "a name that is no text": (put("op", value=["aten"]), "op is no text"),
-    "a higher-order operator": (put("op", value="higher_order.cond.default"), "there is no op"),
+    "a name with more in it": (put("op", value="aten.add.Tensor;import os"), "not the name of an op"),
+    "a name with too little": (put("op", value="aten.add"), "not the name of an op"),
+    "a name that is no text": (put("op", value=["aten"]), "call.json.op is"),
+    "a higher-order operator": (put("op", value="higher_order.cond.default"), "does not exist"),
     "an op that nobody defined": (put("op", value="nobody.knows.default"), "--import FILE"),
     "another op": (put("op", value="aten.relu.default"), "takes at most 1 arguments"),
     "an op that needs more": (put("op", value="aten.addcmul.default"), "has no such arguments"),
@@ -138,25 +138,31 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "too many": (put("args", value=[{"tensor": 0}] * 9), "takes at most 3 arguments"),
     "an argument twice": (put("kwargs", "self", value={"tensor": 0}), "has no such arguments"),
     "an unknown keyword": (put("kwargs", "shell", value=True), "has no such arguments"),
-    "a text for a tensor": (put("args", 0, value="rm"), "the argument self of aten.addmv.default is no Tensor"),
+    "a text for a tensor": (put("args", 0, value="rm"), "the argument self of aten.addmv.default is not a Tensor"),
     "a list for a number": (put("kwargs", "beta", value=[1]), "the argument beta"),
-    "a tensor that is not there": (put("args", 0, "tensor", value=3), "tensor is no whole number from 0 to 2"),
-    "a tensor before the first": (put("args", 0, "tensor", value=-1), "tensor is no whole number"),
-    "a generator that is not there": (put("args", 0, value={"generator": 0, "device": "cpu"}), "generator is no"),
+    "a tensor that is not there": (
+        put("args", 0, "tensor", value=3),
+        "tensor is 3, which is not a whole number from 0 to 2",
+    ),
+    "a tensor before the first": (put("args", 0, "tensor", value=-1), "tensor is -1, which is not"),
+    "a generator that is not there": (
+        put("args", 0, value={"generator": 0, "device": "cpu"}),
+        "generator is 0, which is not",
+    ),
     "an unknown kind": (put("args", 0, value={"eval": "1"}), "unknown kind 'eval'"),
     "an empty reference": (put("args", 0, value={}), "neither a value nor a reference"),
-    "a function for a dtype": (put("kwargs", "beta", value={"torch": "torch.load"}), "'torch.load' is no argument"),
-    "a device that never was": (put("kwargs", "beta", value={"device": "abacus"}), "'abacus' is no device"),
-    "a word for a number": (put("kwargs", "beta", value={"float": "many"}), "'many' is no number"),
-    "arguments that are none": (put("args", value=None), "args is no list"),
+    "a function for a dtype": (put("kwargs", "beta", value={"torch": "torch.load"}), "'torch.load' is not an argument"),
+    "a device that never was": (put("kwargs", "beta", value={"device": "abacus"}), "'abacus' is not a device"),
+    "a word for a number": (put("kwargs", "beta", value={"float": "many"}), "'many' is not a number"),
+    "arguments that are none": (put("args", value=None), "args is 'None', which is not list"),
     "a form past the end": (put("tensors", 1, "shape", value=[4000, 3]), "reaches outside its memory"),
     "a form that begins past the end": (put("tensors", 1, "offset", value=100), "reaches outside its memory"),
     "an empty form far away": (
         lambda found: found["tensors"][1].update(shape=[0, 3], offset=2**40),
         "reaches outside its memory",
     ),
-    "a form before the start": (put("tensors", 1, "offset", value=-4), "offset is no whole number"),
-    "strides that step back": (put("tensors", 1, "stride", value=[-3, 1]), "stride is no list of sizes"),
+    "a form before the start": (put("tensors", 1, "offset", value=-4), "offset is -4, which is not"),
+    "strides that step back": (put("tensors", 1, "stride", value=[-3, 1]), "stride is -3, which is not"),
     "strides past the end": (put("tensors", 1, "stride", value=[300, 1]), "reaches outside its memory"),
     "sizes that overflow": (put("tensors", 1, "shape", value=[2**61, 2**61]), "is too large"),
     "endless repetition": (
@@ -165,10 +171,13 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "more sizes than strides": (put("tensors", 1, "shape", value=[1, 1, 1]), "another number of strides"),
     "a wider dtype": (put("tensors", 1, "dtype", value="torch.complex128"), "reaches outside its memory"),
-    "a dtype that is none": (put("tensors", 1, "dtype", value="torch.save"), "no dtype 'torch.save'"),
-    "a quantized dtype without parameters": (put("tensors", 1, "dtype", value="torch.quint8"), "no dtype"),
-    "a memory that is not there": (put("tensors", 1, "storage", value=2), "storage is no whole number from 0 to 1"),
-    "truth by another name": (put("tensors", 1, "conj", value=1), "conj is neither true nor false"),
+    "a dtype that is none": (put("tensors", 1, "dtype", value="torch.save"), "'torch.save' is not a dtype"),
+    "a quantized dtype without parameters": (put("tensors", 1, "dtype", value="torch.quint8"), "is not a dtype"),
+    "a memory that is not there": (
+        put("tensors", 1, "storage", value=2),
+        "storage is 2, which is not a whole number from 0 to 1",
+    ),
+    "truth by another name": (put("tensors", 1, "conj", value=1), "conj is '1', which is not bool"),
     "real numbers to conjugate": (put("tensors", 1, "conj", value=True), "cannot be conjugated"),
     "a whole tensor that is not there": (
         put("tensors", 1, value={"whole": 0, "device": "cpu", "requires_grad": False}),
@@ -176,18 +185,21 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "a memory of another size": (put("memories", 0, "bytes", value=4096), "another size in tensors.pt"),
     "one memory more": (lambda found: found["memories"].append(found["memories"][0]), "another number of memories"),
-    "an address of another kind": (put("memories", 0, "alignment", value=5000), "alignment is no whole number"),
+    "an address of another kind": (put("memories", 0, "alignment", value=5000), "alignment is 5000, which is not"),
     "a device that is not here": (put("memories", 0, "device", value="cuda:77"), "'cuda:77' is not here"),
     "the device without data": (put("memories", 0, "device", value="meta"), "'meta' has no data"),
     "a million threads": (
         lambda found: (put("threads", value=10**6)(found), found["settings"].update(num_threads="1000000")),
-        "threads is no whole number from 1 to 4096",
+        "threads is 1000000, which is not a whole number from 1 to 4096",
     ),
     "two numbers of threads": (put("settings", "num_threads", value="3000"), "two numbers of threads"),
-    "a setting that is no text": (put("settings", "flush_denormal", value=True), "a setting is no text"),
-    "a function for the default dtype": (put("settings", "default_dtype", value="torch.load"), "a setting or random"),
-    "no settings": (remove("settings"), "settings is missing"),
-    "no place": (remove("place"), "place is missing"),
+    "a setting that is no text": (put("settings", "flush_denormal", value=True), "'True', which is not str"),
+    "a function for the default dtype": (
+        put("settings", "default_dtype", value="torch.load"),
+        "refuses a setting or random state",
+    ),
+    "no settings": (remove("settings"), "other fields: settings"),
+    "no place": (remove("place"), "other fields: place"),
 }
 
 
@@ -249,11 +261,11 @@ FORGED_TENSORS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a number for memory": (lambda content: {**content, "memories": [1, 2]}, "where bytes belong"),
     "a random state that is none": (
         lambda content: {**content, "random_states": {"cpu": torch.zeros(9, dtype=torch.uint8)}},
-        "random state is none",
+        "refuses a setting or random state",
     ),
     "a random state of Python that is none": (
         lambda content: {**content, "random_states": {"python": torch.zeros(9, dtype=torch.int64)}},
-        "random state is none",
+        "refuses a setting or random state",
     ),
     "a random state of a device that is not here": (
         lambda content: {**content, "random_states": {"cuda:77": torch.zeros(16, dtype=torch.uint8)}},

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 import torch
 
 from hashbench.replay.call import GeneratorSlot
-from hashbench.repro import call_file
-from hashbench.repro.call_file import named_in, substitutes
-from hashbench.repro.call_values import Arguments
+from hashbench.repro.call_file import Arguments, _Tensors, named_in, substitutes
 
 MOVED = {"cuda:3": "cuda:0"}
 
@@ -48,5 +47,5 @@ def test_arguments_and_random_states_move_with_the_call() -> None:
     assert arguments.decoded({"device": "cuda:1"}) == torch.device("cuda:1")
     assert arguments.decoded({"generator": 0, "device": "cuda:3"}) == GeneratorSlot(0, "cuda:0")
     state = torch.get_rng_state()
-    states = call_file._random_states({"random_states": {"cpu:3": state}}, {"cpu:3": "cpu:0"})
-    assert states == {"cpu:0": state}
+    held = _Tensors(Path("tensors.pt"), {"random_states": {"cpu:3": state}}, {"cpu:3": "cpu:0"})
+    assert held.random_states() == {"cpu:0": state}

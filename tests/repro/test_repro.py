@@ -18,7 +18,7 @@ import torch
 from repro_helpers import adding_rows, aten, captured, said_of
 from torch.testing._internal.two_tensor import TwoTensor
 
-from hashbench import replay
+from hashbench import replay, repro
 from hashbench.catalog import EXPERIMENTS, places
 from hashbench.errors import HashbenchError
 from hashbench.processes import Budget
@@ -27,8 +27,7 @@ from hashbench.replay import ops
 from hashbench.replay.call import CapturedCall, Memory, in_force, outcome_of
 from hashbench.replay.controls.memory import requests
 from hashbench.replay.methods import METHODS
-from hashbench.repro import report, script
-from hashbench.repro.folder import load_call, run_in_fresh_process, write_repro
+from hashbench.repro import call_file, run_in_fresh_process, script, write_repro
 from hashbench.run.outputs import Difference
 from hashbench.run.settings import preserved
 
@@ -145,7 +144,7 @@ def outcome(call: CapturedCall) -> Any:
 @pytest.mark.parametrize("make", CALLS.values(), ids=CALLS)
 def test_call_is_read_back_as_it_was(make: Callable[[], CapturedCall], tmp_path: Path) -> None:
     call = make()
-    again = load_call(written(tmp_path / "repro", call))
+    again = call_file.read(written(tmp_path / "repro", call)).call
     assert (again.op, again.func, str(again.args), str(again.kwargs)) == (
         call.op,
         call.func,
@@ -196,8 +195,8 @@ def test_race_of_threads_is_reproduced_and_its_output_kept(tmp_path: Path) -> No
     assert said.endswith(" calls differ")
     text = (folder / "REPORT.md").read_text()
     assert f"```\n{said.removeprefix('yes: ')} from the first; " in text
-    assert report.NOT_RUN not in text
-    assert "calls differ" not in report.with_output(text, "other")
+    assert repro.NOT_RUN not in text
+    assert "calls differ" not in repro.with_output(text, "other")
 
 
 def test_call_that_agrees_is_not(tmp_path: Path) -> None:
@@ -594,7 +593,7 @@ def test_report_says_all_of_it(tmp_path: Path) -> None:
         torch.__version__,
         str(torch.version.git_version),
         "`python repro.py`",
-        report.NOT_RUN,
+        repro.NOT_RUN,
     ]:
         assert words.strip("| ") in text, words
     assert str(tmp_path) not in text
@@ -614,7 +613,7 @@ def test_repro_replaces_an_older_one(tmp_path: Path) -> None:
     (folder / "notes").write_text("old")
     written(folder, adding_rows())
     assert sorted(path.name for path in folder.iterdir()) == ["REPORT.md", "call.json", "repro.py", "tensors.pt"]
-    assert load_call(folder).op == "aten.index_put_.default"
+    assert call_file.read(folder).call.op == "aten.index_put_.default"
     assert [path.name for path in tmp_path.iterdir()] == ["repro"]
 
 
@@ -623,7 +622,7 @@ def test_call_that_cannot_be_written_leaves_the_older_repro(tmp_path: Path) -> N
     two = captured(aten.add.Tensor, TwoTensor(torch.ones(2), torch.ones(2)), 1)
     with pytest.raises(HashbenchError, match=r"the call of aten\.add\.Tensor cannot be written to a file"):
         written(folder, two)
-    assert load_call(folder).op == "aten.add_.Tensor"
+    assert call_file.read(folder).call.op == "aten.add_.Tensor"
     assert [path.name for path in tmp_path.iterdir()] == ["repro"]
 
 
@@ -633,8 +632,8 @@ def test_disk_that_is_full_leaves_the_older_repro(tmp_path: Path, monkeypatch: p
     def full(*_args: Any, **_kwargs: Any) -> Diagnosis:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("hashbench.repro.folder._script", full)
+    monkeypatch.setattr("hashbench.repro.script.source", full)
     with pytest.raises(OSError, match="No space"):
         written(folder, adding_rows())
-    assert load_call(folder).op == "aten.add_.Tensor"
+    assert call_file.read(folder).call.op == "aten.add_.Tensor"
     assert [path.name for path in tmp_path.iterdir()] == ["repro"]

@@ -14,8 +14,7 @@ from repro_helpers import adding_rows, aten, captured, document_in, said_of, sig
 from hashbench import cli
 from hashbench.errors import HashbenchError
 from hashbench.records import ExperimentResult
-from hashbench.repro import call_file, rerun
-from hashbench.repro.folder import write_repro
+from hashbench.repro import call_file, rerun, write_repro
 
 THREADS = ExperimentResult("one_thread", "call", trials=20, differing=0, distinct=1)
 
@@ -107,10 +106,13 @@ def test_call_of_a_kind_that_is_not_here_is_refused_in_one_line(
 
 
 FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "no evidence": (lambda recorded: recorded.pop("evidence"), "evidence is missing"),
-    "arms that are none": (lambda recorded: recorded["evidence"].update(arms=[3]), "name is missing"),
-    "a count that is none": (lambda recorded: recorded["evidence"]["arms"][0].update(trials="many"), "trials is no"),
-    "a decision without a cause": (lambda recorded: recorded["decision"].pop("cause"), "cause is missing"),
+    "no evidence": (lambda recorded: recorded.pop("evidence"), "evidence is 'None'"),
+    "arms that are none": (lambda recorded: recorded["evidence"].update(arms=[3]), "which is not dict"),
+    "a count that is none": (
+        lambda recorded: recorded["evidence"]["arms"][0].update(trials="many"),
+        "trials is 'many'",
+    ),
+    "a decision without a cause": (lambda recorded: recorded["decision"].pop("cause"), "has other fields: cause"),
 }
 
 
