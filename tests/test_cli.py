@@ -347,7 +347,7 @@ def test_replay_of_a_custom_op_wants_to_know_what_defines_it(tmp_path: Path) -> 
     command = ("replay", "custom", "--replays", "2", "--budget", "5")
     done = run(*command, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "there is no op hashbench_cli.twice.default: nothing was run" in done.stderr
+    assert "the op hashbench_cli.twice.default does not exist: nothing was run" in done.stderr
     assert "--import FILE" in done.stderr
     assert run(*command, "--import", "ops.py", cwd=tmp_path).returncode == 0
 
