@@ -80,6 +80,16 @@ class Run:
         self.records.append(OpRecord(record_id, phase, 0, module, full, inputs, outputs=outputs, **fields))
         return record_id
 
+    def differing(self, name: str, *reads: str | Ref, **fields: Any) -> str:
+        """An op that wrote something else in each run."""
+        return self.op(name, *reads, wrote=self.either("y", "Y"), **fields)
+
+    def ends_in(self, name: str, *reads: str | Ref, **fields: Any) -> str:
+        """The op that wrote the result, something else in each run."""
+        node = self.differing(name, *reads, **fields)
+        self.result(node, self.either("y", "Y"))
+        return node
+
     def view(self, name: str, source: str, arguments: str = "") -> str:
         """A view; what reads it reads ``source``, the last writer of the storage."""
         self.op(name, source, arguments=arguments)
@@ -157,58 +167,53 @@ def blames(
 @blames("input", "linear", node="input/0")
 def model_input_differs(run: Run) -> None:
     x, w = run.leaf("input/0", run.either("x", "X")), run.leaf("parameter/Net.weight")
-    y = run.op("linear", x, w, wrote=run.either("y", "Y"))
-    run.result(y, run.either("y", "Y"))
+    run.ends_in("linear", x, w)
 
 
 @blames("state", "linear", node="parameter/Net.weight")
 def parameter_differs(run: Run) -> None:
     x, w = run.leaf("input/0", "x"), run.leaf("parameter/Net.weight", run.either("w", "W"))
-    y = run.op("linear", x, w, wrote=run.either("y", "Y"))
-    run.result(y, run.either("y", "Y"))
+    run.ends_in("linear", x, w)
 
 
 @blames("state", "add", node="buffer/Net.mean")
 def buffer_differs(run: Run) -> None:
     x, b = run.leaf("input/0", "x"), run.leaf("buffer/Net.mean", run.either("b", "B"))
-    run.result(run.op("add", x, b, wrote=run.either("y", "Y")), run.either("y", "Y"))
+    run.ends_in("add", x, b)
 
 
 @blames("outside", "add", node="other/Net#0")
 def tensor_from_outside_torch_differs(run: Run) -> None:
     x, o = run.leaf("input/0", "x"), run.leaf("other/Net#0", run.either("o", "O"))
-    run.result(run.op("add", x, o, wrote=run.either("y", "Y")), run.either("y", "Y"))
+    run.ends_in("add", x, o)
 
 
 @blames("input", "linear")
 def input_comes_before_a_parameter_that_differs_too(run: Run) -> None:
     w = run.leaf("parameter/Net.weight", run.either("w", "W"))
     x = run.leaf("input/0", run.either("x", "X"))
-    y = run.op("linear", w, x, wrote=run.either("y", "Y"))
-    run.result(y, run.either("y", "Y"))
+    run.ends_in("linear", w, x)
 
 
 @blames("state", "mul", node="parameter/Net.weight")
 def parameter_first_read_late_comes_before_a_kernel(run: Run) -> None:
     x = run.leaf("input/0", "x")
-    y = run.op("index_put", x, wrote=run.either("y", "Y"))
+    y = run.differing("index_put", x)
     w = run.leaf("parameter/Net.weight", run.either("w", "W"))
-    z = run.op("mul", y, w, wrote=run.either("z", "Z"))
-    run.result(z, run.either("z", "Z"))
+    run.ends_in("mul", y, w)
 
 
 @blames("input", "linear", node="input/0")
 def input_comes_before_settings(run: Run) -> None:
     run.mark("start", threads=run.either("1", "2"))
     x = run.leaf("input/0", run.either("x", "X"))
-    y = run.op("linear", x, wrote=run.either("y", "Y"))
-    run.result(y, run.either("y", "Y"))
+    run.ends_in("linear", x)
 
 
 @blames("kernel", "add", node="forward.0/Net/aten.add.default#0")
 def input_that_differs_but_reaches_no_result(run: Run) -> None:
     run.leaf("input/1", run.either("x", "X"))
-    y = run.op("add", run.leaf("input/0", "x"), wrote=run.either("y", "Y"))
+    y = run.differing("add", run.leaf("input/0", "x"))
     run.op("relu", "input/1", wrote="same")
     run.result(y, run.either("y", "Y"))
 
@@ -217,13 +222,13 @@ def input_that_differs_but_reaches_no_result(run: Run) -> None:
 def leaf_changed_between_registration_and_first_read(run: Run) -> None:
     x = run.op("relu", run.leaf("input/0", "x"), wrote="r")
     b = run.leaf("buffer/Net.mean", run.either("b", "B"), initial=run.either("", "b"))
-    run.result(run.op("add", x, b, wrote=run.either("y", "Y")), run.either("y", "Y"))
+    run.ends_in("add", x, b)
 
 
 @blames("outside", "add", node="buffer/Net.mean", opaque_producer=True)
 def leaf_changed_in_both_runs_to_something_else(run: Run) -> None:
     b = run.leaf("buffer/Net.mean", run.either("b1", "b2"), initial="b")
-    run.result(run.op("add", b, wrote=run.either("y", "Y")), run.either("y", "Y"))
+    run.ends_in("add", b)
 
 
 # -------------------------------------------------------------------------------------------------- settings
@@ -232,13 +237,13 @@ def leaf_changed_in_both_runs_to_something_else(run: Run) -> None:
 @blames("settings", "sum", node="setting:threads")
 def setting_differs_before_a_kernel(run: Run) -> None:
     run.mark("start", threads=run.either("2", "1"))
-    run.result(run.op("sum", run.leaf("input/0"), wrote=run.either("y", "Y")), run.either("y", "Y"))
+    run.ends_in("sum", run.leaf("input/0"))
 
 
 @blames("settings", "sum", node="setting:threads")
 def setting_changed_between_two_marks_around_a_kernel(run: Run) -> None:
     run.mark("start", threads="2")
-    y = run.op("sum", run.leaf("input/0"), wrote=run.either("y", "Y"))
+    y = run.differing("sum", run.leaf("input/0"))
     run.mark("end", threads=run.either("2", "1"))
     run.result(y, run.either("y", "Y"))
 
@@ -246,18 +251,18 @@ def setting_changed_between_two_marks_around_a_kernel(run: Run) -> None:
 @blames("kernel", "index_put")
 def setting_changed_after_the_kernel_that_differed(run: Run) -> None:
     run.mark("start", threads="2")
-    y = run.op("index_put", run.leaf("input/0"), wrote=run.either("y", "Y"))
+    y = run.differing("index_put", run.leaf("input/0"))
     run.op("relu", run.leaf("input/1"), wrote="r")
     run.mark("step", threads="2")
-    z = run.op("relu", y, wrote=run.either("z", "Z"))
+    z = run.differing("relu", y)
     run.mark("end", threads=run.either("2", "1"))
-    run.result(z, run.either("z", "Z"))
+    run.result(z, run.either("y", "Y"))
 
 
 @blames("settings", "sum", node="setting:flag")
 def setting_that_only_one_run_has(run: Run) -> None:
     run.mark("start", threads="2", **run.either({}, {"flag": "on"}))
-    run.result(run.op("sum", run.leaf("input/0"), wrote=run.either("y", "Y")), run.either("y", "Y"))
+    run.ends_in("sum", run.leaf("input/0"))
 
 
 # ---------------------------------------------------------------------------------------------------- kernels
@@ -267,52 +272,50 @@ def setting_that_only_one_run_has(run: Run) -> None:
 def kernel_differs_from_equal_inputs(run: Run) -> None:
     x = run.op("relu", run.leaf("input/0"), wrote="r")
     common: dict[str, Any] = {"module": "Net.a", "phase": "backward", "forward_op": "f", "source": "a.py:1 f"}
-    y = run.op("index_put", x, wrote=run.either("y", "Y"), **common)
-    run.result(run.op("sum", y, wrote=run.either("s", "S")), run.either("s", "S"))
+    y = run.differing("index_put", x, **common)
+    run.ends_in("sum", y)
 
 
 @blames("kernel", "sort", detail="output 1 differs although every input is equal")
 def second_output_of_a_kernel_differs(run: Run) -> None:
     y = run.op("sort", run.leaf("input/0"), wrote=(tensor("v"), tensor(run.either("i", "I"))))
-    run.result(run.op("gather", y, wrote=run.either("s", "S")), run.either("s", "S"))
+    run.ends_in("gather", y)
 
 
 @blames("kernel", "index_put", benign=1)
 def of_two_differences_only_one_reaches_a_result(run: Run) -> None:
     x = run.leaf("input/0")
-    run.op("bincount", x, wrote=run.either("n", "N"))
-    run.result(run.op("index_put", x, wrote=run.either("y", "Y")), run.either("y", "Y"))
+    run.differing("bincount", x)
+    run.ends_in("index_put", x)
 
 
 @blames("kernel", "index_put")
 def of_two_differences_that_both_reach_the_first_is_blamed(run: Run) -> None:
-    a = run.op("index_put", run.leaf("input/0"), wrote=run.either("a", "A"))
-    b = run.op("put", run.leaf("input/1"), wrote=run.either("b", "B"))
-    run.result(run.op("add", a, b, wrote=run.either("c", "C")), run.either("c", "C"))
+    a = run.differing("index_put", run.leaf("input/0"))
+    b = run.differing("put", run.leaf("input/1"))
+    run.ends_in("add", a, b)
 
 
 @blames("kernel", "put", benign=1)
 def difference_that_is_rounded_away_is_not_blamed(run: Run) -> None:
-    a = run.op("index_put", run.leaf("input/0"), wrote=run.either("a", "A"))
+    a = run.differing("index_put", run.leaf("input/0"))
     r = run.op("round", a, wrote="r")
-    y = run.op("put", r, wrote=run.either("y", "Y"))
-    run.result(y, run.either("y", "Y"))
+    run.ends_in("put", r)
 
 
 @blames("kernel", "index_put_")
 def difference_that_travels_through_in_place_ops(run: Run) -> None:
     x = run.op("zeros", wrote="0")
-    x = run.op("index_put_", into(x), run.leaf("input/0"), wrote=run.either("a", "A"))
-    x = run.op("add_", into(x), wrote=run.either("b", "B"))
-    x = run.op("mul_", into(x), wrote=run.either("c", "C"))
-    run.result(x, run.either("c", "C"))
+    x = run.differing("index_put_", into(x), run.leaf("input/0"))
+    x = run.differing("add_", into(x))
+    run.ends_in("mul_", into(x))
 
 
 @blames("kernel", "put", benign=1)
 def difference_overwritten_in_place_is_not_blamed(run: Run) -> None:
-    x = run.op("index_put", run.leaf("input/0"), wrote=run.either("a", "A"))
+    x = run.differing("index_put", run.leaf("input/0"))
     x = run.op("zero_", into(x), wrote="0")
-    run.result(run.op("put", x, wrote=run.either("b", "B")), run.either("b", "B"))
+    run.ends_in("put", x)
 
 
 @blames("kernel", "index_put")
@@ -320,7 +323,7 @@ def difference_that_stays_beside_an_equal_write_into_part_of_the_tensor(run: Run
     x = run.op("index_put", run.leaf("input/0"), wrote=tensor(run.either("a", "A"), 8))
     run.view("slice", x, "0, 0, 4")
     x = run.op("zero_", into(x), wrote=tensor("0", 4))
-    run.result(run.op("sum", x, wrote=run.either("s", "S")), run.either("s", "S"))
+    run.ends_in("sum", x)
 
 
 @blames("kernel", "index_put_")
@@ -329,7 +332,7 @@ def difference_written_into_part_of_a_tensor(run: Run) -> None:
     run.view("slice", x, "0, 4, 8")
     x = run.op("index_put_", into(x, 4), wrote=tensor(run.either("a", "A"), 4))
     x = run.op("relu_", into(x, 0), wrote=tensor("r", 4))
-    run.result(run.op("sum", x, wrote=run.either("s", "S")), run.either("s", "S"))
+    run.ends_in("sum", x)
 
 
 @blames("kernel", "sort", detail="the output differs although every input is equal")
@@ -346,7 +349,7 @@ def only_the_dtype_differs(run: Run) -> None:
 
 @blames("kernel", "index_put")
 def optimizer_state_differs_and_the_loss_does_not(run: Run) -> None:
-    g = run.op("index_put", run.leaf("input/0"), wrote=run.either("g", "G"), phase="backward")
+    g = run.differing("index_put", run.leaf("input/0"), phase="backward")
     state = run.op("_foreach_add_", into(run.leaf("other/#0", "m")), g, wrote=run.either("m", "M"), phase="optimizer")
     run.result(run.op("sum", "input/0", wrote="l"), "l", "loss")
     run.result(state, run.either("m", "M"), "optimizer.exp_avg")
@@ -354,8 +357,7 @@ def optimizer_state_differs_and_the_loss_does_not(run: Run) -> None:
 
 @blames("kernel", "index_put")
 def result_that_differs_beside_one_that_only_the_second_run_has(run: Run) -> None:
-    y = run.op("index_put", run.leaf("input/0"), wrote=run.either("y", "Y"))
-    run.result(y, run.either("y", "Y"))
+    y = run.ends_in("index_put", run.leaf("input/0"))
     if run.second:
         run.result(y, "Y", "extra")
 
@@ -365,28 +367,26 @@ def result_that_differs_beside_one_that_only_the_second_run_has(run: Run) -> Non
 
 @blames("rng", "native_dropout")
 def generator_state_differs(run: Run) -> None:
-    y = run.op("native_dropout", run.leaf("input/0"), wrote=run.either("y", "Y"), rng=run.either("g", "G"))
-    run.result(y, run.either("y", "Y"))
+    run.ends_in("native_dropout", run.leaf("input/0"), rng=run.either("g", "G"))
 
 
 @blames("kernel", "sum")
 def generator_state_that_changed_nothing(run: Run) -> None:
     y = run.op("native_dropout", run.leaf("input/0"), wrote="y", rng=run.either("g", "G"))
-    run.result(run.op("sum", y, wrote=run.either("s", "S")), run.either("s", "S"))
+    run.ends_in("sum", y)
 
 
 @blames("kernel", "native_dropout")
 def seeded_op_differs_from_an_equal_generator_state(run: Run) -> None:
-    y = run.op("native_dropout", run.leaf("input/0"), wrote=run.either("y", "Y"), rng="g")
-    run.result(y, run.either("y", "Y"))
+    run.ends_in("native_dropout", run.leaf("input/0"), rng="g")
 
 
 @blames("sequence", "rand", benign=1)
 def extra_draw_that_shifts_the_generator_for_later_ops(run: Run) -> None:
     if run.second:
         run.op("rand", wrote="n", rng="g0")
-    x = run.op("bernoulli", run.leaf("input/0"), wrote=run.either("x", "X"), rng=run.either("g0", "g1"))
-    y = run.op("bernoulli", "input/0", wrote=run.either("y", "Y"), rng=run.either("g1", "g2"))
+    x = run.differing("bernoulli", run.leaf("input/0"), rng=run.either("g0", "g1"))
+    y = run.differing("bernoulli", "input/0", rng=run.either("g1", "g2"))
     run.op("relu", x, wrote="r")
     run.result(y, run.either("y", "Y"))
 
@@ -395,8 +395,7 @@ def extra_draw_that_shifts_the_generator_for_later_ops(run: Run) -> None:
 def extra_draw_from_another_generator_is_not_blamed(run: Run) -> None:
     if run.second:
         run.op("rand", wrote="n", rng="private")
-    y = run.op("bernoulli", run.leaf("input/0"), wrote=run.either("y", "Y"), rng=run.either("g", "G"))
-    run.result(y, run.either("y", "Y"))
+    run.ends_in("bernoulli", run.leaf("input/0"), rng=run.either("g", "G"))
 
 
 # ---------------------------------------------------------------------------------------------------- outside
@@ -404,30 +403,27 @@ def extra_draw_from_another_generator_is_not_blamed(run: Run) -> None:
 
 @blames("outside", "mul", first="(0.1)", second="(0.2)")
 def argument_that_is_not_a_tensor_differs(run: Run) -> None:
-    y = run.op("mul", run.leaf("input/0"), arguments=run.either("0.1", "0.2"), wrote=run.either("y", "Y"))
-    run.result(y, run.either("y", "Y"))
+    run.ends_in("mul", run.leaf("input/0"), arguments=run.either("0.1", "0.2"))
 
 
 @blames("kernel", "index_put")
 def argument_that_changes_nothing(run: Run) -> None:
     y = run.op("mul", run.leaf("input/0"), arguments=run.either("0.1", "0.2"), wrote="y")
-    z = run.op("index_put", y, wrote=run.either("z", "Z"))
-    run.result(z, run.either("z", "Z"))
+    run.ends_in("index_put", y)
 
 
 @blames("outside", "slice", first="(0, 0, 2)", second="(0, 2, 4)")
 def view_is_taken_of_another_part(run: Run) -> None:
     x = run.op("relu", run.leaf("input/0"), wrote="r")
     run.view("slice", x, run.either("0, 0, 2", "0, 2, 4"))
-    y = run.op("sum", Ref("", x, run.either(0, 2)), wrote=run.either("y", "Y"))
-    run.result(y, run.either("y", "Y"))
+    run.ends_in("sum", Ref("", x, run.either(0, 2)))
 
 
 @blames("outside", "permute")
 def view_is_taken_in_another_order_at_the_same_offset(run: Run) -> None:
     x = run.op("relu", run.leaf("input/0"), wrote="r")
     run.view("permute", x, run.either("[0, 1]", "[1, 0]"))
-    run.result(run.op("mm", x, wrote=run.either("y", "Y")), run.either("y", "Y"))
+    run.ends_in("mm", x)
 
 
 @blames("kernel", "mv")
@@ -437,7 +433,7 @@ def view_is_taken_at_another_place_where_the_same_was_read(run: Run) -> None:
     run.op("slice", seen(pool, "p"), arguments=run.either("0, 4", "2, 6"))
     filled = run.op("copy_", into(pool, run.either(0, 2), digest=run.either("a", "b")), wrote="x")
     run.op("slice", seen(filled, run.either("p1", "p2")), arguments=run.either("0, 4", "2, 6"))
-    run.result(run.op("mv", seen(filled, "x", run.either(0, 2)), wrote=run.either("y", "Y")), run.either("y", "Y"))
+    run.ends_in("mv", seen(filled, "x", run.either(0, 2)))
 
 
 @blames("outside", "slice")
@@ -446,7 +442,7 @@ def view_is_taken_at_another_place_where_something_else_was_read(run: Run) -> No
     pool = run.leaf("buffer/Net.pool", "p")
     run.op("slice", seen(pool, "p"), arguments=run.either("0, 4", "2, 6"))
     read = seen(pool, run.either("p1", "p2"), run.either(0, 2))
-    run.result(run.op("mv", read, wrote=run.either("y", "Y")), run.either("y", "Y"))
+    run.ends_in("mv", read)
 
 
 @blames("kernel", "index_put")
@@ -454,36 +450,33 @@ def view_that_differs_of_another_tensor(run: Run) -> None:
     x = run.op("relu", run.leaf("input/0"), wrote="r")
     z = run.op("relu", run.leaf("input/1"), wrote="z")
     run.view("slice", z, run.either("0, 0, 2", "0, 2, 4"))
-    y = run.op("index_put", x, wrote=run.either("y", "Y"))
-    run.result(y, run.either("y", "Y"))
+    run.ends_in("index_put", x)
 
 
 @blames("outside", "linear", opaque_producer=True)
 def memory_written_behind_torch_before_a_read_that_was_hashed(run: Run) -> None:
     run.hashed = True
     x = run.op("relu", seen(run.leaf("input/0"), "w"), wrote="r")
-    y = run.op("linear", seen(x, run.either("r", "R")), wrote=run.either("y", "Y"))
-    run.result(y, run.either("y", "Y"))
+    run.ends_in("linear", seen(x, run.either("r", "R")))
 
 
 @blames("outside", "relu", opaque_producer=True)
 def memory_written_behind_torch_after_the_last_op(run: Run) -> None:
     x = run.op("relu", run.leaf("input/0"), wrote="r")
-    run.result(x, run.either("r", "R"))
+    run.result(x, run.either("y", "Y"))
 
 
 @blames("outside", "clone", opaque_producer=True)
 def copy_of_equal_memory_differs_so_something_wrote_behind_torch(run: Run) -> None:
     x = run.op("relu", run.leaf("input/0"), wrote="r")
-    run.result(run.op("clone", x, wrote=run.either("c", "C")), run.either("c", "C"))
+    run.ends_in("clone", x)
 
 
 @blames("kernel", "copy_", opaque_producer=False)
 def copy_onto_its_own_source_is_a_race_and_not_a_hidden_write(run: Run) -> None:
     x = run.op("relu", run.leaf("input/0"), wrote="r")
     run.view("slice", x, "0, 1, 3")
-    x = run.op("copy_", into(x, 1), x, wrote=run.either("c", "C"))
-    run.result(x, run.either("c", "C"))
+    run.ends_in("copy_", into(x, 1), x)
 
 
 @blames("outside", "relu", opaque_producer=False)
@@ -494,7 +487,7 @@ def python_result_that_no_op_returned(run: Run) -> None:
 
 @blames("kernel", "bincount")
 def python_result_that_an_op_returned(run: Run) -> None:
-    n = run.op("bincount", run.leaf("input/0"), wrote=run.either("n", "N"))
+    n = run.differing("bincount", run.leaf("input/0"))
     run.item(n, run.either(3, 4))
     run.python_result(run.either(3, 4))
 
@@ -512,7 +505,7 @@ def result_that_only_one_run_kept(run: Run) -> None:
 
 @blames("kernel", "empty")
 def blank_memory_is_read(run: Run) -> None:
-    run.result(run.op("sum", run.empty(), wrote=run.either("s", "S")), run.either("s", "S"))
+    run.ends_in("sum", run.empty())
 
 
 @blames("kernel", "empty")
@@ -522,8 +515,7 @@ def blank_memory_is_returned(run: Run) -> None:
 
 @blames("kernel", "empty")
 def blank_memory_is_changed_in_place(run: Run) -> None:
-    x = run.op("add_", into(run.empty()), wrote=run.either("s", "S"))
-    run.result(x, run.either("s", "S"))
+    run.ends_in("add_", into(run.empty()))
 
 
 @blames("kernel", "empty")
@@ -531,7 +523,7 @@ def blank_memory_filled_in_part_is_read(run: Run) -> None:
     x = run.empty(8)
     run.view("slice", x, "0, 0, 4")
     x = run.op("copy_", into(x), run.leaf("input/0"), wrote=tensor("c", 4))
-    run.result(run.op("sum", x, wrote=run.either("s", "S")), run.either("s", "S"))
+    run.ends_in("sum", x)
 
 
 @blames("kernel", "empty")
@@ -547,7 +539,7 @@ def blank_memory_filled_in_two_halves_is_not_blamed(run: Run) -> None:
     x = run.empty(8)
     x = run.op("copy_", into(x), run.leaf("input/0"), wrote=tensor("c", 4))
     x = run.op("copy_", into(x, 4), run.leaf("input/1"), wrote=tensor("d", 4))
-    run.result(run.op("index_put", x, wrote=run.either("s", "S")), run.either("s", "S"))
+    run.ends_in("index_put", x)
 
 
 @blames("kernel", "empty")
@@ -555,20 +547,18 @@ def blank_memory_filled_twice_in_the_same_half(run: Run) -> None:
     x = run.empty(8)
     x = run.op("copy_", into(x), run.leaf("input/0"), wrote=tensor("c", 4))
     x = run.op("copy_", into(x), run.leaf("input/1"), wrote=tensor("d", 4))
-    run.result(run.op("sum", x, wrote=run.either("s", "S")), run.either("s", "S"))
+    run.ends_in("sum", x)
 
 
 @blames("kernel", "bmm")
 def kernel_that_fills_blank_memory_given_as_out(run: Run) -> None:
     out = Ref("out", run.empty(), 0, True)
-    x = run.op("bmm", run.leaf("input/0"), out, wrote=run.either("s", "S"))
-    run.result(x, run.either("s", "S"))
+    run.ends_in("bmm", run.leaf("input/0"), out)
 
 
 @blames("kernel", "mylib.attention.default")
 def custom_op_that_fills_blank_memory(run: Run) -> None:
-    x = run.op("mylib.attention.default", into(run.empty()), run.leaf("input/0"), wrote=run.either("s", "S"))
-    run.result(x, run.either("s", "S"))
+    run.ends_in("mylib.attention.default", into(run.empty()), run.leaf("input/0"))
 
 
 @blames("kernel", "index_put")
@@ -576,8 +566,7 @@ def kernel_that_read_equal_memory_filled_in_part(run: Run) -> None:
     run.hashed = True
     x = run.empty(8)
     x = run.op("copy_", into(x, 0, run.either("g", "G")), seen(run.leaf("input/0"), "w"), wrote=tensor("c", 4))
-    s = run.op("index_put", seen(x, "c"), wrote=run.either("s", "S"))
-    run.result(s, run.either("s", "S"))
+    run.ends_in("index_put", seen(x, "c"))
 
 
 @blames("kernel", "empty")
@@ -585,23 +574,21 @@ def hashed_read_of_memory_filled_in_part(run: Run) -> None:
     run.hashed = True
     x = run.empty(8)
     x = run.op("copy_", into(x, 0, run.either("g", "G")), seen(run.leaf("input/0"), "w"), wrote=tensor("c", 4))
-    s = run.op("sum", seen(x, run.either("cg", "cG")), wrote=run.either("s", "S"))
-    run.result(s, run.either("s", "S"))
+    run.ends_in("sum", seen(x, run.either("cg", "cG")))
 
 
 @blames("kernel", "put", benign=1)
 def garbage_in_an_auxiliary_output_is_not_blamed_where_inputs_were_hashed(run: Run) -> None:
     run.hashed = True
     x = run.op("rnn", seen(run.leaf("input/0"), "w"), wrote=(tensor("out"), tensor(run.either("g", "G"))))
-    run.result(run.op("put", seen(x, "out"), wrote=run.either("y", "Y")), run.either("y", "Y"))
+    run.ends_in("put", seen(x, "out"))
 
 
 @blames("kernel", "bmm")
 def kernel_that_fills_blank_memory_whose_garbage_was_hashed(run: Run) -> None:
     run.hashed = True
     out = Ref("out", run.empty(), 0, True, run.either("g", "G"))
-    x = run.op("bmm", seen(run.leaf("input/0"), "w"), out, wrote=run.either("s", "S"))
-    run.result(x, run.either("s", "S"))
+    run.ends_in("bmm", seen(run.leaf("input/0"), "w"), out)
 
 
 @blames("kernel", "index_put")
@@ -609,8 +596,7 @@ def hashed_write_beside_a_difference_passes_it_on(run: Run) -> None:
     run.hashed = True
     x = run.op("index_put", seen(run.leaf("input/0"), "w"), wrote=tensor(run.either("a", "A"), 8))
     x = run.op("add_", into(x, 0, "p"), wrote=tensor("q", 4))
-    s = run.op("sum", seen(x, run.either("r", "R")), wrote=run.either("s", "S"))
-    run.result(s, run.either("s", "S"))
+    run.ends_in("sum", seen(x, run.either("r", "R")))
 
 
 # --------------------------------------------------------------------------------------------------- sequence
@@ -621,7 +607,7 @@ def op_only_in_the_second_run_at_the_beginning(run: Run) -> None:
     x = run.leaf("input/0")
     if run.second:
         x = run.op("relu", x, wrote="r")
-    run.result(run.op("sum", x, wrote=run.either("s", "S")), run.either("s", "S"))
+    run.ends_in("sum", x)
 
 
 @blames("sequence", "relu", op_index=1)
@@ -629,7 +615,7 @@ def op_only_in_the_first_run_in_the_middle(run: Run) -> None:
     x = run.op("neg", run.leaf("input/0"), wrote="n")
     if not run.second:
         x = run.op("relu", x, wrote="r")
-    run.result(run.op("sum", x, wrote=run.either("s", "S")), run.either("s", "S"))
+    run.ends_in("sum", x)
 
 
 @blames("sequence", "relu")
@@ -651,22 +637,20 @@ def one_run_goes_on_where_the_other_ended(run: Run) -> None:
 
 @blames("sequence", "relu", either_order=False)
 def another_op_comes_next(run: Run) -> None:
-    y = run.op(run.either("relu", "gelu"), run.leaf("input/0"), wrote=run.either("r", "g"))
-    run.result(y, run.either("r", "g"))
+    run.ends_in(run.either("relu", "gelu"), run.leaf("input/0"))
 
 
 @blames("sequence", "sub", detail="it reads another tensor than in the first run")
 def inputs_of_an_op_are_swapped(run: Run) -> None:
     a, b = run.op("neg", run.leaf("input/0"), wrote="a"), run.op("exp", "input/0", wrote="b")
-    y = run.op("sub", *run.either((a, b), (b, a)), wrote=run.either("y", "Y"))
-    run.result(y, run.either("y", "Y"))
+    run.ends_in("sub", *run.either((a, b), (b, a)))
 
 
 @blames("sequence", "add_")
 def terms_are_added_in_another_order(run: Run) -> None:
     total = run.op("zeros", wrote="0")
     a, b = run.leaf("input/0", "a"), run.leaf("input/1", "b")
-    total = run.op("add_", into(total), run.either(a, b), wrote=run.either("a", "b"))
+    total = run.differing("add_", into(total), run.either(a, b))
     total = run.op("add_", into(total), run.either(b, a), wrote=run.either("ab", "ba"))
     run.result(total, run.either("ab", "ba"))
 
@@ -687,8 +671,7 @@ def harmless_op_inserted_before_the_kernel(run: Run) -> None:
         run.op("mean", x, wrote="m")
     for _ in range(3):
         x = run.op("relu", x, wrote="r")
-    y = run.op("index_put", x, wrote=run.either("y", "Y"))
-    run.result(y, run.either("y", "Y"))
+    run.ends_in("index_put", x)
 
 
 @blames("kernel", "index_put", benign=1)
@@ -696,9 +679,8 @@ def copy_inserted_in_front_of_a_reader_of_the_kernel(run: Run) -> None:
     x = run.op("relu", run.leaf("input/0"), wrote="r")
     if run.second:
         x = run.op("clone", x, wrote="r")
-    y = run.op("index_put", "input/0", wrote=run.either("y", "Y"))
-    z = run.op("add", x, y, wrote=run.either("z", "Z"))
-    run.result(z, run.either("z", "Z"))
+    y = run.differing("index_put", "input/0")
+    run.ends_in("add", x, y)
 
 
 @blames("kernel", "index_put")
@@ -706,8 +688,7 @@ def alias_inserted_in_front_of_the_kernel(run: Run) -> None:
     x = run.op("relu", run.leaf("input/0"), wrote="r")
     if run.second:
         run.view("detach", x)
-    y = run.op("index_put", x, wrote=run.either("y", "Y"))
-    run.result(y, run.either("y", "Y"))
+    run.ends_in("index_put", x)
 
 
 @blames("sequence", "t")
@@ -715,14 +696,14 @@ def view_that_only_one_run_takes(run: Run) -> None:
     x = run.op("relu", run.leaf("input/0"), wrote="r")
     if run.second:
         run.view("t", x)
-    run.result(run.op("mm", x, wrote=run.either("y", "Y")), run.either("y", "Y"))
+    run.ends_in("mm", x)
 
 
 @blames("sequence", "slice")
 def view_of_another_tensor(run: Run) -> None:
     a, b = run.op("neg", run.leaf("input/0"), wrote="a"), run.op("exp", "input/0", wrote="b")
     run.view("slice", run.either(a, b), "0, 0, 2")
-    run.result(run.op("sum", run.either(a, b), wrote=run.either("y", "Y")), run.either("y", "Y"))
+    run.ends_in("sum", run.either(a, b))
 
 
 # --------------------------------------------------------------------------------------------------- steering
@@ -730,57 +711,51 @@ def view_of_another_tensor(run: Run) -> None:
 
 @blames("sequence", "relu", steered_by=("3", "4", "aten.bincount.default"), either_order=False)
 def scalar_steers_which_op_comes_next(run: Run) -> None:
-    n = run.op("bincount", run.leaf("input/0"), wrote=run.either("n", "N"))
+    n = run.differing("bincount", run.leaf("input/0"))
     run.item(n, run.either(3, 4))
-    y = run.op(run.either("relu", "gelu"), run.leaf("input/1"), wrote=run.either("r", "g"))
-    run.result(y, run.either("r", "g"))
+    run.ends_in(run.either("relu", "gelu"), run.leaf("input/1"))
 
 
 @blames("kernel", "bincount", steered_by=None)
 def scalar_that_flows_into_an_argument(run: Run) -> None:
-    n = run.op("bincount", run.leaf("input/0"), wrote=run.either("n", "N"))
+    n = run.differing("bincount", run.leaf("input/0"))
     run.item(n, run.either(3, 4))
-    y = run.op("mul", run.leaf("input/1"), arguments=run.either("3", "4"), wrote=run.either("y", "Y"))
-    run.result(y, run.either("y", "Y"))
+    run.ends_in("mul", run.leaf("input/1"), arguments=run.either("3", "4"))
 
 
 @blames("kernel", "bincount")
 def scalar_that_flows_into_a_slice(run: Run) -> None:
-    n = run.op("bincount", run.leaf("input/0"), wrote=run.either("n", "N"))
+    n = run.differing("bincount", run.leaf("input/0"))
     run.item(n, run.either(3, 4))
     x = run.op("relu", run.leaf("input/1"), wrote="r")
     run.view("slice", x, run.either("0, 3, 8", "0, 4, 8"))
-    y = run.op("sum", Ref("", x, run.either(3, 4)), wrote=run.either("y", "Y"))
-    run.result(y, run.either("y", "Y"))
+    run.ends_in("sum", Ref("", x, run.either(3, 4)))
 
 
 @blames("input", "sum")
 def scalar_computed_from_an_input_that_differs_flows_into_an_argument(run: Run) -> None:
     n = run.op("sum", run.leaf("input/0", run.either("x", "X")), wrote=run.either("n", "N"))
     run.item(n, run.either(3.5, 4.5))
-    y = run.op("mul", run.leaf("input/1"), arguments=run.either("3.5", "4.5"), wrote=run.either("y", "Y"))
-    run.result(y, run.either("y", "Y"))
+    run.ends_in("mul", run.leaf("input/1"), arguments=run.either("3.5", "4.5"))
 
 
 @blames("outside", "mul", steered_by=("3", "4", "aten.bincount.default"), either_order=False)
 def scalar_that_was_computed_with_before_it_became_an_argument(run: Run) -> None:
-    n = run.op("bincount", run.leaf("input/0"), wrote=run.either("n", "N"))
+    n = run.differing("bincount", run.leaf("input/0"))
     run.item(n, run.either(3, 4))
-    y = run.op("mul", run.leaf("input/1"), arguments=run.either("6", "8"), wrote=run.either("y", "Y"))
-    run.result(y, run.either("y", "Y"))
+    run.ends_in("mul", run.leaf("input/1"), arguments=run.either("6", "8"))
 
 
 @blames("sequence", "relu", steered_by=None, either_order=False)
 def scalar_that_was_equal_steers_nothing(run: Run) -> None:
     run.item(run.op("sum", run.leaf("input/0"), wrote="n"), 3)
-    y = run.op(run.either("relu", "gelu"), "input/0", wrote=run.either("r", "g"))
-    run.result(y, run.either("r", "g"))
+    run.ends_in(run.either("relu", "gelu"), "input/0")
 
 
 @blames("sequence", "relu", steered_by=None, either_order=False)
 def scalar_read_after_the_sequence_differed_steers_nothing(run: Run) -> None:
-    y = run.op(run.either("relu", "gelu"), run.leaf("input/0"), wrote=run.either("r", "g"))
-    n = run.op("bincount", "input/0", wrote=run.either("n", "N"))
+    y = run.differing(run.either("relu", "gelu"), run.leaf("input/0"))
+    n = run.differing("bincount", "input/0")
     run.item(n, run.either(3, 4))
     run.result(y, run.either("r", "g"))
 

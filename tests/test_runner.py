@@ -269,21 +269,17 @@ def test_a_difference_in_one_result_alone_is_found_and_named(build, names: list[
     assert row.differing_results.split(", ") == names
 
 
-def test_inference_compares_the_outputs_of_each_iteration() -> None:
+@pytest.mark.parametrize(
+    ("options", "iteration", "names"),
+    [(INFERENCE, 2, ("output.1",)), (TRAINING, 1, ("output.0", "loss.0"))],
+    ids=["inference", "training"],
+)
+def test_results_of_each_iteration_are_compared(options: RunOptions, iteration: int, names: tuple[str, ...]) -> None:
     def once(model, out):
         model.count.add_(1)
-        return out + _in_second_run(model) if model.count.item() == 2 else out
+        return out + _in_second_run(model) if model.count.item() == iteration else out
 
-    assert differing(check(workload(once, iterations=3), INFERENCE)) == ("output.1",)
-
-
-def test_training_compares_loss_and_outputs_of_each_iteration() -> None:
-    def once(model, out):
-        model.count.add_(1)
-        return out + _in_second_run(model) if model.count.item() == 1 else out
-
-    found = differing(check(workload(once, iterations=2, make_optimizer=no_optimizer), TRAINING))
-    assert found == ("output.0", "loss.0")
+    assert differing(check(workload(once, iterations=3, make_optimizer=no_optimizer), options)) == names
 
 
 def test_results_of_a_model_that_is_not_really_copied_are_kept_from_the_next_run() -> None:
@@ -426,14 +422,9 @@ def _put(_model, out):
 
 
 def test_op_without_deterministic_kernel_is_named_and_the_pair_runs_with_warnings() -> None:
-    row = row_of(lambda: workload(_put))
-    assert (row.accuracy, row.deterministic, row.nondeterministic_op) == ("pass", "warn", "aten.put_.default")
-
-
-def test_comparison_alone_repeats_the_pair_with_warnings_too() -> None:
-    outcome = check(workload(_put), deterministic="on")
-    assert (outcome.accuracy, outcome.deterministic) == ("pass", "warn")
-    assert outcome.nondeterministic_op == "aten.put_.default"
+    for outcome in (row_of(lambda: workload(_put)), check(workload(_put), deterministic="on")):
+        expected = ("pass", "warn", "aten.put_.default")
+        assert (outcome.accuracy, outcome.deterministic, outcome.nondeterministic_op) == expected
 
 
 @pytest.mark.parametrize("level", ["warn", "off"])
@@ -514,9 +505,6 @@ def test_every_run_is_compared_with_the_first() -> None:
     row = row_of(lambda: workload(third), replace(INFERENCE, runs=5))
     assert (row.accuracy, row.runs, row.distinct) == ("eager_two_runs_differ", 5, 2)
     assert row_of(workload, replace(INFERENCE, runs=5)).distinct == 1
-
-
-def test_distinct_counts_all_outcomes() -> None:
     assert row_of(lambda: workload(lambda model, out: out + model.run % 3), replace(INFERENCE, runs=5)).distinct == 3
 
 
@@ -584,22 +572,6 @@ def test_untraced_pair_shows_what_tracing_hides() -> None:
     assert (row.accuracy, row.untraced) == ("eager_two_runs_differ", "differ")
     assert row.differing_results == "output.0, output.1"
     assert row_of(lambda: workload(_honest_when_watched)).accuracy == "pass"
-
-
-def test_formula_that_changes_under_a_mode_is_reported_and_no_difference() -> None:
-    class Product(torch.nn.Module):
-        def forward(self, x):
-            return x.prod() if _get_current_dispatch_mode() is None else x.flip(0).cumprod(0)[-1]
-
-    made = Workload(module=Product(), inputs=(torch.linspace(0.1, 3, 101),))
-    row = row_of(lambda: made, replace(INFERENCE, untraced_pair=True))
-    assert (row.accuracy, row.untraced) == ("pass", "agree")
-    assert row.perturbed_ops
-
-
-def test_unperturbed_model_says_so() -> None:
-    row = row_of(workload, replace(TRAINING, untraced_pair=True))
-    assert (row.untraced, row.perturbed_ops) == ("agree", "")
 
 
 # ----------------------------------------------------------------------------------------- the parts of a Workload
@@ -687,7 +659,7 @@ def test_clone_of_input_keeps_values_and_strides(tensor: torch.Tensor) -> None:
         assert not tensor.numel() or made.data_ptr() != tensor.data_ptr()
 
 
-def test_clone_of_inputs_rebuilds_containers() -> None:
+def test_clone_of_inputs_rebuilds_containers_and_keeps_the_wish_for_a_gradient() -> None:
     batch = collections.defaultdict(list, {"x": (torch.ones(1), "name"), "more": [{"y": torch.ones(1)}]})
     made = clone_inputs(batch)
     made["x"][0].add_(1)
@@ -695,9 +667,6 @@ def test_clone_of_inputs_rebuilds_containers() -> None:
     made["new"].append(1)
     assert type(made) is collections.defaultdict
     assert (batch["x"][0].item(), batch["more"][0]["y"].item(), list(batch)) == (1.0, 1.0, ["x", "more"])
-
-
-def test_clone_keeps_the_wish_for_a_gradient() -> None:
     made = clone_inputs((torch.ones(2, requires_grad=True), torch.ones(2)))
     assert [tensor.requires_grad for tensor in made] == [True, False]
     assert made[0].is_leaf
