@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tensor_kinds import KINDS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hashbench.trace.digest import digest, hash_memory, is_dense, python_digest, raw_digest
@@ -159,45 +160,8 @@ def test_shape_stride_and_dtype_are_told_apart() -> None:
     assert len({digest(kind) for kind in kinds}) == len(kinds)
 
 
-def _jagged(content: list[float]) -> torch.Tensor:
-    return torch.nested.nested_tensor([torch.tensor(content[:1]), torch.tensor(content[1:])], layout=torch.jagged)
-
-
-def _channels(scale: float) -> torch.Tensor:
-    return torch.quantize_per_channel(torch.zeros(2, 3), torch.tensor([1.0, scale]), torch.zeros(2), 0, torch.qint8)
-
-
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("make", "first", "second"),
-    [
-        pytest.param(lambda v: torch.tensor([[0, v], [0, 0]]).to_sparse(), 1.0, 2.0, id="sparse values"),
-        pytest.param(lambda v: torch.eye(3).roll(v, 0).to_sparse(), 0, 1, id="sparse places"),
-        pytest.param(lambda v: torch.eye(3).roll(v, 0).to_sparse_csr(), 0, 1, id="csr"),
-        pytest.param(lambda v: torch.eye(3).roll(v, 0).to_sparse_csc(), 0, 1, id="csc"),
-        pytest.param(lambda v: torch.eye(4).roll(v, 0).to_sparse_bsr((2, 2)), 0, 1, id="bsr"),
-        pytest.param(lambda v: torch.eye(4).roll(v, 0).to_sparse_bsc((2, 2)), 0, 1, id="bsc"),
-        pytest.param(lambda v: torch.nested.nested_tensor([torch.ones(v), torch.ones(3)]), 1, 2, id="nested"),
-        pytest.param(_jagged, [1.0, 2.0, 3.0], [1.0, 3.0, 2.0], id="jagged"),
-        pytest.param(
-            lambda v: torch.quantize_per_tensor(torch.zeros(3), v, 0, torch.qint8), 0.1, 0.2, id="quantized scale"
-        ),
-        pytest.param(_channels, 1.0, 2.0, id="quantized scales by channel"),
-        pytest.param(lambda v: torch.full((4, 4), v).to_mkldnn(), 1.0, 2.0, id="mkldnn"),
-        pytest.param(
-            lambda v: torch.ones(2, dtype=torch.cfloat).mul(1j).conj() if v else torch.ones(2).mul(1j),
-            0,
-            1,
-            id="conjugate bit",
-        ),
-        pytest.param(
-            lambda v: torch.ones(2).mul(1j).conj().imag if v else torch.ones(2).mul(1j).imag, 0, 1, id="negative bit"
-        ),
-        pytest.param(lambda v: torch._neg_view(torch.ones(2)) if v else torch.ones(2), 0, 1, id="dense negative bit"),
-        pytest.param(lambda v: torch.tensor(v), 1.0, 2.0, id="no dimension"),
-        pytest.param(lambda v: torch.nn.Parameter(torch.tensor([v])), 1.0, 2.0, id="parameter"),
-    ],
-)
+@pytest.mark.parametrize(("make", "first", "second"), KINDS)
 def test_tensors_of_other_layouts(make: Callable[[Any], torch.Tensor], first: Any, second: Any) -> None:
     assert digest(make(first)) == digest(make(first))
     assert digest(make(first)).value != digest(make(second)).value

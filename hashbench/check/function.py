@@ -10,7 +10,6 @@ import copy
 import functools
 import io
 import os
-import random
 import re
 import time
 import warnings
@@ -27,7 +26,7 @@ from hashbench.errors import HashbenchError
 from hashbench.records import Failure, ModelSpec, Result, Row, RunOptions, TensorDigest, Trace
 from hashbench.run import outputs
 from hashbench.run.outcome import Outcome, Run, add_result, failure_of
-from hashbench.run.rng import preserved_rng, reset_rng_state
+from hashbench.run.rng import GENERATORS, preserved_rng, reset_rng_state
 from hashbench.run.settings import claim_workspace, deterministic_settings, preserved, settings
 from hashbench.run.workload import clone_inputs
 from hashbench.trace.api import HashDebugTrace
@@ -38,17 +37,7 @@ SUITE = "pytest"
 _NOT_EVEN_ONE = (KeyboardInterrupt, SystemExit, GeneratorExit)
 """What ends a diagnosis as well."""
 
-_CARRIES_STATE = (
-    torch.Tensor,
-    torch.nn.Module,
-    torch.optim.Optimizer,
-    torch.Generator,
-    np.ndarray,
-    np.random.Generator,
-    np.random.RandomState,
-    random.Random,
-)
-
+_CARRIES_STATE = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, np.ndarray, *GENERATORS)
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
@@ -207,7 +196,7 @@ class _Runs:
                 tip="Return tensors, arrays, plain values, or lists, dicts and dataclasses of these.",
             ) from None
         except BaseException as error:
-            failure = _failure_of(error, self._failed_op)
+            failure = failure_of(error, op=self._failed_op)
             if failure.nondeterministic_op and self.options.deterministic == "on":
                 return failure  # all is run again with warnings in place of refusals
             agreed = ", the runs before it did not raise" if number > 1 else ""
@@ -227,7 +216,7 @@ class _Runs:
             except _NOT_EVEN_ONE:
                 raise
             except BaseException as error:
-                return _failure_of(error, self._failed_op)
+                return failure_of(error, op=self._failed_op)
 
     def _run(
         self, *, traced: bool = True, diagnosing: bool = False, watcher: TraceCallback | None = None
@@ -257,16 +246,12 @@ class _Runs:
                     add_result(results, trace, name, result, copied=True)
         finished = None if trace is None else trace.finish()
         if finished is not None:
-            finished = self._with_ops(finished, results, returned=value is not None)
+            added = list(_written_by_ops(finished)) if self.every_op or value is None else []
+            if not (finished.records or finished.results):
+                added = [Result("nothing", TensorDigest("None", (), (), "none"))]
+            results.update({result.name: result.digest.value for result in added})
+            finished = replace(finished, results=(*finished.results, *added))
         return Run(finished, results), value
-
-    def _with_ops(self, trace: Trace, results: dict[str, Any], *, returned: bool) -> Trace:
-        """The trace with what every op wrote among its results, where that is compared; ``results`` gets it too."""
-        added = list(_written_by_ops(trace)) if self.every_op or not returned else []
-        if not (trace.records or trace.results or added):
-            added = [Result("nothing", TensorDigest("None", (), (), "none"))]
-        results.update({result.name: result.digest.value for result in added})
-        return replace(trace, results=(*trace.results, *added))
 
 
 def _results_of(value: Any, call: FunctionCall) -> Iterator[tuple[str, Any]]:
@@ -311,13 +296,6 @@ def _modules_of(call: FunctionCall) -> torch.nn.Module | None:
     for name, module in modules.items():
         holder.add_module(re.sub(r"\W", "_", name), module)
     return holder
-
-
-def _failure_of(error: BaseException, op: str) -> Failure:
-    """An exception as a value; what skips or fails a test is no ``Exception``."""
-    if isinstance(error, Exception):
-        return failure_of(error, op=op)
-    return Failure(f"{type(error).__name__}: {error}", op=op)
 
 
 def device_of(call: FunctionCall) -> str:

@@ -68,8 +68,12 @@ def find_differences(runs: PairedRuns) -> Differences:
     known = Differences(runs)
     others = {leaf.id: leaf for leaf in runs.second.leaves}
     for leaf in runs.first.leaves:
-        if leaf.id in others:
-            _judge_leaf(known, leaf, others[leaf.id])
+        other = others.get(leaf.id, leaf)
+        if leaf.digest != other.digest or leaf.initial != other.initial:
+            known.differs.add(leaf.id)
+        if leaf.digest != other.digest:
+            known.tainted.add(leaf.id)
+            known.sources[leaf.id] = _leaf_source(leaf, other)
     for node, (a, b) in runs.records.items():
         if a is not None and b is not None:
             _judge_pair(known, node, a, b)
@@ -88,14 +92,6 @@ _OVERWRITING = frozenset(
     {"_index_put_impl_", "copy_", "fill_", "index_copy_", "index_fill_", "index_put_", "put_", "scatter_", "zero_"}
 )
 """In-place ops whose result is not computed from what was there before."""
-
-
-def _judge_leaf(known: Differences, a: Leaf, b: Leaf) -> None:
-    if a.digest != b.digest or a.initial != b.initial:
-        known.differs.add(a.id)
-    if a.digest != b.digest:
-        known.tainted.add(a.id)
-        known.sources[a.id] = _leaf_source(a, b)
 
 
 def _judge_unmatched(known: Differences, node: str, record: OpRecord, *, in_first: bool) -> None:
@@ -193,7 +189,9 @@ def _scalar_among_arguments(known: Differences, a: OpRecord, b: OpRecord) -> str
 def _odd_view(known: Differences, node: str, a: OpRecord, b: OpRecord) -> str:
     """The view by which an input was seen differently (another slice, another order): then that is to blame. Where what
     was read is known to be equal, none is."""
-    if not known.odd_views or (known.runs.hashed and _read_the_same(a, b)):
+    digests = [ref.digest for ref in a.inputs]
+    read_the_same = bool(digests) and all(digests) and digests == [ref.digest for ref in b.inputs]
+    if not known.odd_views or (known.runs.hashed and read_the_same):
         return ""
     view = next((known.odd_views[name] for name in known.runs.read_by(node) if name in known.odd_views), "")
     return "" if view == node else view
@@ -234,7 +232,8 @@ def _written_behind(known: Differences, node: str, a: OpRecord, b: OpRecord) -> 
         explained = ref_a.source in known.tainted or ref_a.source in known.odd_views
         if not changed or explained or _is_target(known.runs, ref_a):
             continue
-        detail = f"argument {ref_a.argument} was written behind torch's back after {_short(ref_a.source)}"
+        writer = ref_a.source.rpartition("/")[2] or ref_a.source
+        detail = f"argument {ref_a.argument} was written behind torch's back after {writer}"
         at = known.runs.position[node]
         behind = Source("outside", node, at, detail, ref_a.digest, ref_b.digest, opaque_producer=True)
         return unwritten_memory(known.runs, ref_a.source) or behind
@@ -304,17 +303,6 @@ def _name(record: OpRecord) -> str:
 
 def _wiring(record: OpRecord) -> str:
     return ", ".join(f"{ref.argument}={ref.source}" + (f"+{ref.offset}" if ref.offset else "") for ref in record.inputs)
-
-
-def _read_the_same(a: OpRecord, b: OpRecord) -> bool:
-    """Whether two calls read tensors of equal digests, argument by argument."""
-    if not a.inputs or len(a.inputs) != len(b.inputs):
-        return False
-    return all(x.digest and x.digest == y.digest for x, y in zip(a.inputs, b.inputs, strict=True))
-
-
-def _short(node: str) -> str:
-    return node.rpartition("/")[2] or node
 
 
 def _words(arguments: str) -> set[str]:

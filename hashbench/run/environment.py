@@ -230,7 +230,3 @@ def main(device: str) -> Never:
         print(json.dumps({"error": {"what": error.what, "consequence": error.consequence, "tip": error.tip}}))
         exit_at_once(2)
     exit_at_once()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "cpu")

@@ -155,7 +155,7 @@ def log_error(what: str) -> None:
     log.error("%s\n%s", what, traceback.format_exc().rstrip())
 
 
-def failure_of(error: Exception, *, op: str = "") -> Failure:
+def failure_of(error: BaseException, *, op: str = "") -> Failure:
     """An exception as a value. ``op`` is the dispatched op that raised it; torch's texts tell the rest."""
     text = f"{type(error).__name__}: {error}"
     refused = _REFUSED.search(str(error))

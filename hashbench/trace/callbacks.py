@@ -120,9 +120,9 @@ class PossibleWrites:
         token, node, views = before
         if views is None:
             return token, self._add(number, node, digests), None
-        aliased = LeafViews()
-        for place, leaf in views.numbers.items():
-            aliased.numbers[place] = self._add(number, leaf, digests)
+        aliased: LeafViews = {}
+        for place, leaf in views.items():
+            aliased[place] = self._add(number, leaf, digests)
         return token, node, aliased
 
     def resolve(self) -> list[tuple[int, RawDigest]]:

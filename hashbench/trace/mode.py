@@ -154,7 +154,7 @@ class TracingMode(TorchDispatchMode):
             mark: Mark | None = get_mark((components(value) or [value])[0])
             node = mark[1] if mark is not None and mark[0] is self._token else None
             if mark is not None and node is not None and mark[2] is not None:
-                node = mark[2].numbers.get(place_in_storage(value), node)
+                node = mark[2].get(place_in_storage(value), node)
             self._results.append((name, raw_digest(value, self._ledger), node))
 
     # --------------------------------------------------------------------------------------------- the finished trace
@@ -387,11 +387,11 @@ class TracingMode(TorchDispatchMode):
         place = place_in_storage(tensor)
         views: LeafViews | None = mark[2] if mark is not None else None
         if views is None and not covers_storage(tensor):
-            views = LeafViews()
+            views = {}
         if views is not None and written:  # the rest of the memory was seen by nobody, and is no leaf after the write
             return self._new_leaf(tensor, None, content=whole_storage(tensor))
-        if views is not None and place in views.numbers:
-            return views.numbers[place]
+        if views is not None and place in views:
+            return views[place]
         return self._new_leaf(tensor, views)
 
     def _new_leaf(self, tensor: torch.Tensor, views: LeafViews | None, *, content: torch.Tensor | None = None) -> int:
@@ -410,7 +410,7 @@ class TracingMode(TorchDispatchMode):
             if views is None:
                 digest = self._write(tensor if content is None else content, (self._token, number, None), blank=False)
             else:
-                views.numbers[place_in_storage(tensor)] = number
+                views[place_in_storage(tensor)] = number
                 set_mark(tensor, (self._token, number, views))
                 digest = raw_digest(tensor, self._ledger)
             seen = digest if content is None else raw_digest(tensor, self._ledger)

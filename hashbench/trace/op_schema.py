@@ -117,9 +117,12 @@ def plan_of(func: Any) -> OpPlan:
         if argument.alias_info is not None and argument.alias_info.is_write and not metadata_only
     ]
     names = [argument.name for argument in arguments]
-    tensors = [item for item in [*arguments, *schema.returns] if _holds_tensors(item.type)]
-    returns_scalar = any(str(item.type) in ("number", "int", "float", "bool") for item in schema.returns)
-    statistics = () if written else _running_statistics(names)
+    kinds = [str(item.type) for item in [*arguments, *schema.returns]]
+    returns_scalar = not {"number", "int", "float", "bool"}.isdisjoint(kinds[len(arguments) :])
+    statistics: tuple[int, ...] = ()
+    # Only the forward of a norm has the factor by which it moves its statistics; its backward merely reads them.
+    if not written and not {"momentum", "exponential_average_factor"}.isdisjoint(names):
+        statistics = tuple(names.index(name) for name in ("running_mean", "running_var") if name in names)
     return OpPlan(
         name=str(func),
         call=func._op,  # what OpOverload.__call__ calls, without that Python frame
@@ -132,9 +135,11 @@ def plan_of(func: Any) -> OpPlan:
         fresh=all(item.alias_info is None for item in schema.returns) and not metadata_only,
         blank=schema.name in _ALLOCATIONS,
         resizes=metadata_only,
-        seeded=torch.Tag.nondeterministic_seeded in func.tags or any("Generator" in str(a.type) for a in arguments),
-        traced=bool(tensors) or returns_scalar,
-        collective=any(map(_reaches_processes, [*arguments, *schema.returns])),
+        seeded=torch.Tag.nondeterministic_seeded in func.tags or any("Generator" in kind for kind in kinds),
+        traced=returns_scalar or any("Tensor" in kind for kind in kinds),
+        # It names other processes: by a class of torch.distributed's, a group, a peer.
+        collective=any("torch.classes.c10d." in kind for kind in kinds)
+        or not {"group_name", "ranks", "peer"}.isdisjoint(names),
         leading=_leading_tensors(arguments),
     )
 
@@ -142,7 +147,7 @@ def plan_of(func: Any) -> OpPlan:
 def _leading_tensors(arguments: Sequence[Any]) -> tuple[int, ...] | None:
     kinds = [str(argument.type) for argument in arguments if not argument.kwarg_only]
     count = next((place for place, kind in enumerate(kinds) if kind != "Tensor"), len(kinds))
-    return None if any(map(_holds_tensors, kinds[count:])) else tuple(range(count))
+    return None if any("Tensor" in kind for kind in kinds[count:]) else tuple(range(count))
 
 
 def _pattern(schema: Any, *, metadata_only: bool, undeclared: bool) -> Pattern:
@@ -159,25 +164,8 @@ def _pattern(schema: Any, *, metadata_only: bool, undeclared: bool) -> Pattern:
     if not returned.is_write:
         return Pattern.GENERAL if written else Pattern.VIEW
     first = schema.arguments[0]
-    return (
-        Pattern.INPLACE if written == [0] and str(first.type) == "Tensor" and not first.kwarg_only else Pattern.GENERAL
-    )
-
-
-def _reaches_processes(item: Any) -> bool:
-    """Whether an argument or return names other processes: a class of torch.distributed's, a group, a peer."""
-    return "torch.classes.c10d." in str(item.type) or item.name in ("group_name", "ranks", "peer")
-
-
-def _holds_tensors(kind: object) -> bool:
-    return "Tensor" in str(kind)
-
-
-def _running_statistics(names: Sequence[str]) -> tuple[int, ...]:
-    # Only the forward of a norm has the factor by which it moves its statistics; its backward merely reads them.
-    if "momentum" not in names and "exponential_average_factor" not in names:
-        return ()
-    return tuple(names.index(name) for name in ("running_mean", "running_var") if name in names)
+    in_place = written == [0] and str(first.type) == "Tensor" and not first.kwarg_only
+    return Pattern.INPLACE if in_place else Pattern.GENERAL
 
 
 # ------------------------------------------------------------------------------------------------- mode-dependent ops

@@ -1,8 +1,4 @@
-"""Last-writer tag of a storage, kept as an attribute of its Python object so that it shares the storage's lifetime.
-
-A mark is a tuple ``(trace, node, views)``: the object that stands for the trace that set it, the number of the record
-(0 and up) or leaf (-1 and down) that wrote it, and, for a leaf of which only a part was seen, the parts known so far.
-"""
+"""Last-writer tag of a storage, kept as an attribute of its Python object so that it shares the storage's lifetime."""
 
 from __future__ import annotations
 
@@ -12,26 +8,22 @@ import torch
 
 from hashbench.trace.digest import components, is_dense
 
-Mark = tuple[object, int, Any]
+LeafViews = dict[tuple[Any, ...], int]
+"""The parts of a storage that were recorded as leaves: ``(offset, shape, stride)`` to leaf number."""
+
+Mark = tuple[object, int, LeafViews | None]
+"""``(trace, node, views)``: the object that stands for the trace that set it, the number of the record (0 and up) or
+leaf (-1 and down) that wrote it, and, for a leaf of which only a part was seen, the parts known so far."""
 
 # Storages without a mark show this one, of no trace: looking an attribute up in vain costs 1 to 4 µs, more than a hash.
 torch.UntypedStorage._hashbench_writer = (None, 0, None)  # type: ignore[attr-defined]
 
 
-class LeafViews:
-    """The parts of a storage that were recorded as leaves: ``(offset, shape, stride)`` to leaf number."""
-
-    __slots__ = ("numbers",)
-
-    def __init__(self) -> None:
-        self.numbers: dict[tuple[Any, ...], int] = {}
-
-
 def get_mark(tensor: torch.Tensor) -> Mark | None:
     """The mark of the tensor's storage, or of the tensor itself where it has no storage of its own."""
     storage = _storage(tensor)
-    found: Mark | None = getattr(tensor if storage is None else storage, "_hashbench_writer", None)
-    return None if found is None or found[0] is None else found
+    mark: Mark | None = getattr(tensor if storage is None else storage, "_hashbench_writer", None)
+    return None if mark is None or mark[0] is None else mark
 
 
 def set_mark(tensor: torch.Tensor, mark: Mark) -> None:
@@ -52,8 +44,8 @@ def storage_key(tensor: torch.Tensor) -> int | None:
 def share_memory(one: torch.nn.Module, other: torch.nn.Module) -> bool:
     """Whether two models hold the same parameters or buffers. A deep copy does where its class copies itself by hand:
     what is done to the copy is then done to the model."""
-    places = [{storage_key(tensor) for tensor in (*model.parameters(), *model.buffers())} for model in (one, other)]
-    return bool(places[0] & places[1] - {None})
+    keys = [{storage_key(tensor) for tensor in (*model.parameters(), *model.buffers())} for model in (one, other)]
+    return bool(keys[0] & keys[1] - {None})
 
 
 def storage_bytes(tensor: torch.Tensor) -> int:

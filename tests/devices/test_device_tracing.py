@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensor_kinds import KINDS
 from training_steps import STEPS, counting
 
 from hashbench import HashDebugTrace
@@ -155,52 +156,17 @@ def without_content(record: OpRecord) -> tuple[Any, ...]:
     return record.id, inputs, [found[:3] for found in record.outputs]
 
 
-def _by_channel(scale: float) -> torch.Tensor:
-    return torch.quantize_per_channel(torch.zeros(2, 3), torch.tensor([1.0, scale]), torch.zeros(2), 0, torch.qint8)
-
-
-KINDS: dict[str, Callable[[], torch.Tensor]] = {
-    "sparse": lambda: torch.eye(3).to_sparse(),
-    "compressed": lambda: torch.eye(3).to_sparse_csr(),
-    "expanded": lambda: torch.arange(3.0).expand(4, 3),
-    "strided": lambda: torch.arange(20.0)[::3],
-    "conjugate": lambda: torch.randn(3, dtype=torch.complex64).conj(),
-    "zero tensor": lambda: torch._efficientzerotensor((2, 2)),
-    "float8": lambda: torch.arange(5.0).to(torch.float8_e4m3fn),
-    "quantized": lambda: torch.quantize_per_tensor(torch.arange(4.0), 0.1, 0, torch.quint8),
-    "quantized, other numbers": lambda: torch.quantize_per_tensor(torch.arange(4.0), 0.1, 0, torch.quint8),
-    "quantized by channel": lambda: _by_channel(1.0),
-}
-
-
-OTHERS: dict[str, Callable[[], torch.Tensor]] = {
-    "sparse": lambda: torch.eye(3).mul(2).to_sparse(),
-    "compressed": lambda: torch.eye(3).mul(2).to_sparse_csr(),
-    "expanded": lambda: torch.arange(1.0, 4.0).expand(4, 3),
-    "strided": lambda: torch.arange(20.0)[1::3],
-    "conjugate": lambda: torch.randn(3, dtype=torch.complex64),
-    "zero tensor": lambda: torch.ones(2, 2),
-    "float8": lambda: torch.arange(1, 6.0).to(torch.float8_e4m3fn),
-    "quantized": lambda: torch.quantize_per_tensor(torch.arange(4.0), 0.2, 0, torch.quint8),
-    "quantized, other numbers": lambda: torch.quantize_per_tensor(torch.arange(1, 5.0), 0.1, 0, torch.quint8),
-    "quantized by channel": lambda: _by_channel(2.0),
-}
-
-
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(("make", "first", "second"), KINDS)
 @pytest.mark.filterwarnings("ignore")
-def test_every_kind_of_tensor_has_a_digest_that_follows_its_content(name: str) -> None:
+def test_every_kind_of_tensor_has_a_digest_that_follows_its_content(
+    make: Callable[[Any], torch.Tensor], first: Any, second: Any
+) -> None:
     def digest_of(tensor: torch.Tensor) -> str:
         trace = HashDebugTrace(digests="device")
         trace.add_result("it", tensor)
         return trace.finish().results[0].digest.value
 
-    torch.manual_seed(1)
-    first = KINDS[name]()
-    torch.manual_seed(1)
-    again, other = KINDS[name](), OTHERS[name]()
-    assert other.dtype == first.dtype
-    assert digest_of(first) == digest_of(again) != digest_of(other)
+    assert digest_of(make(first)) == digest_of(make(first)) != digest_of(make(second))
 
 
 # ------------------------------------------------------------------------------------------ nothing waits
@@ -242,11 +208,11 @@ def test_a_step_in_another_thread_waits_no_more_often() -> None:
     assert "backward" in {record.phase for record in trace.finish().records}
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(("make", "first", "_second"), KINDS)
 @pytest.mark.filterwarnings("ignore")
-def test_no_kind_of_tensor_is_waited_for(name: str) -> None:
+def test_no_kind_of_tensor_is_waited_for(make: Callable[[Any], torch.Tensor], first: Any, _second: Any) -> None:
     """Quantized tensors with a scale for the whole keep it on the host."""
-    tensor = KINDS[name]()
+    tensor = make(first)
     with counting() as found:
         raw_digest(tensor, Ledger(everywhere=True))
     assert not found

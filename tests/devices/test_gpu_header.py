@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 
 def collected(*arguments: str) -> list[str]:
     """The lines about an accelerator that pytest prints for the tests of this folder."""
@@ -33,6 +35,5 @@ def test_an_accelerator_is_named() -> None:
     assert torch.get_device_module().get_device_name() in line
 
 
-@pytest.mark.parametrize("arguments", [(), ("-m", "not gpu")], ids=str)
-def test_other_runs_do_not_ask(arguments: tuple[str, ...]) -> None:
-    assert collected(*arguments) == []
+def test_other_runs_do_not_ask() -> None:
+    assert collected("-m", "not gpu") == []

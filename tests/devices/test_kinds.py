@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -22,7 +21,6 @@ from hashbench.devices.kinds import DeviceKind, DigestPath, Unfit
 from hashbench.devices.ledger import Ledger, digest_path
 from hashbench.devices.reference import bytes_of, digest_of_bytes
 from hashbench.errors import HashbenchError
-from hashbench.io import PACKAGE_PARENT
 from hashbench.results.environments import environment_changes
 from hashbench.run import environment
 from hashbench.sweep.run import SweepInterrupted
@@ -39,14 +37,6 @@ def expected(tensor: torch.Tensor) -> int:
 def broken(_tensor: torch.Tensor, totals: torch.Tensor, place: int) -> None:
     totals[place] = 77  # what a launch that fails half-way may leave
     raise RuntimeError("ptxas fatal: Value 'sm_60' is not defined\nand so on")
-
-
-def counted(calls: list[int]) -> kinds.Accumulate:
-    def accumulate(tensor: torch.Tensor, totals: torch.Tensor, place: int) -> None:
-        calls.append(place)
-        reference.accumulate(tensor, totals, place)
-
-    return accumulate
 
 
 def raising(error: Exception) -> Callable[[torch.device], kinds.Accumulate]:
@@ -128,30 +118,27 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[kinds.Accumulate], No
     return install
 
 
-def test_a_function_that_fails_is_replaced_with_one_warning(stand_in: Any) -> None:
-    stand_in(broken)
+@pytest.mark.parametrize("good", [0, 3], ids=["at once", "in the middle"])
+def test_a_function_that_fails_is_replaced_with_one_warning(good: int, stand_in: Any) -> None:
+    calls: list[int] = []
+
+    def accumulate(tensor: torch.Tensor, totals: torch.Tensor, place: int) -> None:
+        calls.append(place)
+        (reference.accumulate if place < good else broken)(tensor, totals, place)
+
+    stand_in(accumulate)
     book = Ledger(everywhere=True)
     assert book.path(CPU) == DigestPath("stand-in")
     tensors = [torch.randn(number) for number in range(1, 6)]
     with pytest.warns(UserWarning, match="ptxas fatal") as caught:
         pending = [book.add(tensor) for tensor in tensors]
-    assert [str(one.message) for one in caught] == [
-        "digests on cpu are made by torch's own ops, which is slow "
-        "(stand-in: RuntimeError: ptxas fatal: Value 'sm_60' is not defined)"
+    reason = "stand-in: RuntimeError: ptxas fatal: Value 'sm_60' is not defined"
+    assert [str(warning.message) for warning in caught] == [
+        f"digests on cpu are made by torch's own ops, which is slow ({reason})"
     ]
-    assert [one.resolve() for one in pending] == [expected(tensor) for tensor in tensors]
-    assert book.path(CPU).reason == "stand-in: RuntimeError: ptxas fatal: Value 'sm_60' is not defined"
-
-
-def test_one_that_fails_in_the_middle_is_replaced_from_there(stand_in: Any) -> None:
-    calls: list[int] = []
-    good = counted(calls)
-    stand_in(lambda tensor, totals, place: (good if place < 3 else broken)(tensor, totals, place))
-    book, tensors = Ledger(everywhere=True), [torch.randn(9) for _ in range(6)]
-    with pytest.warns(UserWarning, match="ptxas"):
-        pending = [book.add(tensor) for tensor in tensors]
-    assert calls == [0, 1, 2]
-    assert [one.resolve() for one in pending] == [expected(tensor) for tensor in tensors]
+    assert calls == list(range(good + 1))
+    assert [digest.resolve() for digest in pending] == [expected(tensor) for tensor in tensors]
+    assert book.path(CPU).reason == reason
 
 
 def test_a_model_goes_on_where_the_kernel_fails(stand_in: Any) -> None:
@@ -246,15 +233,13 @@ def test_a_sweep_begins_with_a_line_where_digests_are_slow(found: dict[str, Any]
     assert environment.digests_note(found) == line
 
 
-def test_the_environment_says_how_digests_are_made() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "hashbench.run.environment"],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=PACKAGE_PARENT,
-    )
-    assert json.loads(done.stdout)["digests"] == {"name": "xxhash", "reason": ""}
+def test_the_environment_says_how_digests_are_made(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(environment, "exit_at_once", sys.exit)
+    with pytest.raises(SystemExit):
+        environment.main("cpu")
+    assert json.loads(capsys.readouterr().out)["digests"] == {"name": "xxhash", "reason": ""}
 
 
 # -------------------------------------------------------------------------------- a package, by the document

@@ -15,6 +15,7 @@ import torch
 
 from hashbench.devices.reference import bytes_of
 
+pytestmark = pytest.mark.slow
 WITHOUT_TRITON = importlib.util.find_spec("triton") is None
 """It comes with torch's builds for GPUs on Linux."""
 
