@@ -45,7 +45,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("check", frozenset({"function", "model", "pair"})),
     ("sweep", NO_MODULE),
     ("report", NO_MODULE),
-    ("integrations", frozenset({"dynamo.fresh", "dynamo.phases", "dynamo.model_check"})),
+    ("integrations", frozenset({"dynamo.model_check"})),
     (
         "tools",
         frozenset({"bitwise", "numeric", "observer"})
@@ -136,7 +136,7 @@ def reached(module: str, *, lazy: bool) -> frozenset[str]:
     while waiting:
         name = waiting.pop()
         seen.add(name)
-        waiting |= {name.rpartition(".")[0]} - {""}
+        waiting |= {name.rpartition(".")[0]} & SOURCES.keys()
         waiting |= imported_modules(name, lazy=lazy)
         waiting -= seen
     return frozenset(seen)

@@ -211,7 +211,7 @@ def test_duplicates_are_named(main: Main, folder: Path) -> None:
 
 def test_fault_of_hashbench_shows_its_trace(tmp_path: Path) -> None:
     code = (
-        "import sys, hashbench.cli.listing as s, hashbench.cli as c\n"
+        "import sys, hashbench.cli.reading as s, hashbench.cli as c\n"
         "s._listed = lambda spec: 1 / 0\n"
         "sys.exit(c.main(['list']))"
     )
@@ -223,7 +223,7 @@ def test_fault_of_hashbench_shows_its_trace(tmp_path: Path) -> None:
 
 def test_ctrl_c_is_no_fault(tmp_path: Path) -> None:
     code = (
-        "import sys, signal, os, hashbench.cli.listing as s, hashbench.cli as c\n"
+        "import sys, signal, os, hashbench.cli.reading as s, hashbench.cli as c\n"
         "s._listed = lambda spec: os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.exit(c.main(['list']))"
     )

@@ -16,13 +16,13 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 
-from hashbench.cli import audit, dynamo, listing, reading, report, sweep, tools
+from hashbench.cli import reading, report, sweep, tools
 from hashbench.cli.flags import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_USAGE, OneLineParser, say
 from hashbench.errors import HashbenchError
 
 __all__ = ["main"]
 
-FILES = (sweep, report, listing, reading, dynamo, tools, audit)
+FILES = (sweep, report, reading, tools)
 """In the order in which ``hashbench --help`` lists their subcommands."""
 
 

@@ -1,22 +1,42 @@
-"""The subcommands that read what a sweep left, and ``env``: ``diff``, ``compare``, ``replay``."""
+"""The subcommands that run no models: ``list``, ``diff``, ``compare``, ``replay`` and ``env``.
+
+Also what the words after ``--suite`` stand for.
+"""
 
 from __future__ import annotations
 
 import argparse
+import csv
+import dataclasses
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from hashbench.cli.flags import EXIT_DIFFERENCE, LONGEST_SECONDS, Commands, at_least
+from tabulate import tabulate
+
+from hashbench.cli import flags
+from hashbench.cli.flags import EXIT_DIFFERENCE, Commands, Flags, say
 from hashbench.errors import HashbenchError
+from hashbench.records import ModelSpec
+from hashbench.results.rows import defuse
+from hashbench.text import one_line
+
+COLUMNS = ("suite", "name", "task", "parameters", "batch size", "input", "default", "notes")
+_ALIGNED = tuple("right" if column in ("parameters", "batch size") else "left" for column in COLUMNS)
 
 
 def add(commands: Commands) -> None:
     """Add the subcommands of this file."""
+    listing = commands.add_parser("list", help="the models of a suite")
+    add_suites(listing, default=[], otherwise="all that there are")
+    listing.add_argument("--format", choices=("table", "csv", "json"), default="table", help="default: table")
+    listing.set_defaults(command=_list)
+
     diff = commands.add_parser("diff", help="the first divergence of two trace files")
     diff.add_argument("first", type=Path, metavar="A.log")
     diff.add_argument("second", type=Path, metavar="B.log")
-    diff.add_argument("--context", type=at_least(0), default=3, metavar="N", help="records shown around it (default 3)")
+    flags.whole(diff, "--context", least=0, default=3, text="records shown around it (default 3)")
     diff.set_defaults(command=_diff)
 
     compare = commands.add_parser("compare", help="what changed from one sweep, or audit, to another")
@@ -25,7 +45,14 @@ def add(commands: Commands) -> None:
     compare.add_argument("--format", choices=("text", "markdown", "json", "csv"), default="text")
     compare.set_defaults(command=_compare)
 
-    _add_replay(commands.add_parser("replay", help="repeat the experiments on the captured call of a repro"))
+    replay = commands.add_parser("replay", help="repeat the experiments on the captured call of a repro")
+    replay.add_argument("folder", type=Path, metavar="DIR", help="a folder with call.json and tensors.pt")
+    flags.whole(replay, "--replays", least=2, default=20, text="calls of each (default 20)")
+    flags.seconds(replay, "--budget", "seconds for all of them (default 120)", least=0.1, default=120.0)
+    text = "a Python file, library or module that defines the op, where torch does not"
+    flags.several(replay, "--import", dest="imports", metavar="FILE", text=text)
+    replay.add_argument("--format", choices=("text", "json"), default="text")
+    replay.set_defaults(command=_replay)
 
     env = commands.add_parser("env", help="the fingerprint of this machine")
     env.add_argument("-d", "--device", default="cpu", metavar="D")
@@ -48,38 +75,24 @@ def _compare(parsed: argparse.Namespace) -> int:
     from hashbench.results import audit_table, load
 
     no_audits = [path for path in (parsed.base, parsed.new) if not audit_table.is_audit(path)]
-    if len(no_audits) < 2:
-        return _compare_audits(parsed, no_audits)
-    comparison = compare.compare(load.load_sweep(parsed.base), load.load_sweep(parsed.new))
-    formats = {
-        "text": text.as_text,
-        "markdown": text.as_markdown,
-        "json": text.as_json,
-        "csv": text.as_csv,
-    }
-    print(formats[parsed.format](comparison).rstrip("\n"))
-    return EXIT_DIFFERENCE if comparison.got_worse else 0
-
-
-def _compare_audits(parsed: argparse.Namespace, no_audits: Sequence[Path]) -> int:
-    from hashbench.results import audit_table
-    from hashbench.tools.audit import report
-
-    if no_audits:
+    if len(no_audits) == 1:
         raise HashbenchError(
             f"{no_audits[0]} is not an audit and the other is",
             consequence="they cannot be compared",
             tip="Name two audits, or two sweeps.",
         )
-    comparison = report.compare(audit_table.read(parsed.base), audit_table.read(parsed.new))
-    formats = {
-        "text": report.as_text,
-        "markdown": report.as_markdown,
-        "json": report.as_json,
-        "csv": report.as_csv,
-    }
-    print(formats[parsed.format](comparison).rstrip("\n"))
-    return EXIT_DIFFERENCE if comparison.got_worse else 0
+    if no_audits:
+        comparison = compare.compare(load.load_sweep(parsed.base), load.load_sweep(parsed.new))
+        written = getattr(text, f"as_{parsed.format}")(comparison)
+        worse = comparison.got_worse
+    else:
+        from hashbench.tools.audit import report as audits
+
+        audited = audits.compare(audit_table.read(parsed.base), audit_table.read(parsed.new))
+        written = getattr(audits, f"as_{parsed.format}")(audited)
+        worse = audited.got_worse
+    print(written.rstrip("\n"))
+    return EXIT_DIFFERENCE if worse else 0
 
 
 def _replay(parsed: argparse.Namespace) -> int:
@@ -93,31 +106,114 @@ def _replay(parsed: argparse.Namespace) -> int:
     return EXIT_DIFFERENCE if made.reproduced else 0
 
 
-def _add_replay(replay: argparse.ArgumentParser) -> None:
-    replay.add_argument("folder", type=Path, metavar="DIR", help="a folder with call.json and tensors.pt")
-    replay.add_argument("--replays", type=at_least(2), default=20, metavar="N", help="calls of each (default 20)")
-    replay.add_argument(
-        "--budget",
-        type=at_least(0.1, float, most=LONGEST_SECONDS),
-        default=120.0,
-        metavar="S",
-        help="seconds for all of them (default 120)",
-    )
-    replay.add_argument(
-        "--import",
-        dest="imports",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="a Python file, library or module that defines the op, where torch does not",
-    )
-    replay.add_argument("--format", choices=("text", "json"), default="text")
-    replay.set_defaults(command=_replay)
-
-
 def _env(parsed: argparse.Namespace) -> int:
     from hashbench.run.environment import collect_in_child
     from hashbench.sweep.executors.local import WORKER_VARIABLES
 
     print(json.dumps(collect_in_child(device=parsed.device, variables=WORKER_VARIABLES), indent=2))
     return 0
+
+
+# ---------------------------------------------------------------------------------------------------- suites, list
+
+
+def add_suites(parser: Flags, *, default: list[str], otherwise: str) -> None:
+    """The flags that say which suites: ``--suite`` and ``--tiny``."""
+    text = f"suites, all, or Python files of yours (default: {otherwise})"
+    parser.add_argument("--suite", nargs="+", default=default, metavar="S", help=text)
+    parser.add_argument("--tiny", action="store_true", help="the small variant of each suite that has one")
+
+
+def suites_to_sweep(parsed: argparse.Namespace) -> tuple[str, ...]:
+    """The suites that a command line asks for; what is left out and why is said on standard error.
+
+    Raises:
+        HashbenchError: a suite's package is not installed, or two files have one name.
+    """
+    from hashbench.suites import registry
+
+    chosen = registry.choose(parsed.suite, tiny=parsed.tiny)
+    registry.require(chosen.suites)
+    for note in chosen.notes:
+        say(note)
+    return chosen.suites
+
+
+def _list(parsed: argparse.Namespace) -> int:
+    from hashbench.suites import registry
+
+    chosen = registry.choose(parsed.suite or registry.names(), tiny=parsed.tiny)
+    specs: list[ModelSpec] = []
+    for suite in chosen.suites:
+        try:
+            specs += registry.catalog(suite)
+        except HashbenchError as error:
+            if parsed.suite:
+                raise
+            say(str(error))  # a broken package must not hide the other suites
+    _print(specs, parsed.format)
+    install = {suite: registry.how_to_install(suite) for suite in chosen.suites}
+    for note in (*chosen.notes, *(f"{suite} is not installed: {how}" for suite, how in install.items() if how)):
+        say(note)
+    return 0
+
+
+def _print(specs: Sequence[ModelSpec], form: str) -> None:
+    if form == "json":
+        print(json.dumps([dataclasses.asdict(spec) for spec in specs], indent=1))
+    elif form == "csv":
+        print(_as_csv(specs), end="")
+    else:
+        print(tabulate([_listed(spec) for spec in specs], headers=COLUMNS, disable_numparse=True, colalign=_ALIGNED))
+        print(f"\n{len(specs)} models")
+
+
+def _as_csv(specs: Sequence[ModelSpec]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [field.name for field in dataclasses.fields(ModelSpec)], lineterminator="\n")
+    writer.writeheader()
+    for spec in specs:
+        values = {**dataclasses.asdict(spec), "input_shape": _shape(spec), "default": "yes" if spec.default else ""}
+        values["devices"] = " ".join(spec.devices)
+        values["arguments"] = json.dumps(spec.arguments) if spec.arguments else ""
+        writer.writerow({name: _cell(value) for name, value in values.items()})
+    return text.getvalue()
+
+
+def _cell(value: object) -> object:
+    """Names and notes come from packages and zoo files: a spreadsheet must not execute them."""
+    return defuse(one_line(value)) if isinstance(value, str) else value
+
+
+def _listed(spec: ModelSpec) -> tuple[object, ...]:
+    default, parameters = "yes" if spec.default else "", count(spec.parameters)
+    line = (spec.suite, one_line(spec.name), spec.task, parameters, spec.batch_size, _shape(spec), default)
+    return (*line, one_line(_notes(spec)))
+
+
+def _shape(spec: ModelSpec) -> str:
+    return "x".join(map(str, spec.input_shape))
+
+
+def _notes(spec: ModelSpec) -> str:
+    """What the model is for, what cannot run and why, then the note."""
+    skips = {"training": spec.skip_training, "inference": spec.skip_inference}
+    if spec.skip_training == spec.skip_inference:
+        skips = {"training or inference": spec.skip_training}
+    said = [f"no {mode}: {reason}" for mode, reason in skips.items() if reason]
+    needs = f"needs {' or '.join(spec.devices)}" if spec.devices else ""
+    return "; ".join(filter(None, [needs, *said, spec.note]))
+
+
+def count(number: int | None) -> str:
+    """A number of parameters in three digits: ``11.7 M``; nothing where it is not known.
+
+    >>> count(11689512), count(999), count(1235814400)
+    ('11.7 M', '999', '1.24 B')
+    """
+    if number is None:
+        return ""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= 0.9995 * size:
+            return f"{number / size:#.3g}".rstrip(".") + f" {unit}"
+    return str(number)

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hashbench.cli import sweep
-from hashbench.cli.flags import EXIT_DIFFERENCE, Commands, OneLineParser, at_least, say
-from hashbench.cli.listing import add_suites, suites_to_sweep
+from hashbench.cli import flags, sweep
+from hashbench.cli.flags import EXIT_DIFFERENCE, Commands, OneLineParser, made_of, say
+from hashbench.cli.reading import add_suites, suites_to_sweep
 from hashbench.errors import HashbenchError
 from hashbench.nightly import Part
 from hashbench.records import MODES, ModelSpec
@@ -41,11 +41,8 @@ def _add_nightly(nightly: argparse.ArgumentParser) -> None:
     )
     add_suites(nightly, default=["all"], otherwise="all")
     nightly.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="default: both")
-    nightly.add_argument("--models", choices=("default", "all"), default="default", help="one of every family, or all")
-    nightly.add_argument("--only", nargs="+", default=[], action="extend", metavar="M", help="these models")
-    nightly.add_argument("-k", "--filter", action="append", default=[], metavar="RE", help="models that match")
-    nightly.add_argument("-x", "--exclude", action="append", default=[], metavar="RE", help="but not those that match")
-    nightly.add_argument("--jobs", type=at_least(1), metavar="N", help="models at once")
+    flags.models(nightly)
+    flags.whole(nightly, "--jobs", text="models at once")
     nightly.add_argument("--expected", type=Path, metavar="DIR", help="CSVs of what is expected")
     nightly.add_argument("--annotations", action="store_true", help="print GitHub's workflow commands, too")
     nightly.add_argument(
@@ -107,8 +104,7 @@ def _with_models(parsed: argparse.Namespace, parts: Sequence[Part]) -> list[Part
     kept = [replace(part, error=broken[part.suite]) for part in parts if part.suite in broken]
     if len(kept) == len(parts):
         raise HashbenchError("no suite can be listed", consequence=kept[0].error)
-    chosen = Selection((), tuple(parsed.only), tuple(parsed.filter), tuple(parsed.exclude), which=parsed.models)
-    names = {(spec.suite, spec.name) for spec in chosen.of(catalog)}
+    names = {(spec.suite, spec.name) for spec in made_of(Selection, parsed).of(catalog)}
     for part in parts:
         of = {name for suite, name in names if suite == part.name}
         if of:
@@ -123,9 +119,9 @@ def _sweep_requests(parsed: argparse.Namespace) -> dict[str, SweepRequest]:
         HashbenchError: these flags contradict each other, or say which or where to.
     """
     parser = OneLineParser(prog="hashbench nightly … --")
-    flags = parser.add_subparsers(parser_class=OneLineParser).add_parser("sweep")
-    sweep.add_flags(flags)
-    flags.set_defaults(suite=[], models=parsed.models, jobs=parsed.jobs)
+    of_sweep = parser.add_subparsers(parser_class=OneLineParser).add_parser("sweep")
+    sweep.add_flags(of_sweep)
+    of_sweep.set_defaults(suite=[], which=parsed.which, jobs=parsed.jobs)
     requests = {}
     for mode in dict.fromkeys(parsed.modes):
         made = parser.parse_args(["sweep", f"--{mode}", *parsed.flags])
@@ -135,7 +131,7 @@ def _sweep_requests(parsed: argparse.Namespace) -> dict[str, SweepRequest]:
                 consequence="after -- they would send a sweep elsewhere, so nothing was run",
                 tip="Put them before the --.",
             )
-        made.filter, made.exclude = [*parsed.filter, *made.filter], [*parsed.exclude, *made.exclude]
+        made.filters, made.excludes = [*parsed.filters, *made.filters], [*parsed.excludes, *made.excludes]
         requests[mode] = sweep.request_of(made, suites=(), output=parsed.output)
     return requests
 

@@ -1,64 +1,162 @@
-"""``hashbench pipeline``: does a training pipeline repeat, and where does it part?
-
-``hashbench numeric``: a model before and after a transformation, compared.
-"""
+"""The subcommands ``dynamo``, ``pipeline``, ``numeric`` and ``audit``: further tools on the parts of a sweep."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hashbench.cli.flags import EXIT_DIFFERENCE, LARGEST_SEED, LONGEST_SECONDS, Commands, OneLineParser, at_least
+from hashbench.cli import flags
+from hashbench.cli.flags import EXIT_DIFFERENCE, EXIT_INTERRUPTED, Commands, OneLineParser, made_of, say
 from hashbench.errors import HashbenchError
 from hashbench.records import DETERMINISTIC
+
+if TYPE_CHECKING:
+    from hashbench.integrations.dynamo.session import Both, Session
+    from hashbench.results.audit_table import AuditRow
+
+FEWEST_THREADS = 8
+"""Threads that share few cores interrupt each other, and races that two threads hardly ever show become plain."""
+
+DTYPES = ("float32", "bfloat16", "complex64", "int64")
+"""One of each class: the common one, a narrow one, a complex and a whole one."""
+
+KNOWN_DTYPES = (*DTYPES, "float64", "float16", "complex128", "complex32", "bool", "int32", "int16", "int8", "uint8")
+
+_SIGNAL_BASE = 128
 
 
 def add(commands: Commands) -> None:
     """Add the subcommands of this file."""
+    _add_dynamo(commands)
     _add_pipeline(commands)
     _add_numeric(commands)
+    _add_audit(commands)
 
 
-# ------------------------------------------------------------------------------------------------------ pipeline
+# ------------------------------------------------------------------------------------------------------- dynamo
+
+
+def _add_dynamo(commands: Commands) -> None:
+    dynamo = commands.add_parser(
+        "dynamo",
+        help="run PyTorch's benchmarks/dynamo with a trace around its two eager runs",
+        usage="hashbench dynamo [-h] [--trace WHEN] [--results DIR] [--diagnose-budget S] SUITE.py [FLAG ...]",
+        description="Everything after SUITE.py is the harness's own and passed through; its exit code is returned.",
+    )
+    text = "always: its own two runs (default); on-demand: only further runs of models that differ"
+    dynamo.add_argument("--trace", choices=("always", "on-demand"), default="always", help=text)
+    text = "our folder (default: beside --output, as <its name>.hashbench)"
+    dynamo.add_argument("--results", type=Path, metavar="DIR", help=text)
+    text = "seconds for the experiments on one model (default 120; 0: none)"
+    flags.seconds(dynamo, "--diagnose-budget", text, default=120.0)
+    dynamo.add_argument("script", type=Path, metavar="SUITE.py", help="path/to/benchmarks/dynamo/huggingface.py")
+    dynamo.add_argument("arguments", nargs=argparse.REMAINDER, metavar="FLAG", help="its own flags")
+    dynamo.set_defaults(command=_dynamo)
+
+
+def _dynamo(parsed: argparse.Namespace) -> int:
+    from hashbench.integrations.dynamo import harness, session
+
+    harness.check_harness(parsed.script)
+    theirs = harness.read_flags(parsed.arguments)
+    folder = parsed.results or flags.new_folder("dynamo", parsed.script.stem, theirs.mode)
+    if theirs.csv and not parsed.results:
+        folder = Path(theirs.csv).with_suffix(".hashbench")
+    ours = session.Session(
+        folder=str(folder.absolute()),
+        script=str(parsed.script.absolute()),
+        arguments=tuple(parsed.arguments),
+        trace=parsed.trace,
+        budget=parsed.diagnose_budget,
+        csv=theirs.csv,
+        mode=theirs.mode,
+    )
+    with ours.results.claimed(resume=True):
+        try:
+            ours.prepare(anew=theirs.begins_anew)
+        except OSError as error:
+            consequence = f"{error.strerror or error}; nothing was run"
+            tip = "Choose another folder with --results."
+            raise HashbenchError(f"cannot write results into {folder}", consequence=consequence, tip=tip) from error
+        try:
+            code = harness.run_harness(ours, meanwhile=lambda: _write_tables(ours))
+        except KeyboardInterrupt:
+            _write_tables(ours)
+            raise
+        ended = harness.how_it_ended(ours, code) if theirs.accuracy else ""
+        rows = session.collect(ours, ended=ended, environment=_write_environment(ours))
+        _show_tables(ours, rows, session.write(ours, rows))
+    return code if code >= 0 else _SIGNAL_BASE - code
+
+
+def _write_tables(ours: Session) -> None:
+    """While the harness runs: what there is so far."""
+    from hashbench.integrations.dynamo import session
+
+    with contextlib.suppress(OSError):  # the end says so, if it still is so
+        rows = session.collect(ours)
+        if rows:
+            session.write(ours, rows)
+
+
+def _write_environment(ours: Session) -> str:
+    """Describe the machine in our folder; returns the key of the description for the rows."""
+    from hashbench.integrations.dynamo.session import read_notes
+    from hashbench.run.environment import collect_in_child
+
+    device = next((note.device for note in read_notes(ours) if note.device), "cpu")
+    try:
+        environment = collect_in_child(device=device, variables={})
+    except HashbenchError as error:
+        print(f"hashbench: {error}", file=sys.stderr)
+        return ""
+    environment["command_line"] = ["hashbench", *sys.argv[1:]]
+    ours.results.write_environment(environment)
+    return str(environment.get("key", ""))
+
+
+def _show_tables(ours: Session, rows: Sequence[Both], path: Path) -> None:
+    from hashbench.report.text import sweep_table
+
+    if not rows:
+        say("the harness made no accuracy check, so there is nothing to say.")
+        return
+    print(f"\n{sweep_table([both.row for both in rows])}")
+    for both in rows:
+        if both.harness_accuracy not in (both.row.accuracy, ""):
+            print(f"{both.row.name}: the harness says {both.harness_accuracy}, hashbench {both.row.accuracy}")
+    print(f"\nResults: {path}\nThe harness's own: {ours.csv or 'where it puts its CSV'}")
+
+
+# ----------------------------------------------------------------------------------------------------- pipeline
 
 
 def _add_pipeline(commands: Commands) -> None:
     pipeline = commands.add_parser("pipeline", help="data loading, transforms, initial weights, first predictions")
     kinds = pipeline.add_subparsers(metavar="check|compare", required=True, parser_class=OneLineParser)
-    _add_check(kinds.add_parser("check", help="run a pipeline twice, in fresh processes, and write what was seen"))
+
+    check = kinds.add_parser("check", help="run a pipeline twice, in fresh processes, and write what was seen")
+    text = "Python with make_loader(seed), or YAML that names it"
+    check.add_argument("--config", type=Path, required=True, metavar="FILE", help=text)
+    check.add_argument("--output-dir", type=Path, required=True, metavar="DIR", help="a new folder")
+    flags.seconds(check, "--timeout", "seconds for each run (default 600)", least=1, default=600.0)
+    check.add_argument("--once", action="store_true", help="do not run it again")
+    check.set_defaults(command=_pipeline_check)
+
     compare = kinds.add_parser("compare", help="the first stage at which two checks differ, and why")
     compare.add_argument("first", type=Path, metavar="CHECK1")
     compare.add_argument("second", type=Path, metavar="CHECK2")
-    _add_format(compare)
-    compare.set_defaults(command=_compare)
+    compare.set_defaults(command=_pipeline_compare)
+    for command in (check, compare):
+        command.add_argument("--format", choices=("text", "json"), default="text")
 
 
-def _add_check(check: argparse.ArgumentParser) -> None:
-    check.add_argument(
-        "--config",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="Python with make_loader(seed), or YAML that names it",
-    )
-    check.add_argument("--output-dir", type=Path, required=True, metavar="DIR", help="a new folder")
-    check.add_argument(
-        "--timeout",
-        type=at_least(1, float, most=LONGEST_SECONDS),
-        default=600.0,
-        metavar="S",
-        help="seconds for each run (default 600)",
-    )
-    check.add_argument("--once", action="store_true", help="do not run it again")
-    _add_format(check)
-    check.set_defaults(command=_check)
-
-
-def _add_format(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--format", choices=("text", "json"), default="text")
-
-
-def _check(parsed: argparse.Namespace) -> int:
+def _pipeline_check(parsed: argparse.Namespace) -> int:
     from hashbench.tools.pipeline import checking, comparing
 
     made = checking.check(parsed.config, parsed.output_dir, timeout=parsed.timeout, repeat=not parsed.once)
@@ -73,7 +171,7 @@ def _check(parsed: argparse.Namespace) -> int:
     return 0 if made.verdict.repeats else EXIT_DIFFERENCE
 
 
-def _compare(parsed: argparse.Namespace) -> int:
+def _pipeline_compare(parsed: argparse.Namespace) -> int:
     from hashbench.tools.pipeline import comparing, observed
 
     comparison = comparing.compare(observed.read(parsed.first), observed.read(parsed.second))
@@ -84,30 +182,31 @@ def _compare(parsed: argparse.Namespace) -> int:
     return 0 if comparison.repeats else EXIT_DIFFERENCE
 
 
-# ------------------------------------------------------------------------------------------------------- numeric
+# ------------------------------------------------------------------------------------------------------ numeric
 
 
 def _add_numeric(commands: Commands) -> None:
     numeric = commands.add_parser("numeric", help="a model before and after a transformation, compared")
     numeric.add_argument("file", type=Path, metavar="FILE.py", help="defines before(), after(model) and inputs()")
     mode = numeric.add_mutually_exclusive_group()
-    mode.add_argument("--training", action="store_const", const=True, dest="training", help="in train() mode")
-    mode.add_argument(
-        "--inference", action="store_const", const=False, dest="training", help="in eval() mode, without gradients"
-    )
-    number = at_least(0, float)
-    numeric.add_argument("--iterations", type=at_least(1), default=2, metavar="N", help="steps (default 2)")
-    numeric.add_argument("--precision", type=number, metavar="X", help="rtol and atol (default: those of the dtype)")
-    numeric.add_argument("--rtol", type=number, metavar="X", help="relative tolerance")
-    numeric.add_argument("--atol", type=number, metavar="X", help="absolute tolerance")
+    for name, training, text in (
+        ("--training", True, "in train() mode"),
+        ("--inference", False, "in eval() mode, without gradients"),
+    ):
+        mode.add_argument(name, action="store_const", const=training, dest="training", help=text)
+    flags.whole(numeric, "--iterations", default=2, text="steps (default 2)")
+    for name, text in (
+        ("--precision", "rtol and atol (default: those of the dtype)"),
+        ("--rtol", "relative tolerance"),
+        ("--atol", "absolute tolerance"),
+    ):
+        numeric.add_argument(name, type=flags.at_least(0, float), metavar="X", help=text)
     numeric.add_argument("--stages", metavar="S,S", help="what is compared (default: all, or the file's STAGES)")
-    numeric.add_argument(
-        "--ignore", action="append", default=[], metavar="FORM", help="dtype, device or layout: may differ"
-    )
+    flags.several(numeric, "--ignore", metavar="FORM", text="dtype, device or layout: may differ")
     numeric.add_argument("--trace", action="store_true", help="name the first op at which the two part")
     numeric.add_argument("--deterministic", choices=DETERMINISTIC, default="on")
-    numeric.add_argument("--seed", type=at_least(0, most=LARGEST_SEED), default=1337, metavar="N")
-    numeric.add_argument("--lines", type=at_least(1), default=20, metavar="N", help="of the table (default 20)")
+    flags.seed(numeric)
+    flags.whole(numeric, "--lines", default=20, text="of the table (default 20)")
     numeric.add_argument("--json", type=Path, metavar="F", help="write all that was found to F")
     numeric.set_defaults(command=_numeric, training=None)
 
@@ -143,3 +242,100 @@ def _numeric(parsed: argparse.Namespace) -> int:
         except OSError as error:
             raise HashbenchError(f"cannot write {parsed.json}", consequence=str(error.strerror or error)) from error
     return 0 if report else EXIT_DIFFERENCE
+
+
+# -------------------------------------------------------------------------------------------------------- audit
+
+
+def _add_audit(commands: Commands) -> None:
+    audit = commands.add_parser("audit", help="every op in torch's own op database: documented against measured")
+    audit.set_defaults(command=_audit)
+    which = audit.add_argument_group("which ops")
+    flags.words(which, "--ops", metavar="OP", text="these ops")
+    flags.several(which, "-k", "--filter", metavar="RE", text="ops that match")
+    text = "default: one of each class"
+    which.add_argument("--dtypes", nargs="+", default=DTYPES, type=_dtype, metavar="T", help=text)
+    flags.whole(which, "--samples", default=3, text="inputs for each op and dtype (default 3)")
+    text = "sweeps whose kernels add rows"
+    which.add_argument("--results", nargs="+", type=Path, default=[], metavar="DIR", help=text)
+    run = audit.add_argument_group("how each op runs")
+    run.add_argument("-d", "--device", default="cpu", metavar="D", help="cpu, cuda, xpu, …")
+    flags.whole(run, "--runs", least=2, default=20, text="under each setting (default 20)")
+    flags.whole(run, "--threads", "-t", text="default on the CPU: one a core, at least 8")
+    flags.seed(run)
+    flags.whole(run, "--replays", least=2, default=20, text="of each experiment (default 20)")
+    flags.seconds(run, "--budget", "seconds for the causes of one op (default 20; 0: none is looked for)", default=20.0)
+    machinery = audit.add_argument_group("the audit")
+    machinery.add_argument("--output", type=Path, metavar="DIR", help="results folder (default: a new one in results/)")
+    machinery.add_argument("--resume", action="store_true", help="complete the audit in --output")
+    flags.whole(machinery, "--jobs", default=1, text="ops at once (default 1)")
+    flags.seconds(machinery, "--timeout", "seconds for one op", least=1, default=120.0)
+    text = "also write the rows there, and the environment beside it"
+    machinery.add_argument("--write", type=Path, metavar="CSV", help=text)
+
+
+def _dtype(text: str) -> str:
+    if text not in KNOWN_DTYPES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a dtype; it is one of: {', '.join(KNOWN_DTYPES)}")
+    return text
+
+
+def _audit(parsed: argparse.Namespace) -> int:
+    from hashbench.results.audit_table import AUDIT_FILE, AuditOptions
+    from hashbench.sweep.executors.local import LocalExecutor
+    from hashbench.sweep.request import local_devices
+    from hashbench.tools.audit import driver, report
+
+    output = parsed.output or flags.new_folder("audit", parsed.device)
+    kind = parsed.device.partition(":")[0]
+    sweep_rows = _rows_of_sweeps(parsed.results, kind)
+    devices = local_devices(parsed.device)
+    for note in devices.notes:
+        say(note)
+    threads = parsed.threads or (max(FEWEST_THREADS, os.cpu_count() or 1) if kind == "cpu" else None)
+    dtypes = tuple(dict.fromkeys(parsed.dtypes))
+    options = made_of(AuditOptions, parsed, device=devices.device, dtypes=dtypes, threads=threads)
+    try:
+        rows = driver.audit(
+            driver.AuditRequest(options, tuple(parsed.ops), tuple(parsed.filter), parsed.timeout, sweep_rows),
+            output=output,
+            environment={**devices.environment, "command_line": ["hashbench", *sys.argv[1:]]},
+            resume=parsed.resume,
+            executor=LocalExecutor(jobs=parsed.jobs, devices=devices.assignments),
+            on_progress=_show,
+        )
+    except KeyboardInterrupt:
+        return say(f"stopped: what is done is in {output}; go on with --resume", EXIT_INTERRUPTED)
+    print(report.summary(rows))
+    print(f"\nResults: {output / AUDIT_FILE}")
+    if parsed.write is not None:
+        _copy(output, parsed.write)
+    return 0
+
+
+def _show(done: int, total: int, note: str) -> None:
+    say(f"{done} of {total} ops{'; ' if note else ''}{note}")
+
+
+def _rows_of_sweeps(folders: Sequence[Path], device: str) -> tuple[AuditRow, ...]:
+    if not folders:
+        return ()
+    from hashbench.tools.audit.verdict import rows_from  # imports torch
+
+    return rows_from(folders, device=device)
+
+
+def _copy(output: Path, path: Path) -> None:
+    """The rows, and beside them the environment in which they were measured."""
+    from hashbench.io import replace_bytes
+    from hashbench.results.audit_table import AUDIT_FILE
+
+    beside = path.with_name(f"{path.stem}.environment.json")
+    try:
+        replace_bytes(path, (output / AUDIT_FILE).read_bytes())
+        replace_bytes(beside, (output / "environment.json").read_bytes())
+    except OSError as error:
+        raise HashbenchError(
+            f"cannot write {path}", consequence=f"{error.strerror or error}; the rows are in {output}", tip=""
+        ) from error
+    print(f"Written: {path} and {beside.name}")

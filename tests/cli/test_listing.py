@@ -11,7 +11,7 @@ import json
 import pytest
 
 from hashbench.cli import main
-from hashbench.cli.listing import count, suites_to_sweep
+from hashbench.cli.reading import count, suites_to_sweep
 from hashbench.suites import csv_file, registry
 
 ZOO = """

@@ -20,7 +20,7 @@ from unittest import mock
 from hashbench import records
 from hashbench.catalog import CAUSES, EXPERIMENTS, Confidence, Origin, Status, places
 from hashbench.causes import decide
-from hashbench.integrations.dynamo import launch
+from hashbench.integrations.dynamo import harness as dynamo_harness
 from hashbench.integrations.dynamo import session as dynamo_session
 from hashbench.integrations.pytest import plugin
 from hashbench.integrations.pytest.message import five_lines
@@ -494,7 +494,7 @@ def harness(found: dynamo_session.Session, **_: Any) -> int:
 def _dynamo() -> str:
     """What the command prints after the harness, and our rows beside those of the harness."""
     flags = "--accuracy --inference --retain-output --output accuracy.csv --output-directory dynamo"
-    with sweeps_here(), mock.patch.object(launch, "run_harness", harness):
+    with sweeps_here(), mock.patch.object(dynamo_harness, "run_harness", harness):
         said = session(
             f"dynamo --results beside harness/small.py {flags}",
             "dynamo --results none harness/small.py --performance",

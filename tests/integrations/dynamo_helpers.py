@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from hashbench.integrations.dynamo import hook, table
-from hashbench.integrations.dynamo.session import VARIABLE, Session
+from hashbench.integrations.dynamo import hook
+from hashbench.integrations.dynamo.session import VARIABLE, Both, Session, collect
 from hashbench.run.rng import preserved_rng
 from hashbench.run.settings import preserved
 
@@ -29,7 +29,7 @@ class Found:
     """What one model came to: the harness's row, ours, and the runner that was used."""
 
     theirs: dict[str, str]
-    ours: table.Both | None
+    ours: Both | None
     runner: Any
 
     @property
@@ -63,7 +63,7 @@ class Standin:
         with output.open() as file:
             (theirs,) = csv.DictReader(file)
         gc.collect()
-        ours = table.collect(session, ended="it ended") if session else []
+        ours = collect(session, ended="it ended") if session else []
         return Found(theirs, ours[0] if ours else None, runner)
 
     @contextmanager

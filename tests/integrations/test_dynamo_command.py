@@ -13,11 +13,20 @@ from typing import Any
 import pytest
 from dynamo_helpers import SCRIPT, STANDIN, a_session
 
-from hashbench.cli import dynamo, main
+from hashbench.cli import main, tools
 from hashbench.diagnose.fresh_process import fresh_traces
-from hashbench.integrations.dynamo import launch, table
+from hashbench.integrations.dynamo import harness
 from hashbench.integrations.dynamo.model_check import FRESH_TARGET
-from hashbench.integrations.dynamo.session import Note, Session, chosen_model, write_note
+from hashbench.integrations.dynamo.session import (
+    Both,
+    Note,
+    Session,
+    chosen_model,
+    collect,
+    read_harness_rows,
+    write,
+    write_note,
+)
 from hashbench.records import ModelSpec, RunOptions
 from hashbench.results.load import load_sweep
 
@@ -129,8 +138,8 @@ def test_flags_of_the_harness_are_passed_through_and_ours_are_not(
         seen.append(session)
         return 5
 
-    monkeypatch.setattr(launch, "run_harness", run_harness)
-    monkeypatch.setattr(dynamo, "_write_environment", lambda _: "")
+    monkeypatch.setattr(harness, "run_harness", run_harness)
+    monkeypatch.setattr(tools, "_write_environment", lambda _: "")
     theirs = ["--accuracy", "--training", "-d", "cpu", "--trace", "x", "-k", "a b", "--output", str(tmp_path / "a.csv")]
     assert main(["dynamo", "--trace", "on-demand", "--diagnose-budget", "3", str(SCRIPT), *theirs]) == 5
     (session,) = seen
@@ -152,7 +161,7 @@ def test_flags_of_the_harness_are_passed_through_and_ours_are_not(
     ],
 )
 def test_place_of_the_harness_csv_is_read_off_its_flags(arguments: list[str], expected: str) -> None:
-    assert launch.read_flags(arguments).csv == expected
+    assert harness.read_flags(arguments).csv == expected
 
 
 def test_last_model_named_counts() -> None:
@@ -167,7 +176,7 @@ def test_last_model_named_counts() -> None:
 def test_dead_child_has_a_row_of_ours_and_the_exit_code_is_the_harness_own(
     miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(dynamo, "_write_environment", lambda _: "")
+    monkeypatch.setattr(tools, "_write_environment", lambda _: "")
     users = tmp_path / "users"
     users.mkdir()
     (users / "sitecustomize.py").write_text(
@@ -194,7 +203,7 @@ def test_dead_child_has_a_row_of_ours_and_the_exit_code_is_the_harness_own(
 def test_death_of_the_one_model_asked_for_is_described(
     miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dynamo, "_write_environment", lambda _: "")
+    monkeypatch.setattr(tools, "_write_environment", lambda _: "")
     command = ["dynamo", str(miniature), "--accuracy", f"--output={tmp_path / 'a.csv'}", "--only=killed"]
     assert main(command) == 128 + signal.SIGKILL
     (row,) = read(tmp_path / "a.hashbench" / "hashbench.csv").values()
@@ -205,7 +214,7 @@ def test_death_of_the_one_model_asked_for_is_described(
 def test_run_for_speed_leaves_no_model_that_looks_dead(
     miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(dynamo, "_write_environment", lambda _: "")
+    monkeypatch.setattr(tools, "_write_environment", lambda _: "")
     assert main(["dynamo", str(miniature), "--performance", f"--output={tmp_path / 'b.csv'}", "--only=absent"]) == 0
     assert "made no accuracy check" in capsys.readouterr().err
 
@@ -246,13 +255,13 @@ def test_fresh_process_builds_the_model_by_the_harness_own_flags(tmp_path: Path)
 # ------------------------------------------------------------------------------------------------ both tables
 
 
-def collected(tmp_path: Path, note: Note, theirs: str, *, ended: str = "") -> list[table.Both]:
+def collected(tmp_path: Path, note: Note, theirs: str, *, ended: str = "") -> list[Both]:
     session = a_session(tmp_path / "ours")
     session.prepare(anew=True)
     path = tmp_path / "a.csv"
     path.write_text("dev,name,batch_size,accuracy\n" + theirs)
     write_note(session, Note(note.name, status=note.status, csv=str(path), problem=note.problem))
-    return table.collect(session, ended=ended)
+    return collect(session, ended=ended)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +289,7 @@ def test_model_that_timed_out_after_its_row_shows_both_words(tmp_path: Path) -> 
 
 def test_status_that_lands_in_the_column_of_a_tag_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("dev,name,batch_size,tag,accuracy\ncpu,m,0,eager_fail_to_run,0\ncpu,n,4,t,pass\n")
-    found = table.read_harness_rows(tmp_path / "a.csv")
+    found = read_harness_rows(tmp_path / "a.csv")
     assert [(row.name, row.accuracy) for row in found] == [("m", "eager_fail_to_run"), ("n", "pass")]
 
 
@@ -292,7 +301,7 @@ def test_model_that_still_runs_is_not_called_dead(tmp_path: Path) -> None:
 
 def test_texts_of_models_are_defused(tmp_path: Path) -> None:
     rows = collected(tmp_path, Note("=cmd()", status="=evil()"), "")
-    path = table.write(a_session(tmp_path / "ours"), rows)
+    path = write(a_session(tmp_path / "ours"), rows)
     assert "'=cmd()" in path.read_text()
     assert path.read_text().splitlines()[1].endswith(",'=evil()")
 
@@ -302,6 +311,6 @@ def test_new_sweep_begins_anew_and_one_model_is_added(tmp_path: Path) -> None:
     session.prepare(anew=True)
     write_note(session, Note("m", status="pass"))
     session.prepare(anew=False)
-    assert len(table.collect(session)) == 1
+    assert len(collect(session)) == 1
     session.prepare(anew=True)
-    assert table.collect(session) == []
+    assert collect(session) == []

@@ -11,7 +11,7 @@ import torch
 from dynamo_helpers import Found, Standin, a_session
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from hashbench.integrations.dynamo import phases
+from hashbench.integrations.dynamo import model_check
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.mode import TracingMode
 
@@ -160,7 +160,7 @@ def test_fault_of_ours_changes_nothing_that_the_harness_writes(
     standin: Standin, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     plain = standin.run("steady")
-    monkeypatch.setattr(phases, fault, raises)
+    monkeypatch.setattr(model_check, fault, raises)
     found = with_us(standin, "steady")
     assert without_times(found.theirs) == without_times(plain.theirs)
     assert found.row.accuracy == "pass"

@@ -4,7 +4,8 @@ The harness's files stay as they are, and so do its command lines: a Python that
 loads this module at start-up (``site/sitecustomize.py``), and whichever module called ``common`` brings a ``class
 BenchmarkRunner`` gets its methods wrapped when its import ends. torch is not imported from here: that is the harness's.
 
-A fault of ours is written down and told on standard error, and never changes what the harness finds.
+A fault of ours is written down and told on standard error, and never changes what the harness finds. The same import
+hook lets a fresh process build a model by the harness's own flags (:class:`FreshHarness`).
 """
 
 from __future__ import annotations
@@ -12,12 +13,17 @@ from __future__ import annotations
 import functools
 import importlib.abc
 import importlib.machinery
+import os
+import runpy
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from hashbench.integrations.dynamo.session import (
+    VARIABLE,
     Note,
     Session,
     amend_note,
@@ -26,6 +32,7 @@ from hashbench.integrations.dynamo.session import (
     tell,
     write_note,
 )
+from hashbench.records import Failure, ModelSpec, RunOptions, Trace
 
 Found = Callable[[ModuleType], None]
 
@@ -133,3 +140,58 @@ class _Finder(importlib.abc.MetaPathFinder):
             loader.exec_module = exec_module
         except AttributeError:  # a loader of somebody's own that takes no attributes: no harness comes from there
             tell(f"cannot look into what {type(loader).__name__} loads")
+
+
+# -------------------------------------------------------------------------------------------------- a fresh process
+
+
+class FreshHarness:
+    """Builds a model by running the harness; see :class:`hashbench.check.model.BenchmarkRunner`.
+
+    The target of :func:`hashbench.diagnose.fresh_process.fresh_traces`. The harness runs as always up to its
+    ``check_accuracy``; there the traced runs are made and everything ends. Its output goes to a folder that is thrown
+    away.
+    """
+
+    def __init__(self, options: RunOptions) -> None:
+        self.options = options
+
+    def traces_of(self, spec: ModelSpec, *, level: str, runs: int) -> list[Trace | Failure]:  # noqa: ARG002
+        """``runs`` traced runs of the model. ``level`` is what the harness has set, and it sets it again."""
+        os.environ.pop(VARIABLE, None)
+        watch_for_harness(lambda module: _replace_check(module, self.options, runs))
+        asked = spec.arguments
+        with tempfile.TemporaryDirectory(prefix="hashbench-") as folder:
+            flags = [*asked["arguments"], f"--only={asked['only']}", f"--output={folder}/unused.csv"]
+            sys.argv = [asked["script"], *flags]
+            sys.path.insert(0, str(Path(asked["script"]).parent))
+            try:
+                runpy.run_path(asked["script"], run_name="__main__")
+            except _Done as done:
+                return done.found
+        return [Failure("the harness did not get as far as its accuracy check")]
+
+
+class _Done(BaseException):
+    """Leaves the harness; no ``except Exception`` of it catches this."""
+
+    def __init__(self, found: list[Trace | Failure]) -> None:
+        super().__init__()
+        self.found = found
+
+
+def _replace_check(module: ModuleType, options: RunOptions, runs: int) -> None:
+    runner = getattr(module, "BenchmarkRunner", None)
+    if runner is None:
+        return
+    from hashbench.integrations.dynamo.model_check import harness_attempt
+    from hashbench.run.outcome import traces_of
+    from hashbench.run.settings import claim_workspace
+
+    def check_accuracy(self: Any, name: str, model: Any, example_inputs: Any, *_: Any, **__: Any) -> NoReturn:
+        claim_workspace(options.device)
+        with self.pick_grad(name, self.args.training):
+            model, inputs = self.maybe_cast(model, example_inputs)
+            raise _Done(traces_of(harness_attempt(self, vars(module), model, inputs, options), runs=runs))
+
+    runner.check_accuracy = check_accuracy

@@ -1,16 +1,24 @@
-"""The row of one model that the harness runs: what became of its two eager runs, and if they differ, why.
+"""One model that the harness runs: its two eager runs are watched, and our row says what became of them and why.
 
-The comparison, the confirming pairs, the experiments, the repro and the row are those of ``hashbench sweep``; only a
-run is made as the harness makes one: its copy of the model, its optimizer, its inputs, its iterations. All of it
-happens when the harness has written its own row.
+Every version of the harness resets the random state before eager run 1, before eager run 2, and before it compiles:
+counting these calls tells the phases. From the first to the third, and no longer, ``run_n_iterations`` is an attribute
+of the runner *instance* that puts a trace around the real one, so that nothing of ours is there when Dynamo looks.
+``same`` is listened to: whether it said no, or raised, is what the harness's one word ``eager_two_runs_differ`` hides.
+Nothing of ours may raise meanwhile, since the harness takes any exception for the model's.
+
+When the harness has written its own row, the comparison, the confirming pairs, the experiments, the repro and the row
+are those of ``hashbench sweep``; only a run is made as the harness makes one.
 """
 
 from __future__ import annotations
 
 import functools
+import gc
+import inspect
+import logging
 import time
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -18,32 +26,194 @@ import psutil
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from hashbench.catalog import Status
 from hashbench.check.pair import PairCheck, compared, row_of
-from hashbench.integrations.dynamo.phases import (
-    COMPILING,
-    EagerRuns,
-    counting,
-    named_results,
-    optimizer_arguments,
-    step_of,
-)
-from hashbench.integrations.dynamo.session import Session, amend_note
+from hashbench.integrations.dynamo.session import Session, amend_note, tell
 from hashbench.records import DTYPES, Failure, ModelSpec, RunCounts, RunOptions
 from hashbench.results.folder import file_key
 from hashbench.run import outputs
-from hashbench.run.outcome import Attempt, Outcome, Prepared, Run, add_result, attempt
+from hashbench.run.outcome import Attempt, Outcome, Prepared, Run, add_result, attempt, failure_of
 from hashbench.run.settings import claim_workspace, settings
 from hashbench.trace.api import HashDebugTrace
 
-FRESH_TARGET = "hashbench.integrations.dynamo.fresh:FreshHarness"
+log = logging.getLogger(__name__)
+
+_RESET, _COMPARE, _RUN = "reset_rng_state", "same", "run_n_iterations"
+COMPILING = 3
+"""The phase in which the harness compiles: the third reset of the random state."""
+FRESH_TARGET = "hashbench.integrations.dynamo.hook:FreshHarness"
 """What builds the model again in a fresh process."""
 PAIRS_ON_DEMAND = 3
 """Own pairs that look for a difference which the harness has seen."""
 _TIME_SHARE = 0.7
 """Part of what is left of the harness's ``--timeout`` that the diagnosis may take. A child that is ended then has two
 rows in the harness's CSV, which the harness's own tools take for none."""
+_FAILED_RUNS = (Status.FIRST_RUN_FAIL, Status.FIRST_RUN_OOM, Status.SECOND_RUN_FAIL, Status.SECOND_RUN_OOM)
 _CONFIRMING_RUNS = 12
 """Runs, in times of a traced one, that must fit in before looking for a cause makes sense."""
+
+
+class EagerRuns:
+    """What is seen of one ``check_accuracy``.
+
+    Args:
+        harness: the harness's runner.
+        names: the globals of its module, in which two functions are replaced while this watches.
+        model, inputs: as the harness has them; only used to make a run again that failed under the trace.
+        traced: put a trace around the two runs; otherwise only listen to their comparison.
+
+    Attributes:
+        phase: how many resets were seen: 0 nothing ran, 1 and 2 the eager runs, 3 compiling.
+        runs: the traced runs that succeeded, without their tensors.
+        answer: what ``same`` said of the two runs; ``None`` where it was not asked or raised.
+        compare_error: what ``same`` raised; empty where it did not.
+        failure: the exception of the model that ended an eager run.
+        problems: faults of ours.
+
+    A traced run that fails is made again without a trace, and only if that fails too has the model failed. Digests are
+    kept, never tensors.
+    """
+
+    def __init__(self, harness: Any, names: MutableMapping[str, Any], *, model: Any, inputs: Any, traced: bool) -> None:
+        self.harness, self.names, self.model, self.inputs, self.traced = harness, names, model, inputs, traced
+        self.phase = 0
+        self.runs: list[Run] = []
+        self.answer: bool | None = None
+        self.compare_error = ""
+        self.failure: Failure | None = None
+        self.problems: list[str] = []
+        self.on_compared: Callable[[Mapping[str, Any], Mapping[str, Any]], None] = lambda *_: None
+        self._compared = False
+        self._real = {name: names[name] for name in (_RESET, _COMPARE)}
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Watch until the end of the context; everything is then as it was."""
+        self.names.update({_RESET: self._reset, _COMPARE: self._same})
+        try:
+            yield
+        finally:
+            self.names.update(self._real)
+            self._stop_tracing()
+
+    # ------------------------------------------------------------------------------------- in the harness's place
+
+    def _reset(self, *arguments: Any, **named: Any) -> Any:
+        self.phase += 1
+        if self.phase == 1 and self.traced:
+            vars(self.harness)[_RUN] = self._run_n_iterations
+        if self.phase == COMPILING:
+            self._stop_tracing()
+        return self._real[_RESET](*arguments, **named)
+
+    def _stop_tracing(self) -> None:
+        vars(self.harness).pop(_RUN, None)
+
+    def _same(self, *arguments: Any, **named: Any) -> Any:
+        if self.phase != COMPILING - 1 or self._compared:
+            return self._real[_COMPARE](*arguments, **named)
+        self._compared = True
+        self._stop_tracing()
+        try:
+            answer = self._real[_COMPARE](*arguments, **named)
+        except Exception as error:
+            self.compare_error = f"{type(error).__name__}: {error}"
+            raise
+        self.answer = bool(answer)
+        self._guarded(lambda: self.on_compared(*map(named_results, arguments[:2])))
+        return answer
+
+    def _run_n_iterations(self, mod: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
+        real = getattr(type(self.harness), _RUN).__get__(self.harness)
+        trace = self._guarded(lambda: HashDebugTrace(model=mod, inputs=inputs, settings=settings))
+        if trace is None:
+            return real(mod, inputs, *rest, **named)
+        try:
+            with trace:
+                returned = real(mod, inputs, *counting(rest, trace), **named)
+        except Exception as error:
+            failure = failure_of(error, op=trace.failed_op)
+        else:
+            self._guarded(lambda: self._keep(trace, returned))
+            return returned
+        return self._run_again(failure, real, rest, named)
+
+    def _run_again(self, failure: Failure, real: Callable[..., Any], rest: Any, named: Any) -> Any:
+        """The run that failed under the trace once more without one, from the same state."""
+        gc.collect()
+        self._real[_RESET]()
+        model, inputs = self.harness.maybe_cast(self.model, self.inputs)
+        copy = self.harness.deepcopy_and_maybe_parallelize(model)
+        self.harness.init_optimizer(*optimizer_arguments(self.names, copy))
+        try:
+            returned = real(copy, self.names["clone_inputs"](inputs), *rest, **named)
+        except Exception as error:
+            self.failure = failure_of(error, op=failure.op)
+            raise
+        self._problem(f"the run failed only under the trace: {failure.error}")
+        return returned
+
+    # ------------------------------------------------------------------------------------------------ what is kept
+
+    def _keep(self, trace: HashDebugTrace, returned: Any) -> None:
+        try:
+            for name, value in named_results(returned).items():
+                trace.add_result(name, value)
+        except outputs.NotComparableError as error:
+            log.info("results are not noted: %s", error)
+        finished = trace.finish()
+        self.runs.append(Run(finished, {result.name: result.digest.word() for result in finished.results}))
+
+    def _guarded(self, action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except Exception as error:
+            log.exception("watching the harness failed")
+            self._problem(f"{type(error).__name__}: {error}")
+            return None
+
+    def _problem(self, text: str) -> None:
+        self.problems.append(text)
+        tell(text)
+
+
+def optimizer_arguments(names: Mapping[str, Any], model: Any) -> tuple[Any, ...]:
+    """What the harness gives its ``init_optimizer``."""
+    return names.get("current_name"), names.get("current_device"), model.parameters()
+
+
+def counting(rest: Sequence[Any], trace: HashDebugTrace | None) -> tuple[Any, ...]:
+    """The further arguments of ``run_n_iterations``: the function that makes one iteration, which tells the trace which
+    one it is. Harnesses before 2025 take it from the runner, and have only one iteration as far as the trace knows."""
+    if trace is None or not rest or not callable(rest[0]):
+        return tuple(rest)
+    step, number = rest[0], iter(range(2**31))
+
+    def iteration(*arguments: Any, **named: Any) -> Any:
+        trace.iteration = next(number)
+        trace.mark(f"iteration {trace.iteration}")
+        return step(*arguments, **named)
+
+    return (iteration, *rest[1:])
+
+
+def step_of(harness: Any) -> tuple[Any, ...]:
+    """What this version's ``run_n_iterations`` takes beside a model and inputs."""
+    takes = inspect.signature(getattr(type(harness), _RUN)).parameters
+    return (harness.model_iter_fn,) if len(takes) > COMPILING else ()
+
+
+def named_results(returned: Any) -> dict[str, Any]:
+    """What ``run_n_iterations`` returned, flat and by name.
+
+    Raises:
+        NotComparableError: there is a value of a type that nobody knows how to compare.
+    """
+    with _disable_current_modes():
+        return dict(outputs.flatten(returned, "result"))
+
+
+# --------------------------------------------------------------------------------------------------------- our row
 
 
 def harness_attempt(harness: Any, names: Mapping[str, Any], model: Any, inputs: Any, options: RunOptions) -> Attempt:
@@ -75,7 +245,7 @@ def _compared(outcome: Outcome, first: Run, second: Run) -> Outcome:
     """The outcome of two runs, as in a sweep."""
     with _disable_current_modes(), torch.no_grad():
         outcome = compared(outcome, first, second)
-    differing = int(outcome.accuracy != "pass")
+    differing = int(outcome.accuracy != Status.PASS)
     return replace(outcome, run_counts=RunCounts(1, differing, distinct=1 + differing))
 
 
@@ -113,7 +283,7 @@ class ModelCheck:
         self.model, self.inputs = model, inputs
         self.eager = EagerRuns(harness, names, model=model, inputs=inputs, traced=session.trace == "always")
         self.eager.on_compared = self._look
-        self.outcome = Outcome("pass", settings()["deterministic_algorithms"], iterations=harness.args.iterations)
+        self.outcome = Outcome(Status.PASS, settings()["deterministic_algorithms"], iterations=harness.args.iterations)
         amend_note(session, name, device=self.options.device, mode=self.options.mode)
 
     def _look(self, one: Mapping[str, Any], two: Mapping[str, Any]) -> None:
@@ -124,7 +294,7 @@ class ModelCheck:
         elif not self.eager.answer:
             with _disable_current_modes(), torch.no_grad():
                 difference = outputs.compare(one, two)
-            differ = replace(self._begun(), accuracy="eager_two_runs_differ", run_counts=RunCounts(1, 1, 2))
+            differ = replace(self._begun(), accuracy=Status.TWO_RUNS_DIFFER, run_counts=RunCounts(1, 1, 2))
             self.outcome = replace(differ, difference=difference)
 
     def _begun(self) -> Outcome:
@@ -142,7 +312,7 @@ class ModelCheck:
             model, inputs = self.harness.maybe_cast(self.model, self.inputs)
             make = harness_attempt(self.harness, self.names, model, inputs, self.options)
             outcome, error = self._happened(make, status)
-            if outcome.accuracy == "eager_two_runs_differ":
+            if outcome.accuracy == Status.TWO_RUNS_DIFFER:
                 outcome = self._explained(make, outcome)
         row = row_of(self.spec, self.options, outcome, seconds=time.perf_counter() - self.began)
         self.session.results.write_row(key, replace(row, error="; ".join(filter(None, (row.error, error)))))
@@ -151,29 +321,30 @@ class ModelCheck:
         """What became of the two eager runs, and words for where that is not what the harness wrote."""
         eager = self.eager
         if eager.phase == 0:
-            return replace(self.outcome, accuracy="pass_due_to_skip"), "the harness ran no eager pair"
-        if eager.phase < COMPILING and status.startswith(("eager_1st_run", "eager_2nd_run")):
+            return replace(self.outcome, accuracy=Status.SKIPPED), "the harness ran no eager pair"
+        if eager.phase < COMPILING and status in _FAILED_RUNS:
             return replace(self.outcome, accuracy=status, failure=eager.failure, runs=eager.phase), ""
         if eager.compare_error:
             return self._not_compared()
         outcome = self.outcome if eager.answer is not None else self._unasked(make)
         if eager.answer is False and outcome.difference is None:
             return outcome, "same() of the harness said no to two runs of equal bits (a NaN equals nothing there)"
-        if outcome.accuracy == "eager_two_runs_differ" and outcome.verdict is None:
+        if outcome.accuracy == Status.TWO_RUNS_DIFFER and outcome.verdict is None:
             outcome = self._found_again(make, outcome)
-        return outcome, _harness_word(status, outcome)
+        hidden = outcome.accuracy == Status.TWO_RUNS_DIFFER != status
+        return outcome, f"the harness wrote {status}" if hidden else ""
 
     def _not_compared(self) -> tuple[Outcome, str]:
         said = f"same() of the harness raised {self.eager.compare_error}"
-        outcome = replace(self.outcome, accuracy="results_not_comparable", failure=Failure(said))
+        outcome = replace(self.outcome, accuracy=Status.NOT_COMPARABLE, failure=Failure(said))
         if len(self.eager.runs) != 2:
             return outcome, ""
-        found = _compared(replace(self._begun(), accuracy="pass"), *self.eager.runs)
+        found = _compared(replace(self._begun(), accuracy=Status.PASS), *self.eager.runs)
         if not self.eager.runs[0].results:
             return replace(outcome, ops=found.ops, runs=2), ""
-        agree = "agree" if found.accuracy == "pass" else "do not agree"
+        agree = "agree" if found.accuracy == Status.PASS else "do not agree"
         return (
-            replace(found, accuracy="results_not_comparable", failure=Failure(said), difference=None),
+            replace(found, accuracy=Status.NOT_COMPARABLE, failure=Failure(said), difference=None),
             f"bit by bit the two runs {agree}",
         )
 
@@ -186,8 +357,8 @@ class ModelCheck:
     def _found_again(self, make: Attempt, outcome: Outcome) -> Outcome:
         """A difference of two runs that were not traced, in further pairs that are."""
         for _ in range(PAIRS_ON_DEMAND):
-            found = _further_pair(replace(outcome, accuracy="pass"), make)
-            if found.accuracy != "pass":
+            found = _further_pair(replace(outcome, accuracy=Status.PASS), make)
+            if found.accuracy != Status.PASS:
                 return found
         return replace(outcome, confirmed=f"no: {PAIRS_ON_DEMAND} further pairs agreed")
 
@@ -212,13 +383,6 @@ def options_of(session: Session, args: Any, *, device: str) -> RunOptions:
         diagnose_budget=session.budget,
         output=session.folder,
     )
-
-
-def _harness_word(status: str, outcome: Outcome) -> str:
-    """Words for a status of the harness that hides what happened."""
-    if outcome.accuracy == "eager_two_runs_differ" and status != outcome.accuracy:
-        return f"the harness wrote {status}"
-    return ""
 
 
 def _age() -> float:

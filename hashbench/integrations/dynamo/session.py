@@ -1,13 +1,17 @@
-"""What the processes of one ``hashbench dynamo`` share: a folder, and one environment variable that names it.
+"""What the processes of one ``hashbench dynamo`` share, and the tables that are made of it.
 
-The harness starts itself again for every model, so what it is to do travels in the environment, and what each process
-found out lies in ``notes/`` of the results folder, one file a model. A model whose process left no more than its first
-note has died.
+The harness starts itself again for every model, so what it is to do travels in an environment variable, and what each
+process found out lies in ``notes/`` of the results folder, one file a model. A model whose process left no more than
+its first note has died.
+
+``accuracy.csv`` in the results folder is a sweep's, for ``compare`` and ``report``. ``hashbench.csv`` has the same
+columns and one more, ``harness_accuracy``: the harness's own word, which a list of its own may have rewritten.
 """
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import dataclasses
 import json
 import os
@@ -16,11 +20,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hashbench.catalog import STATUSES, Status
 from hashbench.io import from_json, replace_file
+from hashbench.records import ModelSpec, Row
 from hashbench.results.folder import ResultsFolder, file_key
+from hashbench.results.rows import ROWS
 
 VARIABLE = "HASHBENCH_DYNAMO"
 TRACE_MODES = ("always", "on-demand")
+TABLE_FILE, EXTRA_COLUMN = "hashbench.csv", "harness_accuracy"
+
+_AGREED = (Status.PASS, ": its eager runs agreed, hashbench did not see them")
+_MEANING = {
+    "fail_accuracy": _AGREED,
+    "fail_to_run": _AGREED,
+    "OOM": _AGREED,
+    "not_bitwise_equivalent": _AGREED,
+    "infra_error": (Status.CRASHED, ""),  # harnesses of 2023; later ones write nothing
+}
+"""Words of the harness that are not ours: the status of a model whose eager runs we did not see, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +113,8 @@ class Note:
 
 def write_note(session: Session, note: Note) -> None:
     """Make ``note`` what is known of its model. Raises ``OSError``."""
-    replace_file(_note_path(session, note), json.dumps(dataclasses.asdict(note)))
+    key = file_key(suite=session.suite, mode="note", name=note.name)
+    replace_file(session.notes / f"{key}.json", json.dumps(dataclasses.asdict(note)))
 
 
 def amend_note(session: Session, name: str, **changes: str) -> None:
@@ -106,15 +125,11 @@ def amend_note(session: Session, name: str, **changes: str) -> None:
 
 def read_notes(session: Session) -> list[Note]:
     """Every model that was begun, in the order of beginning; a damaged note is passed over."""
-    found = []
+    notes = []
     for path in sorted(session.notes.glob("*.json"), key=lambda path: path.stat().st_mtime_ns):
         with contextlib.suppress(OSError, ValueError):
-            found.append(from_json(Note, json.loads(path.read_text(encoding="utf-8"))))
-    return found
-
-
-def _note_path(session: Session, note: Note) -> Path:
-    return session.notes / f"{file_key(suite=session.suite, mode='note', name=note.name)}.json"
+            notes.append(from_json(Note, json.loads(path.read_text(encoding="utf-8"))))
+    return notes
 
 
 def chosen_model(arguments: Sequence[str]) -> str:
@@ -136,3 +151,122 @@ def session_here() -> Session | None:
 def tell(message: str) -> None:
     """One line among what the harness prints."""
     print(f"hashbench: {' '.join(message.split())}", file=sys.stderr, flush=True)
+
+
+# ---------------------------------------------------------------------------------------------------- both tables
+
+
+@dataclass(frozen=True, slots=True)
+class HarnessRow:
+    """One row of the harness's CSV, as far as it matters here."""
+
+    device: str
+    name: str
+    accuracy: str
+    batch_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Both:
+    """A row of ours, and the harness's own word for it; empty where the harness has no row."""
+
+    row: Row
+    harness_accuracy: str
+
+
+def collect(session: Session, *, ended: str = "", environment: str = "") -> list[Both]:
+    """All rows so far, in the order of the harness's CSV, then those that it lacks.
+
+    Args:
+        ended: how the harness's process ended, in words; empty while it runs: a model without a row may still come.
+        environment: the ``env`` of the rows.
+    """
+    notes = read_notes(session)
+    files = dict.fromkeys(filter(None, [*(note.csv for note in notes), session.csv]))
+    theirs = [row for file in files for row in read_harness_rows(Path(file))]
+    known = {note.name: note for note in notes}
+    names = list(dict.fromkeys([row.name for row in theirs] + [note.name for note in notes]))
+    each = (_both(session, known.get(name, Note(name)), [row for row in theirs if row.name == name]) for name in names)
+    rows = [both for both in each if both is not None]
+    if ended:
+        seen = {both.row.name for both in rows}
+        dead = [note for note in notes if note.name not in seen]
+        rows += [Both(_own_row(session, note, Status.CRASHED, ended, note.failure, note.problem), "") for note in dead]
+    return [replace(both, row=replace(both.row, env=environment)) for both in rows]
+
+
+def write(session: Session, rows: Sequence[Both]) -> Path:
+    """Write both tables; returns the one with the harness's word. Raises ``OSError``."""
+    session.results.rebuild_csv(both.row for both in rows)
+    path = Path(session.folder) / TABLE_FILE
+    header = f"{ROWS.header.rstrip()},{EXTRA_COLUMN}\n"
+    replace_file(path, header + "".join(ROWS.line(both.row, both.harness_accuracy) for both in rows))
+    return path
+
+
+def read_harness_rows(path: Path) -> list[HarnessRow]:
+    """What the harness's CSV says; nothing where there is none yet, or it is not one of accuracies."""
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+            lines = list(csv.DictReader(file))
+    except (OSError, csv.Error):
+        return []
+    rows = (HarnessRow(line.get("dev") or "", line.get("name") or "", _word(line), _batch_size(line)) for line in lines)
+    return [row for row in rows if row.name and row.accuracy]
+
+
+def _word(line: Mapping[str, str | None]) -> str:
+    """The status. A row of a model that did not load is ``dev,name,0,status``, filled up with ``0`` where the header
+    has more columns: with ``--tag``, the status stands there."""
+    word = line.get("accuracy") or ""
+    return (line.get("tag") or "") if word in ("", "0") else word
+
+
+def _batch_size(line: Mapping[str, str | None]) -> int | None:
+    text = line.get("batch_size") or ""
+    return int(text) or None if text.isdecimal() and len(text) < 10 else None  # 0 where the harness does not know it
+
+
+def _both(session: Session, note: Note, theirs: Sequence[HarnessRow]) -> Both | None:
+    """What there is of one model; ``None`` while there is nothing, neither here nor there."""
+    words = list(dict.fromkeys([*([note.status] if note.status else []), *(row.accuracy for row in theirs)]))
+    spec = ModelSpec(suite=session.suite, name=note.name)
+    ours, draft = (
+        read(note.key, spec, mode=note.mode) if note.key else None
+        for read in (session.results.read_row, session.results.read_draft)
+    )
+    if ours is None and not words:
+        return None
+    if ours is None and draft is not None:
+        ours = replace(draft, error="an experiment ended the process: no cause was found")
+    if ours is None:
+        ours = _guessed(session, note, theirs, words)
+    elif note.problem:
+        ours = replace(ours, error="; ".join(filter(None, (ours.error, f"a fault of hashbench: {note.problem}"))))
+    return Both(ours, ", ".join(words))
+
+
+def _guessed(session: Session, note: Note, theirs: Sequence[HarnessRow], words: Sequence[str]) -> Row:
+    """A row for a model whose eager runs we did not see."""
+    status, meaning = _MEANING.get(words[0], (Status.SKIPPED, ": hashbench saw no eager run"))
+    why = f"the harness wrote {words[0]}{meaning}"
+    if words[0] in STATUSES:
+        status, why = STATUSES[words[0]], ""
+    problem = f"a fault of hashbench: {note.problem}" if note.problem else ""
+    row = _own_row(session, note, status, note.failure, why, problem)
+    if theirs:
+        row = replace(row, dev=note.device or theirs[0].device or row.dev, batch_size=theirs[0].batch_size)
+    return replace(row, nondeterministic_op=note.nondeterministic_op)
+
+
+def _own_row(session: Session, note: Note, status: Status, *errors: str) -> Row:
+    """A row of a model that left none."""
+    return Row(
+        dev=note.device or "cpu",
+        name=note.name,
+        batch_size=None,
+        accuracy=status,
+        suite=session.suite,
+        mode=note.mode or session.mode,
+        error="; ".join(filter(None, errors)),
+    )

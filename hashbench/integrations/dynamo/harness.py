@@ -1,0 +1,179 @@
+"""The harness as this process sees it: a suite of PyTorch's ``benchmarks/dynamo``, checked, started and ended.
+
+Its source is read before anything of it is executed: a harness that has moved on is refused before it runs, with the
+name of what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Never
+
+from hashbench.errors import HashbenchError
+from hashbench.integrations.dynamo.session import Session, chosen_model
+from hashbench.processes import Child, describe_end
+
+COMMON_FILE = "common.py"
+RUNNER_CLASS = "BenchmarkRunner"
+METHODS = ("check_accuracy", "run_n_iterations", "deepcopy_and_maybe_parallelize", "init_optimizer", "pick_grad")
+"""Methods that are called or wrapped. ``pick_grad`` may be defined in the suite alone."""
+GLOBALS = ("reset_rng_state", "same", "clone_inputs")
+"""Names that ``check_accuracy`` must look up in its module: they are replaced there while it runs."""
+RESETS = 3
+"""The random state is reset before each of two eager runs and before the compiled one: so the phases are told."""
+
+SITE = Path(__file__).with_name("site")
+"""The folder that makes a Python load our hook."""
+
+_LOOK_SECONDS = 2.0
+_GRACE_SECONDS = 5.0
+_TIP = "Name a suite of benchmarks/dynamo, such as path/to/benchmarks/dynamo/huggingface.py."
+
+
+def check_harness(script: Path) -> None:
+    """Refuse what is not a suite of the harness that hashbench can plug into.
+
+    Raises:
+        HashbenchError: there is no such file, it is not a suite of the harness, or the harness lacks what is needed.
+    """
+    if not script.is_file():
+        raise HashbenchError(f"there is no file {script}", consequence="nothing was run", tip=_TIP)
+    common = script.absolute().with_name(COMMON_FILE)
+    suite = _tree(script)
+    if not common.is_file() or script.name == COMMON_FILE or RUNNER_CLASS not in _names(suite):
+        why = f"it does not use {RUNNER_CLASS} of a {COMMON_FILE} beside it; nothing was run"
+        raise HashbenchError(f"{script} is not a suite of PyTorch's benchmarks/dynamo", consequence=why, tip=_TIP)
+    missing = next(_missing(_tree(common), suite), None)
+    if missing is not None:
+        raise HashbenchError(
+            f"{common} has no {missing}",
+            consequence="this version of the harness has moved on and hashbench cannot plug into it; nothing was run",
+            tip="docs/dynamo.md lists the versions that were tried; a newer hashbench may know this one.",
+        )
+
+
+def _tree(path: Path) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError) as error:
+        reason = f"it is no Python that this interpreter reads ({error}); nothing was run"
+        raise HashbenchError(f"cannot read {path}", consequence=reason, tip=_TIP) from error
+
+
+def _missing(common: ast.Module, suite: ast.Module) -> Iterator[str]:
+    """What the harness lacks, in words, most important first."""
+    classes = [node for node in ast.walk(common) if isinstance(node, ast.ClassDef) and node.name == RUNNER_CLASS]
+    if not classes:
+        yield f"class {RUNNER_CLASS}"
+        return
+    methods = {node.name: node for node in ast.walk(classes[0]) if isinstance(node, ast.FunctionDef)}
+    in_suite = {node.name for node in ast.walk(suite) if isinstance(node, ast.FunctionDef)}
+    yield from (f"{RUNNER_CLASS}.{name}" for name in METHODS if name not in methods.keys() | in_suite)
+    check = methods.get("check_accuracy")
+    if check is None:
+        return
+    called = [node.func for node in ast.walk(check) if isinstance(node, ast.Call)]
+    functions = [node.id for node in called if isinstance(node, ast.Name)]
+    yield from (f"call of {name} in {RUNNER_CLASS}.check_accuracy" for name in GLOBALS if name not in functions)
+    if functions.count("reset_rng_state") < RESETS:
+        yield f"third call of reset_rng_state in {RUNNER_CLASS}.check_accuracy"
+    if "run_n_iterations" not in [node.attr for node in called if isinstance(node, ast.Attribute)]:
+        yield f"call of self.run_n_iterations in {RUNNER_CLASS}.check_accuracy"
+
+
+def _names(tree: ast.Module) -> set[str]:
+    """Everything that a module imports by name, or names."""
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
+    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return imported | used
+
+
+# ------------------------------------------------------------------------------------------------- started and ended
+
+
+@dataclass(frozen=True, slots=True)
+class HarnessFlags:
+    """What the flags of the harness say about where its CSV goes and what is run.
+
+    ``csv`` is absolute, empty where only the harness knows. ``begins_anew``: it will remove its old CSV. ``accuracy``:
+    it checks accuracy, so that every model begun gets a row.
+    """
+
+    csv: str = ""
+    mode: str = "inference"
+    begins_anew: bool = False
+    accuracy: bool = False
+
+
+def read_flags(arguments: Sequence[str]) -> HarnessFlags:
+    """The harness's own flags, as far as they concern us. What cannot be read is left to the harness to refuse."""
+    parser = _Reader(add_help=False, allow_abbrev=False)
+    for flag in ("--output", "--output-directory"):
+        parser.add_argument(flag, default="")
+    for flag in ("--accuracy", "--training", "--retain-output", "--disable-output"):
+        parser.add_argument(flag, action="store_true")
+    try:
+        found, _ = parser.parse_known_args(list(arguments))
+    except ValueError:
+        return HarnessFlags()
+    csv = ""
+    if found.output and not found.disable_output and (found.output_directory or Path(found.output).is_absolute()):
+        csv = str(Path(found.output_directory, found.output).absolute())
+    mode = "training" if found.training else "inference"
+    anew = not chosen_model(arguments) and not found.retain_output
+    return HarnessFlags(csv, mode, begins_anew=anew, accuracy=found.accuracy)
+
+
+class _Reader(argparse.ArgumentParser):
+    def error(self, message: str) -> Never:
+        raise ValueError(message)
+
+
+def run_harness(session: Session, *, meanwhile: Callable[[], object]) -> int:
+    """Run the harness to its end and return its exit code, negative for a signal. ``meanwhile`` is called every few
+    seconds. Ctrl-C and SIGTERM end the harness and all that it has started.
+
+    Raises:
+        KeyboardInterrupt: after that.
+    """
+    path = os.pathsep.join(filter(None, (str(SITE), os.environ.get("PYTHONPATH", ""))))
+    environment = {**session.environment(), "PYTHONPATH": path}
+    with _stopped_by_term():
+        command = [sys.executable, session.script, *session.arguments]
+        with Child(command, stdin=None, stdout=None, stderr=None, environment=environment, own_session=False) as child:
+            try:
+                while (status := child.wait(_LOOK_SECONDS)) is None:
+                    meanwhile()
+            except BaseException:
+                child.interrupt()  # a Ctrl-C has reached it too: it gets a moment, and then nothing of it stays
+                child.wait(_GRACE_SECONDS)
+                raise
+        return status
+
+
+def how_it_ended(session: Session, code: int) -> str:
+    """How the process of a model ended that left nothing: in a sweep of its own, only the harness has seen it."""
+    if chosen_model(session.arguments):
+        return describe_end(code)
+    return "its process ended without a row; how, the harness has printed"
+
+
+@contextlib.contextmanager
+def _stopped_by_term() -> Iterator[None]:
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

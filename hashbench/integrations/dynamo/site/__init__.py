@@ -1,1 +1,0 @@
-"""The folder that makes a Python load our hook; see ``sitecustomize``."""
