@@ -40,7 +40,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("causes", NO_MODULE),
     ("replay", EVERY_MODULE),
     ("repro", EVERY_MODULE),
-    ("diagnose", frozenset({"driver", "pairs", "patching"})),
+    ("diagnose", frozenset({"driver", "pairs"})),
     ("suites", frozenset({"huggingface", "timm", "torchvision"})),
     ("check", frozenset({"function", "model", "pair"})),
     ("sweep", NO_MODULE),

@@ -176,7 +176,7 @@ class PairCheck:
         if outcome.accuracy != Status.TWO_RUNS_DIFFER or self.options.diagnose_budget <= 0:
             return outcome
         self._keep_draft(outcome)
-        case = driver.Case.of(self.attempt, self.options, outcome, spec=self.spec, target=self.target)
+        case = driver.Case(self.attempt, self.options, outcome, spec=self.spec, target=self.target)
         try:
             return replace(outcome, diagnosis=driver.diagnose(case))
         except OSError:

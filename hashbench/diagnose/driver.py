@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 
 from hashbench import causes, replay, repro
+from hashbench.catalog import Confidence, Origin, Status
 from hashbench.causes import stats
-from hashbench.diagnose import fresh_process, patching
-from hashbench.diagnose.pairs import PAIR_ARMS, Pairs, process_arms
+from hashbench.diagnose import fresh_process
+from hashbench.diagnose.pairs import CONTROLS, Pairs, process_results
 from hashbench.divergence import find as find_divergence
 from hashbench.errors import HashbenchError
 from hashbench.processes import Budget
 from hashbench.records import (
+    NO_TIME,
     CallFacts,
     Diagnosis,
     Divergence,
@@ -32,15 +35,16 @@ from hashbench.records import (
     Failure,
     ModelSpec,
     RunOptions,
-    Trace,
     op_of,
 )
 from hashbench.replay import facts
-from hashbench.replay.call import CapturedCall, CaptureError, capture
+from hashbench.replay.call import MIB, CapturedCall, CaptureError, capture
 from hashbench.replay.ops import definition_of
 from hashbench.repro import torch_docs
 from hashbench.results.folder import file_key
 from hashbench.run.outcome import Attempt, Outcome, difference_between
+from hashbench.run.outputs import bitwise_equal
+from hashbench.trace.arguments import tensors_in
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.op_schema import plan_of
 
@@ -56,42 +60,28 @@ COPIES = 6
 """A captured call, its live copies and two of its outcomes take up to so many times its size."""
 CALL_SHARE = 0.6
 """Part of the budget that the experiments on the captured call may take."""
-_BYTES_PER_MIB = 2**20
-_OUTSIDE_TORCH = ("entropy", "clocks", "one_worker")
 
 
-@dataclass(frozen=True, slots=True)
 class Case:
-    """What is diagnosed: how to run it, what is known of its difference, and what may be spent on it.
+    """What is diagnosed: how to run it, what is known of its difference, and what may be spent on it, from now on.
 
     ``divergence`` is where the difference entered; ``spec`` is how ``target`` builds the same again in a fresh process;
     ``pairs`` runs the whole of it under one change at a time.
     """
 
-    attempt: Attempt
-    options: RunOptions
-    outcome: Outcome
-    divergence: Divergence | None
-    budget: Budget
-    pairs: Pairs
-    spec: ModelSpec | None = None
-    target: str = fresh_process.DEFAULT_TARGET
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         attempt: Attempt,
         options: RunOptions,
         outcome: Outcome,
         *,
         spec: ModelSpec | None = None,
         target: str = fresh_process.DEFAULT_TARGET,
-    ) -> Case:
-        """The case of an outcome, whose budget begins now."""
-        divergence = outcome.verdict.divergence if outcome.verdict is not None else None
-        budget = Budget(options.diagnose_budget)
-        pairs = Pairs(attempt, divergence, replays=options.replays, budget=budget, device=options.device)
-        return cls(attempt, options, outcome, divergence, budget, pairs, spec, target)
+    ) -> None:
+        self.attempt, self.options, self.outcome, self.spec, self.target = attempt, options, outcome, spec, target
+        self.divergence = outcome.verdict.divergence if outcome.verdict is not None else None
+        self.budget = Budget(options.diagnose_budget)
+        self.pairs = Pairs(attempt, self.divergence, replays=options.replays, budget=self.budget, device=options.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +99,7 @@ class Findings:
     @property
     def proven(self) -> bool:
         """Whether the cause is proven."""
-        return causes.decide(self.evidence).confidence == "proven"
+        return causes.decide(self.evidence).confidence == Confidence.PROVEN
 
 
 Stage = Callable[[Case, Findings], Findings]
@@ -125,31 +115,21 @@ def diagnose(case: Case) -> Diagnosis:
 
 def stages_of(case: Case) -> Sequence[Stage]:
     """The stages of a diagnosis in their order, by what is known before it."""
-    if case.divergence is None or case.outcome.accuracy == "pass":
+    if case.divergence is None or case.outcome.accuracy == Status.PASS:
         return repeat_pair, repeat_untraced
+    around = (repeat_pair, control_environment)
     match case.divergence.origin:
-        case "settings":
+        case Origin.SETTINGS:
             return ()
-        case "kernel":
-            return (
-                capture_call,
-                replay_call,
-                poison_allocation,
-                _unless_proven(repeat_pair_of_kernel),
-                _unless_proven(control_environment),
-                _unless_proven(start_processes),
-            )
-        case "state":
-            return repeat_pair, control_environment, start_processes
-        case "sequence" | "outside":
-            return (
-                repeat_pair,
-                control_environment,
-                _unless_proven(start_processes),
-                _unless_proven(start_processes_in_fixed_order),
-            )
+        case Origin.KERNEL:
+            later = (repeat_pair_of_kernel, control_environment, start_processes)
+            return capture_call, replay_call, poison_allocation, *map(_unless_proven, later)
+        case Origin.STATE:
+            return *around, start_processes
+        case Origin.SEQUENCE | Origin.OUTSIDE:
+            return *around, _unless_proven(start_processes), _unless_proven(start_processes_in_fixed_order)
         case _:
-            return repeat_pair, control_environment, _unless_proven(start_processes)
+            return *around, _unless_proven(start_processes)
 
 
 # ------------------------------------------------------------------------------------------------- the stages
@@ -187,7 +167,8 @@ def replay_call(case: Case, findings: Findings) -> Findings:
     """The captured call repeated under one change at a time; to repeat an allocation shows nothing."""
     if findings.call is None or _allocates(findings):
         return findings
-    recorded = _recorded(case.outcome.traces, findings.call.node)
+    records = [record for trace in case.outcome.traces for record in trace.records]
+    recorded = [record.outputs for record in records if record.id == findings.call.node]
     share = Budget(case.budget.left() * CALL_SHARE)
     replays = replay.experiments(findings.call, replays=case.options.replays, budget=share, recorded=recorded)
     findings = replace(findings, replays=replays, evidence=replace(findings.evidence, call=replays.facts))
@@ -207,9 +188,9 @@ def repeat_pair_of_kernel(case: Case, findings: Findings) -> Findings:
 def control_environment(case: Case, findings: Findings) -> Findings:
     """Pairs that each hold one thing outside torch still; also the number of threads, where a kernel is to blame whose
     call could not be captured."""
-    threads = findings.evidence.origin == "kernel" and findings.call is None
-    arms = [(name, change) for name, change in PAIR_ARMS if name in _OUTSIDE_TORCH or threads]
-    return findings.plus(case.pairs.generators(), *(case.pairs.under(name, change) for name, change in arms))
+    threads = findings.evidence.origin == Origin.KERNEL and findings.call is None
+    names = [name for name in CONTROLS if name != "one_thread" or threads]
+    return findings.plus(case.pairs.generators(), *map(case.pairs.under, names))
 
 
 def start_processes(case: Case, findings: Findings) -> Findings:
@@ -226,7 +207,7 @@ def _in_processes(case: Case, name: str, *, processes: int, runs: int) -> Sequen
     if case.spec is None:
         return [ExperimentResult(name, "process", note="only models of a suite can be built again")]
     if case.budget.left() <= 0:
-        return [ExperimentResult(name, "process", note="budget")]
+        return [ExperimentResult(name, "process", note=NO_TIME)]
     fresh = fresh_process.fresh_traces(
         case.spec,
         case.options,
@@ -237,7 +218,7 @@ def _in_processes(case: Case, name: str, *, processes: int, runs: int) -> Sequen
         timeout=case.budget.left(),
         target=case.target,
     )
-    return process_arms(fresh, case.divergence, name=name)
+    return process_results(fresh, case.divergence, name=name)
 
 
 def _allocates(findings: Findings) -> bool:
@@ -251,7 +232,7 @@ def _conclude(case: Case, findings: Findings) -> Diagnosis:
     evidence, divergence = findings.evidence, case.divergence
     rate = stats.rate_of_evidence(evidence) or stats.rate_of_runs(case.outcome.run_counts)
     diagnosis = Diagnosis(causes.decide(evidence), evidence, rate=rate)
-    if divergence is not None and divergence.origin == "kernel":
+    if divergence is not None and divergence.origin == Origin.KERNEL:
         documented = torch_docs.documented(
             divergence.kernel, device=case.options.device, backward_of=op_of(divergence.forward_op)
         )
@@ -306,9 +287,9 @@ def _other_sources(case: Case, divergence: Divergence) -> Sequence[str]:
 
 
 def _next_source(case: Case, known: Sequence[str]) -> Divergence | str | None:
-    recorder = patching.Recorder(known)
+    recorder = Recorder(known)
     first = case.attempt(diagnosing=True, watcher=recorder)
-    second = case.attempt(diagnosing=True, watcher=patching.Replacer(recorder.contents))
+    second = case.attempt(diagnosing=True, watcher=Replacer(recorder.contents))
     if isinstance(first, Failure) or isinstance(second, Failure) or first.trace is None or second.trace is None:
         return "a further run failed"
     difference = difference_between(first, second)
@@ -320,7 +301,7 @@ def _next_source(case: Case, known: Sequence[str]) -> Divergence | str | None:
 def _describe(case: Case, divergence: Divergence) -> str:
     where = f"{divergence.origin}: {divergence.kernel} in {divergence.module or 'the model'} ({divergence.phase})"
     evidence = _first_evidence(case.outcome, divergence)
-    if divergence.origin == "kernel":
+    if divergence.origin == Origin.KERNEL:
         call, limits = _capture(case, divergence)
         if call is None:
             return f"{where}: {limits}"
@@ -336,7 +317,10 @@ def _describe(case: Case, divergence: Divergence) -> str:
 
 def _capture(case: Case, divergence: Divergence) -> tuple[CapturedCall | None, str]:
     """The call of the guilty kernel from one more run, or why there is none."""
-    capturer = _Capturer(divergence.node, limit_bytes=_limit_bytes(case.options))
+    limit = int(case.options.capture_mib * MIB)
+    if case.options.device == "cpu":  # no more than memory allows
+        limit = min(limit, psutil.virtual_memory().available // COPIES)
+    capturer = _Capturer(divergence.node, limit_bytes=limit)
     run = case.attempt(watcher=capturer)
     if capturer.call is not None:
         call = replace(capturer.call, node=divergence.node, phase=divergence.phase, module=divergence.module)
@@ -346,10 +330,26 @@ def _capture(case: Case, divergence: Divergence) -> tuple[CapturedCall | None, s
     return None, f"the run failed: {run.error}" if isinstance(run, Failure) else "the call did not come again"
 
 
-def _limit_bytes(options: RunOptions) -> int:
-    """The largest call to capture: as asked, and on the CPU no more than memory allows."""
-    asked = int(options.capture_mib * _BYTES_PER_MIB)
-    return asked if options.device != "cpu" else min(asked, psutil.virtual_memory().available // COPIES)
+# ------------------------------------------------------------------------------------------------- plain values
+
+
+def _first_evidence(outcome: Outcome, divergence: Divergence | None) -> Evidence:
+    """What the sweep's own runs say of a divergence, before any experiment."""
+    counts = outcome.run_counts
+    ops = [Counter((record.phase, record.module, record.op) for record in trace.records) for trace in outcome.traces]
+    reordered = len(ops) == 2 and ops[0] == ops[1]  # in whatever order
+    return Evidence(
+        origin=divergence.origin if divergence is not None else "",
+        opaque_producer=divergence is not None and divergence.opaque_producer,
+        steered=divergence is not None and divergence.steered_by is not None,
+        reordered=reordered,
+        representation=outcome.difference.representation if outcome.difference is not None else "",
+        first_pair=(counts.differing, counts.compared) if counts is not None else (1, 1),
+        untraced=outcome.untraced,
+    )
+
+
+# ------------------------------------------------------------------------------------- what is done during a run
 
 
 class _Capturer(TraceCallback):
@@ -369,30 +369,61 @@ class _Capturer(TraceCallback):
             self.reason = str(error)
 
 
-# ------------------------------------------------------------------------------------------------- plain values
+Contents = dict[tuple[str, int], list[torch.Tensor]]
+"""By id of a record or leaf, and how often it was met before: copies of its tensors. In one run a :class:`Recorder`
+keeps what the sources of known differences wrote or held, in the next a :class:`Replacer` puts it in place before
+anything reads it (activation patching); what still differs then has another source."""
 
 
-def _first_evidence(outcome: Outcome, divergence: Divergence | None) -> Evidence:
-    """What the sweep's own runs say of a divergence, before any experiment."""
-    counts = outcome.run_counts
-    return Evidence(
-        origin=divergence.origin if divergence is not None else "",
-        opaque_producer=divergence is not None and divergence.opaque_producer,
-        steered=divergence is not None and divergence.steered_by is not None,
-        reordered=_reordered(outcome.traces),
-        representation=outcome.difference.representation if outcome.difference is not None else "",
-        first_pair=(counts.differing, counts.compared) if counts is not None else (1, 1),
-        untraced=outcome.untraced,
-    )
+class Recorder(TraceCallback):
+    """Keeps what the records and leaves of these ids leave behind, in ``contents``."""
+
+    def __init__(self, nodes: Collection[str]) -> None:
+        self.nodes = frozenset(nodes)
+        self.contents: Contents = {}
+        self._met: Counter[str] = Counter()
+
+    def after(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
+        del func
+        if node in self.nodes:
+            self._keep(node, _written_by(args, kwargs, output))
+
+    def leaf(self, node: str, tensor: torch.Tensor) -> None:
+        if node in self.nodes:
+            self._keep(node, [tensor])
+
+    def _keep(self, node: str, tensors: Sequence[torch.Tensor]) -> None:
+        self.contents[node, self._met[node]] = [tensor.detach().clone() for tensor in tensors]
+        self._met[node] += 1
 
 
-def _reordered(traces: Sequence[Trace]) -> bool:
-    """Whether two runs have the same ops in the same modules, in whatever order."""
-    if len(traces) != 2:
-        return False
-    first, second = ([(record.phase, record.module, record.op) for record in trace.records] for trace in traces)
-    return Counter(first) == Counter(second)
+class Replacer(TraceCallback):
+    """Puts recorded content in place. ``replaced`` are the ids at which that could be done."""
+
+    def __init__(self, contents: Contents) -> None:
+        self.contents = contents
+        self.replaced: set[str] = set()
+        self._met: Counter[str] = Counter()
+
+    def after(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
+        del func
+        self._replace(node, _written_by(args, kwargs, output))
+
+    def leaf(self, node: str, tensor: torch.Tensor) -> None:
+        self._replace(node, [tensor])
+
+    def _replace(self, node: str, tensors: Sequence[torch.Tensor]) -> None:
+        kept = self.contents.get((node, self._met[node]))
+        self._met[node] += 1
+        if kept is None or [tensor.shape for tensor in kept] != [tensor.shape for tensor in tensors]:
+            return
+        with torch.no_grad():
+            for tensor, content in zip(tensors, kept, strict=True):
+                if not bitwise_equal(tensor, content):  # an argument that was only read may be expanded: never written
+                    tensor.detach().copy_(content)
+        self.replaced.add(node)
 
 
-def _recorded(traces: Sequence[Trace], node: str) -> list[tuple[Any, ...]]:
-    return [record.outputs for trace in traces for record in trace.records if record.id == node]
+def _written_by(args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> list[torch.Tensor]:
+    """Everything a call may have written: its outputs and, declared or not, its arguments."""
+    return list({id(tensor): tensor for tensor in tensors_in([output, list(args), dict(kwargs)])}.values())

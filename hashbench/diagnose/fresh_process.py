@@ -8,20 +8,19 @@ folder. What it prints goes nowhere. It ends with its parent: it dies when its s
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import gc
 import importlib
 import json
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, Literal, NoReturn
+from typing import Literal, NoReturn
 
 from hashbench.errors import HashbenchError, named_line
-from hashbench.io import replace_file
+from hashbench.io import from_json, replace_file, to_json
 from hashbench.processes import Child, describe_end, end_with_input, exit_at_once, python_calling, uncollected
 from hashbench.records import Failure, ModelSpec, RunOptions, Trace
 from hashbench.trace import file
@@ -51,6 +50,27 @@ class FreshRuns:
     note: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What a process is to do, and where it answers. ``path`` is ``sys.path``."""
+
+    spec: ModelSpec
+    options: RunOptions
+    level: str
+    runs: int
+    target: str
+    path: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a process leaves in its folder: the names of its ``traces``, or a ``failure``; see :class:`FreshRuns`."""
+
+    traces: tuple[str, ...] = ()
+    failure: str = ""
+    note: str = ""
+
+
 def fresh_traces(
     spec: ModelSpec,
     options: RunOptions,
@@ -76,96 +96,66 @@ def fresh_traces(
         target: ``module:class``. A process makes ``class(options).traces_of(spec, level=level, runs=runs)``, a list of
             traces and failures.
     """
-    task = _task(spec, options, level=level, runs=runs, target=target)
-    if task is None:
-        return FreshRuns(failures=("the model's arguments cannot be written as JSON",) * processes)
-    with tempfile.TemporaryDirectory(prefix="hashbench-") as folder:
-        places = [Path(folder, f"process-{number:04}") for number in range(processes)]
-        for place in places:
-            place.mkdir()
-        ended = _run_all(task, places, fixed_order=fixed_order, deadline=monotonic() + timeout)
-        answers = [_Answer.read(place, how) for place, how in zip(places, ended, strict=True)]
-    notes = sorted({answer.note for answer in answers} - {""})
-    return FreshRuns(
-        processes=tuple(answer.traces for answer in answers if not answer.failure),
-        failures=tuple(answer.failure for answer in answers if answer.failure),
-        note="; ".join(notes),
-    )
-
-
-def _task(spec: ModelSpec, options: RunOptions, *, level: str, runs: int, target: str) -> str | None:
-    """What a process is to do, on one line; ``None`` where JSON cannot say it."""
-    fields = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
-    content = {
-        "spec": {**fields, "arguments": dict(spec.arguments)},
-        "options": dataclasses.asdict(options),
-        "level": level,
-        "runs": runs,
-        "target": target,
-        "path": sys.path,
-    }
     try:
-        return json.dumps(content)
+        task = json.dumps(to_json(_Task(spec, options, level, runs, target, tuple(sys.path))))
     except (TypeError, ValueError):
-        return None
+        return FreshRuns(failures=("the model's arguments cannot be written as JSON",) * processes)
+    traces, failures, notes = [], [], set()
+    with tempfile.TemporaryDirectory(prefix="hashbench-") as parent:
+        folders = [Path(parent, f"process-{number:04}") for number in range(processes)]
+        for folder in folders:
+            folder.mkdir()
+        ended = _run_all(task, folders, fixed_order=fixed_order, deadline=monotonic() + timeout)
+        for folder in folders:
+            try:
+                answer = from_json(_Answer, json.loads((folder / _ANSWER).read_text(encoding="utf-8")))
+            except (OSError, ValueError):
+                answer = _Answer(failure=ended[folder])
+            notes |= {answer.note} - {""}
+            try:
+                read = tuple(file.read(folder / name) for name in answer.traces)
+            except HashbenchError as error:
+                answer = replace(answer, failure=answer.failure or str(error))
+            if answer.failure:
+                failures.append(answer.failure)
+            else:
+                traces.append(read)
+    return FreshRuns(tuple(traces), tuple(failures), "; ".join(sorted(notes)))
 
 
 # ------------------------------------------------------------------------------------------------- in the parent
 
 
-def _run_all(task: str, places: Sequence[Path], *, fixed_order: bool, deadline: float) -> list[str]:
+def _run_all(task: str, folders: Sequence[Path], *, fixed_order: bool, deadline: float) -> dict[Path, str]:
     """Run one process in each folder; how each ended, in words."""
     ended: dict[Path, str] = {}
     running: dict[Path, Child] = {}
-    waiting = list(places)
+    waiting = list(folders)
     try:
         while waiting or running:
             if monotonic() > deadline:
-                ended |= dict.fromkeys([*running, *waiting], "it was out of time")
-                break
+                return ended | dict.fromkeys([*running, *waiting], "it was out of time")
             while waiting and len(running) < AT_ONCE:
-                place = waiting.pop(0)
-                running[place] = _start(task, place, fixed_order=fixed_order)
-            for place, child in list(running.items()):
+                folder = waiting.pop(0)
+                running[folder] = _start(task, folder, fixed_order=fixed_order)
+            for folder, child in list(running.items()):
                 if (status := child.status()) is not None:
-                    ended[place] = describe_end(status)
-                    running.pop(place).end()
+                    ended[folder] = describe_end(status)
+                    running.pop(folder).end()
             sleep(_POLL_SECONDS)
+        return ended
     finally:
         for child in running.values():
             child.end()
-    return [ended[place] for place in places]
 
 
-def _start(task: str, place: Path, *, fixed_order: bool) -> Child:
+def _start(task: str, folder: Path, *, fixed_order: bool) -> Child:
     order: Literal["fixed", "random"] = "fixed" if fixed_order else "random"
     return Child(
         python_calling("hashbench.diagnose.fresh_process:main", addresses=order),
-        task=f"{json.dumps([order, str(place)])}\n{task}\n",
+        task=f"{json.dumps([order, str(folder)])}\n{task}\n",
         environment=_FIXED if fixed_order else _RANDOM,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    traces: tuple[Trace, ...] = ()
-    failure: str = ""
-    note: str = ""
-
-    @classmethod
-    def read(cls, place: Path, ended: str) -> _Answer:
-        """What a process left in its folder."""
-        try:
-            content = json.loads((place / _ANSWER).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return cls(failure=ended)
-        if content["failure"]:
-            return cls(failure=content["failure"], note=content["note"])
-        try:
-            traces = tuple(file.read(place / name) for name in content["traces"])
-        except HashbenchError as error:
-            return cls(failure=str(error), note=content["note"])
-        return cls(traces, note=content["note"])
 
 
 # -------------------------------------------------------------------------------------------------- in the child
@@ -173,42 +163,33 @@ class _Answer:
 
 def main() -> NoReturn:
     """What a fresh process does: two lines from its standard input, then runs, then traces in its folder."""
-    lines = sys.stdin.readline, sys.stdin.readline
-    (order, folder), task = (json.loads(read()) for read in lines)
+    (order, folder), content = (json.loads(read()) for read in (sys.stdin.readline, sys.stdin.readline))
     end_with_input()
-    folder_of_answer = Path(folder)
     try:
-        sys.path[:] = task["path"]
-        runs = _run(task)
-        answer = _written(runs, folder_of_answer)
+        sys.path[:] = content["path"]
+        answer = _answer(from_json(_Task, content), Path(folder))
     except BaseException as error:
-        answer = {"traces": [], "failure": named_line(error)}
-    answer["note"] = "" if order == "random" or _addresses_are_fixed() else "memory addresses could not be fixed"
-    replace_file(folder_of_answer / _ANSWER, json.dumps(answer))
+        answer = _Answer(failure=named_line(error))
+    if order == "fixed" and not _addresses_are_fixed():
+        answer = replace(answer, note="memory addresses could not be fixed")
+    replace_file(Path(folder, _ANSWER), json.dumps(to_json(answer)))
     exit_at_once()  # whatever the model has started must not keep the answer waiting
 
 
-def _run(task: Mapping[str, Any]) -> list[Trace | Failure]:
-    content = task["spec"]
-    spec = ModelSpec(**{**content, "input_shape": tuple(content["input_shape"])})
-    module, _, name = task["target"].partition(":")
+def _answer(task: _Task, folder: Path) -> _Answer:
+    module, _, name = task.target.partition(":")
     with uncollected():
         target = importlib.import_module(module)
         if "torch" in sys.modules:
             importlib.import_module("torch._dynamo")  # which the first run would
     gc.freeze()
-    runner = getattr(target, name)(RunOptions(**task["options"]))
-    traces: list[Trace | Failure] = runner.traces_of(spec, level=task["level"], runs=task["runs"])
-    return traces
-
-
-def _written(runs: Sequence[Trace | Failure], folder: Path) -> dict[str, Any]:
+    runner = getattr(target, name)(task.options)
+    runs: list[Trace | Failure] = runner.traces_of(task.spec, level=task.level, runs=task.runs)
     failures = [run.error for run in runs if isinstance(run, Failure)]
-    names = []
-    for number, trace in enumerate(run for run in runs if isinstance(run, Trace)):
-        names.append(f"{number}.trace")
-        file.write(trace, folder / names[-1])
-    return {"traces": names, "failure": failures[0] if failures else ""}
+    traces = {f"{number}.trace": run for number, run in enumerate(runs) if isinstance(run, Trace)}
+    for file_name, trace in traces.items():
+        file.write(trace, folder / file_name)
+    return _Answer(tuple(traces), failures[0] if failures else "")
 
 
 def _addresses_are_fixed() -> bool:

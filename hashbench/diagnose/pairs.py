@@ -1,7 +1,8 @@
 """Experiments on the whole model: the pair run again under one change at a time.
 
-An arm compares ``replays`` further runs with a first one, all under the same change, and counts those in which the
-difference is still there. A difference that enters later than the one being examined is another one and does not count.
+An experiment compares ``replays`` further runs with a first one, all under the same change, and counts those in which
+the difference is still there. A difference that enters later than the one being examined is another one and does not
+count.
 """
 
 from __future__ import annotations
@@ -12,32 +13,33 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from time import perf_counter  # the clocks arm leaves this reference alone
+from time import perf_counter
 
 import torch
 
+from hashbench.catalog import Origin
 from hashbench.causes import stats
 from hashbench.diagnose.fresh_process import FreshRuns
 from hashbench.divergence import find as find_divergence
 from hashbench.errors import first_line
 from hashbench.processes import Budget
-from hashbench.records import Divergence, ExperimentResult, Failure, Trace
+from hashbench.records import NO_TIME, Divergence, ExperimentResult, Failure, Trace
 from hashbench.replay import controls
 from hashbench.run.outcome import Attempt, Run, difference_between, fingerprint
 from hashbench.run.outputs import NotComparableError
 
 Change = Callable[[], AbstractContextManager[object]]
 
-PAIR_ARMS: tuple[tuple[str, Change], ...] = (
-    ("entropy", controls.constant_entropy),
-    ("clocks", controls.ticking_clocks),
-    ("one_worker", controls.single_worker_pools),
-    ("one_thread", controls.one_thread),
-)
-"""Arms that are no more than runs inside a context."""
+CONTROLS: Mapping[str, Change] = {
+    "entropy": controls.constant_entropy,
+    "clocks": controls.ticking_clocks,
+    "one_worker": controls.single_worker_pools,
+    "one_thread": controls.one_thread,
+}
+"""Experiments that are no more than runs inside a context."""
 
-ARM_SHARE = 0.25
-"""Part of the time left that one arm may take."""
+SHARE = 0.25
+"""Part of the time left that one experiment may take."""
 PATIENCE = 10
 """A rare difference is looked for in so many times as many pairs as were asked for."""
 SEEN_OFTEN = 3
@@ -46,18 +48,18 @@ CLEAR = 5
 """Where the difference is still there in each of so many trials, of several outcomes, no more of them can remove it."""
 
 
-def _is_clear(arm: ExperimentResult) -> bool:
-    return arm.differing == arm.trials == CLEAR and arm.distinct != 2  # two: the first may have been an odd one
+def _is_clear(result: ExperimentResult) -> bool:
+    return result.differing == result.trials == CLEAR and result.distinct != 2  # two: the first may have been odd
 
 
 class Pairs:
-    """Runs the arms on one model.
+    """Makes the experiments on one model.
 
     Args:
         attempt: makes one run.
         original: the divergence being examined; ``None``: any difference counts.
-        replays: comparisons an arm makes at most.
-        budget: when it is used up, an arm ends early or is not begun.
+        replays: comparisons an experiment makes at most.
+        budget: when it is used up, an experiment ends early or is not begun.
         device: where the model runs.
     """
 
@@ -69,45 +71,35 @@ class Pairs:
         self.device = torch.device(device)
 
     def plain(self) -> ExperimentResult:
-        """The pair again, with nothing changed: what the other arms are compared with.
+        """The pair again, with nothing changed: what the other experiments are compared with. Goes on where the
+        difference is rare, and the others are made as long as it takes to tell that it is gone."""
+        asked = self.replays
 
-        Goes on where the difference is rare, and the other arms are made as long as it takes to tell that it is gone.
-        """
-        replays = self.replays
-        arm = self._runs(
-            "pair",
-            contextlib.nullcontext,
-            replays=PATIENCE * replays,
-            enough=lambda arm: arm.trials >= replays and stats.sure_count(arm)[0] >= min(SEEN_OFTEN, replays),
-        )
-        self.replays = stats.arm_length(arm, asked=replays)
-        return arm
+        def enough(result: ExperimentResult) -> bool:
+            return result.trials >= asked and stats.sure_count(result)[0] >= min(SEEN_OFTEN, asked)
 
-    def under(self, name: str, change: Change) -> ExperimentResult:
-        """Runs that each happen inside ``change()``."""
-        return self._runs(name, change, replays=self.replays)
+        result = self._runs("pair", contextlib.nullcontext, replays=PATIENCE * asked, enough=enough)
+        self.replays = stats.arm_length(result, asked=asked)
+        return result
+
+    def under(self, name: str) -> ExperimentResult:
+        """Runs that each happen inside the context of that name in :data:`CONTROLS`."""
+        return self._runs(name, CONTROLS[name], replays=self.replays)
 
     def generators(self) -> ExperimentResult:
         """Every generator object alive put back to one state before each run; ``found`` names the one that matters."""
-        snapshot = controls.Generators.alive()
+        noted = controls.Generators.alive()
         self.attempt()
-        moved = snapshot.changed()
-        arm = self._runs("generators", lambda: _restoring(snapshot, None), replays=self.replays)
-        if not arm.ran or arm.differing or not moved:
-            return arm
-        return replace(arm, found=", ".join(self._guilty(snapshot, moved)))
-
-    def _guilty(self, snapshot: controls.Generators, moved: Sequence[str]) -> Sequence[str]:
-        """Of the generators whose state moves, those whose state must be restored for the runs to agree."""
-        if len(moved) == 1:
-            return moved
-        few = min(3, self.replays)
-        alone = [
-            name
-            for name in moved
-            if not self._runs("generators", lambda name=name: _restoring(snapshot, name), replays=few).differing  # type: ignore[misc]
-        ]
-        return alone or moved
+        moved = noted.changed()
+        result = self._runs("generators", lambda: _restoring(noted, None), replays=self.replays)
+        if not result.ran or result.differing or not moved:
+            return result
+        guilty = list(moved) if len(moved) == 1 else []
+        for name in moved if len(moved) > 1 else ():
+            change = functools.partial(_restoring, noted, name)
+            if not self._runs("generators", change, replays=min(3, self.replays)).differing:
+                guilty.append(name)
+        return replace(result, found=", ".join(guilty or moved))
 
     def untraced(self) -> ExperimentResult:
         """Pairs without a trace, by their results."""
@@ -118,27 +110,22 @@ class Pairs:
         those whose results follow it. Results that also vary under one value are left out. On an accelerator every run
         begins with what its allocator has free filled, from which kernels take memory for themselves."""
         reserve = controls.reserve_for_a_run(self.device)
-
-        def filled(value: int) -> AbstractContextManager[object]:
-            return controls.poisoned_memory(value, device=self.device, reserve=reserve)
-
         seen: dict[int, list[Mapping[str, object]]] = {value: [] for value in controls.POISONS}
         seconds: list[float] = []
         while len(seconds) < 2 * self.replays and (len(seconds) < 4 or self.budget.left() > seconds[-1]):
-            for value in controls.POISONS:
-                run, took = self._one(functools.partial(filled, value), traced=True)
+            for value, digests in seen.items():
+                change = functools.partial(controls.poisoned_memory, value, device=self.device, reserve=reserve)
+                run, took = self._one(change, traced=True)
                 if isinstance(run, Failure):
-                    return ExperimentResult("poison", "pair", note=_failed(run))
-                seen[value].append(_noted(run))
+                    return _failed("poison", run)
+                digests.append({} if run.trace is None else {one.name: one.digest for one in run.trace.results})
                 seconds.append(took)
         one, two = (_steady(runs) for runs in seen.values())
-        follow = [name for name in one if name in two and one[name] != two[name]]
-        trials = len(seconds) // 2
-        finding = f"{len(follow)} of {len(seen[controls.POISONS[0]][0])} results follow the value" if follow else ""
-        differing = trials if follow else 0
-        return ExperimentResult(
-            "poison", "pair", trials, differing, 1 + bool(follow), statistics.median(seconds), finding
-        )
+        following = [name for name in one if name in two and one[name] != two[name]]
+        trials, results = len(seconds) // 2, seen[controls.POISONS[0]][0]
+        counts = (trials, trials, 2) if following else (trials, 0, 1)
+        found = f"{len(following)} of {len(results)} results follow the value" if following else ""
+        return ExperimentResult("poison", "pair", *counts, statistics.median(seconds), found)
 
     # --------------------------------------------------------------------------------------------------- runs
 
@@ -153,28 +140,29 @@ class Pairs:
     ) -> ExperimentResult:
         """Runs under ``change`` until there are enough, their share of the time is up, or ``enough`` says so."""
         if self.budget.left() <= 0:
-            return ExperimentResult(name, "pair", note="budget")
-        left = Budget(self.budget.left() * ARM_SHARE)
+            return ExperimentResult(name, "pair", note=NO_TIME)
+        left = Budget(self.budget.left() * SHARE)
         first, took = self._one(change, traced=traced)
         if isinstance(first, Failure):
-            return ExperimentResult(name, "pair", note=_failed(first))
-        arm, seconds, prints = ExperimentResult(name, "pair", distinct=1, seconds=took), [took], {fingerprint(first)}
-        while arm.trials < replays and not enough(arm):
-            if (left if arm.trials >= stats.FEWEST else self.budget).left() < took:
-                return replace(arm, note=f"{arm.trials} of {replays} trials: budget" if arm.ran else "budget")
+            return _failed(name, first)
+        result, seconds, prints = ExperimentResult(name, "pair", distinct=1, seconds=took), [took], {fingerprint(first)}
+        while result.trials < replays and not enough(result):
+            if (left if result.trials >= stats.FEWEST else self.budget).left() < took:
+                note = f"{result.trials} of {replays} trials: {NO_TIME}" if result.ran else NO_TIME
+                return replace(result, note=note)
             other, took = self._one(change, traced=traced)
             if isinstance(other, Failure):
-                return ExperimentResult(name, "pair", note=_failed(other))
+                return _failed(name, other)
             seconds.append(took)
             prints.add(fingerprint(other))
-            arm = replace(
-                arm,
-                trials=arm.trials + 1,
-                differing=arm.differing + self._differ(first, other),
+            result = replace(
+                result,
+                trials=result.trials + 1,
+                differing=result.differing + self._differ(first, other),
                 distinct=len(prints) if traced else 0,
                 seconds=statistics.median(seconds),
             )
-        return arm
+        return result
 
     def _one(self, change: Change, *, traced: bool) -> tuple[Run | Failure, float]:
         began = perf_counter()
@@ -191,56 +179,53 @@ class Pairs:
             return True
         if difference is None or first.trace is None or other.trace is None:
             return difference is not None
-        return still_there(
-            self.original, find_divergence(first.trace, other.trace, differing=difference.names).divergence
-        )
+        verdict = find_divergence(first.trace, other.trace, differing=difference.names)
+        return still_there(self.original, verdict.divergence)
 
 
 def _parts_there(original: Divergence, first: Trace | None, other: Trace | None) -> bool:
     """Whether two traces differ at the very place of the original difference, which is quick to see."""
     if first is None or other is None:
         return False
-    if original.origin == "sequence":
+    if original.origin == Origin.SEQUENCE:
         return [record.id for record in first.records] != [record.id for record in other.records]
     one, two = ({record.id: record.outputs for record in trace.records}.get(original.node) for trace in (first, other))
-    return original.origin == "kernel" and one is not None and two is not None and one != two
+    return original.origin == Origin.KERNEL and one is not None and two is not None and one != two
 
 
 def still_there(original: Divergence | None, other: Divergence | None) -> bool:
     """Whether a pair shows the difference being examined, or one that enters no later and so may hide it."""
     if other is None or original is None:
         return other is not None
-    if original.origin == "sequence" or other.node == original.node:
+    if original.origin == Origin.SEQUENCE or other.node == original.node:
         return other.origin == original.origin or other.node == original.node
     if other.op_index is None or original.op_index is None:
         return True
     return other.op_index <= original.op_index
 
 
-def process_arms(fresh: FreshRuns, original: Divergence | None, *, name: str) -> tuple[ExperimentResult, ...]:
+def process_results(fresh: FreshRuns, original: Divergence | None, *, name: str) -> tuple[ExperimentResult, ...]:
     """What runs in fresh processes say: the first runs of all against each other (``name``), and, where each process
     made two, its pair (``within_process``)."""
     if not fresh.processes:
         note = fresh.failures[0] if fresh.failures else "nothing came back"
         return (ExperimentResult(name, "process", note=note[:200]),)
-    first = fresh.processes[0][0]
-    others = [traces[0] for traces in fresh.processes[1:]]
-    arms = [_compared(name, [(first, other) for other in others], original, fresh.note)]
-    pairs = [(traces[0], other) for traces in fresh.processes for other in traces[1:]]
-    if pairs:
-        arms.append(_compared("within_process", pairs, original, fresh.note))
-    return tuple(arms)
+    (first, *_), *others = fresh.processes
+    pairs = {
+        name: [(first, traces[0]) for traces in others],
+        "within_process": [(traces[0], other) for traces in fresh.processes for other in traces[1:]],
+    }
+    results = []
+    for experiment, compared in pairs.items():
+        differing = sum(still_there(original, find_divergence(one, other).divergence) for one, other in compared)
+        if compared or experiment == name:
+            counts = len(compared), differing, 1 + differing
+            results.append(ExperimentResult(experiment, "process", *counts, note=fresh.note))
+    return tuple(results)
 
 
-def _compared(
-    name: str, pairs: Sequence[tuple[Trace, Trace]], original: Divergence | None, note: str
-) -> ExperimentResult:
-    differing = sum(still_there(original, find_divergence(one, other).divergence) for one, other in pairs)
-    return ExperimentResult(name, "process", len(pairs), differing, 1 + differing, note=note)
-
-
-def _failed(run: Failure) -> str:
-    return f"a run failed: {first_line(run.error)[:100]}"
+def _failed(name: str, run: Failure) -> ExperimentResult:
+    return ExperimentResult(name, "pair", note=f"a run failed: {first_line(run.error)[:100]}")
 
 
 def _steady(runs: Sequence[Mapping[str, object]]) -> dict[str, object]:
@@ -248,11 +233,7 @@ def _steady(runs: Sequence[Mapping[str, object]]) -> dict[str, object]:
     return {name: value for name, value in runs[0].items() if all(run.get(name) == value for run in runs)}
 
 
-def _noted(run: Run) -> dict[str, object]:
-    return {} if run.trace is None else {result.name: result.digest for result in run.trace.results}
-
-
 @contextlib.contextmanager
-def _restoring(snapshot: controls.Generators, only: str | None) -> Iterator[None]:
-    snapshot.restored(only=only)
+def _restoring(noted: controls.Generators, only: str | None) -> Iterator[None]:
+    noted.restored(only=only)
     yield

@@ -12,7 +12,7 @@ import torch
 
 from hashbench.diagnose import driver
 from hashbench.diagnose.fresh_process import FreshRuns
-from hashbench.diagnose.pairs import Pairs, process_arms, still_there
+from hashbench.diagnose.pairs import Pairs, process_results, still_there
 from hashbench.processes import Budget
 from hashbench.records import Divergence, Failure, RunOptions, Trace
 from hashbench.replay import controls
@@ -144,7 +144,7 @@ def test_before_each_run_the_free_blocks_of_the_device_are_filled(monkeypatch: p
 
 
 def test_the_pairs_of_a_diagnosis_know_where_the_model_runs() -> None:
-    case = driver.Case.of(run_of(lambda: torch.ones(3)), RunOptions(device="cuda:1"), Outcome("pass", "on"))
+    case = driver.Case(run_of(lambda: torch.ones(3)), RunOptions(device="cuda:1"), Outcome("pass", "on"))
     assert case.pairs.device == torch.device("cuda:1")
 
 
@@ -184,17 +184,17 @@ def traces(*contents: float) -> Iterator[Trace]:
 
 def test_processes_are_compared_by_their_first_runs_and_in_themselves() -> None:
     fresh = FreshRuns(tuple(tuple(traces(1.0, 2.0)) for _ in range(3)))
-    across, within = process_arms(fresh, None, name="fresh_process")
+    across, within = process_results(fresh, None, name="fresh_process")
     assert (across.name, across.trials, across.differing) == ("fresh_process", 2, 0)
     assert (within.name, within.trials, within.differing) == ("within_process", 3, 3)
 
 
 def test_processes_with_one_run_each_have_no_pair() -> None:
     fresh = FreshRuns((tuple(traces(1.0)), tuple(traces(2.0))))
-    (across,) = process_arms(fresh, None, name="fixed_order")
+    (across,) = process_results(fresh, None, name="fixed_order")
     assert (across.trials, across.differing) == (1, 1)
 
 
 def test_processes_that_failed_are_told() -> None:
-    (arm,) = process_arms(FreshRuns((), ("timeout after 3 s",)), None, name="fresh_process")
+    (arm,) = process_results(FreshRuns((), ("timeout after 3 s",)), None, name="fresh_process")
     assert (arm.ran, arm.note) == (False, "timeout after 3 s")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from hashbench.diagnose.patching import Recorder, Replacer
+from hashbench.diagnose.driver import Recorder, Replacer
 from hashbench.divergence import find as find_divergence
 from hashbench.records import Trace
 from hashbench.trace.api import HashDebugTrace

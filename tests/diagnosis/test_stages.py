@@ -26,7 +26,7 @@ STAGES = {
 def case(origin: str, accuracy: str = "eager_two_runs_differ") -> driver.Case:
     divergence = Divergence(origin, "x", "aten.mm.default", 1, "forward", 0, "", "", "")
     outcome = Outcome(accuracy, "on", verdict=Verdict(("output",), divergence, ()))
-    return driver.Case.of(lambda **_: Failure("no run"), RunOptions(diagnose_budget=60.0), outcome)
+    return driver.Case(lambda **_: Failure("no run"), RunOptions(diagnose_budget=60.0), outcome)
 
 
 def result(name: str, differing: int, found: str = "") -> ExperimentResult:
