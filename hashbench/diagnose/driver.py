@@ -375,55 +375,54 @@ keeps what the sources of known differences wrote or held, in the next a :class:
 anything reads it (activation patching); what still differs then has another source."""
 
 
-class Recorder(TraceCallback):
+class _Patch(TraceCallback):
+    """Meets what each record and leaf of a run leaves behind."""
+
+    def __init__(self) -> None:
+        self._met: Counter[str] = Counter()
+
+    def after(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
+        del func
+        # Everything that the call may have written: its outputs and, declared or not, its arguments.
+        tensors = {id(tensor): tensor for tensor in tensors_in([output, list(args), dict(kwargs)])}
+        self.leaves_behind(node, list(tensors.values()))
+
+    def leaf(self, node: str, tensor: torch.Tensor) -> None:
+        self.leaves_behind(node, [tensor])
+
+    def leaves_behind(self, node: str, tensors: Sequence[torch.Tensor]) -> None:
+        self.meet((node, self._met[node]), tensors)
+        self._met[node] += 1
+
+    def meet(self, key: tuple[str, int], tensors: Sequence[torch.Tensor]) -> None:
+        raise NotImplementedError
+
+
+class Recorder(_Patch):
     """Keeps what the records and leaves of these ids leave behind, in ``contents``."""
 
     def __init__(self, nodes: Collection[str]) -> None:
+        super().__init__()
         self.nodes = frozenset(nodes)
         self.contents: Contents = {}
-        self._met: Counter[str] = Counter()
 
-    def after(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
-        del func
-        if node in self.nodes:
-            self._keep(node, _written_by(args, kwargs, output))
-
-    def leaf(self, node: str, tensor: torch.Tensor) -> None:
-        if node in self.nodes:
-            self._keep(node, [tensor])
-
-    def _keep(self, node: str, tensors: Sequence[torch.Tensor]) -> None:
-        self.contents[node, self._met[node]] = [tensor.detach().clone() for tensor in tensors]
-        self._met[node] += 1
+    def meet(self, key: tuple[str, int], tensors: Sequence[torch.Tensor]) -> None:
+        if key[0] in self.nodes:
+            self.contents[key] = [tensor.detach().clone() for tensor in tensors]
 
 
-class Replacer(TraceCallback):
-    """Puts recorded content in place. ``replaced`` are the ids at which that could be done."""
+class Replacer(_Patch):
+    """Puts recorded content in place."""
 
     def __init__(self, contents: Contents) -> None:
+        super().__init__()
         self.contents = contents
-        self.replaced: set[str] = set()
-        self._met: Counter[str] = Counter()
 
-    def after(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
-        del func
-        self._replace(node, _written_by(args, kwargs, output))
-
-    def leaf(self, node: str, tensor: torch.Tensor) -> None:
-        self._replace(node, [tensor])
-
-    def _replace(self, node: str, tensors: Sequence[torch.Tensor]) -> None:
-        kept = self.contents.get((node, self._met[node]))
-        self._met[node] += 1
+    def meet(self, key: tuple[str, int], tensors: Sequence[torch.Tensor]) -> None:
+        kept = self.contents.get(key)
         if kept is None or [tensor.shape for tensor in kept] != [tensor.shape for tensor in tensors]:
             return
         with torch.no_grad():
             for tensor, content in zip(tensors, kept, strict=True):
                 if not bitwise_equal(tensor, content):  # an argument that was only read may be expanded: never written
                     tensor.detach().copy_(content)
-        self.replaced.add(node)
-
-
-def _written_by(args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> list[torch.Tensor]:
-    """Everything a call may have written: its outputs and, declared or not, its arguments."""
-    return list({id(tensor): tensor for tensor in tensors_in([output, list(args), dict(kwargs)])}.values())

@@ -278,28 +278,27 @@ class Windows:
         by_storage: dict[int, _Window] = {}
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            start, end = (0, storage.nbytes()) if whole else _touched(tensor)
+            start, end = byte_span(tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.itemsize)
+            start, end = (0, storage.nbytes()) if whole else (start - start % LINE, end)
             begin = storage.data_ptr()
-            window = by_storage.setdefault(
-                storage._cdata, _Window(tensor.device, begin + start, begin + end, [storage])
-            )
-            if end > start and window.end > window.start:
-                window.start, window.end = min(window.start, begin + start), max(window.end, begin + end)
+            touched = _Window(tensor.device, begin + start, begin + end, [storage])
+            window = by_storage.setdefault(storage._cdata, touched)
+            if window.start == window.end:
+                by_storage[storage._cdata] = touched
             elif end > start:
-                window.start, window.end = begin + start, begin + end
+                window.start, window.end = min(window.start, touched.start), max(window.end, touched.end)
         self._windows: list[_Window] = []
-        self._places: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}
         for key, window in sorted(by_storage.items(), key=lambda item: (str(item[1].device), item[1].start)):
-            self._places[key] = self._placed(window)
-
-    def _placed(self, window: _Window) -> int:
-        last = self._windows[-1] if self._windows else None
-        if last is not None and last.device == window.device and window.start < last.end and window.end > window.start:
-            last.end = max(last.end, window.end)
-            last.storages += window.storages
-        else:
-            self._windows.append(window)
-        return len(self._windows) - 1
+            last = self._windows[-1] if self._windows else None
+            if last is None or last.device != window.device or not last.start <= window.start < last.end:
+                self._windows.append(window)
+            elif window.end > window.start:
+                last.end = max(last.end, window.end)
+                last.storages += window.storages
+            else:
+                self._windows.append(window)
+            self._numbers[key] = len(self._windows) - 1
 
     @property
     def nbytes(self) -> int:
@@ -309,14 +308,14 @@ class Windows:
     def form(self, tensor: torch.Tensor) -> TensorForm:
         """The tensor as a form over its window."""
         storage = tensor.untyped_storage()
-        place = self._places[storage._cdata]
-        distance = storage.data_ptr() + tensor.storage_offset() * tensor.itemsize - self._windows[place].start
+        number = self._numbers[storage._cdata]
+        distance = storage.data_ptr() + tensor.storage_offset() * tensor.itemsize - self._windows[number].start
         if not tensor.numel():
             distance = 0
         if distance % tensor.itemsize:
-            raise CaptureError("two arguments share memory at a distance that is no whole number of elements")
+            raise CaptureError("two arguments share memory at a distance that is not a whole number of elements")
         return TensorForm(
-            storage=place,
+            storage=number,
             dtype=tensor.dtype,
             shape=tuple(tensor.shape),
             stride=tuple(tensor.stride()),
@@ -329,29 +328,20 @@ class Windows:
 
     def memories(self) -> tuple[Memory, ...]:
         """Copies of all windows."""
-        return tuple(self.memory(place) for place in range(len(self._windows)))
+        return tuple(map(self.memory, range(len(self._windows))))
 
-    def memory(self, place: int) -> Memory:
-        """A copy of the window that forms call ``storage=place``."""
-        window = self._windows[place]
-        return Memory(_content(window), window.start % _PAGE)
-
-
-def _touched(tensor: torch.Tensor) -> tuple[int, int]:
-    """The bytes of its storage that a tensor touches, the first rounded down."""
-    start, end = byte_span(tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.itemsize)
-    return start - start % LINE, end
-
-
-def _content(window: _Window) -> torch.Tensor:
-    content = torch.empty(window.end - window.start, dtype=torch.uint8, device=window.device)
-    for storage in window.storages:
-        begin = storage.data_ptr()
-        start, end = max(begin, window.start), min(begin + storage.nbytes(), window.end)
-        if end > start:
-            part = torch.empty(0, dtype=torch.uint8, device=window.device).set_(storage, start - begin, (end - start,))  # type: ignore[call-overload]
-            content[start - window.start : end - window.start] = part
-    return content
+    def memory(self, number: int) -> Memory:
+        """A copy of the window that forms call ``storage=number``."""
+        window = self._windows[number]
+        content = torch.empty(window.end - window.start, dtype=torch.uint8, device=window.device)
+        for storage in window.storages:
+            begin = storage.data_ptr()
+            start, end = max(begin, window.start), min(begin + storage.nbytes(), window.end)
+            if end > start:
+                part = torch.empty(0, dtype=torch.uint8, device=window.device)
+                part.set_(storage, start - begin, (end - start,))  # type: ignore[call-overload]
+                content[start - window.start : end - window.start] = part
+        return Memory(content, window.start % _PAGE)
 
 
 # ----------------------------------------------------------------------------------------------------- live copies

@@ -5,6 +5,8 @@ An outcome's content is a *snapshot*: copies of the tensors that the call wrote,
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -35,49 +37,32 @@ def has_overlap(call: CapturedCall) -> bool:
     twice (an expanded tensor). To read and write one element through one view is what every in-place op does."""
     written = written_slots(call)
     forms = {index: form for index, form in enumerate(call.tensors) if isinstance(form, TensorForm)}
-    for index in sorted(written & forms.keys()):
-        target = forms[index]
-        others = [form for other, form in forms.items() if other != index and form.storage == target.storage]
-        views = [form for form in others if not _same_view(form, target)]
-        if _meets_itself(target) or any(_meet(target, form, size=_size(call, target)) for form in views):
+    for target in [forms[index] for index in sorted(written & forms.keys())]:
+        view, (start, end) = _view(target), target.span()
+        others = [form for form in forms.values() if form.storage == target.storage and _view(form) != view]
+        meeting = [form for form in others if form.span()[0] < end and start < form.span()[1]]
+        if not meeting and _is_injective(target):
+            continue
+        marks = torch.zeros(call.memories[target.storage].content.nbytes, dtype=torch.uint8)
+        _bytes_of(target, marks).fill_(1)
+        held_twice = int(marks.sum()) < math.prod(target.shape) * target.dtype.itemsize
+        if held_twice or any(bool(_bytes_of(form, marks).any()) for form in meeting):
             return True
     return False
 
 
-def _size(call: CapturedCall, form: TensorForm) -> int:
-    return call.memories[form.storage].content.nbytes
+def _view(form: TensorForm) -> tuple[object, ...]:
+    return form.offset, form.shape, form.stride, form.dtype
 
 
-def _same_view(one: TensorForm, other: TensorForm) -> bool:
-    return (one.offset, one.shape, one.stride, one.dtype) == (other.offset, other.shape, other.stride, other.dtype)
-
-
-def _meets_itself(form: TensorForm) -> bool:
-    elements = int(np.prod(form.shape, dtype=np.int64))
-    dense = sorted((step, size) for step, size in zip(form.stride, form.shape, strict=True) if size > 1)
+def _is_injective(form: TensorForm) -> bool:
+    """Whether each dimension steps over all that the smaller ones reach; where not, elements may still differ."""
     reach = 1
-    for step, size in dense:
+    for step, size in sorted((step, size) for step, size in zip(form.stride, form.shape, strict=True) if size > 1):
         if step < reach:
-            break
-        reach = step * (size - 1) + reach
-    else:
-        return False  # each dimension steps over all that the smaller ones reach
-    start, end = form.span()
-    marks = _marked(form, end)
-    return elements > 0 and int(marks.sum()) < elements * form.dtype.itemsize and end > start
-
-
-def _meet(one: TensorForm, other: TensorForm, *, size: int) -> bool:
-    (a, b), (c, d) = one.span(), other.span()
-    if not (a < d and c < b):
-        return False
-    return bool(_bytes_of(other, _marked(one, size)).any())
-
-
-def _marked(form: TensorForm, size: int) -> torch.Tensor:
-    marks = torch.zeros(size, dtype=torch.uint8)
-    _bytes_of(form, marks).fill_(1)
-    return marks
+            return False
+        reach += step * (size - 1)
+    return True
 
 
 def _bytes_of(form: TensorForm, memory: torch.Tensor) -> torch.Tensor:
@@ -123,17 +108,8 @@ def have_same_values(snapshots: Sequence[Snapshot]) -> bool | None:
     sums = [[int(bits.sum(dtype=torch.int64)) for bits in content] for content in contents]
     if any(other != sums[0] for other in sums[1:]):
         return False  # which settles nearly all cases without sorting millions of elements
-    first = [_sorted(bits) for bits in contents[0]]
-    return all(
-        np.array_equal(expected, _sorted(bits))
-        for content in contents[1:]
-        for expected, bits in zip(first, content, strict=True)
-    )
-
-
-def _sorted(bits: torch.Tensor) -> np.ndarray[Any, Any]:
-    values = bits.cpu().numpy()
-    return values[np.lexsort(values.T)] if values.shape[1] > 1 else np.sort(values[:, 0])
+    first, *others = ([np.sort(_words(bits)) for bits in content] for content in contents)
+    return all(np.array_equal(*pair) for other in others for pair in zip(first, other, strict=True))
 
 
 def have_chosen_values(call: CapturedCall, snapshots: Sequence[Snapshot]) -> bool | None:
@@ -154,25 +130,19 @@ def have_tied_places(call: CapturedCall, snapshots: Sequence[Snapshot]) -> bool 
     """
     if len(snapshots) < 2:
         return None
-    inputs = [tensor for tensor in call.materialise().tensors if _is_dense(tensor)]
+    tensors = [tensor for tensor in call.materialise().tensors if tensor.layout is torch.strided]
+    inputs = [tensor for tensor in tensors if not (tensor.is_nested or tensor.is_quantized)]
     return all(_are_tied(one, other, inputs) for one, other in pairwise(snapshots))
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized) and tensor.dim() > 0
-
-
 def _are_tied(one: Snapshot, other: Snapshot, inputs: Sequence[torch.Tensor]) -> bool:
-    if [_form(tensor) for tensor in one] != [_form(tensor) for tensor in other]:
+    forms = ([(tensor.dtype, tensor.layout, tuple(tensor.shape)) for tensor in snapshot] for snapshot in (one, other))
+    if operator.ne(*forms):
         return False
     differing = [(a, b) for a, b in zip(one, other, strict=True) if not _same_bits(a, b)]
     return bool(differing) and all(
         any(_name_equals(a, b, source, dim) for source in inputs for dim in range(source.dim())) for a, b in differing
     )
-
-
-def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.dtype, tensor.layout, tuple(tensor.shape)
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -19,857 +19,610 @@ EVERYWHERE = places(EXPERIMENTS.values())
 PAGE = Path(__file__).parents[2] / "docs" / "causes.md"
 
 
-def seen(origin: str, *arms: str, call: CallFacts | None = None, **facts: Any) -> Evidence:
-    return Evidence(origin, call=call, arms=tuple(map(result, arms)), **facts)
+def seen(origin: str, *results: str, call: CallFacts | None = None, **facts: Any) -> Evidence:
+    """Evidence from texts: ``pair/clocks 0/20``, and ``clocks 0/20`` of a captured call."""
+    texts = [text if "/" in text.partition(" ")[0] else f"call/{text}" for text in results]
+    return Evidence(origin, call=call, arms=tuple(map(result, texts)), **facts)
 
 
-def kernel(*arms: str, **facts: Any) -> Evidence:
+def kernel(*results: str, **facts: Any) -> Evidence:
     """Evidence on a captured call of one of torch's own ops, or of a ``custom`` one."""
-    return seen("kernel", *arms, call=CallFacts("aten.some_op.default", matches_record=True, **facts))
+    return seen("kernel", *results, call=CallFacts("aten.some_op.default", **{"matches_record": True, **facts}))
 
 
-def custom(*arms: str, **facts: Any) -> Evidence:
-    return kernel(*arms, custom=True, **facts)
+def custom(*results: str, **facts: Any) -> Evidence:
+    return kernel(*results, custom=True, **facts)
 
 
 def uncaptured(*arms: str, **facts: Any) -> Evidence:
     return seen("kernel", *arms, call=CallFacts("aten.some_op.default", limits="it needs 9000 MiB"), **facts)
 
 
-def row(name: str, evidence: Evidence, cause: str, confidence: str) -> Any:
-    return pytest.param(evidence, cause, confidence, id=name)
-
-
-ALWAYS = "call/repeat 20/20"
-NEVER = "call/repeat 0/20"
-RARE = "call/repeat 1/20"
-TWO_OUTCOMES = "call/repeat 10/20~2"
+ALWAYS = "repeat 20/20"
+NEVER = "repeat 0/20"
+RARE = "repeat 1/20"
+TWO_OUTCOMES = "repeat 10/20~2"
 PAIR = "pair/pair 20/20"
 INSIDE = "process/within_process 4/4"
 
-ACCUMULATION = [
-    row(
-        "whole numbers and one thread both remove it",
-        kernel(ALWAYS, "call/exact_values 0/20", "call/one_thread 0/20"),
-        *("accumulation_order", "proven"),
-    ),
-    row(
-        "whole numbers and the deterministic kernel both remove it, one thread cannot be tried on a GPU",
-        kernel(ALWAYS, "call/exact_values 0/20", "call/one_thread (no thread of the CPU)", "call/deterministic 0/20"),
-        *("accumulation_order", "proven"),
-    ),
-    row(
-        "a custom op whose partial sums one worker puts in order",
-        custom(ALWAYS, "call/exact_values 0/20", "call/one_thread 20/20", "call/one_worker 0/20"),
-        *("accumulation_order", "proven"),
-    ),
-    row(
-        "sums in 16 bits happen to be values of the inputs, and whole numbers remove the difference",
-        kernel(ALWAYS, "call/exact_values 0/20", "call/one_thread 0/20", chosen_values=True),
-        *("accumulation_order", "proven"),
-    ),
-    row(
-        "a custom op with threads that a constant entropy only steadies",
-        custom(ALWAYS, "call/exact_values 0/20", "call/one_worker 0/20", "call/entropy 0/20"),
-        *("accumulation_order", "proven"),
-    ),
-    row(
-        "no replay gave the record, but every replay gives something new",
-        seen(
-            *("kernel", ALWAYS, "call/exact_values 0/20", "call/one_thread 0/20"),
-            call=CallFacts("aten.some_op.default", matches_record=False),
+ACCUMULATION = {
+    "accumulation_order proven": {
+        "whole numbers and one thread both remove it": kernel(ALWAYS, "exact_values 0/20", "one_thread 0/20"),
+        "whole numbers and the deterministic kernel both remove it, one thread cannot be tried on a GPU": kernel(
+            ALWAYS, "exact_values 0/20", "one_thread (no thread of the CPU)", "deterministic 0/20"
         ),
-        *("accumulation_order", "proven"),
-    ),
-    row(
-        "no replay gave the record, though outcomes come again",
-        seen(
-            *("kernel", TWO_OUTCOMES, "call/exact_values 0/20", "call/one_thread 0/20"),
-            call=CallFacts("aten.some_op.default", matches_record=False),
+        "a custom op whose partial sums one worker puts in order": custom(
+            ALWAYS, "exact_values 0/20", "one_thread 20/20", "one_worker 0/20"
         ),
-        *("accumulation_order", "likely"),
-    ),
-    row(
-        "one thread removes it, whole numbers were not tried",
-        kernel(ALWAYS, "call/exact_values (budget)", "call/one_thread 0/20"),
-        *("accumulation_order", "likely"),
-    ),
-    row(
-        "whole numbers remove it, and on a GPU the deterministic kernel raises",
-        kernel(ALWAYS, "call/exact_values 0/20", "call/deterministic (raises: no deterministic implementation)"),
-        *("accumulation_order", "likely"),
-    ),
-    row(
-        "whole numbers remove it, and on a GPU the deterministic kernel still differs",
-        kernel(ALWAYS, "call/exact_values 0/20", "call/deterministic 20/20"),
-        *("accumulation_order", "likely"),
-    ),
-    row(
-        "whole numbers remove it, in one thread it seems gone in too few replays",
-        kernel("call/repeat 6/20", "call/exact_values 0/40", "call/one_thread 0/20"),
-        *("accumulation_order", "likely"),
-    ),
-    row(
-        "the deterministic flag removes it, and so does another library",
-        kernel(ALWAYS, "call/exact_values 0/20", "call/deterministic 0/20", "call/cudnn_deterministic 0/20"),
-        *("accumulation_order", "likely"),
-    ),
-    row(
-        "one in twenty, long arms",
-        kernel(RARE, "call/exact_values 0/2000", "call/one_thread 0/2000"),
-        *("accumulation_order", "proven"),
-    ),
-    row(
-        "one in twenty, and no arm is long enough: it shows nothing",
-        kernel(RARE, "call/exact_values 0/20", "call/one_thread 0/20", "call/deterministic 0/20"),
-        *("unknown", "open"),
-    ),
-    row(
-        "all replays differ from the first and agree with each other: one odd outcome shows nothing",
-        kernel("call/repeat 20/20~2", "call/exact_values 0/20", "call/one_thread 0/20"),
-        *("unknown", "open"),
-    ),
-    row(
-        "one thread removes it, but whole numbers still differ",
-        kernel(ALWAYS, "call/exact_values 20/20", "call/one_thread 0/20"),
-        *("unknown", "open"),
-    ),
-    row(
-        "whole numbers remove it, but one thread still differs",
-        kernel(ALWAYS, "call/exact_values 0/20", "call/one_thread 20/20", "call/deterministic 20/20"),
-        *("unknown", "open"),
-    ),
-    row(
-        "whole numbers make it rarer but not gone",
-        kernel(ALWAYS, "call/exact_values 5/20", "call/one_thread 0/20"),
-        *("unknown", "open"),
-    ),
-    row(
-        "the deterministic flag alone removes it: a flag proves nothing",
-        kernel(ALWAYS, "call/exact_values 20/20", "call/one_thread 20/20", "call/deterministic 0/20"),
-        *("unknown", "open"),
-    ),
-]
-
-RACES = [
-    row(
-        "values of the inputs, whole numbers still differ, one thread removes it",
-        kernel(ALWAYS, "call/exact_values 20/20", "call/one_thread 0/20", chosen_values=True),
-        *("write_race", "proven"),
-    ),
-    row(
-        "the same with one worker, in a custom op",
-        custom(ALWAYS, "call/exact_values 20/20", "call/one_worker 0/20", chosen_values=True),
-        *("write_race", "proven"),
-    ),
-    row(
-        "values of the inputs, one thread removes it, whole numbers were not tried",
-        kernel(ALWAYS, "call/one_thread 0/20", chosen_values=True),
-        *("write_race", "likely"),
-    ),
-    row(
-        "values of the inputs, and the deterministic kernel raises on a GPU",
-        kernel(ALWAYS, "call/exact_values 20/20", "call/deterministic (raises: none)", chosen_values=True),
-        *("write_race", "likely"),
-    ),
-    row(
-        "values of the inputs, in too few replays with one thread",
-        kernel(RARE, "call/exact_values 1/20", "call/one_thread 0/20", chosen_values=True),
-        *("write_race", "likely"),
-    ),
-    row(
-        "values of the inputs, but one thread differs too",
-        kernel(ALWAYS, "call/exact_values 20/20", "call/one_thread 20/20", chosen_values=True),
-        *("unknown", "open"),
-    ),
-    row(
-        "values that no input has",
-        kernel(ALWAYS, "call/exact_values 20/20", "call/one_thread 0/20", chosen_values=False),
-        *("unknown", "open"),
-    ),
-    row(
-        "the last writer decides between 0.0 and -0.0",
-        kernel(
-            *(ALWAYS, "call/exact_values 20/20", "call/one_thread 0/20"),
-            chosen_values=True,
-            representation="sign of zero",
+        "sums in 16 bits happen to be values of the inputs, and whole numbers remove the difference": kernel(
+            ALWAYS, "exact_values 0/20", "one_thread 0/20", chosen_values=True
         ),
-        *("write_race", "proven"),
-    ),
-]
-
-OVERLAPS = [
-    row(
-        "copying the sources away removes it",
-        kernel(ALWAYS, "call/copied_sources 0/20", "call/one_thread 0/20", overlap=True),
-        *("overlapping_views", "proven"),
-    ),
-    row(
-        "overlap, and copying the sources was not tried",
-        kernel(ALWAYS, "call/one_thread 0/20", "call/exact_values 0/20", overlap=True),
-        *("overlapping_views", "likely"),
-    ),
-    row(
-        "overlap, and copying the sources only makes it rarer",
-        kernel(ALWAYS, "call/copied_sources 8/20", "call/one_thread 0/20", overlap=True),
-        *("overlapping_views", "likely"),
-    ),
-    row(
-        "overlap, but it differs without it as well: the sum is to blame",
-        kernel(ALWAYS, "call/copied_sources 20/20", "call/one_thread 0/20", "call/exact_values 0/20", overlap=True),
-        *("accumulation_order", "proven"),
-    ),
-    row(
-        "overlap, but it differs in one thread",
-        kernel(ALWAYS, "call/one_thread 20/20", overlap=True),
-        *("unknown", "open"),
-    ),
-    row(
-        "overlap in a call whose replays agree",
-        kernel(NEVER, "call/moved 12/18", overlap=True),
-        *("alignment", "proven"),
-    ),
-]
-
-ORDERS = [
-    row(
-        "the same values in other places",
-        kernel(ALWAYS, "call/exact_values 20/20", same_values=True),
-        *("unordered_output", "proven"),
-    ),
-    row(
-        "the same values in other places, which one worker puts in order",
-        custom(ALWAYS, "call/exact_values 20/20", "call/one_worker 0/20", same_values=True, chosen_values=True),
-        *("unordered_output", "proven"),
-    ),
-    row(
-        "the same values in other places, but whole numbers remove it",
-        kernel(ALWAYS, "call/exact_values 0/20", "call/one_thread 0/20", same_values=True),
-        *("unordered_output", "likely"),
-    ),
-    row(
-        "the same values in other places, shuffled by a private generator",
-        custom(ALWAYS, "call/generators 0/20 [models.shuffle.DRAW]", "call/one_worker 20/20", same_values=True),
-        *("rng", "proven"),
-    ),
-    row(
-        "other values",
-        kernel(ALWAYS, "call/exact_values 20/20", same_values=False),
-        *("unknown", "open"),
-    ),
-    row(
-        "other places of equal values, of which whole numbers have more",
-        kernel(ALWAYS, "call/exact_values 20/20", "call/deterministic (raises: none)", tied_places=True),
-        *("unordered_output", "proven"),
-    ),
-    row(
-        "other places of equal values, and whole numbers were not tried",
-        kernel(ALWAYS, "call/exact_values (budget)", tied_places=True),
-        *("unordered_output", "likely"),
-    ),
-    row(
-        "other places of equal values, but whole numbers remove it",
-        kernel(ALWAYS, "call/exact_values 0/20", tied_places=True),
-        *("unordered_output", "likely"),
-    ),
-    row(
-        "other places of equal values, drawn by a private generator",
-        custom(ALWAYS, "call/generators 0/20 [models.ties.DRAW]", "call/exact_values 20/20", tied_places=True),
-        *("rng", "proven"),
-    ),
-    row(
-        "other places of equal values in a call whose replays agree",
-        kernel(NEVER, "call/busy_stream 9/20", tied_places=True),
-        *("contention", "proven"),
-    ),
-    row(
-        "other places of other values",
-        kernel(ALWAYS, "call/exact_values 20/20", tied_places=False),
-        *("unknown", "open"),
-    ),
-]
-
-MEMORY = [
-    row(
-        "output follows the poison",
-        kernel("call/repeat 12/20", "call/poison 20/20 [32 of 96 elements]"),
-        *("uninitialized_memory", "proven"),
-    ),
-    row(
-        "output follows the poison, replays agree by luck",
-        kernel(NEVER, "call/poison 20/20 [32 of 96 elements]", "call/moved 12/18"),
-        *("uninitialized_memory", "proven"),
-    ),
-    row(
-        "output follows the poison, and no replay gave the record",
-        seen(
-            *("kernel", NEVER, "call/poison 20/20"),
-            call=CallFacts("aten.some_op.default", matches_record=False),
+        "a custom op with threads that a constant entropy only steadies": custom(
+            ALWAYS, "exact_values 0/20", "one_worker 0/20", "entropy 0/20"
         ),
-        *("uninitialized_memory", "proven"),
-    ),
-    row(
-        "an allocation whose poison reaches the results",
-        kernel("call/poison (an allocation)", "pair/poison 2/2", allocation=True),
-        *("uninitialized_memory", "proven"),
-    ),
-    row(
-        "an allocation, poison not tried",
-        kernel(PAIR, "pair/poison (a run failed)", allocation=True),
-        *("uninitialized_memory", "likely"),
-    ),
-    row(
-        "an allocation whose poison reaches nothing: something filled it unseen",
-        kernel(PAIR, "pair/poison 0/2", allocation=True),
-        *("opaque_producer", "likely"),
-    ),
-    row(
-        "the poison of the whole pair says nothing of an op that is no allocation",
-        kernel(ALWAYS, "pair/poison 2/2"),
-        *("unknown", "open"),
-    ),
-]
-
-PLACES = [
-    row("agrees in place, differs when moved", kernel(NEVER, "call/moved 12/18 [by 4, 8]"), "alignment", "proven"),
-    row("agrees in place, differed once when moved", kernel(NEVER, "call/moved 1/18"), "alignment", "likely"),
-    row(
-        "agrees in place, differs in new memory, whatever that held before",
-        kernel(NEVER, "call/moved 0/18", "call/poison 0/20", "call/fresh_memory 15/20"),
-        *("alignment", "likely"),
-    ),
-    row(
-        "differs in new memory, which may not be written",
-        kernel(NEVER, "call/moved 0/18", "call/fresh_memory 15/20", PAIR),
-        *("unknown", "open"),
-    ),
-    row(
-        "agrees in place, differs when moved, and never gave the record",
-        seen("kernel", NEVER, "call/moved 12/18", call=CallFacts("aten.mv.default", matches_record=False)),
-        *("alignment", "likely"),
-    ),
-    row("differs in place as well as moved", kernel(ALWAYS, "call/moved 18/18"), "unknown", "open"),
-    row("agrees alone, differs under load", kernel(NEVER, "call/moved 0/18", "call/busy 9/20"), "contention", "proven"),
-    row(
-        "agrees alone, differs beside a busy stream",
-        kernel(NEVER, "call/busy_stream 20/20", "call/busy 0/20"),
-        *("contention", "proven"),
-    ),
-    row("agrees alone, differed once under load", kernel(NEVER, "call/busy 1/20"), "contention", "likely"),
-    row(
-        "agrees alone but for rare exceptions, differs under load",
-        kernel("call/repeat 8/1876", "call/busy 20/20"),
-        *("contention", "proven"),
-    ),
-    row("differs rarely alone and rarely under load", kernel("call/repeat 8/200", "call/busy 1/20"), "unknown", "open"),
-    row("differs often alone, always under load", kernel("call/repeat 8/20", "call/busy 20/20"), "unknown", "open"),
-    row(
-        "differed once when moved, often under load",
-        kernel(NEVER, "call/moved 1/18", "call/busy 20/20"),
-        *("contention", "proven"),
-    ),
-    row("differs alone as under load", kernel(ALWAYS, "call/busy 20/20"), "unknown", "open"),
-    row("differed once beside a busy stream", kernel(NEVER, "call/busy_stream 1/20"), "contention", "likely"),
-    row(
-        "differs often alone, always beside a busy stream",
-        kernel("call/repeat 8/20", "call/busy_stream 20/20"),
-        *("unknown", "open"),
-    ),
-    row(
-        "differs beside a busy stream, because it reads what nobody wrote",
-        kernel(NEVER, "call/poison 20/20 [all of 96 elements]", "call/busy_stream 20/20"),
-        *("uninitialized_memory", "proven"),
-    ),
-    row("agrees beside a busy stream, too", kernel(NEVER, "call/busy_stream 0/20", PAIR), "unknown", "open"),
-    row(
-        "agrees, and differs with another implementation of attention than the sweep's",
-        kernel(NEVER, "call/sdpa_efficient 20/20", PAIR),
-        *("unknown", "open"),
-    ),
-    row(
-        "agrees, and differs with TF32, which the sweep had off",
-        kernel(NEVER, "call/tf32_on 20/20", "call/cudnn_benchmark 20/20", "pair/pair 0/20"),
-        *("unreproduced", "open"),
-    ),
-]
-
-ALGORITHMS = [
-    row(
-        "clocks decide between two outcomes that agree on whole numbers",
-        custom(TWO_OUTCOMES, "call/clocks 0/20", "call/exact_values 0/20", "call/one_thread 10/20"),
-        *("algorithm_selection", "proven"),
-    ),
-    row(
-        "clocks decide between two outcomes",
-        custom(TWO_OUTCOMES, "call/clocks 0/20", "call/exact_values 10/20"),
-        *("algorithm_selection", "likely"),
-    ),
-    row(
-        "clocks decide between ever new outcomes that agree on whole numbers",
-        custom(ALWAYS, "call/clocks 0/20", "call/exact_values 0/20", "call/one_thread 20/20"),
-        *("algorithm_selection", "likely"),
-    ),
-    row(
-        "clocks decide in the whole model, whose call could not be captured",
-        uncaptured("pair/pair 10/20~2", "pair/clocks 0/20"),
-        *("algorithm_selection", "likely"),
-    ),
-    row(
-        "a clock's value among many, some of which come again",
-        custom("call/repeat 310/320~40", "call/clocks 0/20", "call/exact_values 310/320~40"),
-        *("outside_value", "proven"),
-    ),
-    row("gone without oneDNN", kernel(ALWAYS, "call/onednn_off 0/20"), "algorithm_selection", "likely"),
-    row("gone without cuDNN", kernel(ALWAYS, "call/cudnn_off 0/20"), "algorithm_selection", "likely"),
-    row(
-        "gone with cuDNN's deterministic algorithms: the algorithm or the choice of it",
-        kernel(ALWAYS, "call/cudnn_deterministic 0/20", "call/cudnn_off 0/20"),
-        *("algorithm_selection", "likely"),
-    ),
-    row(
-        "worse while cuDNN tries algorithms out",
-        kernel("call/repeat 2/20", "call/cudnn_benchmark 18/20"),
-        *("algorithm_selection", "likely"),
-    ),
-    row("still there without oneDNN", kernel(ALWAYS, "call/onednn_off 20/20"), "unknown", "open"),
-    row(
-        "rare, and gone without any of the libraries",
-        kernel(RARE, "call/cudnn_off 0/20", "call/tf32_off 0/20"),
-        "unknown",
-        "open",
-    ),
-    row("gone with TF32", kernel(ALWAYS, "call/tf32_on 0/20"), "algorithm_selection", "likely"),
-    row(
-        "gone with the math implementation of attention, not with the other implementations",
-        kernel(ALWAYS, "call/exact_values 20/20", "call/sdpa_math 0/20", "call/sdpa_flash 20/20"),
-        *("algorithm_selection", "likely"),
-    ),
-    row(
-        "gone with cuDNN's attention",
-        kernel(ALWAYS, "call/sdpa_math (raises: no kernel)", "call/sdpa_cudnn 0/20"),
-        *("algorithm_selection", "likely"),
-    ),
-    row(
-        "gone with oneDNN's deterministic algorithms",
-        kernel(ALWAYS, "call/onednn_deterministic 0/20"),
-        *("algorithm_selection", "likely"),
-    ),
-    row(
-        "still there with each implementation of attention alone",
-        kernel(
-            *(ALWAYS, "call/sdpa_math 20/20", "call/sdpa_flash 20/20"),
-            *("call/sdpa_efficient 20/20", "call/sdpa_cudnn (raises: no kernel)"),
+        "no replay gave the record, but every replay gives something new": kernel(
+            ALWAYS, "exact_values 0/20", "one_thread 0/20", matches_record=False
         ),
-        *("unknown", "open"),
-    ),
-    row(
-        "rare, and gone with every implementation of attention",
-        kernel(RARE, *(f"call/sdpa_{name} 0/20" for name in ("math", "flash", "efficient", "cudnn"))),
-        *("unknown", "open"),
-    ),
-    row(
-        "the backward of fused attention: the flag alone removes it",
-        kernel(ALWAYS, "call/exact_values 20/20", "call/deterministic 0/20", "call/sdpa_math (calls no other op)"),
-        *("unknown", "open"),
-    ),
-    row(
-        "sums by a nondeterministic algorithm of cuDNN's: whole numbers remove it, and so does the other algorithm",
-        kernel(
-            *(ALWAYS, "call/exact_values 0/20", "call/deterministic 0/20"),
-            *("call/cudnn_off 0/20", "call/cudnn_deterministic 0/20", "call/tf32_on 20/20"),
+        "one in twenty, long arms": kernel(RARE, "exact_values 0/2000", "one_thread 0/2000"),
+    },
+    "accumulation_order likely": {
+        "no replay gave the record, though outcomes come again": kernel(
+            TWO_OUTCOMES, "exact_values 0/20", "one_thread 0/20", matches_record=False
         ),
-        *("accumulation_order", "likely"),
-    ),
-    row(
-        "no worse while cuDNN tries algorithms out",
-        kernel("call/repeat 10/20", "call/cudnn_benchmark 12/20"),
-        *("unknown", "open"),
-    ),
-]
+        "one thread removes it, whole numbers were not tried": kernel(
+            ALWAYS, "exact_values (budget)", "one_thread 0/20"
+        ),
+        "whole numbers remove it, and on a GPU the deterministic kernel raises": kernel(
+            ALWAYS, "exact_values 0/20", "deterministic (raises: no deterministic implementation)"
+        ),
+        "whole numbers remove it, and on a GPU the deterministic kernel still differs": kernel(
+            ALWAYS, "exact_values 0/20", "deterministic 20/20"
+        ),
+        "whole numbers remove it, in one thread it seems gone in too few replays": kernel(
+            "repeat 6/20", "exact_values 0/40", "one_thread 0/20"
+        ),
+        "the deterministic flag removes it, and so does another library": kernel(
+            ALWAYS, "exact_values 0/20", "deterministic 0/20", "cudnn_deterministic 0/20"
+        ),
+    },
+    "unknown open": {
+        "one in twenty, and no arm is long enough: it shows nothing": kernel(
+            RARE, "exact_values 0/20", "one_thread 0/20", "deterministic 0/20"
+        ),
+        "all replays differ from the first and agree with each other: one odd outcome shows nothing": kernel(
+            "repeat 20/20~2", "exact_values 0/20", "one_thread 0/20"
+        ),
+        "one thread removes it, but whole numbers still differ": kernel(
+            ALWAYS, "exact_values 20/20", "one_thread 0/20"
+        ),
+        "whole numbers remove it, but one thread still differs": kernel(
+            ALWAYS, "exact_values 0/20", "one_thread 20/20", "deterministic 20/20"
+        ),
+        "whole numbers make it rarer but not gone": kernel(ALWAYS, "exact_values 5/20", "one_thread 0/20"),
+        "the deterministic flag alone removes it: a flag proves nothing": kernel(
+            ALWAYS, "exact_values 20/20", "one_thread 20/20", "deterministic 0/20"
+        ),
+    },
+}
 
-IN_CUSTOM_OPS = [
-    row("a private generator inside", custom(ALWAYS, "call/generators 0/20 [models.noise.DRAW]"), "rng", "proven"),
-    row("generators put back of which none had moved", custom(ALWAYS, "call/generators 0/20"), "rng", "likely"),
-    row("entropy inside", custom(ALWAYS, "call/entropy 0/20 [os.urandom]"), "outside_value", "proven"),
-    row(
-        "entropy that picks values of the inputs is no race",
-        custom(ALWAYS, "call/entropy 0/20", "call/exact_values 20/20", "call/one_thread 20/20", chosen_values=True),
-        *("outside_value", "proven"),
-    ),
-    row(
-        "a clock's value inside",
-        custom(ALWAYS, "call/clocks 0/20", "call/exact_values 20/20"),
-        "outside_value",
-        "proven",
-    ),
-    row(
-        "one in twenty, entropy seems to be it",
-        custom(RARE, "call/entropy 0/20", "call/clocks 1/20"),
-        "outside_value",
-        "likely",
-    ),
-    row(
-        "one in twenty, and everything seems to remove it",
-        custom(RARE, "call/entropy 0/20", "call/clocks 0/20", "call/generators 0/20"),
-        *("opaque_kernel", "likely"),
-    ),
-    row(
-        "threads that finish in any order",
-        custom(ALWAYS, "call/one_worker 0/20", "call/exact_values 20/20"),
-        "call_order",
-        "proven",
-    ),
-    row("a counter inside", custom(ALWAYS, PAIR, INSIDE, "process/fresh_process 0/3"), "surviving_state", "proven"),
-    row(
-        "a first call that differs, in every process",
-        custom(NEVER, "pair/pair 0/20", INSIDE, "process/fresh_process 0/3"),
-        *("surviving_state", "proven"),
-    ),
-    row(
-        "a counter inside, two processes",
-        custom(ALWAYS, PAIR, "process/within_process 2/2", "process/fresh_process 0/1"),
-        *("surviving_state", "likely"),
-    ),
-    row(
-        "no arm explains it",
-        custom(ALWAYS, "call/one_worker 20/20", "call/entropy 20/20", PAIR, INSIDE, "process/fresh_process 3/3"),
-        *("opaque_kernel", "likely"),
-    ),
-    row("nothing was tried", custom(), "opaque_kernel", "open"),
-    row(
-        "no arm explains it, and only signs of zero differ",
-        custom(ALWAYS, PAIR, INSIDE, "process/fresh_process 3/3", representation="sign of zero"),
-        *("representation", "proven"),
-    ),
-    row(
-        "only signs of zero differ, with experiments still to come",
-        custom(ALWAYS, representation="sign of zero"),
-        *("representation", "likely"),
-    ),
-    row(
-        "only signs of zero differ, and a counter decides them",
-        custom(ALWAYS, PAIR, INSIDE, "process/fresh_process 0/3", representation="sign of zero"),
-        *("surviving_state", "proven"),
-    ),
-]
+RACES = {
+    "write_race proven": {
+        "values of the inputs, whole numbers still differ, one thread removes it": kernel(
+            ALWAYS, "exact_values 20/20", "one_thread 0/20", chosen_values=True
+        ),
+        "the same with one worker, in a custom op": custom(
+            ALWAYS, "exact_values 20/20", "one_worker 0/20", chosen_values=True
+        ),
+        "the last writer decides between 0.0 and -0.0": kernel(
+            ALWAYS, "exact_values 20/20", "one_thread 0/20", chosen_values=True, representation="sign of zero"
+        ),
+    },
+    "write_race likely": {
+        "values of the inputs, one thread removes it, whole numbers were not tried": kernel(
+            ALWAYS, "one_thread 0/20", chosen_values=True
+        ),
+        "values of the inputs, and the deterministic kernel raises on a GPU": kernel(
+            ALWAYS, "exact_values 20/20", "deterministic (raises: none)", chosen_values=True
+        ),
+        "values of the inputs, in too few replays with one thread": kernel(
+            RARE, "exact_values 1/20", "one_thread 0/20", chosen_values=True
+        ),
+    },
+    "unknown open": {
+        "values of the inputs, but one thread differs too": kernel(
+            ALWAYS, "exact_values 20/20", "one_thread 20/20", chosen_values=True
+        ),
+        "values that no input has": kernel(ALWAYS, "exact_values 20/20", "one_thread 0/20", chosen_values=False),
+    },
+}
 
-AROUND = [
-    row(
-        "one of torch's own kernels differs in place, so state that survives is none of its business",
-        kernel(ALWAYS, PAIR, INSIDE, "process/fresh_process 0/3"),
-        *("unknown", "open"),
-    ),
-    row(
-        "one of torch's own kernels agrees in place and the pair depends on the process",
-        kernel(NEVER, PAIR, INSIDE, "process/fresh_process 0/3"),
-        *("surviving_state", "proven"),
-    ),
-    row("not captured, a private generator", uncaptured(PAIR, "pair/generators 0/20 [a.DRAW]"), "rng", "proven"),
-    row("not captured, entropy", uncaptured(PAIR, "pair/entropy 0/20"), "outside_value", "proven"),
-    row("not captured, one worker", uncaptured(PAIR, "pair/one_worker 0/20"), "call_order", "proven"),
-    row(
-        "not captured, one thread: sums or races, nobody knows",
-        uncaptured(PAIR, "pair/one_thread 0/20"),
-        "unknown",
-        "open",
-    ),
-    row("not captured, only bits differ", uncaptured(PAIR, representation="NaN payload"), "representation", "likely"),
-    row("a copy differs from its source", seen("kernel", PAIR, opaque_producer=True), "opaque_producer", "likely"),
-    row("no experiment was made", seen("kernel"), "unknown", "open"),
-    row("replays agree and the model was not run again", kernel(NEVER, "call/moved 0/18"), "unknown", "open"),
-]
+OVERLAPS = {
+    "overlapping_views proven": {
+        "copying the sources away removes it": kernel(ALWAYS, "copied_sources 0/20", "one_thread 0/20", overlap=True),
+    },
+    "overlapping_views likely": {
+        "overlap, and copying the sources was not tried": kernel(
+            ALWAYS, "one_thread 0/20", "exact_values 0/20", overlap=True
+        ),
+        "overlap, and copying the sources only makes it rarer": kernel(
+            ALWAYS, "copied_sources 8/20", "one_thread 0/20", overlap=True
+        ),
+    },
+    "accumulation_order proven": {
+        "overlap, but it differs without it as well: the sum is to blame": kernel(
+            ALWAYS, "copied_sources 20/20", "one_thread 0/20", "exact_values 0/20", overlap=True
+        ),
+    },
+    "unknown open": {
+        "overlap, but it differs in one thread": kernel(ALWAYS, "one_thread 20/20", overlap=True),
+    },
+    "alignment proven": {
+        "overlap in a call whose replays agree": kernel(NEVER, "moved 12/18", overlap=True),
+    },
+}
 
-UNREPRODUCED = [
-    row("a kernel, neither in replays nor in pairs", kernel(NEVER, "pair/pair 0/20"), "unreproduced", "open"),
-    row(
-        "though without deterministic algorithms the kernel would differ",
-        kernel(NEVER, "call/nondeterministic 20/20", "pair/pair 0/20"),
-        *("unreproduced", "open"),
-    ),
-    row("a value from outside, never again in pairs", seen("outside", "pair/pair 0/20"), "unreproduced", "open"),
-    row(
-        "once more while something is held still, which changes nothing",
-        seen("outside", "pair/pair 0/80", "pair/clocks 1/8", "pair/one_worker 0/8"),
-        *("unreproduced", "open"),
-    ),
-    row(
-        "once more in a sequence that a value steered, with clocks held still",
-        seen("sequence", "pair/pair 0/80", "pair/clocks 1/8", steered=True, reordered=True),
-        *("unreproduced", "open"),
-    ),
-    row(
-        "once more in replays with pools of one worker",
-        custom(NEVER, "call/one_worker 1/20", "pair/pair 0/20"),
-        *("unreproduced", "open"),
-    ),
-    row(
-        "far more often while a clock is held still than luck explains",
-        seen("outside", "pair/pair 0/80", "pair/clocks 4/8", "pair/one_worker 0/8"),
-        *("outside_value", "open"),
-    ),
-    row(
-        "once more in each of four arms, which luck does not explain",
-        seen(
+ORDERS = {
+    "unordered_output proven": {
+        "the same values in other places": kernel(ALWAYS, "exact_values 20/20", same_values=True),
+        "the same values in other places, which one worker puts in order": custom(
+            ALWAYS, "exact_values 20/20", "one_worker 0/20", same_values=True, chosen_values=True
+        ),
+        "other places of equal values, of which whole numbers have more": kernel(
+            ALWAYS, "exact_values 20/20", "deterministic (raises: none)", tied_places=True
+        ),
+    },
+    "unordered_output likely": {
+        "the same values in other places, but whole numbers remove it": kernel(
+            ALWAYS, "exact_values 0/20", "one_thread 0/20", same_values=True
+        ),
+        "other places of equal values, and whole numbers were not tried": kernel(
+            ALWAYS, "exact_values (budget)", tied_places=True
+        ),
+        "other places of equal values, but whole numbers remove it": kernel(
+            ALWAYS, "exact_values 0/20", tied_places=True
+        ),
+    },
+    "rng proven": {
+        "the same values in other places, shuffled by a private generator": custom(
+            ALWAYS, "generators 0/20 [models.shuffle.DRAW]", "one_worker 20/20", same_values=True
+        ),
+        "other places of equal values, drawn by a private generator": custom(
+            ALWAYS, "generators 0/20 [models.ties.DRAW]", "exact_values 20/20", tied_places=True
+        ),
+    },
+    "unknown open": {
+        "other values": kernel(ALWAYS, "exact_values 20/20", same_values=False),
+        "other places of other values": kernel(ALWAYS, "exact_values 20/20", tied_places=False),
+    },
+    "contention proven": {
+        "other places of equal values in a call whose replays agree": kernel(
+            NEVER, "busy_stream 9/20", tied_places=True
+        ),
+    },
+}
+
+MEMORY = {
+    "uninitialized_memory proven": {
+        "output follows the poison": kernel("repeat 12/20", "poison 20/20 [32 of 96 elements]"),
+        "output follows the poison, replays agree by luck": kernel(
+            NEVER, "poison 20/20 [32 of 96 elements]", "moved 12/18"
+        ),
+        "output follows the poison, and no replay gave the record": kernel(NEVER, "poison 20/20", matches_record=False),
+        "an allocation whose poison reaches the results": kernel(
+            "poison (an allocation)", "pair/poison 2/2", allocation=True
+        ),
+    },
+    "uninitialized_memory likely": {
+        "an allocation, poison not tried": kernel(PAIR, "pair/poison (a run failed)", allocation=True),
+    },
+    "opaque_producer likely": {
+        "an allocation whose poison reaches nothing: something filled it unseen": kernel(
+            PAIR, "pair/poison 0/2", allocation=True
+        ),
+    },
+    "unknown open": {
+        "the poison of the whole pair says nothing of an op that is no allocation": kernel(ALWAYS, "pair/poison 2/2"),
+    },
+}
+
+PLACES = {
+    "alignment proven": {
+        "agrees in place, differs when moved": kernel(NEVER, "moved 12/18 [by 4, 8]"),
+    },
+    "alignment likely": {
+        "agrees in place, differed once when moved": kernel(NEVER, "moved 1/18"),
+        "agrees in place, differs in new memory, whatever that held before": kernel(
+            NEVER, "moved 0/18", "poison 0/20", "fresh_memory 15/20"
+        ),
+        "agrees in place, differs when moved, and never gave the record": kernel(
+            NEVER, "moved 12/18", matches_record=False
+        ),
+    },
+    "unknown open": {
+        "differs in new memory, which may not be written": kernel(NEVER, "moved 0/18", "fresh_memory 15/20", PAIR),
+        "differs in place as well as moved": kernel(ALWAYS, "moved 18/18"),
+        "differs rarely alone and rarely under load": kernel("repeat 8/200", "busy 1/20"),
+        "differs often alone, always under load": kernel("repeat 8/20", "busy 20/20"),
+        "differs alone as under load": kernel(ALWAYS, "busy 20/20"),
+        "differs often alone, always beside a busy stream": kernel("repeat 8/20", "busy_stream 20/20"),
+        "agrees beside a busy stream, too": kernel(NEVER, "busy_stream 0/20", PAIR),
+        "agrees, and differs with another implementation of attention than the sweep's": kernel(
+            NEVER, "sdpa_efficient 20/20", PAIR
+        ),
+    },
+    "contention proven": {
+        "agrees alone, differs under load": kernel(NEVER, "moved 0/18", "busy 9/20"),
+        "agrees alone, differs beside a busy stream": kernel(NEVER, "busy_stream 20/20", "busy 0/20"),
+        "agrees alone but for rare exceptions, differs under load": kernel("repeat 8/1876", "busy 20/20"),
+        "differed once when moved, often under load": kernel(NEVER, "moved 1/18", "busy 20/20"),
+    },
+    "contention likely": {
+        "agrees alone, differed once under load": kernel(NEVER, "busy 1/20"),
+        "differed once beside a busy stream": kernel(NEVER, "busy_stream 1/20"),
+    },
+    "uninitialized_memory proven": {
+        "differs beside a busy stream, because it reads what nobody wrote": kernel(
+            NEVER, "poison 20/20 [all of 96 elements]", "busy_stream 20/20"
+        ),
+    },
+    "unreproduced open": {
+        "agrees, and differs with TF32, which the sweep had off": kernel(
+            NEVER, "tf32_on 20/20", "cudnn_benchmark 20/20", "pair/pair 0/20"
+        ),
+    },
+}
+
+ALGORITHMS = {
+    "algorithm_selection proven": {
+        "clocks decide between two outcomes that agree on whole numbers": custom(
+            TWO_OUTCOMES, "clocks 0/20", "exact_values 0/20", "one_thread 10/20"
+        ),
+    },
+    "algorithm_selection likely": {
+        "clocks decide between two outcomes": custom(TWO_OUTCOMES, "clocks 0/20", "exact_values 10/20"),
+        "clocks decide between ever new outcomes that agree on whole numbers": custom(
+            ALWAYS, "clocks 0/20", "exact_values 0/20", "one_thread 20/20"
+        ),
+        "clocks decide in the whole model, whose call could not be captured": uncaptured(
+            "pair/pair 10/20~2", "pair/clocks 0/20"
+        ),
+        "gone without oneDNN": kernel(ALWAYS, "onednn_off 0/20"),
+        "gone without cuDNN": kernel(ALWAYS, "cudnn_off 0/20"),
+        "gone with cuDNN's deterministic algorithms: the algorithm or the choice of it": kernel(
+            ALWAYS, "cudnn_deterministic 0/20", "cudnn_off 0/20"
+        ),
+        "worse while cuDNN tries algorithms out": kernel("repeat 2/20", "cudnn_benchmark 18/20"),
+        "gone with TF32": kernel(ALWAYS, "tf32_on 0/20"),
+        "gone with the math implementation of attention, not with the other implementations": kernel(
+            ALWAYS, "exact_values 20/20", "sdpa_math 0/20", "sdpa_flash 20/20"
+        ),
+        "gone with cuDNN's attention": kernel(ALWAYS, "sdpa_math (raises: no kernel)", "sdpa_cudnn 0/20"),
+        "gone with oneDNN's deterministic algorithms": kernel(ALWAYS, "onednn_deterministic 0/20"),
+    },
+    "outside_value proven": {
+        "a clock's value among many, some of which come again": custom(
+            "repeat 310/320~40", "clocks 0/20", "exact_values 310/320~40"
+        ),
+    },
+    "unknown open": {
+        "still there without oneDNN": kernel(ALWAYS, "onednn_off 20/20"),
+        "rare, and gone without any of the libraries": kernel(RARE, "cudnn_off 0/20", "tf32_off 0/20"),
+        "still there with each implementation of attention alone": kernel(
+            ALWAYS, "sdpa_math 20/20", "sdpa_flash 20/20", "sdpa_efficient 20/20", "sdpa_cudnn (raises: no kernel)"
+        ),
+        "rare, and gone with every implementation of attention": kernel(
+            RARE, *(f"sdpa_{name} 0/20" for name in ("math", "flash", "efficient", "cudnn"))
+        ),
+        "the backward of fused attention: the flag alone removes it": kernel(
+            ALWAYS, "exact_values 20/20", "deterministic 0/20", "sdpa_math (calls no other op)"
+        ),
+        "no worse while cuDNN tries algorithms out": kernel("repeat 10/20", "cudnn_benchmark 12/20"),
+    },
+    "accumulation_order likely": {
+        "sums by an algorithm of cuDNN's: gone with whole numbers, and with the other algorithm": kernel(
+            ALWAYS,
+            "exact_values 0/20",
+            "deterministic 0/20",
+            "cudnn_off 0/20",
+            "cudnn_deterministic 0/20",
+            "tf32_on 20/20",
+        ),
+    },
+}
+
+IN_CUSTOM_OPS = {
+    "rng proven": {
+        "a private generator inside": custom(ALWAYS, "generators 0/20 [models.noise.DRAW]"),
+    },
+    "rng likely": {
+        "generators put back of which none had moved": custom(ALWAYS, "generators 0/20"),
+    },
+    "outside_value proven": {
+        "entropy inside": custom(ALWAYS, "entropy 0/20 [os.urandom]"),
+        "entropy that picks values of the inputs is no race": custom(
+            ALWAYS, "entropy 0/20", "exact_values 20/20", "one_thread 20/20", chosen_values=True
+        ),
+        "a clock's value inside": custom(ALWAYS, "clocks 0/20", "exact_values 20/20"),
+    },
+    "outside_value likely": {
+        "one in twenty, entropy seems to be it": custom(RARE, "entropy 0/20", "clocks 1/20"),
+    },
+    "opaque_kernel likely": {
+        "one in twenty, and everything seems to remove it": custom(
+            RARE, "entropy 0/20", "clocks 0/20", "generators 0/20"
+        ),
+        "no arm explains it": custom(
+            ALWAYS, "one_worker 20/20", "entropy 20/20", PAIR, INSIDE, "process/fresh_process 3/3"
+        ),
+    },
+    "call_order proven": {
+        "threads that finish in any order": custom(ALWAYS, "one_worker 0/20", "exact_values 20/20"),
+    },
+    "surviving_state proven": {
+        "a counter inside": custom(ALWAYS, PAIR, INSIDE, "process/fresh_process 0/3"),
+        "a first call that differs, in every process": custom(
+            NEVER, "pair/pair 0/20", INSIDE, "process/fresh_process 0/3"
+        ),
+        "only signs of zero differ, and a counter decides them": custom(
+            ALWAYS, PAIR, INSIDE, "process/fresh_process 0/3", representation="sign of zero"
+        ),
+    },
+    "surviving_state likely": {
+        "a counter inside, two processes": custom(
+            ALWAYS, PAIR, "process/within_process 2/2", "process/fresh_process 0/1"
+        ),
+    },
+    "opaque_kernel open": {
+        "nothing was tried": custom(),
+    },
+    "representation proven": {
+        "no arm explains it, and only signs of zero differ": custom(
+            ALWAYS, PAIR, INSIDE, "process/fresh_process 3/3", representation="sign of zero"
+        ),
+    },
+    "representation likely": {
+        "only signs of zero differ, with experiments still to come": custom(ALWAYS, representation="sign of zero"),
+    },
+}
+
+AROUND = {
+    "unknown open": {
+        "one of torch's own kernels differs in place, so state that survives is none of its business": kernel(
+            ALWAYS, PAIR, INSIDE, "process/fresh_process 0/3"
+        ),
+        "not captured, one thread: sums or races, nobody knows": uncaptured(PAIR, "pair/one_thread 0/20"),
+        "no experiment was made": seen("kernel"),
+        "replays agree and the model was not run again": kernel(NEVER, "moved 0/18"),
+    },
+    "surviving_state proven": {
+        "one of torch's own kernels agrees in place and the pair depends on the process": kernel(
+            NEVER, PAIR, INSIDE, "process/fresh_process 0/3"
+        ),
+    },
+    "rng proven": {
+        "not captured, a private generator": uncaptured(PAIR, "pair/generators 0/20 [a.DRAW]"),
+    },
+    "outside_value proven": {
+        "not captured, entropy": uncaptured(PAIR, "pair/entropy 0/20"),
+    },
+    "call_order proven": {
+        "not captured, one worker": uncaptured(PAIR, "pair/one_worker 0/20"),
+    },
+    "representation likely": {
+        "not captured, only bits differ": uncaptured(PAIR, representation="NaN payload"),
+    },
+    "opaque_producer likely": {
+        "a copy differs from its source": seen("kernel", PAIR, opaque_producer=True),
+    },
+}
+
+UNREPRODUCED = {
+    "unreproduced open": {
+        "a kernel, neither in replays nor in pairs": kernel(NEVER, "pair/pair 0/20"),
+        "though without deterministic algorithms the kernel would differ": kernel(
+            NEVER, "nondeterministic 20/20", "pair/pair 0/20"
+        ),
+        "a value from outside, never again in pairs": seen("outside", "pair/pair 0/20"),
+        "once more while something is held still, which changes nothing": seen(
+            "outside", "pair/pair 0/80", "pair/clocks 1/8", "pair/one_worker 0/8"
+        ),
+        "once more in a sequence that a value steered, with clocks held still": seen(
+            "sequence", "pair/pair 0/80", "pair/clocks 1/8", steered=True, reordered=True
+        ),
+        "once more in replays with pools of one worker": custom(NEVER, "one_worker 1/20", "pair/pair 0/20"),
+        "never again inside fresh processes": seen("state", "process/within_process 0/4"),
+        "a generator, never again": seen("rng", "pair/pair 0/20"),
+        "processes differ from each other, but none in itself": seen(
+            "sequence",
+            "pair/pair 0/20",
+            "process/within_process 0/4",
+            "process/fresh_process 3/3",
+            "process/fixed_order 0/4",
+        ),
+        "an untraced pair that differed once": seen("", "pair/untraced 0/20", untraced="differ", first_pair=(0, 1)),
+    },
+    "outside_value open": {
+        "far more often while a clock is held still than luck explains": seen(
+            "outside", "pair/pair 0/80", "pair/clocks 4/8", "pair/one_worker 0/8"
+        ),
+        "once more in each of four arms, which luck does not explain": seen(
             "outside", "pair/pair 0/80", *(f"pair/{of} 1/8" for of in ("clocks", "entropy", "generators", "one_worker"))
         ),
-        *("outside_value", "open"),
-    ),
-    row(
-        "once more as it was and once while something is held still",
-        seen("outside", "pair/pair 1/80", "pair/clocks 1/8", "pair/one_worker 0/8", "pair/entropy 0/8"),
-        *("outside_value", "open"),
-    ),
-    row(
-        "once more while something is held still, where the model was not run again as it was",
-        seen("outside", "pair/clocks 1/8", "process/within_process 0/4"),
-        *("outside_value", "open"),
-    ),
-    row(
-        "once more under load, which may bring a difference about",
-        kernel(NEVER, "call/busy 1/20", "pair/pair 0/20"),
-        *("contention", "likely"),
-    ),
-    row("never again inside fresh processes", seen("state", "process/within_process 0/4"), "unreproduced", "open"),
-    row("a generator, never again", seen("rng", "pair/pair 0/20"), "unreproduced", "open"),
-    row(
-        "processes differ from each other, but none in itself",
-        seen(
-            *("sequence", "pair/pair 0/20", "process/within_process 0/4"),
-            *("process/fresh_process 3/3", "process/fixed_order 0/4"),
+        "once more as it was and once while something is held still": seen(
+            "outside", "pair/pair 1/80", "pair/clocks 1/8", "pair/one_worker 0/8", "pair/entropy 0/8"
         ),
-        *("unreproduced", "open"),
-    ),
-    row(
-        "an untraced pair that differed once",
-        seen("", "pair/untraced 0/20", untraced="differ", first_pair=(0, 1)),
-        "unreproduced",
-        "open",
-    ),
-    row(
-        "first runs of a process only, which later pairs do not show",
-        seen("sequence", "pair/pair 0/20", INSIDE, "process/fresh_process 0/3"),
-        *("surviving_state", "proven"),
-    ),
-    row(
-        "differs when moved, which is a reproduction",
-        kernel(NEVER, "call/moved 12/18", "pair/pair 0/20"),
-        "alignment",
-        "proven",
-    ),
-    row(
-        "a setting is restored, so it cannot come again",
-        seen("settings", "pair/pair 0/20"),
-        "global_settings",
-        "proven",
-    ),
-]
+        "once more while something is held still, where the model was not run again as it was": seen(
+            "outside", "pair/clocks 1/8", "process/within_process 0/4"
+        ),
+    },
+    "contention likely": {
+        "once more under load, which may bring a difference about": kernel(NEVER, "busy 1/20", "pair/pair 0/20"),
+    },
+    "surviving_state proven": {
+        "first runs of a process only, which later pairs do not show": seen(
+            "sequence", "pair/pair 0/20", INSIDE, "process/fresh_process 0/3"
+        ),
+    },
+    "alignment proven": {
+        "differs when moved, which is a reproduction": kernel(NEVER, "moved 12/18", "pair/pair 0/20"),
+    },
+    "global_settings proven": {
+        "a setting is restored, so it cannot come again": seen("settings", "pair/pair 0/20"),
+    },
+}
 
-MASKED = [
-    row(
-        "untraced pairs differ, traced ones do not",
-        seen("", "pair/untraced 20/20", "pair/pair 0/20", untraced="differ", first_pair=(0, 1)),
-        *("masked_by_tracing", "proven"),
-    ),
-    row(
-        "untraced pairs differ far more often than traced ones",
-        seen("", "pair/untraced 20/20", "pair/pair 2/20", untraced="differ", first_pair=(0, 1)),
-        *("masked_by_tracing", "proven"),
-    ),
-    row(
-        "an untraced pair differs, nothing else was run",
-        seen("", untraced="differ", first_pair=(0, 1)),
-        "masked_by_tracing",
-        "likely",
-    ),
-    row(
-        "untraced pairs differ now and then",
-        seen("", "pair/untraced 2/20", "pair/pair 0/20", untraced="differ", first_pair=(0, 1)),
-        *("masked_by_tracing", "likely"),
-    ),
-    row(
-        "traced pairs differ as often, the first was lucky",
-        seen("", "pair/untraced 8/20", "pair/pair 7/20", untraced="differ", first_pair=(0, 1)),
-        *("unknown", "open"),
-    ),
-    row("traced runs differ too", seen("input", PAIR, untraced="differ"), "input_pipeline", "proven"),
-]
+MASKED = {
+    "masked_by_tracing proven": {
+        "untraced pairs differ, traced ones do not": seen(
+            "", "pair/untraced 20/20", "pair/pair 0/20", untraced="differ", first_pair=(0, 1)
+        ),
+        "untraced pairs differ far more often than traced ones": seen(
+            "", "pair/untraced 20/20", "pair/pair 2/20", untraced="differ", first_pair=(0, 1)
+        ),
+    },
+    "masked_by_tracing likely": {
+        "an untraced pair differs, nothing else was run": seen("", untraced="differ", first_pair=(0, 1)),
+        "untraced pairs differ now and then": seen(
+            "", "pair/untraced 2/20", "pair/pair 0/20", untraced="differ", first_pair=(0, 1)
+        ),
+    },
+    "unknown open": {
+        "traced pairs differ as often, the first was lucky": seen(
+            "", "pair/untraced 8/20", "pair/pair 7/20", untraced="differ", first_pair=(0, 1)
+        ),
+    },
+    "input_pipeline proven": {
+        "traced runs differ too": seen("input", PAIR, untraced="differ"),
+    },
+}
 
-OUTSIDE = [
-    row("inputs differ", seen("input", PAIR), "input_pipeline", "proven"),
-    row(
-        "inputs differ unless entropy is constant", seen("input", PAIR, "pair/entropy 0/20"), "input_pipeline", "proven"
-    ),
-    row("a setting was changed", seen("settings"), "global_settings", "proven"),
-    row("a generator's state differs", seen("rng", PAIR, "pair/generators 0/20 [noise.DRAW]"), "rng", "proven"),
-    row(
-        "state, gone in fresh processes",
-        seen("state", PAIR, INSIDE, "process/fresh_process 0/3"),
-        "surviving_state",
-        "proven",
-    ),
-    row(
-        "state, gone in too few fresh processes",
-        seen("state", PAIR, "process/within_process 2/2", "process/fresh_process 0/1"),
-        *("surviving_state", "likely"),
-    ),
-    row(
-        "state, in fresh processes too",
-        seen("state", PAIR, INSIDE, "process/fresh_process 3/3"),
-        "initial_state",
-        "proven",
-    ),
-    row("state, fresh processes not tried", seen("state", PAIR), "initial_state", "likely"),
-    row(
-        "state, in fresh processes too unless their order is fixed: they may differ for a reason of their own",
-        seen("state", PAIR, INSIDE, "process/fresh_process 3/3", "process/fixed_order 0/4"),
-        *("initial_state", "likely"),
-    ),
-    row(
-        "memory written behind torch's back", seen("outside", PAIR, opaque_producer=True), "external_mutation", "proven"
-    ),
-    row(
-        "memory written behind torch's back from entropy",
-        seen("outside", PAIR, "pair/entropy 0/20", opaque_producer=True),
-        *("external_mutation", "proven"),
-    ),
-    row("a value from a private generator", seen("outside", PAIR, "pair/generators 0/20 [a.DRAW]"), "rng", "proven"),
-    row(
-        "a private generator, which a fresh process starts anew",
-        seen("outside", PAIR, "pair/generators 0/20 [a.DRAW]", INSIDE, "process/fresh_process 0/3"),
-        *("rng", "proven"),
-    ),
-    row(
-        "a value from entropy",
-        seen("outside", PAIR, "pair/generators 20/20", "pair/entropy 0/20"),
-        "outside_value",
-        "proven",
-    ),
-    row("a value from a clock", seen("outside", PAIR, "pair/clocks 0/20"), "outside_value", "proven"),
-    row(
-        "a clock between two values",
-        seen("outside", "pair/pair 10/20~2", "pair/clocks 0/20"),
-        "outside_value",
-        "proven",
-    ),
-    row(
-        "a counter of the process",
-        seen("outside", PAIR, INSIDE, "process/fresh_process 0/3"),
-        "surviving_state",
-        "proven",
-    ),
-    row("results of threads as they finish", seen("outside", PAIR, "pair/one_worker 0/20"), "call_order", "proven"),
-    row(
-        "threads that all start cold agree in first runs, and with one worker",
-        seen("outside", PAIR, "pair/one_worker 0/20", INSIDE, "process/fresh_process 0/3"),
-        *("call_order", "proven"),
-    ),
-    row(
-        "addresses and hashes",
-        seen("outside", PAIR, INSIDE, "process/fresh_process 3/3", "process/fixed_order 0/4"),
-        *("call_order", "proven"),
-    ),
-    row(
-        "nobody knows where from",
-        seen("outside", PAIR, "pair/entropy 20/20", "pair/clocks 20/20"),
-        "outside_value",
-        "open",
-    ),
-    row(
-        "one in twenty, entropy in long arms",
-        seen("outside", "pair/pair 6/119", "pair/entropy 0/140"),
-        "outside_value",
-        "proven",
-    ),
-    row(
-        "one in twenty, entropy in short arms",
-        seen("outside", "pair/pair 1/20", "pair/entropy 0/20", "pair/clocks 1/20"),
-        *("outside_value", "likely"),
-    ),
-    row(
-        "one in twenty, and everything seems to remove it",
-        seen("outside", "pair/pair 1/20", "pair/entropy 0/20", "pair/generators 0/20 [a.DRAW]"),
-        *("outside_value", "open"),
-    ),
-]
+OUTSIDE = {
+    "input_pipeline proven": {
+        "inputs differ": seen("input", PAIR),
+        "inputs differ unless entropy is constant": seen("input", PAIR, "pair/entropy 0/20"),
+    },
+    "global_settings proven": {
+        "a setting was changed": seen("settings"),
+    },
+    "rng proven": {
+        "a generator's state differs": seen("rng", PAIR, "pair/generators 0/20 [noise.DRAW]"),
+        "a value from a private generator": seen("outside", PAIR, "pair/generators 0/20 [a.DRAW]"),
+        "a private generator, which a fresh process starts anew": seen(
+            "outside", PAIR, "pair/generators 0/20 [a.DRAW]", INSIDE, "process/fresh_process 0/3"
+        ),
+    },
+    "surviving_state proven": {
+        "state, gone in fresh processes": seen("state", PAIR, INSIDE, "process/fresh_process 0/3"),
+        "a counter of the process": seen("outside", PAIR, INSIDE, "process/fresh_process 0/3"),
+    },
+    "surviving_state likely": {
+        "state, gone in too few fresh processes": seen(
+            "state", PAIR, "process/within_process 2/2", "process/fresh_process 0/1"
+        ),
+    },
+    "initial_state proven": {
+        "state, in fresh processes too": seen("state", PAIR, INSIDE, "process/fresh_process 3/3"),
+    },
+    "initial_state likely": {
+        "state, fresh processes not tried": seen("state", PAIR),
+        "state, in fresh processes too unless their order is fixed: they may differ for a reason of their own": seen(
+            "state", PAIR, INSIDE, "process/fresh_process 3/3", "process/fixed_order 0/4"
+        ),
+    },
+    "external_mutation proven": {
+        "memory written behind torch's back": seen("outside", PAIR, opaque_producer=True),
+        "memory written behind torch's back from entropy": seen(
+            "outside", PAIR, "pair/entropy 0/20", opaque_producer=True
+        ),
+    },
+    "outside_value proven": {
+        "a value from entropy": seen("outside", PAIR, "pair/generators 20/20", "pair/entropy 0/20"),
+        "a value from a clock": seen("outside", PAIR, "pair/clocks 0/20"),
+        "a clock between two values": seen("outside", "pair/pair 10/20~2", "pair/clocks 0/20"),
+        "one in twenty, entropy in long arms": seen("outside", "pair/pair 6/119", "pair/entropy 0/140"),
+    },
+    "call_order proven": {
+        "results of threads as they finish": seen("outside", PAIR, "pair/one_worker 0/20"),
+        "threads that all start cold agree in first runs, and with one worker": seen(
+            "outside", PAIR, "pair/one_worker 0/20", INSIDE, "process/fresh_process 0/3"
+        ),
+        "addresses and hashes": seen("outside", PAIR, INSIDE, "process/fresh_process 3/3", "process/fixed_order 0/4"),
+    },
+    "outside_value open": {
+        "nobody knows where from": seen("outside", PAIR, "pair/entropy 20/20", "pair/clocks 20/20"),
+        "one in twenty, and everything seems to remove it": seen(
+            "outside", "pair/pair 1/20", "pair/entropy 0/20", "pair/generators 0/20 [a.DRAW]"
+        ),
+    },
+    "outside_value likely": {
+        "one in twenty, entropy in short arms": seen(
+            "outside", "pair/pair 1/20", "pair/entropy 0/20", "pair/clocks 1/20"
+        ),
+    },
+}
 
-SEQUENCES = [
-    row(
-        "a coin of a private generator, read out",
-        seen("sequence", PAIR, "pair/generators 0/20 [a.COIN]", steered=True),
-        *("control_flow", "proven"),
-    ),
-    row("a clock, read out", seen("sequence", PAIR, "pair/clocks 0/20", steered=True), "control_flow", "proven"),
-    row("entropy that was never a tensor", seen("sequence", PAIR, "pair/entropy 0/20"), "control_flow", "proven"),
-    row(
-        "a counter of the process, read out",
-        seen("sequence", PAIR, INSIDE, "process/fresh_process 0/3", steered=True),
-        *("control_flow", "proven"),
-    ),
-    row(
-        "a value read out, that nothing holds still",
-        seen("sequence", PAIR, "pair/clocks 20/20", steered=True),
-        "control_flow",
-        "likely",
-    ),
-    row(
-        "a cache that is filled",
-        seen("sequence", PAIR, INSIDE, "process/fresh_process 0/3"),
-        "surviving_state",
-        "proven",
-    ),
-    row(
-        "threads as they finish", seen("sequence", PAIR, "pair/one_worker 0/20", reordered=True), "call_order", "proven"
-    ),
-    row(
-        "threads as they finish, and a value read out on the way",
-        seen("sequence", PAIR, "pair/one_worker 0/20", reordered=True, steered=True),
-        *("call_order", "proven"),
-    ),
-    row(
-        "a set in the order of addresses",
-        seen("sequence", PAIR, INSIDE, "process/fresh_process 3/3", "process/fixed_order 0/4", reordered=True),
-        *("call_order", "proven"),
-    ),
-    row(
-        "a set in the order of addresses, one in two pairs of which agree",
-        seen(
+SEQUENCES = {
+    "control_flow proven": {
+        "a coin of a private generator, read out": seen(
+            "sequence", PAIR, "pair/generators 0/20 [a.COIN]", steered=True
+        ),
+        "a clock, read out": seen("sequence", PAIR, "pair/clocks 0/20", steered=True),
+        "entropy that was never a tensor": seen("sequence", PAIR, "pair/entropy 0/20"),
+        "a counter of the process, read out": seen("sequence", PAIR, INSIDE, "process/fresh_process 0/3", steered=True),
+    },
+    "control_flow likely": {
+        "a value read out, that nothing holds still": seen("sequence", PAIR, "pair/clocks 20/20", steered=True),
+    },
+    "surviving_state proven": {
+        "a cache that is filled": seen("sequence", PAIR, INSIDE, "process/fresh_process 0/3"),
+    },
+    "call_order proven": {
+        "threads as they finish": seen("sequence", PAIR, "pair/one_worker 0/20", reordered=True),
+        "threads as they finish, and a value read out on the way": seen(
+            "sequence", PAIR, "pair/one_worker 0/20", reordered=True, steered=True
+        ),
+        "a set in the order of addresses": seen(
+            "sequence", PAIR, INSIDE, "process/fresh_process 3/3", "process/fixed_order 0/4", reordered=True
+        ),
+    },
+    "call_order likely": {
+        "a set in the order of addresses, one in two pairs of which agree": seen(
             "sequence",
             "pair/pair 10/20",
             "process/within_process 2/4",
             "process/fresh_process 2/3",
             "process/fixed_order 0/4",
         ),
-        *("call_order", "likely"),
-    ),
-    row(
-        "the same ops in another order",
-        seen("sequence", PAIR, "pair/one_worker 20/20", reordered=True),
-        "call_order",
-        "likely",
-    ),
-    row("other ops, and nothing explains it", seen("sequence", PAIR, "pair/entropy 20/20"), "unknown", "open"),
-    row("other ops, nothing was tried", seen("sequence"), "unknown", "open"),
-    row(
-        "processes differ from each other unless their order is fixed, and nobody looked inside one",
-        seen("sequence", "process/fresh_process 3/3", "process/fixed_order 0/4"),
-        *("unknown", "open"),
-    ),
-]
+        "the same ops in another order": seen("sequence", PAIR, "pair/one_worker 20/20", reordered=True),
+    },
+    "unknown open": {
+        "other ops, and nothing explains it": seen("sequence", PAIR, "pair/entropy 20/20"),
+        "other ops, nothing was tried": seen("sequence"),
+        "processes differ from each other unless their order is fixed, and nobody looked inside one": seen(
+            "sequence", "process/fresh_process 3/3", "process/fixed_order 0/4"
+        ),
+    },
+}
 
 TABLE = [
-    *ACCUMULATION,
-    *RACES,
-    *OVERLAPS,
-    *ORDERS,
-    *MEMORY,
-    *PLACES,
-    *ALGORITHMS,
-    *IN_CUSTOM_OPS,
-    *AROUND,
-    *UNREPRODUCED,
-    *MASKED,
-    *OUTSIDE,
-    *SEQUENCES,
+    (name, evidence, *verdict.split())
+    for section in (
+        ACCUMULATION,
+        RACES,
+        OVERLAPS,
+        ORDERS,
+        MEMORY,
+        PLACES,
+        ALGORITHMS,
+        IN_CUSTOM_OPS,
+        AROUND,
+        UNREPRODUCED,
+        MASKED,
+        OUTSIDE,
+        SEQUENCES,
+    )
+    for verdict, cases in section.items()
+    for name, evidence in cases.items()
 ]
 
 REACHABLE = {
@@ -880,7 +633,9 @@ REACHABLE = {
 """What the rules can answer: ``docs/causes.md`` says the same of each cause."""
 
 
-@pytest.mark.parametrize(("evidence", "cause", "confidence"), TABLE)
+@pytest.mark.parametrize(
+    ("evidence", "cause", "confidence"), [row[1:] for row in TABLE], ids=[name for name, *_ in TABLE]
+)
 def test_the_cause(evidence: Evidence, cause: str, confidence: str) -> None:
     decision = decide(evidence)
 
@@ -893,13 +648,13 @@ def test_the_cause(evidence: Evidence, cause: str, confidence: str) -> None:
 
 @pytest.mark.parametrize("confidence", Confidence)
 def test_the_table_has_every_cause_at_every_confidence_that_it_can_have(confidence: str) -> None:
-    held = {row.values[1] for row in TABLE if row.values[2] == confidence}
+    held = {row[2] for row in TABLE if row[3] == confidence}
 
     assert held == REACHABLE[confidence]
 
 
 def test_the_table_has_every_cause() -> None:
-    assert {row.values[1] for row in TABLE} == set(CAUSES)
+    assert {row[2] for row in TABLE} == set(CAUSES)
 
 
 def test_a_rare_difference_proves_nothing_in_arms_of_twenty() -> None:
@@ -909,7 +664,7 @@ def test_a_rare_difference_proves_nothing_in_arms_of_twenty() -> None:
     ]
     facts: Sequence[dict[str, bool]] = [{}, {"chosen_values": True}, {"overlap": True}, {"custom": True}]
     for known in facts:
-        decision = decide(kernel("call/repeat 1/20", "pair/pair 1/20", *arms, **known))
+        decision = decide(kernel("repeat 1/20", "pair/pair 1/20", *arms, **known))
         assert decision.confidence != "proven", decision
     for origin in ("outside", "sequence", "state"):
         assert decide(seen(origin, "pair/pair 1/20", *arms)).confidence != "proven"
@@ -943,7 +698,7 @@ def test_a_few_outcomes_come_again(text: str, few: bool) -> None:
 
 
 def test_the_reason_carries_the_numbers() -> None:
-    decision = decide(kernel(ALWAYS, "call/exact_values 0/20", "call/one_thread 0/20", "call/deterministic (budget)"))
+    decision = decide(kernel(ALWAYS, "exact_values 0/20", "one_thread 0/20", "deterministic (budget)"))
 
     assert decision.because == (
         "20 of 20 unmodified replays differ; 0 of 20 with integer-valued inputs (sums are exact in any order); "
@@ -1035,14 +790,14 @@ def test_a_likely_cause_says_what_is_missing() -> None:
     ],
 )
 def test_the_advice_says_what_the_deterministic_kernel_did_here(arms: list[ExperimentResult], words: str) -> None:
-    plain = [result(ALWAYS), result("call/exact_values 0/20"), result("call/one_thread 0/20")]
+    plain = [result(f"call/{ALWAYS}"), result("call/exact_values 0/20"), result("call/one_thread 0/20")]
     evidence = Evidence("kernel", call=CallFacts("aten.put_.default"), arms=(*plain, *arms))
 
     assert decide(evidence).advice.endswith(words)
 
 
 def test_filled_memory_is_said_to_hide_what_is_unwritten() -> None:
-    arms = (ALWAYS, "call/poison 20/20", "call/deterministic 20/20", "call/deterministic_fill 0/20")
+    arms = (ALWAYS, "poison 20/20", "deterministic 20/20", "deterministic_fill 0/20")
 
     assert decide(kernel(*arms)).advice.endswith("only hides it, by filling fresh memory.")
 

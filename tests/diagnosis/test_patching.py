@@ -106,14 +106,6 @@ def test_an_expanded_argument_that_was_only_read_is_left_alone() -> None:
     assert next_source(program, [found]) == ""
 
 
-def test_replacer_names_what_it_could_replace() -> None:
-    recorder = Recorder({"forward.0//patching.noise.default#0"})
-    traced(two_ops, 1, recorder)
-    replacer = Replacer({**recorder.contents, ("forward.0//no.such.op#0", 0): [START]})
-    traced(two_ops, 2, replacer)
-    assert replacer.replaced == {"forward.0//patching.noise.default#0"}
-
-
 def test_ids_told_to_a_watcher_are_those_of_the_records() -> None:
     class Listener(TraceCallback):
         def __init__(self) -> None:
