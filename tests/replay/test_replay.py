@@ -6,9 +6,11 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -235,30 +237,17 @@ def in_order_of_completion(x: torch.Tensor) -> torch.Tensor:
 WORLD = ("generators", "entropy", "clocks", "one_worker")
 
 
-def removers(found: Replays) -> list[str]:
-    return [name for name in WORLD if found.arm(name).ran and not found.arm(name).differing]
-
-
 @pytest.mark.parametrize(
     ("name", "remover"),
     [("noisy", "entropy"), ("privately_drawn", "generators"), ("timed", "clocks"), ("as_completed", "one_worker")],
 )
 def test_what_a_custom_op_takes_from_outside_torch_is_named(name: str, remover: str) -> None:
-    call = captured(getattr(torch.ops.replayed, name).default, numbers(8, 3))
-    found = tried(call, *WORLD)
+    found = tried(captured(getattr(torch.ops.replayed, name).default, numbers(8, 3)), *WORLD)
     assert found.facts.custom is True
     assert found.arm("repeat").differing
-    assert removers(found) == [remover]
-
-
-def test_the_guilty_generator_is_named() -> None:
-    found = tried(captured(torch.ops.replayed.privately_drawn.default, numbers(3)), "generators")
-    assert found.arm("generators").found.endswith("PRIVATE")
-
-
-def test_what_completes_in_another_order_has_the_same_values() -> None:
-    found = tried(captured(torch.ops.replayed.as_completed.default, numbers(8, 3)), "one_thread")
-    assert found.facts.same_values is True
+    assert [name for name in WORLD if found.arm(name).ran and not found.arm(name).differing] == [remover]
+    assert found.arm("generators").found.endswith("PRIVATE") == (remover == "generators")
+    assert found.facts.same_values is (name == "as_completed")
 
 
 def test_memory_that_nobody_wrote_follows_the_poison() -> None:
@@ -280,52 +269,37 @@ def test_torchs_own_kernels_get_no_arms_on_the_world() -> None:
 # ------------------------------------------------------------------------------------------------------- soundness
 
 
-@pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How often ``replayed::counted`` was run; its outcome is what the test makes of that."""
-    runs: list[int] = []
-    monkeypatch.setattr(COUNTED, "runs", runs)
-    return runs
-
-
-class COUNTED:
-    """What ``replayed::counted`` looks at, since an op cannot be given a function."""
-
-    runs: ClassVar[list[int]] = []
-    differs: ClassVar[Callable[[int], bool]] = staticmethod(lambda _run: False)
+DIFFERS: list[Callable[[int], bool]] = []
+"""Whether the outcome of a run of ``replayed::counted`` differs, by its number; an op cannot be given a function."""
+RUNS: list[int] = []
 
 
 @torch.library.custom_op("replayed::counted", mutates_args=())
 def counted_op(x: torch.Tensor) -> torch.Tensor:
-    COUNTED.runs.append(1)
-    return x + COUNTED.differs(len(COUNTED.runs))
+    RUNS.append(1)
+    return x + DIFFERS[0](len(RUNS))
 
 
-def test_a_rare_difference_makes_all_arms_longer(counted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(COUNTED, "differs", lambda run: run % 10 == 5)
-    found = tried(captured(torch.ops.replayed.counted.default, numbers(3)), "one_thread", replays=20)
+def tried_where(differs: Callable[[int], bool], *, replays: int, seconds: float = 120.0) -> Replays:
+    RUNS.clear()
+    DIFFERS[:] = [differs]
+    call = captured(torch.ops.replayed.counted.default, numbers(3))
+    return tried(call, "one_thread", replays=replays, seconds=seconds)
+
+
+def test_a_rare_difference_makes_all_arms_longer() -> None:
+    found = tried_where(lambda run: run % 10 == 5, replays=20)
     assert found.arm("repeat").trials > 40
     assert found.arm("one_thread").trials > 40
-    assert len(counted) < 1000
+    assert len(RUNS) < 1000
 
 
-def test_a_difference_that_first_shows_after_the_replays_asked_for_is_still_seen(
-    counted: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(COUNTED, "differs", lambda run: run == 50)
-    found = tried(captured(torch.ops.replayed.counted.default, numbers(3)), "one_thread", replays=8)
-    assert found.arm("repeat").differing == 1
-    assert counted
+def test_a_difference_that_first_shows_after_the_replays_asked_for_is_still_seen() -> None:
+    assert tried_where(lambda run: run == 50, replays=8).arm("repeat").differing == 1
 
 
-@pytest.mark.usefixtures("counted")
-def test_an_arm_during_which_the_unchanged_call_did_not_differ_either_proves_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(COUNTED, "differs", lambda run: run < 12 and run % 2 == 0)
-    arm = tried(captured(torch.ops.replayed.counted.default, numbers(3)), "one_thread", seconds=3, replays=8).arm(
-        "one_thread"
-    )
+def test_an_arm_during_which_the_unchanged_call_did_not_differ_either_proves_nothing() -> None:
+    arm = tried_where(lambda run: run < 12 and run % 2 == 0, replays=8, seconds=3).arm("one_thread")
     assert not arm.ran
     assert "so did those of the unchanged call" in arm.note
 
@@ -359,44 +333,33 @@ def test_everything_is_as_before_afterwards() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("arm", AROUND)
-def test_an_arm_puts_back_what_it_changed_also_on_error(arm: str) -> None:
-    if arm == "busy_stream":
+SDP = ("math", "flash", "mem_efficient", "cudnn")
+CHANGES = {
+    "one_thread": {"num_threads": "1"},
+    "deterministic": {"deterministic_algorithms": "on", "fill_uninitialized_memory": "False"},
+    "deterministic_fill": {"deterministic_algorithms": "on", "fill_uninitialized_memory": "True"},
+    "nondeterministic": {"deterministic_algorithms": "off", "fill_uninitialized_memory": "False"},
+    "onednn_off": {"mkldnn.enabled": "False"},
+    "cudnn_off": {"cudnn.enabled": "False"},
+    "cudnn_benchmark": {"cudnn.benchmark": "True"},
+    "cudnn_deterministic": {"cudnn.deterministic": "True"},
+    "onednn_deterministic": {"mkldnn.deterministic": "True"},
+    "sdpa_math": {f"sdp.{name}": str(name == "math") for name in SDP},
+    "sdpa_flash": {f"sdp.{name}": str(name == "flash") for name in SDP},
+    "sdpa_efficient": {f"sdp.{name}": str(name == "mem_efficient") for name in SDP},
+    "sdpa_cudnn": {f"sdp.{name}": str(name == "cudnn") for name in SDP},
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_an_experiment_changes_what_it_says_and_puts_it_back_also_on_error(name: str) -> None:
+    if name == "busy_stream":
         pytest.skip("needs an accelerator")
     before = settings()
-    with pytest.raises(ZeroDivisionError), named(arm).around(torch.device("cpu"), seconds=0.1)():
+    with suppress(ZeroDivisionError), AROUND[name].around(torch.device("cpu"), seconds=0.1)():
+        assert CHANGES.get(name, {}).items() <= settings().items()
         raise ZeroDivisionError
     assert settings() == before
-
-
-@pytest.mark.parametrize(
-    ("arm", "changed"),
-    [
-        ("one_thread", {"num_threads": "1"}),
-        ("deterministic", {"deterministic_algorithms": "on", "fill_uninitialized_memory": "False"}),
-        ("deterministic_fill", {"deterministic_algorithms": "on", "fill_uninitialized_memory": "True"}),
-        ("nondeterministic", {"deterministic_algorithms": "off", "fill_uninitialized_memory": "False"}),
-        ("onednn_off", {"mkldnn.enabled": "False"}),
-        ("cudnn_off", {"cudnn.enabled": "False"}),
-        ("cudnn_benchmark", {"cudnn.benchmark": "True"}),
-        ("cudnn_deterministic", {"cudnn.deterministic": "True"}),
-        ("onednn_deterministic", {"mkldnn.deterministic": "True"}),
-        ("sdpa_math", {"sdp.math": "True", "sdp.flash": "False", "sdp.mem_efficient": "False", "sdp.cudnn": "False"}),
-        ("sdpa_flash", {"sdp.math": "False", "sdp.flash": "True", "sdp.mem_efficient": "False", "sdp.cudnn": "False"}),
-        (
-            "sdpa_efficient",
-            {"sdp.math": "False", "sdp.flash": "False", "sdp.mem_efficient": "True", "sdp.cudnn": "False"},
-        ),
-        ("sdpa_cudnn", {"sdp.math": "False", "sdp.flash": "False", "sdp.mem_efficient": "False", "sdp.cudnn": "True"}),
-    ],
-)
-def test_an_arm_changes_what_it_says(arm: str, changed: dict[str, str]) -> None:
-    with named(arm).around(torch.device("cpu"), seconds=0.1)():
-        assert changed.items() <= settings().items()
-
-
-def named(arm: str) -> Any:
-    return AROUND[arm]
 
 
 def set_older_names(*, on: bool) -> None:
@@ -426,7 +389,7 @@ def test_tf32_is_switched_by_names_that_do_not_contradict_each_other(before: str
     with preserved():
         TF32_BEFORE[before]()
         known = settings()
-        with named("tf32_on" if on else "tf32_off").around(torch.device("cuda"), seconds=0.1)():
+        with AROUND["tf32_on" if on else "tf32_off"].around(torch.device("cuda"), seconds=0.1)():
             assert torch.backends.cuda.matmul.allow_tf32 is on
             assert torch.backends.cudnn.allow_tf32 is on
             owners = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
@@ -546,67 +509,44 @@ def test_memory_that_is_written_and_read_through_another_view(name: str) -> None
 ONE, SWAPPED = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 1.0, 3.0])
 
 
-@pytest.mark.parametrize(
-    ("snapshots", "expected"),
-    [
-        ([(ONE,)], None),
-        ([(ONE,), (SWAPPED,)], True),
-        ([(ONE,), (ONE + 1,)], False),
-        ([(ONE,), (SWAPPED,), (ONE * 2,)], False),
-        ([(ONE, ONE), (SWAPPED, ONE)], True),
-        ([(ONE,), (SWAPPED[:2],)], False),
-        ([(torch.tensor([0.0, 5.0, 4.0]),), (torch.tensor([2.0, 4.0, 3.0]),)], False),
-        ([(ONE * (1j + 1),), (SWAPPED * (1j + 1),)], True),
-        ([(ONE.to(torch.complex128),), (SWAPPED.to(torch.complex128),)], True),
-        ([(ONE.to(torch.complex128),), (ONE.to(torch.complex128) * 1j,)], False),
-    ],
-    ids=[
-        "one outcome",
-        "swapped",
-        "changed",
-        "a third",
-        "two outputs",
-        "fewer",
-        "same sum",
-        "complex",
-        "wide",
-        "turned",
-    ],
-)
+SNAPSHOTS = {
+    "one outcome": ([(ONE,)], None),
+    "swapped": ([(ONE,), (SWAPPED,)], True),
+    "changed": ([(ONE,), (ONE + 1,)], False),
+    "a third": ([(ONE,), (SWAPPED,), (ONE * 2,)], False),
+    "two outputs": ([(ONE, ONE), (SWAPPED, ONE)], True),
+    "fewer": ([(ONE,), (SWAPPED[:2],)], False),
+    "same sum": ([(torch.tensor([0.0, 5.0, 4.0]),), (torch.tensor([2.0, 4.0, 3.0]),)], False),
+    "complex": ([(ONE * (1j + 1),), (SWAPPED * (1j + 1),)], True),
+    "wide": ([(ONE.to(torch.complex128),), (SWAPPED.to(torch.complex128),)], True),
+    "turned": ([(ONE.to(torch.complex128),), (ONE.to(torch.complex128) * 1j,)], False),
+}
+
+
+@pytest.mark.parametrize(("snapshots", "expected"), SNAPSHOTS.values(), ids=SNAPSHOTS)
 def test_the_same_values_in_other_places(snapshots: list[tuple[torch.Tensor, ...]], expected: bool | None) -> None:
     assert have_same_values(snapshots) is expected
 
 
-@pytest.mark.parametrize(
-    ("source", "one", "other", "expected"),
-    [
-        (ONE, [1.0, 2.0], [1.0, 3.0], True),
-        (ONE, [1.0, 2.0], [1.0, 5.0], False),
-        (ONE, [9.0, 2.0], [9.0, 3.0], True),
-        (torch.tensor([0.0]), [0.0], [-0.0], False),
-    ],
-    ids=["both from the input", "one computed", "computed where they agree", "another zero"],
-)
+MANY = numbers(5000)
+CHOSEN = {
+    "both from the input": (ONE, [1.0, 2.0], [1.0, 3.0], True),
+    "one computed": (ONE, [1.0, 2.0], [1.0, 5.0], False),
+    "computed where they agree": (ONE, [9.0, 2.0], [9.0, 3.0], True),
+    "another zero": (torch.tensor([0.0]), [0.0], [-0.0], False),
+    "the bits of another type": (ONE.view(torch.int32), [1.0], [2.0], False),
+    "thousands": (MANY, MANY.tolist(), MANY.flip(0).tolist(), True),
+    "one computed of thousands": (MANY, MANY.tolist(), [*MANY[1:].tolist(), 7.5], False),
+}
+
+
+@pytest.mark.parametrize(("source", "one", "other", "expected"), CHOSEN.values(), ids=CHOSEN)
 def test_values_chosen_from_the_inputs(
     source: torch.Tensor, one: list[float], other: list[float], expected: bool
 ) -> None:
     call = captured(aten.clone.default, source)
     with in_force(call):
         assert have_chosen_values(call, [(torch.tensor(one),), (torch.tensor(other),)]) is expected
-
-
-def test_values_of_another_type_are_not_chosen() -> None:
-    call = captured(aten.clone.default, ONE.view(torch.int32))
-    with in_force(call):
-        assert have_chosen_values(call, [(ONE[:1],), (ONE[1:2],)]) is False
-
-
-def test_thousands_of_values_chosen_from_the_inputs() -> None:
-    source = numbers(5000)
-    call = captured(aten.clone.default, source)
-    with in_force(call):
-        assert have_chosen_values(call, [(source,), (source.flip(0),)]) is True
-        assert have_chosen_values(call, [(source,), (torch.cat([source[1:], torch.tensor([7.5])]),)]) is False
 
 
 SCORES = torch.tensor([[2.0, 1.0, 2.0, 3.0], [5.0, 5.0, 4.0, 5.0]])
@@ -704,46 +644,20 @@ def test_the_poison_arm_fills_the_free_blocks_of_the_calls_device(monkeypatch: p
     assert len(filled) >= 12, "before each replay"
 
 
-class Streams:
-    """Stands for the streams and events of a device: notes what is done, in order."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, milliseconds: float) -> None:
-        self.done: list[str] = []
-        self.milliseconds = milliseconds
-        monkeypatch.setattr(methods.torch, "Stream", self.stream)
-        monkeypatch.setattr(methods.torch, "Event", self.event)
-        monkeypatch.setattr(methods, "_matrices", lambda _: (None, None))
-        monkeypatch.setattr(methods, "_multiply", lambda *_, count: self.done.append(f"{count} products"))
-        methods._seconds_of_a_product.cache_clear()
-
-    def stream(self, device: torch.device) -> Any:
-        note = self.done.append
-
-        class Stream:
-            def __enter__(self) -> None:
-                note(f"on a stream of {device}")
-
-            def __exit__(self, *_: object) -> None:
-                note("left")
-
-            def synchronize(self) -> None:
-                note("waited")
-
-        return Stream()
-
-    def event(self, device: torch.device, *, enable_timing: bool) -> Any:
-        assert enable_timing
-        assert device.type == "cuda"
-        milliseconds = self.milliseconds
-
-        class Event:
-            def record(self, stream: Any) -> None:
-                assert stream is not None
-
-            def elapsed_time(self, _: Any) -> float:
-                return 10 * milliseconds
-
-        return Event()
+def streams(monkeypatch: pytest.MonkeyPatch, *, milliseconds: float) -> list[str]:
+    """What is done on streams of a device, in order, where a product takes so long."""
+    done: list[str] = []
+    stream, event = mock.MagicMock(), mock.MagicMock()
+    stream.__enter__.side_effect = lambda: done.append("entered")
+    stream.__exit__.side_effect = lambda *_: done.append("left")
+    stream.synchronize.side_effect = lambda: done.append("waited")
+    event.elapsed_time.return_value = 10 * milliseconds
+    monkeypatch.setattr(torch, "Stream", mock.Mock(return_value=stream))
+    monkeypatch.setattr(torch, "Event", mock.Mock(return_value=event))
+    monkeypatch.setattr(methods, "_matrices", lambda _: (None, None))
+    monkeypatch.setattr(methods, "_multiply", lambda *_, count: done.append(f"{count} products"))
+    methods._seconds_of_a_product.cache_clear()
+    return done
 
 
 @pytest.mark.parametrize(
@@ -758,14 +672,14 @@ class Streams:
 def test_a_second_stream_of_the_call_is_busy_long_enough(
     seconds: float, milliseconds: float, products: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    streams = Streams(monkeypatch, milliseconds=milliseconds)
-    device = torch.device("cuda:1")
+    done, device = streams(monkeypatch, milliseconds=milliseconds), torch.device("cuda:1")
     for _ in range(2):
-        streams.done.clear()
-        with named("busy_stream").around(device, seconds=seconds)():
-            assert streams.done[-3:] == ["on a stream of cuda:1", f"{products} products", "left"]
-        assert streams.done[-1] == "waited"
-    assert "5 products" not in streams.done, "it warms up and measures once"
+        done.clear()
+        with AROUND["busy_stream"].around(device, seconds=seconds)():
+            assert done[-3:] == ["entered", f"{products} products", "left"]
+        assert done[-1] == "waited"
+    assert "5 products" not in done, "it warms up and measures once"
+    assert {call.args for call in torch.Stream.call_args_list} == {(device,)}  # type: ignore[attr-defined]
     methods._seconds_of_a_product.cache_clear()
 
 
@@ -773,7 +687,7 @@ def test_a_second_stream_of_the_call_is_busy_long_enough(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
 def test_a_second_stream_is_busy_while_a_call_on_a_gpu_runs() -> None:
     device = torch.device("cuda", torch.cuda.device_count() - 1)
-    with named("busy_stream").around(device, seconds=0.0)():
+    with AROUND["busy_stream"].around(device, seconds=0.0)():
         begin = time.perf_counter()
         torch.accelerator.synchronize(device)
         assert 0.02 < time.perf_counter() - begin < 0.5
@@ -805,12 +719,7 @@ def test_each_implementation_of_attention_is_tried_alone_on_a_gpu() -> None:
 
 @pytest.mark.parametrize(
     ("others", "expected"),
-    [
-        ([[-0.0, 1.0]], "sign of zero"),
-        ([[0.0, 2.0]], ""),
-        ([[-0.0, 1.0], [0.0, 2.0]], ""),
-        ([], ""),
-    ],
+    [([[-0.0, 1.0]], "sign of zero"), ([[0.0, 2.0]], ""), ([[-0.0, 1.0], [0.0, 2.0]], ""), ([], "")],
     ids=["another zero", "another number", "both", "nothing"],
 )
 def test_differences_of_representation_only(others: list[list[float]], expected: str) -> None:
