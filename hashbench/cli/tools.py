@@ -159,16 +159,16 @@ def _add_pipeline(commands: Commands) -> None:
 def _pipeline_check(parsed: argparse.Namespace) -> int:
     from hashbench.tools.pipeline import checking, comparing
 
-    made = checking.check(parsed.config, parsed.output_dir, timeout=parsed.timeout, repeat=not parsed.once)
-    if made.verdict is None:
+    verdict = checking.check(parsed.config, parsed.output_dir, timeout=parsed.timeout, repeat=not parsed.once)
+    if verdict is None:
         print(f"Check: {parsed.output_dir}")
         return 0
     if parsed.format == "json":
-        print(comparing.as_json(made.verdict))
+        print(comparing.as_json(verdict))
     else:
-        print(comparing.as_text(made.verdict, first="the first run", second="the second"))
+        print(comparing.as_text(verdict, first="the first run", second="the second"))
         print(f"\nCheck: {parsed.output_dir}")
-    return 0 if made.verdict.repeats else EXIT_DIFFERENCE
+    return 0 if verdict.repeats else EXIT_DIFFERENCE
 
 
 def _pipeline_compare(parsed: argparse.Namespace) -> int:

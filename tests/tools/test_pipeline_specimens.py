@@ -42,7 +42,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def checked(folder: Path, fault: str, twin: str, images: Path, more: str = "") -> Verdict:
     config = write_config(folder, fault, twin, images, more=more)
-    verdict = checking.check(config, folder / f"check_{twin}", timeout=60).verdict
+    verdict = checking.check(config, folder / f"check_{twin}", timeout=60)
     assert verdict is not None
     return verdict
 
@@ -88,9 +88,9 @@ def on_two_machines(folder: Path, fault: str, twin: str, machines: dict[str, tup
     checks = []
     for name, (images, system) in machines.items():
         config = write_config(folder / name, fault, twin, images, more=system)
-        made = checking.check(config, folder / name / "check", timeout=60)
-        assert made.verdict is not None
-        assert made.verdict.repeats
+        verdict = checking.check(config, folder / name / "check", timeout=60)
+        assert verdict is not None
+        assert verdict.repeats
         checks.append(observed.read(folder / name / "check"))
     return compare(*checks)
 
@@ -167,7 +167,7 @@ def test_what_cannot_be_seen_is_null_with_a_reason(loader: str, tmp_path: Path) 
     config = tmp_path / "blind.py"
     config.write_text(BLIND.format(loader=loader), encoding="utf-8")
 
-    verdict = checking.check(config, tmp_path / "check", timeout=60).verdict
+    verdict = checking.check(config, tmp_path / "check", timeout=60)
 
     assert verdict is not None
     assert verdict.repeats

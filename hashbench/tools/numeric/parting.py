@@ -1,19 +1,10 @@
 """Two traces of models that need not run the same ops, to the first place at which they part. Pure: no torch.
 
 ``divergence.find`` judges two runs of one model, which should agree in every bit. Here the executions may have other
-ops, fewer ops (fused, folded, compiled), and values that are only close. So how well two records agree is given by the
-caller, who has the values; and records correspond
-
-1. as ``divergence.align`` finds them: the same op in the same module, phase and iteration, in order. Where the modules'
-   paths say nothing (compiled code has none), by op, phase and iteration alone: whichever aligns more ops;
-2. what is left over between two that correspond: the last op of a module in one, and of the same module in the other,
-   if what they leave has the same shape. One *replaces* the other (a quantized linear layer a plain one).
-
-From the results that differ, the graphs are walked back through whatever differs. The earliest place of both executions
-that differs is one end of the answer. From there the walk goes on, through ops that only one execution has, to where
-everything that is read agrees: that is the other end, and nearly always the same place. A difference that meets
-agreement on every way to a result has healed and is not blamed: a convolution with a batch norm folded into it differs
-from the plain one, and what reads the batch norm agrees again.
+ops, fewer ops (fused, folded, compiled), and values that are only close; how well two records agree is given by the
+caller, who has the values. From the results that differ, both graphs are walked back through whatever differs: to the
+earliest place of both executions that differs, and from there, through ops that only one of them has, to where
+everything that is read agrees. What agrees again on every way to a result is not blamed.
 """
 
 from __future__ import annotations
@@ -258,7 +249,11 @@ def _nodes(first: Trace, second: Trace) -> list[Node]:
 
 
 def correspondence(first: Sequence[OpRecord], second: Sequence[OpRecord]) -> tuple[list[Pair], set[Pair]]:
-    """The records that correspond, in order, and which of these pairs replace one op by another."""
+    """The records that correspond, in order, and which of these pairs replace one op by another.
+
+    By op, module, phase and iteration; or without the modules, of which compiled code has none: whichever aligns more.
+    What is left over between two that correspond: see :func:`_replacements`.
+    """
     by_module = align(first, second)
     by_op = align([replace(record, module="") for record in first], [replace(record, module="") for record in second])
     aligned = max((by_module, by_op), key=lambda pairs: sum(None not in pair for pair in pairs))  # of equals the first
@@ -276,7 +271,8 @@ def correspondence(first: Sequence[OpRecord], second: Sequence[OpRecord]) -> tup
 
 
 def _replacements(stretch: Sequence[Pair], first: Sequence[OpRecord], second: Sequence[OpRecord]) -> list[Pair]:
-    """In one stretch without correspondence: by module, the last op that wrote something in each of the two."""
+    """In one stretch without correspondence: by module, the last op that wrote something in each of the two, if what
+    they leave has the same shape (a quantized linear layer in place of a plain one)."""
     last_a = {_module_of(first[a]): a for a, _ in stretch if a is not None and not _is_silent(first[a])}
     last_b = {_module_of(second[b]): b for _, b in stretch if b is not None and not _is_silent(second[b])}
     joined: list[Pair] = []

@@ -25,15 +25,7 @@ from hashbench.tools.pipeline.observed import REPEAT_FOLDER, Check, Repetition
 ANSWER_FILE, LOG_FILE = "answer.json", "output.log"
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """What ``check`` made: the check as it is on disk, and the verdict on its two runs (``None``: it ran once)."""
-
-    check: Check
-    verdict: Verdict | None
-
-
-def check(config: Path, output: Path, *, timeout: float, repeat: bool = True) -> Checked:
+def check(config: Path, output: Path, *, timeout: float, repeat: bool = True) -> Verdict | None:
     """Run the pipeline of ``config``, repeat it, and leave the folder ``output``; it appears when it is whole.
 
     Args:
@@ -41,6 +33,9 @@ def check(config: Path, output: Path, *, timeout: float, repeat: bool = True) ->
         output: a folder that is not there yet, or empty.
         timeout: seconds for each run.
         repeat: whether to run it again.
+
+    Returns:
+        The verdict on the two runs; ``None`` where it ran once.
 
     Raises:
         HashbenchError: the configuration or ``output`` cannot be used, or a run failed.
@@ -70,7 +65,7 @@ def check(config: Path, output: Path, *, timeout: float, repeat: bool = True) ->
         raise HashbenchError(f"cannot write the check {output}", consequence=consequence, tip=tip) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return Checked(Check(str(output), first.seen, repetition), verdict)
+    return verdict
 
 
 def _two_hash_seeds() -> tuple[str, str]:

@@ -1,5 +1,4 @@
-"""Two checks to a verdict: the stages at which they differ, and why; as text and JSON. Pure: plain values in, plain
-values out; imports no torch.
+"""Two checks to a verdict: the stages at which they differ, and why; as text and JSON. Pure: imports no torch.
 
 The stages in their order, and what is compared in each:
 
@@ -162,7 +161,7 @@ def _contents(sample: Sample) -> tuple[str | None, tuple[str, ...] | None]:
 def _samples_in_common(first: Observed, second: Observed) -> tuple[_Pair, ...] | None:
     """Each sample that both checks saw, in the order of the first: matched by its files, else by its index. ``None``
     where samples cannot be told apart."""
-    samples = [_samples(seen) for seen in (first, second)]
+    samples = [seen.batches.samples for seen in (first, second)]
     by_file = all(samples) and all(sample.files for side in samples for sample in side)
     one, other = (_by_name(seen, by_file=by_file) for seen in (first, second))
     if not other:
@@ -183,19 +182,15 @@ def _by_name(seen: Observed, *, by_file: bool) -> dict[str, tuple[Sample, Batch]
     return named
 
 
-def _samples(seen: Observed) -> list[Sample]:
-    return [sample for batch in seen.batches.batches for sample in batch.samples or ()]
-
-
 def _indices(seen: Observed) -> tuple[str, ...] | None:
     """What the dataset was asked for, in order; ``None`` where that was not seen of every sample."""
-    indices = tuple(sample.index for sample in _samples(seen) if sample.index is not None)
-    return indices if indices and len(indices) == len(_samples(seen)) else None
+    indices = tuple(sample.index for sample in seen.batches.samples if sample.index is not None)
+    return indices if indices and len(indices) == len(seen.batches.samples) else None
 
 
 def _opened(seen: Observed) -> tuple[str, ...] | None:
     """The files that were opened for each sample; ``None`` where they were not seen of each one."""
-    files = [sample.files for sample in _samples(seen)]
+    files = [sample.files for sample in seen.batches.samples]
     return tuple(" ".join(names or ()) for names in files) if files and None not in files else None
 
 
@@ -261,7 +256,7 @@ def _listed(seen: Observed) -> tuple[str, ...] | None:
         return seen.loader.listing.files
     if not seen.batches.exhausted or _opened(seen) is None:
         return None
-    return tuple(file for sample in _samples(seen) for file in sample.files or ())
+    return tuple(file for sample in seen.batches.samples for file in sample.files or ())
 
 
 def _order(first: Observed, second: Observed) -> Stage:
@@ -285,7 +280,7 @@ def _order(first: Observed, second: Observed) -> Stage:
 
 
 def _order_of_samples(first: Observed, second: Observed) -> Stage:
-    one, other = ([sample.after for sample in _samples(seen)] for seen in (first, second))
+    one, other = ([sample.after for sample in seen.batches.samples] for seen in (first, second))
     if not one or not other or None in one or None in other:
         one, other = ([batch.digest for batch in seen.batches.batches] for seen in (first, second))
     if None not in one and None not in other:

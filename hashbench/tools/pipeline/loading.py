@@ -24,7 +24,7 @@ from torch.utils.data import (
 )
 
 from hashbench.run.rng import is_generator, state_digest
-from hashbench.tools.pipeline.observed import MOMENTS, Batch, Batches, Folder, Loader, Sample, Transform, Worker
+from hashbench.tools.pipeline.observed import MOMENTS, Batch, Batches, Folder, Loader, Transform, Worker
 from hashbench.tools.pipeline.recording import (
     MAIN_PROCESS,
     Anatomy,
@@ -189,8 +189,7 @@ def given_generators(loader: Any) -> dict[str, str]:
 
 def _transforms(anatomy: Anatomy, batches: Batches) -> tuple[Transform, ...]:
     """Those that were seen at work, in the order in which they are found in the dataset."""
-    samples: list[Sample] = [sample for batch in batches.batches for sample in batch.samples or ()]
-    steps = [step for sample in samples for step in sample.steps or ()]
+    steps = [step for sample in batches.samples for step in sample.steps or ()]
     transforms = []
     for name in dict.fromkeys([*anatomy.texts, *(step.transform for step in steps)]):
         drew = [step.drew for step in steps if step.transform == name]

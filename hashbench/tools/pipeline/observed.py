@@ -170,6 +170,11 @@ class Batches:
     exhausted: bool
     absent: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def samples(self) -> list[Sample]:
+        """The samples of all batches, in order."""
+        return [sample for batch in self.batches for sample in batch.samples or ()]
+
 
 @dataclass(frozen=True, slots=True)
 class Weights:

@@ -1,11 +1,8 @@
 """Watching batches being made, in whatever process makes them.
 
-What the user made stays as it is: a profiling function (``sys.setprofile``) sees the calls of the dataset and of its
-transforms, an audit hook sees the files that are opened. Only the loader's ``collate_fn`` and ``worker_init_fn`` are
-wrapped, since no other way leads into a worker process. Nothing here draws a random number.
-
-What is not seen: transforms that are C functions, files that C code opens by itself (``torchvision.io``, LMDB), samples
-of a dataset that makes whole batches (``__getitems__``) or yields samples (``IterableDataset``) before they are whole.
+A profiling function (``sys.setprofile``) sees the calls of the dataset and of its transforms, an audit hook the files
+that are opened. Only the loader's ``collate_fn`` and ``worker_init_fn`` are wrapped, since no other way leads into a
+worker process. Nothing here draws a random number. What is not seen is in ``docs/pipeline.md``.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -95,10 +95,10 @@ def observe(path: Path, *, hash_seed: str, hash_seed_by: str) -> Observed:
             tip="Check its dataset, and drop_last.",
         )
     facts = facts_of(loader, seed=config.seed, folders=(), batches=made.seen, given=given)
-    files = [file for batch in made.seen.batches for sample in batch.samples or () for file in sample.files or ()]
+    files = [file for sample in made.seen.samples for file in sample.files or ()]
     root = facts.listing.root if facts.listing is not None else common_folder(files)
     with _part_named(path, "its model"):
-        trained = first_steps(config, model, made.batches)
+        outputs, layers, trace = first_steps(config, model, made.batches)
     parameter = next(model.parameters(), None) if model is not None else None
     machine = collect("cpu" if parameter is None else parameter.device.type)
     if hash_seed_by == "hashbench":
@@ -110,9 +110,9 @@ def observe(path: Path, *, hash_seed: str, hash_seed_by: str) -> Observed:
         loader=replace(facts, folders=listed.folders(root)),
         batches=_relative(made.seen, root),
         weights=weights,
-        outputs=trained.outputs,
-        layers=trained.layers,
-        trace=trained.trace,
+        outputs=outputs,
+        layers=layers,
+        trace=trace,
     )
 
 
@@ -188,15 +188,6 @@ def _relative(seen: Batches, root: str) -> Batches:
 # ---------------------------------------------------------------------------------------- the first steps of the model
 
 
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """What the first steps left."""
-
-    outputs: Outputs
-    layers: tuple[tuple[str, ...], ...] | None
-    trace: Trace | None
-
-
 def weights_of(model: torch.nn.Module | None) -> Weights:
     """The digests of all parameters and buffers."""
     if model is None:
@@ -207,15 +198,17 @@ def weights_of(model: torch.nn.Module | None) -> Weights:
     return Weights(parameters, buffers)
 
 
-def first_steps(config: Config, model: torch.nn.Module | None, batches: Sequence[Any]) -> Trained:
-    """Train ``model`` for one step on each batch.
+def first_steps(
+    config: Config, model: torch.nn.Module | None, batches: Sequence[Any]
+) -> tuple[Outputs, tuple[tuple[str, ...], ...] | None, Trace | None]:
+    """Outputs, layers and trace of ``model`` trained for one step on each batch.
 
     Raises:
         Exception: whatever the user's functions raise.
     """
     if model is None:
         absent = dict.fromkeys(("predictions", "shown", "losses"), _NO_MODEL)
-        return Trained(Outputs(None, None, None, absent), None, None)
+        return Outputs(None, None, None, absent), None, None
     optimizer = _optimizer(config, model)
     trace = HashDebugTrace(model=model, settings=settings)
     layers: list[tuple[str, ...]] = []
@@ -244,7 +237,7 @@ def first_steps(config: Config, model: torch.nn.Module | None, batches: Sequence
         trace.add_result(name, value)
     why = {} if losses else {"losses": "the model has no parameter that learns, and the pipeline no loss"}
     outputs = replace(first, losses=tuple(losses) or None, absent={**first.absent, **why})
-    return Trained(outputs, tuple(layers), trace.finish())
+    return outputs, tuple(layers), trace.finish()
 
 
 def _outputs(first: Any) -> Outputs:
