@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -161,41 +162,30 @@ def is_compiled(model: Model) -> bool:
 def partings_of(before: Execution, after: Execution, rule: Rule) -> Iterator[Parting]:
     """Where two executions part, by tolerance and bit by bit, each if they do. Their results are compared anew, since a
     trace may make torch take another formula."""
-    judge = _Judge(before, after, rule)
+    digests = _digests(before.trace), _digests(after.trace)
+
+    @functools.cache
+    def numbers(first: str, second: str) -> TensorComparison | None:
+        """The comparison of what two records or leaves held, of several tensors the worst; ``None`` if not kept."""
+        a, b = before.values.get(first), after.values.get(second)
+        compared = [compare_values(first, *pair, rule=rule) for pair in zip_longest(a, b)] if a and b else []
+        return max(compared, key=lambda item: item.severity, default=None)
+
+    def agreement(first: str, second: str) -> Agreement:
+        if digests[0].get(first) == digests[1].get(second):
+            return Agreement.BITWISE
+        compared = numbers(first, second)
+        if compared is None or not compared.within:
+            return Agreement.BEYOND  # what was not kept agrees only where its digests do
+        return Agreement.BITWISE if compared.bitwise else Agreement.WITHIN
+
     compared = compare_mappings("results", before.results, after.results, rule=rule)
     tensors = [item for item in compared.tensors if item.kind not in LONE]  # what one model lacks parts nothing
     for level in ("tolerance", "bitwise"):
         differing = [item.name for item in tensors if not (item.within if level == "tolerance" else item.bitwise)]
         if differing:
-            first = parting.find(before.trace, after.trace, level=level, agreement=judge.agreement, differing=differing)
-            yield replace(first, numbers=judge.numbers(first.name, first.other))
-
-
-class _Judge:
-    """How well what two executions left agrees; what was not kept agrees only where its digests do."""
-
-    def __init__(self, before: Execution, after: Execution, rule: Rule) -> None:
-        self.before, self.after, self.rule = before, after, rule
-        self.digests = [_digests(before.trace), _digests(after.trace)]
-        self.known: dict[tuple[str, str], TensorComparison | None] = {}
-
-    def agreement(self, first: str, second: str) -> Agreement:
-        """How well a record or leaf of one agrees with one of the other; ids as in their traces."""
-        if self.digests[0].get(first) == self.digests[1].get(second):
-            return Agreement.BITWISE
-        compared = self.numbers(first, second)
-        if compared is None or not compared.within:
-            return Agreement.BEYOND
-        return Agreement.BITWISE if compared.bitwise else Agreement.WITHIN
-
-    def numbers(self, first: str, second: str) -> TensorComparison | None:
-        """The comparison of what two records or leaves held, of several tensors the worst; ``None`` if not kept."""
-        if (first, second) not in self.known:
-            before, after = self.before.values.get(first), self.after.values.get(second)
-            pairs = zip_longest(before, after) if before and after else ()
-            compared = [compare_values(first, a, b, rule=self.rule) for a, b in pairs]
-            self.known[first, second] = max(compared, key=lambda item: item.severity, default=None)
-        return self.known[first, second]
+            first = parting.find(before.trace, after.trace, level=level, agreement=agreement, differing=differing)
+            yield replace(first, numbers=numbers(first.name, first.other))
 
 
 def _digests(trace: Trace) -> dict[str, tuple[TensorDigest, ...]]:

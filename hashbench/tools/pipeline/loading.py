@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,21 +26,19 @@ from torch.utils.data import (
 from hashbench.run.rng import is_generator, state_digest
 from hashbench.tools.pipeline.observed import MOMENTS, Batch, Batches, Folder, Loader, Transform, Worker
 from hashbench.tools.pipeline.recording import (
-    MAIN_PROCESS,
     Anatomy,
-    Watch,
-    WatchedCollate,
-    WatchedInit,
     content_digest,
     dissect,
     length_of,
     listing_of,
     matched,
     read_notes,
+    watched,
 )
 
 _SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _ASKED, _FIRST_MADE = MOMENTS[-2:]
+_NO_MORE = object()
 _MOST_ENTRIES = 1_000_000
 _NOT_LOADER = "the loader is no torch.utils.data.DataLoader, so only its batches are seen"
 
@@ -64,21 +62,15 @@ def first_batches(loader: Any, *, steps: int, modules: tuple[str, ...], note: Ca
     digests: list[str | None] = []
     exhausted = False
     with tempfile.TemporaryDirectory(prefix="hashbench-") as folder:
-        watch = Watch(Path(folder), modules=modules)
-        with _watched(loader, watch):
+        with watched(loader, Path(folder), modules=modules) as recorder:
             note(_ASKED)
             iterator = iter(loader)
-            while len(received) < steps and not exhausted:
-                if watch.recorder is not None:
-                    watch.recorder.start()
-                try:
-                    batch = next(iterator)
-                except StopIteration:
+            while len(received) < steps:
+                with recorder.running() if recorder is not None else contextlib.nullcontext():
+                    batch = next(iterator, _NO_MORE)
+                if batch is _NO_MORE:
                     exhausted = True
-                    continue
-                finally:
-                    if watch.recorder is not None:
-                        watch.recorder.stop()
+                    break
                 if not received:
                     note(_FIRST_MADE)
                 received.append(batch)
@@ -89,24 +81,6 @@ def first_batches(loader: Any, *, steps: int, modules: tuple[str, ...], note: Ca
     used = {batch.worker for batch in batches}
     seen = Batches(batches, steps, exhausted, _absent(loader, batches))
     return Made(tuple(received), seen, tuple(worker for worker in workers if worker.worker in used))
-
-
-@contextlib.contextmanager
-def _watched(loader: Any, watch: Watch) -> Iterator[None]:
-    """The loader with its two functions wrapped, put back at the end."""
-    if not isinstance(loader, DataLoader):
-        yield
-        return
-    collate, initialise = loader.collate_fn, loader.worker_init_fn
-    loader.collate_fn = WatchedCollate(collate, watch, batched=loader.batch_sampler is not None)
-    if loader.num_workers:
-        loader.worker_init_fn = WatchedInit(initialise, watch)
-    else:
-        watch.begin(MAIN_PROCESS, loader.dataset)
-    try:
-        yield
-    finally:
-        loader.collate_fn, loader.worker_init_fn = collate, initialise
 
 
 def _absent(loader: Any, batches: tuple[Batch, ...]) -> dict[str, str]:
@@ -229,41 +203,39 @@ def _kind(value: Any) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
-class FolderWatch:
-    """Notes the folders that are listed while it is entered, but for those that Python's import looks into."""
+@contextlib.contextmanager
+def listed_folders() -> Iterator[list[str]]:
+    """The absolute paths of the folders that are listed meanwhile, but for those that Python's import looks into."""
+    paths: list[str] = []
+    is_on = True
 
-    def __init__(self) -> None:
-        self._paths: dict[str, None] = {}
-        self._is_on = False
-
-    def __enter__(self) -> FolderWatch:
-        sys.addaudithook(self._audited)
-        self._is_on = True
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_on = False
-
-    def _audited(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if not self._is_on or event not in ("os.listdir", "os.scandir"):
+    def audited(event: str, arguments: tuple[Any, ...]) -> None:
+        if not is_on or event not in ("os.listdir", "os.scandir"):
             return
         caller = sys._getframe(1).f_code.co_filename
         path = arguments[0] if arguments else None
         if not caller.startswith("<frozen importlib") and (path is None or isinstance(path, (str, bytes))):
-            self._paths[os.path.abspath(os.fsdecode(path or "."))] = None  # noqa: PTH100
+            paths.append(os.path.abspath(os.fsdecode(path or ".")))  # noqa: PTH100
 
-    def folders(self, root: str) -> tuple[Folder, ...]:
-        """What the system lists in each of those at or below ``root``, which is named by its path from there."""
-        folders = []
-        for path in self._paths:
-            name = os.path.relpath(path, root) if root else path
-            try:
-                names = [] if root and name.startswith("..") else os.listdir(path)  # noqa: PTH208 – in the system's order
-            except OSError:
-                continue
-            if names and len(names) <= _MOST_ENTRIES:
-                folders.append(Folder(name, len(names), _names_digest(names), _names_digest(sorted(names))))
-        return tuple(folders)
+    sys.addaudithook(audited)  # cannot be taken away
+    try:
+        yield paths
+    finally:
+        is_on = False
+
+
+def folders_in(paths: Sequence[str], root: str) -> tuple[Folder, ...]:
+    """What the system lists in each of those at or below ``root``, which is named by its path from there."""
+    folders = []
+    for path in dict.fromkeys(paths):
+        name = os.path.relpath(path, root) if root else path
+        try:
+            names = [] if root and name.startswith("..") else os.listdir(path)  # noqa: PTH208 – in the system's order
+        except OSError:
+            continue
+        if names and len(names) <= _MOST_ENTRIES:
+            folders.append(Folder(name, len(names), _names_digest(names), _names_digest(sorted(names))))
+    return tuple(folders)
 
 
 def _names_digest(names: list[str]) -> str:

@@ -13,14 +13,14 @@ import json
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import xxhash
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from hashbench.io import file_digest, from_json, to_json
 from hashbench.run.outputs import NotComparableError, flatten
@@ -45,14 +45,13 @@ _LONGEST_LIST = 256
 _NO_MODULES: Mapping[str, types.ModuleType] = types.MappingProxyType({})
 
 
-# ---------------------------------------------------------------------------------------------- wrapped functions
-
-
 class Watch:
-    """Follows one loader through all processes that work for it. Each writes what it saw into a file in ``folder``."""
+    """Follows one loader through all processes that work for it, in the place of its ``collate_fn`` and its
+    ``worker_init_fn``, which it calls. Each process writes what it saw into a file in ``folder``."""
 
-    def __init__(self, folder: Path, *, modules: tuple[str, ...]) -> None:
-        self.folder, self.modules = folder, modules
+    def __init__(self, loader: DataLoader[Any], folder: Path, *, modules: tuple[str, ...]) -> None:
+        self.folder, self.modules, self.batched = folder, modules, loader.batch_sampler is not None
+        self.collate_fn, self.worker_init_fn = loader.collate_fn, loader.worker_init_fn
         self.recorder: Recorder | None = None
         """That of this process, where it watches."""
 
@@ -65,40 +64,47 @@ class Watch:
         self.recorder = Recorder(self.folder, worker, dissect(dataset, mine))
         return self.recorder
 
-
-class WatchedInit:
-    """A ``worker_init_fn`` that begins to watch, and calls the user's."""
-
-    def __init__(self, inner: Callable[[int], object] | None, watch: Watch) -> None:
-        self.inner, self.watch = inner, watch
-
-    def __call__(self, worker: int) -> None:
+    def initialise(self, worker: int) -> None:
+        """In a worker: call the user's ``worker_init_fn``, and begin to watch."""
         info = get_worker_info()
         began = global_state_digests()
-        if self.inner is not None:
-            self.inner(worker)
-        recorder = self.watch.begin(worker, None if info is None else info.dataset)
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker)
+        recorder = self.begin(worker, None if info is None else info.dataset)
         recorder.write(worker=Worker(worker, began, global_state_digests()))
         recorder.start()
 
-
-class WatchedCollate:
-    """A ``collate_fn`` that looks at samples and batch, and leaves the work to the user's."""
-
-    def __init__(self, inner: Callable[[Any], Any], watch: Watch, *, batched: bool) -> None:
-        self.inner, self.watch, self.batched = inner, watch, batched
-
-    def __call__(self, samples: Any) -> Any:
-        recorder = self.watch.recorder
+    def collate(self, samples: Any) -> Any:
+        """What the user's ``collate_fn`` makes of samples; they and the batch are looked at."""
+        recorder = self.recorder
         if recorder is None:
-            return self.inner(samples)
+            return self.collate_fn(samples)
         with recorder.paused():
             listed = list(samples) if self.batched and isinstance(samples, (list, tuple)) else [samples]
             after = [content_digest(sample) for sample in listed]
-        batch = self.inner(samples)
+        batch = self.collate_fn(samples)
         with recorder.paused():
             recorder.batch_done(after, content_digest(batch))
         return batch
+
+
+@contextlib.contextmanager
+def watched(loader: Any, folder: Path, *, modules: tuple[str, ...]) -> Iterator[Recorder | None]:
+    """The recorder of this process where it makes the batches itself. The loader's two functions are put back at the
+    end."""
+    if not isinstance(loader, DataLoader):
+        yield None
+        return
+    watch = Watch(loader, folder, modules=modules)
+    loader.collate_fn = watch.collate
+    if loader.num_workers:
+        loader.worker_init_fn = watch.initialise
+    else:
+        watch.begin(MAIN_PROCESS, loader.dataset)
+    try:
+        yield watch.recorder
+    finally:
+        loader.collate_fn, loader.worker_init_fn = watch.collate_fn, watch.worker_init_fn
 
 
 # ---------------------------------------------------------------------------------------------------- one process
@@ -160,6 +166,15 @@ class Recorder:
         """See nothing any more."""
         self._is_on = False
         sys.setprofile(None)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """A context in which calls are seen."""
+        self.start()
+        try:
+            yield
+        finally:
+            self.stop()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

@@ -29,7 +29,7 @@ from hashbench.run.workload import map_tensors, mean_of_outputs
 from hashbench.tools.pipeline import observed
 from hashbench.tools.pipeline.checking import ANSWER_FILE
 from hashbench.tools.pipeline.config import Config, load
-from hashbench.tools.pipeline.loading import FolderWatch, facts_of, first_batches, given_generators
+from hashbench.tools.pipeline.loading import facts_of, first_batches, folders_in, given_generators, listed_folders
 from hashbench.tools.pipeline.observed import (
     Batches,
     Digests,
@@ -65,7 +65,7 @@ def observe(path: Path, *, hash_seed: str, hash_seed_by: str) -> Observed:
 
     note("start")
     known = set(sys.modules)
-    with FolderWatch() as listed:
+    with listed_folders() as listed:
         with _part_named(path, "its import"):
             config = load(path)
         modules = _modules_of_users(known)
@@ -107,7 +107,7 @@ def observe(path: Path, *, hash_seed: str, hash_seed_by: str) -> Observed:
     return Observed(
         surroundings=Surroundings(machine, settings(), hash_seed, hash_seed_by, _modules_of_users(known)),
         random_state=RandomState(moments, made.workers),
-        loader=replace(facts, folders=listed.folders(root)),
+        loader=replace(facts, folders=folders_in(listed, root)),
         batches=_relative(made.seen, root),
         weights=weights,
         outputs=outputs,
