@@ -283,8 +283,8 @@ def test_report_is_readable_as_text_and_json() -> None:
 
 
 REFUSED = {
-    "no iterations": (mlp(), {"num_iterations": 0}, "num_iterations=0 is no number of iterations"),
-    "an unknown stage": (mlp(), {"stages": ("output",)}, "'output' is no stage"),
+    "no iterations": (mlp(), {"num_iterations": 0}, "num_iterations=0 is not a number of iterations"),
+    "an unknown stage": (mlp(), {"stages": ("output",)}, "'output' is not a stage"),
     "no stage": (mlp(), {"stages": ()}, "no stage was asked for"),
     "an unknown name": (mlp(), {"rename": {"7": "8"}}, "rename has '7', which the model before does not have"),
     "what cannot be called": ("model", {}, "the model after is a str"),

@@ -215,5 +215,5 @@ def test_what_is_there_already_is_kept(tmp_path: Path) -> None:
     (tmp_path / "check" / "precious").touch()
     (tmp_path / "pipeline.py").write_text("def make_loader(seed): return [1]", encoding="utf-8")
 
-    with pytest.raises(HashbenchError, match="is there already"):
+    with pytest.raises(HashbenchError, match="already exists"):
         checking.check(tmp_path / "pipeline.py", tmp_path / "check", timeout=60)

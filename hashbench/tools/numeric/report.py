@@ -53,7 +53,7 @@ class Rule:
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
                 raise HashbenchError(
-                    f"{name}={value!r} is no tolerance", tip="Give a number from 0, such as 1e-4, or None."
+                    f"{name}={value!r} is not a tolerance", tip="Give a number from 0, such as 1e-4, or None."
                 )
         unknown = sorted(self.ignore - set(FORMS))
         if unknown:

@@ -150,7 +150,7 @@ def subject_of(request: Request, side: str, notes: list[str]) -> Iterator[Subjec
                 f"the model {side} is a {type(model).__name__}, which cannot be called",
                 tip="Give a torch.nn.Module, or a function of the inputs.",
             )
-        notes.append(f"the model {side} is no module: it has no parameters, and what it changes is not put back")
+        notes.append(f"the model {side} is not a module: it has no parameters, and what it changes is not put back")
         yield Subject(model, request, copied=False)
         return
     copied, reason = _copy_of(model)
@@ -223,7 +223,7 @@ def check(request: Request) -> Report:
 def _refuse_nonsense(request: Request) -> None:
     if type(request.iterations) is not int or request.iterations < 1:
         raise HashbenchError(
-            f"num_iterations={request.iterations!r} is no number of iterations",
+            f"num_iterations={request.iterations!r} is not a number of iterations",
             consequence="nothing would be compared",
             tip="Give an integer from 1.",
         )
@@ -239,7 +239,7 @@ def _refuse_nonsense(request: Request) -> None:
             )
     unknown = sorted(request.stages - set(STAGES))
     if unknown or not request.stages:
-        what = f"{unknown[0]!r} is no stage" if unknown else "no stage was asked for"
+        what = f"{unknown[0]!r} is not a stage" if unknown else "no stage was asked for"
         raise HashbenchError(what, consequence="nothing would be compared", tip=f"Stages are: {', '.join(STAGES)}.")
 
 

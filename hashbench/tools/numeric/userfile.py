@@ -51,7 +51,7 @@ def load(path: Path, *, seed: int) -> UserFile:
         inputs = _called(path, "inputs", make_inputs, seed)
     for name, model in (("before", before), ("after", after)):
         if not callable(model):
-            what = f"{name}() returned a value of type {type(model).__name__}, no model"
+            what = f"{name}() returned a value of type {type(model).__name__}, which is not a model"
             raise _unusable(path, what, "Return a torch.nn.Module.")
     if inputs is None:
         raise _unusable(path, "inputs() returned None", "Return a tuple, a dict or a tensor.")
@@ -61,15 +61,15 @@ def load(path: Path, *, seed: int) -> UserFile:
     )
     renames, stages = names.get("RENAME"), names.get("STAGES")
     if renames is not None and not (isinstance(renames, dict) and _are_texts([*renames, *renames.values()])):
-        raise _unusable(path, "its RENAME is no dict of strings", 'Write: RENAME = {"name before": "name after"}.')
+        raise _unusable(path, "its RENAME is not a dict of strings", 'Write: RENAME = {"name before": "name after"}.')
     if stages is not None and not (isinstance(stages, (list, tuple, set, frozenset)) and _are_texts(stages)):
-        raise _unusable(path, "its STAGES is no tuple of strings", 'Write: STAGES = ("outputs",).')
+        raise _unusable(path, "its STAGES is not a tuple of strings", 'Write: STAGES = ("outputs",).')
     return UserFile(before, after, inputs, loss, make_optimizer, rename if renames is None else renames, stages)
 
 
 def _names_in(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise _unusable(path, "there is no such file", "Check the path.")
+        raise _unusable(path, "it does not exist", "Check the path.")
     if path.suffix != ".py":
         raise _unusable(path, "it is not a Python file (.py)", f"Give a Python file with {EXAMPLE}.")
     try:
@@ -82,7 +82,7 @@ def _function(path: Path, names: dict[str, Any], name: str) -> Callable[..., Any
     value = names.get(name)
     if callable(value):
         return value  # type: ignore[no-any-return]
-    what = f"it has no function {name}" if value is None else f"its {name} is a {type(value).__name__}, no function"
+    what = f"it has no function {name}" if value is None else f"its {name} is a {type(value).__name__}, not a function"
     raise _unusable(path, what, f"It needs {EXAMPLE}.")
 
 

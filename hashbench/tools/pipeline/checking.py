@@ -44,7 +44,7 @@ def check(config: Path, output: Path, *, timeout: float, repeat: bool = True) ->
     tip = "Choose another folder with --output-dir."
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         consequence = "nothing was run, so that nothing is lost"
-        raise HashbenchError(f"{output} is there already", consequence=consequence, tip=tip)
+        raise HashbenchError(f"{output} already exists", consequence=consequence, tip=tip)
     partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
     log = output.with_name(f"{output.name}.log")
     given = os.environ.get("PYTHONHASHSEED", "")

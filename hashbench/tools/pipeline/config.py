@@ -44,7 +44,7 @@ class Config:
 def check_path(path: Path) -> None:
     """Raises :class:`HashbenchError` unless ``path`` is a file of a kind that :func:`load` knows."""
     if not path.is_file():
-        raise _unusable(path, "there is no such file", tip="Check the path.")
+        raise _unusable(path, "it does not exist", tip="Check the path.")
     if path.suffix not in (".py", ".yaml", ".yml"):
         raise _unusable(path, "it is neither a Python file (.py) nor YAML (.yaml)", tip=f"Write one with `{EXAMPLE}`.")
 
@@ -64,8 +64,7 @@ def load(path: Path) -> Config:
     for name, (default, least, most) in _VALUES.items():
         value = values[name] = content.get(name, default)
         if type(value) is not int or not least <= value <= most:
-            tip = f"Write a whole number from {least} to {most}."
-            raise _unusable(path, f"{name} = {value!r} is out of place", tip=tip)
+            raise _unusable(path, f"{name} = {value!r} is not a whole number from {least} to {most}", tip="Correct it.")
     return Config(functions, **values)
 
 
@@ -88,7 +87,7 @@ def _of_yaml(path: Path) -> tuple[dict[str, Any], Mapping[Any, Any]]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         first = first_line(error) or type(error).__name__
-        raise _unusable(path, f"it is no YAML ({first})", tip="Check it with any YAML tool.") from error
+        raise _unusable(path, f"it is not YAML ({first})", tip="Check it with any YAML tool.") from error
     if not isinstance(content, Mapping):
         raise _unusable(path, "it is not a list of entries", tip="Begin with `loader: module:function`.")
     known = {*NAMES, *_VALUES, "loader", "model", "optimizer"}

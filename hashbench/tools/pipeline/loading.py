@@ -40,7 +40,7 @@ _SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _ASKED, _FIRST_MADE = MOMENTS[-2:]
 _NO_MORE = object()
 _MOST_ENTRIES = 1_000_000
-_NOT_LOADER = "the loader is no torch.utils.data.DataLoader, so only its batches are seen"
+_NOT_LOADER = "the loader is not a torch.utils.data.DataLoader, so only its batches are seen"
 
 
 @dataclass(frozen=True, slots=True)

@@ -343,7 +343,7 @@ def _check_digest(folder: Path, name: str, files: Mapping[str, str]) -> None:
 def _check_file(folder: Path, name: str) -> None:
     path = folder / name
     if not path.is_file():
-        raise _unreadable(folder, f"it has no {name}" if folder.is_dir() else "there is no such folder")
+        raise _unreadable(folder, f"it has no {name}" if folder.is_dir() else "it does not exist")
     if path.stat().st_size > _LARGEST:
         raise _unreadable(folder, f"{name} has more than {_LARGEST // 2**20} MiB")
 
