@@ -5,16 +5,17 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
-from hashbench.catalog import CAUSES, Kind, kind_of
+from hashbench.catalog import CAUSES, Confidence, Kind, kind_of
 from hashbench.errors import HashbenchError
 from hashbench.records import Row
-from hashbench.results.environments import EnvironmentChange, environment_changes
+from hashbench.results.environments import EnvironmentChange, environment_changes, flat
 from hashbench.results.load import Sweep
 from hashbench.results.rows import row_key
 from hashbench.text import a_few
@@ -158,6 +159,12 @@ def decide(
 
 # ------------------------------------------------------------------------------------------------- pairing
 
+Pair = tuple[Row | None, Row | None]
+"""The rows of one model in BASE and in NEW, one of them perhaps absent."""
+
+Pairs = Sequence[tuple[Row, Row]]
+"""The rows of models that ran on both sides."""
+
 
 def compare(base: Sweep, new: Sweep, *, scoped: bool = False) -> Comparison[Row, Outcome]:
     """What became of every model of ``base`` and ``new``.
@@ -174,43 +181,39 @@ def compare(base: Sweep, new: Sweep, *, scoped: bool = False) -> Comparison[Row,
             f"{base.label} holds no rows", consequence="there is nothing to compare with", tip="Name a finished sweep."
         )
     pairs = _pairs(base, new, scoped=scoped)
-    compared = [pair for pair in pairs if pair.base and pair.new]
+    both = [(old, now) for old, now in pairs if old and now]
     # What was skipped ran nowhere; its row has the environment of the machine that began the sweep.
-    ran = [(old, now) for old, now in compared if old and now and not _is_skipped(old) and not _is_skipped(now)]
+    ran = [pair for pair in both if not any(kind_of(row.accuracy) is Kind.SKIP for row in pair)]
     return Comparison(
         base=base.label,
         new=new.label,
-        environment=_environment_changes(base, new, [_Pair(*rows) for rows in ran]),
+        environment=_environment_changes(base, new, ran),
         changes=worst_first(sorted(_changes(base, new, pairs), key=lambda change: change.key)),
-        remarks=(*_remarks(base, new, compared=len(compared)), *_environment_remarks(base, new, ran)),
+        remarks=(*_remarks(base, new, compared=len(both)), *_environment_remarks(base, new, ran)),
     )
 
 
-def _is_skipped(row: Row) -> bool:
-    return kind_of(row.accuracy) is Kind.SKIP
-
-
-class _Pair(NamedTuple):
-    """The rows of one model, one of them perhaps absent."""
-
-    base: Row | None
-    new: Row | None
-
-    @property
-    def row(self) -> Row:
-        """The row that is there, rather NEW's than BASE's."""
-        row = self.new or self.base
-        if row is None:
-            raise ValueError("a pair has a row on one side at least")
-        return row
-
-
-def _pairs(base: Sweep, new: Sweep, *, scoped: bool) -> list[_Pair]:
+def _pairs(base: Sweep, new: Sweep, *, scoped: bool) -> list[Pair]:
     exact, loose = _keys(base, new)
     first, second = _by_key(base, exact), _by_key(new, exact)
-    pairs = [_Pair(row, second.get(key)) for key, row in first.items()]
-    pairs += [_Pair(None, row) for key, row in second.items() if key not in first]
-    return pairs if scoped else _paired_loosely(pairs, loose)
+    pairs: list[Pair] = [(row, second.pop(key, None)) for key, row in first.items()]
+    pairs += [(None, row) for row in second.values()]
+    if scoped:
+        return pairs
+    # A row that only BASE has belongs to one that only NEW has where their looser key makes them unique.
+    lonely_base = _unique((old for old, now in pairs if old and not now), loose)
+    lonely_new = _unique((now for old, now in pairs if now and not old), loose)
+    joined: list[Pair] = [(row, lonely_new[key]) for key, row in lonely_base.items() if key in lonely_new]
+    taken = {id(row) for pair in joined for row in pair}
+    return [pair for pair in pairs if id(_either(pair)) not in taken] + joined
+
+
+def _either(pair: Pair) -> Row:
+    """The row that is there, rather NEW's than BASE's."""
+    row = pair[1] or pair[0]
+    if row is None:
+        raise ValueError("a pair has a row on one side at least")
+    return row
 
 
 RowKey = Callable[[Row], Hashable]
@@ -219,88 +222,58 @@ RowKey = Callable[[Row], Hashable]
 def _keys(base: Sweep, new: Sweep) -> tuple[RowKey, RowKey]:
     """What identifies a row on both sides, and what still does when device and dtype may differ."""
     kinds = {base.kind, new.kind}
+    name = operator.attrgetter("name")
     if "dynamo_expected" in kinds:
-        return _name, _name
+        return name, name
     if "dynamo" in kinds:
-        return (lambda row: (row.dev, row.name)), _name
-    return row_key, (lambda row: (row.suite, row.mode, row.name))
-
-
-def _name(row: Row) -> str:
-    return row.name
+        return operator.attrgetter("dev", "name"), name
+    return row_key, operator.attrgetter("suite", "mode", "name")
 
 
 def _by_key(sweep: Sweep, key: RowKey) -> dict[Hashable, Row]:
-    found: dict[Hashable, Row] = {}
+    rows: dict[Hashable, Row] = {}
     for row in sweep.rows:
-        if found.setdefault(key(row), row) is not row:
+        if rows.setdefault(key(row), row) is not row:
             raise HashbenchError(
                 f"{sweep.label} holds {row.name} more than once",
                 consequence="the other side does not tell suites, modes and dtypes apart",
                 tip="Name one of its CSVs.",
             )
-    return found
-
-
-def _paired_loosely(pairs: list[_Pair], key: RowKey) -> list[_Pair]:
-    """Join a row that only BASE has with one that only NEW has, where their looser key makes them unique."""
-    lonely_base = _unique((pair.base for pair in pairs if pair.base and not pair.new), key)
-    lonely_new = _unique((pair.new for pair in pairs if pair.new and not pair.base), key)
-    joined = [_Pair(row, lonely_new[name]) for name, row in lonely_base.items() if name in lonely_new]
-    taken = {id(row) for pair in joined for row in pair}
-    return [pair for pair in pairs if id(pair.row) not in taken] + joined
+    return rows
 
 
 def _unique(rows: Iterable[Row], key: RowKey) -> dict[Hashable, Row]:
     candidates = tuple(rows)
-    count = Counter(map(key, candidates))
-    return {key(row): row for row in candidates if count[key(row)] == 1}
+    counts = Counter(map(key, candidates))
+    return {key(row): row for row in candidates if counts[key(row)] == 1}
 
 
 # ------------------------------------------------------------------------------------------------- changes
 
 
-def _changes(base: Sweep, new: Sweep, pairs: Iterable[_Pair]) -> Iterator[ModelChange]:
+def _changes(base: Sweep, new: Sweep, pairs: Iterable[Pair]) -> Iterator[ModelChange]:
     ours = base.kind == new.kind == "hashbench"
-    base_groups, new_groups = ({_group(row) for row in sweep.rows} for sweep in (base, new))
-    suites = {row.suite for row in new.rows} | {suite for one in new.selections for suite, _ in one.models}
+    base_groups, new_groups = ({row_key(row)[:-1] for row in sweep.rows} for sweep in (base, new))
+    suites = {row.suite for row in new.rows}.union(*(selection.suites for selection in new.selections))
     for pair in pairs:
-        others = new_groups if pair.base else base_groups
-        yield Change(
-            key=row_key(pair.row),
-            outcome=(outcome := _outcome(pair, selected=_is_selected(new, pair.row, suites), places_known=ours)),
-            base=pair.base,
-            new=pair.new,
-            note=_note(outcome, pair),
-            whole_group=ours and not (pair.base and pair.new) and _group(pair.row) not in others,
-        )
+        old, now = pair
+        key = row_key(_either(pair))
+        outcome = _outcome(pair, selected=_is_selected(new, _either(pair), suites), places_known=ours)
+        whole_group = ours and not (old and now) and key[:-1] not in (new_groups if old else base_groups)
+        yield Change(key, outcome, old, now, _note(outcome, pair), whole_group)
 
 
-def _group(row: Row) -> tuple[str, ...]:
-    return row_key(row)[:-1]
-
-
-def _outcome(pair: _Pair, *, selected: bool, places_known: bool) -> Outcome:
+def _outcome(pair: Pair, *, selected: bool, places_known: bool) -> Outcome:
     base, new = pair
     if base is None or new is None:
         return decide(base.accuracy if base else "", new.accuracy if new else "", selected=selected)
     return decide(
         base.accuracy,
         new.accuracy,
-        comparable=not _differing(base, new, CONDITIONS, both=True),
+        comparable=not _other_conditions(base, new),
         same_place=not places_known or not _moved(base, new),
         always=base.rate is None or base.rate >= 1,
     )
-
-
-def _moved(base: Row, new: Row) -> list[str]:
-    """What says that the difference is another one; a cause says so only where both sides have established one."""
-    causes = () if _open_cause(base) or _open_cause(new) else ("cause",)
-    return _differing(base, new, (*PLACE, *causes))
-
-
-def _open_cause(row: Row) -> bool:
-    return (cause := CAUSES.get(row.cause)) is None or not cause.decided or row.confidence == "open"
 
 
 def _is_selected(sweep: Sweep, row: Row, suites: Collection[str]) -> bool:
@@ -315,57 +288,57 @@ def _is_selected(sweep: Sweep, row: Row, suites: Collection[str]) -> bool:
     return not selections or any(selection.covers(row) for selection in selections)
 
 
-def _differing(base: Row, new: Row, columns: Iterable[str], *, both: bool = False) -> list[str]:
-    """``column old → new`` for every column that differs; with ``both``, only where neither side is empty."""
-    texts = []
-    for column in columns:
-        old, now = getattr(base, column), getattr(new, column)
-        if old != now and not (both and (old in (None, "") or now in (None, ""))):
-            texts.append(f"{column} {_or_none(old)} → {_or_none(now)}")
-    return texts
+def _moved(base: Row, new: Row) -> list[str]:
+    """What says that the difference is another one; a cause says so only where both sides have established one."""
+    established = all((cause := CAUSES.get(row.cause)) and cause.decided for row in (base, new))
+    open_ = Confidence.OPEN in (base.confidence, new.confidence)
+    return _differing(base, new, (*PLACE, "cause") if established and not open_ else PLACE)
 
 
-def _or_none(value: Any) -> str:
+def _other_conditions(base: Row, new: Row) -> list[str]:
+    known = [column for column in CONDITIONS if not {getattr(base, column), getattr(new, column)} & {None, ""}]
+    return _differing(base, new, known)
+
+
+def _differing(base: Row, new: Row, columns: Iterable[str]) -> list[str]:
+    """``column old → new`` for every column that differs."""
+    values = {column: (getattr(base, column), getattr(new, column)) for column in columns}
+    return [f"{column} {_or_none(old)} → {_or_none(now)}" for column, (old, now) in values.items() if old != now]
+
+
+def _or_none(value: object) -> str:
     return "(none)" if value in (None, "") else str(value)
 
 
-def _note(outcome: Outcome, pair: _Pair) -> str:
+def _note(outcome: Outcome, pair: Pair) -> str:
     base, new = pair
     if base and new and outcome is Outcome.NOT_COMPARABLE:
-        return "; ".join(_differing(base, new, CONDITIONS, both=True))
+        return "; ".join(_other_conditions(base, new))
     if base and new and outcome is Outcome.MOVED:
         return "; ".join(_moved(base, new))
-    if base and outcome in (Outcome.FIXED, Outcome.NOT_SEEN):
-        return _what_happened(base)
-    return _what_happened(new) if new else ""
+    row = base if outcome in (Outcome.FIXED, Outcome.NOT_SEEN) else new
+    return _what_happened(row) if row else ""
 
 
 def _what_happened(row: Row) -> str:
     """The error of a row that failed; for one that differs, where."""
-    if row.error:
-        return row.error
-    where = f"{row.kernel} in {row.module}" if row.kernel and row.module else row.kernel
-    return f"{row.origin}: {where}" if row.origin and where else where or row.origin
+    where = " in ".join(filter(None, (row.kernel, row.module))) if row.kernel else ""
+    return row.error or ": ".join(filter(None, (row.origin, where)))
 
 
 # ------------------------------------------------------------------------------------------------- remarks
 
 
-def _environment_changes(base: Sweep, new: Sweep, compared: Iterable[_Pair]) -> tuple[EnvironmentChange, ...]:
-    """Only of the environments in which the compared rows were made; none where a side does not tell its own."""
+def _environment_changes(base: Sweep, new: Sweep, ran: Pairs) -> tuple[EnvironmentChange, ...]:
+    """Only of the environments in which the compared rows were made, of all where no row says so; none where a side
+    does not tell its own."""
     if not base.environments or not new.environments:
         return ()
-    pairs = tuple(compared)
-    return environment_changes(
-        _environments_of(base, {pair.base.env for pair in pairs if pair.base}),
-        _environments_of(new, {pair.new.env for pair in pairs if pair.new}),
-    )
-
-
-def _environments_of(sweep: Sweep, used: Collection[str]) -> list[Mapping[str, Any]]:
-    """The environments that are ``used``; all of them where the rows do not say."""
-    keys = [key for key in sweep.environments if key in used]
-    return [sweep.environments[key] for key in keys or sweep.environments]
+    used = []
+    for sweep, rows in ((base, [old for old, _ in ran]), (new, [now for _, now in ran])):
+        named = {row.env for row in rows} & sweep.environments.keys() or sweep.environments.keys()
+        used.append([environment for key, environment in sweep.environments.items() if key in named])
+    return environment_changes(*used)
 
 
 def _remarks(base: Sweep, new: Sweep, *, compared: int) -> Iterator[str]:
@@ -380,61 +353,36 @@ def _remarks(base: Sweep, new: Sweep, *, compared: int) -> Iterator[str]:
         yield "No model is on both sides: nothing was compared."
 
 
-# ------------------------------------------------------------------------------- several machines on one side
-
 _SHOWN = 4
 
 
-def _environment_remarks(base: Sweep, new: Sweep, pairs: Sequence[tuple[Row, Row]]) -> Iterator[str]:
-    """Sentences on the rows of ``pairs`` (BASE's and NEW's of one model each) where a side ran on several machines: its
-    environments may be the other side's, taken together, while a model ran on another machine in each. None where each
-    side is of one environment, since what differs between the two is shown by itself."""
-    sides = (("BASE", base, [row for row, _ in pairs]), ("NEW", new, [row for _, row in pairs]))
+def _environment_remarks(base: Sweep, new: Sweep, ran: Pairs) -> Iterator[str]:
+    """Sentences on rows of several machines: the environments of a side may be those of the other, taken together,
+    while a model ran on another machine in each. None where each side is of one environment, since what differs between
+    the two is shown by itself."""
+    old_entries, new_entries = (
+        {key: flat(environment) for key, environment in sweep.environments.items()} for sweep in (base, new)
+    )
     several = False
-    for side, sweep, rows in sides:
-        kinds = _kinds(sweep.environments, rows)
+    for side, known, rows in (
+        ("BASE", old_entries, [old for old, _ in ran]),
+        ("NEW", new_entries, [now for _, now in ran]),
+    ):
+        used = [known[key] for key in dict.fromkeys(row.env for row in rows) if key in known]
+        kinds = [kind for number, kind in enumerate(used) if kind not in used[:number]]
         if len(kinds) > 1:
             several = True
-            where = a_few(_differing_entries(kinds), _SHOWN)
+            entries = {entry for kind in kinds for entry in kind.items() ^ kinds[0].items()}
+            where = a_few(sorted({name for name, _ in entries}), _SHOWN)
             yield f"{side} mixes {len(kinds)} environments, which differ in {where}."
-        yield from _unknown(side, sweep, rows)
-    if several:
-        yield from _ran_elsewhere(base, new, pairs)
-
-
-def _kinds(environments: Mapping[str, Mapping[str, Any]], rows: Iterable[Row]) -> list[Mapping[str, Any]]:
-    """The environments of ``rows``, those that differ in what matters."""
-    kinds: list[Mapping[str, Any]] = []
-    for key in dict.fromkeys(row.env for row in rows):
-        found = environments.get(key)
-        if found is not None and all(environment_changes([found], [kind]) for kind in kinds):
-            kinds.append(found)
-    return kinds
-
-
-def _differing_entries(kinds: Sequence[Mapping[str, Any]]) -> list[str]:
-    entries = {change.key for kind in kinds[1:] for change in environment_changes([kinds[0]], [kind])}
-    return sorted(entries)
-
-
-def _unknown(side: str, sweep: Sweep, rows: Sequence[Row]) -> Iterator[str]:
-    """Rows of a task that was lost with its machine, for one."""
-    names = [row.name for row in rows if row.env not in sweep.environments]
-    if sweep.environments and names:
-        yield f"{side} does not tell in which environment {a_few(names, _SHOWN)} ran."
-
-
-def _ran_elsewhere(base: Sweep, new: Sweep, pairs: Sequence[tuple[Row, Row]]) -> Iterator[str]:
-    known: dict[tuple[str, str], bool] = {}
-    names = []
-    for old, now in pairs:
-        if old.env not in base.environments or now.env not in new.environments:
-            continue
-        both = (old.env, now.env)
-        if both not in known:
-            known[both] = bool(environment_changes([base.environments[old.env]], [new.environments[now.env]]))
-        if known[both]:
-            names.append(now.name)
-    if names:
-        count = f"{len(names)} of {len(pairs)} models"
-        yield f"{count} ran in another environment than in BASE, which may be why they changed: {a_few(names, _SHOWN)}."
+        unknown = [row.name for row in rows if row.env not in known]
+        if known and unknown:  # of a task that was lost with its machine, for one
+            yield f"{side} does not tell in which environment {a_few(unknown, _SHOWN)} ran."
+    elsewhere = [
+        now.name
+        for old, now in (ran if several else ())
+        if old.env in old_entries and now.env in new_entries and old_entries[old.env] != new_entries[now.env]
+    ]
+    if elsewhere:
+        share, names = f"{len(elsewhere)} of {len(ran)} models", a_few(elsewhere, _SHOWN)
+        yield f"{share} ran in another environment than in BASE, which may be why they changed: {names}."

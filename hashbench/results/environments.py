@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,19 +52,22 @@ def environment_changes(
 def _merged(environments: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     values: dict[str, set[str]] = {}
     for environment in environments:
-        for key, value in _flat(environment):
+        for key, value in flat(environment).items():
             values.setdefault(key, set()).add(value)
-    return {key: " or ".join(sorted(found)) for key, found in values.items()}
+    return {key: " or ".join(sorted(texts)) for key, texts in values.items()}
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for name, inner in value.items():
+def flat(environment: Mapping[str, Any]) -> dict[str, str]:
+    """The entries of an environment that may matter, as text by their dotted keys; without those that are empty."""
+    entries: dict[str, str] = {}
+    for name, value in environment.items():
         if name.lower() in VOLATILE:
             continue
-        if isinstance(inner, Mapping):
-            yield from _flat(inner, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", inner if isinstance(inner, str) else json.dumps(inner, sort_keys=True)
+        if isinstance(value, Mapping):
+            entries |= {f"{name}.{key}": text for key, text in flat(value).items()}
+        elif value != "":
+            entries[name] = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    return entries
 
 
 # ------------------------------------------------------------------------------------------------ beside a CSV
