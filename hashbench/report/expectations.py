@@ -19,7 +19,7 @@ from hashbench.errors import HashbenchError
 from hashbench.records import Row
 from hashbench.report.compare import Change, ModelChange, Outcome, compare
 from hashbench.report.history import History, Interval, ModelHistory, Night, load_history, seen
-from hashbench.results.load import Provenance, Sweep, csv_files, joined, load_file, load_sweep
+from hashbench.results.load import Provenance, Sweep, load_files, load_sweep
 from hashbench.results.rows import row_key
 from hashbench.text import count
 
@@ -327,18 +327,5 @@ def assess(folders: Sequence[Path | str], *, expected: Path | None = None, until
 
 
 def _sweep_of(night: Night) -> Sweep:
-    """The whole rows of a night; files that are among its problems are left out."""
-    try:
-        return load_sweep(night.folder)
-    except HashbenchError:
-        if not night.problems:
-            raise
-    parts: list[Sweep] = []
-    for file in csv_files(night.folder) if night.counts else []:
-        try:
-            part = load_file(file)
-            joined([*parts, part], path=night.folder, damaged_night=True)
-        except HashbenchError:
-            continue  # it is one of the problems
-        parts.append(part)
-    return joined(parts, path=night.folder, damaged_night=True)
+    """The whole rows of a night, of the files that can be read."""
+    return load_files(night.files, path=night.folder, damaged_night=bool(night.problems))

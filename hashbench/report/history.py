@@ -6,6 +6,7 @@ in which nothing about it changed.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from hashbench.errors import HashbenchError
 from hashbench.records import Row
 from hashbench.results.environments import EnvironmentChange, environment_changes, read_json_object
 from hashbench.results.folder import ACCURACY_FILE, NIGHT_FILE, SELECTION_FILE, with_evidence
-from hashbench.results.load import csv_files, load_file, night_problems
+from hashbench.results.load import Sweep, csv_files, load_file, night_problems, refuse_mixed
 from hashbench.results.rows import row_key
 
 STATE = ("accuracy", "kernel", "cause")
@@ -30,18 +31,19 @@ STATE = ("accuracy", "kernel", "cause")
 class Night:
     """One sweep of a history: one folder, with all suites and modes in it.
 
-    ``label`` is the folder's name, ``when`` the time of its beginning (ISO 8601, empty where nothing tells), ``counts``
-    how many rows had each accuracy, ``seconds`` the sum over its rows, ``environments`` the fingerprints by their key,
-    and ``changed`` what is different in them from the night before. ``problems`` are sentences on files of this night
-    that could not be read: their rows are in no count and in no interval.
-    """
+    ``label`` is the folder's name, ``when`` the time of its beginning (ISO 8601, UTC), ``files`` are its CSVs,
+    ``counts`` says how many rows had each accuracy, ``environments`` has the fingerprints by their key, and ``changed``
+    what is different in them from the night before. ``named``: the user named it, and not a folder of nights, so that
+    what is wrong with it is an error. ``problems`` are sentences on files that could not be read, which are not among
+    ``files``."""
 
     label: str
-    when: str
-    folder: Path
-    counts: Mapping[str, int]
-    seconds: float
-    environments: Mapping[str, Mapping[str, Any]]
+    when: str = ""
+    folder: Path = Path()
+    files: tuple[Path, ...] = ()
+    named: bool = False
+    counts: Mapping[str, int] = field(default_factory=dict)
+    environments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     changed: tuple[EnvironmentChange, ...] = ()
     problems: tuple[str, ...] = ()
 
@@ -80,7 +82,7 @@ class ModelHistory:
         """The interval that holds a night; ``None`` where the model has no row in it."""
         if night is None:
             return None
-        return next((one for one in reversed(self.intervals) if one.first <= night <= one.last), None)
+        return next((interval for interval in self.intervals if interval.first <= night <= interval.last), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,60 +128,49 @@ def load_history(folders: Iterable[Path | str], *, until: Path | None = None) ->
     Raises:
         HashbenchError: a folder is not there or holds nothing, a file that was named cannot be read, or none can.
     """
-    found = find_nights(folders)
-    last = next((place for place, one in enumerate(found) if until and one.path.resolve() == until.resolve()), None)
+    nights: list[Night] = []
     rows = ModelRows()
-    found = found if last is None else found[: last + 1]
-    nights = [_night(folder, rows, index=index) for index, folder in enumerate(found)]
+    known: Mapping[str, Mapping[str, Any]] = {}  # the environments of the last night that tells its own
+    for night in find_nights(folders):
+        nights.append(_read(night, rows, index=len(nights), known=known))
+        known = nights[-1].environments or known
+        if until is not None and night.folder.resolve() == until.resolve():
+            break
     if nights and all(night.problems and not night.counts for night in nights):
         raise HashbenchError(
             "no night can be read",
             consequence=nights[-1].problems[0],
             tip="Name folders that `hashbench sweep` or `hashbench nightly` wrote.",
         )
-    return History(nights=tuple(_with_changes(nights)), models=tuple(rows.models(last=len(nights) - 1)))
+    return History(tuple(nights), tuple(rows.models(last=len(nights) - 1)))
 
 
-def _night(folder: NightFolder, rows: ModelRows, *, index: int) -> Night:
-    problems = list(night_problems(folder.path, named=folder.named))
-    if not problems and not folder.files:
-        problems = [f"{folder.path} holds no accuracy.csv"]
-    environments: dict[str, Mapping[str, Any]] = {}
-    counts: Counter[str] = Counter()
-    seconds = 0.0
-    for file in folder.files:
+def _read(night: Night, rows: ModelRows, *, index: int, known: Mapping[str, Mapping[str, Any]]) -> Night:
+    """``night`` with what its files say, which ``rows`` takes in."""
+    problems = list(night_problems(night.folder, named=night.named))
+    if not problems and not night.files:
+        problems = [f"{night.folder} holds no accuracy.csv"]
+    sweeps: dict[Path, Sweep] = {}
+    for file in night.files:
         try:
             sweep = load_file(file)
+            refuse_mixed(night.folder, [*sweeps.values(), sweep])
             rows.add(sweep.rows, file=file, night=index)
+            sweeps[file] = sweep
         except HashbenchError as error:
-            if folder.named:
+            if night.named:
                 raise
             problems.append(str(error))
-        else:
-            counts.update(row.accuracy for row in sweep.rows)
-            seconds += sum(row.seconds or 0.0 for row in sweep.rows)
-            environments |= sweep.environments
-    return Night(
-        label=folder.label,
-        when=folder.when,
-        folder=folder.path,
-        counts=counts,
-        seconds=seconds,
+    environments = {key: value for sweep in sweeps.values() for key, value in sweep.environments.items()}
+    comparable = known and environments and environments.keys() != known.keys()
+    return replace(
+        night,
+        files=tuple(sweeps),
+        counts=Counter(row.accuracy for sweep in sweeps.values() for row in sweep.rows),
         environments=environments,
+        changed=environment_changes(known.values(), environments.values()) if comparable else (),
         problems=tuple(problems),
     )
-
-
-def _with_changes(nights: Iterable[Night]) -> Iterator[Night]:
-    """The nights with what changed in their environments since the last night that tells its own."""
-    before: Mapping[str, Mapping[str, Any]] = {}
-    for night in nights:
-        if before and night.environments and night.environments.keys() != before.keys():
-            changed = environment_changes(before.values(), night.environments.values())
-            yield replace(night, changed=changed)
-        else:
-            yield night
-        before = night.environments or before
 
 
 @dataclass(slots=True)
@@ -231,10 +222,10 @@ class ModelRows:
         begins = ~(alike & (rows["night"] == rows["night"].shift() + 1))
         firsts = rows[begins]
         lasts = rows["night"][begins.shift(-1, fill_value=True)]
-        found: dict[int, list[Interval]] = {}
+        intervals: dict[int, list[Interval]] = {}
         for (model, first, *state), end in zip(firsts.to_numpy().tolist(), lasts, strict=True):
-            found.setdefault(model, []).append(Interval(first, int(end), *state))
-        return found
+            intervals.setdefault(model, []).append(Interval(first, int(end), *state))
+        return intervals
 
 
 # --------------------------------------------------------------------------------------------- which nights
@@ -242,20 +233,8 @@ class ModelRows:
 _DATE = re.compile(r"(\d{4}-\d{2}-\d{2})(?:[T_ -]?(\d{2})[:.-]?(\d{2})(?:[:.-]?(\d{2}))?)?")
 
 
-@dataclass(frozen=True, slots=True)
-class NightFolder:
-    """One night: its ``label``, the time of its beginning (ISO 8601, UTC), its ``path`` and the CSVs in it. ``named``:
-    the user named it, and not a folder of nights, so that what is wrong with it is an error."""
-
-    label: str
-    when: str
-    path: Path
-    files: tuple[Path, ...]
-    named: bool
-
-
-def find_nights(paths: Iterable[Path | str]) -> list[NightFolder]:
-    """The nights at ``paths``, oldest first, each once.
+def find_nights(paths: Iterable[Path | str]) -> list[Night]:
+    """The nights at ``paths``, unread, oldest first, each once.
 
     A path is a CSV, a folder that :func:`~hashbench.results.load.load_sweep` reads, or a folder of such folders.
     Folders whose names begin with a date are nights of their own, also where each holds one sweep.
@@ -263,16 +242,16 @@ def find_nights(paths: Iterable[Path | str]) -> list[NightFolder]:
     Raises:
         HashbenchError: there is no such folder, or nothing in it.
     """
-    found = {night.path.resolve(): night for path in paths for night in _nights_at(Path(path))}
-    return sorted(found.values(), key=lambda night: (datetime.fromisoformat(night.when), night.label))
+    nights = {night.folder.resolve(): night for path in paths for night in _nights_at(Path(path))}
+    return sorted(nights.values(), key=lambda night: (datetime.fromisoformat(night.when), night.label))
 
 
-def _nights_at(path: Path) -> Iterator[NightFolder]:
+def _nights_at(path: Path) -> Iterator[Night]:
     inner = _inner_nights(path)
-    if not inner:
-        yield _night_folder(path, csv_files(path), named=True)
-    for folder in inner:
-        yield _night_folder(folder, _accuracy_files(folder), named=False)
+    for folder, files in [(folder, _accuracy_files(folder)) for folder in inner] or [(path, csv_files(path))]:
+        named = folder.parent if folder.name == ACCURACY_FILE else folder
+        label = named.name or named.resolve().name
+        yield Night(label, _when(label, named, files), folder, tuple(files), named=not inner)
 
 
 def _inner_nights(path: Path) -> list[Path]:
@@ -291,28 +270,18 @@ def _accuracy_files(folder: Path) -> list[Path]:
     return [own] if own.is_file() else sorted(folder.glob(f"*/{ACCURACY_FILE}"))
 
 
-def _night_folder(path: Path, files: list[Path], *, named: bool) -> NightFolder:
-    folder = path.parent if path.name == ACCURACY_FILE else path
-    label = folder.name or folder.resolve().name
-    return NightFolder(label=label, when=_when(label, folder, files), path=path, files=tuple(files), named=named)
-
-
-def _when(label: str, folder: Path, files: Iterable[Path]) -> str:
-    """When the first sweep of a night began: as it says itself, or the night does; else as the folder is called; else
-    the age of its files."""
+def _when(label: str, folder: Path, files: Sequence[Path]) -> str:
+    """When the first sweep of a night began: as it says itself, or the night does, which must not sort before the one
+    of the same day that it came after; else as the folder is called; else the age of its files."""
     began = sorted(filter(None, (_began(file.with_name(SELECTION_FILE)) for file in files)))
-    # A night whose sweeps are gone must not sort before the one of the same day that it came after.
-    began = began or list(filter(None, [_began(folder / NIGHT_FILE)]))
-    if began:
-        return began[0]
-    named = _DATE.match(label)
-    if named:
-        date, hour, minute, second = named.groups()
-        try:
+    if began or (night_began := _began(folder / NIGHT_FILE)):
+        return began[0] if began else night_began
+    dated = _DATE.match(label)
+    if dated:
+        date, hour, minute, second = dated.groups()
+        with contextlib.suppress(ValueError):  # such as 2026-13-45
             return _utc(datetime.fromisoformat(f"{date}T{hour or '00'}:{minute or '00'}:{second or '00'}"))
-        except ValueError:
-            pass  # 2026-13-45 is no date
-    ages = [file.stat().st_mtime for file in files] or [folder.stat().st_mtime]
+    ages = [path.stat().st_mtime for path in files or [folder]]
     return _utc(datetime.fromtimestamp(min(ages), UTC))
 
 
@@ -324,5 +293,4 @@ def _began(path: Path) -> str:
 
 
 def _utc(time: datetime) -> str:
-    aware = time if time.tzinfo else time.replace(tzinfo=UTC)
-    return aware.astimezone(UTC).isoformat(timespec="seconds")
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC).isoformat(timespec="seconds")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
@@ -87,27 +87,23 @@ def load_sweep(path: Path | str) -> Sweep:
         HashbenchError: there is no such file, it is no CSV of accuracies (see
             :func:`~hashbench.results.rows.read_rows`), a model has two results, or the files are of several kinds.
     """
+    return load_files(csv_files(Path(path)), path=Path(path))
+
+
+def load_files(files: Iterable[Path], *, path: Path, damaged_night: bool = False) -> Sweep:
+    """The sweep of these CSVs in the folder ``path``, with the results of experiments that lie beside them; no files
+    where it is a night's. With ``damaged_night``, a ``night.json`` that cannot be read counts as none, so that all
+    models count as asked for. Raises as :func:`load_sweep` does."""
     parts = []
-    for file in csv_files(Path(path)):
+    for file in files:
         part = load_file(file)
         parts.append(replace(part, rows=tuple(with_evidence(row, file.parent) for row in part.rows)))
-    return joined(parts, path=Path(path))
+    return joined(parts, path=path, damaged_night=damaged_night)
 
 
 def joined(parts: Collection[Sweep], *, path: Path, damaged_night: bool = False) -> Sweep:
-    """One sweep of several parts, all of them in the folder ``path``; ``parts`` may be empty where it is a night's.
-    With ``damaged_night``, a ``night.json`` that cannot be read counts as none, so that all models count as asked for.
-
-    Raises:
-        HashbenchError: a model has two results, or the files are of several kinds.
-    """
-    kinds = {part.kind for part in parts}
-    if len(kinds) > 1:
-        raise HashbenchError(
-            f"{path} mixes files of {' and '.join(sorted(kinds))}",
-            consequence="they do not make one sweep",
-            tip="Name one of its CSVs.",
-        )
+    """One sweep of several parts, all of them in the folder ``path``; see :func:`load_files`."""
+    refuse_mixed(path, parts)
     rows = tuple(row for part in parts for row in part.rows)
     ROWS.refuse_duplicates(str(path), rows)
     selections = tuple(selection for part in parts for selection in part.selections)
@@ -115,11 +111,22 @@ def joined(parts: Collection[Sweep], *, path: Path, damaged_night: bool = False)
         label=str(path),
         rows=rows,
         environments={key: value for part in parts for key, value in part.environments.items()},
-        kind=kinds.pop() if kinds else "hashbench",
+        kind=next((part.kind for part in parts), "hashbench"),
         selections=selections,
         parts=_parts(path, selections, damaged_night=damaged_night),
         provenance={key: value for part in parts for key, value in part.provenance.items()},
     )
+
+
+def refuse_mixed(path: Path, parts: Iterable[Sweep]) -> None:
+    """Raise :class:`HashbenchError` when the files in ``path`` are of several kinds."""
+    kinds = {part.kind for part in parts}
+    if len(kinds) > 1:
+        raise HashbenchError(
+            f"{path} mixes files of {' and '.join(sorted(kinds))}",
+            consequence="they do not make one sweep",
+            tip="Name one of its CSVs.",
+        )
 
 
 def csv_files(path: Path) -> list[Path]:

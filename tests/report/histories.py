@@ -83,11 +83,8 @@ def history(
         nights=tuple(
             Night(
                 label=f"2026-11-{number + 1:02}",
-                when="",
                 folder=folder,
                 counts=Counter(row.accuracy for row in rows),
-                seconds=1.0,
-                environments={},
                 changed=(changed or {}).get(number, ()),
                 problems=problems if number == len(nights) - 1 else (),
             )

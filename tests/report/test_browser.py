@@ -322,7 +322,7 @@ def test_keys_lead_through_the_map_to_a_diagnosis_and_back(browser: Browser, pag
 
 def test_a_thousand_rows_are_drawn_where_they_are_looked_at(browser: Browser, tmp_path: Path) -> None:
     found = History(
-        tuple(Night(f"night {n}", "", Path(), {"timeout": 1000}, 0.0, {}) for n in range(400)),
+        tuple(Night(f"night {n}", counts={"timeout": 1000}) for n in range(400)),
         tuple(
             ModelHistory(("s", "training", "float32", "cpu", f"m{m:03}"), (Interval(0, 399, "timeout"),))
             for m in range(1000)

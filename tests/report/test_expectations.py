@@ -53,10 +53,8 @@ TRUTH = {
 
 
 def history(*models: ModelHistory, nights: int = 2, problems: tuple[str, ...] = ()) -> History:
-    made = [
-        Night(f"night {n}", "", folder=None, counts={"pass": 1}, seconds=0.0, environments={}) for n in range(nights)
-    ]
-    made[-1] = Night("tonight", "", folder=None, counts={}, seconds=0.0, environments={}, problems=problems)
+    made = [Night(f"night {n}", counts={"pass": 1}) for n in range(nights)]
+    made[-1] = Night("tonight", problems=problems)
     return History(nights=tuple(made), models=models)
 
 

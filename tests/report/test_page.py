@@ -273,7 +273,7 @@ def test_intervals_are_kept_as_gaps_and_lengths() -> None:
 def flickering(nights: int, models: int) -> History:
     intervals = tuple(Interval(n, n, "pass" if n % 2 else "timeout") for n in range(nights))
     return History(
-        tuple(Night(f"night {n}", "", Path(), {"pass": models}, 0.0, {}) for n in range(nights)),
+        tuple(Night(f"night {n}", counts={"pass": models}) for n in range(nights)),
         tuple(ModelHistory(("s", "training", "float32", "cpu", f"m{m}"), intervals) for m in range(models)),
     )
 
@@ -290,7 +290,7 @@ def test_ten_thousand_models_over_a_thousand_nights_fit_into_one_page() -> None:
     quiet = (Interval(0, 999, "pass"),)
     told = diagnosed("x" * 40)
     found = History(
-        tuple(Night(f"2026-{n:04}", "", Path(), {"pass": 10_000, "timeout": n % 7}, 0.0, {}) for n in range(1000)),
+        tuple(Night(f"2026-{n:04}", counts={"pass": 10_000, "timeout": n % 7}) for n in range(1000)),
         tuple(
             ModelHistory(
                 ("suite", "training", "float32", "cpu", f"model_{m:05}_{'x' * 30}"),
