@@ -151,7 +151,7 @@ OF = [list(model) for model in WHOLE]
 
 BAD = [
     (without_a_row, r"shard2 is not finished: 1 of 3 models have no row \(d\)\. .*--resume"),
-    (cut_row, r"cannot merge .*shard2: rows/fake\.inference\.d\.json is no row of d"),
+    (cut_row, r"cannot merge .*shard2: rows/fake\.inference\.d\.json is not a row of d"),
     (lambda folder: (folder / "sweep.json").unlink(), r"cannot read .*shard2/sweep\.json: No such file"),
     (lambda folder: (folder / "sweep.json").write_text("{"), r"cannot read .*sweep\.json: it is not JSON"),
     (lambda folder: (folder / "sweep.json").write_text("[]"), r"sweep\.json: it holds no JSON object"),
@@ -168,9 +168,9 @@ BAD = [
     (other_mode, r"mode was 'inference' and is 'training'"),
     (manifest(partition={"id": 2, "total": 4, "of": OF}), r"one is of 3 partitions, the other of 4"),
     (manifest(partition={"id": 2, "total": 3, "of": [*OF, ["fake", "z"]]}), r"parts of other selections"),
-    (lambda folder: (folder / "logs" / "x").symlink_to("/etc/passwd"), r"logs/x is no plain file"),
+    (lambda folder: (folder / "logs" / "x").symlink_to("/etc/passwd"), r"logs/x is not a plain file"),
     (lambda folder: (folder / "extra").symlink_to("/etc"), r"extra is a link"),
-    (lambda folder: os.mkfifo(folder / "logs" / "x"), r"logs/x is no plain file"),
+    (lambda folder: os.mkfifo(folder / "logs" / "x"), r"logs/x is not a plain file"),
     (lambda folder: (folder / "traces" / "a.log").write_text("mine"), r"another shard has traces/a\.log, too"),
 ]
 
@@ -224,7 +224,7 @@ def test_the_command_line(shards, tmp_path, capsys):
     assert "1 models have no row: a" in said
     assert "4 rows of 2 shards" in said
     assert main(["merge", str(tmp_path / "other"), str(tmp_path / "nothing")]) == 2
-    assert capsys.readouterr().err.startswith("hashbench: there is no folder")
+    assert capsys.readouterr().err.startswith(f"hashbench: {tmp_path / 'nothing'} does not exist")
 
 
 def test_a_shard_of_another_partition_is_not_resumed(shards):

@@ -30,6 +30,7 @@ from hashbench.results.rows import ROWS, row_from_json, row_key, row_to_json
 from hashbench.text import a_few, one_line
 
 ACCURACY_FILE, SELECTION_FILE, ENVIRONMENT_FILE = "accuracy.csv", "sweep.json", "environment.json"
+LOCK_FILE = ".lock"
 NIGHT_FILE = "night.json"
 """Beside the folders of the sweeps of one night."""
 
@@ -97,7 +98,7 @@ class ResultsFolder:
             HashbenchError: it cannot be written, another sweep holds it, or (without ``resume``) it holds results.
                 Nothing in it is touched then.
         """
-        lock_path = self.path / ".lock"
+        lock_path = self.path / LOCK_FILE
         try:
             if not resume and not os.path.lexists(lock_path):
                 self._refuse_results()
@@ -106,26 +107,37 @@ class ResultsFolder:
         except OSError as error:
             raise _cannot_write(self.path, error) from error
         try:
-            self._lock(lock)
-            if not resume:
-                self._refuse_results()
-            self._prepare()
+            try:
+                # The kernel gives this lock back when the process ends, however it ends.
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not resume:
+                    self._refuse_results()
+                self._prepare()
+            except BlockingIOError as error:
+                raise HashbenchError(
+                    f"another sweep is writing into {self.path}",
+                    consequence="two sweeps in one folder would mix their rows",
+                    tip="Wait until it ends, or choose another --output.",
+                ) from error
+            except OSError as error:
+                raise _cannot_write(self.path, error) from error
             yield
         finally:
             os.close(lock)
 
-    def _lock(self, lock: int) -> None:
-        # The kernel gives this lock back when the process ends, however it ends.
+    def is_being_written(self) -> bool:
+        """Whether a sweep holds the folder now."""
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise HashbenchError(
-                f"another sweep is writing into {self.path}",
-                consequence="two sweeps in one folder would mix their rows",
-                tip="Wait until it ends, or choose another --output.",
-            ) from error
+            lock = os.open(self.path / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError as error:
-            raise _cannot_write(self.path, error) from error
+            return isinstance(error, BlockingIOError)
+        finally:
+            os.close(lock)
+        return False
 
     def _refuse_results(self) -> None:
         if self.in_use:
@@ -136,13 +148,10 @@ class ResultsFolder:
             )
 
     def _prepare(self) -> None:
-        try:
-            for folder in (self.rows, self.logs, self.traces):
-                folder.mkdir(exist_ok=True)
-            for leftover in [*self.path.glob(".*.tmp"), *self.rows.glob(".*.tmp"), *self.rows.glob("*.draft")]:
-                leftover.unlink()
-        except OSError as error:
-            raise _cannot_write(self.path, error) from error
+        for folder in (self.rows, self.logs, self.traces):
+            folder.mkdir(exist_ok=True)
+        for leftover in [*self.path.glob(".*.tmp"), *self.rows.glob(".*.tmp"), *self.rows.glob("*.draft")]:
+            leftover.unlink()
 
     # ------------------------------------------------------------------------------------ what was asked for
 
@@ -359,18 +368,18 @@ def with_models(manifest: Mapping[str, Any], models: Sequence[Model], partition:
     return {**manifest, "suites": suites, "partition": part, "models": [list(model) for model in models]}
 
 
-def schema_difference(manifest: Mapping[str, Any], *, now: Mapping[str, Any]) -> str:
-    """What versions ``manifest`` has that ``now`` has not; empty where they agree."""
-    if manifest.get("schema") != now["schema"]:
-        return f"sweep.json has version {manifest.get('schema')!r}, this hashbench writes {now['schema']!r}"
-    if manifest.get("rows") != now.get("rows"):
-        return f"its rows have schema {manifest.get('rows')!r}, this hashbench writes {now.get('rows')!r}"
+def schema_difference(manifest: Mapping[str, Any]) -> str:
+    """What versions ``manifest`` has that this hashbench does not write; empty where they agree."""
+    if manifest.get("schema") != SWEEP_SCHEMA:
+        return f"sweep.json has version {manifest.get('schema')!r}, this hashbench writes {SWEEP_SCHEMA!r}"
+    if manifest.get("rows") != ROW_SCHEMA:
+        return f"its rows have schema {manifest.get('rows')!r}, this hashbench writes {ROW_SCHEMA!r}"
     return ""
 
 
 def describe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What keeps a sweep with the manifest ``now`` from resuming one with ``before``; empty when nothing does."""
-    other_schema = schema_difference(before, now=now)
+    other_schema = schema_difference(before)
     if other_schema:
         return [other_schema]
     differences = option_differences(before, now)

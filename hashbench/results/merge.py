@@ -8,7 +8,6 @@ changed, and the output appears whole or not at all.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hashbench.errors import HashbenchError
-from hashbench.records import ModelSpec, Row, RunOptions
+from hashbench.records import ModelSpec, Row
 from hashbench.results.environments import read_json_object
 from hashbench.results.folder import (
     NOT_A_ROW,
@@ -25,7 +24,6 @@ from hashbench.results.folder import (
     Partition,
     ResultsFolder,
     file_key,
-    manifest_of,
     option_differences,
     row_in,
     schema_difference,
@@ -53,13 +51,8 @@ class _Shard:
     folder: ResultsFolder
     manifest: Mapping[str, Any]
     partition: Partition
-    models: tuple[Model, ...]
     rows: Mapping[Model, Row]
     environments: tuple[Mapping[str, Any], ...]
-
-    @property
-    def label(self) -> str:
-        return str(self.folder.path)
 
 
 def merge(output: Path, folders: Sequence[Path], *, allow_missing: bool = False) -> Merged:
@@ -74,16 +67,31 @@ def merge(output: Path, folders: Sequence[Path], *, allow_missing: bool = False)
             are of other selections or options, or one is missing; or ``output`` cannot be written.
     """
     output = output.absolute()
-    _refuse_used(output)
-    _refuse_inside(output, folders)
+    _refuse_output(output, folders)
     shards = sorted((_read(folder) for folder in folders), key=lambda shard: shard.partition.id)
     whole = _whole(shards)
-    missing = _missing(shards, whole)
+    missing = tuple(model for model in whole if not any(model in shard.rows for shard in shards))
     if missing and not allow_missing:
         raise _is_missing(shards, missing)
     with _appearing(output) as folder:
         _write(folder, shards, whole)
     return Merged(output, rows=len(whole) - len(missing), shards=len(shards), missing=missing)
+
+
+def _refuse_output(output: Path, folders: Sequence[Path]) -> None:
+    if os.path.lexists(output) and not (output.is_dir() and not any(output.iterdir())):
+        raise HashbenchError(
+            f"{output} is not an empty folder",
+            consequence="nothing in it was touched",
+            tip="Name a new folder; the shards come after it: hashbench merge OUTPUT DIR DIR…",
+        )
+    for folder in folders:
+        if output.resolve().is_relative_to(folder.resolve()):
+            raise HashbenchError(
+                f"{output} would be inside of {folder}",
+                consequence="merge changes nothing in the shards, so nothing was merged",
+                tip="Name a folder outside of them.",
+            )
 
 
 # ------------------------------------------------------------------------------------------------ reading
@@ -92,17 +100,17 @@ def merge(output: Path, folders: Sequence[Path], *, allow_missing: bool = False)
 def _read(path: Path) -> _Shard:
     folder = ResultsFolder(path)
     if not path.is_dir():
-        raise HashbenchError(
-            f"there is no folder {path}", consequence="nothing was merged", tip="Name a shard's folder."
-        )
+        raise HashbenchError(f"{path} does not exist", consequence="nothing was merged", tip="Name a shard's folder.")
     manifest = read_json_object(folder.manifest)
-    now = manifest_of((), RunOptions(), Partition())
-    other = schema_difference(manifest, now=now)
+    other = schema_difference(manifest)
     if other:
         raise HashbenchError(
             f"cannot merge {path}", consequence=other, tip="Merge it with the version that wrote it, or sweep again."
         )
-    _refuse_running(folder)
+    if folder.is_being_written():
+        raise HashbenchError(
+            f"a sweep is writing into {folder.path}", consequence="nothing was merged", tip="Wait until it ends."
+        )
     try:
         models, mode = _models(manifest["models"]), str(manifest["options"]["mode"])
         part = manifest["partition"]
@@ -112,8 +120,18 @@ def _read(path: Path) -> _Shard:
     if not 0 <= partition.id < partition.total <= _MOST_PARTITIONS:
         raise _damaged(path, f"its sweep.json says that it is partition {partition.id} of {partition.total}")
     rows = dict(_rows(folder, models, mode))
-    _refuse_unfinished(folder, models, rows)
-    return _Shard(folder, manifest, partition, models, rows, _environments(folder))
+    lacking = [name for suite, name in models if (suite, name) not in rows]
+    if lacking:
+        raise HashbenchError(
+            f"{folder.path} is not finished",
+            consequence=f"{len(lacking)} of {len(models)} models have no row ({a_few(lacking, 3)})",
+            tip="Complete it: repeat its command with --resume.",
+        )
+    own = read_json_object(folder.environment)
+    previous = own.pop("previous", [])
+    if not isinstance(previous, list) or not all(isinstance(environment, dict) for environment in previous):
+        raise _damaged(folder.path, "its environment.json does not say where its rows were made")
+    return _Shard(folder, manifest, partition, rows, (own, *previous))
 
 
 def _models(value: Any) -> tuple[Model, ...]:
@@ -130,88 +148,46 @@ def _rows(folder: ResultsFolder, models: Sequence[Model], mode: str) -> Iterator
         except OSError as error:
             raise HashbenchError(f"cannot read {path}", consequence=error.strerror or str(error)) from error
         except NOT_A_ROW as error:
-            raise _damaged(folder.path, f"rows/{path.name} is no row of {name}") from error
+            raise _damaged(folder.path, f"rows/{path.name} is not a row of {name}") from error
 
 
-def _environments(folder: ResultsFolder) -> tuple[Mapping[str, Any], ...]:
-    own = read_json_object(folder.environment)
-    previous = own.pop("previous", [])
-    if not isinstance(previous, list) or not all(isinstance(environment, dict) for environment in previous):
-        raise _damaged(folder.path, "its environment.json does not say where its rows were made")
-    return own, *previous
+def _damaged(path: Path, why: str) -> HashbenchError:
+    return HashbenchError(
+        f"cannot merge {path}", consequence=why, tip="It is damaged; complete it with --resume or sweep again."
+    )
 
 
-# ---------------------------------------------------------------------------------------------- refusing
-
-
-def _refuse_used(output: Path) -> None:
-    if os.path.lexists(output) and not (output.is_dir() and not any(output.iterdir())):
-        raise HashbenchError(
-            f"{output} is not an empty folder",
-            consequence="nothing in it was touched",
-            tip="Name a new folder; the shards come after it: hashbench merge OUTPUT DIR DIR…",
-        )
-
-
-def _refuse_inside(output: Path, folders: Sequence[Path]) -> None:
-    for folder in folders:
-        if output.resolve().is_relative_to(folder.resolve()):
-            raise HashbenchError(
-                f"{output} would be inside of {folder}",
-                consequence="merge changes nothing in the shards, so nothing was merged",
-                tip="Name a folder outside of them.",
-            )
-
-
-def _refuse_running(folder: ResultsFolder) -> None:
-    try:
-        lock = os.open(folder.path / ".lock", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise HashbenchError(
-            f"a sweep is writing into {folder.path}", consequence="nothing was merged", tip="Wait until it ends."
-        ) from error
-    except OSError:
-        return
-    finally:
-        os.close(lock)
-
-
-def _refuse_unfinished(folder: ResultsFolder, models: Sequence[Model], rows: Mapping[Model, Row]) -> None:
-    lacking = [name for suite, name in models if (suite, name) not in rows]
-    if lacking:
-        raise HashbenchError(
-            f"{folder.path} is not finished",
-            consequence=f"{len(lacking)} of {len(models)} models have no row ({a_few(lacking, 3)})",
-            tip="Complete it: repeat its command with --resume.",
-        )
+# ------------------------------------------------------------------------------------- what belongs together
 
 
 def _whole(shards: Sequence[_Shard]) -> tuple[Model, ...]:
     """The selection of which all shards are parts, in its order."""
     first, *others = shards
     for other in others:
-        _refuse_strangers(first, other)
+        differences = _differences(first, other)
+        if differences:
+            raise HashbenchError(
+                f"{first.folder.path} and {other.folder.path} are not shards of one sweep",
+                consequence="; ".join(differences),
+                tip="Run all shards with the same flags and the same version, apart from --partition-id.",
+            )
     owners: dict[Model, _Shard] = {}
     for shard in shards:
-        for model in shard.models:
+        for model in shard.rows:
             owner = owners.setdefault(model, shard)
             if owner is not shard:
                 raise HashbenchError(
-                    f"{owner.label} and {shard.label} both hold {model[1]} of {model[0]}",
+                    f"{owner.folder.path} and {shard.folder.path} both hold {model[1]} of {model[0]}",
                     consequence="a sweep has one row for each model",
                     tip="Leave one of the two out.",
                 )
-    strange = [name for suite, name in owners if (suite, name) not in set(first.partition.of)]
+    strange = [model[1] for model in owners if model not in set(first.partition.of)]
     if strange:
         raise _damaged(first.folder.path, f"the selection of which it is a part does not have {a_few(strange, 3)}")
     return first.partition.of
 
 
-def _refuse_strangers(first: _Shard, other: _Shard) -> None:
+def _differences(first: _Shard, other: _Shard) -> list[str]:
     differences = option_differences(first.manifest, other.manifest)
     if first.partition.total != other.partition.total:
         differences.append(f"one is of {first.partition.total} partitions, the other of {other.partition.total}")
@@ -219,17 +195,7 @@ def _refuse_strangers(first: _Shard, other: _Shard) -> None:
         differences.append("both are whole sweeps, without --total-partitions")
     elif first.partition.of != other.partition.of:
         differences.append("they are parts of other selections of models")
-    if differences:
-        raise HashbenchError(
-            f"{first.label} and {other.label} are not shards of one sweep",
-            consequence="; ".join(differences),
-            tip="Run all shards with the same flags and the same version, apart from --partition-id.",
-        )
-
-
-def _missing(shards: Sequence[_Shard], whole: Sequence[Model]) -> tuple[Model, ...]:
-    there = {model for shard in shards for model in shard.models}
-    return tuple(model for model in whole if model not in there)
+    return differences
 
 
 def _is_missing(shards: Sequence[_Shard], missing: Sequence[Model]) -> HashbenchError:
@@ -240,12 +206,6 @@ def _is_missing(shards: Sequence[_Shard], missing: Sequence[Model]) -> Hashbench
         f"{which} missing",
         consequence=f"{len(missing)} models would have no row ({a_few([name for _, name in missing], 3)})",
         tip="Name its folder, too, or add --allow-missing: `hashbench compare` then reports them as missing.",
-    )
-
-
-def _damaged(path: Path, why: str) -> HashbenchError:
-    return HashbenchError(
-        f"cannot merge {path}", consequence=why, tip="It is damaged; complete it with --resume or sweep again."
     )
 
 
@@ -292,7 +252,7 @@ def _copy(shard: _Shard, folder: ResultsFolder) -> None:
         if path.parts[0] == shard.folder.rows.name or (len(path.parts) == 1 and not source.is_dir()):
             continue
         if source.is_symlink() or not (source.is_dir() or source.is_file()):
-            raise _damaged(shard.folder.path, f"{path} is {'a link' if source.is_dir() else 'no plain file'}")
+            raise _damaged(shard.folder.path, f"{path} is {'a link' if source.is_dir() else 'not a plain file'}")
         if source.is_dir():
             target.mkdir(exist_ok=True)
         elif target.exists():
