@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hashbench.errors import HashbenchError
+
 _Value = TypeVar("_Value")
 
 PACKAGE_PARENT = str(Path(__file__).resolve().parents[1])
@@ -43,6 +45,19 @@ def replace_bytes(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
+
+
+def write_file(path: Path, text: str, *, tip: str) -> None:
+    """:func:`replace_file` for what a user asked for: the folder is made, and lone surrogates become ``?``.
+
+    Raises:
+        HashbenchError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_bytes(path, text.encode("utf-8", "replace"))
+    except OSError as error:
+        raise HashbenchError(f"cannot write {path}", consequence=error.strerror or str(error), tip=tip) from error
 
 
 def file_digest(path: str | Path) -> str:

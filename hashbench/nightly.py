@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hashbench.errors import HashbenchError
-from hashbench.io import replace_file
+from hashbench.io import write_file
 from hashbench.report.expectations import Judged, assess
 from hashbench.report.exports import as_junit, as_markdown
 from hashbench.results.folder import NIGHT_FILE
@@ -28,6 +28,8 @@ NIGHT_SCHEMA = 1
 """Version of ``night.json``."""
 
 HTML_FILE, MARKDOWN_FILE, JUNIT_FILE = "report.html", "report.md", "junit.xml"
+
+OTHER_FOLDER = "Choose another folder or file."
 
 _NOT_ENDED = "its sweep did not end"
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -129,7 +131,7 @@ def _write_night(folder: Path, parts: Sequence[Part], *, began: str, command_lin
             {"suite": part.name, "mode": part.mode, "folder": part.folder.name, "error": part.error} for part in parts
         ],
     }
-    write_report(folder / NIGHT_FILE, json.dumps(content, indent=2) + "\n")
+    write_file(folder / NIGHT_FILE, json.dumps(content, indent=2) + "\n", tip=OTHER_FOLDER)
 
 
 # --------------------------------------------------------------------------------------------------- reports
@@ -143,9 +145,9 @@ def report(root: Path, *, folder: Path, expected: Path | None) -> Judged:
         HashbenchError: the folders cannot be read, or the reports not written.
     """
     judged = assess([root], expected=expected, until=folder)
-    write_report(folder / MARKDOWN_FILE, as_markdown(judged))
-    write_report(folder / JUNIT_FILE, as_junit(judged))
-    write_report(folder / HTML_FILE, html_of(judged))
+    reports = {MARKDOWN_FILE: as_markdown(judged), JUNIT_FILE: as_junit(judged), HTML_FILE: html_of(judged)}
+    for name, text in reports.items():
+        write_file(folder / name, text, tip=OTHER_FOLDER)
     return judged
 
 
@@ -156,18 +158,3 @@ def html_of(judged: Judged) -> str:
 
     title = f"hashbench {judged.night.label}"
     return render_html(judged, excerpts=read_excerpts(judged.history), title=title, now=datetime.now(UTC))
-
-
-def write_report(path: Path, text: str) -> None:
-    """Give ``path`` the content ``text``, whole or not at all; its folder is made.
-
-    Raises:
-        HashbenchError: it cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, text.encode("utf-8", "replace").decode())
-    except OSError as error:
-        raise HashbenchError(
-            f"cannot write {path}", consequence=error.strerror or str(error), tip="Choose another folder or file."
-        ) from error

@@ -26,7 +26,8 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     # A package imports from the rows above it and from itself. Beside it: its modules that import torch when they load.
     ("catalog", NO_MODULE),
     ("records", NO_MODULE),
-    ("errors text io", NO_MODULE),
+    ("errors text", NO_MODULE),
+    ("io", NO_MODULE),
     ("processes", NO_MODULE),
     ("devices", frozenset({"kinds", "ledger", "reference", "triton_kernel"})),
     (

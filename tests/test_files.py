@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hashbench.io import from_json, replace_file, to_json
+from hashbench.errors import HashbenchError
+from hashbench.io import from_json, replace_file, to_json, write_file
 
 
 def test_a_file_gets_its_content_and_no_temporary_one_is_left(tmp_path: Path) -> None:
@@ -44,6 +45,13 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeyp
     with pytest.raises(OSError, match="No space left"):
         replace_file(tmp_path / "report", "new")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("report", "old")]
+
+
+def test_a_file_that_a_user_asked_for_is_written_or_one_line(tmp_path: Path) -> None:
+    write_file(tmp_path / "new" / "report", "a\udcff", tip="Choose another.")
+    assert (tmp_path / "new" / "report").read_text() == "a?"
+    with pytest.raises(HashbenchError, match=r"cannot write .*below: .*\. Choose another\."):
+        write_file(tmp_path / "new" / "report" / "below", "text", tip="Choose another.")
 
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from report.rows import row, write_sweep
 from hashbench import nightly
 from hashbench.errors import HashbenchError
 from hashbench.nightly import Part
-from hashbench.report.expected_file import expect_from
+from hashbench.report.expectations import expect_from
 
 MODES = ("training", "inference")
 
@@ -143,9 +143,3 @@ def test_a_damaged_night_json_is_a_problem_and_no_whole_night(tmp_path):
     assert "night.json" in found.history.nights[-1].problems[0]
     with pytest.raises(HashbenchError, match=r"night\.json"):
         nightly.assess([tmp_path / "2026-11-20"])
-
-
-def test_reports_that_cannot_be_written_are_one_line(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(HashbenchError, match="cannot write"):
-        nightly.write_report(tmp_path / "file" / "report.md", "text")

@@ -15,6 +15,7 @@ from hashbench.cli import flags, sweep
 from hashbench.cli.flags import EXIT_DIFFERENCE, Commands, OneLineParser, made_of, say
 from hashbench.cli.reading import add_suites, suites_to_sweep
 from hashbench.errors import HashbenchError
+from hashbench.io import write_file
 from hashbench.nightly import Part
 from hashbench.records import MODES, ModelSpec
 
@@ -177,12 +178,9 @@ def _report(parsed: argparse.Namespace) -> int:
     from hashbench.report.exports import as_annotations, as_junit, as_markdown
 
     judged = assess(parsed.folders, expected=parsed.expected)
-    if parsed.html:
-        nightly.write_report(parsed.html, nightly.html_of(judged))
-    if parsed.markdown:
-        nightly.write_report(parsed.markdown, as_markdown(judged))
-    if parsed.junit:
-        nightly.write_report(parsed.junit, as_junit(judged))
+    for path, form in ((parsed.html, nightly.html_of), (parsed.markdown, as_markdown), (parsed.junit, as_junit)):
+        if path:
+            write_file(path, form(judged), tip=nightly.OTHER_FOLDER)
     if parsed.annotations:
         print(as_annotations(judged), end="")
     elif not (parsed.html or parsed.markdown or parsed.junit):
@@ -210,9 +208,9 @@ def _add_expect(expect: argparse.ArgumentParser) -> None:
 
 
 def _expect(parsed: argparse.Namespace) -> int:
-    from hashbench.report import expected_file
+    from hashbench.report.expectations import expect_from
 
-    for path, written in expected_file.expect_from(
+    for path, written in expect_from(
         parsed.results, output=parsed.output, only=parsed.only, link=parsed.link, today=time.strftime("%Y-%m-%d")
     ):
         counts = ", ".join(f"{count} {what}" for what, count in written.what.items())

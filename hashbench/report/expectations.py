@@ -1,4 +1,4 @@
-"""What is expected of every model, and what tonight makes of that.
+"""What is expected of every model, what tonight makes of that, and the CSVs of expected rows brought up to date.
 
 An expectation is a row: that of a CSV of expected rows where there is one, else last night's. It holds for its suite,
 mode, dtype and device. Whether anything got worse is decided by :mod:`hashbench.report.compare` and nowhere else; a
@@ -8,20 +8,22 @@ mode, dtype and device. Whether anything got worse is decided by :mod:`hashbench
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from hashbench.catalog import Kind, kind_of
 from hashbench.errors import HashbenchError
-from hashbench.records import Row
+from hashbench.io import write_file
+from hashbench.records import ROW_SCHEMA, Row
 from hashbench.report.compare import Change, ModelChange, Outcome, compare
 from hashbench.report.history import History, Interval, ModelHistory, Night, load_history, seen
-from hashbench.results.load import Provenance, Sweep, load_files, load_sweep
-from hashbench.results.rows import row_key
-from hashbench.text import count
+from hashbench.results.environments import environments_text
+from hashbench.results.load import Provenance, Sweep, is_link, joined, load_files, load_sweep
+from hashbench.results.rows import EXPECTED_COLUMNS, ROWS, row_key
+from hashbench.text import count, one_line
 
 STALE_AFTER = 30
 """Nights in which a model ran and did not show what is expected of it, before that is called stale."""
@@ -329,3 +331,140 @@ def assess(folders: Sequence[Path | str], *, expected: Path | None = None, until
 def _sweep_of(night: Night) -> Sweep:
     """The whole rows of a night, of the files that can be read."""
     return load_files(night.files, path=night.folder, damaged_night=bool(night.problems))
+
+
+# ---------------------------------------------------------------------------------------- CSVs of expected rows
+
+_SAME = frozenset({Outcome.UNCHANGED, Outcome.STILL_DIFFERS, Outcome.STILL_FAILS, Outcome.STILL_SKIPPED})
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The content of one CSV of expected rows. ``what`` counts what became of its rows: ``new``, ``changed``,
+    ``unchanged``, ``kept: not seen`` (it differs now and then, and did not tonight), ``kept: not in the sweep``."""
+
+    rows: tuple[tuple[Row, Provenance], ...]
+    environments: Mapping[str, Mapping[str, Any]]
+    what: Mapping[str, int]
+
+
+def expect(new: Sweep, *, known: Sweep | None, only: Collection[str] = (), link: str = "", today: str) -> Expected:
+    """What to expect from now on: the rows of ``new``, and those of ``known`` that ``new`` does not have.
+
+    A row that shows what was expected keeps its ``since`` and ``link``. An expected difference that shows only now and
+    then stays when it was not seen in ``new``, unless ``only`` names the model.
+
+    Args:
+        new: a sweep, written by hashbench.
+        known: what is expected so far.
+        only: names of the models to take from ``new``; none: all.
+        link: the issue that explains the rows that are new or changed.
+        today: the date of ``new``, as ISO 8601.
+
+    Raises:
+        HashbenchError: ``new`` has no rows, ``link`` is not an address, or a side is dynamo's.
+    """
+    if new.kind != "hashbench" or (known is not None and known.kind != "hashbench"):
+        raise HashbenchError(
+            "dynamo's files do not say what to expect",
+            consequence="they name neither suite nor kernel",
+            tip="Name a folder that `hashbench sweep` wrote.",
+        )
+    if not new.rows:
+        raise HashbenchError(f"{new.label} holds no rows", consequence="nothing was written", tip="Finish the sweep.")
+    if not is_link(link):
+        raise HashbenchError(
+            f"{one_line(link)[:80]!r} is no address", consequence="nothing was written", tip="Begin it with https://."
+        )
+    # Folders of the sweep that the row came from do not lie beside a CSV of expected rows.
+    taken = tuple(replace(row, repro="", traces="") for row in new.rows if not only or row.name in only)
+    known = known or Sweep("nothing", (), {}, kind="hashbench")
+    updated = {
+        change.key: _updated(change, known.provenance.get(change.key, Provenance()), only=only, link=link, today=today)
+        for change in changes_since(known, replace(new, rows=taken, selections=(), parts=None))
+    }
+    rows = tuple(updated[key][:2] for key in dict.fromkeys(row_key(row) for row in (*known.rows, *taken)))
+    environments = {**known.environments, **new.environments}
+    used = {row.env for row, _ in rows}
+    return Expected(
+        rows=rows,
+        environments={key: value for key, value in environments.items() if key in used},
+        what=Counter(what for _, _, what in updated.values()),
+    )
+
+
+def _updated(
+    change: ModelChange, told: Provenance, *, only: Collection[str], link: str, today: str
+) -> tuple[Row, Provenance, str]:
+    """The row to expect, what is said of it, and what became of it."""
+    base, new = change.base, change.new
+    if base is not None and (new is None or (change.outcome is Outcome.NOT_SEEN and new.name not in only)):
+        return base, told, "kept: not in the sweep" if new is None else "kept: not seen"
+    if new is None:
+        raise ValueError("a change has a row on one side at least")
+    seen = "" if kind_of(new.accuracy).is_fine else today  # a pass is nothing that one has to look out for
+    if change.outcome in _SAME:
+        return new, Provenance(since=told.since, link=told.link or link, seen=seen), "unchanged"
+    return new, Provenance(since=today, link=link, seen=seen), "new" if base is None else "changed"
+
+
+# -------------------------------------------------------------------------------------------------- on disk
+
+
+def expected_text(expected: Expected) -> str:
+    """The CSV."""
+    header = f"{ROWS.header.rstrip()},{','.join(EXPECTED_COLUMNS)}\n"
+    return header + "".join(ROWS.line(row, told.since, told.link, told.seen) for row, told in expected.rows)
+
+
+def write_expected(path: Path, expected: Expected) -> None:
+    """Replace the CSV at ``path`` and the environments beside it; each is written whole or not at all.
+
+    Raises:
+        HashbenchError: the folder cannot be written.
+    """
+    # How it was called is no part of what to expect, and has paths of somebody's machine in it.
+    environments = [
+        {name: value for name, value in environment.items() if name != "command_line"}
+        for environment in expected.environments.values()
+    ]
+    if environments:
+        text = environments_text([{**environments.pop(), "schema": ROW_SCHEMA}, *environments])
+        write_file(path.with_suffix(".environment.json"), text, tip="Choose another --output.")
+    write_file(path, expected_text(expected), tip="Choose another --output.")
+
+
+def expect_from(
+    results: Sequence[Path], *, output: Path, only: Collection[str] = (), link: str = "", today: str
+) -> list[tuple[Path, Expected]]:
+    """Bring ``output`` up to date with the sweeps at ``results``: a CSV, or a folder that gets one for each suite, mode
+    and device. Everything is read and decided before anything is written.
+
+    Raises:
+        HashbenchError: none of the models of ``only`` is there; or see :func:`expect`, :func:`write_expected` and
+            :func:`~hashbench.results.load.load_sweep`.
+    """
+    new = joined([load_sweep(path) for path in results], path=Path(", ".join(map(str, results))))
+    if only and not any(row.name in only for row in new.rows):
+        lost = ", ".join(sorted(set(only)))
+        raise HashbenchError(
+            f"{new.label} has no row of {lost}", consequence="nothing was written", tip="Check the names."
+        )
+    written = []
+    for path, part in _split(new, output):
+        names = [name for name in only if any(row.name == name for row in part.rows)]
+        if not only or names:
+            known = load_sweep(path) if path.exists() else None
+            written.append((path, expect(part, known=known, only=names, link=link, today=today)))
+    for path, expected in written:
+        write_expected(path, expected)
+    return written
+
+
+def _split(new: Sweep, output: Path) -> list[tuple[Path, Sweep]]:
+    if output.suffix == ".csv":
+        return [(output, new)]
+    rows: dict[str, list[Row]] = {}
+    for row in new.rows:
+        rows.setdefault(f"{Path(row.suite).stem}_{row.mode}_{row.dev}.csv", []).append(row)
+    return [(output / name, replace(new, rows=tuple(part))) for name, part in rows.items()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,13 @@ def environments_of(path: Path) -> tuple[dict[str, Any], ...]:
     previous = content.pop("previous", [])
     earlier = previous if isinstance(previous, list) else []
     return (content, *(environment for environment in earlier if isinstance(environment, dict)))
+
+
+def environments_text(environments: Sequence[Mapping[str, Any]]) -> str:
+    """The content of an ``environment.json``: the newest environment, then those of earlier parts as ``previous``."""
+    newest, *previous = environments
+    content = {**newest, "previous": previous} if previous else newest
+    return json.dumps(content, indent=2, default=str) + "\n"
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

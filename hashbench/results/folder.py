@@ -26,6 +26,7 @@ from typing import Any
 from hashbench.errors import HashbenchError
 from hashbench.io import replace_file
 from hashbench.records import ROW_SCHEMA, SWEEP_SCHEMA, ModelSpec, Row, RunOptions
+from hashbench.results.environments import environments_text
 from hashbench.results.rows import ROWS, row_from_json, row_key, row_to_json
 from hashbench.text import a_few, one_line
 
@@ -199,9 +200,7 @@ class ResultsFolder:
         kept: dict[str, Mapping[str, Any]] = {}
         for environment in environments:
             kept.setdefault(str(environment.get("key") or environment), environment)
-        own, *others = kept.values()
-        content = {**own, "previous": others} if others else dict(own)
-        replace_file(self.environment, json.dumps(content, indent=2, default=str) + "\n")
+        replace_file(self.environment, environments_text(list(kept.values())))
 
     def _known_environments(self) -> list[Mapping[str, Any]]:
         """Those that were kept, the sweep's own as the last."""

@@ -12,8 +12,7 @@ import pytest
 
 from hashbench.records import RowEvidence
 from hashbench.report import exports
-from hashbench.report.expectations import Judged, assess
-from hashbench.report.expected_file import expect_from
+from hashbench.report.expectations import Judged, assess, expect_from
 from hashbench.report.exports import LIMIT, MOST, as_annotations, as_junit, as_markdown, as_summary
 
 from .nights import differing, write_night

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hashbench.divergence import find as find_divergence
 from hashbench.records import Leaf, OpRecord, Ref, Result, TensorDigest, Trace
-from hashbench.report.trace_diff import as_text
+from hashbench.report.text import diff_text
 
 
 def digest(value: str) -> TensorDigest:
@@ -32,7 +32,7 @@ def trace(*records: OpRecord, value: str = "aa", start: str = "11") -> Trace:
 
 
 def diff(first: Trace, second: Trace, *, context: int = 3) -> list[str]:
-    return as_text(first, second, find_divergence(first, second), context=context).splitlines()
+    return diff_text(first, second, find_divergence(first, second), context=context).splitlines()
 
 
 def excerpt(lines: list[str]) -> list[str]:
@@ -107,5 +107,5 @@ def test_scalar_that_steered_is_named() -> None:
     from hashbench.records import Steering
 
     steered = replace(verdict.divergence, steered_by=Steering("forward.0//item#0", "1", "2", "aten.rand"))
-    text = as_text(first, second, replace(verdict, divergence=steered))
+    text = diff_text(first, second, replace(verdict, divergence=steered))
     assert "forward.0//item#0 returned 1 and 2, which came from aten.rand" in text
