@@ -7,7 +7,6 @@ import itertools
 import os
 import random
 import re
-import struct
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -24,7 +23,7 @@ from hashbench.errors import HashbenchError
 from hashbench.run.outputs import bitwise_equal
 from hashbench.run.settings import preserved
 from hashbench.suites import registry
-from hashbench.tools.bitwise import BitwiseEquivalenceMode, BitwiseMismatchError, BitwiseMismatchWarning, Mismatch
+from hashbench.tools.bitwise import BitwiseEquivalenceMode, BitwiseMismatchError, BitwiseMismatchWarning
 
 CALLS = itertools.count()
 BUFFER = torch.zeros(4)
@@ -176,55 +175,38 @@ def test_a_training_step_is_the_same_bits_under_the_mode(optimizer: str, amp: bo
     assert not mode.unchecked
 
 
+def draws_from_python_and_numpy() -> tuple[Any, ...]:
+    return draw(torch.zeros(2)), random.random(), np.random.rand()
+
+
 @pytest.mark.parametrize(
-    "draw_one", [torch.randn, torch.rand, torch.randperm, lambda n: torch.zeros(n).bernoulli_(0.5)]
+    "draw_numbers",
+    [
+        pytest.param(lambda _: torch.randn(100), id="randn"),
+        pytest.param(lambda _: torch.randperm(100), id="randperm"),
+        pytest.param(lambda _: torch.zeros(100).bernoulli_(0.5), id="in place"),
+        pytest.param(lambda generator: torch.randn(10, generator=generator), id="generator among the arguments"),
+        pytest.param(lambda _: draws_from_python_and_numpy(), id="somebody else's op, from Python and NumPy"),
+    ],
 )
-def test_random_numbers_are_drawn_once(draw_one: Callable[[int], torch.Tensor]) -> None:
-    torch.manual_seed(3)
-    expected, state = draw_one(100), torch.get_rng_state()
+def test_random_numbers_are_drawn_once(draw_numbers: Callable[[torch.Generator], Any]) -> None:
+    def drawn(mode: AbstractContextManager[Any]) -> list[Any]:
+        random.seed(1), np.random.seed(1), torch.manual_seed(3)
+        generator = torch.Generator().manual_seed(5)
+        with mode:
+            numbers = draw_numbers(generator)
+        return [*torch.utils._pytree.tree_leaves(numbers), torch.get_rng_state(), generator.get_state()]
 
-    torch.manual_seed(3)
-    with BitwiseEquivalenceMode(raise_on_mismatch=True, runs=3) as mode:
-        found = draw_one(100)
+    mode = BitwiseEquivalenceMode(raise_on_mismatch=True, runs=3)
 
-    assert bitwise_equal(expected, found)
-    assert torch.equal(torch.get_rng_state(), state)
+    assert all(map(bitwise_equal, drawn(nullcontext()), drawn(mode)))
     assert sum(mode.checked.values())
-
-
-def test_a_generator_that_is_an_argument_is_drawn_from_once() -> None:
-    generator, twin = torch.Generator().manual_seed(5), torch.Generator().manual_seed(5)
-    expected = torch.randn(10, generator=twin)
-    before = torch.get_rng_state()
-
-    with BitwiseEquivalenceMode(raise_on_mismatch=True):
-        found = torch.randn(10, generator=generator)
-
-    assert bitwise_equal(expected, found)
-    assert torch.equal(generator.get_state(), twin.get_state())
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_an_op_of_somebody_elses_draws_once_from_python_and_numpy() -> None:
-    random.seed(1), np.random.seed(1)
-    expected = draw(torch.zeros(2)), random.random(), np.random.rand()
-
-    random.seed(1), np.random.seed(1)
-    with BitwiseEquivalenceMode(raise_on_mismatch=True) as mode:
-        found = draw(torch.zeros(2))
-
-    assert mode.checked["bitwise_test.draw.default"] == 1
-    assert bitwise_equal(expected[0], found)
-    assert (random.random(), np.random.rand()) == expected[1:]
 
 
 def test_generators_are_put_back_after_a_repetition_that_raises() -> None:
     torch.manual_seed(7)
-    torch.rand(1)
     state = torch.get_rng_state()
 
-    torch.manual_seed(7)
-    torch.rand(1)
     with pytest.raises(BitwiseMismatchError), BitwiseEquivalenceMode(raise_on_mismatch=True):
         fail_when_repeated(torch.zeros(1), text="no")
 
@@ -233,14 +215,10 @@ def test_generators_are_put_back_after_a_repetition_that_raises() -> None:
 
 def test_a_repetition_that_draws_more_is_a_mismatch_and_leaves_the_state_of_one_run() -> None:
     torch.manual_seed(7)
-    draw_once_more_each_time(torch.zeros(1))
     state = torch.get_rng_state()
 
-    global CALLS
-    CALLS = itertools.count()
-    torch.manual_seed(7)
     with BitwiseEquivalenceMode() as mode:
-        draw_once_more_each_time(torch.zeros(1))
+        draw_once_more_each_time(torch.zeros(1))  # draws nothing in its first run
 
     assert [found.place for found in mode.get_mismatches()] == ["generator cpu"]
     assert torch.equal(torch.get_rng_state(), state)
@@ -348,14 +326,12 @@ def test_ops_that_write_give_the_same_with_and_without(call: Callable[[torch.Ten
     assert not mode.unchecked
 
 
-def test_an_undeclared_write_of_somebody_elses_op_happens_once() -> None:
+def test_an_undeclared_write_of_somebody_elses_op_happens_once_and_is_compared() -> None:
     x = torch.zeros(3)
     with BitwiseEquivalenceMode(raise_on_mismatch=True):
         assert secretly_add(x).tolist() == [2.0] * 3
     assert x.tolist() == [1.0] * 3
 
-
-def test_an_undeclared_write_that_differs_is_a_mismatch() -> None:
     with BitwiseEquivalenceMode() as mode:
         secretly_count(torch.zeros(3))
     assert [found.place for found in mode.get_mismatches()] == ["argument 0"]
@@ -373,7 +349,7 @@ def test_no_schema_is_believed_where_that_is_asked_for() -> None:
 # --------------------------------------------------------------------------------------------------- what is found
 
 
-def test_a_mismatch_is_recorded_with_its_numbers_and_place() -> None:
+def test_a_mismatch_is_recorded_with_its_numbers_and_place_and_the_keys_of_the_older_tool() -> None:
     with BitwiseEquivalenceMode() as mode:
         count(torch.zeros(2, 3))
 
@@ -385,6 +361,14 @@ def test_a_mismatch_is_recorded_with_its_numbers_and_place() -> None:
     assert found.source.startswith("test_bitwise.py:")
     assert "6 of 6 elements, by at most 1" in mode.report()
     assert isinstance(hash(found), int)
+    assert mode.mismatches == [found]
+    assert dict(found) == {
+        "function": "bitwise_test.count.default",
+        "tensor1_shape": torch.Size([2, 3]),
+        "tensor2_shape": (2, 3),
+        "max_diff": 1.0,
+    }
+    assert found.get("other") is None
 
 
 def test_the_first_runs_value_goes_on() -> None:
@@ -392,29 +376,7 @@ def test_the_first_runs_value_goes_on() -> None:
         assert count(torch.zeros(1)).item() == 0.0
 
 
-def test_a_mismatch_has_the_keys_of_the_older_tool() -> None:
-    with BitwiseEquivalenceMode() as mode:
-        count(torch.zeros(2, 3))
-        torch.manual_seed(0)
-
-    found = mode.mismatches[0]
-    assert dict(found) == {
-        "function": "bitwise_test.count.default",
-        "tensor1_shape": (2, 3),
-        "tensor2_shape": (2, 3),
-        "max_diff": 1.0,
-    }
-    assert found["tensor1_shape"] == torch.Size([2, 3])
-    assert "max_diff" in found
-    assert found.get("other") is None
-    assert Mismatch("op", 1, "output", 2, found.where, (1,), (2,))["max_diff"] == "Shape mismatch"
-
-
 def test_another_shape_is_a_mismatch() -> None:
-    with BitwiseEquivalenceMode(ops="aten.nonzero") as mode:
-        torch.nonzero(torch.ones(3))
-    assert not mode.get_mismatches()
-
     lengths = iter([3, 4])
 
     @torch.library.custom_op("bitwise_test::longer", mutates_args=())
@@ -425,6 +387,17 @@ def test_another_shape_is_a_mismatch() -> None:
         longer(torch.zeros(1))
     assert mode.get_mismatches()[0]["max_diff"] == "Shape mismatch"
     assert "shapes [3] and [4]" in mode.report()
+
+
+@torch.library.custom_op("bitwise_test::one_more", mutates_args=())
+def one_more(x: torch.Tensor) -> list[torch.Tensor]:
+    return [x + number for number in range(next(CALLS) + 1)]
+
+
+def test_an_output_that_only_a_further_run_has_is_a_mismatch() -> None:
+    with BitwiseEquivalenceMode() as mode:
+        one_more(torch.zeros(1))
+    assert [found.place for found in mode.get_mismatches()] == ["output.1"]
 
 
 def test_raising_names_the_op() -> None:
@@ -525,24 +498,18 @@ def test_ops_in_autograds_threads_are_checked() -> None:
     assert mode.get_mismatches()[0].phase == "backward"
 
 
-def test_more_runs_see_a_rare_difference() -> None:
-    rows = torch.tensor([[1.0], [1.0], [1.0], [2.0]])
-    with BitwiseEquivalenceMode(runs=2) as twice:
-        chosen(rows)
-    global CALLS
-    CALLS = itertools.count()
-    with BitwiseEquivalenceMode(runs=4) as often:
-        chosen(rows)
-
-    with BitwiseEquivalenceMode(runs=4) as always:
-        count(torch.zeros(1))
-
-    assert [found.runs_differing for found in always.get_mismatches()] == [3]
-    assert not twice.get_mismatches()
-    assert [(found.run, found.runs_differing, found.runs) for found in often.get_mismatches()] == [(4, 1, 4)]
-
-
-NAN, OTHER_NAN = (struct.unpack("<f", struct.pack("<I", bits))[0] for bits in (0x7FC00000, 0x7FC00001))
+@pytest.mark.parametrize(
+    ("runs", "values", "expected"),
+    [
+        pytest.param(2, [1.0, 1.0, 1.0, 2.0], [], id="two runs miss a rare difference"),
+        pytest.param(4, [1.0, 1.0, 1.0, 2.0], [(4, 1, 4)], id="more runs see it"),
+        pytest.param(4, [1.0, 2.0, 3.0, 4.0], [(2, 3, 4)], id="each differs"),
+    ],
+)
+def test_runs_that_differ_are_counted(runs: int, values: list[float], expected: list[tuple[int, ...]]) -> None:
+    with BitwiseEquivalenceMode(runs=runs) as mode:
+        chosen(torch.tensor(values)[:, None])
+    assert [(found.run, found.runs_differing, found.runs) for found in mode.get_mismatches()] == expected
 
 
 @pytest.mark.parametrize(
@@ -559,8 +526,6 @@ NAN, OTHER_NAN = (struct.unpack("<f", struct.pack("<I", bits))[0] for bits in (0
 def test_equal_bits_and_equal_values(bits: list[int], by_bits: bool, by_value: bool) -> None:
     rows = torch.tensor(np.array(bits, dtype=np.uint32).view(np.int32)).view(torch.float32)[:, None]
     for equal, expected in (("bits", by_bits), ("values", by_value)):
-        global CALLS
-        CALLS = itertools.count()
         with BitwiseEquivalenceMode(equal=equal) as mode:  # type: ignore[arg-type]
             chosen(rows)
         assert bool(mode.get_mismatches()) == expected, equal
@@ -589,27 +554,21 @@ def test_a_repetition_that_raises_is_a_mismatch() -> None:
 # -------------------------------------------------------------------------------------------- memory nobody wrote
 
 
-def test_an_output_that_is_unwritten_in_part_is_no_mismatch_and_is_listed() -> None:
-    with BitwiseEquivalenceMode(runs=3) as mode:
-        partly(torch.zeros(1), noise=False)
+@pytest.mark.parametrize(
+    ("noise", "options", "found", "listed"),
+    [
+        pytest.param(False, {"runs": 3}, False, True, id="listed, and no mismatch"),
+        pytest.param(True, {}, True, False, id="what was written differs as well"),
+        pytest.param(False, {"count_unwritten": True}, True, False, id="counted where that is asked for"),
+    ],
+)
+def test_an_output_that_is_unwritten_in_part(noise: bool, options: dict[str, Any], found: bool, listed: bool) -> None:
+    with BitwiseEquivalenceMode(**options) as mode:
+        partly(torch.zeros(1), noise=noise)
 
-    assert not mode.get_mismatches()
-    assert {(found.op, found.place) for found in mode.unwritten} == {("bitwise_test.partly.default", "output")}
-    assert "unwritten elements that differ" in mode.report()
-
-
-def test_an_output_that_is_unwritten_in_part_and_differs_elsewhere_is_a_mismatch() -> None:
-    with BitwiseEquivalenceMode() as mode:
-        partly(torch.zeros(1), noise=True)
-    assert mode.get_mismatches()
-    assert not mode.unwritten
-
-
-def test_unwritten_outputs_count_where_that_is_asked_for() -> None:
-    with BitwiseEquivalenceMode(count_unwritten=True) as mode:
-        partly(torch.zeros(1), noise=False)
-    assert mode.get_mismatches()
-    assert not mode.unwritten
+    assert bool(mode.get_mismatches()) == found
+    assert [(each.op, each.place) for each in mode.unwritten] == [("bitwise_test.partly.default", "output")] * listed
+    assert ("unwritten elements that differ" in mode.report()) == listed
 
 
 # ------------------------------------------------------------------------------------------- named as not checked
@@ -668,23 +627,17 @@ def test_a_second_run_without_memory_is_named() -> None:
     assert set(mode.checked) == {"aten.ones.default"}
 
 
-def test_tensors_without_content_are_named() -> None:
-    with BitwiseEquivalenceMode() as mode:
-        torch.ones(3, device="meta") + 1
-    assert reasons(mode).keys() == {"aten.ones.default", "aten.add.Tensor"}
-    assert "meta" in reasons(mode)["aten.add.Tensor"]
-    assert not mode.checked
-
-
-def test_fake_tensors_are_never_called_equal() -> None:
+def test_tensors_without_content_are_named_and_never_called_equal() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    with BitwiseEquivalenceMode() as mode:
+        torch.ones(3, device="meta") + 1
+    assert "meta" in reasons(mode)["aten.add.Tensor"]
     with FakeTensorMode(), BitwiseEquivalenceMode() as inside:
         torch.ones(3).exp()
     with BitwiseEquivalenceMode() as outside, FakeTensorMode():
         torch.ones(3).exp()
-    assert not inside.checked
-    assert not outside.checked
+    assert not mode.checked + inside.checked + outside.checked
 
 
 def test_a_written_tensor_that_shares_memory_with_a_sparse_one_is_named() -> None:
@@ -847,16 +800,10 @@ def attention_step(mode: BitwiseEquivalenceMode, *, deterministic: bool) -> None
 
 @pytest.mark.gpu
 @NEEDS_CUDA
-def test_attention_with_deterministic_algorithms_has_no_mismatch() -> None:
-    mode = BitwiseEquivalenceMode(raise_on_mismatch=True)
+def test_attention_is_named_without_deterministic_algorithms_alone() -> None:
+    mode = BitwiseEquivalenceMode(raise_on_mismatch=True, runs=10)
     attention_step(mode, deterministic=True)
     assert not mode.get_mismatches()
-
-
-@pytest.mark.gpu
-@NEEDS_CUDA
-def test_attention_without_deterministic_algorithms_is_named() -> None:
-    mode = BitwiseEquivalenceMode(raise_on_mismatch=True, runs=10)
     with pytest.raises(RuntimeError, match=r"aten\._scaled_dot_product_efficient_attention_backward"):
         attention_step(mode, deterministic=False)
 
