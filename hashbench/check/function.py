@@ -210,7 +210,7 @@ class _Runs:
         self, *, traced: bool = True, diagnosing: bool = False, watcher: TraceCallback | None = None
     ) -> Run | Failure:
         """A run of the diagnosis: what it prints or raises is not for the caller."""
-        with _quiet():
+        with quiet():
             try:
                 return self._run(traced=traced, diagnosing=diagnosing, watcher=watcher)[0]
             except _NOT_EVEN_ONE:
@@ -317,8 +317,8 @@ def _same_working_directory() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """What the function says in its runs that are compared is enough."""
+def quiet() -> Iterator[None]:
+    """Without warnings and what is printed, which the first runs have said already."""
     unheard = io.StringIO()
     with contextlib.redirect_stdout(unheard), contextlib.redirect_stderr(unheard), warnings.catch_warnings():
         warnings.simplefilter("ignore")

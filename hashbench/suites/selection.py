@@ -52,7 +52,7 @@ class Selection:
         """
         everything = tuple(sorted(specs, key=lambda spec: (spec.suite, spec.name)))
         self._check({spec.name for spec in everything})
-        wanted, unwanted = _pattern(self.filters), _pattern(self.excludes)
+        wanted, unwanted = pattern_of(self.filters), pattern_of(self.excludes)
         if self.only:
             return tuple(spec for spec in everything if spec.name in self.only and spec.name not in self.exclude_exact)
         candidates = everything if self.which == "all" or self.filters else _defaults(everything)
@@ -108,7 +108,12 @@ def unknown_name(what: str, name: str, known: Iterable[str], *, tip: str) -> Has
     )
 
 
-def _pattern(patterns: Sequence[str]) -> re.Pattern[str] | None:
+def pattern_of(patterns: Sequence[str], *, flags: re.RegexFlag = re.IGNORECASE) -> re.Pattern[str] | None:
+    """One expression for any of ``patterns``; ``None`` where there is none.
+
+    Raises:
+        HashbenchError: one is not a regular expression.
+    """
     for pattern in patterns:
         try:
             re.compile(pattern)
@@ -116,7 +121,7 @@ def _pattern(patterns: Sequence[str]) -> re.Pattern[str] | None:
             tip = "Put a backslash before special characters."
             raise HashbenchError(f"{pattern!r} is not a regular expression", consequence=str(error), tip=tip) from error
     joined = "|".join(f"(?:{pattern})" for pattern in patterns)
-    return re.compile(joined, re.IGNORECASE) if patterns else None
+    return re.compile(joined, flags) if patterns else None
 
 
 def _defaults(specs: Sequence[ModelSpec]) -> tuple[ModelSpec, ...]:

@@ -167,7 +167,7 @@ def test_ops_are_chosen_by_name_and_by_expression() -> None:
 @pytest.mark.parametrize(
     ("only", "filters", "said"),
     [
-        (["putt"], [], "the op 'putt' does not exist.*Did you mean put"),
+        (["putt"], [], "unknown op 'putt'.*Did you mean put"),
         ([], ["("], "not a regular expression"),
         ([], ["^zzz"], "no op matches"),
     ],

@@ -16,8 +16,19 @@ from hashbench.repro.torch_docs import look_up
 from hashbench.results.audit_table import AuditOptions
 from hashbench.run.settings import applied, settings
 from hashbench.tools.audit import cases
-from hashbench.tools.audit.cases import Case, StressLine, at_offset, built, cases_of, described, stress_lines
-from hashbench.tools.audit.measuring import Measurement, fingerprint, follows_poison, measure
+from hashbench.tools.audit.cases import (
+    Case,
+    Measurement,
+    StressLine,
+    at_offset,
+    built,
+    cases_of,
+    described,
+    fingerprint,
+    follows_poison,
+    measure,
+    stress_lines,
+)
 from hashbench.tools.audit.worker import joined, rows_of, rows_of_case
 
 

@@ -7,7 +7,6 @@ that only what kills a process of its own is blamed, and the others go on in a n
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -36,6 +35,7 @@ from hashbench.results.audit_table import (
     write_op,
 )
 from hashbench.results.folder import ResultsFolder
+from hashbench.suites.selection import pattern_of, unknown_name
 from hashbench.sweep.executors import Executor, Task, TaskResult
 
 GROUP_TARGET = "hashbench.tools.audit.worker:run_group"
@@ -59,39 +59,23 @@ class AuditRequest:
     sweep_rows: tuple[AuditRow, ...] = ()
 
 
-def chosen_ops(known: Sequence[Op], *, only: Collection[str], filters: Collection[str]) -> tuple[Op, ...]:
+def chosen_ops(known: Sequence[Op], *, only: Collection[str], filters: Sequence[str]) -> tuple[Op, ...]:
     """The ops that are named or that match one of the regular expressions; all where neither says.
 
     Raises:
         HashbenchError: a name is unknown, an expression is invalid, or nothing is left.
     """
     names = {name for _, name in known}
-    unknown = sorted(set(only) - names)
-    if unknown:
-        near = difflib.get_close_matches(unknown[0], sorted(names), n=3)
-        raise HashbenchError(
-            f"the op {unknown[0]!r} does not exist",
-            consequence="nothing was run",
-            tip=f"Did you mean {' or '.join(near)}?" if near else "Names are those of torch's op database.",
-        )
-    expressions = [_compiled(text) for text in filters]
-    chosen = tuple(
-        (source, name)
-        for source, name in known
-        if not (only or expressions) or name in only or any(pattern.search(name) for pattern in expressions)
-    )
+    for name in only:
+        if name not in names:
+            raise unknown_name("op", name, names, tip="Names are those of torch's op database.")
+    pattern = pattern_of(filters, flags=re.NOFLAG)
+    if not only and pattern is None:
+        return tuple(known)
+    chosen = tuple(op for op in known if op[1] in only or (pattern is not None and pattern.search(op[1])))
     if not chosen:
         raise HashbenchError("no op matches", consequence="nothing was run", tip="Check --ops and -k.")
     return chosen
-
-
-def _compiled(text: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise HashbenchError(
-            f"{text!r} is not a regular expression", consequence=f"{error}; nothing was run", tip="Mend it after -k."
-        ) from error
 
 
 def groups_of(ops: Sequence[Op], *, size: int) -> list[tuple[Op, ...]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import functools
-import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ import torch
 
 from hashbench import causes, replay
 from hashbench.catalog import CAUSES, Confidence, Origin, Status
-from hashbench.check.function import FunctionCall, check_function, fresh_copy
+from hashbench.check.function import FunctionCall, check_function, fresh_copy, quiet
 from hashbench.errors import named_line
 from hashbench.io import from_json, replace_file
 from hashbench.processes import Budget, variables
@@ -42,8 +41,7 @@ from hashbench.run.outputs import flatten
 from hashbench.run.rng import reset_rng_state
 from hashbench.run.settings import applied
 from hashbench.tools.audit import cases
-from hashbench.tools.audit.cases import Case
-from hashbench.tools.audit.measuring import FLAG, Measurement, Outcomes, gradients, measure, quiet
+from hashbench.tools.audit.cases import FLAG, Case, Measurement, Outcomes, gradients, measure
 from hashbench.tools.audit.verdict import SETTINGS, verdict
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import named_tensors
@@ -238,11 +236,9 @@ def _explained(row: AuditRow, case: Case, setting: str, options: AuditOptions, s
         diagnose_budget=seconds,
         capture_mib=CAPTURE_BYTES / 2**20,
     )
-    nowhere = io.StringIO()  # what a thousand replays print has been said already
     with applied(FLAG[setting]), quiet(), torch.enable_grad():
         try:
-            with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-                found, _ = check_function(call, f"{case.op} {case.sample}", wanted)
+            found, _ = check_function(call, f"{case.op} {case.sample}", wanted)
         except Exception as error:
             return replace(row, because=f"the search raised {named_line(error)}"[:200])
     if found.accuracy == Status.PASS:
