@@ -359,9 +359,9 @@ def _misfit(saved: Sequence[Saved], tensors: Sequence[torch.Tensor]) -> str:
 
 
 def _with_content(tensor: torch.Tensor, content: torch.Tensor, *, in_place: bool) -> torch.Tensor:
-    """``tensor`` itself with the content in its memory; a new tensor of the same strides where that cannot be, since
-    elements share memory in another way than they did."""
-    if in_place:
+    """``tensor`` itself with the content in its memory; a new tensor of the same strides where that cannot be: elements
+    share memory in another way than they did, or torch forbids to write (a tensor of inference mode outside it)."""
+    if in_place and (torch.is_inference_mode_enabled() or not tensor.is_inference()):
         once = content[tuple(slice(1) if not stride else slice(None) for stride in tensor.stride())]
         # Not detach(), which shares the version counter: what autograd saved of this memory is to have the content
         # too, as it had in the reference run.
