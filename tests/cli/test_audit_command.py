@@ -78,6 +78,7 @@ REFUSED = Row(
 CLEAN = Row(dev="cpu", name="resnet18", batch_size=2, accuracy="pass", suite="torchvision", mode="inference")
 
 
+@pytest.mark.slow
 def test_every_op_has_rows_for_its_dtypes_samples_and_passes(made: Path) -> None:
     rows = audit_table.read(made / "out").rows
     keys = {(row.source, row.op, row.dtype, row.phase) for row in rows}
@@ -89,6 +90,7 @@ def test_every_op_has_rows_for_its_dtypes_samples_and_passes(made: Path) -> None
     assert all(row.runs == 3 and row.threads and row.off for row in rows if row.source != "sweep")
 
 
+@pytest.mark.slow
 def test_classical_examples_name_what_is_documented_for_cuda(made: Path) -> None:
     rows = audit_table.read(made / "out").rows
     said = {(row.op, row.sample): row for row in rows if row.source == "stress"}
@@ -98,6 +100,7 @@ def test_classical_examples_name_what_is_documented_for_cuda(made: Path) -> None
     assert said["bmm", "sparse by dense"].off == "identical"
 
 
+@pytest.mark.slow
 def test_seeded_ops_and_filled_memory_are_no_findings(made: Path) -> None:
     rows = audit_table.read(made / "out").rows
 
@@ -106,6 +109,7 @@ def test_seeded_ops_and_filled_memory_are_no_findings(made: Path) -> None:
     assert {row.on for row in rows if row.op == "empty"} == {"identical"}
 
 
+@pytest.mark.slow
 def test_sweeps_add_the_kernels_of_real_models(made: Path) -> None:
     rows = [row for row in audit_table.read(made / "out").rows if row.source == "sweep"]
 
@@ -116,6 +120,7 @@ def test_sweeps_add_the_kernels_of_real_models(made: Path) -> None:
     assert (rows[0].cause, rows[0].off, rows[0].on) == ("accumulation_order", "differs", "identical")
 
 
+@pytest.mark.slow
 def test_the_baseline_has_its_environment_beside_it(made: Path, capsys) -> None:
     written = made / "expected" / "audit_cpu.csv"
 
@@ -125,6 +130,7 @@ def test_the_baseline_has_its_environment_beside_it(made: Path, capsys) -> None:
     assert "unchanged" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_resuming_what_is_complete_runs_nothing(made: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in (made / "out" / "ops").iterdir()}
 

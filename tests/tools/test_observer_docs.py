@@ -48,6 +48,7 @@ def recipe(*, rate: str = "0.1") -> str:
     return RECIPE.replace("LEARNING_RATE = 0.1", f"LEARNING_RATE = {rate}")
 
 
+@pytest.mark.slow
 def test_the_recipe_for_ci_in_processes_of_their_own(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": PACKAGE_PARENT, "OMP_NUM_THREADS": "1"}
     (tmp_path / "observer_ci.py").write_text(RECIPE, encoding="utf-8")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -120,16 +122,28 @@ def test_a_name_that_is_none_of_a_file_is_refused(tmp_path: Path, name: str) -> 
         files.path_of(tmp_path, name)
 
 
-def test_a_missing_reference_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(HashbenchError, match=r"nothing was compared \(No such file") as caught:
-        files.read_reference(tmp_path / "absent.json")
+ONE = Observation("x_1", OpRecord("x", "forward", 0, "", "x"))
+REFUSED = {
+    "missing": (None, r"nothing was compared \(No such file"),
+    "a pickle of an earlier tool": (b"\x80\x04cbuiltins\nexit\n(tR.", "not JSON"),
+    "empty": (Recording("x", ()), "holds no observations"),
+    "a check in which values were put back": (
+        Recording("x", (ONE,), checked=True, put_back=2), "the 2 values put back in it stand in its own reference"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "said"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_compared_with_is_refused(tmp_path: Path, content: bytes | Recording | None, said: str) -> None:
+    path = tmp_path / "run.pkl"
+    if isinstance(content, Recording):
+        files.write(path, content, [])
+    elif content is not None:
+        path.write_bytes(content)
+    with pytest.raises(HashbenchError, match=said) as caught:
+        files.read_reference(path)
     assert "\n" not in str(caught.value)
-
-
-def test_a_pickle_of_an_earlier_tool_is_not_opened(tmp_path: Path) -> None:
-    (tmp_path / "run.pkl").write_bytes(b"\x80\x04cbuiltins\nexit\n(tR.")
-    with pytest.raises(HashbenchError, match="not JSON"):
-        files.read_reference(tmp_path / "run.pkl")
+    if isinstance(content, Recording):
+        assert files.read(path).put_back == content.put_back
 
 
 def test_a_path_to_a_pickle_that_is_not_there_means_the_json(path: Path) -> None:
@@ -141,20 +155,6 @@ def test_another_schema_version_is_refused(path: Path, version: object) -> None:
     path.write_bytes(signed({**json.loads(path.read_bytes()), "schema": version}))
     with pytest.raises(HashbenchError, match="schema version"):
         files.read_reference(path)
-
-
-def test_an_empty_reference_is_refused(tmp_path: Path) -> None:
-    files.write(tmp_path / "x.json", Recording("x", ()), [])
-    with pytest.raises(HashbenchError, match="holds no observations"):
-        files.read_reference(tmp_path / "x.json")
-
-
-def test_a_check_in_which_values_were_put_back_is_no_reference(tmp_path: Path) -> None:
-    one = Observation("x_1", OpRecord("x", "forward", 0, "", "x"))
-    files.write(tmp_path / "x.json", Recording("x", (one,), checked=True, put_back=2), [])
-    with pytest.raises(HashbenchError, match="the 2 values put back in it stand in its own reference"):
-        files.read_reference(tmp_path / "x.json")
-    assert files.read(tmp_path / "x.json").put_back == 2
 
 
 def test_a_run_that_failed_leaves_the_earlier_one_and_is_no_reference(path: Path) -> None:
@@ -205,29 +205,30 @@ def read(path: Path) -> tuple[Recording | None, dict[int, torch.Tensor]]:
     return None, {}
 
 
-WRONG_FORMS = [(0, ["int32", [2, 3]]), (0, ["float32", [3, 2]]), (1, ["complex128", [2]]), (1, ["float64", []])]
+def nested(depth: int) -> dict[str, Any]:
+    return functools.reduce(lambda inner, _: {"deeper": inner}, range(depth), {})
 
 
-@pytest.mark.parametrize(("number", "form"), WRONG_FORMS, ids=repr)
-def test_a_tensor_of_another_form_than_the_json_says_is_refused(path: Path, number: int, form: list[Any]) -> None:
+FIRST, SECOND = (("observations", -1, "saved", number, slice(1, 3)) for number in (0, 1))
+ENVIRONMENT, OUTPUT = ("environment",), ("observations", 0, "outputs", 0)
+HARMFUL = {
+    "another dtype": (FIRST, ["int32", [2, 3]]),
+    "another shape": (FIRST, ["float32", [3, 2]]),
+    "no dtype": (FIRST, ["Tensor", [2, 3]]),
+    "another shape of bytes": (SECOND, ["complex128", [2]]),
+    "a size that no tensor has": (SECOND, ["complex128", [10**30]]),
+    "another dtype of bytes": (SECOND, ["float64", []]),
+    "an environment nested without end": (ENVIRONMENT, nested(300)),
+    "a digest of 300 sizes": (OUTPUT, f"float32[{','.join('9' * 300)}]:0123456789abcdef"),
+    "a digest with a size of 21 digits": (OUTPUT, f"float32[{'9' * 21}]:0123456789abcdef"),
+}
+
+
+@pytest.mark.parametrize(("place", "value"), HARMFUL.values(), ids=HARMFUL)
+def test_what_a_sender_signed_and_cannot_be_is_refused(path: Path, place: tuple[Any, ...], value: Any) -> None:
     document = json.loads(path.read_bytes())
-    document["observations"][-1]["saved"][number][1:3] = form
-    path.write_bytes(signed(document))
-    assert read(path) == (None, {})
-
-
-def test_an_environment_nested_without_end_is_refused(path: Path) -> None:
-    document = json.loads(path.read_bytes())
-    for _ in range(300):
-        document["environment"] = {"deeper": document["environment"]}
-    path.write_bytes(signed(document))
-    assert read(path) == (None, {})
-
-
-@pytest.mark.parametrize("shape", [",".join("9" * 300), "9" * 21], ids=["300 sizes", "a size of 21 digits"])
-def test_a_shape_that_no_tensor_has_is_refused_before_anything_is_computed_from_it(path: Path, shape: str) -> None:
-    document = json.loads(path.read_bytes())
-    document["observations"][0]["outputs"][0] = f"float32[{shape}]:0123456789abcdef"
+    *way, last = place
+    functools.reduce(operator.getitem, way, document)[last] = value
     path.write_bytes(signed(document))
     assert read(path) == (None, {})
 

@@ -294,10 +294,11 @@ def _read_tensors(path: Path, sha256: str, recording: Recording) -> dict[int, to
 
 def _restored(tensor: torch.Tensor, saved: Saved) -> torch.Tensor:
     dtype: Any = getattr(torch, saved.dtype, None)  # whatever a sender may have named
-    try:
-        tensor = tensor if dtype in _native() else tensor.view(dtype).reshape(saved.shape)
-    except (RuntimeError, OverflowError, TypeError):
-        raise ValueError("a saved tensor has another size") from None
+    if isinstance(dtype, torch.dtype) and dtype not in _native():
+        try:
+            tensor = tensor.view(dtype).reshape(saved.shape)
+        except (RuntimeError, OverflowError, TypeError):
+            raise ValueError("a saved tensor has another size") from None
     if tensor.dtype is not dtype or tuple(tensor.shape) != saved.shape:
         raise ValueError("a saved tensor has another dtype or shape")
     return tensor
