@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from hashbench.catalog import Origin
 from hashbench.divergence.align import PairedRuns
 from hashbench.records import Leaf, OpRecord, Ref
 
@@ -101,7 +102,7 @@ def _judge_unmatched(known: Differences, node: str, record: OpRecord, *, in_firs
     detail = f"only the {has} run has this op; the {lacks} run goes on with another"
     call = f"{record.op}({record.arguments})"
     first, second = (call, "absent") if in_first else ("absent", call)
-    known.sources[node] = Source("sequence", node, known.runs.position[node], detail, first, second)
+    known.sources[node] = Source(Origin.SEQUENCE, node, known.runs.position[node], detail, first, second)
     if record.rng:
         known.lone_draws.setdefault((in_first, record.rng), node)
     if record.scalar:
@@ -143,12 +144,12 @@ def _introduced(known: Differences, node: str, a: OpRecord, b: OpRecord, wrote: 
         passed_on = known.add_edge(node, _extra_draw(known, a, b))
         if not passed_on:
             detail = "the random generator was in another state before this op"
-            return Source("rng", node, at, detail, f"generator state {a.rng}", f"generator state {b.rng}")
+            return Source(Origin.RNG, node, at, detail, f"generator state {a.rng}", f"generator state {b.rng}")
     if a.arguments != b.arguments:
         passed_on = known.add_edge(node, _scalar_among_arguments(known, a, b))
         if not passed_on:
             detail = "an argument that is not a tensor has another value"
-            return Source("outside", node, at, detail, f"({a.arguments})", f"({b.arguments})")
+            return Source(Origin.OUTSIDE, node, at, detail, f"({a.arguments})", f"({b.arguments})")
     behind = _written_behind(known, node, a, b) if wrote else None
     if behind is not None:
         return behind
@@ -156,7 +157,7 @@ def _introduced(known: Differences, node: str, a: OpRecord, b: OpRecord, wrote: 
         if known.add_edge(node, _odd_view(known, node, a, b)):
             return None
         detail = "it reads another tensor than in the first run"
-        return Source("sequence", node, at, detail, _wiring(a), _wiring(b))
+        return Source(Origin.SEQUENCE, node, at, detail, _wiring(a), _wiring(b))
     if not wrote or passed_on or _read_a_difference(known, a, b):
         return None
     if known.add_edge(node, _odd_view(known, node, a, b)):
@@ -235,7 +236,7 @@ def _written_behind(known: Differences, node: str, a: OpRecord, b: OpRecord) -> 
         writer = ref_a.source.rpartition("/")[2] or ref_a.source
         detail = f"argument {ref_a.argument} was written behind torch's back after {writer}"
         at = known.runs.position[node]
-        behind = Source("outside", node, at, detail, ref_a.digest, ref_b.digest, opaque_producer=True)
+        behind = Source(Origin.OUTSIDE, node, at, detail, ref_a.digest, ref_b.digest, opaque_producer=True)
         return unwritten_memory(known.runs, ref_a.source) or behind
     return None
 
@@ -255,7 +256,7 @@ def unwritten_memory(runs: PairedRuns, node: str) -> Source | None:
     if not allocation:
         return None
     detail = "memory that this op allocated was read before it was written"
-    return Source("kernel", allocation, runs.position[allocation], detail, "uninitialised", "uninitialised")
+    return Source(Origin.KERNEL, allocation, runs.position[allocation], detail, "uninitialised", "uninitialised")
 
 
 def _copied_after_hidden_write(runs: PairedRuns, node: str, a: OpRecord, b: OpRecord) -> Source | None:
@@ -265,18 +266,19 @@ def _copied_after_hidden_write(runs: PairedRuns, node: str, a: OpRecord, b: OpRe
     if runs.hashed or races or _name(a) not in _COPIES or not a.inputs:
         return None
     detail = "a copy of equal memory differs, so that memory was written behind torch's back"
-    return Source("outside", node, runs.position[node], detail, _left(a), _left(b), opaque_producer=True)
+    return Source(Origin.OUTSIDE, node, runs.position[node], detail, _left(a), _left(b), opaque_producer=True)
 
 
 def _leaf_source(a: Leaf, b: Leaf) -> Source:
     changed_since_start = (a.initial or a.digest.value) == (b.initial or b.digest.value) and (a.initial or b.initial)
     if changed_since_start:
         detail = f"{a.id} was written behind torch's back before it was first read"
-        return Source("outside", a.id, a.position, detail, a.digest.value, b.digest.value, opaque_producer=True)
-    origin = {"input": "input", "parameter": "state", "buffer": "state"}.get(a.kind, "outside")
+        return Source(Origin.OUTSIDE, a.id, a.position, detail, a.digest.value, b.digest.value, opaque_producer=True)
+    origins = {"input": Origin.INPUT, "parameter": Origin.STATE, "buffer": Origin.STATE}
+    origin = origins.get(a.kind, Origin.OUTSIDE)
     detail = {
-        "input": f"the model input {a.id} differs before the first op",
-        "state": f"the {a.kind} {a.id.partition('/')[2]} differs before the first op",
+        Origin.INPUT: f"the model input {a.id} differs before the first op",
+        Origin.STATE: f"the {a.kind} {a.id.partition('/')[2]} differs before the first op",
     }.get(origin, "a tensor that no recorded op wrote has other content")
     return Source(origin, a.id, a.position, detail, a.digest.word(), b.digest.word())
 
@@ -285,7 +287,7 @@ def _kernel_source(node: str, at: int, a: OpRecord, b: OpRecord) -> Source:
     names = [place for place, (x, y) in enumerate(zip(a.outputs, b.outputs, strict=False)) if x != y]
     which = f"output {', '.join(map(str, names))}" if names and len(a.outputs) > 1 else "the output"
     detail = f"{which} differs although every input is equal"
-    return Source("kernel", node, at, detail, _left(a), _left(b))
+    return Source(Origin.KERNEL, node, at, detail, _left(a), _left(b))
 
 
 # ------------------------------------------------------------------------------------------------------- words

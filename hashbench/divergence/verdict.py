@@ -7,15 +7,16 @@ causal slice: the first introduction in it is the divergence. Records that diffe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
+from hashbench.catalog import Origin
 from hashbench.divergence.align import SECOND, PairedRuns, pair
 from hashbench.divergence.introduce import Differences, Source, find_differences, unwritten_memory
 from hashbench.errors import HashbenchError
 from hashbench.records import Divergence, OpRecord, Result, Steering, Trace, Verdict
 
-_RANK = {"input": 0, "state": 1}
+_RANK: Mapping[str, int] = {Origin.INPUT: 0, Origin.STATE: 1}
 """Origins that lie before the first op, wherever the tensor is first read."""
 
 
@@ -34,16 +35,21 @@ def find(first: Trace, second: Trace, *, differing: Sequence[str] | None = None)
     _refuse_empty(second, "second")
     runs = pair(first, second)
     known = find_differences(runs)
-    results = _Results.of(runs, differing)
-    reached = _causal_slice(known, _roots(known, results.pairs) if results.any else sorted(known.differs))
-    chosen = _choose(known, reached) if results.names or not results.any else None
-    if chosen is None and results.names:
-        chosen = _written_after_the_last_record(runs, results)
-    if chosen is not None and chosen.origin in ("sequence", "outside"):
+    results = [{result.name: result for result in run.results} for run in (first, second)]
+    if differing is None:
+        names = dict.fromkeys([*results[0], *results[1]])
+        differing = [name for name in names if _content(results[0].get(name)) != _content(results[1].get(name))]
+    pairs = [(results[0].get(name), results[1].get(name)) for name in differing]
+    by_results = any(results)
+    reached = _causal_slice(known, _roots(known, pairs) if by_results else sorted(known.differs))
+    chosen = _choose(known, reached) if pairs or not by_results else None
+    if chosen is None and pairs:
+        chosen = _written_after_the_last_record(runs, differing[0], *pairs[0])
+    if chosen is not None and chosen.origin in (Origin.SEQUENCE, Origin.OUTSIDE):
         reached |= _causal_slice(known, _scalars_that_chose(known, chosen))
     idle = known.differs - reached
     benign = tuple(node for node in runs.records if node in idle and _wrote(runs, node))
-    return Verdict(tuple(results.names), None if chosen is None else _divergence(known, chosen), benign)
+    return Verdict(tuple(differing), None if chosen is None else _divergence(known, chosen), benign)
 
 
 def _refuse_empty(trace: Trace, name: str) -> None:
@@ -53,25 +59,6 @@ def _refuse_empty(trace: Trace, name: str) -> None:
             consequence="nothing was compared, which is not the same as equal",
             tip="Check that the code under the trace ran any torch op in this thread.",
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Results:
-    """The results that differ, by name and as pairs; ``any``: the runs have results at all."""
-
-    names: Sequence[str]
-    pairs: Sequence[tuple[Result | None, Result | None]]
-    any: bool
-
-    @staticmethod
-    def of(runs: PairedRuns, differing: Sequence[str] | None) -> _Results:
-        first = {result.name: result for result in runs.first.results}
-        second = {result.name: result for result in runs.second.results}
-        if differing is None:
-            names = dict.fromkeys([*first, *second])
-            differing = [name for name in names if _content(first.get(name)) != _content(second.get(name))]
-        pairs = [(first.get(name), second.get(name)) for name in differing]
-        return _Results(differing, pairs, bool(first or second))
 
 
 def _content(result: Result | None) -> tuple[object, ...] | None:
@@ -161,14 +148,13 @@ def _settings_source(runs: PairedRuns) -> Source | None:
             name = changed[0]
             detail = f"the runs differ in torch's global settings at {a.label}: {', '.join(changed)}"
             shown = (f"{name}={old.get(name, 'absent')}", f"{name}={new.get(name, 'absent')}")
-            return Source("settings", f"setting:{name}", position, detail, *shown)
+            return Source(Origin.SETTINGS, f"setting:{name}", position, detail, *shown)
         position = a.position
     return None
 
 
-def _written_after_the_last_record(runs: PairedRuns, results: _Results) -> Source:
-    """Results that differ although all that torch recorded agrees: something wrote them behind its back."""
-    name, (a, b) = results.names[0], results.pairs[0]
+def _written_after_the_last_record(runs: PairedRuns, name: str, a: Result | None, b: Result | None) -> Source:
+    """A result that differs although all that torch recorded agrees: something wrote it behind its back."""
     writer = a.source if a is not None else ""
     memory = unwritten_memory(runs, writer)
     if memory is not None:
@@ -182,12 +168,12 @@ def _written_after_the_last_record(runs: PairedRuns, results: _Results) -> Sourc
     at = runs.position.get(writer, max(0, len(runs.first.records) - 1))
     old, new = ("absent" if x is None else x.digest.value for x in (a, b))
     hidden = bool(writer) and a is not None and b is not None
-    return Source("outside", writer, at, detail, old, new, opaque_producer=hidden)
+    return Source(Origin.OUTSIDE, writer, at, detail, old, new, opaque_producer=hidden)
 
 
 def _scalars_that_chose(known: Differences, chosen: Source) -> list[str]:
     """A scalar reaches the results also by choosing what is run, if it was known before the runs parted."""
-    last = chosen.position if chosen.origin == "outside" else len(known.runs.first.records)
+    last = chosen.position if chosen.origin == Origin.OUTSIDE else len(known.runs.first.records)
     return [node for node in (*known.scalars, *known.lone_scalars) if known.runs.position[node] <= last]
 
 
@@ -217,7 +203,7 @@ def _divergence(known: Differences, source: Source) -> Divergence:
         second=source.second,
         source=where.source,
         opaque_producer=source.opaque_producer,
-        steered_by=_steering(known, source) if source.origin in ("sequence", "outside") else None,
+        steered_by=_steering(known, source) if source.origin in (Origin.SEQUENCE, Origin.OUTSIDE) else None,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import functools
+import inspect
 import random
 import struct
 import sys
@@ -37,108 +37,71 @@ def reset_rng_state(seed: int = 1337) -> None:
 @contextmanager
 def preserved_rng() -> Iterator[None]:
     """Put the global generators of Python, NumPy and torch back on leaving, those of every device that is in use."""
-    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    put_back = [restore for module in _modules_in_use() if (restore := _restorer(module)) is not None]
+    python, numpy, of_torch = random.getstate(), np.random.get_state(), random_states(None, outside_torch=False)
     try:
         yield
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
-        torch.set_rng_state(cpu)
-        for restore in put_back:
-            restore()
-
-
-def _modules_in_use() -> Iterator[Any]:
-    """torch's modules of the kinds of device that this process uses. To ask for a device that nobody has used would
-    start it, and a process in which CUDA has started cannot fork any more children that use it."""
-    for name in ("cuda", "xpu", "mtia", "mps", torch._C._get_privateuse1_backend_name()):
-        module = getattr(torch, name, None)
-        in_use = getattr(module, "is_initialized", None) or getattr(module, "is_available", None)
-        if in_use is not None and in_use():
-            yield module
-
-
-def _restorer(module: Any) -> Callable[[], object] | None:
-    """What puts the generators of all devices of a kind back to what they are now; ``None`` where its module cannot
-    say. Modules of one device (MPS) know no ``…_all``."""
-    names = set(dir(module))
-    if {"get_rng_state_all", "set_rng_state_all"} <= names:
-        return functools.partial(module.set_rng_state_all, module.get_rng_state_all())
-    if not {"get_rng_state", "set_rng_state"} <= names:
-        return None
-    if "device_count" not in names or module.device_count() < 2:
-        return functools.partial(module.set_rng_state, module.get_rng_state())
-    states = [module.get_rng_state(index) for index in range(module.device_count())]
-    return lambda: [module.set_rng_state(state, index) for index, state in enumerate(states)]
+        restore_random_states(of_torch)
 
 
 # ------------------------------------------------------------------------------------------------ states as tensors
 
 
 def random_states(device: torch.device | None, *, outside_torch: bool) -> dict[str, torch.Tensor]:
-    """The states of the default generators of the host and of ``device`` (``None``: of every device in use) by name:
-    ``cpu``, ``cuda:0``; with ``outside_torch`` also of ``python`` and ``numpy``, which no kernel of torch's reads."""
+    """The states of the default generators of the host and of ``device`` (``None``: of every device in use), by name:
+    ``cpu``, ``cuda:0``, ``mps``. With ``outside_torch`` also of ``python`` and ``numpy``, which no kernel of torch's
+    reads, as ``int64``: their words, what else they know, whether a Gaussian number waits, and its bits."""
     states = {"cpu": torch.get_rng_state()}
     if device is None:
-        kind = _accelerator()
-        if kind and getattr(torch, kind).is_initialized():
-            all_states = getattr(torch, kind).get_rng_state_all()
-            states |= {f"{kind}:{index}": state for index, state in enumerate(all_states)}
+        states |= _states_in_use()
     elif device.type != "cpu":
         index = device.index if device.index is not None else torch.accelerator.current_device_index()
         states[f"{device.type}:{index}"] = getattr(torch, device.type).get_rng_state(index)
     if outside_torch:
-        states["python"] = python_state()
-        if np.random.get_state(legacy=False)["bit_generator"] == "MT19937":
-            states["numpy"] = numpy_state()
+        version, words, waiting = random.getstate()
+        python = [version, *words, int(waiting is not None), _bits(waiting or 0.0)]
+        states["python"] = torch.tensor(python, dtype=torch.int64)
+        numpy: Any = np.random.get_state(legacy=False)
+        if numpy["bit_generator"] == "MT19937":
+            words, position = numpy["state"]["key"].tolist(), numpy["state"]["pos"]
+            values = [*words, position, numpy["has_gauss"], _bits(numpy["gauss"])]
+            states["numpy"] = torch.tensor(values, dtype=torch.int64)
     return states
 
 
-@functools.cache
-def _accelerator() -> str:
-    """The type of the accelerator of this process, which never changes; empty without one."""
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return "" if device is None else device.type
+def _states_in_use() -> dict[str, torch.Tensor]:
+    """The states of the devices that this process uses, as far as their module can tell and set them. To ask for a
+    device that nobody has used would start it, and a process in which CUDA has started cannot fork any more children
+    that use it."""
+    states: dict[str, torch.Tensor] = {}
+    for kind in ("cuda", "xpu", "mtia", "mps", torch._C._get_privateuse1_backend_name()):
+        module: Any = getattr(torch, kind, None)
+        in_use = getattr(module, "is_initialized", None) or getattr(module, "is_available", None)
+        if in_use is None or not in_use() or not {"get_rng_state", "set_rng_state"} <= set(dir(module)):
+            continue
+        if inspect.signature(module.get_rng_state).parameters:
+            states |= {f"{kind}:{index}": module.get_rng_state(index) for index in range(module.device_count())}
+        else:  # one device, as MPS has it
+            states[kind] = module.get_rng_state()
+    return states
 
 
 def restore_random_states(states: Mapping[str, torch.Tensor]) -> None:
     """Put the default generators back to what :func:`random_states` found."""
     for name, state in states.items():
-        if name == "cpu":
+        kind, _, index = name.partition(":")
+        if kind == "cpu":
             torch.set_rng_state(state)
-        elif name == "python":
-            set_python_state(state)
-        elif name == "numpy":
-            set_numpy_state(state)
+        elif kind == "python":
+            version, *words, waits, bits = state.tolist()
+            random.setstate((version, tuple(words), _number(bits) if waits else None))
+        elif kind == "numpy":
+            *words, position, waits, bits = state.tolist()
+            np.random.set_state(("MT19937", np.array(words, dtype=np.uint32), position, waits, _number(bits)))
         else:
-            device = torch.device(name)
-            getattr(torch, device.type).set_rng_state(state, device.index)
-
-
-def python_state() -> torch.Tensor:
-    """The state of ``random`` as ``int64``: version, its 625 words, whether a Gaussian number waits, and its bits."""
-    version, words, waiting = random.getstate()
-    return torch.tensor([version, *words, int(waiting is not None), _bits(waiting or 0.0)], dtype=torch.int64)
-
-
-def set_python_state(state: torch.Tensor) -> None:
-    """Put back what :func:`python_state` found."""
-    version, *words, waits, bits = state.tolist()
-    random.setstate((version, tuple(words), _number(bits) if waits else None))
-
-
-def numpy_state() -> torch.Tensor:
-    """The state of ``numpy.random`` as ``int64``: its 624 words, the position, and the same about a Gaussian number."""
-    state: Any = np.random.get_state(legacy=False)
-    words, position = state["state"]["key"].tolist(), state["state"]["pos"]
-    return torch.tensor([*words, position, state["has_gauss"], _bits(state["gauss"])], dtype=torch.int64)
-
-
-def set_numpy_state(state: torch.Tensor) -> None:
-    """Put back what :func:`numpy_state` found."""
-    *words, position, waits, bits = state.tolist()
-    np.random.set_state(("MT19937", np.array(words, dtype=np.uint32), position, waits, _number(bits)))
+            getattr(torch, kind).set_rng_state(state, *([int(index)] if index else []))
 
 
 def _bits(number: float) -> int:
