@@ -20,6 +20,8 @@ from hashbench import cli
 # times slower. Must be set before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# What test files import stays: to search it for garbage again and again takes a sixth of the time that torch takes.
+gc.disable()
 # What is frozen when Python ends counts as leaked: triton's bindings would print a page about it.
 atexit.register(gc.unfreeze)
 
@@ -37,6 +39,11 @@ print(", ".join(filter(None, [named, f"driver {device['driver']}" if device.get(
 
 def _asks_for_an_accelerator(config: pytest.Config) -> bool:
     return "gpu" in config.option.markexpr and "not gpu" not in config.option.markexpr
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
@@ -63,7 +70,16 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
             terminalreporter.line(line)
 
 
-LONGEST_FIRST: tuple[str, ...] = ()
+LONGEST_FIRST = (
+    "tests/world/test_generators.py",  # looks at all modules: 20 times as long once transformers and timm are loaded
+    *("specimens training 0", "specimens training 1", "specimens training 3", "specimens training 2"),
+    *("specimens inference 1", "specimens inference 0", "tests/diagnosis/test_diagnosis.py"),
+    *("tests/executors/test_ray.py", "tests/test_extending.py", "tests/test_cli.py"),
+    *("tests/tools/test_pipeline_specimens.py", "specimens inference --diagnose-budget 0", "tests/repro/test_repro.py"),
+    *("tests/test_gpu_benchmark.py", "tests/test_docs.py", "tests/integrations/test_dynamo_command.py"),
+    *("tests/integrations/test_pytest_plugin.py", "tests/integrations/test_dynamo_eager_runs.py"),
+    *("tests/devices/test_gpu_header.py", "tests/test_accelerator_specimens.py", "tests/devices/test_triton_kernel.py"),
+)
 """The groups and files that take longest, in this order: on two cores the rest then fills what they leave."""
 
 

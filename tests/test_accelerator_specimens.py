@@ -80,6 +80,7 @@ def test_it_is_built_and_runs_on_a_cpu(name: str) -> None:
         assert float(found.detach().std()) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_on_a_cpu_all_of_them_are_skipped_with_the_device_that_they_need(mode: str, tmp_path: Path) -> None:
     rows = sweep(list(SPECS), tmp_path, mode=mode, device="cpu")
@@ -98,6 +99,7 @@ print("sorted")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 def test_the_sort_by_atomic_counters_sorts(monkeypatch: pytest.MonkeyPatch) -> None:
     """In Triton's interpreter, in a process of its own: triton reads the variable once."""

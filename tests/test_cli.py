@@ -193,6 +193,7 @@ def test_bad_input_gets_one_line_and_writes_nothing(
     assert not (folder / "new").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bad", ["unknown model", "a device that is not there", "a repro that is missing", "no command"]
 )
@@ -269,6 +270,7 @@ def test_sweep_prints_the_table_and_where_the_results_are(
     assert (swept[0] / lines[-1].removeprefix("Results: ")).samefile(swept[0] / "out" / "accuracy.csv")
 
 
+@pytest.mark.slow
 def test_finished_sweep_resumes_to_the_same_rows_and_is_not_strict_unless_asked(
     swept: tuple[Path, subprocess.CompletedProcess[str]],
 ) -> None:
@@ -321,20 +323,21 @@ def test_compare_with_itself_is_no_difference_and_with_a_better_one_is(main: Mai
 
 
 @pytest.mark.parametrize(("form", "words"), [("text", "cause: "), ("json", '"reproduced": true')])
-def test_replay_of_a_call_that_differs_exits_with_1(form: str, words: str, tmp_path: Path) -> None:
+def test_replay_of_a_call_that_differs_exits_with_1(form: str, words: str, main: Main, tmp_path: Path) -> None:
     write_repro(tmp_path / "racing", adding_rows(), said_of())
-    done = run("replay", "racing", "--replays", "20", "--budget", "4", "--format", form, cwd=tmp_path)
+    done = main("replay", "racing", "--replays", "20", "--budget", "4", "--format", form, cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     assert words in done.stdout
 
 
-def test_replay_of_a_call_that_agrees_exits_with_0(tmp_path: Path) -> None:
+def test_replay_of_a_call_that_agrees_exits_with_0(main: Main, tmp_path: Path) -> None:
     write_repro(tmp_path / "steady", captured(aten.sort.default, torch.randn(100)), said_of())
-    done = run("replay", "steady", "--replays", "2", "--budget", "5", cwd=tmp_path)
+    done = main("replay", "steady", "--replays", "2", "--budget", "5", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "0 of 2 " in done.stdout
 
 
+@pytest.mark.slow
 def test_replay_of_a_custom_op_wants_to_know_what_defines_it(tmp_path: Path) -> None:
     (tmp_path / "ops.py").write_text(
         "import torch\n"
@@ -371,6 +374,7 @@ def test_zoo_file_imports_nothing_from_where_the_user_stands(folder: Path) -> No
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_env_prints_the_fingerprint_of_this_machine_wherever_the_user_stands(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise RuntimeError('the wrong torch')\n")
     done = run("env", cwd=tmp_path, code=IN_PLACE)

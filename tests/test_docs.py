@@ -116,6 +116,7 @@ def test_there_are_examples_that_print() -> None:
     assert {page for page, *_ in _printing_examples()} >= {"README.md", "trace.md", "bitwise.md"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "code", "printed"), _printing_examples())
 def test_an_example_prints_what_its_page_says(page: str, code: str, printed: str, tmp_path: Path) -> None:
     script = tmp_path / f"{page}.py"

@@ -151,6 +151,7 @@ ADDED = {
 """What is added: by file, before which words it goes and what it is; and what then holds."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ADDED)
 def test_what_is_added_in_two_files_is_seen_wherever_it_should_be(kind: str, tmp_path: Path) -> None:
     edits, script = ADDED[kind]

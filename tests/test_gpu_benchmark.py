@@ -14,9 +14,12 @@ import hashbench
 
 CHECKOUT = Path(hashbench.__file__).parents[1]
 
-pytestmark = pytest.mark.skipif(
-    not (CHECKOUT / "benchmarks").exists(), reason="hashbench is installed, there are no benchmarks"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not (CHECKOUT / "benchmarks").exists(), reason="hashbench is installed, there are no benchmarks"
+    ),
+    pytest.mark.slow,
+]
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -107,6 +107,7 @@ def test_installed_hashbench_lists_its_own_zoo(installed: Path, tmp_path: Path) 
     assert {"torchvision", "timm", "huggingface", "huggingface_tiny", "specimens"} <= set(found["models"])
 
 
+@pytest.mark.slow
 def test_installed_hashbench_builds_its_own_specimens(installed: Path, tmp_path: Path) -> None:
     found = said_by(BUILD, installed=installed, cwd=tmp_path)
     assert Path(found["source"]).is_relative_to(installed / "hashbench" / "models" / "specimens")

@@ -14,6 +14,8 @@ from report.rows import row
 
 from hashbench.results.rows import read_rows
 
+pytestmark = pytest.mark.slow
+
 ZOO = """
 def drifting():
     import torch

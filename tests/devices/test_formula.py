@@ -9,7 +9,6 @@ from collections import Counter
 import psutil
 import pytest
 import torch
-from scipy import stats
 
 from hashbench.devices import reference
 from hashbench.devices.reference import GOLDEN, bytes_of, digest_of_bytes, finish, mix, signed
@@ -160,6 +159,8 @@ def test_shortened_digests_collide_as_often_as_chance_has_it(shift: int) -> None
     short = Counter((finish(total, 24) >> shift) & 0xFFFFFFFF for total in totals.tolist())
     pairs = sum(times * (times - 1) // 2 for times in short.values())
     expected = count**2 / 2 / 2**32
+    from scipy import stats  # 1 s to import, which no other file has to wait for
+
     assert stats.poisson.sf(pairs - 1, expected) > 1e-4
     assert stats.poisson.cdf(pairs, expected) > 1e-4
 

@@ -32,6 +32,7 @@ def sums() -> dict[str, tuple[int, int]]:
     return {name: tuple(pair) for name, pair in json.loads(done.stdout).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", interpreted_cases.DTYPES, ids=str)
 @pytest.mark.parametrize("count", [1, 7, 300])
 def test_kernel_equals_the_reference_for_every_dtype(
@@ -89,6 +90,7 @@ print(built.asm["ttir"])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(WITHOUT_TRITON, reason="needs triton")
 @pytest.mark.parametrize(("per_word", "capability"), [(1, 90), (4, 80)])
 def test_kernel_compiles_for_gpus(per_word: int, capability: int) -> None:

@@ -29,6 +29,8 @@ from hashbench.records import RunOptions
 from hashbench.sweep.executors import Task, ray_cluster
 from hashbench.sweep.run import run_sweep
 
+pytestmark = pytest.mark.slow
+
 TESTS = Path(__file__).parent.parent
 MEMORY = 80 * 2**20  # the least that Ray takes for its objects
 

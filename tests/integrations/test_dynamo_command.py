@@ -219,6 +219,7 @@ def test_run_for_speed_leaves_no_model_that_looks_dead(
     assert "made no accuracy check" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_sweep_of_the_harness_names_the_kernel_in_its_children(tmp_path: Path) -> None:
     flags = ["--accuracy", "--inference", "-k", "^noisy$", f"--output={tmp_path / 'a.csv'}"]
     command = [sys.executable, "-m", "hashbench", "dynamo", "--diagnose-budget", "0", str(SCRIPT), *flags]
@@ -233,6 +234,7 @@ def test_sweep_of_the_harness_names_the_kernel_in_its_children(tmp_path: Path) -
     assert [(row.suite, row.env in sweep.environments) for row in sweep.rows] == [("zoo", True)]
 
 
+@pytest.mark.slow
 def test_fresh_process_builds_the_model_by_the_harness_own_flags(tmp_path: Path) -> None:
     output = tmp_path / "a.csv"
     arguments = {"script": str(SCRIPT), "arguments": ["--accuracy", f"--output={output}"], "only": "steady"}

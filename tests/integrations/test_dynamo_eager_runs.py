@@ -64,6 +64,7 @@ def test_nothing_of_ours_is_there_when_the_harness_compiles(standin: Standin, mo
     assert found.row.ops
 
 
+@pytest.mark.slow
 def test_model_that_differs_is_explained(standin: Standin) -> None:
     row = with_us(standin, "noisy", budget=1000).row
     assert (row.accuracy, row.kernel, row.module) == ("eager_two_runs_differ", "standin.noisy.default", "Noisy.noise")

@@ -19,6 +19,8 @@ import pytest
 
 from hashbench.integrations.pytest import plugin
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).parent.parent.parent

@@ -229,6 +229,7 @@ def test_a_replay_in_moved_memory_leaves_the_same(name: str) -> None:
 # ------------------------------------------------------------------------------------------- a broad sample of ops
 
 
+@pytest.mark.slow
 def test_a_sample_of_all_ops_replays_to_the_recorded_digests() -> None:
     # In a process of its own: importing torch's op database changes settings of the whole process for good.
     done = subprocess.run(

@@ -177,6 +177,7 @@ def test_inputs_lie_at_the_addresses_that_they_had(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------- in a process of its own
 
 
+@pytest.mark.slow
 def test_race_of_threads_is_reproduced_and_its_output_kept(tmp_path: Path) -> None:
     folder = written(tmp_path / "repro", adding_rows(), REPEAT)
     said = ran(folder)
@@ -188,11 +189,13 @@ def test_race_of_threads_is_reproduced_and_its_output_kept(tmp_path: Path) -> No
     assert "calls differ" not in repro.with_output(text, "other")
 
 
+@pytest.mark.slow
 def test_call_that_agrees_is_not(tmp_path: Path) -> None:
     call = captured(aten.mm.default, torch.randn(30, 30), torch.randn(30, 30))
     assert ran(written(tmp_path / "repro", call, REPEAT)) == "no: 0 of 500 calls differ"
 
 
+@pytest.mark.slow
 def test_dependence_on_the_address_is_reproduced_by_moving(tmp_path: Path) -> None:
     call = captured(torch.ops.addressed.total.default, torch.randn(1001))
     folder, moved = moved_repro(tmp_path, call)
@@ -200,6 +203,7 @@ def test_dependence_on_the_address_is_reproduced_by_moving(tmp_path: Path) -> No
     assert ran(folder, definition=address_ops.__file__).startswith("yes: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", ["dot", "mv"])
 def test_dependence_of_a_kernel_of_torch_is_reproduced_by_moving_where_a_probe_says_so(
     op: str, tmp_path: Path, record_property: Callable[[str, object], None]
@@ -219,6 +223,7 @@ def moved_repro(folder: Path, call: CapturedCall) -> tuple[Path, ExperimentResul
     return written(folder / "repro", call, found.arm("repeat"), moved), moved
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is filled through glibc")
 def test_memory_that_nobody_wrote_is_reproduced_by_poison(tmp_path: Path) -> None:
     probabilities = torch.randn(50, 16, 20).log_softmax(2)
@@ -254,6 +259,7 @@ def noisy(x: torch.Tensor) -> torch.Tensor:
 """
 
 
+@pytest.mark.slow
 def test_custom_op_is_reproduced_with_the_file_that_defines_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "my_ops.py"
     file.write_text(DEFINITION.format(name="hashbench_repro"))

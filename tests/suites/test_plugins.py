@@ -36,6 +36,7 @@ def install(tmp_path, monkeypatch):
     return install
 
 
+@pytest.mark.slow
 def test_a_package_brings_suites_that_are_listed_and_built(install):
     install({"tiny": "tiny_zoo", "held": "tiny_zoo:HOLDER"})
     assert names()[-2:] == ("held", "tiny")

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "pipeline"
 
 
+@pytest.mark.slow
 def test_the_example_of_the_documentation_repeats_and_its_page_shows_what_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -50,6 +51,7 @@ def make_loader(seed):
 """
 
 
+@pytest.mark.slow
 def test_a_loader_that_hangs_leaves_no_process_behind_when_the_command_ends(tmp_path: Path) -> None:
     commands = {}
     for ended_by in (signal.SIGINT, signal.SIGKILL):

@@ -58,6 +58,7 @@ def test_batches_and_generators_are_those_of_a_loader_that_nobody_watches(
     assert all(sample.drew == ("python", "numpy", "torch") for sample in samples)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_spawned_is_watched_too() -> None:
     loader = DataLoader(TensorDataset(torch.arange(6)), batch_size=2, num_workers=1, multiprocessing_context="spawn")
 

@@ -13,6 +13,8 @@ from hashbench.errors import HashbenchError
 from hashbench.tools.pipeline import checking, observed
 from hashbench.tools.pipeline.comparing import Verdict, compare
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def zygotes() -> Iterator[Zygotes]:
