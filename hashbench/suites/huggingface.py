@@ -114,30 +114,36 @@ class Request:
             )
         return length
 
+    def tokens(self, *shape: int, lowest: int = 0, below: int | None = None) -> Tensor:
+        """Ids from ``lowest`` on, ``below`` that one or anywhere in the vocabulary."""
+        vocabulary = self.config.get_text_config().vocab_size
+        return torch.randint(lowest, vocabulary if below is None else below, shape)
 
-def _tokens(request: Request, *shape: int, lowest: int = 0, below: int | None = None) -> Tensor:
-    vocabulary = request.config.get_text_config().vocab_size
-    return torch.randint(lowest, vocabulary if below is None else below, shape)
+    def token_labels(self, *shape: int, lowest: int = 0) -> Inputs:
+        """In training, a token for each place."""
+        return {"labels": self.tokens(*shape, lowest=lowest)} if self.training else {}
+
+    def class_labels(self, *shape: int) -> Inputs:
+        """In training, a class for each example, or for each place of ``shape`` in it."""
+        if not self.training:
+            return {}
+        return {"labels": torch.randint(self.config.num_labels, (self.batch_size, *shape))}
 
 
 def _language_model(request: Request) -> Inputs:
     """A token for every place; masked or causal is the model's affair."""
-    inputs = {"input_ids": _tokens(request, *request.shape)}
-    if request.training:
-        inputs["labels"] = _tokens(request, *request.shape)
-    return inputs
+    return {"input_ids": request.tokens(*request.shape), **request.token_labels(*request.shape)}
 
 
 def _text_to_text(request: Request) -> Inputs:
     """The decoder reads what the encoder reads, as in dynamo."""
     inputs = _language_model(request)
-    inputs["decoder_input_ids"] = inputs["input_ids"].clone()
-    return inputs
+    return {**inputs, "decoder_input_ids": inputs["input_ids"].clone()}
 
 
 def _question_answering(request: Request) -> Inputs:
     """Where in the text the answer begins and where it ends."""
-    inputs = {"input_ids": _tokens(request, *request.shape)}
+    inputs = {"input_ids": request.tokens(*request.shape)}
     if request.training:
         for end in ("start_positions", "end_positions"):
             inputs[end] = torch.randint(request.shape[1], (request.batch_size,))
@@ -146,43 +152,30 @@ def _question_answering(request: Request) -> Inputs:
 
 def _sequence_classification(request: Request) -> Inputs:
     """Tokens without padding (id 0, where the configuration says so), so that the last one is the text's end."""
-    return {"input_ids": _tokens(request, *request.shape, lowest=1), **_class_labels(request)}
-
-
-def _class_labels(request: Request) -> Inputs:
-    if not request.training:
-        return {}
-    return {"labels": torch.randint(request.config.num_labels, (request.batch_size,))}
+    return {"input_ids": request.tokens(*request.shape, lowest=1), **request.class_labels()}
 
 
 def _values(request: Request, *, name: str) -> Inputs:
     """Pixels, samples or spectrograms with one class for each example."""
-    return {name: torch.randn(request.shape), **_class_labels(request)}
+    return {name: torch.randn(request.shape), **request.class_labels()}
 
 
 def _speech_recognition(request: Request) -> Inputs:
     """Samples of speech, and in training the characters spoken, fewer than the model has frames; 0 is the blank."""
-    inputs = {"input_values": torch.randn(request.shape)}
-    if request.training:
-        inputs["labels"] = _tokens(request, request.batch_size, request.length("target_length"), lowest=1)
-    return inputs
+    target = (request.batch_size, request.length("target_length"))
+    return {"input_values": torch.randn(request.shape), **request.token_labels(*target, lowest=1)}
 
 
 def _speech_to_text(request: Request) -> Inputs:
     """Spectrograms, and the text so far."""
     target = (request.batch_size, request.length("target_length"))
-    inputs = {"input_features": torch.randn(request.shape), "decoder_input_ids": _tokens(request, *target)}
-    if request.training:
-        inputs["labels"] = _tokens(request, *target)
-    return inputs
+    inputs = {"input_features": torch.randn(request.shape), "decoder_input_ids": request.tokens(*target)}
+    return {**inputs, **request.token_labels(*target)}
 
 
 def _semantic_segmentation(request: Request) -> Inputs:
     """A class for every pixel."""
-    inputs = {"pixel_values": torch.randn(request.shape)}
-    if request.training:
-        inputs["labels"] = torch.randint(request.config.num_labels, (request.batch_size, *request.shape[2:]))
-    return inputs
+    return {"pixel_values": torch.randn(request.shape), **request.class_labels(*request.shape[2:])}
 
 
 def _object_detection(request: Request) -> Inputs:
@@ -201,26 +194,19 @@ def _boxes(classes: int) -> dict[str, Tensor]:
 
 def _image_text_matching(request: Request) -> Inputs:
     """Pairs of an image and a text, each pair to be told from the others of the batch."""
-    length = request.config.text_config.max_position_embeddings
-    inputs: Inputs = {
-        "input_ids": _tokens(request, request.batch_size, length),
-        "pixel_values": torch.randn(request.shape),
-    }
-    if request.training:
-        inputs["return_loss"] = True
-    return inputs
+    text = request.tokens(request.batch_size, request.config.text_config.max_position_embeddings)
+    inputs: Inputs = {"input_ids": text, "pixel_values": torch.randn(request.shape)}
+    return {**inputs, "return_loss": True} if request.training else inputs
 
 
 def _image_text_to_text(request: Request) -> Inputs:
     """A text that begins with an image: as many image tokens as the image has patches. They have the last ids."""
     vision, image = request.config.vision_config, request.config.image_token_id
     patches = (vision.image_size // vision.patch_size) ** 2
-    text = _tokens(request, request.batch_size, request.length("text_length"), below=image)
+    text = request.tokens(request.batch_size, request.length("text_length"), below=image)
     tokens = torch.cat([torch.full((request.batch_size, patches), image), text], dim=1)
-    inputs = {"input_ids": tokens, "pixel_values": torch.randn(request.shape)}
-    if request.training:
-        inputs["labels"] = _tokens(request, *tokens.shape)
-    return inputs
+    pixels = torch.randn(request.shape)
+    return {"input_ids": tokens, "pixel_values": pixels, **request.token_labels(*tokens.shape)}
 
 
 TASKS: Mapping[str, Callable[[Request], Inputs]] = {

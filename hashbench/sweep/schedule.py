@@ -1,25 +1,19 @@
 """Which model starts when, beside which others. Pure: knows neither processes nor clocks nor files.
 
-Three rules, the first goes first:
+Three rules, the first goes first (docs/scale.md has the measurements):
 
-**Memory.** The models that run at once may be expected to take no more than the budget together. What is expected is
-the peak of the model's whole process as an earlier sweep measured it. Such peaks count what all workers share (the
-pages of the libraries, about 0.4 GiB on CPU) once for each of them, so the sum errs on the safe side. Where no sweep
-tells, it is estimated from the number of parameters; where nothing does, a model counts as an equal share of the
-budget: as many of them run at once as were asked for, and none beside a known large one that leaves less than that. An
-expectation can be wrong, which is why what was killed or ran out of memory beside others is run again alone.
-
-**Devices.** Where workers have accelerators, each model starts on the one with the fewest models that it fits on
-in the same way: a device's models may be expected to take no more than its budget together, and one of which
-nothing is known counts as an equal share of it. A model that is expected to take more than that has a device to itself.
+**Memory.** The models that run at once may be expected to take no more than the budget together, by the peaks of
+their processes in an earlier sweep (which count shared pages once for each, so the sum errs on the safe side), else
+estimated from the number of parameters, else as an equal share of the budget. Where workers have accelerators, the same
+holds for each device, and a model starts on the one with the fewest models that it fits on. An expectation can be
+wrong, which is why what was killed or ran out of memory beside others is run again alone.
 
 **Alone.** A model that is expected to take more than the whole budget runs while nothing else does. These come first,
-when nothing runs anyway; what has to be repeated alone comes last. The machine is emptied for them once, not once for
-each.
+when nothing runs anyway; what has to be repeated alone comes last.
 
-**Longest first.** A long model that starts last is waited for while all other workers are idle; a short one fills a
-gap. Models that no earlier sweep knows could be long, so they come before all others, the larger ones first. A model
-that does not fit may be overtaken by others, but only :data:`PATIENCE` times: then nothing starts before it.
+**Longest first.** A long model that starts last is waited for while all other workers are idle. Models that no earlier
+sweep knows could be long, so they come before all others, the larger ones first. A model that does not fit may be
+overtaken by others, but only :data:`PATIENCE` times: then nothing starts before it.
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ from hashbench.results.folder import ResultsFolder, file_key
 from hashbench.results.rows import ROWS
 
 VARIABLE = "HASHBENCH_DYNAMO"
-TRACE_MODES = ("always", "on-demand")
 TABLE_FILE, EXTRA_COLUMN = "hashbench.csv", "harness_accuracy"
 
 _AGREED = (Status.PASS, ": its eager runs agreed, hashbench did not see them")

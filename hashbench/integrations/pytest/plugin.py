@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import inspect
+import itertools
 import os
 import re
 import sys
@@ -28,7 +29,6 @@ MARKER = "run_to_run"
 _FIXTURE = "assert_runs_equal"
 _MARKERS_OWN = "_hashbench_run_to_run"
 """The same fixture by a name that no conftest.py replaces."""
-_LEVELS = ("on", "warn", "off")
 _SEED = 1337
 _INI = {
     "hashbench_runs": (int, 2, 2, "runs of a function that must be equal"),
@@ -60,11 +60,11 @@ class Options:
     allow_empty: bool = False
 
     def __post_init__(self) -> None:
-        if self.runs is not None and (isinstance(self.runs, bool) or not isinstance(self.runs, int) or self.runs < 2):
+        if self.runs is not None and (type(self.runs) is not int or self.runs < 2):
             raise ValueError(f"runs={self.runs!r} compares nothing: it must be a whole number from 2 on")
-        if self.deterministic is not None and self.deterministic not in _LEVELS:
+        if self.deterministic not in (None, "on", "warn", "off"):
             raise ValueError(f"deterministic={self.deterministic!r} is not known: it is 'on', 'warn', 'off' or None")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
+        if type(self.seed) is not int or not 0 <= self.seed < 2**32:
             raise ValueError(f"seed={self.seed!r} cannot be used: it must be a whole number from 0 to 2**32 - 1")
 
 
@@ -100,9 +100,9 @@ def pytest_configure(config: pytest.Config) -> None:
         _setting(config, name)
     output = _asked_output(config)
     if output is not None:
-        there = next(place for place in (output, *output.parents) if place.exists())
-        if not there.is_dir():
-            raise pytest.UsageError(f"--hashbench-output: {there} is no folder")
+        existing = next(path for path in (output, *output.parents) if path.exists())
+        if not existing.is_dir():
+            raise pytest.UsageError(f"--hashbench-output: {existing} is no folder")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -240,11 +240,8 @@ class RunsEqual:
         name = _folder_name(self._test)
         asked = _asked_output(self._config)
         base = asked if asked is not None else self._folders.getbasetemp() / "hashbench"
-        place, number = base / name, 1
-        while place.exists():
-            number += 1
-            place = base / f"{name}-{number}"
-        return place
+        folders = (base / (name if number == 1 else f"{name}-{number}") for number in itertools.count(1))
+        return next(folder for folder in folders if not folder.exists())
 
 
 # ------------------------------------------------------------------------------------------------------- options
