@@ -189,7 +189,10 @@ def _compared(base: Path, new: Path) -> tuple[float, float]:
 
 def _decisions(specs: list[ModelSpec], earlier: EarlierSweep) -> tuple[float, float, float]:
     """Milliseconds of the schedule for each job, and the simulated seconds to the end: longest first, and by name."""
-    jobs = [earlier.job(spec.name, spec, mode="training", device="cpu") for spec in specs]
+    jobs = [
+        earlier.job(spec.name, (spec.suite, spec.name), parameters=None, mode="training", device="cpu")
+        for spec in specs
+    ]
     began = time.process_time()
     makespan = _simulated(longest_first(jobs))
     decided = (time.process_time() - began) / len(jobs) * 1000

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hashbench.errors import HashbenchError
-from hashbench.records import ModelSpec, Row
+from hashbench.records import Row
 from hashbench.sweep.request import newest_before
 from hashbench.sweep.request import read_estimates as read
 from hashbench.sweep.schedule import CONTEXT_MIB, EarlierSweep, Job
@@ -60,7 +60,7 @@ def test_of_an_accelerator_both_memories_are_told(tmp_path):
     found = read(folder, mode="training", device="cuda")
     assert found.memory_mib == {("zoo", "a"): 3000.0}
     assert found.device_memory_mib == {("zoo", "a"): 700.0}
-    job = found.job("k", ModelSpec("zoo", "a"), mode="training", device="cuda")
+    job = found.job("k", ("zoo", "a"), parameters=None, mode="training", device="cuda")
     assert job == Job("k", 3.0, 3000.0, device_memory_mib=700.0 + CONTEXT_MIB)
 
 
@@ -72,17 +72,17 @@ def test_times_of_another_mode_or_device_are_none(tmp_path, mode, device):
 
 
 @pytest.mark.parametrize(
-    ("model", "device", "job"),
+    ("model", "parameters", "device", "job"),
     [
-        pytest.param(ModelSpec("zoo", "a"), "cpu", Job("k", 3.0, 700.0), id="known"),
-        pytest.param(ModelSpec("zoo", "b", parameters=2**20), "cpu", Job("k", None, 1040.0, 2**20), id="estimated"),
-        pytest.param(ModelSpec("zoo", "b", parameters=2**20), "cuda", Job("k", parameters=2**20), id="not on a GPU"),
-        pytest.param(ModelSpec("other", "a"), "cpu", Job("k"), id="of another suite"),
+        pytest.param(("zoo", "a"), None, "cpu", Job("k", 3.0, 700.0), id="known"),
+        pytest.param(("zoo", "b"), 2**20, "cpu", Job("k", None, 1040.0, 2**20), id="estimated"),
+        pytest.param(("zoo", "b"), 2**20, "cuda", Job("k", parameters=2**20), id="not on a GPU"),
+        pytest.param(("other", "a"), None, "cpu", Job("k"), id="of another suite"),
     ],
 )
-def test_what_is_expected_of_a_model(model, device, job):
+def test_what_is_expected_of_a_model(model, parameters, device, job):
     known = EarlierSweep("x", {("zoo", "a"): 3.0}, {("zoo", "a"): 700.0})
-    assert known.job("k", model, mode="training", device=device) == job
+    assert known.job("k", model, parameters=parameters, mode="training", device=device) == job
 
 
 def test_the_newest_sweep_of_the_same_kind_is_taken(tmp_path):

@@ -6,8 +6,8 @@ import io
 
 import pytest
 
+from hashbench.cli.sweep import Progress, _time_left
 from hashbench.records import Row
-from hashbench.sweep.progress import Progress, _time_left
 from hashbench.sweep.run import ModelFinished, ModelRequeued, ModelStarted, SweepOpened, SweepPlanned
 
 

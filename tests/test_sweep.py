@@ -238,7 +238,7 @@ def test_a_row_that_was_written_before_the_worker_was_killed_counts(output):
 
 def test_the_parent_never_imports_torch(tmp_path):
     code = (
-        "import sys; from pathlib import Path; import hashbench.sweep.progress, sweep_targets\n"
+        "import sys; from pathlib import Path; import hashbench.cli.sweep, sweep_targets\n"
         "assert sweep_targets.main([sys.argv[1], 'a=pass']) == 0\n"
         "loaded = {'torch', 'torchvision', 'numpy', 'pandas'} & set(sys.modules)\n"
         "assert not loaded, loaded\n"

@@ -1,4 +1,4 @@
-"""``hashbench sweep``: its flags, and the request that they make.
+"""``hashbench sweep``: its flags, the request that they make, and how it looks while it runs.
 
 A flag is called (``dest``) as the field of ``Selection``, ``RunOptions``, ``SweepRequest`` or ``RayCluster`` that it
 sets, which is all that connects them.
@@ -7,25 +7,40 @@ sets, which is all that connects them.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from hashbench.catalog import kind_of
+from hashbench.catalog import Status, kind_of
 from hashbench.cli import flags
 from hashbench.cli.flags import EXIT_DIFFERENCE, EXIT_INTERRUPTED, Commands, Flags, at_least, made_of, say
 from hashbench.cli.reading import add_suites, suites_to_sweep
 from hashbench.errors import HashbenchError
-from hashbench.records import DETERMINISTIC, DTYPES, RunOptions
+from hashbench.records import DETERMINISTIC, DTYPES, Row, RunOptions
 from hashbench.sweep.executors import EXECUTORS, LOCAL
+from hashbench.sweep.run import (
+    Event,
+    ModelFinished,
+    ModelRequeued,
+    ModelStarted,
+    SweepInterrupted,
+    SweepOpened,
+    SweepPlanned,
+    SweepResult,
+)
+from hashbench.text import a_few, one_line
 
 if TYPE_CHECKING:
     from hashbench.sweep.request import RayCluster, SweepRequest
-    from hashbench.sweep.run import SweepResult
 
 _OF_RAY = {"address": "--address", "resources": "--ray-resource", "gpus": "--ray-gpus", "patience": "--ray-wait"}
 """Field of ``RayCluster`` → its flag, which requires ``--executor ray``."""
+
+_SHOWN = 6
+"""Models that run, by name: a cluster runs more of them than a line can hold."""
 
 
 def add(commands: Commands) -> None:
@@ -34,8 +49,6 @@ def add(commands: Commands) -> None:
 
 
 def _sweep(parsed: argparse.Namespace) -> int:
-    from hashbench.sweep.run import SweepInterrupted
-
     names = [*(Path(suite).stem for suite in parsed.suite), *(["tiny"] if parsed.tiny else [])]
     output = parsed.output or flags.new_folder("+".join(names), parsed.mode)
     try:
@@ -51,7 +64,6 @@ def run(request: SweepRequest) -> SweepResult:
     """Run a sweep, show its progress on standard error, and print its table."""
     from hashbench.report.text import sweep_table
     from hashbench.sweep import request as requests
-    from hashbench.sweep.progress import Progress
 
     with Progress() as progress:
         result = requests.run(request, on_event=progress, on_note=say)
@@ -192,3 +204,111 @@ def _resource(text: str) -> tuple[str, float]:
     if not value or (value > 1 and value != int(value)):
         raise argparse.ArgumentTypeError(f"{amount} is not above 0, or above 1 and not whole")
     return name, value
+
+
+# --------------------------------------------------------------------------------------------------- while it runs
+
+
+class Progress:
+    """Shows the events of :func:`hashbench.sweep.run.run_sweep` on ``stream`` (by default standard error).
+
+    A terminal gets a bar with the models that run and the time left, and above it a line for each row that is not
+    ``pass``. Anything else gets one line for each finished model. A stream that is closed is no reason to stop a sweep.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._on_terminal = self._stream.isatty()
+        self._bar: Any = None  # of tqdm
+        self._running: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def __call__(self, event: Event) -> None:
+        """Show ``event``."""
+        with contextlib.suppress(OSError, ValueError):
+            match event:
+                case SweepOpened():
+                    self._open(event)
+                case SweepPlanned():
+                    self._print(_plan(event))
+                case ModelStarted():
+                    self._running.append(event.name)
+                    self._show_running()
+                case ModelRequeued():
+                    self._forget(event.row.name)
+                    self._print(f"{_summary(event.row)}: runs again alone, after all others")
+                case ModelFinished():
+                    self._finish(event)
+
+    def _open(self, event: SweepOpened) -> None:
+        if event.done or event.damaged:
+            damaged = f"; {event.damaged} damaged row files were thrown away and their models run again"
+            self._print(f"{event.done} of {event.total} rows are there already{damaged if event.damaged else ''}")
+        if self._on_terminal:
+            from tqdm import tqdm
+
+            self._bar = tqdm(
+                total=event.total,
+                initial=event.done,
+                file=self._stream,
+                dynamic_ncols=True,
+                bar_format="{percentage:3.0f}%|{bar:20}| {n_fmt}/{total_fmt} [{elapsed}{postfix}] {desc}",
+            )
+
+    def _finish(self, event: ModelFinished) -> None:
+        self._forget(event.row.name)
+        if self._bar is None:
+            self._print(f"[{event.done}/{event.total}] {_summary(event.row)}")
+            return
+        if event.row.accuracy != Status.PASS:
+            self._print(_summary(event.row))
+        self._bar.set_postfix_str(_time_left(event.eta_seconds), refresh=False)
+        self._bar.update(event.done - self._bar.n)
+        self._show_running()
+
+    def _forget(self, name: str) -> None:
+        if name in self._running:
+            self._running.remove(name)
+
+    def _show_running(self) -> None:
+        if self._bar is not None:
+            self._bar.set_description_str(one_line(a_few(self._running, _SHOWN)))
+
+    def _print(self, line: str) -> None:
+        if self._bar is None:
+            print(line, file=self._stream, flush=True)
+        else:
+            self._bar.write(line, file=self._stream)
+
+
+def _plan(event: SweepPlanned) -> str:
+    """``4 models at once on 2 devices, 2 threads each on cores of its own, together up to 21.2 GiB; longest first as in
+    …``."""
+    threads = f"{event.threads} threads" if event.threads != 1 else "1 thread"
+    how = f", {threads} each" + (" on cores of its own" if event.pinned else "") if event.threads else ""
+    memory = "" if event.memory_mib is None else f", together up to {event.memory_mib / 1024:.1f} GiB"
+    known = f"{event.known} of {event.waiting} models"
+    order = f"longest first as {known} were in {event.times_from}" if event.times_from else "no earlier times"
+    devices = f" on {event.devices} devices" if event.devices > 1 else ""
+    return f"{event.workers} models at once{devices}{how}{memory}; {order}"
+
+
+def _summary(row: Row) -> str:
+    """``resnet18  eager_two_runs_differ  aten::index_put  3.2 s``; an error in place of a kernel."""
+    seconds = "" if row.seconds is None else f"{row.seconds:.1f} s"
+    reason = row.kernel or textwrap.shorten(row.error, 100)
+    # A line end in a name would begin a line of its own, which CI services may take for a command.
+    return one_line("  ".join(filter(None, [row.name, row.accuracy, reason, seconds])))
+
+
+def _time_left(seconds: float) -> str:
+    """``40 s left``, ``12 min left``, ``3.5 h left``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s left"
+    return f"{seconds / 60:.0f} min left" if seconds < 5400 else f"{seconds / 3600:.1f} h left"

@@ -220,16 +220,12 @@ def newest_before(output: Path, *, models: Collection[tuple[str, str]], mode: st
 
 
 def _newest_manifests(output: Path) -> list[Path]:
+    """Of finished sweeps other than ``output``, the newest first."""
     try:
-        dated = [(manifest.stat().st_mtime, manifest) for manifest in _manifests(output)]
+        beside = output.parent.glob(f"*/{SELECTION_FILE}")
+        other_nights = output.parents[1].glob(f"*/{output.name}/{SELECTION_FILE}") if len(output.parents) > 1 else ()
+        others = [path for path in (*beside, *other_nights) if path.parent.resolve() != output.resolve()]
+        dated = [(path.stat().st_mtime, path) for path in others if path.with_name(ACCURACY_FILE).is_file()]
     except OSError:
         return []
-    return [manifest for _, manifest in sorted(dated, reverse=True)[:_LOOKED_AT]]
-
-
-def _manifests(output: Path) -> Iterator[Path]:
-    beside = output.parent.glob(f"*/{SELECTION_FILE}")
-    other_nights = output.parents[1].glob(f"*/{output.name}/{SELECTION_FILE}") if len(output.parents) > 1 else ()
-    for manifest in (*beside, *other_nights):
-        if manifest.parent.resolve() != output.resolve() and manifest.with_name(ACCURACY_FILE).is_file():
-            yield manifest
+    return [path for _, path in sorted(dated, reverse=True)[:_LOOKED_AT]]

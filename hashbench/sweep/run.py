@@ -126,21 +126,19 @@ def run_sweep(
 
     Args:
         specs: the models, each at most once.
-        options: how to run them. Where ``jobs`` is above 1, workers share the cores; each has as many ``threads`` as
-            cores where that is not set.
+        options: how to run them; without ``threads``, as many as the executor gives each worker.
         output: the results folder; created with its parents.
         environment: content of ``environment.json``; its ``key`` becomes the ``env`` of rows that have none.
         timeout: seconds that one model may take, with the start of its process.
         jobs: how many models run at once.
-        resume: keep the rows that are in ``output`` and run the others. An empty folder is filled from the start.
+        resume: keep the rows that are in ``output`` and run the others.
         on_event: told what happens, in this thread.
         target: the function ``(ModelSpec, RunOptions) -> Row`` that workers call, as ``module:function``.
         executor: where models run; by default ``jobs`` processes of this machine.
         partition: which part of which selection ``specs`` are.
-        earlier: what an earlier sweep tells of their times and memory; where several run at once, the longest starts
-            first.
-        memory_mib: what all workers may be expected to take together of the machine's memory; by default what the
-            executor offers. What they take of an accelerator's is bounded by the executor's ``devices``.
+        earlier: their times and memory in an earlier sweep; where several run at once, the longest starts first.
+        memory_mib: of the machine's memory, what all workers may be expected to take together; by default what the
+            executor offers.
         retries: how often a model that was killed, crashed or ran out of memory beside others runs again, alone.
 
     Raises:
@@ -223,12 +221,19 @@ class _Sweep:
                 self._run_models()
             finally:
                 self.executor.close()
-                self._trust_only_files()
+                # The row files are the truth: some are of workers that ended just as the sweep did.
+                self.rows, _ = self.folder.read_rows(self.specs, mode=self.options.mode)
+                self.folder.rebuild_csv(self._ordered_rows())
         except KeyboardInterrupt:
             raise SweepInterrupted(done=len(self.rows), total=len(self.specs), output=self.folder.path) from None
         except OSError as error:
             raise self._storage_error(error) from error
-        self._refuse_gaps()
+        if lost := len(self.specs) - len(self.rows):
+            raise HashbenchError(
+                f"{lost} files in {self.folder.rows} were damaged or removed while the sweep ran",
+                consequence="accuracy.csv lacks their models",
+                tip="Run the same command with --resume.",
+            )
         return SweepResult(self._ordered_rows(), self.folder.path, resumed=self.resumed, damaged=self.damaged)
 
     def _judge_what_a_killed_sweep_did_not(self) -> None:
@@ -270,7 +275,11 @@ class _Sweep:
         """One worker runs the models in their own order; several in the order that ends soonest."""
         resources, workers = self.resources, self.executor.capacity
         mode, device = self.options.mode, self.options.device
-        jobs = [self.earlier.job(key, self.specs[key], mode=mode, device=device) for key in keys]
+        jobs = [
+            self.earlier.job(key, (spec.suite, spec.name), parameters=spec.parameters, mode=mode, device=device)
+            for key, spec in self.specs.items()
+            if key in keys
+        ]
         again = [job for job in jobs if job.key in self.firsts]
         jobs = [job for job in jobs if job.key not in self.firsts]
         self.schedule = Schedule(
@@ -394,20 +403,6 @@ class _Sweep:
         done, total = len(self.rows), len(self.specs)
         pace = (time.monotonic() - self.began) / (done - self.resumed)
         self.on_event(ModelFinished(row=row, done=done, total=total, eta_seconds=pace * (total - done)))
-
-    def _trust_only_files(self) -> None:
-        """Rebuild the CSV from the row files: with the rows of workers that ended just as the sweep did, in order."""
-        self.rows, _ = self.folder.read_rows(self.specs, mode=self.options.mode)
-        self.folder.rebuild_csv(self._ordered_rows())
-
-    def _refuse_gaps(self) -> None:
-        lost = len(self.specs) - len(self.rows)
-        if lost:
-            raise HashbenchError(
-                f"{lost} files in {self.folder.rows} were damaged or removed while the sweep ran",
-                consequence="accuracy.csv lacks their models",
-                tip="Run the same command with --resume.",
-            )
 
     def _ordered_rows(self) -> tuple[Row, ...]:
         return tuple(self.rows[key] for key in self.specs if key in self.rows)

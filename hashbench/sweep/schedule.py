@@ -23,8 +23,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hashbench.records import ModelSpec
-
 PATIENCE = 8
 """How often the next model may be overtaken by others because it does not fit."""
 
@@ -66,18 +64,17 @@ class EarlierSweep:
     memory_mib: Mapping[tuple[str, str], float] = field(default_factory=dict)
     device_memory_mib: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
-    def job(self, key: str, spec: ModelSpec, *, mode: str, device: str) -> Job:
-        """What is to be expected of ``spec``. What the number of parameters says of memory was measured on CPU only."""
-        model = (spec.suite, spec.name)
+    def job(self, key: str, model: tuple[str, str], *, parameters: int | None, mode: str, device: str) -> Job:
+        """What to expect of ``model``. What the number of ``parameters`` says of memory was measured on CPU only."""
         memory = self.memory_mib.get(model)
         if memory is None and device == "cpu":
-            memory = estimated_memory_mib(spec.parameters, mode=mode)
+            memory = estimated_memory_mib(parameters, mode=mode)
         on_device = self.device_memory_mib.get(model)
         return Job(
             key,
             seconds=self.seconds.get(model),
             memory_mib=memory,
-            parameters=spec.parameters or 0,
+            parameters=parameters or 0,
             device_memory_mib=None if on_device is None else on_device + CONTEXT_MIB,
         )
 
@@ -99,11 +96,8 @@ class Start:
 
 
 class _Devices:
-    """The accelerators that workers share: how many models run on each, and what these are expected to take.
-
-    ``budgets`` are in MiB (``None``: not looked at); of ``workers`` models at once, each device gets as many as others,
-    or one more.
-    """
+    """The accelerators that workers share, by their ``budgets`` in MiB (``None``: not looked at). Of ``workers`` models
+    at once, each device gets as many as others, or one more."""
 
     def __init__(self, budgets: Sequence[float | None], *, workers: int) -> None:
         self._budgets = tuple(budgets)
@@ -116,7 +110,7 @@ class _Devices:
         return min(able, key=lambda device: (len(self._jobs[device]), device), default=None)
 
     def fits(self, job: Job) -> bool:
-        """Whether ``job`` could start; always where there are no devices."""
+        """Whether ``job`` could start now."""
         return not self._budgets or self.device_for(job) is not None
 
     def start(self, job: Job) -> int | None:

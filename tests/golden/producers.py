@@ -20,6 +20,7 @@ from unittest import mock
 from hashbench import records
 from hashbench.catalog import CAUSES, EXPERIMENTS, Confidence, Origin, Status, places
 from hashbench.causes import decide
+from hashbench.cli.sweep import Progress
 from hashbench.integrations.dynamo import harness as dynamo_harness
 from hashbench.integrations.dynamo import session as dynamo_session
 from hashbench.integrations.pytest import plugin
@@ -34,7 +35,6 @@ from hashbench.results.rows import EXPECTED_COLUMNS, read_rows, row_to_json
 from hashbench.run import environment
 from hashbench.sweep import run as sweeping
 from hashbench.sweep.executors import Resources, Task, TaskResult
-from hashbench.sweep.progress import Progress
 from hashbench.sweep.worker import load_target
 from hashbench.tools.audit import report as audit_report
 from hashbench.tools.audit.verdict import rows_from

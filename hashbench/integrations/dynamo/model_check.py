@@ -66,7 +66,7 @@ class EagerRuns:
         phase: how many resets were seen: 0 nothing ran, 1 and 2 the eager runs, 3 compiling.
         runs: the traced runs that succeeded, without their tensors.
         answer: what ``same`` said of the two runs; ``None`` where it was not asked or raised.
-        compare_error: what ``same`` raised; empty where it did not.
+        compare_error: what ``same`` raised.
         failure: the exception of the model that ended an eager run.
         problems: faults of ours.
 

@@ -34,11 +34,9 @@ class Task:
 
     ``target`` names the function ``(spec, options) -> Row`` as ``module:function``. The worker writes the row as JSON
     to ``row_path`` and everything the model prints to ``log_path``. ``timeout`` is in seconds, from start to end.
-    ``cpus`` are the cores that the worker may use (empty: any); ``memory_mib`` is the peak that an earlier sweep saw,
-    or an estimate (``None``: not known). ``alone``: no other task may run on the same machine meanwhile, because an
-    attempt beside others was killed or ran out of memory, or because the task takes more than the machine has.
-    ``variables`` are in the worker's environment before anything of the target is imported or an accelerator is used:
-    the device that it may see.
+    ``cpus`` are the cores that the worker may use (empty: any); ``memory_mib`` is the peak to expect (``None``: not
+    known). ``alone``: no other task may run on the same machine meanwhile. ``variables`` are in the worker's
+    environment before anything of the target is imported or an accelerator is used: the device that it may see.
     """
 
     key: str
@@ -60,10 +58,9 @@ class Resources:
 
     ``threads`` is what each worker gets where ``--threads`` does not say (``None``: torch's own choice); it is the same
     for all, since results of different thread counts are not comparable. ``slots`` holds the cores of each worker
-    that can run at once, as many entries as the capacity (empty: nothing is pinned). ``memory_mib`` is what all
-    workers together may take (``None``: the sweep does not look at memory). ``isolates``: the executor itself keeps
-    a task that is ``alone`` from all others, so that the sweep need not wait until nothing else runs. ``devices`` are
-    the accelerators that workers are given in turn (empty: none, or the executor gives them itself).
+    (empty: nothing is pinned). ``memory_mib`` is what all workers together may take (``None``: the sweep does not look
+    at memory). ``isolates``: the executor itself keeps a task that is ``alone`` from all others. ``devices`` are the
+    accelerators that workers are given in turn (empty: none, or the executor gives them itself).
     """
 
     threads: int | None = None
@@ -78,11 +75,10 @@ class TaskResult:
     """How the worker of ``task`` ended. It is gone, with every process it had started.
 
     ``wall_seconds`` counts from the request for a worker until it was reaped. ``exit_code`` is negative for a signal.
-    ``timed_out`` says that the executor ended it. ``storage_error`` is not empty when the worker could not
-    write into the results folder: that is a fault of the machine, not of the model. ``retried`` says how earlier
-    attempts ended where the executor repeated the task by itself (a machine was lost). ``environment`` is the
-    fingerprint of the machine where it is not the sweep's own: the sweep keeps it, and the row gets its ``key``. It is
-    empty where nobody knows which machine it was.
+    ``timed_out`` says that the executor ended it, ``storage_error`` that the worker could not write into the results
+    folder: a fault of the machine, not of the model. ``retried`` says how earlier attempts ended where the executor
+    repeated the task by itself (a machine was lost). ``environment`` is the fingerprint of the machine where it is not
+    the sweep's own (empty: nobody knows which it was); the row gets its ``key``.
     """
 
     task: Task

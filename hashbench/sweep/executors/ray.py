@@ -90,8 +90,6 @@ class RayExecutor:
         preload: as for :class:`~hashbench.sweep.executors.local.LocalExecutor`, on every machine.
         fingerprint: the function of ``device`` and ``variables`` that tells the environment of a machine.
 
-    Raises:
-        HashbenchError: Ray is not installed, or ``device`` has a number.
     """
 
     def __init__(
@@ -222,7 +220,9 @@ class RayExecutor:
         """Sleep until a row is here, or more machines are there than before."""
         before = self.capacity
         while self._running:
-            ended = tuple(filter(None, map(self._settle, self._wait_for_any())))
+            references = list(self._running)
+            self._wait_for(references, seconds=_POLL_SECONDS, count=1)
+            ended = tuple(filter(None, map(self._settle, self._wait_for(references, seconds=0))))
             self._look()
             if ended or self.capacity > before:
                 return ended
@@ -335,12 +335,6 @@ class RayExecutor:
                 consequence=f"its data cannot be written as JSON ({error})",
                 tip="Leave it out with --exclude-exact, or run without --executor ray.",
             ) from error
-
-    def _wait_for_any(self) -> list[Any]:
-        references = list(self._running)
-        if not self._wait_for(references, seconds=_POLL_SECONDS, count=1):
-            return []
-        return self._wait_for(references, seconds=0)
 
     def _wait_for(self, references: list[Any], *, seconds: float, count: int | None = None) -> list[Any]:
         if not references:
