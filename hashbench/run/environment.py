@@ -13,7 +13,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Never
 
@@ -48,7 +48,7 @@ def collect(device: str = "cpu") -> dict[str, Any]:
         "schema": ROW_SCHEMA,
         "python": platform.python_version(),
         "platform": {"system": platform.system(), "kernel": platform.release(), "libc": " ".join(platform.libc_ver())},
-        "packages": _packages(),
+        "packages": package_versions(_PACKAGES),
         "torch": {
             "git": torch.version.git_version,
             "cuda_build": torch.version.cuda,
@@ -139,9 +139,10 @@ def what_to_do(wanted: str, *, built_for: str, count: int) -> str:
     )
 
 
-def _packages() -> dict[str, str]:
+def package_versions(names: Iterable[str]) -> dict[str, str]:
+    """The versions of those of these packages that are installed, by name."""
     versions = {}
-    for name in _PACKAGES:
+    for name in names:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     return versions

@@ -506,6 +506,7 @@ def test_quantized_layer_is_named_as_replaced() -> None:
     assert run_model(model, quantized, X, 1, 0.1, training=False, stages=("outputs",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_model_is_compared_with_its_parameters_by_their_names(backend: str) -> None:
     model = torch.nn.Sequential(mlp()[0], torch.nn.ReLU(), mlp()[3])

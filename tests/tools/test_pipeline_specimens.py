@@ -13,7 +13,7 @@ from hashbench.errors import HashbenchError
 from hashbench.tools.pipeline import checking, observed
 from hashbench.tools.pipeline.comparing import Verdict, compare
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pipelines")]
 
 
 @pytest.fixture(scope="module")

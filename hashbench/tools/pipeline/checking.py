@@ -49,7 +49,7 @@ def check(config: Path, output: Path, *, timeout: float, repeat: bool = True) ->
     log = output.with_name(f"{output.name}.log")
     given = os.environ.get("PYTHONHASHSEED", "")
     hash_seeds = (given, given) if given.isdigit() else _two_hash_seeds()
-    runs = _Runs(config, partial, timeout, log, hash_seeds, seeds_are_fixed=given.isdigit())
+    runs = _Runs(config, partial, timeout, log, hash_seeds)
     try:
         partial.mkdir(parents=True)
         log.unlink(missing_ok=True)
@@ -106,7 +106,11 @@ class _Runs:
     timeout: float
     log: Path
     hash_seeds: tuple[str, str]
-    seeds_are_fixed: bool
+
+    @property
+    def seeds_are_fixed(self) -> bool:
+        """Whether the user gave the hash seed."""
+        return self.hash_seeds[0] == self.hash_seeds[1]
 
     def run(self, name: str, number: int) -> Check:
         """One run with hash seed ``number``, read back from the folder ``name``; that of an experiment is removed."""

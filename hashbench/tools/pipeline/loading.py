@@ -111,13 +111,19 @@ def _absent(loader: Any, batches: tuple[Batch, ...]) -> dict[str, str]:
 # --------------------------------------------------------------------------------------------------- the facts
 
 
-def facts_of(loader: Any, *, seed: int, folders: tuple[Folder, ...], batches: Batches, given: dict[str, str]) -> Loader:
-    """What the loader is made of. ``given``: :func:`given_generators`, of before the first batch."""
+def facts_of(loader: Any, *, seed: int, batches: Batches, given: dict[str, str]) -> Loader:
+    """What the loader is made of, without the folders that were listed. ``given``: :func:`given_generators`, of before
+    the first batch."""
     is_torchs = isinstance(loader, DataLoader)
     dataset = getattr(loader, "dataset", None)
     anatomy = Anatomy() if dataset is None else dissect(dataset)
     transforms, listing = _transforms(anatomy, batches), listing_of(anatomy)
     order = _order_of(loader) if is_torchs else None
+    shuffles, draws_by_default = None, None
+    if isinstance(order, _SHUFFLING):
+        shuffles, draws_by_default = True, order.generator is None
+    elif isinstance(order, SequentialSampler):
+        shuffles, draws_by_default = False, False
     absent = {} if is_torchs else {"loader": _NOT_LOADER}
     if listing is None:
         absent["listing"] = "the dataset holds no list of files as long as it is itself"
@@ -129,10 +135,10 @@ def facts_of(loader: Any, *, seed: int, folders: tuple[Folder, ...], batches: Ba
         length=length_of(dataset),
         batch_size=loader.batch_size if is_torchs else None,
         num_workers=loader.num_workers if is_torchs else 0,
-        shuffle=True if isinstance(order, _SHUFFLING) else False if isinstance(order, SequentialSampler) else None,
+        shuffle=shuffles,
         sampler=_kind(getattr(loader, "sampler", None)),
         batch_sampler=_kind(getattr(loader, "batch_sampler", None)),
-        draws_by_default=_draws_by_default(order),
+        draws_by_default=draws_by_default,
         generators=given,
         seed=seed,
         worker_init_fn=_kind(getattr(loader, "worker_init_fn", None)) or None,
@@ -144,7 +150,7 @@ def facts_of(loader: Any, *, seed: int, folders: tuple[Folder, ...], batches: Ba
         transforms=transforms or None,
         random_transforms=tuple(item.name for item in transforms if item.drew) if transforms else None,
         listing=listing,
-        folders=folders,
+        folders=(),
         absent=absent,
     )
 
@@ -171,13 +177,6 @@ def _transforms(anatomy: Anatomy, batches: Batches) -> tuple[Transform, ...]:
             generators = sorted({generator for names in drew for generator in names})
             transforms.append(Transform(name, anatomy.texts.get(name, name), len(drew), tuple(generators)))
     return tuple(transforms)
-
-
-def _draws_by_default(order: Any) -> bool | None:
-    """See :class:`~hashbench.tools.pipeline.observed.Loader`."""
-    if isinstance(order, _SHUFFLING):
-        return order.generator is None
-    return False if isinstance(order, SequentialSampler) else None
 
 
 def _order_of(loader: DataLoader[Any]) -> Any:

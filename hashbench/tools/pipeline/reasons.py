@@ -85,8 +85,10 @@ def decide(evidence: Evidence) -> tuple[Reason, ...]:
         return (reason,)
     if evidence.stage == "order":
         return _of_shuffle(evidence) if evidence.same_indices is False else _of_listing(evidence)
+    if evidence.stage == "file list":
+        because = "the dataset has files in one check that it lacks in the other"
+        return (Reason("other files", "proven", because),)
     rules = {
-        "file list": _of_files,
         "before transform": _of_content,
         "after transform": _of_transforms,
         "initial weights": _of_weights,
@@ -113,10 +115,6 @@ def _order_of_python(evidence: Evidence) -> Reason | None:
         why = "the transforms are others" if evidence.other_transforms else "no generator was drawn from"
         return Reason("import order", "likely", f"{imported}, and {why}")
     return None
-
-
-def _of_files(_evidence: Evidence) -> Reason:
-    return Reason("other files", "proven", "the dataset has files in one check that it lacks in the other")
 
 
 def _of_shuffle(evidence: Evidence) -> tuple[Reason, ...]:

@@ -4,7 +4,6 @@ files in a folder."""
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import json
 import os
 import sys
@@ -21,7 +20,7 @@ from hashbench.errors import HashbenchError, named_line
 from hashbench.io import PACKAGE_PARENT, replace_file
 from hashbench.processes import end_with_input, exit_at_once
 from hashbench.records import Trace
-from hashbench.run.environment import collect
+from hashbench.run.environment import collect, package_versions
 from hashbench.run.outputs import NotComparableError, flatten, state_results
 from hashbench.run.rng import global_state_digests
 from hashbench.run.settings import settings
@@ -94,7 +93,7 @@ def observe(path: Path, *, hash_seed: str, hash_seed_by: str) -> Observed:
             consequence="it gave no batch, so nothing can be compared",
             tip="Check its dataset, and drop_last.",
         )
-    facts = facts_of(loader, seed=config.seed, folders=(), batches=made.seen, given=given)
+    facts = facts_of(loader, seed=config.seed, batches=made.seen, given=given)
     files = [file for sample in made.seen.samples for file in sample.files or ()]
     root = facts.listing.root if facts.listing is not None else common_folder(files)
     with _part_named(path, "its model"):
@@ -103,7 +102,7 @@ def observe(path: Path, *, hash_seed: str, hash_seed_by: str) -> Observed:
     machine = collect("cpu" if parameter is None else parameter.device.type)
     if hash_seed_by == "hashbench":
         machine["variables"].pop("PYTHONHASHSEED", None)
-    machine["packages"] |= _versions()
+    machine["packages"] |= package_versions(_PACKAGES)
     return Observed(
         surroundings=Surroundings(machine, settings(), hash_seed, hash_seed_by, _modules_of_users(known)),
         random_state=RandomState(moments, made.workers),
@@ -143,14 +142,6 @@ def _model(path: Path, config: Config) -> torch.nn.Module | None:
 def _wrong_kind(path: Path, function: str, value: object, consequence: str, tip: str) -> HashbenchError:
     what = f"{function} of {path} returned a {type(value).__name__}"
     return HashbenchError(what, consequence=consequence, tip=tip)
-
-
-def _versions() -> dict[str, str]:
-    versions = {}
-    for name in _PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
-    return versions
 
 
 def _modules_of_users(known: set[str]) -> tuple[str, ...]:
