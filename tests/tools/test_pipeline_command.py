@@ -88,7 +88,6 @@ def test_a_run_that_takes_too_long_is_ended(tmp_path: Path) -> None:
             checking.check(tmp_path / "slow.py", tmp_path / "check", timeout=seconds)
         assert not (tmp_path / "check").exists()
         seconds *= 3
-
     assert not _is_alive(int(pid.read_text()))
 
 
@@ -137,17 +136,14 @@ def test_a_configuration_that_cannot_be_used_is_refused_in_one_line(
     content, message = REFUSED[name]
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / name).write_text(content, encoding="utf-8")
-
     with pytest.raises(HashbenchError, match=message) as caught:
         config.load(tmp_path / name)
-
     assert "\n" not in str(caught.value)
 
 
 def test_yaml_without_pyyaml_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
     (tmp_path / "pipeline.yaml").write_text("loader: json:loads")
-
     with pytest.raises(HashbenchError, match=r"pip install 'hashbench\[pipeline\]'"):
         config.load(tmp_path / "pipeline.yaml")
 
@@ -169,7 +165,6 @@ def test_functions_are_found_by_name_by_decorator_and_through_yaml(
     )
 
     python, yaml = config.load(tmp_path / "parts.py"), config.load(tmp_path / "parts.yaml")
-
     assert (python.seed, python.steps, set(python.functions)) == (1337, 5, {"make_loader", "make_model", "set_seed"})
     assert (yaml.seed, yaml.steps, set(yaml.functions)) == (4, 3, {"make_loader", "make_model"})
     assert yaml.functions["make_loader"](yaml.seed) == [4, 4, 4]

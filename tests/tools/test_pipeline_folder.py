@@ -52,14 +52,12 @@ def test_a_folder_is_read_back_as_it_was_written(
 ) -> None:
     observed.write_run(content, tmp_path)
     observed.seal(tmp_path, repetition)
-
     assert observed.read(tmp_path) == observed.Check(str(tmp_path), content, repetition)
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_a_file_that_is_missing_makes_the_folder_half_written(name: str, folder: Path) -> None:
     (folder / name).unlink()
-
     with pytest.raises(HashbenchError, match=f"has no {name}"):
         observed.read(folder)
 
@@ -67,14 +65,12 @@ def test_a_file_that_is_missing_makes_the_folder_half_written(name: str, folder:
 @pytest.mark.parametrize("name", DOCUMENTS[:-1])
 def test_a_file_that_check_json_does_not_name_is_not_believed(name: str, folder: Path) -> None:
     rewrite(folder, lambda manifest: manifest["files"].pop(name))
-
     with pytest.raises(HashbenchError, match=f"says nothing of {name}"):
         observed.read(folder)
 
 
 def test_another_version_is_refused(folder: Path) -> None:
     rewrite(folder, lambda manifest: manifest.update(schema=99))
-
     with pytest.raises(HashbenchError, match="schema version 99, this hashbench reads 1"):
         observed.read(folder)
 
@@ -82,7 +78,6 @@ def test_another_version_is_refused(folder: Path) -> None:
 def test_a_pipe_in_place_of_a_file_does_not_hang(folder: Path) -> None:
     (folder / "rng.json").unlink()
     os.mkfifo(folder / "rng.json")
-
     with pytest.raises(HashbenchError, match=r"has no rng\.json"):
         observed.read(folder)
 
@@ -98,7 +93,6 @@ def test_what_is_no_check_is_one_line_and_exit_code_2(
         other.write_text("{}")
 
     code = cli.main(["pipeline", "compare", str(folder), str(other)])
-
     assert code == 2
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -110,7 +104,6 @@ def test_two_folders_that_agree_are_exit_code_0_and_others_1(
     other.mkdir()
     observed.write_run(seen(weights=Weights(None, None)), other)
     observed.seal(other, None)
-
     assert cli.main(["pipeline", "compare", str(folder), str(folder)]) == 0
     assert "agree." in capsys.readouterr().out
     assert cli.main(["pipeline", "compare", str(folder), str(other), "--format", "json"]) == 1

@@ -49,7 +49,6 @@ def test_batches_and_generators_are_those_of_a_loader_that_nobody_watches(
         reset_rng_state(3)
         made = first_batches(loader, steps=2, modules=(), note=lambda _moment: None)
         watched_states = global_state_digests()
-
     assert watched_states == plain_states
     assert [content_digest(batch) for batch in made.batches] == [content_digest(batch) for batch in plain]
     assert dict(vars(loader)) == before
@@ -63,7 +62,6 @@ def test_a_worker_that_is_spawned_is_watched_too() -> None:
     loader = DataLoader(TensorDataset(torch.arange(6)), batch_size=2, num_workers=1, multiprocessing_context="spawn")
 
     made = first_batches(loader, steps=3, modules=(), note=lambda _moment: None)
-
     assert [batch.worker for batch in made.seen.batches] == [0, 0, 0]
     assert [sample.index for batch in made.seen.batches for sample in batch.samples or ()] == list("012345")
 
@@ -78,7 +76,6 @@ def test_batches_are_matched_by_content_and_by_turns() -> None:
     in_turns = matched(["a", "b", "c", "d"], made)
     one_worker_had_no_more = matched(["a", "b", "c", "d", "e"], made)
     unknown = matched(["z"], made)
-
     assert [batch.worker for batch in in_turns] == [0, 1, 0, 1]
     assert [batch.worker for batch in one_worker_had_no_more] == [0, 1, 0, 1, 0]
     assert [(batch.number, batch.digest) for batch in one_worker_had_no_more] == list(enumerate("abcde"))

@@ -124,7 +124,6 @@ def test_a_copy_with_other_bytes_and_one_with_a_file_less_are_told_apart(images:
         checks.append(observed.read(tmp_path / name / "check"))
 
     changed, smaller = compare(checks[0], checks[1]), compare(checks[0], checks[2])
-
     assert (changed.first, changed.findings[0].reasons[0].name) == ("before transform", "other file content")
     assert (smaller.first, smaller.findings[0].reasons[0].name) == ("file list", "other files")
 
@@ -170,7 +169,6 @@ def test_what_cannot_be_seen_is_null_with_a_reason(loader: str, tmp_path: Path) 
     config.write_text(BLIND.format(loader=loader), encoding="utf-8")
 
     verdict = checking.check(config, tmp_path / "check", timeout=60)
-
     assert verdict is not None
     assert verdict.repeats
     unseen = {stage.name: stage.detail for stage in verdict.stages if stage.status == "unseen"}
@@ -204,10 +202,8 @@ WRONG = {
 def test_a_pipeline_that_cannot_be_run_is_one_line_and_leaves_no_folder(case: str, tmp_path: Path) -> None:
     code, message = WRONG[case]
     (tmp_path / "wrong.py").write_text(code, encoding="utf-8")
-
     with pytest.raises(HashbenchError, match=message) as caught:
         checking.check(tmp_path / "wrong.py", tmp_path / "check", timeout=60)
-
     assert "\n" not in str(caught.value)
     assert {path.name for path in tmp_path.iterdir()} <= {"wrong.py", "check.log", "__pycache__"}
 
@@ -216,6 +212,5 @@ def test_what_is_there_already_is_kept(tmp_path: Path) -> None:
     (tmp_path / "check").mkdir()
     (tmp_path / "check" / "precious").touch()
     (tmp_path / "pipeline.py").write_text("def make_loader(seed): return [1]", encoding="utf-8")
-
     with pytest.raises(HashbenchError, match="already exists"):
         checking.check(tmp_path / "pipeline.py", tmp_path / "check", timeout=60)

@@ -40,7 +40,6 @@ def statuses(verdict: Verdict) -> dict[str, str]:
 
 def test_equal_checks_agree_in_every_stage() -> None:
     verdict = compared(seen())
-
     assert verdict.repeats
     assert statuses(verdict) == dict.fromkeys(STAGES, "equal")
 
@@ -95,9 +94,7 @@ STAGE_CASES: dict[str, tuple[dict[str, Any], str]] = {
 def test_the_first_stage_that_differs(case: str, swapped: bool) -> None:
     changes, expected = STAGE_CASES[case]
     pair = (seen(**changes), seen()) if swapped else (seen(), seen(**changes))
-
     verdict = compare(*map(check, pair))
-
     assert verdict.first == expected
     assert verdict.findings[0].reasons
 
@@ -107,7 +104,6 @@ def test_an_environment_that_differs_is_said_first_and_stops_nothing() -> None:
 
     alone = compared(seen(surroundings=around))
     with_weights = compared(seen(surroundings=around, weights=Weights({"weight": "w1"}, {})))
-
     assert alone.repeats
     assert alone.stages[0].detail == "python 3.11 / 3.12; settings.num_threads 1 / 2"
     assert with_weights.first == "initial weights"
@@ -117,9 +113,7 @@ def test_an_environment_that_differs_is_said_first_and_stops_nothing() -> None:
 def test_what_neither_saw_is_unseen_with_its_reason() -> None:
     hidden = [sample(place, index=None, files=None, file_digests=None, before=None, steps=None) for place in range(4)]
     one = seen(loader=loader(listing=None), batches=batches(*hidden, absent={"before": "nobody looked"}))
-
     verdict = compared(one, one)
-
     assert verdict.repeats
     assert statuses(verdict)["file list"] == statuses(verdict)["before transform"] == "unseen"
     assert "as far as was seen (not: file list, before transform)" in as_text(verdict, first="a", second="b")
@@ -134,7 +128,6 @@ def test_nothing_that_can_be_compared_is_no_agreement() -> None:
         layers=None,
         trace=None,
     )
-
     with pytest.raises(HashbenchError, match="not the same as equal"):
         compared(blind, blind)
 
@@ -146,16 +139,13 @@ def test_checks_of_other_numbers_of_steps_are_refused() -> None:
 
 def test_samples_are_matched_by_file_where_their_order_differs() -> None:
     verdict = compared(seen(batches=in_another_order()))
-
     assert statuses(verdict)["before transform"] == statuses(verdict)["after transform"] == "equal"
 
 
 def test_the_same_indices_that_lead_to_other_files_are_another_order_of_equal_samples() -> None:
     listed = loader(listing=Listing("dataset.files", "/images", FILES[::-1]))
     swapped = batches(*(sample(place, index=str(3 - place)) for place in (3, 2, 1, 0)))
-
     verdict = compared(seen(loader=listed, batches=swapped))
-
     assert verdict.first == "order"
     assert statuses(verdict)["before transform"] == statuses(verdict)["after transform"] == "equal"
 
@@ -185,30 +175,21 @@ def test_random_transforms_after_another_order_are_a_consequence() -> None:
         sample(place, after=f"x{place}", steps=(Step("dataset.transform Flip", "y", ("torch",)),))
         for place in (2, 0, 3, 1)
     ]
-
     verdict = compared(seen(batches=batches(*drawn)))
-
     assert statuses(verdict)["after transform"] == "follows"
 
 
 def test_weights_that_differ_by_themselves_are_told_beside_the_first_stage() -> None:
     verdict = compared(seen(batches=in_another_order(), weights=Weights({"weight": "w1"}, {})))
-
     assert [finding.stage.name for finding in verdict.findings] == ["order", "initial weights"]
 
 
 def test_names_from_a_file_do_not_steer_the_terminal() -> None:
     verdict = compared(seen(weights=Weights({"\x1b[2Jweight": "w1"}, {})))
-
     assert "\x1b" not in as_text(verdict, first="a", second="b")
 
 
 # ----------------------------------------------------------------------------------- from a check to the evidence
-
-
-def states(**later: dict[str, str]) -> RandomState:
-    moments = {moment: later.get(moment.replace(" ", "_"), GENERATORS) for moment in MOMENTS}
-    return RandomState(moments, tuple(Worker(number, GENERATORS, GENERATORS) for number in (0, 1)))
 
 
 def flipped(place: int, **changes: Any) -> Any:
@@ -226,7 +207,6 @@ def test_a_worker_that_its_init_function_moved_is_told_from_one_that_began_elsew
 
     by_base = compared(seen(batches=other, random_state=begun), seen(batches=one))
     by_init = compared(seen(batches=other, random_state=moved), seen(batches=one))
-
     assert by_base.findings[0].reasons[0].name == "random transform"
     assert by_init.findings[0].reasons[0].name == "worker seeds"
 
@@ -244,7 +224,6 @@ def test_the_repetition_of_a_check_excludes_or_proves_the_order_of_sets() -> Non
         return [reason.name for reason in verdict.findings[0].reasons]
 
     same_seed = replace(second, surroundings=first.surroundings)
-
     assert reasons(None) == ["unsorted file listing", "set order"]
     assert [reason.name for reason in compared(same_seed, first).findings[0].reasons] == ["unsorted file listing"]
     assert reasons(repeats) == ["unsorted file listing"]
@@ -343,7 +322,6 @@ def test_the_evidence_decides(case: str) -> None:
     evidence, expected = TRUTH[case]
 
     reasons = decide(evidence)
-
     assert ", ".join(f"{reason.name} {reason.confidence}" for reason in reasons) == expected
     assert all(reason.because and reason.fix for reason in reasons)
 
