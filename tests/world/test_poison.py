@@ -8,7 +8,8 @@ import platform
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, suppress
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -168,7 +169,9 @@ def test_a_perturbation_that_the_user_asked_for_comes_back(monkeypatch: pytest.M
 
 @needs_glibc
 def test_another_allocator_in_the_place_of_the_c_library_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_probe", lambda: bytes(memory._PROBE_BYTES))
+    block = ctypes.create_string_buffer(memory._PROBE_BYTES)
+    other = SimpleNamespace(malloc=lambda _: ctypes.addressof(block), free=lambda _: None)
+    monkeypatch.setattr(memory, "_c_library", lambda: other)
     assert poison_reach("cpu").startswith("what empty")
     with poisoned_memory(POISONS[0]):
         assert content(torch.empty(9)) == {POISONS[0]}
@@ -186,70 +189,55 @@ def segment(
 
 FREE, USED = "inactive", "active_allocated"
 MIB = 2**20
+USUAL = memory.USUAL_RESERVE
 
 
-@pytest.mark.parametrize(
-    ("segments", "expected"),
-    [
-        pytest.param([], [64 * MIB], id="nothing is there: a reserve"),
-        pytest.param([segment("large", (FREE, 96 * MIB))], [96 * MIB], id="a large block serves as reserve"),
-        pytest.param(
-            [segment("large", (USED, 96 * MIB), (FREE, 10 * MIB))],
-            [64 * MIB, 10 * MIB],
-            id="what is in use is left alone",
-        ),
-        pytest.param(
-            [segment("large", (FREE, 8 * MIB), (FREE, 96 * MIB)), segment("small", (FREE, 512))],
-            [96 * MIB, 8 * MIB, 512],
-            id="the largest first",
-        ),
-        pytest.param(
-            [segment("small", (FREE, 2 * MIB)), segment("small", (USED, 512), (FREE, 2 * MIB - 512))],
-            [64 * MIB, MIB, MIB, MIB, MIB - 512],
-            id="a small segment is taken in pieces that are asked of it",
-        ),
-        pytest.param([segment("large", (FREE, MIB), (FREE, 512))], [64 * MIB], id="scraps that nobody can be given"),
-        pytest.param([segment("small", (FREE, 512), device=1)], [64 * MIB], id="another device"),
-        pytest.param([segment("small", (FREE, 512), stream=7)], [64 * MIB], id="another stream"),
-        pytest.param([segment("small", (FREE, 512), pool=(0, 3))], [64 * MIB], id="the pool of a graph"),
-        pytest.param(
-            [segment("small", ("active_awaiting_free", 512))], [64 * MIB], id="another stream has yet to let it go"
-        ),
-    ],
-)
-def test_every_block_that_a_kernel_can_be_given_is_asked_for(segments: list[Any], expected: list[int]) -> None:
-    assert memory.requests(segments, device=0, stream=0) == expected
+REQUESTS: dict[str, tuple[list[Any], memory.Reserve, list[int]]] = {
+    "nothing is there: a reserve": ([], USUAL, [64 * MIB]),
+    "a large block serves as reserve": ([segment("large", (FREE, 96 * MIB))], USUAL, [96 * MIB]),
+    "what is in use is left alone": (
+        [segment("large", (USED, 96 * MIB), (FREE, 10 * MIB))],
+        *(USUAL, [64 * MIB, 10 * MIB]),
+    ),
+    "the largest first": (
+        [segment("large", (FREE, 8 * MIB), (FREE, 96 * MIB)), segment("small", (FREE, 512))],
+        *(USUAL, [96 * MIB, 8 * MIB, 512]),
+    ),
+    "a small segment is taken in pieces that are asked of it": (
+        [segment("small", (FREE, 2 * MIB)), segment("small", (USED, 512), (FREE, 2 * MIB - 512))],
+        *(USUAL, [64 * MIB, MIB, MIB, MIB, MIB - 512]),
+    ),
+    "scraps that nobody can be given": ([segment("large", (FREE, MIB), (FREE, 512))], USUAL, [64 * MIB]),
+    "another device": ([segment("small", (FREE, 512), device=1)], USUAL, [64 * MIB]),
+    "another stream": ([segment("small", (FREE, 512), stream=7)], USUAL, [64 * MIB]),
+    "the pool of a graph": ([segment("small", (FREE, 512), pool=(0, 3))], USUAL, [64 * MIB]),
+    "another stream has yet to let it go": ([segment("small", ("active_awaiting_free", 512))], USUAL, [64 * MIB]),
+    "a larger reserve: one block": ([], memory.Reserve(300 * MIB, 0), [300 * MIB]),
+    "a reserve of small segments": ([], memory.Reserve(64 * MIB, 2 * MIB + 1), [64 * MIB, MIB, MIB, MIB]),
+    "a reserve in which what is free counts": (
+        [segment("large", (FREE, 96 * MIB)), segment("small", (FREE, MIB), (FREE, 512))],
+        *(memory.Reserve(90 * MIB, 2 * MIB), [96 * MIB, MIB, MIB, 512]),
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("segments", "reserve", "expected"),
-    [
-        pytest.param([], memory.Reserve(300 * MIB, 0), [300 * MIB], id="one block"),
-        pytest.param([], memory.Reserve(64 * MIB, 2 * MIB + 1), [64 * MIB, MIB, MIB, MIB], id="small segments"),
-        pytest.param(
-            [segment("large", (FREE, 96 * MIB)), segment("small", (FREE, MIB), (FREE, 512))],
-            memory.Reserve(90 * MIB, 2 * MIB),
-            [96 * MIB, MIB, MIB, 512],
-            id="what is free counts",
-        ),
-    ],
-)
-def test_what_a_run_needs_is_asked_for_beforehand(
+@pytest.mark.parametrize(("segments", "reserve", "expected"), REQUESTS.values(), ids=REQUESTS)
+def test_every_block_that_a_kernel_can_be_given_is_asked_for(
     segments: list[Any], reserve: memory.Reserve, expected: list[int]
 ) -> None:
     assert memory.requests(segments, device=0, stream=0, reserve=reserve) == expected
 
 
-def test_a_run_needs_what_was_in_use_at_most_beyond_what_is_in_use_now() -> None:
-    pools = {"large_pool": (900 * MIB, 200 * MIB), "small_pool": (5 * MIB, 2 * MIB)}
-    stats = {
-        f"allocated_bytes.{pool}.{name}": size
-        for pool, sizes in pools.items()
-        for name, size in zip(("peak", "current"), sizes, strict=True)
-    }
-    assert memory.reserve_by(stats) == memory.Reserve(700 * MIB, 3 * MIB)
-    assert memory.reserve_by({}) == memory.Reserve(64 * MIB, 0)
+def test_a_run_needs_what_was_in_use_at_most_beyond_what_is_in_use_now(monkeypatch: pytest.MonkeyPatch) -> None:
     assert memory.reserve_for_a_run(torch.device("cpu")) == memory.Reserve(64 * MIB, 0)
+    stats = {
+        **{f"allocated_bytes.large_pool.{name}": size * MIB for name, size in {"peak": 900, "current": 200}.items()},
+        **{f"allocated_bytes.small_pool.{name}": size * MIB for name, size in {"peak": 5, "current": 2}.items()},
+    }
+    monkeypatch.setattr(memory, "_free_memory", lambda _: [])
+    for known, reserve in ((stats, memory.Reserve(700 * MIB, 3 * MIB)), ({}, memory.Reserve(64 * MIB, 0))):
+        monkeypatch.setattr(torch.accelerator, "memory_stats", lambda _, known=known: known)
+        assert memory.reserve_for_a_run(torch.device("cuda")) == reserve
 
 
 def test_on_a_device_whose_streams_have_no_known_handle_all_streams_count() -> None:
@@ -298,16 +286,8 @@ def test_memory_that_a_kernel_takes_for_itself_on_a_gpu_holds_the_poison() -> No
 
 def content_at(address: int, size: int, device: torch.device) -> set[int]:
     """The bytes at an address of a GPU."""
-
-    class Memory:
-        __cuda_array_interface__: ClassVar = {
-            "data": (address, False),
-            "shape": (size,),
-            "typestr": "|u1",
-            "version": 2,
-        }
-
-    return set(torch.as_tensor(Memory(), device=device).unique().tolist())
+    about = {"data": (address, False), "shape": (size,), "typestr": "|u1", "version": 2}
+    return set(torch.as_tensor(SimpleNamespace(__cuda_array_interface__=about), device=device).unique().tolist())
 
 
 def test_the_reach_on_another_device_is_that_of_the_mode() -> None:

@@ -67,7 +67,8 @@ def poisoned_memory(
 
 def poison_reach(device: str) -> str:
     """What :func:`poisoned_memory` fills on a device, in words."""
-    if torch.device(device).type == "cpu" and _can_fill_malloc():
+    if torch.device(device).type == "cpu" and _fill_malloc(POISONS[0]):
+        _set_perturbation(_usual_perturbation())
         return (
             "all memory of tensors, and of more than 1 KiB that kernels take for themselves; of what is smaller, the "
             "blocks that were free before"
@@ -94,15 +95,11 @@ def reserve_for_a_run(device: torch.device) -> Reserve:
     far, beyond what is in use now."""
     if _free_memory(device) is None:
         return USUAL_RESERVE
-    return reserve_by(torch.accelerator.memory_stats(device))
-
-
-def reserve_by(stats: Mapping[str, int]) -> Reserve:
-    """The same, by the statistics of an allocator."""
+    stats = torch.accelerator.memory_stats(device)
 
     def returned(pool: str) -> int:
         peak, current = (stats.get(f"allocated_bytes.{pool}.{name}", 0) for name in ("peak", "current"))
-        return peak - current
+        return int(peak - current)
 
     return Reserve(max(USUAL_RESERVE.large, returned("large_pool")), returned("small_pool"))
 
@@ -131,10 +128,10 @@ def _free_memory(device: torch.device) -> Segments | None:
     if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
         return None
     try:
-        found: Segments = look(include_traces=False) if device.type == "cuda" else look()
+        segments: Segments = look(include_traces=False) if device.type == "cuda" else look()
     except RuntimeError:  # another allocator has taken its place, such as cudaMallocAsync
         return None
-    return found
+    return segments
 
 
 def requests(segments: Segments, *, device: int, stream: int | None, reserve: Reserve = USUAL_RESERVE) -> list[int]:
@@ -151,19 +148,13 @@ def requests(segments: Segments, *, device: int, stream: int | None, reserve: Re
         if tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0):
             continue
         free = [block["size"] for block in segment["blocks"] if block["state"] == "inactive"]
-        if segment["segment_type"] == "small":
-            small += [piece for size in free for piece in _pieces(size)]
+        if segment["segment_type"] == "small":  # requests that it serves, and that take so many bytes together
+            small += [piece for size in free for piece in [SMALL] * (size // SMALL) + [size % SMALL] if piece]
         else:
             large += [size for size in free if size > SMALL]
     block = [reserve.large] if max(large, default=0) < reserve.large else []
     pieces = [SMALL] * -(-max(0, reserve.small - sum(small)) // SMALL)
     return sorted([*small, *large, *block, *pieces], reverse=True)
-
-
-def _pieces(size: int) -> list[int]:
-    """Requests that a small segment serves, and that take so many bytes together."""
-    whole, rest = divmod(size, SMALL)
-    return [SMALL] * whole + [rest] * bool(rest)
 
 
 # ------------------------------------------------------------------------------------------------- through malloc
@@ -173,28 +164,24 @@ def _fill_malloc(value: int) -> bool:
     """Whether ``malloc`` fills with ``value`` from now on; not so where another library has taken its place."""
     if not _set_perturbation(value ^ 0xFF):  # glibc fills with the complement
         return False
-    if _probe() == bytes([value]) * _PROBE_BYTES:
-        _fill_small_blocks(value)
-        return True
-    _set_perturbation(_usual_perturbation())
-    return False
+    library = _c_library()
+    block = library.malloc(_PROBE_BYTES)
+    filled = ctypes.string_at(block, _PROBE_BYTES) == bytes([value]) * _PROBE_BYTES
+    library.free(block)
+    if filled:
+        _fill_small_blocks(library, value)
+    else:
+        _set_perturbation(_usual_perturbation())
+    return filled
 
 
 def _reaches_small_tensors(value: int) -> bool:
     """Also where memory that was just freed comes back from a cache: torch asks for aligned blocks, which glibc did not
     cache up to 2.36."""
     with _disable_current_modes():
-        freed = torch.zeros(64, dtype=torch.uint8)
-        del freed
-        found = torch.empty(64, dtype=torch.uint8)
-        return ctypes.string_at(found.data_ptr(), found.nbytes) == bytes([value]) * found.nbytes
-
-
-def _can_fill_malloc() -> bool:
-    filling = _fill_malloc(POISONS[0])
-    if filling:
-        _set_perturbation(_usual_perturbation())
-    return filling
+        torch.zeros(64, dtype=torch.uint8)  # freed at once
+        again = torch.empty(64, dtype=torch.uint8)
+        return ctypes.string_at(again.data_ptr(), again.nbytes) == bytes([value]) * again.nbytes
 
 
 def _set_perturbation(value: int) -> bool:
@@ -212,19 +199,8 @@ def _usual_perturbation() -> int:
     return int(asked) if asked.isdigit() else 0
 
 
-def _probe() -> bytes:
-    """The content of a fresh block."""
-    library = _c_library()
-    block = library.malloc(_PROBE_BYTES)
-    try:
-        return ctypes.string_at(block, _PROBE_BYTES)
-    finally:
-        library.free(block)
-
-
-def _fill_small_blocks(value: int) -> None:
+def _fill_small_blocks(library: Any, value: int) -> None:
     """Small blocks that are free: glibc hands those out again as they are, from a cache of 7 a size in every thread."""
-    library = _c_library()
     for size in range(24, 1033, 16):
         blocks = [library.malloc(size) for _ in range(7)]
         for block in blocks:
@@ -260,13 +236,7 @@ class _FillingMode(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         output = func(*args, **(kwargs or {}))
-        if plan_of(func).blank:
-            for tensor in tensors_in(output):
-                _fill(tensor, self.value)
+        for tensor in tensors_in(output) if plan_of(func).blank else ():
+            with suppress(NotImplementedError, RuntimeError), _disable_current_modes():  # no memory: meta, sparse
+                whole_storage(tensor).fill_(self.value)
         return output
-
-
-def _fill(tensor: torch.Tensor, value: int) -> None:
-    """Every byte of its memory."""
-    with suppress(NotImplementedError, RuntimeError), _disable_current_modes():  # no memory: meta, sparse, wrappers
-        whole_storage(tensor).fill_(value)
