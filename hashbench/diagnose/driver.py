@@ -49,9 +49,8 @@ from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.op_schema import plan_of
 
 FRESH_PROCESSES = 4
-"""Fresh processes that make a pair each. All four pairs differ and their first runs agree by luck with p = 0.03."""
-FIXED_PROCESSES = 4
-"""Fresh processes with a fixed order. Three agree with a fourth where three others did not, by luck, with p = 0.05."""
+"""Fresh processes of one experiment. That four pairs differ and their first runs agree is luck with p = 0.03; that with
+a fixed order three agree with a fourth, where three others did not, with p = 0.05."""
 REPRO_SECONDS = 60.0
 """Time limit of a repro's own run; it is made to take a few seconds."""
 MOST_SOURCES = 20
@@ -122,8 +121,7 @@ def stages_of(case: Case) -> Sequence[Stage]:
         case Origin.SETTINGS:
             return ()
         case Origin.KERNEL:
-            later = (repeat_pair_of_kernel, control_environment, start_processes)
-            return capture_call, replay_call, poison_allocation, *map(_unless_proven, later)
+            return capture_call, replay_call, poison_allocation, *map(_unless_proven, (*around, start_processes))
         case Origin.STATE:
             return *around, start_processes
         case Origin.SEQUENCE | Origin.OUTSIDE:
@@ -146,8 +144,8 @@ def _unless_proven(stage: Stage) -> Stage:
 
 
 def repeat_pair(case: Case, findings: Findings) -> Findings:
-    """The pair again, with nothing changed."""
-    return findings.plus(case.pairs.plain())
+    """The pair again, with nothing changed; where an allocation is to blame, that has been done."""
+    return findings if _allocates(findings) else findings.plus(case.pairs.plain())
 
 
 def repeat_untraced(case: Case, findings: Findings) -> Findings:
@@ -180,11 +178,6 @@ def poison_allocation(case: Case, findings: Findings) -> Findings:
     return findings.plus(case.pairs.plain(), case.pairs.poison()) if _allocates(findings) else findings
 
 
-def repeat_pair_of_kernel(case: Case, findings: Findings) -> Findings:
-    """The pair again, except where an allocation is to blame, whose pair has been repeated."""
-    return findings if _allocates(findings) else repeat_pair(case, findings)
-
-
 def control_environment(case: Case, findings: Findings) -> Findings:
     """Pairs that each hold one thing outside torch still; also the number of threads, where a kernel is to blame whose
     call could not be captured."""
@@ -195,24 +188,23 @@ def control_environment(case: Case, findings: Findings) -> Findings:
 
 def start_processes(case: Case, findings: Findings) -> Findings:
     """Pairs in fresh processes, in which nothing survives."""
-    return findings.plus(*_in_processes(case, "fresh_process", processes=FRESH_PROCESSES, runs=2))
+    return findings.plus(*_in_processes(case, "fresh_process", runs=2))
 
 
 def start_processes_in_fixed_order(case: Case, findings: Findings) -> Findings:
     """Runs in fresh processes with the same string hashes and memory addresses."""
-    return findings.plus(*_in_processes(case, "fixed_order", processes=FIXED_PROCESSES, runs=1))
+    return findings.plus(*_in_processes(case, "fixed_order", runs=1))
 
 
-def _in_processes(case: Case, name: str, *, processes: int, runs: int) -> Sequence[ExperimentResult]:
-    if case.spec is None:
-        return [ExperimentResult(name, "process", note="only models of a suite can be built again")]
-    if case.budget.left() <= 0:
-        return [ExperimentResult(name, "process", note=NO_TIME)]
+def _in_processes(case: Case, name: str, *, runs: int) -> Sequence[ExperimentResult]:
+    if case.spec is None or case.budget.left() <= 0:
+        note = NO_TIME if case.spec is not None else "only models of a suite can be built again"
+        return [ExperimentResult(name, "process", note=note)]
     fresh = fresh_process.fresh_traces(
         case.spec,
         case.options,
         level=case.outcome.deterministic,
-        processes=processes,
+        processes=FRESH_PROCESSES,
         runs=runs,
         fixed_order=name == "fixed_order",
         timeout=case.budget.left(),

@@ -128,6 +128,7 @@ def fresh_traces(
 
 def _run_all(task: str, folders: Sequence[Path], *, fixed_order: bool, deadline: float) -> dict[Path, str]:
     """Run one process in each folder; how each ended, in words."""
+    order: Literal["fixed", "random"] = "fixed" if fixed_order else "random"
     ended: dict[Path, str] = {}
     running: dict[Path, Child] = {}
     waiting = list(folders)
@@ -137,7 +138,11 @@ def _run_all(task: str, folders: Sequence[Path], *, fixed_order: bool, deadline:
                 return ended | dict.fromkeys([*running, *waiting], "it was out of time")
             while waiting and len(running) < AT_ONCE:
                 folder = waiting.pop(0)
-                running[folder] = _start(task, folder, fixed_order=fixed_order)
+                running[folder] = Child(
+                    python_calling("hashbench.diagnose.fresh_process:main", addresses=order),
+                    task=f"{json.dumps([order, str(folder)])}\n{task}\n",
+                    environment=_FIXED if fixed_order else _RANDOM,
+                )
             for folder, child in list(running.items()):
                 if (status := child.status()) is not None:
                     ended[folder] = describe_end(status)
@@ -147,15 +152,6 @@ def _run_all(task: str, folders: Sequence[Path], *, fixed_order: bool, deadline:
     finally:
         for child in running.values():
             child.end()
-
-
-def _start(task: str, folder: Path, *, fixed_order: bool) -> Child:
-    order: Literal["fixed", "random"] = "fixed" if fixed_order else "random"
-    return Child(
-        python_calling("hashbench.diagnose.fresh_process:main", addresses=order),
-        task=f"{json.dumps([order, str(folder)])}\n{task}\n",
-        environment=_FIXED if fixed_order else _RANDOM,
-    )
 
 
 # -------------------------------------------------------------------------------------------------- in the child

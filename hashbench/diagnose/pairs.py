@@ -94,12 +94,12 @@ class Pairs:
         result = self._runs("generators", lambda: _restoring(noted, None), replays=self.replays)
         if not result.ran or result.differing or not moved:
             return result
-        guilty = list(moved) if len(moved) == 1 else []
-        for name in moved if len(moved) > 1 else ():
+
+        def agrees(name: str) -> bool:
             change = functools.partial(_restoring, noted, name)
-            if not self._runs("generators", change, replays=min(3, self.replays)).differing:
-                guilty.append(name)
-        return replace(result, found=", ".join(guilty or moved))
+            return not self._runs("generators", change, replays=min(3, self.replays)).differing
+
+        return replace(result, found=", ".join(moved if len(moved) == 1 else list(filter(agrees, moved)) or moved))
 
     def untraced(self) -> ExperimentResult:
         """Pairs without a trace, by their results."""

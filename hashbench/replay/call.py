@@ -119,10 +119,13 @@ class CapturedCall:
         held = [memory.content for memory in self.memories]
         held += [tensor for tensor in self.tensors if isinstance(tensor, torch.Tensor)]
         given = [value for value in self.kwargs.values() if isinstance(value, torch.device)]
-        devices = [
+        named = [
             device for device in [*(tensor.device for tensor in held), *given] if device.type not in ("cpu", "meta")
         ]
-        return tuple(dict.fromkeys(map(_with_index, devices)))
+        current = torch.accelerator.current_device_index
+        return tuple(
+            dict.fromkeys(torch.device(one.type, current() if one.index is None else one.index) for one in named)
+        )
 
     @property
     def nbytes(self) -> int:
@@ -153,10 +156,6 @@ def wait_for(devices: Sequence[torch.device]) -> None:
     """Until all that these accelerators were told to do is done, on every stream."""
     for device in devices:
         torch.accelerator.synchronize(device)
-
-
-def _with_index(device: torch.device) -> torch.device:
-    return device if device.index is not None else torch.device(device.type, torch.accelerator.current_device_index())
 
 
 def byte_span(shape: Sequence[int], stride: Sequence[int], offset: int, itemsize: int) -> tuple[int, int]:
@@ -360,7 +359,6 @@ class Materialised:
 
     def __init__(self, call: CapturedCall, shifts: Sequence[int]) -> None:
         self.call = call
-        self._shifts = shifts
         self._bases = [LiveMemory(memory, shift) for memory, shift in zip(call.memories, shifts, strict=True)]
         self.tensors: list[torch.Tensor] = []
         self.args: tuple[Any, ...] = ()
@@ -372,7 +370,12 @@ class Materialised:
         """As captured, in the same memory."""
         for base in self._bases:
             base.restore()
-        self.tensors = [self._live(held) for held in self.call.tensors]
+        self.tensors = [
+            laid_over(self._bases[held.storage].tensor, held)
+            if isinstance(held, TensorForm)
+            else held.detach().clone().requires_grad_(held.requires_grad)
+            for held in self.call.tensors
+        ]
         slots = generator_slots([self.call.args, self.call.kwargs])
         generators = [(torch.Generator(slot.device), slot) for slot in slots]
         made = {slot.index: generator.set_state(self.call.generators[slot.index]) for generator, slot in generators}
@@ -397,11 +400,6 @@ class Materialised:
             base.touched = True
         with torch._C._ExcludeDispatchKeyGuard(_keys_below_a_mode()):
             return self.call.func(*self.args, **self.kwargs)
-
-    def _live(self, held: TensorForm | torch.Tensor) -> torch.Tensor:
-        if isinstance(held, torch.Tensor):
-            return held.detach().clone().requires_grad_(held.requires_grad)
-        return laid_over(self._bases[held.storage].tensor, held)
 
     def _argument(self, leaf: Any, generators: Mapping[int, torch.Generator]) -> Any:
         if isinstance(leaf, Slot):

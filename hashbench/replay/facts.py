@@ -6,7 +6,6 @@ An outcome's content is a *snapshot*: copies of the tensors that the call wrote,
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -136,22 +135,19 @@ def have_tied_places(call: CapturedCall, snapshots: Sequence[Snapshot]) -> bool 
 
 
 def _are_tied(one: Snapshot, other: Snapshot, inputs: Sequence[torch.Tensor]) -> bool:
-    forms = ([(tensor.dtype, tensor.layout, tuple(tensor.shape)) for tensor in snapshot] for snapshot in (one, other))
-    if operator.ne(*forms):
+    if len(one) != len(other):
         return False
-    differing = [(a, b) for a, b in zip(one, other, strict=True) if not _same_bits(a, b)]
+    differing = [(a, b) for a, b in zip(one, other, strict=True) if not outputs.bitwise_equal(a, b)]
     return bool(differing) and all(
         any(_name_equals(a, b, source, dim) for source in inputs for dim in range(source.dim())) for a, b in differing
     )
 
 
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(element_bits(one), element_bits(other), strict=True))
-
-
 def _name_equals(one: torch.Tensor, other: torch.Tensor, source: torch.Tensor, dim: int) -> bool:
     """Whether two tensors of places along ``dim`` of ``source``, which may lack that dimension, name equal elements."""
-    if one.dtype is not torch.int64 or one.layout is not torch.strided or one.device != source.device:
+    if any(index.dtype is not torch.int64 or index.device != source.device for index in (one, other)):
+        return False
+    if one.shape != other.shape or one.layout is not torch.strided:
         return False
     if one.dim() == source.dim() - 1:
         one, other = one.unsqueeze(dim), other.unsqueeze(dim)
@@ -160,7 +156,7 @@ def _name_equals(one: torch.Tensor, other: torch.Tensor, source: torch.Tensor, d
         return False
     if not all(bool(((places >= 0) & (places < source.shape[dim])).all()) for places in (one, other)):
         return False
-    return _same_bits(source.gather(dim, one), source.gather(dim, other))
+    return outputs.bitwise_equal(source.gather(dim, one), source.gather(dim, other))
 
 
 Elements = list[tuple[torch.dtype, torch.Tensor]]
@@ -187,10 +183,8 @@ FEW = 100
 
 
 def _are_among(elements: torch.Tensor, known: Sequence[torch.Tensor]) -> bool:
-    if not len(elements):
-        return True
-    if not known:
-        return False
+    if not len(elements) or not known:
+        return not len(elements)
     every, wanted = np.concatenate([_words(bits) for bits in known]), _distinct(_words(elements))
     if len(wanted) <= FEW:
         places = np.searchsorted(wanted, every).clip(max=len(wanted) - 1)
@@ -218,13 +212,9 @@ def representation_of(snapshots: Sequence[Snapshot]) -> str:
     """``sign of zero``, ``NaN payload`` or both, where no two snapshots differ in more; else empty."""
     if len(snapshots) < 2:
         return ""
-    kinds: set[str] = set()
-    for other in snapshots[1:]:
-        difference = difference_of(snapshots[0], other)
-        if difference is None or not difference.representation:
-            return ""
-        kinds |= set(difference.representation.split(", "))
-    return ", ".join(sorted(kinds))
+    differences = [difference_of(snapshots[0], other) for other in snapshots[1:]]
+    kinds = {"" if difference is None else difference.representation for difference in differences}
+    return "" if "" in kinds else ", ".join(sorted({word for kind in kinds for word in kind.split(", ")}))
 
 
 def difference_of(one: Snapshot, other: Snapshot) -> outputs.Difference | None:

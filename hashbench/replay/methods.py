@@ -339,24 +339,24 @@ def generators(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
         raise InapplicableError("torch's own kernels draw from generators that are restored anyway")
     noted, tally = controls.Generators.alive(), Tally()
 
-    def replay(count: int, into: Tally, *, only: str | None = None) -> None:
+    def replay(count: int, *, into: Tally = tally, only: str | None = None) -> None:
         for _ in range(count):
             noted.restored(only=only)
             replayer.replay(into)
 
+    def agrees(generator: str) -> bool:
+        alone = Tally()
+        noted.restored()
+        replay(GUILTY_REPLAYS, into=alone, only=generator)
+        return not alone.differing
+
     try:
-        result = replayer.controlled(name, tally, left, block=functools.partial(replay, into=tally))
-        if not replayer.repeated.differing or not result.ran or result.differing:
-            return result
-        drawn_from, guilty = noted.changed(), []
-        for generator in drawn_from:
-            alone = Tally()
-            noted.restored()
-            replay(GUILTY_REPLAYS, alone, only=generator)
-            guilty += [] if alone.differing else [generator]
+        result = replayer.controlled(name, tally, left, block=replay)
+        removed = replayer.repeated.differing and result.ran and not result.differing
+        drawn_from = noted.changed() if removed else ()
+        return replace(result, found=", ".join(list(filter(agrees, drawn_from)) or drawn_from))
     finally:
         noted.restored()
-    return replace(result, found=", ".join(guilty or drawn_from))
 
 
 # ---------------------------------------------------------------------------------------------- uninitialised memory

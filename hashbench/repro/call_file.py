@@ -373,12 +373,8 @@ def devices_here() -> dict[str, int]:
 
 
 def substitutes(named: Iterable[str], here: Mapping[str, int]) -> dict[str, str]:
-    """For a device that is ``named`` and not ``here``, the first of its kind.
-
-    A call that names several devices of a kind is not moved: with two of them made one it would be another call. Nor is
-    one whose kind is missing altogether. The device that neither is here nor has a substitute is refused where it is
-    used.
-    """
+    """For a device that is ``named`` and not ``here``, the first of its kind. A call that names several devices of a
+    kind is not moved: with two of them made one it would be another call. Nor is one whose kind is missing."""
     numbers: dict[str, set[str]] = defaultdict(set)
     for name in named:
         kind, colon, number = name.partition(":")

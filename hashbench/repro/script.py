@@ -69,11 +69,9 @@ _FEWEST, _USUAL, _MOST = 20, 500, 5000
 after the other, and what differed in each of 20 calls differs in one of a hundred. A script that sees a difference
 stops at 20."""
 
-_SECONDS = 5.0
-"""What all calls of a script together should take at most, as far as the fewest allow."""
-
-_MOST_BYTES = 2**32
-"""What the memories of a script that uses new ones for each call take together at most."""
+_SECONDS, _MOST_BYTES = 5.0, 2**32
+"""What all calls of a script together should take at most, as far as the fewest allow; and what the memories of one
+that uses new ones for each call take together."""
 
 _MISS = 0.01
 """Chance that a script shows nothing though calls differ at half the rate that was seen."""
@@ -127,6 +125,9 @@ def source(call: CapturedCall, how: Plan, *, heading: str, definition: str = "")
         BadCallError: an argument cannot be written as Python.
     """
     custom, kind, own_device = needs_definition(call.func), call.device.type, _device(call, call.device)
+    calls = how.calls
+    if how.variant == "fresh_memory" and call.nbytes:  # each call keeps its memory
+        calls = max(2, min(calls, _MOST_BYTES // call.nbytes))
     workspace = call.settings.get("CUBLAS_WORKSPACE_CONFIG", "") if kind == "cuda" else ""
     return render(
         _TEMPLATE.format(how.variant),
@@ -136,7 +137,7 @@ def source(call: CapturedCall, how: Plan, *, heading: str, definition: str = "")
         custom=custom,
         definition=definition,
         workspace=json.dumps(workspace) if workspace else "",
-        calls=_calls_of(call, how),
+        calls=calls,
         moves=moves_of(call, how.moves) if how.variant == "moved" else [],
         device_statements=_device_statements(call),
         settings=_settings(call),
@@ -144,7 +145,10 @@ def source(call: CapturedCall, how: Plan, *, heading: str, definition: str = "")
         kind=kind,
         device=own_device,
         allocator_snapshot=kind in _WITH_SNAPSHOT,
-        memories=[_memory(call, memory.alignment, memory.content.device) for memory in call.memories],
+        memories=[
+            (memory.alignment % LINE, "" if device.type == "cpu" else _device(call, device))
+            for memory, device in ((memory, memory.content.device) for memory in call.memories)
+        ],
         resizes=may_resize(call.func) and not any(memory.alignment % LINE for memory in call.memories),
         tensors=[_tensor(call, index, custom=custom) for index in range(len(call.tensors))],
         other_kinds=any(not isinstance(form, TensorForm) for form in call.tensors),
@@ -155,13 +159,6 @@ def source(call: CapturedCall, how: Plan, *, heading: str, definition: str = "")
         # with the script's own name for its device
         expression=expression(call).replace(f'torch.device("{call.device}")', f"torch.device({own_device})"),
     )
-
-
-def _calls_of(call: CapturedCall, how: Plan) -> int:
-    """Each call in memory of its own keeps that, so there are no more of these than memory holds."""
-    if how.variant != "fresh_memory" or not call.nbytes:
-        return how.calls
-    return max(2, min(how.calls, _MOST_BYTES // call.nbytes))
 
 
 def _device_statements(call: CapturedCall) -> list[str]:
@@ -210,18 +207,13 @@ _DEFAULTS: Mapping[str, tuple[str, str]] = {
 }
 """What a new process has, and how it is given something else."""
 
+_MATMUL = "torch.backends.cuda.matmul"
 _CUDA_DEFAULTS: Mapping[str, tuple[str, str]] = {
     "cudnn.enabled": ("True", "torch.backends.cudnn.enabled = {}"),
     "cudnn.deterministic": ("False", "torch.backends.cudnn.deterministic = {}"),
     "cudnn.benchmark": ("False", "torch.backends.cudnn.benchmark = {}"),
-    "cuda.matmul.fp16_reduction": (
-        "True",
-        "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = {}",
-    ),
-    "cuda.matmul.bf16_reduction": (
-        "True",
-        "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = {}",
-    ),
+    "cuda.matmul.fp16_reduction": ("True", f"{_MATMUL}.allow_fp16_reduced_precision_reduction = {{}}"),
+    "cuda.matmul.bf16_reduction": ("True", f"{_MATMUL}.allow_bf16_reduced_precision_reduction = {{}}"),
 }
 _OLDER_TF32: Mapping[str, tuple[str, str]] = {
     "cudnn.allow_tf32": ("True", "torch.backends.cudnn.allow_tf32 = {}"),
@@ -236,8 +228,16 @@ _SPELLED = {("deterministic_algorithms", "on"): "", ("deterministic_algorithms",
 
 
 def _settings(call: CapturedCall) -> list[str]:
-    """Statements for the settings of the call that a new process does not have."""
-    table = {**(_of_cuda(call.settings) if call.device.type == "cuda" else {}), **_DEFAULTS}
+    """Statements for the settings of the call that a new process does not have.
+
+    TF32 by torch's older names, which set the newer ones, too; by the newer ones where those were set to what the older
+    ones cannot say: torch then does not tell the older ones, and raises where both are used. Ahead of the precision of
+    matrix products, which says more than the older name for it.
+    """
+    table = {**_DEFAULTS}
+    if call.device.type == "cuda":
+        older = all(name in call.settings for name in _OLDER_TF32)
+        table = {**_CUDA_DEFAULTS, **(_OLDER_TF32 if older else _NEWER_TF32), **_DEFAULTS}
     given = {name: call.settings.get(name, default) for name, (default, _) in table.items()}
     return [
         statement.format(_SPELLED.get((name, given[name]), given[name]))
@@ -246,20 +246,7 @@ def _settings(call: CapturedCall) -> list[str]:
     ]
 
 
-def _of_cuda(settings: Mapping[str, str]) -> Mapping[str, tuple[str, str]]:
-    """TF32 by torch's older names, which set the newer ones, too; by the newer ones where those were set to what the
-    older ones cannot say: torch then does not tell the older ones, and raises where both are used. Ahead of the
-    precision of matrix products, which says more than the older name for it."""
-    older = all(name in settings for name in _OLDER_TF32)
-    return {**_CUDA_DEFAULTS, **(_OLDER_TF32 if older else _NEWER_TF32)}
-
-
 # ------------------------------------------------------------------------------------------------- inputs and the call
-
-
-def _memory(call: CapturedCall, alignment: int, device: torch.device) -> tuple[int, str]:
-    """The address of a memory, modulo a cache line, and its device as Python; empty for the CPU."""
-    return alignment % LINE, "" if device.type == "cpu" else _device(call, device)
 
 
 def _tensor(call: CapturedCall, index: int, *, custom: bool) -> str:

@@ -132,82 +132,80 @@ def sparse() -> torch.Tensor:
     return torch.sparse_coo_tensor(torch.tensor([[0, 2, 2], [1, 0, 0]]), values(3), (3, 3))
 
 
-CALLS: dict[str, Callable[[], tuple[Any, tuple[Any, ...], dict[str, Any]]]] = {
+Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
+
+
+def of(func: Any, *args: Any, **kwargs: Any) -> Call:
+    return func, args, kwargs
+
+
+CALLS: dict[str, Callable[[], Call]] = {
     "two views of one storage, one of them written": aliased,
     "two storages over one memory": from_one_array,
     "memory that torch did not align": misaligned,
-    "a transposed slice": lambda: (aten.mul.Tensor, (values(6, 8)[1:4, ::2].t(), values(3)), {}),
-    "an expanded tensor": lambda: (aten.add.Tensor, (values(1, 4).expand(3, 4), values(3, 4)), {}),
-    "channels last": lambda: (aten.relu.default, (values(2, 3, 4, 4).to(memory_format=torch.channels_last),), {}),
-    "a conjugated view": lambda: (
-        aten.mm.default,
-        (values(3, 3, dtype=torch.complex64).mul(1j).conj(), values(3, 3) * 1j),
-        {},
+    "a transposed slice": lambda: of(aten.mul.Tensor, values(6, 8)[1:4, ::2].t(), values(3)),
+    "an expanded tensor": lambda: of(aten.add.Tensor, values(1, 4).expand(3, 4), values(3, 4)),
+    "channels last": lambda: of(aten.relu.default, values(2, 3, 4, 4).to(memory_format=torch.channels_last)),
+    "a conjugated view": lambda: of(
+        aten.mm.default, values(3, 3, dtype=torch.complex64).mul(1j).conj(), values(3, 3) * 1j
     ),
-    "a negated view": lambda: (aten.clone.default, (torch._neg_view(values(3)),), {}),
-    "a parameter": lambda: (aten.add_.Tensor, (torch.nn.Parameter(values(3)), values(3)), {}),
-    "no elements": lambda: (aten.add.Tensor, (torch.empty(0, 3), torch.empty(0, 3)), {}),
-    "a tensor without dimensions": lambda: (aten.exp.default, (torch.tensor(1.5),), {}),
-    "bool": lambda: (aten.logical_not.default, (values(9).eq(1),), {}),
-    "int16": lambda: (aten.cumsum.default, (values(9, dtype=torch.int16), 0), {"dtype": torch.int64}),
-    "half": lambda: (aten.sum.dim_IntList, (values(3, 5, dtype=torch.half), [1], True), {}),
-    "bfloat16": lambda: (aten.mm.default, (values(3, 3, dtype=torch.bfloat16), values(3, 3, dtype=torch.bfloat16)), {}),
-    "float8": lambda: (aten._to_copy.default, (values(9).to(torch.float8_e4m3fn),), {"dtype": torch.float32}),
-    "complex128": lambda: (aten.prod.default, (values(4, dtype=torch.complex128) * 1j,), {}),
-    "sparse": lambda: (aten.mm.default, (sparse(), values(3, 3)), {}),
-    "sparse, written": lambda: (aten.mul_.Tensor, (sparse(), torch.tensor(2.0)), {}),
-    "sparse rows": lambda: (aten.mm.default, (values(3, 3).to_sparse_csr(), values(3, 3)), {}),
-    "quantized": lambda: (aten.dequantize.self, (quantized(),), {}),
-    "nested": lambda: (aten.relu.default, (nested(),), {}),
-    "lists with nothing in some places": lambda: (
-        aten.index_put_.default,
-        (values(3, 4), [None, torch.tensor([0, 2])], values(3, 2), True),
-        {},
+    "a negated view": lambda: of(aten.clone.default, torch._neg_view(values(3))),
+    "a parameter": lambda: of(aten.add_.Tensor, torch.nn.Parameter(values(3)), values(3)),
+    "no elements": lambda: of(aten.add.Tensor, torch.empty(0, 3), torch.empty(0, 3)),
+    "a tensor without dimensions": lambda: of(aten.exp.default, torch.tensor(1.5)),
+    "bool": lambda: of(aten.logical_not.default, values(9).eq(1)),
+    "int16": lambda: of(aten.cumsum.default, values(9, dtype=torch.int16), 0, dtype=torch.int64),
+    "half": lambda: of(aten.sum.dim_IntList, values(3, 5, dtype=torch.half), [1], True),
+    "bfloat16": lambda: of(aten.mm.default, values(3, 3, dtype=torch.bfloat16), values(3, 3, dtype=torch.bfloat16)),
+    "float8": lambda: of(aten._to_copy.default, values(9).to(torch.float8_e4m3fn), dtype=torch.float32),
+    "complex128": lambda: of(aten.prod.default, values(4, dtype=torch.complex128) * 1j),
+    "sparse": lambda: of(aten.mm.default, sparse(), values(3, 3)),
+    "sparse, written": lambda: of(aten.mul_.Tensor, sparse(), torch.tensor(2.0)),
+    "sparse rows": lambda: of(aten.mm.default, values(3, 3).to_sparse_csr(), values(3, 3)),
+    "quantized": lambda: of(aten.dequantize.self, quantized()),
+    "nested": lambda: of(aten.relu.default, nested()),
+    "lists with nothing in some places": lambda: of(
+        aten.index_put_.default, values(3, 4), [None, torch.tensor([0, 2])], values(3, 2), True
     ),
-    "a list of written tensors": lambda: (
-        aten._foreach_add_.List,
-        ([values(3), values(4)], [values(3), values(4)]),
-        {},
-    ),
+    "a list of written tensors": lambda: of(aten._foreach_add_.List, [values(3), values(4)], [values(3), values(4)]),
     "a fused optimizer": fused_adam,
-    "a tensor given by name": lambda: (aten.add.out, (values(3), values(3)), {"out": torch.empty(0)}),
-    "a backward kernel": lambda: (
+    "a tensor given by name": lambda: of(aten.add.out, values(3), values(3), out=torch.empty(0)),
+    "a backward kernel": lambda: of(
         aten.convolution_backward.default,
-        (
-            values(1, 2, 4, 4),
-            values(1, 1, 4, 4),
-            values(2, 1, 3, 3),
-            [2],
-            [1, 1],
-            [1, 1],
-            [1, 1],
-            False,
-            [0, 0],
-            1,
-            [True] * 3,
-        ),
-        {},
+        values(1, 2, 4, 4),
+        values(1, 1, 4, 4),
+        values(2, 1, 3, 3),
+        [2],
+        [1, 1],
+        [1, 1],
+        [1, 1],
+        False,
+        [0, 0],
+        1,
+        [True] * 3,
     ),
-    "a norm that writes what its schema omits": lambda: (
-        aten.native_batch_norm.default,
-        (values(4, 3), None, None, torch.zeros(3), torch.ones(3), True, 0.1, 1e-5),
-        {},
+    "a norm that writes what its schema omits": lambda: of(
+        aten.native_batch_norm.default, values(4, 3), None, None, torch.zeros(3), torch.ones(3), True, 0.1, 1e-05
     ),
     "a generator": generated,
-    "dropout from the default generator": lambda: (aten.native_dropout.default, (values(50), 0.5, True), {}),
-    "growing into its storage": lambda: (aten.resize_.default, (values(100)[:6], [50]), {}),
-    "growing": lambda: (aten.resize_.default, (torch.empty(0), [0]), {}),
-    "shrinking": lambda: (aten.resize_.default, (values(6), [2, 2]), {}),
-    "taking another storage": lambda: (aten.set_.source_Tensor, (torch.empty(0), values(4)), {}),
-    "a returned number": lambda: (aten._local_scalar_dense.default, (torch.tensor(0.1),), {}),
-    "infinity, not a number and complex scalars": lambda: (
+    "dropout from the default generator": lambda: of(aten.native_dropout.default, values(50), 0.5, True),
+    "growing into its storage": lambda: of(aten.resize_.default, values(100)[:6], [50]),
+    "growing": lambda: of(aten.resize_.default, torch.empty(0), [0]),
+    "shrinking": lambda: of(aten.resize_.default, values(6), [2, 2]),
+    "taking another storage": lambda: of(aten.set_.source_Tensor, torch.empty(0), values(4)),
+    "a returned number": lambda: of(aten._local_scalar_dense.default, torch.tensor(0.1)),
+    "infinity, not a number and complex scalars": lambda: of(
         aten.full.default,
-        ([2, 2], complex(float("inf"), float("nan"))),
-        {"dtype": torch.complex64, "device": torch.device("cpu"), "layout": torch.strided, "pin_memory": False},
+        [2, 2],
+        complex(float("inf"), float("nan")),
+        dtype=torch.complex64,
+        device=torch.device("cpu"),
+        layout=torch.strided,
+        pin_memory=False,
     ),
-    "a custom op": lambda: (torch.ops.captured.normalised.default, (values(4, 4) / 3,), {}),
+    "a custom op": lambda: of(torch.ops.captured.normalised.default, values(4, 4) / 3),
     "a custom op that draws from every global generator": drawing,
-    "a custom op that writes behind its schema": lambda: (torch.ops.captured.filled_behind.default, (values(4),), {}),
+    "a custom op that writes behind its schema": lambda: of(torch.ops.captured.filled_behind.default, values(4)),
 }
 
 

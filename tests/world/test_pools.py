@@ -6,7 +6,7 @@ import concurrent.futures
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from multiprocessing.pool import Pool, ThreadPool
@@ -52,87 +52,70 @@ def later_ones_first(done: list[int]) -> Task:
     return task
 
 
-def from_set(executor: ThreadPoolExecutor, _: ThreadPool, task: Task) -> list[int]:
-    return [future.result() for future in as_completed({executor.submit(task, number) for number in range(TASKS)})]
+def results(futures: Iterable[Future[int]]) -> list[int]:
+    return [future.result() for future in as_completed(futures)]
 
 
-def from_dict(executor: ThreadPoolExecutor, _: ThreadPool, task: Task) -> list[int]:
-    return [future.result() for future in as_completed({executor.submit(task, n): n for n in range(TASKS)})]
-
-
-def from_wait(executor: ThreadPoolExecutor, _: ThreadPool, task: Task) -> list[int]:
-    return [done.result() for done in concurrent.futures.wait([executor.submit(task, n) for n in range(TASKS)])[0]]
-
-
-def from_own_executor(_: ThreadPoolExecutor, __: ThreadPool, task: Task) -> list[int]:
+def from_own_executor(task: Task) -> list[int]:
     with ThreadPoolExecutor(4) as made:
-        return from_set(made, __, task)
+        return results({made.submit(task, number) for number in range(TASKS)})
 
 
-def from_stored_method(_: ThreadPoolExecutor, __: ThreadPool, task: Task) -> list[int]:
-    return [future.result() for future in as_completed([STORED["submit"](task, number) for number in range(TASKS)])]
-
-
-def from_callbacks(executor: ThreadPoolExecutor, _: ThreadPool, task: Task) -> list[int]:
-    found: list[int] = []
+def from_callbacks(executor: ThreadPoolExecutor, task: Task) -> list[int]:
+    seen: list[int] = []
     for number in range(TASKS):
-        executor.submit(task, number).add_done_callback(lambda future: found.append(future.result()))
+        executor.submit(task, number).add_done_callback(lambda future: seen.append(future.result()))
     executor.submit(len, ()).result()
-    return found
+    return seen
 
 
-def from_imap(_: ThreadPoolExecutor, pool: ThreadPool, task: Task) -> list[int]:
-    return list(pool.imap(task, range(TASKS)))
-
-
-def from_imap_unordered(_: ThreadPoolExecutor, pool: ThreadPool, task: Task) -> list[int]:
-    return list(pool.imap_unordered(task, range(TASKS)))
-
-
-def from_chunks(_: ThreadPoolExecutor, pool: ThreadPool, task: Task) -> list[int]:
-    return list(pool.imap_unordered(task, range(TASKS), chunksize=3))
-
-
-def from_map(_: ThreadPoolExecutor, pool: ThreadPool, task: Task) -> list[int]:
-    return pool.map(task, range(TASKS), chunksize=1)
-
-
-def from_results_left_behind(_: ThreadPoolExecutor, __: ThreadPool, task: Task) -> list[int]:
-    found: list[int] = []
+def from_results_left_behind(task: Task) -> list[int]:
+    seen: list[int] = []
     pool = ThreadPool(4)
     for number in range(TASKS):
-        pool.apply_async(task, (number,), callback=found.append)
+        pool.apply_async(task, (number,), callback=seen.append)
     pool.close()
     pool.join()
-    return found
+    return seen
 
 
 STORED: dict[str, Callable[..., Future[int]]] = {}
-WAYS = [value for name, value in list(globals().items()) if name.startswith("from_")]
+WAYS: dict[str, Callable[[ThreadPoolExecutor, ThreadPool, Task], list[int]]] = {
+    "a set": lambda executor, _, task: results({executor.submit(task, number) for number in range(TASKS)}),
+    "a dict": lambda executor, _, task: results({executor.submit(task, number): number for number in range(TASKS)}),
+    "wait": lambda executor, _, task: [
+        done.result() for done in concurrent.futures.wait([executor.submit(task, n) for n in range(TASKS)])[0]
+    ],
+    "an executor made inside": lambda _, __, task: from_own_executor(task),
+    "a stored method": lambda _, __, task: results([STORED["submit"](task, number) for number in range(TASKS)]),
+    "callbacks": lambda executor, _, task: from_callbacks(executor, task),
+    "imap": lambda _, pool, task: list(pool.imap(task, range(TASKS))),
+    "imap_unordered": lambda _, pool, task: list(pool.imap_unordered(task, range(TASKS))),
+    "chunks": lambda _, pool, task: list(pool.imap_unordered(task, range(TASKS), chunksize=3)),
+    "map": lambda _, pool, task: pool.map(task, range(TASKS), chunksize=1),
+    "results left behind": lambda _, __, task: from_results_left_behind(task),
+}
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("way", WAYS)
 def test_the_order_of_completion_is_the_same_at_every_entry(
-    way: Callable[..., list[int]], executor: ThreadPoolExecutor, thread_pool: ThreadPool
+    way: str, executor: ThreadPoolExecutor, thread_pool: ThreadPool
 ) -> None:
     STORED["submit"] = executor.submit
     seen = []
     for _ in range(2):
         done: list[int] = []
         with single_worker_pools():
-            results = way(executor, thread_pool, later_ones_first(done))
+            seen.append(WAYS[way](executor, thread_pool, later_ones_first(done)))
         assert done == [*range(TASKS)], "a task began before an earlier one had ended"
-        assert sorted(results) == done
-        seen.append(results)
+        assert sorted(seen[-1]) == done
     assert seen[0] == seen[1]
 
 
-@pytest.mark.parametrize("way", [from_set, from_imap_unordered], ids=lambda way: way.__name__)
-def test_without_it_tasks_overlap(
-    way: Callable[..., Any], executor: ThreadPoolExecutor, thread_pool: ThreadPool
-) -> None:
+@pytest.mark.parametrize("way", ["a set", "imap_unordered"])
+def test_without_it_tasks_overlap(way: str, executor: ThreadPoolExecutor, thread_pool: ThreadPool) -> None:
     barrier = threading.Barrier(4)
-    way(executor, thread_pool, lambda _: barrier.wait(timeout=120))
+    WAYS[way](executor, thread_pool, lambda _: barrier.wait(timeout=120))
 
 
 def test_tasks_run_in_a_thread_of_the_pool_as_torch_has_it_there(executor: ThreadPoolExecutor) -> None:

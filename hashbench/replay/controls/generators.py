@@ -10,8 +10,7 @@ import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -155,8 +154,7 @@ def _has_state(generator: Any) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class _Name:
+class _Name(NamedTuple):
     """``rank``: the lower, the more a name tells; 3 for a part of a function. ``package``: whose it is."""
 
     rank: int
@@ -195,7 +193,7 @@ class _Holders:
         names = sorted(self._names(generator, depth=_DEPTH))
         if not names:
             return f"an unnamed {type(generator).__module__.partition('.')[0]} {type(generator).__name__}"
-        return next((one.text for one in names if one.package.partition(".")[0] not in _NOT_USERS), "")
+        return next((name.text for name in names if name.package.partition(".")[0] not in _NOT_USERS), "")
 
     def _names(self, one: Any, *, depth: int) -> Iterator[_Name]:
         for holder in self._of.get(id(one), ()) if depth else ():
@@ -205,7 +203,7 @@ class _Holders:
                 positions = [position for position, value in enumerate(holder) if value is one]
                 for name in self._names(holder, depth=depth - 1):
                     for position in positions:
-                        yield name if name.rank == 3 else replace(name, text=f"{name.text}[{position}]")
+                        yield name if name.rank == 3 else name._replace(text=f"{name.text}[{position}]")
             elif isinstance(holder, _THROUGH):
                 yield from self._names(holder, depth=depth - 1)
             elif isinstance(holder, types.FunctionType):
@@ -229,7 +227,7 @@ class _Holders:
                 kind = owner if of_class else type(owner)
                 yield from (_Name(1 if of_class else 2, f"{kind.__qualname__}.{key}", kind.__module__) for key in keys)
         for name in self._names(holder, depth=depth - 1):
-            yield from (replace(name, text=f"{name.text}[{key!r}]") for key in keys)
+            yield from (name._replace(text=f"{name.text}[{key!r}]") for key in keys)
 
 
 def _attributes(owner: Any) -> dict[str, Any]:
