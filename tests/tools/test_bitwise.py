@@ -400,17 +400,14 @@ def test_an_output_that_only_a_further_run_has_is_a_mismatch() -> None:
     assert [found.place for found in mode.get_mismatches()] == ["output.1"]
 
 
-def test_raising_names_the_op() -> None:
+def test_raising_and_warning_name_the_op() -> None:
+    said = r"Bitwise mismatch detected in bitwise_test\.count"
     mode = BitwiseEquivalenceMode(raise_on_mismatch=True)
-    with pytest.raises(RuntimeError, match=r"Bitwise mismatch detected in bitwise_test\.count") as caught, mode:
+    with pytest.raises(RuntimeError, match=said) as caught, mode:
         count(torch.zeros(1))
     assert isinstance(caught.value, BitwiseMismatchError)
     assert list(caught.value.mismatches) == mode.get_mismatches() != []
-
-
-def test_warning_names_the_op() -> None:
-    warned = pytest.warns(BitwiseMismatchWarning, match=r"Bitwise mismatch detected in bitwise_test\.count")
-    with warned, BitwiseEquivalenceMode():
+    with pytest.warns(BitwiseMismatchWarning, match=said), BitwiseEquivalenceMode():
         count(torch.zeros(1))
 
 
@@ -705,29 +702,22 @@ def test_a_subclass_is_checked_by_the_tensors_in_it() -> None:
 # -------------------------------------------------------------------------------------------------- nested modes
 
 
-@pytest.mark.parametrize("inside", [True, False], ids=["trace inside", "trace outside"])
-def test_a_trace_records_every_op_once(inside: bool) -> None:
-    def records(*modes: AbstractContextManager[Any]) -> Any:
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "outside"])
+def test_another_mode_sees_every_op_once(inside: bool) -> None:
+    mode = BitwiseEquivalenceMode(raise_on_mismatch=True)
+
+    def under(other: AbstractContextManager[Any], checked: AbstractContextManager[Any]) -> None:
         net, images = small_net(), torch.randn(2, 3, 8, 8)
-        trace = HashDebugTrace()
-        first, second = (*modes, trace) if inside else (trace, *modes)
+        first, second = (checked, other) if inside else (other, checked)
         with first, second:
             net(images).sum().backward()
-        return trace.finish().records
 
-    mode = BitwiseEquivalenceMode(raise_on_mismatch=True)
-    assert records(mode) == records(nullcontext())
-    assert mode.checked["aten.convolution.default"] == 1
-
-
-@pytest.mark.parametrize("inside", [True, False], ids=["counter inside", "counter outside"])
-def test_flops_are_counted_once(inside: bool) -> None:
-    counter, mode = FlopCounterMode(display=False), BitwiseEquivalenceMode(raise_on_mismatch=True)
-    first, second = (mode, counter) if inside else (counter, mode)
-    with first, second:
-        torch.ones(4, 5) @ torch.ones(5, 6)
-    assert counter.get_total_flops() == 2 * 4 * 5 * 6
-    assert mode.checked["aten.mm.default"] == 1
+    traces, counters = (HashDebugTrace(), HashDebugTrace()), [FlopCounterMode(display=False) for _ in range(2)]
+    for other, checked in zip((*traces, *counters), (mode, nullcontext()) * 2, strict=True):
+        under(other, checked)
+    assert traces[0].finish().records == traces[1].finish().records
+    assert counters[0].get_total_flops() == counters[1].get_total_flops() > 0
+    assert mode.checked["aten.convolution.default"] == 2
 
 
 def test_the_mode_inside_itself() -> None:
