@@ -175,11 +175,8 @@ def _stressed(op: str, dtype: str, *, device: str, seed: int) -> list[Case]:
 
 
 def built(line: StressLine, *, dtype: torch.dtype, device: str, seed: int) -> FunctionCall:
-    """The call of a line with fresh arguments, the same for the same seed.
-
-    Raises:
-        HashbenchError: its arguments do not parse or name something else than a builder, or torch has no such function.
-    """
+    """The call of a line with fresh arguments, the same for the same seed; :class:`HashbenchError` where torch has no
+    such function, or its arguments do not parse or name something else than a builder."""
     try:
         function = operator.attrgetter(line.call)(torch)
         tree = ast.parse(f"call({line.arguments})", mode="eval").body
@@ -410,11 +407,7 @@ def _keep(outcomes: Outcomes, outcome: int, poison: int | None) -> None:
 
 
 def fingerprint(value: Any, call: FunctionCall | None = None) -> int:
-    """Equal for equal results and, with ``call``, for equal arguments after it, bit by bit; strides count.
-
-    Raises:
-        NotComparableError: a result of a kind that cannot be compared.
-    """
+    """Equal for equal results and, with ``call``, for equal arguments after it, bit by bit; strides count."""
     parts = list(flatten(value, "output"))
     parts += named_tensors(call.named()) if call is not None else ()
     with torch.no_grad():
@@ -430,11 +423,8 @@ class NotDifferentiableError(Exception):
 
 
 def gradients(case: Case, call: FunctionCall, value: Any, *, seed: int) -> dict[str, Any]:
-    """Gradients of the arguments, by name, for a random cotangent that is the same in every run.
-
-    Raises:
-        NotDifferentiableError: no output depends on an input that asks for a gradient.
-    """
+    """Gradients of the arguments, by name, for a random cotangent that is the same in every run;
+    :class:`NotDifferentiableError` where no output depends on an input that asks for one."""
     value = case.process(value) if case.process is not None else value
     outputs = [tensor for _, tensor in named_tensors(value) if tensor.requires_grad]
     inputs = {name: tensor for name, tensor in named_tensors(call.named()) if tensor.requires_grad and tensor.is_leaf}

@@ -61,10 +61,7 @@ class AuditRequest:
 
 def chosen_ops(known: Sequence[Op], *, only: Collection[str], filters: Sequence[str]) -> tuple[Op, ...]:
     """The ops that are named or that match one of the regular expressions; all where neither says.
-
-    Raises:
-        HashbenchError: a name is unknown, an expression is invalid, or nothing is left.
-    """
+    :class:`HashbenchError` where a name is unknown, an expression is invalid, or nothing is left."""
     names = {name for _, name in known}
     for name in only:
         if name not in names:
@@ -94,17 +91,10 @@ def audit(
     on_progress: Callable[[int, int, str], None] = lambda *_: None,
     target: str = GROUP_TARGET,
 ) -> tuple[AuditRow, ...]:
-    """Run what is asked for and has no file in ``output`` yet; returns all rows, which are in ``audit.csv`` then.
-
-    Args:
-        request: what is asked for.
-        output: the results folder.
-        environment: the fingerprint of this machine.
-        executor: runs the workers, and is closed at the end.
-        resume: complete the audit in ``output``.
-        on_progress: told after every worker how many ops of all are done, and what became of one that killed its
-            process.
-        target: what workers call for a group of ops, as ``module:function``.
+    """Run what is asked for and has no file in the folder ``output`` yet; returns all rows, which are in ``audit.csv``
+    then. The executor is closed at the end. ``environment`` is the fingerprint of this machine; ``on_progress`` is told
+    after every worker how many ops of all are done, and what became of one that killed its process; ``target`` is what
+    workers call for a group of ops, as ``module:function``.
 
     Raises:
         HashbenchError: the folder cannot be used for this audit, nothing is to be run, or the disk is full.
@@ -208,11 +198,8 @@ class _AuditDriver:
         return [(str(source), str(op)) for source, op in json.loads(path.read_bytes())]
 
     def _ops_before(self) -> tuple[Op, ...]:
-        """The ops of the audit that is resumed; none where this is a new one.
-
-        Raises:
-            HashbenchError: it was asked for with other options, or nobody can tell.
-        """
+        """The ops of the audit that is resumed, which must have been asked for with the same options; none where this
+        is a new one."""
         path = self.folder.path / MANIFEST_FILE
         if not path.exists():
             return ()

@@ -148,11 +148,8 @@ def kind_of(row: AuditRow) -> str:
 
 
 def decide(base: str, new: str, *, asked: bool = True) -> AuditOutcome:
-    """What became of a sample of kind ``base`` (see :func:`kind_of`) that is now of kind ``new``; empty: no row.
-
-    Raises:
-        ValueError: neither audit has it.
-    """
+    """What became of a sample of kind ``base`` (see :func:`kind_of`) that is now of kind ``new``; empty: no row, which
+    only one of the two may be."""
     if not base and not new:
         raise ValueError("neither audit has this sample")
     if not new:

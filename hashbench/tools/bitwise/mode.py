@@ -246,11 +246,7 @@ def _check_options(runs: int, equal: str) -> None:
 
 
 def _filter(ops: Choice | Iterable[Choice] | None) -> Callable[[Any], bool]:
-    """From ``ops=`` to a question: is this overload wanted?
-
-    Raises:
-        HashbenchError: an op of that name does not exist, or a choice is not one; an empty choice.
-    """
+    """From ``ops=`` to a question: is this overload wanted?"""
     if ops is None:
         return lambda _: True
     # A packet of overloads is callable and iterable.

@@ -61,15 +61,9 @@ COLLECTIVE = Treatment(None, "exchanges data with other processes")
 
 
 def treatment_of(plan: OpPlan, *, wanted: bool, schema: bool, custom: bool, trusted: bool) -> Treatment:
-    """How calls of an op are treated, as far as the op alone decides.
-
-    Args:
-        plan: what its schema says.
-        wanted: the user's filter lets it through.
-        schema: it has one.
-        custom: code other than torch's computes it.
-        trusted: torch's own schemas are believed.
-    """
+    """How calls of an op with this plan are treated, as far as the op alone decides. ``wanted``: the user's filter lets
+    it through; ``schema``: it has one; ``custom``: code other than torch's computes it; ``trusted``: torch's own
+    schemas are believed."""
     if not wanted or not plan.traced or plan.blank or plan.resizes or plan.pattern is Pattern.VIEW:
         return NOTHING_TO_CHECK
     if not schema:

@@ -59,26 +59,18 @@ class _Document:
 
 
 def path_of(folder: str | Path, name: str) -> Path:
-    """Where the recording of this name goes.
-
-    Raises:
-        HashbenchError: a file cannot have this name.
-    """
-    if not name or Path(name).name != name or "\0" in name or not _encodable(name):
+    """Where the recording of this name goes; :class:`HashbenchError` where a file cannot have it."""
+    try:
+        possible = bool(os.fsencode(name)) and Path(name).name == name and "\0" not in name
+    except UnicodeEncodeError:
+        possible = False
+    if not possible:
         raise HashbenchError(
             f"{name!r} is not a name of a run",
             consequence="its observations could not be written",
             tip="Choose one without slashes; the folder is dump_dir.",
         )
     return Path(folder) / f"{name}.json"
-
-
-def _encodable(name: str) -> bool:
-    try:
-        os.fsencode(name)
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def write(path: Path, recording: Recording, tensors: Sequence[torch.Tensor]) -> None:
@@ -136,11 +128,8 @@ def _entry(observation: Observation) -> dict[str, object]:
 
 
 def savable(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """A copy of a tensor on the host, in logical order, for the file of tensors.
-
-    Raises:
-        HashbenchError: it is not a plain tensor with data: sparse, nested, quantized, a meta tensor, a wrapper.
-    """
+    """A copy of a tensor on the host, in logical order, for the file of tensors; :class:`HashbenchError` where it is
+    not a plain tensor with data (sparse, nested, quantized, a meta tensor, a wrapper)."""
     kind = type(tensor).__name__ if type(tensor) not in (torch.Tensor, torch.nn.Parameter) else ""
     if tensor.is_nested:
         kind = "nested tensor"

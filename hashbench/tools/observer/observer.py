@@ -274,11 +274,9 @@ class Observer:
         observation; ``reference:<name>`` stands for what is missing."""
         if not self.is_verification_run:
             return {}
-        if self._final is not None:
-            return self._final
-        found = mismatches(self._reference.observations, self._observations, finished=self._finished)
-        self._final = found if self._finished else None
-        return found
+        if self._final is None or not self._finished:
+            self._final = mismatches(self._reference.observations, self._observations, finished=self._finished)
+        return self._final
 
     @property
     def environment_changes(self) -> tuple[EnvironmentChange, ...]:
@@ -308,7 +306,7 @@ class Observer:
 
     def finish(self, error: BaseException | None = None) -> Recording:
         """The run is over: what the reference has beyond it is missing from now on."""
-        self._finished = error is None
+        self._finished, self._final = error is None, None
         return Recording(
             self.run,
             self.observations,
@@ -483,15 +481,13 @@ def current_observer() -> Observer | None:
 def observe(name: str, value: Any) -> None:
     """Record the digests of all tensors and plain values in ``value``; waits for the device. Without an observer
     nothing is done."""
-    observer = current_observer()
-    if observer is not None:
+    if (observer := current_observer()) is not None:
         observer.observe(name, value)
 
 
 def observe_grad(name: str, tensor: torch.Tensor) -> None:
     """Record the digest of the gradient of ``tensor``, as ``<name>_grad``, whenever it is computed in this context."""
-    observer = current_observer()
-    if observer is not None:
+    if (observer := current_observer()) is not None:
         observer.observe_grad(name, tensor)
 
 
@@ -519,17 +515,15 @@ def marking_non_deterministic() -> Iterator[None]:
 
 def enable_hash_mode() -> None:
     """Observe every op from now on."""
-    observer = current_observer()
-    if observer is None:
-        log.warning("there is no ObserverContext here: the hash mode stays off")
-    else:
+    if (observer := current_observer()) is not None:
         observer.enable_mode()
+    else:
+        log.warning("no ObserverContext is entered here: the hash mode stays off")
 
 
 def disable_hash_mode() -> None:
     """Observe ops no longer."""
-    observer = current_observer()
-    if observer is None:
-        log.warning("there is no ObserverContext here: there is no hash mode to disable")
-    else:
+    if (observer := current_observer()) is not None:
         observer.disable_mode()
+    else:
+        log.warning("no ObserverContext is entered here: there is no hash mode to disable")
