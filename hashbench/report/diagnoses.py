@@ -17,9 +17,8 @@ from hashbench.causes.evidence import base_of, effect
 from hashbench.causes.stats import MOST_TRIALS, Effect, rate_of
 from hashbench.divergence.align import align
 from hashbench.errors import HashbenchError
-from hashbench.records import LABELS, Evidence, ExperimentResult, OpRecord, Rate, Row, TensorDigest, Trace
+from hashbench.records import Evidence, ExperimentResult, OpRecord, Rate, Row, TensorDigest, Trace
 from hashbench.report.history import History, ModelHistory, models_in_trouble
-from hashbench.text import deterministic_here, how_much, how_often, spaced
 from hashbench.trace import file as tracefile
 
 DETAILS = 150
@@ -29,14 +28,12 @@ DETAILS = 150
 @dataclass(frozen=True, slots=True)
 class ModelView:
     """Everything that a page says of one model. ``index`` is that of :attr:`History.models`, ``row`` its newest row in
-    trouble, of ``night``; ``facts`` and ``conditions`` are names and texts."""
+    trouble, of ``night``."""
 
     index: int
     model: ModelHistory
     row: Row
     night: int
-    facts: tuple[tuple[str, str], ...]
-    conditions: tuple[tuple[str, str], ...]
     experiments: tuple[ExperimentView, ...]
     excerpt: Excerpt | None
 
@@ -54,63 +51,14 @@ class ModelView:
         return str(Path(self.excerpt.folder if self.excerpt else "") / self.row.repro)
 
 
-def model_views(
-    history: History, excerpts: Mapping[tuple[str, ...], Excerpt], *, limit: int = DETAILS
-) -> tuple[ModelView, ...]:
-    """Views of the models that have something to tell, the newest trouble first."""
+def model_views(history: History, excerpts: Mapping[tuple[str, ...], Excerpt]) -> tuple[ModelView, ...]:
+    """Views of the first :data:`DETAILS` models that have something to tell, the newest trouble first."""
     views = []
-    for index in models_in_trouble(history)[:limit]:
+    for index in models_in_trouble(history)[:DETAILS]:
         model = history.models[index]
-        if model.trouble is not None and model.trouble_night is not None:
-            facts, conditions = _facts(model.trouble), _conditions(model.trouble)
-            experiments, excerpt = read_evidence(model.trouble), excerpts.get(model.key)
-            views.append(
-                ModelView(index, model, model.trouble, model.trouble_night, facts, conditions, experiments, excerpt)
-            )
+        if (row := model.trouble) is not None and (night := model.trouble_night) is not None:
+            views.append(ModelView(index, model, row, night, read_evidence(row), excerpts.get(model.key)))
     return tuple(views)
-
-
-def _facts(row: Row) -> tuple[tuple[str, str], ...]:
-    facts = (
-        ("What differed", row.detail),
-        ("Origin", row.origin if row.origin != "kernel" else ""),
-        ("Phase", f"{row.phase}, iteration {row.iteration}" if row.phase else ""),
-        ("Forward op", row.forward_op),
-        ("Source line", row.source),
-        ("Steered by", row.steered_by),
-        ("How often", how_often(row)),
-        ("How much", how_much(row)),
-        ("Results", row.differing_results),
-        ("Further sources", row.other_sources),
-        ("Evidence", "" if row.evidence.results else row.evidence.text),
-        ("Not captured", row.capture),
-        ("Harmless differences", f"{row.benign}: {row.benign_ops}" if row.benign else ""),
-        *((label, getattr(row, column)) for column, label in LABELS.items()),
-        ("Deterministic algorithms here", deterministic_here(row)),
-    )
-    return tuple((name, text) for name, text in facts if text)
-
-
-def _conditions(row: Row) -> tuple[tuple[str, str], ...]:
-    conditions = (
-        ("Batch", _number(row.batch_size)),
-        ("Iterations", _number(row.iterations)),
-        ("Runs", _number(row.runs)),
-        ("Threads", _number(row.threads)),
-        ("Deterministic", row.deterministic),
-        ("No deterministic kernel", row.nondeterministic_op),
-        ("Ops", _number(row.ops)),
-        ("Seconds", "" if row.seconds is None else f"{row.seconds:.1f}"),
-        ("Peak memory", "" if row.peak_memory_mib is None else f"{row.peak_memory_mib:.0f} MiB"),
-        ("Peak on the device", "" if row.device_memory_mib is None else f"{row.device_memory_mib:.0f} MiB"),
-        ("Retried after", row.retried),
-        ("Environment", row.env),
-    )
-    return tuple((name, text) for name, text in conditions if text)
-
-
-def _number(value: int | None) -> str:
-    return "" if value is None else spaced(value)
 
 
 # -------------------------------------------------------------------------------------------------- experiments

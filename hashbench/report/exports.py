@@ -101,7 +101,6 @@ def _environment() -> Environment:
         "as_html": lambda text: Markup(html.escape(one_line(text))),
         "bullets": _bullets,
         "count": count,
-        "facts": _diagnosis,
         "shorten": shorten,
         "table": _table,
     }
@@ -216,21 +215,6 @@ def _expected(one: Judgement) -> Cells:
     unseen, expected = str(one.unseen or ""), _since(one, one.before)
     cells = {"expected": expected, "nights not seen": unseen, "last seen": one.seen, "link": _link(one.link)}
     return {**_model(one.key), **cells}
-
-
-def _diagnosis(row: Row) -> list[tuple[str, str]]:
-    facts = [
-        ("what differs", row.detail),
-        ("where", ", ".join(filter(None, (row.module, row.phase, row.source)))),
-        ("cause", ", ".join(filter(None, (row.cause, row.confidence)))),
-        ("because", row.because),
-        ("evidence", row.evidence.text),
-        ("under deterministic algorithms", row.deterministic_here),
-        ("what to do", row.advice),
-        ("repro", ": ".join(filter(None, (row.repro, row.reproduced)))),
-        ("error", row.error),
-    ]
-    return [(label, text) for label, text in facts if text]
 
 
 # ------------------------------------------------------------------------------------------------- JUnit XML

@@ -23,13 +23,23 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from hashbench.catalog import CAUSES, LETTERS, REPEATED, STATUSES, Kind, kind_of, letter_of
-from hashbench.records import Row
+from hashbench.records import LABELS, Row
 from hashbench.report.diagnoses import Excerpt, model_views
 from hashbench.report.expectations import ExpectationStatus, Judged, Judgement
 from hashbench.report.history import History, ModelHistory, Night
 from hashbench.results.environments import EnvironmentChange
 from hashbench.results.load import is_link
-from hashbench.text import count, one_line, scope_words, shorten, suite_words
+from hashbench.text import (
+    count,
+    deterministic_here,
+    how_much,
+    how_often,
+    one_line,
+    scope_words,
+    shorten,
+    spaced,
+    suite_words,
+)
 
 LONGEST_TEXT = 3000
 """Characters of one text of a model's that a page shows."""
@@ -96,6 +106,10 @@ def _environment() -> Environment:
     environment.globals |= {
         "causes": CAUSES,
         "statuses": STATUSES,
+        "deterministic_here": deterministic_here,
+        "how_much": how_much,
+        "how_often": how_often,
+        "labelled": _labelled,
         "letters": LETTERS,
         "kind_words": KIND_WORDS,
         "repeated": REPEATED,
@@ -107,9 +121,15 @@ def _environment() -> Environment:
         "letter_of": letter_of,
         "scope_words": scope_words,
         "shorten": shorten,
+        "spaced": spaced,
         "suite_words": suite_words,
     }
     return environment
+
+
+def _labelled(row: Row) -> list[tuple[str, str]]:
+    """The columns that are shown by a label of their own."""
+    return [(label, getattr(row, column)) for column, label in LABELS.items()]
 
 
 def _presentable(value: Any) -> Any:

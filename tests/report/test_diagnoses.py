@@ -21,7 +21,9 @@ from hashbench.report.diagnoses import (
     read_evidence,
     read_excerpts,
 )
+from hashbench.report.expectations import assess
 from hashbench.report.history import History, load_history
+from hashbench.report.page import render_html
 from hashbench.results.load import load_sweep
 from hashbench.results.rows import read_rows, row_from_json, row_to_json
 from hashbench.trace import file as tracefile
@@ -92,11 +94,11 @@ def test_a_row_file_that_says_something_else_is_not_believed(tmp_path: Path, cha
 def test_a_bare_csv_is_shown_as_the_text_that_it_is(tmp_path: Path) -> None:
     write_sweep(tmp_path / "with", DIAGNOSED)
     write_sweep(tmp_path / "bare", dataclasses.replace(DIAGNOSED, evidence=RowEvidence(DIAGNOSED.evidence.text)))
-    whole, bare = (model_views(load_history([tmp_path / name]), {})[0] for name in ("with", "bare"))
-    assert whole.experiments
-    assert ("Evidence", DIAGNOSED.evidence.text) not in whole.facts
-    assert not bare.experiments
-    assert ("Evidence", DIAGNOSED.evidence.text) in bare.facts
+    for name, structured in (("with", True), ("bare", False)):
+        night = assess([tmp_path / name])
+        (view,) = model_views(night.history, {})
+        assert bool(view.experiments) == structured
+        assert (f"<dt>Evidence</dt><dd>{DIAGNOSED.evidence.text}</dd>" in render_html(night)) != structured
 
 
 # ------------------------------------------------------------------------------------------------- what they say
