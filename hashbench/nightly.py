@@ -31,7 +31,6 @@ HTML_FILE, MARKDOWN_FILE, JUNIT_FILE = "report.html", "report.md", "junit.xml"
 
 OTHER_FOLDER = "Choose another folder or file."
 
-_NOT_ENDED = "its sweep did not end"
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -48,8 +47,8 @@ class Part:
 
     @property
     def name(self) -> str:
-        """What the rows of its sweep have as their suite."""
-        return suite_name(self.suite)
+        """What the rows of its sweep have as their suite: of a zoo file its name without folder and ending."""
+        return Path(self.suite).stem if self.suite.endswith(".py") else self.suite
 
 
 Sweeper = Callable[[Part], None]
@@ -75,13 +74,15 @@ def plan(suites: Sequence[str], modes: Sequence[str], *, folder: Path) -> tuple[
     Raises:
         HashbenchError: two suites would have one folder.
     """
-    names = {suite: suite_name(suite) for suite in suites}
-    twice = sorted(name for name in set(names.values()) if list(names.values()).count(name) > 1)
-    if twice:
-        raise HashbenchError(
-            f"two suites are called {twice[0]}", consequence="nothing was run", tip="Rename one of the files."
-        )
-    return tuple(Part(suite, mode, folder / f"{names[suite]}_{mode}") for suite in suites for mode in modes)
+    parts = [Part(suite, mode, folder) for suite in suites for mode in modes]
+    parts = [replace(part, folder=folder / f"{part.name}_{part.mode}") for part in parts]
+    suite_of: dict[Path, str] = {}
+    for part in parts:
+        if suite_of.setdefault(part.folder, part.suite) != part.suite:
+            raise HashbenchError(
+                f"two suites are called {part.name}", consequence="nothing was run", tip="Rename one of the files."
+            )
+    return tuple(parts)
 
 
 def request_of(part: Part, request: SweepRequest) -> SweepRequest:
@@ -89,11 +90,6 @@ def request_of(part: Part, request: SweepRequest) -> SweepRequest:
     earlier one began."""
     selection = replace(request.selection, suites=(part.suite,), only=part.only)
     return replace(request, selection=selection, output=part.folder, resume=True)
-
-
-def suite_name(suite: str) -> str:
-    """The name of a suite; that of a zoo file without its folder and ending."""
-    return Path(suite).stem if suite.endswith(".py") else suite
 
 
 def sweep_all(parts: Sequence[Part], *, folder: Path, sweep: Sweeper, command_line: Sequence[str] = ()) -> None:
@@ -106,32 +102,25 @@ def sweep_all(parts: Sequence[Part], *, folder: Path, sweep: Sweeper, command_li
     """
     began = datetime.now(UTC).isoformat(timespec="seconds")
     # A part that cannot be swept has its reason already.
-    ended = [replace(part, error=part.error or _NOT_ENDED) for part in parts]
-    _write_night(folder, ended, began=began, command_line=command_line)
-    for place, part in enumerate(parts):
+    errors = [part.error or "its sweep did not end" for part in parts]
+
+    def write() -> None:
+        ended = [
+            {"suite": part.name, "mode": part.mode, "folder": part.folder.name, "error": error}
+            for part, error in zip(parts, errors, strict=True)
+        ]
+        content = {"schema": NIGHT_SCHEMA, "began": began, "command_line": list(command_line), "parts": ended}
+        write_file(folder / NIGHT_FILE, json.dumps(content, indent=2) + "\n", tip=OTHER_FOLDER)
+
+    write()
+    for number, part in enumerate(parts):
         if not part.error:
-            ended[place] = replace(part, error=_swept(part, sweep))
-            _write_night(folder, ended, began=began, command_line=command_line)
-
-
-def _swept(part: Part, sweep: Sweeper) -> str:
-    try:
-        sweep(part)
-    except HashbenchError as error:
-        return str(error)
-    return ""
-
-
-def _write_night(folder: Path, parts: Sequence[Part], *, began: str, command_line: Sequence[str]) -> None:
-    content = {
-        "schema": NIGHT_SCHEMA,
-        "began": began,
-        "command_line": list(command_line),
-        "parts": [
-            {"suite": part.name, "mode": part.mode, "folder": part.folder.name, "error": part.error} for part in parts
-        ],
-    }
-    write_file(folder / NIGHT_FILE, json.dumps(content, indent=2) + "\n", tip=OTHER_FOLDER)
+            try:
+                sweep(part)
+                errors[number] = ""
+            except HashbenchError as error:
+                errors[number] = str(error)
+            write()
 
 
 # --------------------------------------------------------------------------------------------------- reports

@@ -102,15 +102,17 @@ def _with_models(parsed: argparse.Namespace, parts: Sequence[Part]) -> list[Part
             catalog += registry.catalog(name)
         except HashbenchError as error:
             broken[name] = str(error)
-    kept = [replace(part, error=broken[part.suite]) for part in parts if part.suite in broken]
-    if len(kept) == len(parts):
-        raise HashbenchError("no suite can be listed", consequence=kept[0].error)
-    names = {(spec.suite, spec.name) for spec in made_of(Selection, parsed).of(catalog)}
+    if all(part.suite in broken for part in parts):
+        raise HashbenchError("no suite can be listed", consequence=next(iter(broken.values())))
+    chosen = {(spec.suite, spec.name) for spec in made_of(Selection, parsed).of(catalog)}
+    kept = []
     for part in parts:
-        of = {name for suite, name in names if suite == part.name}
-        if of:
-            kept.append(replace(part, only=tuple(name for name in parsed.only if name in of)))
-    return sorted(kept, key=lambda part: [planned.folder for planned in parts].index(part.folder))
+        names = {name for suite, name in chosen if suite == part.name}
+        if part.suite in broken:
+            kept.append(replace(part, error=broken[part.suite]))
+        elif names:
+            kept.append(replace(part, only=tuple(name for name in parsed.only if name in names)))
+    return kept
 
 
 def _sweep_requests(parsed: argparse.Namespace) -> dict[str, SweepRequest]:
