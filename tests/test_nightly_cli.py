@@ -143,15 +143,6 @@ def test_report_writes_what_is_asked_for_and_says_so_in_a_line(main, worse):
     assert ElementTree.parse(worse / "o" / "j.xml").getroot().get("failures") == "1"
 
 
-def test_report_prints_annotations_alone(main, worse):
-    done = main("report", "nights", "--annotations", cwd=worse)
-    assert done.returncode == 0, done.stderr
-    assert [line.partition("::b")[0] for line in done.stdout.splitlines()] == [
-        "::error title=b (torchvision%2C training)%3A new difference::new difference: eager_two_runs_differ "
-        "(aten.index_put_.default, write_race) (last night: pass); kernel: aten.index_put_.default in layer1.0"
-    ]
-
-
 @pytest.mark.parametrize(
     ("folder", "said"),
     [("nowhere", "nowhere does not exist"), ("empty", "holds no accuracy.csv"), ("schema", "schema 99")],

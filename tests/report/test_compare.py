@@ -167,12 +167,15 @@ def test_the_worst_comes_first_and_everything_is_kept():
     assert sum(comparison.counts.values()) == len(comparison.changes)
 
 
-def test_what_got_better_is_not_worse():
-    assert not compare(sweep(DIFFERING), sweep(PLAIN, row("vgg11", "crashed"))).got_worse
-
-
-def test_a_new_sweep_without_rows_is_worse():
-    assert compare(sweep(PLAIN), sweep()).got_worse
+@pytest.mark.parametrize(
+    ("base", "new", "worse"),
+    [
+        pytest.param([DIFFERING], [PLAIN, row("vgg11", "crashed")], False, id="one that was fixed and one that is new"),
+        pytest.param([PLAIN], [], True, id="a sweep without rows"),
+    ],
+)
+def test_whether_it_got_worse(base, new, worse):
+    assert compare(sweep(*base), sweep(*new)).got_worse is worse
 
 
 def test_sweeps_without_a_common_model_say_that_nothing_was_compared():
@@ -353,15 +356,33 @@ def dynamo(*rows, kind="dynamo"):
     return sweep(*bare, kind=kind)
 
 
-def test_dynamos_rows_are_matched_by_device_and_name():
-    comparison = compare(dynamo(DIFFERING, row("vgg11")), sweep(DIFFERING, row("vgg11", "timeout")))
-    assert comparison.counts == {Outcome.REGRESSED: 1, Outcome.STILL_DIFFERS: 1}
+ANYWHERE = dataclasses.replace(PLAIN, dev="", batch_size=None)
+
+
+@pytest.mark.parametrize(
+    ("base", "new", "counts"),
+    [
+        pytest.param(
+            dynamo(DIFFERING, row("vgg11")),
+            sweep(DIFFERING, row("vgg11", "timeout")),
+            {Outcome.REGRESSED: 1, Outcome.STILL_DIFFERS: 1},
+            id="its rows are matched by device and name",
+        ),
+        pytest.param(
+            dynamo(ANYWHERE, kind="dynamo_expected"),
+            sweep(PLAIN),
+            {Outcome.UNCHANGED: 1},
+            id="its expected rows are matched by name alone",
+        ),
+        pytest.param(
+            dynamo(row(accuracy="fail_accuracy")), dynamo(PLAIN), {Outcome.FIXED: 1}, id="its own files can be compared"
+        ),
+    ],
+)
+def test_against_dynamo(base, new, counts):
+    comparison = compare(base, new)
+    assert comparison.counts == counts
     assert any("names no kernels" in remark for remark in comparison.remarks)
-
-
-def test_dynamos_expected_rows_are_matched_by_name_alone():
-    base = dynamo(dataclasses.replace(PLAIN, dev="", batch_size=None), kind="dynamo_expected")
-    assert compare(base, sweep(PLAIN)).counts == {Outcome.UNCHANGED: 1}
 
 
 def test_another_device_than_dynamos_is_not_comparable():
@@ -372,10 +393,6 @@ def test_another_device_than_dynamos_is_not_comparable():
 def test_both_modes_against_a_file_without_modes_are_refused():
     with pytest.raises(HashbenchError, match="holds resnet18 more than once"):
         compare(dynamo(PLAIN), sweep(PLAIN, row(mode="inference")))
-
-
-def test_dynamos_own_files_can_be_compared():
-    assert compare(dynamo(row(accuracy="fail_accuracy")), dynamo(PLAIN)).counts == {Outcome.FIXED: 1}
 
 
 # --------------------------------------------------------------------------------------------- performance

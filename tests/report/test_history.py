@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -140,60 +140,44 @@ def test_later_nights_than_the_one_asked_for_are_left_out(tmp_path):
 # ------------------------------------------------------------------------------------------- what cannot be read
 
 
-def damage(path: Path, kind: str) -> None:
-    text = path.read_text()
-    lines = text.splitlines(keepends=True)
-    new = {
-        "is cut off in its last line": text[:-9],
-        "is cut off and goes on": "".join([lines[0], lines[1][:40] + "\n", lines[2]]),
-        "has a column too many": text.replace("accuracy,", "accuracy,colour,", 1),
-        "has a cell too many": "".join([lines[0], lines[1].rstrip("\n") + ",\n", lines[2]]),
-        "lacks a cell": "".join([lines[0], lines[1].rstrip("\n")[:-1] + "\n", lines[2]]),
-        "has a status that is none": text.replace("pass", "psas", 1),
-        "has one model twice": text + lines[1],
-        "has no name in a row": text.replace("resnet18", "", 1),
-        "is empty": "",
-        "is binary": "\0\1",
-        "has an open quote": text.replace("cpu,", '"cpu,', 1),
-    }
-    path.write_text(new[kind])
+def first_row(change: Callable[[str], str]) -> Callable[[str], str]:
+    """Changes the first line after the header."""
+
+    def changed(text: str) -> str:
+        header, line, *rest = text.splitlines(keepends=True)
+        return "".join([header, change(line), *rest])
+
+    return changed
 
 
-KINDS = [
-    "is cut off in its last line",
-    "is cut off and goes on",
-    "has a column too many",
-    "has a cell too many",
-    "lacks a cell",
-    "has a status that is none",
-    "has one model twice",
-    "has no name in a row",
-    "is empty",
-    "is binary",
-    "has an open quote",
-]
+DAMAGE = {
+    "is cut off in its last line": lambda text: text[:-9],
+    "is cut off and goes on": first_row(lambda line: line[:40] + "\n"),
+    "has a column too many": lambda text: text.replace("accuracy,", "accuracy,colour,", 1),
+    "has a cell too many": first_row(lambda line: line[:-1] + ",\n"),
+    "lacks a cell": first_row(lambda line: line[:-2] + "\n"),
+    "has a status that is none": lambda text: text.replace("pass", "psas", 1),
+    "has one model twice": first_row(lambda line: line + line),
+    "has no name in a row": lambda text: text.replace("resnet18", "", 1),
+    "is empty": lambda _: "",
+    "is binary": lambda _: "\0\1",
+    "has an open quote": lambda text: text.replace("cpu,", '"cpu,', 1),
+}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_old_csv_that(tmp_path, kind):
-    """… cannot be read is a problem of its night, with its name; the other nights and files are read."""
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_csv_that_cannot_be_read_is_a_problem_of_its_night_and_refused_where_that_was_named(tmp_path, damage):
     damaged = write_night(tmp_path, "2026-11-01", row("resnet18"), row("vgg11"), row("b", mode="inference"))
     write_night(tmp_path, "2026-11-02", row("resnet18"), row("vgg11"))
-    damage(damaged / "torchvision_training" / "accuracy.csv", kind)
+    path = damaged / "torchvision_training" / "accuracy.csv"
+    path.write_text(damage(path.read_text()))
     history = load_history([tmp_path])
     (problem,) = history.nights[0].problems
     assert "2026-11-01/torchvision_training" in problem
     assert history.nights[0].counts == {"pass": 1}
     assert intervals_of(history) == [(1, 1, "pass")]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_csv_of_a_night_that_was_named(tmp_path, kind):
-    """… is refused."""
-    night = write_night(tmp_path, "2026-11-01", row("resnet18"), row("vgg11"), row("b", mode="inference"))
-    damage(night / "torchvision_training" / "accuracy.csv", kind)
     with pytest.raises(HashbenchError, match=r"accuracy\.csv"):
-        load_history([night])
+        load_history([damaged])
 
 
 def test_another_schema_is_named(tmp_path):
