@@ -49,19 +49,18 @@ def rows(one: Case, *, budget: float = 0.0):
     return list(rows_of_case(measured(one), AuditOptions(runs=4, budget=budget), Budget(budget)))
 
 
-def test_a_seeded_op_starts_from_the_same_random_state_in_every_run() -> None:
-    found = measured(case(torch.nn.functional.dropout, torch.ones(50), 0.5))
-
-    assert words(found) == ("identical",) * 3
-    assert found.passes["off"]["forward"].distinct == 1
-
-
-def test_every_other_outcome_is_counted() -> None:
+def counting(modulus: int):
+    """A function that adds another number in every run, of ``modulus`` in turn."""
     numbers = itertools.count()
-    found = measured(case(lambda x: x + next(numbers) % 3, torch.zeros(2)), runs=7)
+    return lambda x: x + next(numbers) % modulus
 
-    assert words(found) == ("differs",) * 3
-    assert found.passes["off"]["forward"].distinct == 3
+
+def test_outcomes_are_counted_and_every_run_starts_from_the_same_random_state() -> None:
+    seeded = measured(case(torch.nn.functional.dropout, torch.ones(50), 0.5))
+    differing = measured(case(counting(3), torch.zeros(2)), runs=7)
+
+    assert (words(seeded), seeded.passes["off"]["forward"].distinct) == (("identical",) * 3, 1)
+    assert (words(differing), differing.passes["off"]["forward"].distinct) == (("differs",) * 3, 3)
 
 
 def test_what_a_call_leaves_in_its_arguments_counts_and_reaches_no_other_run() -> None:
@@ -106,16 +105,36 @@ def test_memory_that_nobody_wrote_is_found_although_runs_agree() -> None:
     assert not follows_poison({})
 
 
-def test_an_op_that_the_flag_refuses_raises_only_under_it() -> None:
-    index = torch.zeros(4, dtype=torch.int64)
-    made = rows(case(torch.Tensor.put, torch.zeros(9), index, torch.ones(4)))
+ROWS = {
+    "refused under the flag": (
+        case(torch.Tensor.put, torch.zeros(9), torch.zeros(4, dtype=torch.int64), torch.ones(4)),
+        {"off": "identical", "on": "raises", "unfilled": "raises", "verdict": "as documented", "off_distinct": 1,
+         "on_distinct": None, "documented": "raises under the flag: torch.Tensor.put_ when accumulate=False",
+         "error": "does not have a deterministic implementation"}),
+    "raises without the flag": (
+        case(torch.mm, torch.ones(2, 3), torch.ones(2, 3)),
+        {"verdict": "fails", "off": "raises", "off_distinct": None, "error": "cannot be multiplied"}),
+    "a result of an unknown kind": (
+        case(lambda _: object(), torch.ones(2)), {"verdict": "not comparable", "error": "builtins.object"}),
+    "nothing to differentiate": (
+        case(torch.argmax, torch.ones(3, requires_grad=True), backward=True), {"phase": "forward"}),
+    "unwritten memory that is handed out": (
+        case(torch.empty, [5000]),
+        {"verdict": "as documented", "documented": "memory that nobody wrote; filled under the flag",
+         "on": "identical"}),
+    "no budget for a cause": (
+        case(counting(100), torch.zeros(2)),
+        {"kernel": "", "cause": "", "because": "the cause was not looked for: no time left for this op"}),
+}  # fmt: skip
 
-    [row] = made
-    assert (row.off, row.on, row.unfilled) == ("identical", "raises", "raises")
-    assert row.verdict == "as documented"
-    assert "raises under the flag: torch.Tensor.put_ when accumulate=False" in row.documented
-    assert "does not have a deterministic implementation" in row.error
-    assert (row.off_distinct, row.on_distinct) == (1, None)
+
+@pytest.mark.parametrize(("one", "expected"), ROWS.values(), ids=ROWS)
+def test_the_one_row_of_a_case(one: Case, expected: dict[str, object]) -> None:
+    [row] = rows(one)
+
+    for column, value in expected.items():
+        found = getattr(row, column)
+        assert value in found if column in ("documented", "error") else found == value, column
 
 
 def test_a_backward_pass_whose_forward_is_refused_has_its_documentation() -> None:
@@ -131,34 +150,6 @@ def test_a_backward_pass_whose_forward_is_refused_has_its_documentation() -> Non
         ("forward", "raises", "as documented"),
         ("backward", "raises", "as documented"),
     ]
-
-
-def test_a_call_that_raises_without_the_flag_fails() -> None:
-    [row] = rows(case(torch.mm, torch.ones(2, 3), torch.ones(2, 3)))
-
-    assert (row.verdict, row.off, row.off_distinct) == ("fails", "raises", None)
-    assert "cannot be multiplied" in row.error
-
-
-def test_results_of_an_unknown_kind_are_not_comparable() -> None:
-    [row] = rows(case(lambda _: object(), torch.ones(2)))
-
-    assert row.verdict == "not comparable"
-    assert "builtins.object" in row.error
-
-
-def test_a_case_without_a_gradient_has_no_row_of_one() -> None:
-    made = rows(case(torch.argmax, torch.ones(3, requires_grad=True), backward=True))
-
-    assert [row.phase for row in made] == ["forward"]
-
-
-def test_unwritten_memory_that_is_handed_out_is_blank() -> None:
-    [row] = rows(case(torch.empty, [5000]))
-
-    assert row.verdict == "as documented"
-    assert row.documented == "memory that nobody wrote; filled under the flag"
-    assert row.on == "identical"
 
 
 def test_the_settings_are_as_before() -> None:
@@ -180,15 +171,6 @@ def test_the_kernel_that_differed_first_is_named_with_its_cause() -> None:
     [row] = found
     assert (row.off, row.on, row.verdict) == ("differs", "differs", "differs under the flag")
     assert (row.kernel, row.cause) == ("aten.add_.Tensor", "overlapping_views")
-
-
-def test_without_a_budget_no_cause_is_looked_for_and_the_row_says_so() -> None:
-    numbers = itertools.count()
-
-    [row] = rows(case(lambda x: x + next(numbers), torch.zeros(2)), budget=0.0)
-
-    assert (row.kernel, row.cause) == ("", "")
-    assert row.because == "the cause was not looked for: no time left for this op"
 
 
 def test_moved_memory_is_blamed_on_the_kernel_that_looks_at_addresses() -> None:
