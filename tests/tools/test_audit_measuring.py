@@ -165,7 +165,7 @@ def test_the_settings_are_as_before() -> None:
 
 def test_the_kernel_that_differed_first_is_named_with_its_cause() -> None:
     with applied({"num_threads": "8"}):
-        [(_, made)] = cases_of("stress", "add_", dtypes=("float32",), samples=3, device="cpu", seed=1)
+        [(_, made)] = cases_of("stress", "add_", AuditOptions(dtypes=("float32",), seed=1))
         found = rows(next(one for one in made if one.sample == "adds its own transpose"), budget=20.0)
 
     [row] = found
@@ -261,6 +261,6 @@ def test_inputs_that_cannot_be_made_are_a_row(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_only_dtypes_that_were_asked_for_are_run() -> None:
-    found = list(cases_of("stress", "kthvalue", dtypes=("int64", "bfloat16"), samples=3, device="cpu", seed=1))
+    found = list(cases_of("stress", "kthvalue", AuditOptions(dtypes=("int64", "bfloat16"))))
 
     assert [(dtype, [one.sample for one in made]) for dtype, made in found] == [("int64", ["ties"])]

@@ -26,7 +26,7 @@ import torch
 from hashbench.check.function import FunctionCall, fresh_copy, quiet
 from hashbench.errors import HashbenchError, named_line
 from hashbench.replay import controls
-from hashbench.results.audit_table import Measured
+from hashbench.results.audit_table import AuditOptions, Measured
 from hashbench.run.outputs import NotComparableError, flatten
 from hashbench.run.rng import reset_rng_state
 from hashbench.run.settings import applied
@@ -68,17 +68,12 @@ def catalog() -> list[tuple[str, str]]:
     return [*(("op_db", name) for name in op_database()), *(("stress", name) for name in stressed)]
 
 
-def cases_of(
-    source: str, op: str, *, dtypes: Sequence[str], samples: int, device: str, seed: int
-) -> Iterator[tuple[str, list[Case] | Exception]]:
+def cases_of(source: str, op: str, options: AuditOptions) -> Iterator[tuple[str, list[Case] | Exception]]:
     """For each of the dtypes that the op takes: its name, and its cases or what making them raised."""
-    for dtype in dtypes:
-        reset_rng_state(seed)  # per dtype, so that inputs do not depend on what else was asked for
+    for dtype in options.dtypes:
+        reset_rng_state(options.seed)  # per dtype, so that inputs do not depend on what else was asked for
         try:
-            if source == "stress":
-                cases = _stressed(op, dtype, device=device, seed=seed)
-            else:
-                cases = _sampled(op, dtype, samples=samples, device=device)
+            cases = (_stressed if source == "stress" else _sampled)(op, dtype, options)
         except Exception as error:
             yield dtype, error
             continue
@@ -86,12 +81,12 @@ def cases_of(
             yield dtype, cases
 
 
-def _sampled(op: str, dtype: str, *, samples: int, device: str) -> list[Case]:
-    entry, kind, where = op_database()[op], getattr(torch, dtype), torch.device(device).type
+def _sampled(op: str, dtype: str, options: AuditOptions) -> list[Case]:
+    entry, kind, where = op_database()[op], getattr(torch, dtype), torch.device(options.device).type
     if kind not in entry.supported_dtypes(where):
         return []
     differentiable = entry.supports_autograd and kind in entry.supported_backward_dtypes(where)
-    inputs = list(entry.sample_inputs(device, kind, requires_grad=differentiable))
+    inputs = list(entry.sample_inputs(options.device, kind, requires_grad=differentiable))
     calls = [FunctionCall(entry.op, (sample.input, *sample.args), sample.kwargs) for sample in inputs]
     sizes = [sum(tensor.numel() for tensor in tensors_in([*call.named().values()])) for call in calls]
     return [
@@ -105,7 +100,7 @@ def _sampled(op: str, dtype: str, *, samples: int, device: str) -> list[Case]:
             differentiable,
             process=inputs[number].output_process_fn_grad,
         )
-        for number in chosen_samples(sizes, most=samples)
+        for number in chosen_samples(sizes, most=options.samples)
     ]
 
 
@@ -164,11 +159,11 @@ def stress_lines() -> tuple[StressLine, ...]:
         return tuple(StressLine(**line) for line in csv.DictReader(file))
 
 
-def _stressed(op: str, dtype: str, *, device: str, seed: int) -> list[Case]:
+def _stressed(op: str, dtype: str, options: AuditOptions) -> list[Case]:
     made = []
     for line in stress_lines():
         if line.op == op and dtype in line.dtypes.split():
-            call = built(line, dtype=getattr(torch, dtype), device=device, seed=seed)
+            call = built(line, dtype=getattr(torch, dtype), device=options.device, seed=options.seed)
             backward, moved = line.options == "backward", line.options == "moved"
             made.append(Case("stress", op, dtype, line.sample, line.arguments, call, backward, moved))
     return made

@@ -91,15 +91,7 @@ def _done(spec: ModelSpec, options: RunOptions) -> Row:
 def rows_of(source: str, op: str, options: AuditOptions) -> Iterator[AuditRow]:
     """Every row of one op."""
     budget, threads = Budget(options.budget), torch.get_num_threads()
-    of_dtypes = cases.cases_of(
-        source,
-        op,
-        dtypes=options.dtypes,
-        samples=options.samples,
-        device=options.device,
-        seed=options.seed,
-    )
-    for dtype, made in of_dtypes:
+    for dtype, made in cases.cases_of(source, op, options):
         if isinstance(made, Exception):
             row = AuditRow(options.device, source, op, dtype, "", "forward", AuditVerdict.FAILS)
             error = f"cannot make its inputs: {named_line(made)}"[:300]
