@@ -57,7 +57,13 @@ def main(runner):
 
 
 @pytest.fixture
-def miniature(tmp_path: Path) -> Path:
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine is not described, which would start a process that imports torch."""
+    monkeypatch.setattr(tools, "_write_environment", lambda _: "")
+
+
+@pytest.fixture
+def miniature(tmp_path: Path, no_environment: None) -> Path:  # noqa: ARG001
     """A harness without torch: its parts have the right names, and one of its children is killed."""
     folder = tmp_path / "miniature"
     folder.mkdir()
@@ -81,18 +87,24 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return error
 
 
-def test_script_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert "there is no file" in refusal(capsys, tmp_path / "huggingface.py", "--accuracy")
-
-
-@pytest.mark.parametrize("script", [Path(__file__), STANDIN / "common.py", STANDIN / "standin_ops.py", STANDIN])
-def test_what_is_no_suite_is_refused_in_one_line(capsys: pytest.CaptureFixture[str], script: Path) -> None:
-    assert "nothing was run" in refusal(capsys, script, "--accuracy")
-
-
-def test_file_that_is_no_python_is_refused_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "zoo.py").write_bytes(b"\x00\xff")
-    assert "it is no Python" in refusal(capsys, tmp_path / "zoo.py")
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("absent.py", "there is no file"),
+        (__file__, "is not a suite"),
+        (STANDIN / "common.py", "is not a suite"),
+        (STANDIN / "standin_ops.py", "is not a suite"),
+        (STANDIN, "there is no file"),
+        ("garbage.py", "it is no Python"),
+    ],
+)
+def test_what_is_no_suite_is_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, script: str | Path, said: str
+) -> None:
+    (tmp_path / "garbage.py").write_bytes(b"\x00\xff")
+    error = refusal(capsys, tmp_path / script, "--accuracy")
+    assert said in error
+    assert "nothing was run" in error
 
 
 @pytest.mark.parametrize(
@@ -129,6 +141,7 @@ def test_folder_that_cannot_be_written_is_refused_in_one_line(
 # --------------------------------------------------------------------------------------------------------- flags
 
 
+@pytest.mark.usefixtures("no_environment")
 def test_flags_of_the_harness_are_passed_through_and_ours_are_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -139,7 +152,6 @@ def test_flags_of_the_harness_are_passed_through_and_ours_are_not(
         return 5
 
     monkeypatch.setattr(harness, "run_harness", run_harness)
-    monkeypatch.setattr(tools, "_write_environment", lambda _: "")
     theirs = ["--accuracy", "--training", "-d", "cpu", "--trace", "x", "-k", "a b", "--output", str(tmp_path / "a.csv")]
     assert main(["dynamo", "--trace", "on-demand", "--diagnose-budget", "3", str(SCRIPT), *theirs]) == 5
     (session,) = seen
@@ -164,10 +176,11 @@ def test_place_of_the_harness_csv_is_read_off_its_flags(arguments: list[str], ex
     assert harness.read_flags(arguments).csv == expected
 
 
-def test_last_model_named_counts() -> None:
-    assert chosen_model(["x.py", "--only", "a", "--only=b"]) == "b"
-    assert chosen_model(["x.py", "--only=a", "--only", "b"]) == "b"
-    assert chosen_model(["x.py", "--only"]) == ""
+@pytest.mark.parametrize(
+    ("arguments", "model"), [("x.py --only a --only=b", "b"), ("x.py --only=a --only b", "b"), ("x.py --only", "")]
+)
+def test_last_model_named_counts(arguments: str, model: str) -> None:
+    assert chosen_model(arguments.split()) == model
 
 
 # --------------------------------------------------------------------------------------- real processes
@@ -176,7 +189,6 @@ def test_last_model_named_counts() -> None:
 def test_dead_child_has_a_row_of_ours_and_the_exit_code_is_the_harness_own(
     miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tools, "_write_environment", lambda _: "")
     users = tmp_path / "users"
     users.mkdir()
     (users / "sitecustomize.py").write_text(
@@ -185,25 +197,14 @@ def test_dead_child_has_a_row_of_ours_and_the_exit_code_is_the_harness_own(
     monkeypatch.setenv("PYTHONPATH", str(users))
     assert main(["dynamo", str(miniature), "--accuracy", f"--output={tmp_path / 'a.csv'}"]) == 7
     rows = read(tmp_path / "a.hashbench" / "hashbench.csv")
-    assert {name: row["accuracy"] for name, row in rows.items()} == {
-        "slow": "timeout",
-        "killed": "crashed",
-        "absent": "crashed",
-    }
-    assert {name: row["harness_accuracy"] for name, row in rows.items()} == {
-        "slow": "timeout",
-        "killed": "",
-        "absent": "",
-    }
+    words = {name: (row["accuracy"], row["harness_accuracy"]) for name, row in rows.items()}
+    assert words == {"slow": ("timeout", "timeout"), "killed": ("crashed", ""), "absent": ("crashed", "")}
     assert "ended without a row" in rows["killed"]["error"]
     assert (tmp_path / "ran").read_text() == "xxxx"
     assert "ended without a row" in capsys.readouterr().out
 
 
-def test_death_of_the_one_model_asked_for_is_described(
-    miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tools, "_write_environment", lambda _: "")
+def test_death_of_the_one_model_asked_for_is_described(miniature: Path, tmp_path: Path) -> None:
     command = ["dynamo", str(miniature), "--accuracy", f"--output={tmp_path / 'a.csv'}", "--only=killed"]
     assert main(command) == 128 + signal.SIGKILL
     (row,) = read(tmp_path / "a.hashbench" / "hashbench.csv").values()
@@ -212,9 +213,8 @@ def test_death_of_the_one_model_asked_for_is_described(
 
 
 def test_run_for_speed_leaves_no_model_that_looks_dead(
-    miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    miniature: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tools, "_write_environment", lambda _: "")
     assert main(["dynamo", str(miniature), "--performance", f"--output={tmp_path / 'b.csv'}", "--only=absent"]) == 0
     assert "made no accuracy check" in capsys.readouterr().err
 

@@ -75,81 +75,54 @@ def test_model_that_differs_is_explained(standin: Standin) -> None:
     assert all((ours / trace).is_file() for trace in row.traces.split())
 
 
+DIFFER, NOISY, SKIPPED = "eager_two_runs_differ", "standin.noisy.default", "pass_due_to_skip"
+WORDS = [
+    # model and flags, traced, the harness's word, ours, the kernel, in our error
+    ("noisy", "on-demand", DIFFER, DIFFER, NOISY, ""),
+    ("listed", "always", "pass", DIFFER, NOISY, "the harness wrote pass"),
+    ("exempt", "always", SKIPPED, DIFFER, NOISY, "the harness wrote pass_due_to_skip"),
+    ("exempt", "on-demand", SKIPPED, DIFFER, NOISY, "the harness wrote pass_due_to_skip"),
+    ("odd", "always", DIFFER, "results_not_comparable", "", "bit by bit the two runs agree"),
+    ("odd", "on-demand", DIFFER, "results_not_comparable", "", "unsupported type"),
+    ("stranger", "always", DIFFER, "results_not_comparable", "", "unsupported type"),
+    ("stranger", "on-demand", DIFFER, "results_not_comparable", "", "unsupported type"),
+    ("notnumbers --float32", "always", DIFFER, "pass", "", "same() of the harness said no"),
+    ("failing", "always", "eager_1st_run_fail", "eager_1st_run_fail", "", "ValueError: no such luck"),
+    ("refused", "always", "eager_fail_to_run", "eager_fail_to_run", "", "does not have a deterministic implementation"),
+    ("huge", "always", SKIPPED, SKIPPED, "", "the harness ran no eager pair"),
+]
+
+
+@pytest.mark.parametrize(("model", "traced", "theirs", "ours", "kernel", "said"), WORDS)
+def test_word_of_the_harness_and_ours(
+    standin: Standin, model: str, traced: str, theirs: str, ours: str, kernel: str, said: str
+) -> None:
+    name, *flags = model.split()
+    found = with_us(standin, name, *flags, trace=traced)
+    assert found.ours is not None
+    assert (found.theirs["accuracy"], found.ours.harness_accuracy) == (theirs, theirs)
+    assert (found.row.accuracy, found.row.kernel) == (ours, kernel)
+    assert said in found.row.error
+    assert ("bit by bit" in found.row.error) == said.startswith("bit by bit")
+    assert ("put_" in found.row.nondeterministic_op) == (name == "refused")
+
+
+def test_sign_of_zero_is_a_difference_here_and_none_there(standin: Standin) -> None:
+    found = with_us(standin, "signs")
+    assert found.theirs["accuracy"] == "pass"
+    assert (found.row.accuracy, found.row.representation) == (DIFFER, "sign of zero")
+
+
 @pytest.mark.parametrize("trace", ["always", "on-demand"])
 def test_kernel_is_named_in_a_harness_of_2024(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trace: str) -> None:
     found = with_us(Standin(tmp_path / "csv", monkeypatch, year="2024"), "noisy", trace=trace)
-    assert (found.row.kernel, found.row.module) == ("standin.noisy.default", "Noisy.noise")
-
-
-def test_difference_of_untraced_runs_is_named_by_further_ones(standin: Standin) -> None:
-    found = with_us(standin, "noisy", trace="on-demand")
-    assert (found.theirs["accuracy"], found.row.accuracy) == ("eager_two_runs_differ", "eager_two_runs_differ")
-    assert (found.row.kernel, found.row.module) == ("standin.noisy.default", "Noisy.noise")
+    assert (found.row.kernel, found.row.module) == (NOISY, "Noisy.noise")
 
 
 def test_on_demand_no_run_of_a_model_that_agrees_is_traced(standin: Standin, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HashDebugTrace, "__enter__", lambda _: pytest.fail("traced"))
     found = with_us(standin, "steady", trace="on-demand")
     assert (found.row.accuracy, found.row.ops, found.row.error) == ("pass", None, "")
-
-
-def test_rewritten_status_is_shown_with_what_happened(standin: Standin) -> None:
-    found = with_us(standin, "listed")
-    assert found.theirs["accuracy"] == "pass"
-    assert found.ours is not None
-    assert found.ours.harness_accuracy == "pass"
-    assert (found.row.accuracy, found.row.kernel) == ("eager_two_runs_differ", "standin.noisy.default")
-    assert "the harness wrote pass" in found.row.error
-
-
-@pytest.mark.parametrize("trace", ["always", "on-demand"])
-def test_runs_that_the_harness_does_not_compare_are_compared(standin: Standin, trace: str) -> None:
-    found = with_us(standin, "exempt", trace=trace)
-    assert found.theirs["accuracy"] == "pass_due_to_skip"
-    assert (found.row.accuracy, found.row.kernel) == ("eager_two_runs_differ", "standin.noisy.default")
-    assert "the harness wrote pass_due_to_skip" in found.row.error
-
-
-@pytest.mark.parametrize("trace", ["always", "on-demand"])
-@pytest.mark.parametrize("name", ["odd", "stranger"])
-def test_results_that_the_harness_cannot_compare_are_reported_as_such(standin: Standin, name: str, trace: str) -> None:
-    found = with_us(standin, name, trace=trace)
-    assert found.theirs["accuracy"] == "eager_two_runs_differ"
-    assert found.row.accuracy == "results_not_comparable"
-    assert "unsupported type" in found.row.error
-    assert ("bit by bit the two runs agree" in found.row.error) == ((name, trace) == ("odd", "always"))
-
-
-def test_sign_of_zero_is_a_difference_here_and_none_there(standin: Standin) -> None:
-    found = with_us(standin, "signs")
-    assert found.theirs["accuracy"] == "pass"
-    assert (found.row.accuracy, found.row.representation) == ("eager_two_runs_differ", "sign of zero")
-
-
-def test_equal_bits_that_the_harness_calls_different_are_told_so(standin: Standin) -> None:
-    found = with_us(standin, "notnumbers", "--float32")
-    assert found.theirs["accuracy"] == "eager_two_runs_differ"
-    assert found.row.accuracy == "pass"
-    assert "same() of the harness said no" in found.row.error
-
-
-def test_exception_that_the_harness_swallows_is_in_the_row(standin: Standin) -> None:
-    found = with_us(standin, "failing")
-    assert (found.theirs["accuracy"], found.row.accuracy) == ("eager_1st_run_fail", "eager_1st_run_fail")
-    assert "ValueError: no such luck" in found.row.error
-
-
-def test_op_that_torch_refuses_is_named(standin: Standin) -> None:
-    found = with_us(standin, "refused")
-    assert (found.theirs["accuracy"], found.row.accuracy) == ("eager_fail_to_run", "eager_fail_to_run")
-    assert "put_" in found.row.nondeterministic_op
-    assert "does not have a deterministic implementation" in found.row.error
-
-
-def test_model_that_the_harness_does_not_run_is_not_called_a_pass(standin: Standin) -> None:
-    found = with_us(standin, "huge")
-    assert (found.theirs["accuracy"], found.row.accuracy) == ("pass_due_to_skip", "pass_due_to_skip")
-    assert found.row.error == "the harness ran no eager pair"
 
 
 def raises(*_: Any, **__: Any) -> None:
