@@ -153,7 +153,7 @@ BAD = {
     "no regular expression to exclude": (f"{SWEEP} -x *", "'*' is not a regular expression", "backslash"),
     "nothing selected": (f"{SWEEP} -k resnet -x .", "no model is selected", "hashbench list"),
     "a zoo file that raises": (f"{SWEEP} --suite raises.py", "RuntimeError: no licence", "Try: python"),
-    "a zoo file that is missing": (f"{SWEEP} --suite none.py", "there is no such file", "Check the path"),
+    "a zoo file that is missing": (f"{SWEEP} --suite none.py", "the file does not exist", "Check the path"),
     "a zoo twice": (f"{SWEEP} --suite zoo.py zoo.py", "twice", "Name it once"),
     "a results folder in use": (f"{OWN_ZOO} --output out", "out", "--resume"),
     "an output that is a file": (f"{OWN_ZOO} --output a_file", "a_file", "--output"),

@@ -165,7 +165,7 @@ def _functions_of(path: Path) -> dict[str, Callable[..., Any]]:
 
 def _check_path(path: Path) -> None:
     if not path.is_file():
-        raise _unusable(str(path), "there is no such file", tip="Check the path.")
+        raise _unusable(str(path), "the file does not exist", tip="Check the path.")
     if path.suffix != ".py":
         tip = f"A zoo file is a Python file with {functions.EXAMPLE}."
         raise _unusable(str(path), "it is not a Python file (.py)", tip=tip)

@@ -84,7 +84,7 @@ class Selection:
             problem = f"cannot cut the list into {self.total_partitions} partitions"
             tip = "Give --total-partitions 1 or more."
         elif not 0 <= self.partition_id < self.total_partitions:
-            problem = f"there is no partition {self.partition_id} of {self.total_partitions}"
+            problem = f"partition {self.partition_id} of {self.total_partitions} does not exist"
             tip = f"Give --partition-id 0 to {self.total_partitions - 1}."
         if problem:
             raise HashbenchError(problem, consequence="nothing was run", tip=tip)

@@ -90,12 +90,12 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ("absent.py", "there is no file"),
+        ("absent.py", "does not exist"),
         (__file__, "is not a suite"),
         (STANDIN / "common.py", "is not a suite"),
         (STANDIN / "standin_ops.py", "is not a suite"),
-        (STANDIN, "there is no file"),
-        ("garbage.py", "it is no Python"),
+        (STANDIN, "does not exist"),
+        ("garbage.py", "it is not Python"),
     ],
 )
 def test_what_is_no_suite_is_refused_in_one_line(

@@ -237,7 +237,7 @@ def test_an_output_that_is_a_file_or_below_one_ends_the_session(pytester: pytest
     result = pytester.runpytest_inprocess(*plugin_arguments(), f"--hashbench-output={output}")
 
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--hashbench-output: *taken is no folder*"])
+    result.stderr.fnmatch_lines(["*--hashbench-output: *taken is not a folder*"])
 
 
 def test_marker_and_options_are_documented_by_pytest_itself(pytester: pytest.Pytester) -> None:

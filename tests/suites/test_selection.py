@@ -79,9 +79,11 @@ def test_partitions_are_the_whole_list_once(total):
         pytest.param({"filters": ["("]}, "'(' is not a regular expression", id="-k is no pattern"),
         pytest.param({"excludes": ["*"]}, "'*' is not a regular expression", id="-x is no pattern"),
         pytest.param({"filters": ["nothing"]}, "no model is selected", id="nothing matches"),
-        pytest.param({"total_partitions": 2, "partition_id": 3}, "no partition 3 of 2", id="partition 3 of 2"),
+        pytest.param(
+            {"total_partitions": 2, "partition_id": 3}, "partition 3 of 2 does not exist", id="partition 3 of 2"
+        ),
         pytest.param({"total_partitions": 2, "partition_id": 2}, "Give --partition-id 0 to 1", id="partition 2 of 2"),
-        pytest.param({"partition_id": -1}, "no partition -1 of 1", id="negative partition"),
+        pytest.param({"partition_id": -1}, "partition -1 of 1 does not exist", id="negative partition"),
         pytest.param({"total_partitions": 0}, "0 partitions", id="no partitions"),
         pytest.param({"total_partitions": 9}, "no model is selected", id="an empty partition"),
         pytest.param({"which": "some"}, "Choose one of default, all", id="unknown choice"),

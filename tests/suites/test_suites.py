@@ -8,15 +8,12 @@ import sys
 import types
 
 import pytest
+import torch
 
 from hashbench.errors import HashbenchError
 from hashbench.records import ModelSpec
 from hashbench.suites import csv_file, registry
 from hashbench.suites.registry import SUITES, catalog, choose, how_to_install, load, names, require
-
-
-def test_torchvision_is_bundled():
-    assert "torchvision" in SUITES
 
 
 @pytest.mark.parametrize("suite", SUITES)
@@ -82,6 +79,10 @@ def test_tiny_takes_the_small_variant_of_each_suite_that_has_one():
     assert choose(["huggingface_tiny"], tiny=True).suites == ("huggingface_tiny",)
 
 
+def test_a_small_variant_is_no_name_of_its_own():
+    assert {"huggingface", "huggingface_tiny"} & set(names()) == {"huggingface"}
+
+
 def test_every_csv_of_the_data_folder_is_a_bundled_suite():
     assert sorted(SUITES) == sorted(path.stem for path in csv_file.data_folder().glob("*.csv"))
 
@@ -99,11 +100,6 @@ def test_a_new_bundled_suite_is_an_entry_a_csv_and_a_module(tmp_path, monkeypatc
     assert choose(["all"], tiny=True).suites == ("doubles_tiny",)
     (tiny,) = catalog("doubles_tiny")
     assert load(tiny, mode="training") == ("doubles_tiny", "twice", 1, "training")
-
-
-def test_a_small_variant_is_not_listed_twice():
-    assert "huggingface" in names()
-    assert "huggingface_tiny" not in names()
 
 
 def test_a_suite_whose_package_is_missing_is_listed_but_not_swept(monkeypatch):
@@ -132,3 +128,35 @@ def test_a_zoo_file_may_not_take_the_name_of_a_bundled_suite(tmp_path, name):
     path.write_text("MODELS = {'a': print}")
     with pytest.raises(HashbenchError, match=rf"has the name of the suite '{name}'.*Rename the file"):
         catalog(str(path))
+
+
+def tensors(value):
+    if isinstance(value, torch.Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value
+    return [tensor for part in parts for tensor in tensors(part)]
+
+
+@pytest.mark.parametrize(
+    ("suite", "name"),
+    [
+        ("torchvision", "keypointrcnn_resnet50_fpn"),
+        ("timm", "lcnet_050"),
+        ("huggingface_tiny", "BertForQuestionAnswering"),
+    ],
+)
+def test_a_seed_makes_the_same_weights_inputs_and_targets_again(suite, name):
+    (spec,) = [spec for spec in catalog(suite) if spec.name == name]
+    made = []
+    for _ in range(2):
+        torch.manual_seed(1337)
+        workload = load(spec, batch_size=1, mode="training")
+        made.append(
+            [*workload.module.state_dict().values(), *tensors(workload.inputs), *tensors_of_loss(workload.loss)]
+        )
+    assert all(map(torch.equal, *made))
+    assert load(spec, batch_size=1, mode="inference").loss is None
+
+
+def tensors_of_loss(loss):
+    return list(getattr(loss, "keywords", {}).values())

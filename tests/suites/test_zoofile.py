@@ -109,7 +109,7 @@ def test_a_bad_zoo_file_is_one_line(tmp_path, text, said, capfd):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("missing.py", "no such file"), ("zoo.txt", "not a Python file")], ids=["missing", "not .py"]
+    ("name", "said"), [("missing.py", "does not exist"), ("zoo.txt", "not a Python file")], ids=["missing", "not .py"]
 )
 def test_what_is_no_python_file_is_refused(tmp_path, name, said):
     write(tmp_path, "MODELS = {'a': print}", "zoo.txt")
@@ -177,13 +177,8 @@ def test_marked_functions_are_listed_with_what_they_were_marked_with_and_given_t
     for asked, rows in ((None, 3), (7, 7)):
         assert load(sized, batch_size=asked, mode="inference").inputs[0].shape == (rows, 2)
     assert (listed.name, listed.batch_size, listed.default) == ("listed", None, True)
-    assert (sized.name, sized.task, sized.batch_size, sized.skip_training) == (
-        "wide/one",
-        "toy",
-        3,
-        "no parameters",
-    )
-    assert (sized.default, sized.runs, sized.skip_inference) == (False, 5, "")
+    facts = {"task": "toy", "batch_size": 3, "skip_training": "no parameters", "default": False, "runs": 5}
+    assert sized == ModelSpec(suite="zoo", source=str(tmp_path / "zoo.py"), name="wide/one", **facts)
 
 
 def test_marking_does_not_import_torch(tmp_path):

@@ -43,10 +43,10 @@ def check_harness(script: Path) -> None:
     """Refuse what is not a suite of the harness that hashbench can plug into.
 
     Raises:
-        HashbenchError: there is no such file, it is not a suite of the harness, or the harness lacks what is needed.
+        HashbenchError: the file does not exist, it is not a suite of the harness, or the harness lacks what is needed.
     """
     if not script.is_file():
-        raise HashbenchError(f"there is no file {script}", consequence="nothing was run", tip=_TIP)
+        raise HashbenchError(f"{script} does not exist", consequence="nothing was run", tip=_TIP)
     common = script.absolute().with_name(COMMON_FILE)
     suite = _tree(script)
     if not common.is_file() or script.name == COMMON_FILE or RUNNER_CLASS not in _names(suite):
@@ -65,7 +65,7 @@ def _tree(path: Path) -> ast.Module:
     try:
         return ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError) as error:
-        reason = f"it is no Python that this interpreter reads ({error}); nothing was run"
+        reason = f"it is not Python that this interpreter reads ({error}); nothing was run"
         raise HashbenchError(f"cannot read {path}", consequence=reason, tip=_TIP) from error
 
 

@@ -102,7 +102,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if output is not None:
         existing = next(path for path in (output, *output.parents) if path.exists())
         if not existing.is_dir():
-            raise pytest.UsageError(f"--hashbench-output: {existing} is no folder")
+            raise pytest.UsageError(f"--hashbench-output: {existing} is not a folder")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
