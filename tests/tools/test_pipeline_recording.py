@@ -47,13 +47,13 @@ def test_batches_and_generators_are_those_of_a_loader_that_nobody_watches(
         plain = [batch for _, batch in zip(range(2), loader, strict=False)]
         plain_states = global_state_digests()
         reset_rng_state(3)
-        made = first_batches(loader, steps=2, modules=(), note=lambda _moment: None)
+        received, seen, _ = first_batches(loader, steps=2, modules=(), note=lambda _moment: None)
         watched_states = global_state_digests()
     assert watched_states == plain_states
-    assert [content_digest(batch) for batch in made.batches] == [content_digest(batch) for batch in plain]
+    assert [content_digest(batch) for batch in received] == [content_digest(batch) for batch in plain]
     assert dict(vars(loader)) == before
     assert sys.getprofile() is None
-    samples = [sample for batch in made.seen.batches for sample in batch.samples or ()]
+    samples = [sample for batch in seen.batches for sample in batch.samples or ()]
     assert all(sample.drew == ("python", "numpy", "torch") for sample in samples)
 
 
@@ -61,9 +61,9 @@ def test_batches_and_generators_are_those_of_a_loader_that_nobody_watches(
 def test_a_worker_that_is_spawned_is_watched_too() -> None:
     loader = DataLoader(TensorDataset(torch.arange(6)), batch_size=2, num_workers=1, multiprocessing_context="spawn")
 
-    made = first_batches(loader, steps=3, modules=(), note=lambda _moment: None)
-    assert [batch.worker for batch in made.seen.batches] == [0, 0, 0]
-    assert [sample.index for batch in made.seen.batches for sample in batch.samples or ()] == list("012345")
+    _, seen, _ = first_batches(loader, steps=3, modules=(), note=lambda _moment: None)
+    assert [batch.worker for batch in seen.batches] == [0, 0, 0]
+    assert [sample.index for batch in seen.batches for sample in batch.samples or ()] == list("012345")
 
 
 def note(worker: int, digest: str) -> Batch:

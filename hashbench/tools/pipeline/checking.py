@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 from hashbench.errors import HashbenchError
@@ -48,13 +48,26 @@ def check(config: Path, output: Path, *, timeout: float, repeat: bool = True) ->
     partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
     log = output.with_name(f"{output.name}.log")
     given = os.environ.get("PYTHONHASHSEED", "")
-    hash_seeds = (given, given) if given.isdigit() else _two_hash_seeds()
-    runs = _Runs(config, partial, timeout, log, hash_seeds)
+    is_fixed = given.isdigit()
+    hash_seeds = (given, given) if is_fixed else _two_hash_seeds()
+    by = "user" if is_fixed else "hashbench"
+
+    def run(name: str, number: int) -> Check:
+        """One run with hash seed ``number``, read back from the folder ``name``; that of an experiment is removed."""
+        folder = partial / name
+        folder.mkdir(exist_ok=True)
+        run_once(config, folder, hash_seed=hash_seeds[number], hash_seed_by=by, timeout=timeout, log=log)
+        observed.seal(folder, None)
+        check = observed.read(folder)
+        if name not in ("", REPEAT_FOLDER):
+            shutil.rmtree(folder)
+        return check
+
     try:
         partial.mkdir(parents=True)
         log.unlink(missing_ok=True)
-        first = runs.run("", 0)
-        verdict, repetition = _repeated(runs, first) if repeat else (None, None)
+        first = run("", 0)
+        verdict, repetition = _repeated(run, first, is_fixed=is_fixed) if repeat else (None, None)
         observed.seal(partial, repetition)
         log.replace(partial / LOG_FILE)
         with contextlib.suppress(FileNotFoundError):
@@ -74,61 +87,21 @@ def _two_hash_seeds() -> tuple[str, str]:
     return str(first), str(first + 1 + secrets.randbelow(2**31))
 
 
-def _repeated(runs: _Runs, first: Check) -> tuple[Verdict, Repetition]:
-    second = runs.run(REPEAT_FOLDER, 1)
-    verdict = compare(first, second, hash_order=False if runs.seeds_are_fixed else None)
-    hash_order, extra = None, 0
-    if not verdict.repeats and not runs.seeds_are_fixed:
-        hash_order, extra = _tried(runs, first, second, verdict.first)
+def _repeated(run: Callable[[str, int], Check], first: Check, *, is_fixed: bool) -> tuple[Verdict, Repetition]:
+    second = run(REPEAT_FOLDER, 1)
+    verdict = compare(first, second, hash_order=False if is_fixed else None)
+    hash_order, runs = None, 2
+    if not verdict.repeats and not is_fixed:  # do runs with the same hash seed agree up to this stage and beyond it?
+        hash_order, runs = False, 3
+        if _agree(first, run("experiment0", 0), verdict.first):
+            hash_order, runs = _agree(second, run("experiment1", 1), verdict.first) or None, 4
         verdict = compare(first, second, hash_order=hash_order)
-    return verdict, Repetition(verdict.repeats, verdict.first, hash_order, 2 + extra)
-
-
-def _tried(runs: _Runs, first: Check, second: Check, stage: str) -> tuple[bool | None, int]:
-    """Whether runs with the same hash seed agree up to this stage and beyond it, and how many runs that took."""
-    with_first = runs.run("experiment0", 0)
-    if not _agree(first, with_first, stage):
-        return False, 1
-    return (True, 2) if _agree(second, runs.run("experiment1", 1), stage) else (None, 2)
+    return verdict, Repetition(verdict.repeats, verdict.first, hash_order, runs)
 
 
 def _agree(check: Check, other: Check, stage: str) -> bool:
     first = compare(check, other).first
     return not first or STAGES.index(first) > STAGES.index(stage)
-
-
-@dataclass(frozen=True, slots=True)
-class _Runs:
-    """Runs of one pipeline, each into a folder of its own in ``folder``."""
-
-    config: Path
-    folder: Path
-    timeout: float
-    log: Path
-    hash_seeds: tuple[str, str]
-
-    @property
-    def seeds_are_fixed(self) -> bool:
-        """Whether the user gave the hash seed."""
-        return self.hash_seeds[0] == self.hash_seeds[1]
-
-    def run(self, name: str, number: int) -> Check:
-        """One run with hash seed ``number``, read back from the folder ``name``; that of an experiment is removed."""
-        folder = self.folder / name
-        folder.mkdir(exist_ok=True)
-        run_once(
-            self.config,
-            folder,
-            hash_seed=self.hash_seeds[number],
-            hash_seed_by="user" if self.seeds_are_fixed else "hashbench",
-            timeout=self.timeout,
-            log=self.log,
-        )
-        observed.seal(folder, None)
-        check = observed.read(folder)
-        if name not in ("", REPEAT_FOLDER):
-            shutil.rmtree(folder)
-        return check
 
 
 def run_once(config: Path, folder: Path, *, hash_seed: str, hash_seed_by: str, timeout: float, log: Path) -> None:

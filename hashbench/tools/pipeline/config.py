@@ -36,10 +36,6 @@ class Config:
     seed: int
     steps: int
 
-    def part(self, name: str) -> Callable[..., Any] | None:
-        """The function of that name, where there is one."""
-        return self.functions.get(name)
-
 
 def check_path(path: Path) -> None:
     """Raises :class:`HashbenchError` unless ``path`` is a file of a kind that :func:`load` knows."""

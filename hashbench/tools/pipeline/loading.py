@@ -7,7 +7,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +42,12 @@ _MOST_ENTRIES = 1_000_000
 _NOT_LOADER = "the loader is not a torch.utils.data.DataLoader, so only its batches are seen"
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
-    """The batches themselves, for the model, and what was seen of their making."""
+def first_batches(
+    loader: Any, *, steps: int, modules: tuple[str, ...], note: Callable[[str], None]
+) -> tuple[tuple[Any, ...], Batches, tuple[Worker, ...]]:
+    """The first ``steps`` batches of ``loader`` for the model, what was seen of their making, and the workers.
 
-    batches: tuple[Any, ...]
-    seen: Batches
-    workers: tuple[Worker, ...]
-
-
-def first_batches(loader: Any, *, steps: int, modules: tuple[str, ...], note: Callable[[str], None]) -> Made:
-    """The first ``steps`` batches of ``loader``. ``note`` is called with each of the moments that come by meanwhile.
+    ``note`` is called with each of the moments that come by meanwhile.
 
     Raises:
         Exception: whatever the loader raises.
@@ -80,7 +74,7 @@ def first_batches(loader: Any, *, steps: int, modules: tuple[str, ...], note: Ca
     batches = matched(digests, notes)
     used = {batch.worker for batch in batches}
     seen = Batches(batches, steps, exhausted, _absent(loader, batches))
-    return Made(tuple(received), seen, tuple(worker for worker in workers if worker.worker in used))
+    return tuple(received), seen, tuple(worker for worker in workers if worker.worker in used)
 
 
 def _absent(loader: Any, batches: tuple[Batch, ...]) -> dict[str, str]:

@@ -69,7 +69,7 @@ def observe(path: Path, *, hash_seed: str, hash_seed_by: str) -> Observed:
             config = load(path)
         modules = _modules_of_users(known)
         note("imported")
-        set_seed = config.part("set_seed")
+        set_seed = config.functions.get("set_seed")
         if set_seed is not None:
             with _part_named(path, "set_seed"):
                 set_seed(config.seed)
@@ -86,18 +86,18 @@ def observe(path: Path, *, hash_seed: str, hash_seed_by: str) -> Observed:
     given = given_generators(loader)
     weights = weights_of(model)
     with _part_named(path, "its loader"):
-        made = first_batches(loader, steps=config.steps, modules=modules, note=note)
-    if not made.batches:
+        batches, seen, workers = first_batches(loader, steps=config.steps, modules=modules, note=note)
+    if not batches:
         raise HashbenchError(
             f"the loader of {path} is empty",
             consequence="it gave no batch, so nothing can be compared",
             tip="Check its dataset, and drop_last.",
         )
-    facts = facts_of(loader, seed=config.seed, batches=made.seen, given=given)
-    files = [file for sample in made.seen.samples for file in sample.files or ()]
+    facts = facts_of(loader, seed=config.seed, batches=seen, given=given)
+    files = [file for sample in seen.samples for file in sample.files or ()]
     root = facts.listing.root if facts.listing is not None else common_folder(files)
     with _part_named(path, "its model"):
-        outputs, layers, trace = first_steps(config, model, made.batches)
+        outputs, layers, trace = first_steps(config, model, batches)
     parameter = next(model.parameters(), None) if model is not None else None
     machine = collect("cpu" if parameter is None else parameter.device.type)
     if hash_seed_by == "hashbench":
@@ -105,9 +105,9 @@ def observe(path: Path, *, hash_seed: str, hash_seed_by: str) -> Observed:
     machine["packages"] |= package_versions(_PACKAGES)
     return Observed(
         surroundings=Surroundings(machine, settings(), hash_seed, hash_seed_by, _modules_of_users(known)),
-        random_state=RandomState(moments, made.workers),
+        random_state=RandomState(moments, workers),
         loader=replace(facts, folders=folders_in(listed, root)),
-        batches=_relative(made.seen, root),
+        batches=_relative(seen, root),
         weights=weights,
         outputs=outputs,
         layers=layers,
@@ -129,7 +129,7 @@ def _part_named(path: Path, part: str) -> Iterator[None]:
 
 
 def _model(path: Path, config: Config) -> torch.nn.Module | None:
-    make = config.part("make_model")
+    make = config.functions.get("make_model")
     if make is None:
         return None
     with _part_named(path, "make_model"):
@@ -215,7 +215,7 @@ def first_steps(
                 output = _forward(config, model, batch)
             if step == 0:
                 first = _outputs(output)
-            loss = _loss(config, output, batch) if optimizer is not None or config.part("loss") else None
+            loss = _loss(config, output, batch) if optimizer is not None or config.functions.get("loss") else None
             if loss is not None and optimizer is not None:
                 optimizer.zero_grad()
                 loss.backward()
@@ -263,14 +263,14 @@ def _note(trace: HashDebugTrace, name: str, output: Any) -> None:
 
 def _optimizer(config: Config, model: torch.nn.Module) -> torch.optim.Optimizer | None:
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    make = config.part("make_optimizer")
+    make = config.functions.get("make_optimizer")
     if make is not None:
         return make(model.parameters())  # type: ignore[no-any-return]
     return torch.optim.SGD(learning, lr=0.01) if learning else None
 
 
 def _forward(config: Config, model: torch.nn.Module, batch: Any) -> Any:
-    forward = config.part("forward")
+    forward = config.functions.get("forward")
     if forward is not None:
         return forward(model, batch)
     if isinstance(batch, Mapping):
@@ -279,7 +279,7 @@ def _forward(config: Config, model: torch.nn.Module, batch: Any) -> Any:
 
 
 def _loss(config: Config, output: Any, batch: Any) -> torch.Tensor:
-    loss = config.part("loss")
+    loss = config.functions.get("loss")
     if loss is not None:
         return loss(output, batch)  # type: ignore[no-any-return]
     targets = batch[1] if isinstance(batch, (list, tuple)) and len(batch) > 1 else None
