@@ -273,6 +273,23 @@ def test_every_kind_of_tensor_equals_itself_and_differs_from_another(before, aft
         assert other.excess > 1
 
 
+FLOAT8 = torch.tensor([1.0, 2.0])
+CLOSE = {
+    "Python floats": (1.0, 1.25, ()),
+    "complex numbers": (1j, 1.25j, ()),
+    "a float and an integer": (2.5, 3, ()),
+    "float8, which has no arithmetic": (FLOAT8.to(torch.float8_e4m3fn), (FLOAT8 * 1.25).to(torch.float8_e4m3fn), ()),
+    "two kinds of float8": (FLOAT8.to(torch.float8_e4m3fn), (FLOAT8 * 1.25).to(torch.float8_e5m2), ("dtype",)),
+}
+
+
+@pytest.mark.parametrize(("before", "after", "ignore"), CLOSE.values(), ids=CLOSE)
+def test_values_that_are_close_are_within_tolerance_and_not_equal_bit_by_bit(before, after, ignore) -> None:
+    found = compared(before, after, precision=0.5, ignore=ignore)
+    assert (found.within, found.bitwise) == (True, False)
+    assert not compared(before, after, ignore=ignore).within
+
+
 def test_nested_tensors_are_compared_part_by_part() -> None:
     def nested(value: float) -> torch.Tensor:
         return torch.nested.nested_tensor([torch.ones(2), torch.full((3,), value)], layout=torch.jagged)

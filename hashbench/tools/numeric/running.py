@@ -310,8 +310,6 @@ class _Comparing:
         """The values of the next stage, or ``None`` where it raised, which is noted."""
         try:
             return next(run)[1]
-        except HashbenchError:
-            raise
         except Exception as error:
             failure = failure_of(error)
             refused = failure.nondeterministic_op
@@ -370,8 +368,6 @@ def _with_partings(request: Request, report: Report) -> Report:
                 if side == SIDES[1]:
                     names = traced.names_back(executions[0].names, request.rename)
                 executions.append(traced.execute(subject, request, iterations=min(differing) + 1, names=names))
-        except HashbenchError:
-            raise
         except Exception as error:
             text = squeezed(f"{type(error).__name__}: {error}")
             return replace(report, notes=(*report.notes, f"no trace: the model {side} raised under it: {text}"))
