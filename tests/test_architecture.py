@@ -29,7 +29,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("errors text", NO_MODULE),
     ("io", NO_MODULE),
     ("processes", NO_MODULE),
-    ("devices", frozenset({"kinds", "ledger", "reference", "triton_kernel"})),
+    ("devices", frozenset({"ledger", "reference", "triton_kernel"})),
     (
         "trace",
         frozenset({"api", "arguments", "build", "callbacks", "digest", "mode", "module_paths", "op_schema"})

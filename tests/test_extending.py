@@ -195,7 +195,7 @@ print(digest(nan(one)) == digest(nan(other)), run(one) == run(other), digest(nan
 """,
     "a device": """
 import torch
-from hashbench.devices.kinds import chosen
+from hashbench.devices.ledger import chosen
 print(chosen(torch.device("mps"))[0].name, chosen(torch.device("mps"))[1].__module__)
 """,
 }

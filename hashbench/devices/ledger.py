@@ -1,19 +1,111 @@
-"""Device-side buffer of digests, read back to the host once, when the run is over."""
+"""Digests on accelerators: which function makes them on a device, and the buffer there in which they wait.
+
+The functions of hashbench are in :data:`BUILT_IN`; an installed package brings others by the entry-point group
+``hashbench.devices``. ``docs/devices.md`` says what such a function must do.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.util
 import threading
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
 from typing import NamedTuple
 
 import torch
 
-from hashbench.devices import kinds, reference
-from hashbench.devices.kinds import FALLBACK, Accumulate, DigestPath
+from hashbench.devices import reference
 from hashbench.devices.reference import digest_of_bytes, finish
-from hashbench.errors import HashbenchError
+from hashbench.errors import HashbenchError, first_line
+
+Accumulate = Callable[[torch.Tensor, torch.Tensor, int], None]
+"""``accumulate(tensor, totals, place)``: adds the sum over the words of a dense tensor to ``totals[place]``, an
+``int64``, on the device of both, without waiting for it."""
+
+GROUP = "hashbench.devices"
+FALLBACK = "torch ops"
+_OLDEST_FOR_TRITON = (7, 0)
+
+
+class Unfit(Exception):  # noqa: N818 – not an error: another function is taken
+    """A function cannot be used for a device; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceKind:
+    """One function for some kinds of devices.
+
+    Args:
+        name: shown where users are told how digests are made.
+        types: torch's names of the devices (``cuda``) that it is for.
+        load: imports the function. Whatever it raises is the reason why the device does without.
+    """
+
+    name: str
+    types: tuple[str, ...]
+    load: Callable[[torch.device], Accumulate]
+
+
+@dataclass(frozen=True, slots=True)
+class DigestPath:
+    """How digests are made on a device; a ``reason`` says why by nothing faster than torch's own ops."""
+
+    name: str
+    reason: str = ""
+
+
+def chosen(device: torch.device) -> tuple[DigestPath, Accumulate]:
+    """The fastest function for a device that can be loaded; what packages bring goes first."""
+    reasons = []
+    for kind in (*_from_packages(device.type), *BUILT_IN):
+        if device.type not in kind.types:
+            continue
+        try:
+            return DigestPath(kind.name), kind.load(device)
+        except Exception as error:
+            reasons.append(f"{kind.name}: {_in_short(error)}")
+    return DigestPath(
+        FALLBACK, "; ".join(reasons) or f"nothing faster is known for {device.type}"
+    ), reference.accumulate
+
+
+def _in_short(error: BaseException) -> str:
+    """The first line of an error, with its type where it is none of ours."""
+    text = first_line(error)
+    return text if isinstance(error, Unfit) else f"{type(error).__name__}: {text}".removesuffix(": ")
+
+
+def _from_packages(device_type: str) -> tuple[DeviceKind, ...]:
+    points = sorted(entry_points(group=GROUP, name=device_type), key=lambda point: point.value)
+    return tuple(DeviceKind(point.value, (point.name,), functools.partial(_load_point, point)) for point in points)
+
+
+def _load_point(point: EntryPoint, _device: torch.device) -> Accumulate:
+    return point.load().accumulate  # type: ignore[no-any-return]
+
+
+def _load_triton(device: torch.device) -> Accumulate:
+    if importlib.util.find_spec("triton") is None:
+        raise Unfit("it is not installed")
+    if device.type == "cuda" and not torch.version.hip:
+        capability = torch.cuda.get_device_capability(device)
+        if capability < _OLDEST_FOR_TRITON:
+            needed, present = (".".join(map(str, version)) for version in (_OLDEST_FOR_TRITON, capability))
+            raise Unfit(f"needs compute capability {needed}, this card has {present}")
+    from hashbench.devices import triton_kernel
+
+    return triton_kernel.accumulate
+
+
+BUILT_IN = (DeviceKind("triton", ("cuda", "xpu"), _load_triton),)
+"""``cuda`` is ROCm too."""
+
+
+# ------------------------------------------------------------------------------------------------------ the buffer
 
 CHUNK = 1 << 14
 """Numbers in one piece of device memory, 128 KiB."""
@@ -104,7 +196,7 @@ class Ledger:
 
     def _path(self, device: torch.device) -> tuple[DigestPath, Accumulate]:
         if device not in self._paths:
-            self._paths[device] = kinds.chosen(device)
+            self._paths[device] = chosen(device)
         return self._paths[device]
 
     def _room(self, device: torch.device) -> tuple[_Chunk, Accumulate]:
@@ -121,7 +213,7 @@ class Ledger:
             path, function = self._path(device)
             if function is not failed:  # another thread was here before
                 return
-            reason = f"{path.name}: {kinds.in_short(error)}"
+            reason = f"{path.name}: {_in_short(error)}"
             self._paths[device] = DigestPath(FALLBACK, reason), reference.accumulate
         warnings.warn(f"digests on {device} are made by torch's own ops, which is slow ({reason})", stacklevel=2)
 
@@ -144,7 +236,7 @@ def tried(book: Ledger, device: torch.device) -> DigestPath:
     except Exception as error:
         raise HashbenchError(
             f"cannot make digests on {device}",
-            consequence=f"nothing can be traced there ({kinds.in_short(error)})",
+            consequence=f"nothing can be traced there ({_in_short(error)})",
             tip="docs/devices.md says what a device must be able to do.",
         ) from error
     path = book.path(device)

@@ -1,8 +1,7 @@
 """The digest of :mod:`hashbench.devices.reference` as a Triton kernel: one launch, one pass over the memory.
 
-Every program adds up the words of its blocks and adds its sum to the total by one atomic addition of integers, so any
-grid and any block size give the same number. Memory is read in place from any address: at one that 8 does not divide,
-words are put together from the largest units that it allows.
+Memory is read in place from any address: at one that 8 does not divide, words are put together from the largest units
+that it allows.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ A sweep calls :func:`main` in a child process, since finding out needs torch and
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import importlib.metadata
 import json
@@ -226,7 +227,7 @@ def main(device: str) -> Never:
 
     try:
         fingerprint = collect(device)  # the way of making digests is not in its key: by any they are the same
-        print(json.dumps({**fingerprint, "digests": digest_path(device).document()}))
+        print(json.dumps({**fingerprint, "digests": dataclasses.asdict(digest_path(device))}))
     except HashbenchError as error:
         print(json.dumps({"error": {"what": error.what, "consequence": error.consequence, "tip": error.tip}}))
         exit_at_once(2)

@@ -1,7 +1,7 @@
 """Hash of a tensor's content: XXH3 over its bytes, with dtype, shape and stride beside it.
 
-It has 64 bits and goes over the bytes in memory order, so it sees positions, signs and NaN payloads. Equal content
-gives an equal digest at any address. What is hashed, by kind of tensor:
+It goes over the bytes in memory order, so it sees positions, signs and NaN payloads, and is equal for equal content at
+any address. What is hashed, by kind of tensor:
 
 * dense in any order of dimensions (contiguous, channels-last, transposed): the buffer, without a copy;
 * with holes or overlaps (a strided slice, an expanded view): a contiguous copy, in logical order;
@@ -9,10 +9,8 @@ gives an equal digest at any address. What is hashed, by kind of tensor:
 * quantized: the stored integers and the quantization parameters;
 * on another device than the CPU: there, by another function over the same bytes (:mod:`hashbench.devices`). With a
   ledger nothing is waited for: the value is a promise that :func:`readable` keeps. Digests that were made on different
-  kinds of devices are never equal, and nothing compares them.
-
-Nothing here draws random numbers, and nothing keeps the tensor. Tensors without data have the digest ``meta``.
-XXH3 runs in one thread at the speed of memory (30 GB/s where a plain read takes 40), so nothing is split into blocks.
+  kinds of devices are never equal, and nothing compares them;
+* without data (on the meta device): ``meta``.
 """
 
 from __future__ import annotations

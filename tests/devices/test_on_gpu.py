@@ -14,8 +14,7 @@ from training_steps import STEPS
 
 from hashbench import HashDebugTrace
 from hashbench.devices import ledger, reference
-from hashbench.devices.kinds import DigestPath
-from hashbench.devices.ledger import Ledger, digest_path
+from hashbench.devices.ledger import DigestPath, Ledger, digest_path
 from hashbench.devices.reference import bytes_of, digest_of_bytes, finish
 from hashbench.divergence import find
 from hashbench.records import Trace

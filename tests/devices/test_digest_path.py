@@ -16,9 +16,8 @@ import torch
 import hashbench
 import hashbench.sweep.run
 from hashbench import HashDebugTrace, cli
-from hashbench.devices import kinds, ledger, reference
-from hashbench.devices.kinds import DeviceKind, DigestPath, Unfit
-from hashbench.devices.ledger import Ledger, digest_path
+from hashbench.devices import ledger, reference
+from hashbench.devices.ledger import DeviceKind, DigestPath, Ledger, Unfit, digest_path
 from hashbench.devices.reference import bytes_of, digest_of_bytes
 from hashbench.errors import HashbenchError
 from hashbench.results.environments import environment_changes
@@ -39,8 +38,8 @@ def broken(_tensor: torch.Tensor, totals: torch.Tensor, place: int) -> None:
     raise RuntimeError("ptxas fatal: Value 'sm_60' is not defined\nand so on")
 
 
-def raising(error: Exception) -> Callable[[torch.device], kinds.Accumulate]:
-    def load(_device: torch.device) -> kinds.Accumulate:
+def raising(error: Exception) -> Callable[[torch.device], ledger.Accumulate]:
+    def load(_device: torch.device) -> ledger.Accumulate:
         raise error
 
     return load
@@ -70,8 +69,11 @@ FAILING = DeviceKind("failing", ("cuda",), raising(ImportError("no module named 
         ),
     ],
 )
-def test_the_first_that_can_be_loaded_is_taken(built_in: tuple[DeviceKind, ...], path: DigestPath) -> None:
-    found, function = kinds.chosen(CUDA, built_in=built_in)
+def test_the_first_that_can_be_loaded_is_taken(
+    built_in: tuple[DeviceKind, ...], path: DigestPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "BUILT_IN", built_in)
+    found, function = ledger.chosen(CUDA)
     assert found == path
     assert function is (broken if path.name == "good" else reference.accumulate)
 
@@ -90,15 +92,15 @@ def test_why_triton_is_not_taken(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
     monkeypatch.setattr(torch.version, "hip", None)
-    monkeypatch.setattr(kinds.importlib.util, "find_spec", lambda _name: object() if installed else None)
-    assert kinds.chosen(torch.device(device))[0] == DigestPath("torch ops", reason)
+    monkeypatch.setattr(ledger.importlib.util, "find_spec", lambda _name: object() if installed else None)
+    assert ledger.chosen(torch.device(device))[0] == DigestPath("torch ops", reason)
 
 
 def test_triton_is_taken_where_it_is_installed_and_the_card_is_new_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     triton_kernel = pytest.importorskip("hashbench.devices.triton_kernel")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (7, 5))
     for device in (CUDA, torch.device("xpu")):
-        assert kinds.chosen(device) == (DigestPath("triton"), triton_kernel.accumulate)
+        assert ledger.chosen(device) == (DigestPath("triton"), triton_kernel.accumulate)
 
 
 def test_digests_on_the_cpu_are_those_of_xxhash() -> None:
@@ -109,11 +111,11 @@ def test_digests_on_the_cpu_are_those_of_xxhash() -> None:
 
 
 @pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[kinds.Accumulate], None]:
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[ledger.Accumulate], None]:
     """Makes a function the one for the CPU, which stands for an accelerator."""
 
-    def install(function: kinds.Accumulate) -> None:
-        monkeypatch.setattr(kinds, "BUILT_IN", (DeviceKind("stand-in", ("cpu",), lambda _device: function),))
+    def install(function: ledger.Accumulate) -> None:
+        monkeypatch.setattr(ledger, "BUILT_IN", (DeviceKind("stand-in", ("cpu",), lambda _device: function),))
 
     return install
 
@@ -258,13 +260,13 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     (code,), (entries,) = blocks("python"), blocks("toml")
     group = tomllib.loads(entries)["project"]["entry-points"]
-    assert list(group) == [kinds.GROUP]
+    assert list(group) == [ledger.GROUP]
     (tmp_path / "my_package").mkdir()
     (tmp_path / "my_package" / "digests.py").write_text(code)
     metadata = tmp_path / "my_package-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: my_package\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(f"[{kinds.GROUP}]\ncpu = {group[kinds.GROUP]['mydevice']}\n")
+    (metadata / "entry_points.txt").write_text(f"[{ledger.GROUP}]\ncpu = {group[ledger.GROUP]['mydevice']}\n")
     monkeypatch.syspath_prepend(tmp_path)
     for name in [name for name in sys.modules if name.partition(".")[0] == "my_package"]:
         monkeypatch.delitem(sys.modules, name)
@@ -303,7 +305,7 @@ def test_a_trace_is_made_with_the_function_of_a_package() -> None:
     outputs, modules = traced()
     assert "my_package.digests" in modules
     with pytest.MonkeyPatch.context() as without:
-        without.setattr(kinds, "_from_packages", lambda _type: ())
+        without.setattr(ledger, "_from_packages", lambda _type: ())
         assert traced()[0] == outputs
 
 
