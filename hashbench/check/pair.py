@@ -7,7 +7,7 @@ import resource
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -326,45 +326,35 @@ def _with_rate(row: Row, rate: Rate | None) -> Row:
     )
 
 
-def _with_diagnosis(row: Row, found: Diagnosis) -> Row:
-    decision, facts = found.decision, found.evidence.call
+def _with_diagnosis(row: Row, diagnosis: Diagnosis) -> Row:
+    facts, price = diagnosis.evidence.call, diagnosis.deterministic_price
     return replace(
-        _with_rate(row, found.rate),
-        cause=decision.cause,
-        confidence=decision.confidence,
-        because=decision.because,
-        advice=decision.advice,
-        evidence=RowEvidence.of(found.evidence.arms),
-        other_sources="; ".join(found.other_sources),
+        _with_rate(row, diagnosis.rate),
+        **asdict(diagnosis.decision),
+        evidence=RowEvidence.of(diagnosis.evidence.arms),
+        other_sources="; ".join(diagnosis.other_sources),
         capture=facts.limits if facts is not None else "",
-        deterministic_doc=found.deterministic_doc,
-        deterministic_here=found.deterministic_here,
-        deterministic_price=None if found.deterministic_price is None else round(found.deterministic_price, 3),
-        repro=found.repro,
-        reproduced=found.reproduced,
+        deterministic_doc=diagnosis.deterministic_doc,
+        deterministic_here=diagnosis.deterministic_here,
+        deterministic_price=None if price is None else round(price, 3),
+        repro=diagnosis.repro,
+        reproduced=diagnosis.reproduced,
     )
 
 
-def _with_divergence(row: Row, found: Divergence) -> Row:
-    steering = found.steered_by
-    steered = ""
+_OF_DIVERGENCE = ("origin", "kernel", "op_index", "phase", "iteration", "module", "forward_op", "source")
+"""Columns that are fields of a divergence."""
+
+
+def _with_divergence(row: Row, divergence: Divergence) -> Row:
+    detail, steered, steering = divergence.detail, "", divergence.steered_by
+    if divergence.first or divergence.second:
+        detail += f": {divergence.first} and {divergence.second}"
     if steering is not None:
         steered = f"{steering.record}: {steering.first} and {steering.second}"
         steered += f", from {steering.kernel}" if steering.kernel else ""
-    detail = f"{found.detail}: {found.first} and {found.second}" if found.first or found.second else found.detail
-    return replace(
-        row,
-        origin=found.origin,
-        kernel=found.kernel,
-        op_index=found.op_index,
-        phase=found.phase,
-        iteration=found.iteration,
-        module=found.module,
-        forward_op=found.forward_op,
-        source=found.source,
-        detail=detail[:500],
-        steered_by=steered,
-    )
+    same = {name: getattr(divergence, name) for name in _OF_DIVERGENCE}
+    return replace(row, **same, detail=detail[:500], steered_by=steered)
 
 
 def _op_names(nodes: Sequence[str]) -> str:

@@ -64,17 +64,18 @@ class HashDebugTrace:
         digests: str = "fast",
     ) -> None:
         self.log_path = None if log_path is None else Path(log_path)
-        options = TraceOptions(
-            verbose=verbose,
-            max_ops_logged=max_ops_logged,
-            include_timestamp=include_timestamp,
-            show_exec_time=show_exec_time,
-            hash_inputs=hash_inputs,
-            source_lines=source_lines,
-            callback=watcher,
-            digests=digests,
+        self._tracer = TracingMode(
+            TraceOptions(
+                verbose=verbose,
+                max_ops_logged=max_ops_logged,
+                include_timestamp=include_timestamp,
+                show_exec_time=show_exec_time,
+                hash_inputs=hash_inputs,
+                source_lines=source_lines,
+                callback=watcher,
+                digests=digests,
+            )
         )
-        self._tracer = TracingMode(options)
         self._settings = settings
         self._finished: Trace | None = None
         self._notes: Mapping[int, Mapping[str, Any]] = {}

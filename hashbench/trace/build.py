@@ -1,7 +1,4 @@
-"""From the raw records of a run to its :class:`~hashbench.records.Trace`: ids, references by id, texts.
-
-Done once, after the run, so that the tracing mode's hot path does not pay for it.
-"""
+"""From the raw records of a run to its :class:`~hashbench.records.Trace`: ids, references by id, texts."""
 
 from __future__ import annotations
 

@@ -1,12 +1,4 @@
-"""What is done around every traced call: the caller's callback, and notes beside its record.
-
-Notes are input digests, source lines, times, and writes that the op's schema does not declare. With every input hashed
-around every op, an argument that changed was written by the op. On an accelerator both digests are still on the device
-then, and asking would make the program wait. So the storage is marked with a number that stands for "this record if it
-wrote, else whoever wrote before", which is resolved when digests may be read. One thing comes out otherwise than on the
-CPU: where only a part of a leaf was seen, and an op that declares it writes after an undeclared write, the whole is
-taken for a leaf once more.
-"""
+"""What is done around every traced call: the caller's callback, and notes beside its record."""
 
 from __future__ import annotations
 
@@ -108,7 +100,14 @@ _FIRST = 1 << 60
 
 
 class PossibleWrites:
-    """Writes of one trace that are known only once digests are read, in the order of the calls."""
+    """Writes that no schema declares, of one trace, in the order of the calls.
+
+    With every input hashed around every op, an argument that changed was written by the op. On an accelerator both
+    digests are still on the device then, and asking would make the program wait. So the storage is marked with a number
+    that stands for "this record if it wrote, else whoever wrote before", resolved when digests may be read. One thing
+    comes out otherwise than on the CPU: where only a part of a leaf was seen, and an op that declares it writes after
+    an undeclared write, the whole is taken for a leaf once more.
+    """
 
     def __init__(self) -> None:
         self._waiting: list[tuple[int, int, RawDigest, RawDigest]] = []
