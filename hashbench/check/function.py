@@ -9,7 +9,6 @@ import contextlib
 import copy
 import functools
 import io
-import os
 import re
 import time
 import warnings
@@ -222,7 +221,7 @@ class _Runs:
         self, *, traced: bool = True, diagnosing: bool = False, watcher: TraceCallback | None = None
     ) -> tuple[Run, Any]:
         """One run from the reset state, and what the function returned."""
-        with _same_working_directory(), preserved(), torch.compiler.set_stance("force_eager"):
+        with contextlib.chdir(Path.cwd()), preserved(), torch.compiler.set_stance("force_eager"):
             call = fresh_copy(self.call)
             reset_rng_state(self.options.seed)
             trace = None
@@ -304,16 +303,6 @@ def device_of(call: FunctionCall) -> str:
     tensors = [tensor for _, tensor in named_tensors(call.named())]
     tensors += [tensor for module in modules for tensor in module.parameters()]
     return next((tensor.device.type for tensor in tensors if tensor.device.type != "cpu"), "cpu")
-
-
-@contextlib.contextmanager
-def _same_working_directory() -> Iterator[None]:
-    """Put the working directory back on leaving."""
-    folder = Path.cwd()
-    try:
-        yield
-    finally:
-        os.chdir(folder)
 
 
 @contextlib.contextmanager

@@ -154,13 +154,14 @@ class BenchmarkRunner:
 
     def _attempts(self, workload: Workload, optimizer: str) -> Attempt:
         """What makes one run of the model."""
-        return functools.partial(attempt, functools.partial(self._prepare_run, workload, optimizer), self.options)
 
-    def _prepare_run(self, workload: Workload, optimizer: str) -> Prepared:
-        model = self.deepcopy_model(workload.module)
-        chosen = self.init_optimizer(workload, model, optimizer)
-        inputs = self.fresh_inputs(workload)
-        return Prepared(model, inputs, functools.partial(self.run_n_iterations, workload, model, inputs, chosen))
+        def prepare() -> Prepared:
+            model = self.deepcopy_model(workload.module)
+            chosen = self.init_optimizer(workload, model, optimizer)
+            inputs = self.fresh_inputs(workload)
+            return Prepared(model, inputs, functools.partial(self.run_n_iterations, workload, model, inputs, chosen))
+
+        return functools.partial(attempt, prepare, self.options)
 
     def deepcopy_model(self, module: torch.nn.Module) -> torch.nn.Module:
         """The copy that one run may change."""

@@ -45,6 +45,7 @@ def collect(device: str = "cpu") -> dict[str, Any]:
     import torch
 
     _check_device(device)
+    libraries = {name: re.search(pattern, torch.__config__.show()) for name, pattern in _LIBRARIES.items()}
     fingerprint: dict[str, Any] = {
         "schema": ROW_SCHEMA,
         "python": platform.python_version(),
@@ -57,7 +58,7 @@ def collect(device: str = "cpu") -> dict[str, Any]:
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
             "threading": _first_line(torch.__config__.parallel_info(), "ATen parallel backend"),
         },
-        "libraries": _matches(_LIBRARIES, torch.__config__.show()),
+        "libraries": {name: match[1] for name, match in libraries.items() if match is not None},
         "cpu": {"model": _cpu_model(), "machine": platform.machine(), "cores": os.cpu_count()},
         "threads": {"intra_op": torch.get_num_threads(), "inter_op": torch.get_num_interop_threads()},
         "device": _device(device),
@@ -147,11 +148,6 @@ def package_versions(names: Iterable[str]) -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     return versions
-
-
-def _matches(patterns: Mapping[str, str], text: str) -> dict[str, str]:
-    matches = {name: re.search(pattern, text) for name, pattern in patterns.items()}
-    return {name: match[1] for name, match in matches.items() if match is not None}
 
 
 def _first_line(text: str, start: str) -> str:

@@ -20,7 +20,6 @@ from hashbench.records import (
     Diagnosis,
     Divergence,
     Failure,
-    Result,
     RunCounts,
     RunOptions,
     Trace,
@@ -248,16 +247,13 @@ def difference_between(first: Run, second: Run) -> outputs.Difference | None:
 
 def fingerprint(run: Run) -> int:
     """Equal for runs whose results are equal bit by bit, whatever their strides."""
-    if run.trace is None:
-        return 0
-    return hash(tuple((result.name, *_logical(result, run.results[result.name])) for result in run.trace.results))
-
-
-def _logical(result: Result, value: Any) -> tuple[object, ...]:
-    dtype, shape, stride, text = result.digest
-    if isinstance(value, torch.Tensor) and stride != contiguous_stride(shape):
-        text = outputs.logical_value(value)
-    return dtype, shape, text
+    contents = []
+    for result in () if run.trace is None else run.trace.results:
+        (dtype, shape, stride, text), value = result.digest, run.results[result.name]
+        if isinstance(value, torch.Tensor) and stride != contiguous_stride(shape):
+            text = outputs.logical_value(value)
+        contents.append((result.name, dtype, shape, text))
+    return hash(tuple(contents))
 
 
 def confirmation(plain: Verdict | None, hashed: Verdict, *, pairs: int) -> str:

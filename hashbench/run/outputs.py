@@ -192,7 +192,10 @@ _VALUE = "value"
 def measure(a: Any, b: Any) -> Difference:
     """How far apart two results are that are not equal bit by bit: without names, and with a ``representation`` of
     ``value`` where more than that differs. Without numbers where they have no common dtype, shape and layout."""
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or not _same_form(a, b):
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return Difference((), representation=_VALUE)
+    plain = a.layout is b.layout is torch.strided and not (a.is_nested or b.is_nested)
+    if not plain or a.shape != b.shape or a.dtype != b.dtype:
         return Difference((), representation=_VALUE)
     a, b = _plain(a), _plain(b)
     differs = integer_view(a) != integer_view(b)
@@ -207,11 +210,6 @@ def measure(a: Any, b: Any) -> Difference:
         return _measure_floats(difference, a_bits.view(a.dtype), b_bits.view(b.dtype))
     except NotImplementedError:  # packed formats such as float4, which torch cannot convert
         return difference
-
-
-def _same_form(a: torch.Tensor, b: torch.Tensor) -> bool:
-    plain = not (a.is_nested or b.is_nested) and a.layout is b.layout is torch.strided
-    return plain and a.shape == b.shape and a.dtype == b.dtype
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

@@ -44,11 +44,6 @@ def _default_device() -> torch.device | None:
     return None if context is None else context.device
 
 
-def _flushes_denormals() -> bool:
-    """torch cannot say, but Python's floats obey the same flag of this thread's processor."""
-    return sys.float_info.min / 2 == 0.0
-
-
 _PRECISIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "fp32_precision": ("generic", "all"),
@@ -102,7 +97,8 @@ def _known_settings() -> dict[str, tuple[Callable[[], Any], _Setter]]:
         "num_threads": (torch.get_num_threads, torch.set_num_threads),
         "default_dtype": (torch.get_default_dtype, torch.set_default_dtype),
         "default_device": (_default_device, torch.set_default_device),
-        "flush_denormal": (_flushes_denormals, torch.set_flush_denormal),
+        # torch cannot say, but Python's floats obey the same flag of this thread's processor.
+        "flush_denormal": (lambda: sys.float_info.min / 2 == 0.0, torch.set_flush_denormal),
         "float32_matmul_precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
         "grad_enabled": (torch.is_grad_enabled, torch._C._set_grad_enabled),
         "inference_mode": (torch.is_inference_mode_enabled, lambda _: None),  # left with its context: watched only

@@ -62,17 +62,14 @@ def clone_inputs(inputs: Any) -> Any:
 
 def _clone(tensor: torch.Tensor) -> torch.Tensor:
     plain = tensor.detach().resolve_conj().resolve_neg()
-    if type(plain) in (torch.Tensor, torch.nn.Parameter) and _has_plain_memory(plain):
+    dense = plain.layout is torch.strided and not plain.is_quantized and not plain.is_nested and plain.numel() > 0
+    if dense and type(plain) in (torch.Tensor, torch.nn.Parameter):
         needed = 1 + sum((size - 1) * stride for size, stride in zip(plain.shape, plain.stride(), strict=True))
         memory = plain.as_strided((needed,), (1,)).clone()  # overlapping tensors cannot be copied element by element
         copied = memory.as_strided(plain.shape, plain.stride(), 0)
     else:
         copied = plain.clone()
     return copied.requires_grad_(tensor.requires_grad)
-
-
-def _has_plain_memory(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested and tensor.numel() > 0
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
