@@ -47,7 +47,7 @@ def test_bounds_are_those_of_scipy() -> None:
 
 @pytest.mark.parametrize(("differing", "trials"), [(0, 0), (3, 2), (-1, 5)])
 def test_what_is_no_count_has_no_rate(differing: int, trials: int) -> None:
-    with pytest.raises(ValueError, match="no count"):
+    with pytest.raises(ValueError, match="not a count"):
         rate_of(differing, trials, distinct=1, of="runs")
 
 

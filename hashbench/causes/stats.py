@@ -6,6 +6,7 @@ binomial", Biometrika 26 (1934); R. A. Fisher's exact test, one-sided.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from enum import Enum
 from math import comb
 
@@ -37,7 +38,7 @@ def rate_of(differing: int, trials: int, *, distinct: int, of: str) -> Rate:
         ValueError: ``trials`` is not positive, or ``differing`` not between 0 and ``trials``.
     """
     if not 0 <= differing <= trials or trials == 0:
-        raise ValueError(f"{differing} of {trials} is no count of outcomes that differ")
+        raise ValueError(f"{differing} of {trials} is not a count of outcomes that differ")
     low = _bound(differing, trials - differing + 1, 0.05 if differing == trials else 0.025) if differing else 0.0
     high = _bound(differing + 1, trials - differing, 0.975 if differing else 0.95) if differing < trials else 1.0
     return Rate(differing=differing, trials=trials, of=of, low=low, high=high, distinct=distinct)
@@ -76,13 +77,7 @@ def trials_needed(base: Count, *, level: float = ONE_OF_MANY) -> int:
     """
     if base[0] <= 0:
         raise ValueError("no number of trials shows that an arm differs less often than a base that never differs")
-    few, enough = 0, 1
-    while not fewer(base, (0, enough), level=level):
-        few, enough = enough, enough * 2
-    while enough - few > 1:
-        middle = (few + enough) // 2
-        few, enough = (few, middle) if fewer(base, (0, middle), level=level) else (middle, enough)
-    return enough
+    return bisect_left(range(2**20), True, key=lambda trials: fewer(base, (0, trials), level=level))
 
 
 def sure_count(arm: ExperimentResult) -> Count:
