@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from math import comb
 from typing import Any
@@ -36,19 +36,13 @@ class Around:
     ``each``: entered for every replay anew; else for a block of them. ``outside``: what it changes can reach only code
     that is not torch's own. ``inside``: it can reach only an op that calls others: a custom one, or one that torch
     composes of others. ``disturbs``: it adds a disturbance, so its outcomes are compared with those without.
-    ``on_call``: the change wants to know the call's device, and the seconds that a replay takes.
     """
 
-    change: Callable[..., AbstractContextManager[Callable[[], None] | None]]
+    change: Change
     each: bool = False
     outside: bool = False
     inside: bool = False
     disturbs: bool = False
-    on_call: bool = False
-
-    def around(self, device: torch.device, *, seconds: float) -> Change:
-        """The change for a call on this device whose replay takes so many seconds."""
-        return functools.partial(self.change, device, seconds) if self.on_call else self.change
 
     def __call__(self, name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
         if self.outside and not replayer.custom:
@@ -58,8 +52,7 @@ class Around:
         tally = replayer.against_in_place() if self.disturbs else Tally()
         if name == "nondeterministic" and replayer.call.settings.get("deterministic_algorithms") == "off":
             return replayer.repeated.result(name, note="as it was captured")
-        change = self.around(replayer.call.device, seconds=replayer.cost)
-        result = replayer.compared(name, left, change=change, each=self.each, tally=tally)
+        result = replayer.compared(name, left, change=self.change, each=self.each, tally=tally)
         if self.disturbs:
             replayer.keep(tally)
         return result
@@ -91,39 +84,32 @@ def tf32(*, on: bool) -> Iterator[None]:
     the newer ones, too, so they go first; what the newer ones inherit from ``torch.backends.fp32_precision`` has to
     be overruled by themselves.
     """
+    backends: Any = torch.backends  # torch declares neither ``conv`` nor ``rnn``
+    older = (backends.cuda.matmul, backends.cudnn)
+    newer = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
+
+    def put(precision: str, *flags: bool) -> None:
+        for owner, flag in zip(older, flags, strict=False):
+            owner.allow_tf32 = flag
+        for owner in newer:
+            owner.fp32_precision = precision
+
     with preserved(), getattr(torch.backends, "__allow_nonbracketed_mutation", nullcontext)():
-        older = _older_names()
+        put("tf32")  # torch raises on reading an older name that is off beside newer ones that are on
+        before = [_reads_on(owner) for owner in older]
         try:
-            _set_older_names(matmul=on, cudnn=on)
-            _set_newer_names("tf32" if on else "ieee")
+            put("tf32" if on else "ieee", on, on)
             yield
         finally:
-            _set_older_names(**older)  # not by ``preserved``, which cannot read what contradicts the newer ones
+            for owner, flag in zip(older, before, strict=True):  # ``preserved`` cannot read what contradicts
+                owner.allow_tf32 = flag
 
 
-def _older_names() -> dict[str, bool]:
-    """What the older names say, also where they contradict the newer ones, which are all ``tf32`` afterwards: then
-    torch raises on reading an older one that is not."""
-    _set_newer_names("tf32")
-    owners: dict[str, Any] = {"matmul": torch.backends.cuda.matmul, "cudnn": torch.backends.cudnn}
-    known = {}
-    for name, owner in owners.items():
-        try:
-            known[name] = bool(owner.allow_tf32)
-        except RuntimeError:
-            known[name] = False
-    return known
-
-
-def _set_older_names(*, matmul: bool, cudnn: bool) -> None:
-    torch.backends.cuda.matmul.allow_tf32 = matmul
-    torch.backends.cudnn.allow_tf32 = cudnn
-
-
-def _set_newer_names(precision: str) -> None:
-    backends: Any = torch.backends  # torch declares neither ``conv`` nor ``rnn``
-    for owner in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
-        owner.fp32_precision = precision
+def _reads_on(owner: Any) -> bool:
+    try:
+        return bool(owner.allow_tf32)
+    except RuntimeError:
+        return False
 
 
 # ------------------------------------------------------------------------------------------------ a busy device
@@ -136,8 +122,14 @@ _WIDTH = 2048
 _MOST_PRODUCTS = 20_000
 
 
+def busy_stream(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
+    """Each replay beside a second stream of its device that is busy for longer."""
+    change = functools.partial(second_stream, replayer.call.device, replayer.cost)
+    return Around(change, each=True, disturbs=True)(name, replayer, left)
+
+
 @contextmanager
-def busy_stream(device: torch.device, seconds: float) -> Iterator[None]:
+def second_stream(device: torch.device, seconds: float) -> Iterator[None]:
     """Matrix products keep a second stream of ``device`` busy, from before the body begins and for twice the
     ``seconds`` that it takes, up to a second; waits for them on leaving."""
     wanted = min(MOST_BUSY_SECONDS, max(BUSY_SECONDS, 2 * seconds))
@@ -438,7 +430,7 @@ METHODS: Mapping[str, Method] = {
     "one_worker": Around(controls.single_worker_pools, outside=True),
     "moved": moved,
     "busy": Around(controls.busy_threads, disturbs=True),
-    "busy_stream": Around(busy_stream, each=True, disturbs=True, on_call=True),
+    "busy_stream": busy_stream,
     "fresh_memory": fresh_memory,
     "deterministic": _settings(deterministic_algorithms="on", fill_uninitialized_memory="False"),
     "deterministic_fill": _settings(deterministic_algorithms="on", fill_uninitialized_memory="True"),

@@ -353,10 +353,8 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", AROUND)
 def test_an_experiment_changes_what_it_says_and_puts_it_back_also_on_error(name: str) -> None:
-    if name == "busy_stream":
-        pytest.skip("needs an accelerator")
     before = settings()
-    with suppress(ZeroDivisionError), AROUND[name].around(torch.device("cpu"), seconds=0.1)():
+    with suppress(ZeroDivisionError), AROUND[name].change():
         assert CHANGES.get(name, {}).items() <= settings().items()
         raise ZeroDivisionError
     assert settings() == before
@@ -389,7 +387,7 @@ def test_tf32_is_switched_by_names_that_do_not_contradict_each_other(before: str
     with preserved():
         TF32_BEFORE[before]()
         known = settings()
-        with AROUND["tf32_on" if on else "tf32_off"].around(torch.device("cuda"), seconds=0.1)():
+        with AROUND["tf32_on" if on else "tf32_off"].change():
             assert torch.backends.cuda.matmul.allow_tf32 is on
             assert torch.backends.cudnn.allow_tf32 is on
             owners = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
@@ -412,7 +410,7 @@ def test_tf32_is_switched_by_names_that_do_not_contradict_each_other(before: str
 )
 def test_a_kind_of_device_gets_the_arms_that_make_sense_there(device: str, special: set[str]) -> None:
     everywhere = {"deterministic", "deterministic_fill", "nondeterministic", "entropy", "clocks", "one_worker", "busy"}
-    found = {name for name in AROUND if EXPERIMENTS[name].runs_on(torch.device(device).type)}
+    found = {name for name in (*AROUND, "busy_stream") if EXPERIMENTS[name].runs_on(torch.device(device).type)}
     assert found == everywhere | special
 
 
@@ -675,7 +673,7 @@ def test_a_second_stream_of_the_call_is_busy_long_enough(
     done, device = streams(monkeypatch, milliseconds=milliseconds), torch.device("cuda:1")
     for _ in range(2):
         done.clear()
-        with AROUND["busy_stream"].around(device, seconds=seconds)():
+        with methods.second_stream(device, seconds):
             assert done[-3:] == ["entered", f"{products} products", "left"]
         assert done[-1] == "waited"
     assert "5 products" not in done, "it warms up and measures once"
@@ -687,7 +685,7 @@ def test_a_second_stream_of_the_call_is_busy_long_enough(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
 def test_a_second_stream_is_busy_while_a_call_on_a_gpu_runs() -> None:
     device = torch.device("cuda", torch.cuda.device_count() - 1)
-    with AROUND["busy_stream"].around(device, seconds=0.0)():
+    with methods.second_stream(device, 0.0):
         begin = time.perf_counter()
         torch.accelerator.synchronize(device)
         assert 0.02 < time.perf_counter() - begin < 0.5

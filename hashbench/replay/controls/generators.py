@@ -9,12 +9,13 @@ import random
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from hashbench.processes import uncollected
 from hashbench.run.rng import GENERATORS, state_access, state_value
 
 _NOT_USERS = frozenset(sys.stdlib_module_names) | {"hashbench"}
@@ -35,7 +36,7 @@ class Generators:
         objects of the process, which takes about half a second. Left out: ``SystemRandom``, which has no state, and
         what the standard library and hashbench hold.
         """
-        with _collector_paused():
+        with uncollected():  # while it works, the collector forgets tuples and dicts that hold nothing it must know
             return cls(_named(*_living()))
 
     @property
@@ -57,18 +58,6 @@ class Generators:
 # ----------------------------------------------------------------------------------------------------- finding
 
 _CHUNK = 50_000
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """While it works, the collector forgets tuples and dicts that hold nothing it must know."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _living() -> tuple[list[Any], list[Any]]:
