@@ -128,7 +128,8 @@ class Observer:
             raise _cannot_observe(name, "a tensor in it cannot be put back, for an object of another kind holds it")
         unique, op = self._numbered(name), f"{_MARK} {name}"
         with _quietly():
-            new, saved, note = self._exchange(_id(op, unique), [leaves[number] for number in numbers], in_place=True)
+            old = [leaves[number] for number in numbers]
+            new, saved, note = self._exchange(_id(op, unique), old, in_place=True, name=unique)
         for number, replacement in zip(numbers, new, strict=True):
             if replacement is not leaves[number]:
                 with _disable_current_modes():
@@ -149,7 +150,7 @@ class Observer:
         def exchange(grad: torch.Tensor) -> torch.Tensor:
             unique, op = self._numbered(grad_name), f"{_MARK} {grad_name}"
             with _quietly():  # a hook must not write to the gradient it gets
-                (new,), saved, note = self._exchange(_id(op, unique), [grad], in_place=False)
+                (new,), saved, note = self._exchange(_id(op, unique), [grad], in_place=False, name=unique)
             self._add(unique, op, new, source=source, saved=saved, note=note)
             return new
 
@@ -202,16 +203,17 @@ class Observer:
     # ------------------------------------------------------------------------------------------ saving, putting back
 
     def _exchange(
-        self, name: str, tensors: Sequence[torch.Tensor], *, in_place: bool
+        self, node: str, tensors: Sequence[torch.Tensor], *, in_place: bool, name: str = ""
     ) -> tuple[list[torch.Tensor], tuple[Saved, ...], str]:
-        """Save tensors in a reference run, or put the saved ones in their place; call with dispatch modes off.
+        """Save the tensors of the record ``node`` in a reference run, or put the saved ones in their place; call with
+        dispatch modes off.
 
         Returns the tensors that hold the value now, what was saved, and why nothing could be put back.
         """
-        copies = [files.savable(tensor, name) for tensor in tensors]
+        copies = [files.savable(tensor, name or node) for tensor in tensors]
         if not self.is_verification_run:
             return list(tensors), tuple(map(self._save, tensors, copies)), ""
-        saved = self._to_put_back.get(name, ())
+        saved = self._to_put_back.get(node, ())
         note = _misfit(saved, copies)
         if note:
             return list(tensors), (), note
@@ -223,8 +225,7 @@ class Observer:
             differed |= other
             if one.device != str(tensor.device):
                 moved.add(f"{one.device} to {tensor.device}")
-        shown = name.rpartition("#")[2] if name.startswith(f"{_MARK} ") else name
-        self.put_back.append(PutBack(shown, differed, ", ".join(sorted(moved))))
+        self.put_back.append(PutBack(name or node, differed, ", ".join(sorted(moved))))
         return new, (), ""
 
     def _save(self, tensor: torch.Tensor, copy: torch.Tensor) -> Saved:
