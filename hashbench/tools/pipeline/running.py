@@ -4,11 +4,12 @@ files in a folder."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -200,7 +201,14 @@ def first_steps(
     if model is None:
         absent = dict.fromkeys(("predictions", "shown", "losses"), _NO_MODEL)
         return Outputs(None, None, None, absent), None, None
-    optimizer = _optimizer(config, model)
+    parts: Mapping[str, Callable[..., Any]] = {
+        "make_optimizer": _sgd,
+        "forward": _forward,
+        "loss": _loss,
+        **config.functions,
+    }
+    forward, compute_loss = parts["forward"], parts["loss"]
+    optimizer = parts["make_optimizer"](model.parameters())
     trace = HashDebugTrace(model=model, settings=settings)
     layers: list[tuple[str, ...]] = []
     losses: list[str] = []
@@ -212,10 +220,10 @@ def first_steps(
         trace.iteration = step
         with trace:
             with _inspected(model, layers) if step == 0 else contextlib.nullcontext():
-                output = _forward(config, model, batch)
+                output = forward(model, batch)
             if step == 0:
                 first = _outputs(output)
-            loss = _loss(config, output, batch) if optimizer is not None or config.functions.get("loss") else None
+            loss = compute_loss(output, batch) if optimizer is not None or "loss" in config.functions else None
             if loss is not None and optimizer is not None:
                 optimizer.zero_grad()
                 loss.backward()
@@ -258,30 +266,21 @@ def _note(trace: HashDebugTrace, name: str, output: Any) -> None:
             trace.add_result(leaf, value)
 
 
-# ---------------------------------------------------------------------------------------- the parts' own defaults
+# ---------------------------------------------------------------------------------------- what the pipeline leaves out
 
 
-def _optimizer(config: Config, model: torch.nn.Module) -> torch.optim.Optimizer | None:
-    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    make = config.functions.get("make_optimizer")
-    if make is not None:
-        return make(model.parameters())  # type: ignore[no-any-return]
+def _sgd(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer | None:
+    learning = [parameter for parameter in parameters if parameter.requires_grad]
     return torch.optim.SGD(learning, lr=0.01) if learning else None
 
 
-def _forward(config: Config, model: torch.nn.Module, batch: Any) -> Any:
-    forward = config.functions.get("forward")
-    if forward is not None:
-        return forward(model, batch)
+def _forward(model: torch.nn.Module, batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(batch[0]) if isinstance(batch, (list, tuple)) else model(batch)
 
 
-def _loss(config: Config, output: Any, batch: Any) -> torch.Tensor:
-    loss = config.functions.get("loss")
-    if loss is not None:
-        return loss(output, batch)  # type: ignore[no-any-return]
+def _loss(output: Any, batch: Any) -> torch.Tensor:
     targets = batch[1] if isinstance(batch, (list, tuple)) and len(batch) > 1 else None
     if (
         isinstance(output, torch.Tensor)
@@ -308,21 +307,16 @@ def _inspected(model: torch.nn.Module, rows: list[tuple[str, ...]]) -> Iterator[
     """Every module's outputs, as rows of ``observed.LAYER_COLUMNS``, in the order in which the modules return."""
     calls: dict[str, int] = {}
 
-    def hook(name: str, module: torch.nn.Module, output: Any) -> None:
+    def note(name: str, module: torch.nn.Module, _inputs: Any, output: Any) -> None:
         number = calls[name] = calls.get(name, -1) + 1
         with _disable_current_modes(), torch.no_grad():
             for path, tensor in named_tensors(output):
                 rows.append((name, type(module).__name__, str(number), path, *_statistics(tensor)))
 
-    handles = [
-        module.register_forward_hook(lambda module, _, output, name=name: hook(name, module, output))
-        for name, module in model.named_modules()
-    ]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for name, module in model.named_modules():
+            hooks.enter_context(module.register_forward_hook(functools.partial(note, name)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _statistics(tensor: torch.Tensor) -> tuple[str, ...]:
