@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import dataclasses
 import io
@@ -11,7 +10,7 @@ import json
 import pytest
 
 from hashbench.cli import main
-from hashbench.cli.reading import count, suites_to_sweep
+from hashbench.cli.reading import count
 from hashbench.suites import csv_file, registry
 
 ZOO = """
@@ -54,12 +53,6 @@ def test_a_model_of_an_accelerator_says_what_it_needs_in_every_format(capsys, mo
     assert [row["devices"] for row in json.loads(capsys.readouterr().out)] == [["cuda", "xpu"], []]
 
 
-def test_parameters_are_counted_in_three_digits(capsys):
-    assert main(["list", "--suite", "torchvision"]) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if " resnet18 " in line]
-    assert "  11.7 M  " in line
-
-
 @pytest.mark.parametrize(
     ("number", "text"),
     [
@@ -93,13 +86,6 @@ def test_a_suite_that_is_not_installed_is_listed_with_what_to_do(capsys, monkeyp
     said = capsys.readouterr()
     assert "lcnet_050" in said.out
     assert said.err == "hashbench: timm is not installed: pip install 'hashbench[timm]'\n"
-    assert main(["sweep", "--suite", "timm", "--inference"]) == 2
-    said = capsys.readouterr()
-    assert (said.out, said.err) == (
-        "",
-        "hashbench: cannot sweep timm: the package no_such_package is not installed. "
-        "Install it: pip install 'hashbench[timm]'\n",
-    )
 
 
 def test_all_says_what_it_leaves_out(capsys):
@@ -122,12 +108,6 @@ def test_a_broken_package_does_not_hide_the_other_suites(capsys, monkeypatch, tm
     assert " resnet18 " in said.out
     assert "cannot use broken of the package broken as a suite: its import raised ModuleNotFoundError" in said.err
     assert main(["list", "--suite", "broken"]) == 2
-
-
-def test_a_sweep_takes_the_small_variant_and_says_where_there_is_none(capsys):
-    asked = argparse.Namespace(suite=["huggingface", "torchvision"], tiny=True)
-    assert suites_to_sweep(asked) == ("huggingface_tiny", "torchvision")
-    assert capsys.readouterr().err == "hashbench: torchvision has no small variant: its models have their full size\n"
 
 
 def test_a_note_that_a_spreadsheet_would_execute_is_defused(capsys, tmp_path):

@@ -102,30 +102,31 @@ def train(net: nn.Module) -> int:
     return 1
 
 
-def step(optimizer: torch.optim.Optimizer, net: nn.Module) -> int:
+def step(net: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     for parameter in net.parameters():
         parameter.grad = torch.full_like(parameter, entropy())
     optimizer.step()
     return 1
 
 
-def test_an_argument_that_is_written_differently_is_a_difference() -> None:
-    assert examine(write_into, torch.ones(2)).differing_results == "input.0"
-
-
-def test_a_gradient_of_an_argument_that_differs_is_a_difference() -> None:
-    row = examine(gradient_of, x=torch.ones(2, requires_grad=True))
-    assert (row.accuracy, row.differing_results) == ("eager_two_runs_differ", "input_grad.x")
-
-
-def test_gradients_of_a_module_are_compared() -> None:
-    assert examine(train, Net()).differing_results == "grad.0.layer.weight, grad.0.layer.bias"
-
-
-def test_the_state_of_an_optimizer_is_compared() -> None:
+def net_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
     net = Net()
-    row = examine(step, torch.optim.SGD(net.parameters(), lr=0, momentum=0.5), net)
-    assert "optimizer.0.0.momentum_buffer" in row.differing_results
+    return net, torch.optim.SGD(net.parameters(), lr=0, momentum=0.5)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "differing"),
+    [
+        pytest.param(write_into, lambda: [torch.ones(2)], "input.0", id="an argument that is written"),
+        pytest.param(gradient_of, lambda: [torch.ones(2, requires_grad=True)], "input_grad.0", id="its gradient"),
+        pytest.param(train, lambda: [Net()], "grad.0.layer.weight, grad.0.layer.bias", id="gradients of a module"),
+        pytest.param(step, net_and_optimizer, "optimizer.1.0.momentum_buffer", id="the state of an optimizer"),
+    ],
+)
+def test_what_a_function_changes_is_compared(function, arguments, differing) -> None:
+    row = examine(function, *arguments())
+    assert row.accuracy == "eager_two_runs_differ"
+    assert differing in row.differing_results
 
 
 @pytest.mark.parametrize(("every_op", "accuracy"), [(False, "pass"), (True, "eager_two_runs_differ")])
