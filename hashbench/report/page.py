@@ -268,15 +268,15 @@ def groups_of(judgements: Iterable[Judgement]) -> Groups:
     for one in judgements:
         alike.setdefault((one.status, *_reason(one)), []).append(one)
     order = list(ExpectationStatus)
-    ranked = sorted(alike.values(), key=lambda lot: (not lot[0].worse, order.index(lot[0].status), -len(lot)))
+    ranked = sorted(alike.values(), key=lambda same: (not same[0].worse, order.index(same[0].status), -len(same)))
     seen: Counter[ExpectationStatus] = Counter()
     groups, left, omitted = [], MEMBERS_IN_ALL, 0
-    for lot in ranked:
-        seen[lot[0].status] += 1
-        if seen[lot[0].status] > GROUPS:
-            omitted += len(lot)
+    for same in ranked:
+        seen[same[0].status] += 1
+        if seen[same[0].status] > GROUPS:
+            omitted += len(same)
         else:
-            groups.append(Group(tuple(lot[: max(1, min(left, MEMBERS))]), len(lot)))
+            groups.append(Group(tuple(same[: max(1, min(left, MEMBERS))]), len(same)))
             left -= len(groups[-1].members)
     return Groups(tuple(groups), omitted)
 

@@ -13,7 +13,7 @@ from math import inf
 from tabulate import tabulate
 
 from hashbench.divergence.align import align
-from hashbench.records import ROW_COLUMNS, ROW_KEY, Divergence, OpRecord, Row, Trace, Verdict
+from hashbench.records import ROW_COLUMNS, ROW_KEY, Divergence, Row, Trace, Verdict
 from hashbench.report.compare import Comparison, ModelChange, Outcome
 from hashbench.results.rows import csv_line, defuse
 from hashbench.text import a_few, count, one_line, shorten
@@ -116,7 +116,7 @@ def escape_markdown(text: str) -> str:
     """``text`` so that Markdown shows it as it is: no table cell ends, no markup and no HTML begins."""
     escaped = html.escape(one_line(text), quote=False)
     # Underscores count only at the edges of words, and nearly every model has some inside.
-    return re.sub(r"([\\`*\[\]|~])|(?<![^\W_])_|_(?![^\W_])", lambda found: f"\\{found.group()}", escaped)
+    return re.sub(r"([\\`*\[\]|~])|(?<![^\W_])_|_(?![^\W_])", lambda match: f"\\{match.group()}", escaped)
 
 
 Cell = Callable[[str], str]
@@ -149,21 +149,24 @@ def _change_cells(change: ModelChange) -> list[str]:
 
 
 def _split(changes: Iterable[ModelChange]) -> tuple[list[ModelChange], list[str]]:
-    """The changes that are listed one by one, and a line for each lot of those that are not."""
-    lots: dict[tuple[str, ...], list[ModelChange]] = {}
+    """The changes that are listed one by one, and a line for each group of those that are not."""
+    groups: dict[tuple[str, ...], list[ModelChange]] = {}
     for change in changes:
-        lots.setdefault((change.outcome, *_lot(change)), []).append(change)
+        groups.setdefault((change.outcome, *_shared(change)), []).append(change)
     listed: list[ModelChange] = []
     lines: list[str] = []
-    for (outcome, kind, *why), lot in lots.items():
-        if not kind or (kind == "alike" and len(lot) < LISTED_ALIKE):
-            listed += lot
+    for (outcome, kind, *why), group in groups.items():
+        if not kind or (kind == "alike" and len(group) < LISTED_ALIKE):
+            listed += group
         elif kind != "counted":
-            lines.append(f"{outcome}: {'whole group ' * (kind == 'group')}{', '.join(why)} {_inside(lot)}")
+            counts = Counter(row.accuracy for change in group if (row := change.new or change.base))
+            statuses = ", ".join(f"{number} {status}" for status, number in counts.most_common())
+            what = f"{'whole group ' * (kind == 'group')}{', '.join(why)}"
+            lines.append(f"{outcome}: {what} ({count(len(group), 'model')}: {statuses})")
     return listed, lines
 
 
-def _lot(change: ModelChange) -> tuple[str, ...]:
+def _shared(change: ModelChange) -> tuple[str, ...]:
     """What a change has in common with others that can share its line: first how they are shown, then why."""
     *group, _ = change.key
     if change.outcome is Outcome.NOT_SELECTED:
@@ -175,12 +178,6 @@ def _lot(change: ModelChange) -> tuple[str, ...]:
     if change.outcome is Outcome.NOT_COMPARABLE:
         return "alike", change.note, *filter(None, group)
     return ("",)
-
-
-def _inside(lot: Sequence[ModelChange]) -> str:
-    counts = Counter(row.accuracy for change in lot if (row := change.new or change.base))
-    statuses = ", ".join(f"{number} {status}" for status, number in counts.most_common())
-    return f"({count(len(lot), 'model')}: {statuses})"
 
 
 # ------------------------------------------------------------------------------------------- for other programs
@@ -266,55 +263,48 @@ def _summary_of_equal(first: Trace, verdict: Verdict) -> str:
     return f"The traces are equal: {len(first.records)} records, {len(first.results)} results."
 
 
-def _divergence_lines(found: Divergence) -> Iterator[str]:
+def _divergence_lines(divergence: Divergence) -> Iterator[str]:
     facts = (
-        ("first divergence", found.node),
-        ("origin", found.origin),
-        ("kernel", found.kernel),
-        ("module", found.module),
-        ("phase", f"{found.phase}, iteration {found.iteration}" if found.phase else ""),
-        ("forward op", found.forward_op),
-        ("source line", found.source),
-        ("what differs", found.detail),
-        ("first run", found.first),
-        ("second run", found.second),
+        ("first divergence", divergence.node),
+        ("origin", divergence.origin),
+        ("kernel", divergence.kernel),
+        ("module", divergence.module),
+        ("phase", f"{divergence.phase}, iteration {divergence.iteration}" if divergence.phase else ""),
+        ("forward op", divergence.forward_op),
+        ("source line", divergence.source),
+        ("what differs", divergence.detail),
+        ("first run", divergence.first),
+        ("second run", divergence.second),
     )
     yield from (f"{name + ':':18}{value}" for name, value in facts if value)
-    if found.steered_by is not None:
-        steering = found.steered_by
+    if (steering := divergence.steered_by) is not None:
         origin = f", which came from {steering.kernel}" if steering.kernel else ""
         yield f"{'steered by:':18}{steering.record} returned {steering.first} and {steering.second}{origin}"
 
 
-def _excerpt(first: Trace, second: Trace, found: Divergence, context: int) -> Iterator[str]:
+def _excerpt(first: Trace, second: Trace, divergence: Divergence, context: int) -> Iterator[str]:
     """A unified diff of the records around the divergence."""
     pairs = align(first.records, second.records)
-    ids = [{record.id for record in (_at(first, a), _at(second, b)) if record is not None} for a, b in pairs]
-    places = [place for place, names in enumerate(ids) if found.node in names]
-    if not places:
-        places = [place for place, (a, _) in enumerate(pairs) if a == found.op_index]
-    if not places:
+    records = [
+        [None if at is None else trace.records[at] for trace, at in zip((first, second), pair, strict=True)]
+        for pair in pairs
+    ]
+    named = [n for n, pair in enumerate(records) if any(record and record.id == divergence.node for record in pair)]
+    named += [n for n, (a, _) in enumerate(pairs) if a == divergence.op_index]
+    if not named:
         return
-    low, high = max(0, places[0] - context), min(len(pairs), places[0] + context + 1)
-    digits = [_digits(first), _digits(second)]
+    low, high = max(0, named[0] - context), min(len(pairs), named[0] + context + 1)
+    digests = [_digests(first), _digests(second)]
     yield f"records {low} to {high - 1} (- first run, + second run):"
-    for place in range(low, high):
-        a, b = (_at(trace, index) for trace, index in zip((first, second), pairs[place], strict=True))
-        line_a = None if a is None else record_line(a, digits[0])
-        line_b = None if b is None else record_line(b, digits[1])
-        if line_a == line_b and line_a is not None:
-            yield f"  {line_a}"
+    for pair in records[low:high]:
+        lines = [record and record_line(record, known) for record, known in zip(pair, digests, strict=True)]
+        if lines[0] == lines[1]:
+            yield f"  {lines[0]}"
         else:
-            yield from (f"{sign} {line}" for sign, line in (("-", line_a), ("+", line_b)) if line is not None)
+            yield from (f"{sign} {line}" for sign, line in zip("-+", lines, strict=True) if line is not None)
 
 
-def _at(trace: Trace, index: int | None) -> OpRecord | None:
-    return None if index is None else trace.records[index]
-
-
-def _digits(trace: Trace) -> dict[str, str]:
-    digits = {leaf.id: leaf.digest.value[:8] for leaf in trace.leaves}
-    for record in trace.records:
-        if record.outputs:
-            digits[record.id] = short_digest(record.outputs)
-    return digits
+def _digests(trace: Trace) -> dict[str, str]:
+    """What each leaf and record holds, by its id."""
+    leaves = {leaf.id: leaf.digest.value[:8] for leaf in trace.leaves}
+    return leaves | {record.id: short_digest(record.outputs) for record in trace.records if record.outputs}

@@ -312,10 +312,10 @@ def with_evidence(row: Row, folder: Path) -> Row:
     if not row.evidence or row.evidence.results:
         return row
     key = file_key(suite=row.suite, mode=_safe(row.mode, extra=""), name=row.name)
-    found = _row_if_any(folder / "rows" / f"{key}.json", ModelSpec(suite=row.suite, name=row.name), row.mode)
-    if found is None or (row_key(found), one_line(found.evidence.text)) != (row_key(row), row.evidence.text):
+    kept = _row_if_any(folder / "rows" / f"{key}.json", ModelSpec(suite=row.suite, name=row.name), row.mode)
+    if kept is None or (row_key(kept), one_line(kept.evidence.text)) != (row_key(row), row.evidence.text):
         return row
-    return replace(row, evidence=found.evidence)
+    return replace(row, evidence=kept.evidence)
 
 
 def _row_if_any(path: Path, spec: ModelSpec, mode: str) -> Row | None:

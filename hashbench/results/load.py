@@ -136,9 +136,9 @@ def csv_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     for pattern in (ACCURACY_FILE, f"*/{ACCURACY_FILE}", "*.csv"):
-        found = [file for file in sorted(path.glob(pattern)) if not is_audit(file)]  # which may lie beside
-        if found:
-            return found
+        files = [file for file in sorted(path.glob(pattern)) if not is_audit(file)]  # which may lie beside
+        if files:
+            return files
     raise HashbenchError(
         f"{path} holds no {ACCURACY_FILE} and no other CSV",
         consequence="no sweep can be read from it",
@@ -166,6 +166,8 @@ def load_file(path: Path) -> Sweep:
 
 
 def _provenance(table: Table, rows: Collection[Row]) -> dict[tuple[str, ...], Provenance]:
+    if not set(EXPECTED_COLUMNS) & set(table.cells.columns):
+        return {}
     cells = table.cells.reindex(columns=list(EXPECTED_COLUMNS), fill_value="").map(restore)
     cells = cells[cells.any(axis="columns")]
     for line, values in zip(cells.index, cells.itertuples(index=False), strict=True):

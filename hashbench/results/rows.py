@@ -266,11 +266,11 @@ class RowFormat(Generic[T]):
                 tip="Read it with the version that wrote it, or delete these columns.",
             )
 
-    def _no_word(self, column: str, word: str, place: str) -> HashbenchError:
+    def _no_word(self, column: str, word: str, where: str) -> HashbenchError:
         name, words = self.words[column]
         near = difflib.get_close_matches(word, words, n=1)
         return HashbenchError(
-            f"{place} has the {column} {one_line(word)[:80]!r}",
+            f"{where} has the {column} {one_line(word)[:80]!r}",
             consequence=f"hashbench knows no such {name}",
             tip=f"Did you mean {near[0]}?" if near else f"It is one of: {', '.join(words)}.",
         )
