@@ -374,7 +374,9 @@ def expect(new: Sweep, *, known: Sweep | None, only: Collection[str] = (), link:
         raise HashbenchError(f"{new.label} holds no rows", consequence="nothing was written", tip="Finish the sweep.")
     if not is_link(link):
         raise HashbenchError(
-            f"{one_line(link)[:80]!r} is no address", consequence="nothing was written", tip="Begin it with https://."
+            f"{one_line(link)[:80]!r} is not an address",
+            consequence="nothing was written",
+            tip="Begin it with https://.",
         )
     # Folders of the sweep that the row came from do not lie beside a CSV of expected rows.
     taken = tuple(replace(row, repro="", traces="") for row in new.rows if not only or row.name in only)

@@ -176,7 +176,7 @@ def _provenance(table: Table, rows: Collection[Row]) -> dict[tuple[str, ...], Pr
             if not valid(text):
                 raise HashbenchError(
                     f"line {line} of {table.path} has {one_line(text)[:80]!r} as {column}",
-                    consequence=f"that is no {what}",
+                    consequence=f"that is not {what}",
                     tip=tip,
                 )
     by_line = dict(zip(table.cells.index, rows, strict=True))
@@ -202,9 +202,9 @@ def is_link(text: str) -> bool:
 
 _DATE_TIP = "Write it as 2026-11-20, or leave it empty."
 _CHECKS = (
-    ("since", is_date, "date", _DATE_TIP),
-    ("seen", is_date, "date", _DATE_TIP),
-    ("link", is_link, "address", "It begins with https:// and holds no spaces or quotes."),
+    ("since", is_date, "a date", _DATE_TIP),
+    ("seen", is_date, "a date", _DATE_TIP),
+    ("link", is_link, "an address", "It begins with https:// and holds no spaces or quotes."),
 )
 
 
@@ -233,7 +233,7 @@ def _dynamo_rows(table: Table) -> list[Row]:
         if not _STATUS_WORD.fullmatch(accuracy) or not name:
             raise HashbenchError(
                 f"line {line} of {table.path} has {accuracy!r} as accuracy of {name!r}",
-                consequence="that is no result",
+                consequence="that is not a result",
                 tip="Is it a CSV of an --accuracy run?",
             )
         # Dynamo writes 0 where it does not know the batch size.

@@ -73,8 +73,8 @@ def test_rows_that_the_sweep_lacks_are_kept_and_counted():
 
 def test_what_it_refuses():
     for arguments, message in (
-        ({"link": "javascript:alert(1)"}, "is no address"),
-        ({"link": "https://example.org/<b>"}, "is no address"),
+        ({"link": "javascript:alert(1)"}, "is not an address"),
+        ({"link": "https://example.org/<b>"}, "is not an address"),
     ):
         with pytest.raises(HashbenchError, match=message):
             update(sweep(row()), **arguments)
