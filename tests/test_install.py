@@ -72,6 +72,8 @@ def names(wheel: Path) -> list[str]:
         "hashbench/data/mode_dependent_ops.csv",
         "hashbench/models/torchvision.csv",
         "hashbench/models/specimens.csv",
+        "hashbench/report/templates/night.md.jinja",
+        "hashbench/report/templates/report.html",
         "hashbench/repro/templates/REPORT.md.jinja",
         "hashbench/repro/templates/experiments/repeat.py.jinja",
         "hashbench/models/specimens/races.py",
