@@ -62,6 +62,7 @@ def builtin_answering(
     call = ctypes.cast(ctypes.pythonapi.PyObject_Call, c_void_p).value
     asking = _MethodDef(known.name, call, _VARARGS_AND_KEYWORDS, known.doc)
     ctypes.pythonapi.Py_IncRef(py_object(bound))  # the garbage collector counts what a builtin is bound to
+    # In one step, while this thread holds the interpreter lock: another one may be about to call it.
     fields[:] = [ctypes.addressof(asking), id(bound), fields[2], fields[3], None]
     try:
         yield
