@@ -23,7 +23,9 @@ def fingerprint(*names: str, hip: str | None = None, memory: float | None = 1000
     return {"torch": {"hip_build": hip}, "device": {"each": [{"name": name, **told} for name in names]}}
 
 
-ONE, FOUR = fingerprint("H200"), fingerprint(*["H200"] * 4)
+ONE, TWO, FOUR = (fingerprint(*["H200"] * count) for count in (1, 2, 4))
+ROCM = fingerprint("MI300", "MI300", hip="7.0")
+VARIABLES = {name: f"{name}_VISIBLE_DEVICES" for name in ("CUDA", "HIP", "ROCR")} | {"ZE": "ZE_AFFINITY_MASK"}
 
 
 @pytest.mark.parametrize(
@@ -41,90 +43,33 @@ def test_the_next_worker_gets_the_device_with_the_fewest(count: int, taken: list
 
 
 @pytest.mark.parametrize(
-    ("device", "told", "environment", "variables"),
+    ("device", "told", "environment", "seen"),
     [
-        pytest.param("cpu", {"device": {"type": "cpu"}}, {}, [], id="the CPU"),
-        pytest.param("mps", ONE, {}, [], id="a kind without such a variable"),
-        pytest.param("cuda", {}, {}, [], id="nothing is told"),
-        pytest.param("cuda", ONE, {}, [{"CUDA_VISIBLE_DEVICES": "0"}], id="one GPU"),
-        pytest.param("cuda", FOUR, {}, [{"CUDA_VISIBLE_DEVICES": n} for n in "0123"], id="four GPUs"),
-        pytest.param("cuda:1", FOUR, {}, [{"CUDA_VISIBLE_DEVICES": "1"}], id="one of four by number"),
-        pytest.param("cuda:4", FOUR, {}, [], id="a number that is not there"),
-        pytest.param(
-            "cuda",
-            fingerprint("H200", "H200"),
-            {"CUDA_VISIBLE_DEVICES": "6, 3"},
-            [{"CUDA_VISIBLE_DEVICES": "6"}, {"CUDA_VISIBLE_DEVICES": "3"}],
-            id="those that the user made visible, in the user's order",
-        ),
-        pytest.param(
-            "cuda:1",
-            fingerprint("H200", "H200"),
-            {"CUDA_VISIBLE_DEVICES": "6,3"},
-            [{"CUDA_VISIBLE_DEVICES": "3"}],
-            id="a number counts among those",
-        ),
-        pytest.param(
-            "cuda",
-            fingerprint("H200", "H200"),
-            {"CUDA_VISIBLE_DEVICES": "GPU-8932f937,GPU-1c5e9a02"},
-            [{"CUDA_VISIBLE_DEVICES": "GPU-8932f937"}, {"CUDA_VISIBLE_DEVICES": "GPU-1c5e9a02"}],
-            id="by UUID",
-        ),
-        pytest.param(
-            "cuda",
-            ONE,
-            {"CUDA_VISIBLE_DEVICES": "2,-1,3"},
-            [{"CUDA_VISIBLE_DEVICES": "2"}],
-            id="the driver stops at what is no device",
-        ),
-        pytest.param(
-            "cuda",
-            fingerprint("H200", "T400", "H200"),
-            {},
-            [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "2"}],
-            id="not those of another model",
-        ),
-        pytest.param(
-            "cuda:1", fingerprint("H200", "T400"), {}, [{"CUDA_VISIBLE_DEVICES": "1"}], id="unless asked for by number"
-        ),
-        pytest.param(
-            "cuda",
-            fingerprint("MI300", "MI300", hip="7.0"),
-            {},
-            [{"HIP_VISIBLE_DEVICES": "0"}, {"HIP_VISIBLE_DEVICES": "1"}],
-            id="ROCm",
-        ),
-        pytest.param(
-            "cuda",
-            fingerprint("MI300", "MI300", hip="7.0"),
-            {"HIP_VISIBLE_DEVICES": "2,3", "CUDA_VISIBLE_DEVICES": "6,7", "ROCR_VISIBLE_DEVICES": "1,2,3,4"},
-            [{"HIP_VISIBLE_DEVICES": "2"}, {"HIP_VISIBLE_DEVICES": "3"}],
-            id="ROCm, with variables of the user's",
-        ),
-        pytest.param(
-            "cuda",
-            fingerprint("MI300", "MI300", hip="7.0"),
-            {"CUDA_VISIBLE_DEVICES": "6,7"},
-            [{"HIP_VISIBLE_DEVICES": "6"}, {"HIP_VISIBLE_DEVICES": "7"}],
-            id="ROCm, with CUDA's variable",
-        ),
-        pytest.param(
-            "cuda", FOUR, {"HIP_VISIBLE_DEVICES": "3"}, [{"CUDA_VISIBLE_DEVICES": n} for n in "0123"], id="no ROCm"
-        ),
-        pytest.param(
-            "xpu",
-            fingerprint("Max", "Max"),
-            {"ZE_AFFINITY_MASK": "1,0"},
-            [{"ZE_AFFINITY_MASK": "1"}, {"ZE_AFFINITY_MASK": "0"}],
-            id="XPU",
-        ),
+        pytest.param("cpu", {"device": {"type": "cpu"}}, {}, "", id="the CPU"),
+        pytest.param("mps", ONE, {}, "", id="a kind without such a variable"),
+        pytest.param("cuda", {}, {}, "", id="nothing is told"),
+        pytest.param("cuda", ONE, {}, "CUDA 0", id="one GPU"),
+        pytest.param("cuda", FOUR, {}, "CUDA 0 1 2 3", id="four GPUs"),
+        pytest.param("cuda:1", FOUR, {}, "CUDA 1", id="one of four by number"),
+        pytest.param("cuda:4", FOUR, {}, "", id="a number that is not there"),
+        pytest.param("cuda", TWO, {"CUDA": "6, 3"}, "CUDA 6 3", id="those that the user made visible, in that order"),
+        pytest.param("cuda:1", TWO, {"CUDA": "6,3"}, "CUDA 3", id="a number counts among those"),
+        pytest.param("cuda", TWO, {"CUDA": "GPU-8932f937,GPU-1c5e"}, "CUDA GPU-8932f937 GPU-1c5e", id="by UUID"),
+        pytest.param("cuda", ONE, {"CUDA": "2,-1,3"}, "CUDA 2", id="the driver stops at what is not a device"),
+        pytest.param("cuda", fingerprint("H200", "T400", "H200"), {}, "CUDA 0 2", id="not those of another model"),
+        pytest.param("cuda:1", fingerprint("H200", "T400"), {}, "CUDA 1", id="unless asked for by number"),
+        pytest.param("cuda", ROCM, {}, "HIP 0 1", id="ROCm"),
+        pytest.param("cuda", ROCM, {"HIP": "2,3", "CUDA": "6,7", "ROCR": "1,2"}, "HIP 2 3", id="ROCm, the user's own"),
+        pytest.param("cuda", ROCM, {"CUDA": "6,7"}, "HIP 6 7", id="ROCm, with CUDA's variable"),
+        pytest.param("cuda", FOUR, {"HIP": "3"}, "CUDA 0 1 2 3", id="no ROCm"),
+        pytest.param("xpu", fingerprint("Max", "Max"), {"ZE": "1,0"}, "ZE 1 0", id="XPU"),
     ],
 )
-def test_what_each_worker_sees(
-    device: str, told: dict[str, Any], environment: dict[str, str], variables: list[dict[str, str]]
-) -> None:
-    assert [share.variables for share in assignments(device, told, environment)] == variables
+def test_what_each_worker_sees(device: str, told: dict[str, Any], environment: dict[str, str], seen: str) -> None:
+    variable, *entries = seen.split() or [""]
+    expected = [{VARIABLES[variable]: entry} for entry in entries]
+    given = {VARIABLES[name]: value for name, value in environment.items()}
+    assert [share.variables for share in assignments(device, told, given)] == expected
 
 
 @pytest.mark.parametrize(("memory", "share"), [(1000, 900.0), (None, None)], ids=["known", "not known"])

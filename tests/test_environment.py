@@ -53,19 +53,9 @@ def test_what_torch_tells_of_a_device(properties: Any, facts: dict[str, Any]) ->
 @pytest.mark.parametrize(
     ("wanted", "built_for", "count", "advice"),
     [
-        pytest.param(
-            "cuda", "", 0, "built for the CPU alone: install one for cuda, or choose --device cpu", id="CPU build"
-        ),
-        pytest.param(
-            "cuda", "xpu", 2, "built for xpu: install one for cuda, or choose --device xpu", id="another kind"
-        ),
-        pytest.param(
-            "xpu",
-            "cuda",
-            0,
-            "built for cuda: install one for xpu, or choose --device cpu",
-            id="another kind, not there",
-        ),
+        pytest.param("cuda", "", 0, "for the CPU alone: install one for cuda, or choose --device cpu", id="CPU build"),
+        pytest.param("cuda", "xpu", 2, "for xpu: install one for cuda, or choose --device xpu", id="another kind"),
+        pytest.param("xpu", "cuda", 0, "for cuda: install one for xpu, or choose --device cpu", id="and not there"),
         pytest.param("cuda", "cuda", 0, "look at its driver and at variables such as CUDA_VISIBLE", id="no device"),
         pytest.param("cuda", "cuda", 1, "Choose cuda:0 with --device", id="a number too high, of one"),
         pytest.param("cuda", "cuda", 4, "Choose cuda:0 to cuda:3 with --device", id="a number too high, of four"),

@@ -28,34 +28,19 @@ def traces(view: OpRecord = VIEW, pool: Leaf = POOL) -> tuple[Trace, Trace]:
 
 MOVED = traces(view=replace(VIEW, arguments="2, 6"))
 CHANGED = traces(pool=replace(POOL, digest=OTHER))
+TENSOR, LATE = replace(PLAIN, node="other/#0"), replace(PLAIN, op_index=5)
 
 
 @pytest.mark.parametrize(
     ("hashed", "plain", "pair", "expected"),
     [
-        pytest.param(
-            PLAIN, replace(KERNEL, node="m"), traces(), True, id="a kernel was blamed without looking at memory"
-        ),
+        pytest.param(PLAIN, replace(KERNEL, node="m"), traces(), True, id="a kernel was blamed, memory not looked at"),
         pytest.param(KERNEL, KERNEL, traces(), True, id="both blame the same"),
         pytest.param(KERNEL, PLAIN, MOVED, True, id="a view was blamed that shows the same at another place"),
         pytest.param(KERNEL, PLAIN, traces(), False, id="a view was blamed that did not move this time"),
-        pytest.param(
-            KERNEL,
-            replace(PLAIN, node="other/#0"),
-            CHANGED,
-            True,
-            id="a tensor was blamed of which nothing else was read",
-        ),
-        pytest.param(
-            KERNEL, replace(PLAIN, node="other/#0"), traces(), False, id="a tensor was blamed that is equal this time"
-        ),
-        pytest.param(
-            replace(KERNEL, op_index=0),
-            replace(PLAIN, op_index=5),
-            MOVED,
-            False,
-            id="the kernel lies before what was blamed",
-        ),
+        pytest.param(KERNEL, TENSOR, CHANGED, True, id="a tensor was blamed of which nothing else was read"),
+        pytest.param(KERNEL, TENSOR, traces(), False, id="a tensor was blamed that is equal this time"),
+        pytest.param(replace(KERNEL, op_index=0), LATE, MOVED, False, id="the kernel lies before what was blamed"),
         pytest.param(replace(KERNEL, origin="rng"), PLAIN, MOVED, False, id="a generator is blamed instead"),
     ],
 )

@@ -199,17 +199,11 @@ def test_every_kind_of_leaf_is_hashed_once_and_named() -> None:
     }
 
 
-def test_a_parameter_is_named_without_registration_too() -> None:
-    model = nn.Linear(2, 2)
-    with HashDebugTrace() as trace:
-        model(torch.ones(1, 2))
-    assert {"parameter/Linear.weight", "parameter/Linear.bias"} <= {leaf.id for leaf in trace.finish().leaves}
-
-
-def test_tied_weights_are_one_leaf() -> None:
+@pytest.mark.parametrize("registered", [True, False])
+def test_parameters_are_named_also_without_registration_and_tied_weights_are_one_leaf(registered: bool) -> None:
     model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
     model[1].weight = model[0].weight
-    with HashDebugTrace(model=model) as trace:
+    with HashDebugTrace(model=model if registered else None) as trace:
         model(torch.ones(1, 3))
     assert [leaf.id for leaf in trace.finish().leaves if leaf.kind == "parameter"] == ["parameter/Sequential.0.weight"]
 
@@ -639,14 +633,6 @@ def test_a_finished_trace_cannot_be_entered_again() -> None:
         pass
 
 
-def test_a_trace_left_and_entered_again_goes_on() -> None:
-    trace = HashDebugTrace()
-    for _ in range(2):
-        with trace:
-            torch.ones(2)
-    assert ops(trace) == ["ones", "ones"]
-
-
 def test_the_second_trace_of_the_same_tensors_takes_nothing_from_the_first() -> None:
     model, x = Dropping().eval(), torch.rand(3, 6)
 
@@ -917,7 +903,7 @@ def test_tensors_without_memory_are_recorded() -> None:
     assert records[-1].op == "aten.view.default"
 
 
-def test_one_trace_entered_twice_knows_the_forward_op_of_the_second_part() -> None:
+def test_one_trace_entered_twice_goes_on_and_knows_the_forward_op_of_the_second_part() -> None:
     layer, trace = torch.nn.Linear(3, 3), HashDebugTrace()
 
     with trace:
