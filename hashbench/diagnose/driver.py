@@ -225,12 +225,11 @@ def _conclude(case: Case, findings: Findings) -> Diagnosis:
     rate = stats.rate_of_evidence(evidence) or stats.rate_of_runs(case.outcome.run_counts)
     diagnosis = Diagnosis(causes.decide(evidence), evidence, rate=rate)
     if divergence is not None and divergence.origin == Origin.KERNEL:
-        documented = torch_docs.documented(
-            divergence.kernel, device=case.options.device, backward_of=op_of(divergence.forward_op)
-        )
+        backward_of = op_of(divergence.forward_op)
+        listed = torch_docs.look_up(divergence.kernel, device=case.options.device, backward_of=backward_of)
         diagnosis = replace(
             diagnosis,
-            deterministic_doc=documented,
+            deterministic_doc=listed.text,
             deterministic_here=stats.deterministic_here(evidence),
             deterministic_price=stats.deterministic_price(evidence),
         )

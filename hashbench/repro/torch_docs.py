@@ -120,11 +120,6 @@ def look_up(op: str, *, device: str, backward_of: str = "") -> Documentation:
     return Documentation(kind, here, tuple(item for item in matching if item not in here), readable=bool(items))
 
 
-def documented(op: str, *, device: str, backward_of: str = "") -> str:
-    """The text of :func:`look_up`."""
-    return look_up(op, device=device, backward_of=backward_of).text
-
-
 def parse(docstring: str) -> tuple[Item, ...]:
     """The items of both lists of the docstring; none at all where one of the lists is not found or makes no sense."""
     found = [_item(verdict, bullet, modes) for verdict, bullet, modes in _bullets(docstring)]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hashbench.repro import torch_docs
-from hashbench.repro.torch_docs import NOT_LISTED, UNREADABLE, documented, look_up, parse
+from hashbench.repro.torch_docs import NOT_LISTED, UNREADABLE, look_up, parse
 
 DOCSTRING = torch.use_deterministic_algorithms.__doc__ or ""
 
@@ -109,12 +109,12 @@ NOT_SAID = {
 @pytest.mark.parametrize(("asked", "said"), SAID.values(), ids=SAID)
 def test_what_is_listed(asked: tuple[str, str, str], said: str) -> None:
     op, device, backward_of = asked
-    assert documented(op, device=device, backward_of=backward_of) == said
+    assert look_up(op, device=device, backward_of=backward_of).text == said
 
 
 @pytest.mark.parametrize(("op", "device", "backward_of"), NOT_SAID.values(), ids=NOT_SAID)
 def test_what_is_not_listed(op: str, device: str, backward_of: str) -> None:
-    assert documented(op, device=device, backward_of=backward_of) == NOT_LISTED
+    assert look_up(op, device=device, backward_of=backward_of).text == NOT_LISTED
 
 
 def test_every_item_is_read_and_nothing_else() -> None:
@@ -145,7 +145,7 @@ CHANGED = {
 @pytest.mark.parametrize("docstring", CHANGED.values(), ids=CHANGED)
 def test_docstring_of_another_form_is_not_guessed_at(docstring: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_docs.torch.use_deterministic_algorithms, "__doc__", docstring)
-    assert documented("aten.put_.default", device="cpu") == UNREADABLE
+    assert look_up("aten.put_.default", device="cpu").text == UNREADABLE
     assert not look_up("aten.put_.default", device="cpu").verdicts
 
 
@@ -157,7 +157,7 @@ def test_only_what_is_listed_for_the_device_is_a_promise() -> None:
 
 
 def test_what_is_said_of_put_is_what_torch_does() -> None:
-    assert "raises" in documented("aten.put_.default", device="cpu")
+    assert "raises" in look_up("aten.put_.default", device="cpu").text
     torch.use_deterministic_algorithms(True)
     try:
         with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
