@@ -13,7 +13,7 @@ import json
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -58,8 +58,7 @@ class FileSuite:
         _check_path(self.path)
         path = str(self.path)
         models = offered(f"{__name__}:offered_by_file", path, path, hint=f"Try: python {path}", seconds=self.seconds)
-        specs = (ModelSpec(suite=self.name, source=path, **facts) for facts in models)
-        return tuple(sorted(specs, key=lambda spec: spec.name))
+        return _specs(models, suite=self.name, source=path)
 
     def load(self, spec: ModelSpec, *, batch_size: int | None, mode: str) -> Workload:  # noqa: ARG002 - a Suite's
         """See :func:`build_from`."""
@@ -81,7 +80,7 @@ class PackageSuite:
         point = _entry_point(self.name)
         hint = f"Try: python -c 'import {point.module}'"
         models = offered(f"{__name__}:offered_by_package", self.name, _described(point), hint=hint)
-        return tuple(sorted((ModelSpec(suite=self.name, **facts) for facts in models), key=lambda spec: spec.name))
+        return _specs(models, suite=self.name)
 
     def load(self, spec: ModelSpec, *, batch_size: int | None, mode: str) -> Workload:  # noqa: ARG002 - a Suite's
         """Import the package here and build one model; errors as of :func:`build_from`."""
@@ -91,6 +90,11 @@ class PackageSuite:
             raise _no_model(spec.name, _described(point), tip=f"hashbench list --suite {self.name}")
         what = f"the function of {spec.name!r} in {point.value}"
         return functions.build(models[spec.name], batch_size=batch_size, what=what)
+
+
+def _specs(models: Iterable[Mapping[str, Any]], *, suite: str, source: str = "") -> tuple[ModelSpec, ...]:
+    specs = (ModelSpec(suite=suite, source=source, **facts) for facts in models)
+    return tuple(sorted(specs, key=lambda spec: spec.name))
 
 
 # ---------------------------------------------------------------------------------------------- entry points

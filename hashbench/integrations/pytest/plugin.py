@@ -23,7 +23,6 @@ import pytest
 
 if TYPE_CHECKING:
     from hashbench.check.function import FunctionCall
-    from hashbench.records import Row
 
 MARKER = "run_to_run"
 _FIXTURE = "assert_runs_equal"
@@ -191,10 +190,7 @@ class RunsEqual:
         from hashbench.check.function import FunctionCall
 
         name = getattr(function, "__qualname__", type(function).__name__).replace("<locals>.", "")
-        row, value = self._examine(FunctionCall.of(function, args, kwargs), name, _options(asked), every_op=False)
-        if row.accuracy != "pass":
-            pytest.fail(self._message(row))
-        return value
+        return self._examine(FunctionCall.of(function, args, kwargs), name, _options(asked), marked=False)
 
     def marked_test(self, function: Callable[..., Any], fixtures: Mapping[str, Any], options: Options) -> None:
         """Run a marked test function with its fixtures."""
@@ -202,14 +198,15 @@ class RunsEqual:
         from hashbench.check.function import FunctionCall
 
         call = FunctionCall(function, (), fixtures, wholly=False)
-        row, _ = self._examine(call, self._test, options, every_op=True)
-        if row.accuracy != "pass":
-            pytest.fail(self._message(row), pytrace=False)
+        self._examine(call, self._test, options, marked=True)
 
-    def _examine(self, call: FunctionCall, name: str, options: Options, *, every_op: bool) -> tuple[Row, Any]:
+    def _examine(self, call: FunctionCall, name: str, options: Options, *, marked: bool) -> Any:
+        """What the first run returned. A marked test compares every op by default, and has no line to show."""
         __tracebackhide__ = True
+        from hashbench.catalog import Status
         from hashbench.check.function import check_function, device_of
         from hashbench.errors import HashbenchError
+        from hashbench.integrations.pytest.message import five_lines
         from hashbench.records import RunOptions
 
         budget = _setting(self._config, "hashbench_diagnose_budget") if options.diagnose else 0
@@ -222,17 +219,16 @@ class RunsEqual:
             diagnose_budget=budget,
             output=str(self._folder),
         )
-        every_op = every_op if options.ops is None else options.ops
+        every_op, shows_line = marked if options.ops is None else options.ops, not marked
         try:
-            return check_function(call, name, run_options, every_op=every_op, allow_empty=options.allow_empty)
+            row, value = check_function(call, name, run_options, every_op=every_op, allow_empty=options.allow_empty)
         except HashbenchError as error:
-            refused = f"{name}: {error}"
-        pytest.fail(refused, pytrace=False)
-
-    def _message(self, row: Row) -> str:
-        from hashbench.integrations.pytest.message import five_lines
-
-        return five_lines(row, folder=self._folder)
+            message, shows_line = f"{name}: {error}", False
+        else:
+            if row.accuracy == Status.PASS:
+                return value
+            message = five_lines(row, folder=self._folder)
+        pytest.fail(message, pytrace=shows_line)
 
     @functools.cached_property
     def _folder(self) -> Path:

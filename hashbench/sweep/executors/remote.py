@@ -7,6 +7,7 @@ shared with the machine that asks.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import multiprocessing
@@ -39,11 +40,8 @@ def prepare(request: str) -> dict[str, Any]:
     asked = json.loads(request)
     try:
         _check(asked)
-        executor = LocalExecutor(preload=asked["preload"])
-        try:
+        with contextlib.closing(LocalExecutor(preload=asked["preload"])) as executor:
             executor.start(target=asked["target"])
-        finally:
-            executor.close()
         return {"environment": _environment(asked)}
     except (HashbenchError, OSError) as error:
         return _problem(error)
@@ -104,14 +102,11 @@ def _environment(asked: Mapping[str, Any]) -> dict[str, Any]:
 def _run(asked: Mapping[str, Any], folder: ResultsFolder) -> tuple[TaskResult, dict[str, bytes]]:
     with folder.claimed(resume=False):
         task = _task(asked, folder)
-        executor = LocalExecutor(preload=asked["preload"])
-        try:
+        with contextlib.closing(LocalExecutor(preload=asked["preload"])) as executor:
             executor.start(target=task.target)
             executor.submit(task)
             _sleep_until_it_ends(task.timeout)
             (ended,) = executor.wait()
-        finally:
-            executor.close()
         files = (path for path in sorted(folder.path.rglob("*")) if path.is_file() and not path.name.startswith("."))
         return ended, {path.relative_to(folder.path).as_posix(): path.read_bytes() for path in files}
 
