@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import csv
 import difflib
+import functools
 import io
 import operator
 import re
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -110,25 +110,13 @@ def _parsed(path: Path, text: str) -> pandas.DataFrame:
     for line, content in enumerate(text.split("\n") if '"' in text else (), start=1):
         if content.count('"') % 2:
             raise _damaged(path, line, "a quoted cell spreads over several lines")
-    try:
-        with _long_cells():
-            return pandas.read_csv(
-                io.StringIO(text),
-                engine="python",
-                header=None,
-                dtype=object,
-                na_filter=False,
-                skip_blank_lines=False,
-            )
-    except (pandas.errors.ParserError, csv.Error) as error:
-        raise HashbenchError(f"cannot read {path}", consequence=one_line(str(error)), tip=_MEND) from error
-
-
-@contextmanager
-def _long_cells() -> Iterator[None]:
     before = csv.field_size_limit(LONGEST_CELL)
     try:
-        yield
+        return pandas.read_csv(
+            io.StringIO(text), engine="python", header=None, dtype=object, na_filter=False, skip_blank_lines=False
+        )
+    except (pandas.errors.ParserError, csv.Error) as error:
+        raise HashbenchError(f"cannot read {path}", consequence=one_line(str(error)), tip=_MEND) from error
     finally:
         csv.field_size_limit(before)
 
@@ -170,13 +158,17 @@ class RowFormat(Generic[T]):
     words: Mapping[str, tuple[str, Sequence[str]]]
     extra: tuple[str, ...] = ()
     whole: tuple[re.Pattern[str], str] = (_WHOLE_NUMBER, "a whole number")
-    types: Mapping[str, type] = field(init=False)
-    key_of: Callable[[T], tuple[str, ...]] = field(init=False)
 
-    def __post_init__(self) -> None:
-        hints = {name: typing.get_args(hint) or (hint,) for name, hint in typing.get_type_hints(self.kind).items()}
-        object.__setattr__(self, "types", {name: hint[0] for name, hint in hints.items()})
-        object.__setattr__(self, "key_of", operator.attrgetter(*self.key))
+    @functools.cached_property
+    def types(self) -> Mapping[str, type]:
+        """The type of each field, ``None`` apart."""
+        hints = typing.get_type_hints(self.kind)
+        return {name: (typing.get_args(hint) or (hint,))[0] for name, hint in hints.items()}
+
+    @functools.cached_property
+    def key_of(self) -> Callable[[T], tuple[str, ...]]:
+        """What gives the key of a row."""
+        return operator.attrgetter(*self.key)
 
     # ------------------------------------------------------------------------------------------- writing
 
