@@ -462,7 +462,7 @@ _EXPERIMENTS = (
     ),
 )
 
-EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType({one.name: one for one in _EXPERIMENTS})
+EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType({experiment.name: experiment for experiment in _EXPERIMENTS})
 """Name → experiment. On a call that differs when it is repeated they are run in this order; on one that does not,
 disturbances go first."""
 
@@ -470,4 +470,4 @@ disturbances go first."""
 def places(experiments: Iterable[Experiment], *on: str) -> tuple[Place, ...]:
     """Where these experiments are made, first all those on the first kind of repetition."""
     known = tuple(experiments)
-    return tuple((one.name, kind) for kind in on or REPEATED for one in known if kind in one.on)
+    return tuple((experiment.name, kind) for kind in on or REPEATED for experiment in known if kind in experiment.on)

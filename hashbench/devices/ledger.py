@@ -229,7 +229,7 @@ def digest_path(device: torch.device | str) -> DigestPath:
 
 
 def tried(book: Ledger, device: torch.device) -> DigestPath:
-    """The path that ``book`` takes on a device, after a digest of 251 bytes was made there and found right."""
+    """The path that ``book`` takes on a device, after a digest of 251 bytes was made there and is right."""
     data = bytes(range(1, 252))
     try:
         digest = book.add(torch.tensor(list(data), dtype=torch.uint8).to(device)).resolve()

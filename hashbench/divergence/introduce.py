@@ -295,7 +295,7 @@ def _kernel_source(node: str, at: int, a: OpRecord, b: OpRecord) -> Source:
 
 def _left(record: OpRecord) -> str:
     """All that a record left, as text."""
-    return " ".join(found.word() for found in record.outputs) + record.scalar
+    return " ".join(digest.word() for digest in record.outputs) + record.scalar
 
 
 def _name(record: OpRecord) -> str:

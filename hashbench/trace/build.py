@@ -101,7 +101,7 @@ def numbered(
             record.renumbered(place)._replace(number=place(record.number))
             for record in sorted(records, key=attrgetter("number"))
         ],
-        [(name, found, None if node is None else place(node)) for name, found, node in results],
+        [(name, digest, None if node is None else place(node)) for name, digest, node in results],
         {place(number): kept for number, kept in notes.items()},
     )
 

@@ -126,13 +126,13 @@ class PossibleWrites:
 
     def resolve(self) -> list[tuple[int, RawDigest]]:
         """The writes found since the last call: number of the record, digest of what it wrote. Waits for devices."""
-        found: list[tuple[int, RawDigest]] = []
+        writes: list[tuple[int, RawDigest]] = []
         for number, node, before, after in self._waiting[len(self._writers) :]:
             wrote = readable(before) != readable(after)
-            if wrote and (number, after) not in found[-1:]:  # one write, seen through several views of a leaf
-                found.append((number, after))
+            if wrote and (number, after) not in writes[-1:]:  # one write, seen through several views of a leaf
+                writes.append((number, after))
             self._writers.append(number if wrote else self.node(node))
-        return found
+        return writes
 
     def node(self, node: int) -> int:
         """The number of a record or leaf, once resolved."""
@@ -226,7 +226,7 @@ class CallNotes:
         self._add_undeclared_writes()
         node_of = self._possible.node
         records = [self._possible.resolved(RawRecord._make(record)) for record in self._records]
-        named = [(name, found, None if node is None else node_of(node)) for name, found, node in results]
+        named = [(name, digest, None if node is None else node_of(node)) for name, digest, node in results]
         return numbered(records, named, self.kept)
 
     def _find_undeclared_writes(
@@ -251,8 +251,8 @@ class CallNotes:
             self._set_written(number, self._record(number).written + tuple(changed))
 
     def _add_undeclared_writes(self) -> None:
-        for number, found in self._possible.resolve():
-            self._set_written(number, (*self._record(number).written, found))
+        for number, digest in self._possible.resolve():
+            self._set_written(number, (*self._record(number).written, digest))
 
     def _set_written(self, number: int, written: tuple[RawDigest, ...]) -> None:
         self._records[self._place_of(number)] = self._record(number)._replace(written=written)

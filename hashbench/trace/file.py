@@ -140,7 +140,7 @@ def short_digest(outputs: Sequence[TensorDigest]) -> str:
     """The first digits of what a record left, as the lines of those that read from it show them."""
     if len(outputs) == 1:
         return outputs[0].value[:8] or _BLANK
-    return xxhash.xxh3_64_hexdigest("".join(found.value for found in outputs).encode())[:8]
+    return xxhash.xxh3_64_hexdigest("".join(digest.value for digest in outputs).encode())[:8]
 
 
 def _checksum(text: str) -> str:
@@ -258,7 +258,7 @@ def _parse_record(fields: Sequence[str]) -> OpRecord:
         scalar=_unescape(extras.get("scalar", "")),
         rng=extras.get("rng", ""),
         forward_op=_unescape(extras.get("forward", "")),
-        blank=any(not found.value for found in outputs),
+        blank=any(not digest.value for digest in outputs),
         source=_unescape(extras.get("source", "")),
     )
 
@@ -301,7 +301,7 @@ def _integers(text: str) -> tuple[int, ...]:
 
 
 def _unescape(text: str) -> str:
-    return re.sub(r"\\(.)", lambda found: _UNESCAPES.get(found[1], found[1]), text) if "\\" in text else text
+    return re.sub(r"\\(.)", lambda match: _UNESCAPES.get(match[1], match[1]), text) if "\\" in text else text
 
 
 def _fail(reason: str) -> NoReturn:

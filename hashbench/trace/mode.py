@@ -269,8 +269,8 @@ class TracingMode(TorchDispatchMode):
         except (NotImplementedError, RuntimeError):
             pass  # a tensor without a storage or strides: sparse, nested, opaque; without an address: zero tensors
         set_mark(tensor, mark)
-        found = raw_digest(tensor, self._ledger)
-        return (*found[:3], None) if blank else found
+        raw = raw_digest(tensor, self._ledger)
+        return (*raw[:3], None) if blank else raw
 
     def _plan(self, func: Any) -> OpPlan:
         plan = plan_of(func)
@@ -316,11 +316,11 @@ class TracingMode(TorchDispatchMode):
 
     def _is_marked(self, tensor: torch.Tensor) -> bool:
         try:
-            found: bool = tensor.untyped_storage()._hashbench_writer[0] is self._token  # type: ignore[attr-defined]
+            marked: bool = tensor.untyped_storage()._hashbench_writer[0] is self._token  # type: ignore[attr-defined]
         except (AttributeError, NotImplementedError, RuntimeError):
             mark = get_mark(tensor) if isinstance(tensor, _Tensor) else None
             return mark is not None and mark[0] is self._token
-        return found
+        return marked
 
     def _read_each(self, plan: OpPlan, args: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """What a call reads, place, writer and offset after each other, and its other positional arguments."""
