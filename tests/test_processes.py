@@ -11,7 +11,7 @@ from typing import Literal
 import psutil
 import pytest
 
-from hashbench.processes import Child, describe_end, python_calling, run
+from hashbench.processes import Child, python_calling, run
 
 FOREVER = "import time; time.sleep(600)"
 PARENT_OF_ONE = f"""
@@ -103,11 +103,3 @@ def test_a_task_is_read_and_the_child_ends_with_its_input(tmp_path: Path) -> Non
         os.close(child._process.stdin.fileno())  # as when this process is killed
         child._process.stdin = None
         assert child.wait(20) == -9
-
-
-@pytest.mark.parametrize(
-    ("status", "words"),
-    [(-11, "killed by SIGSEGV"), (-200, "killed by signal 200"), (7, "ended with exit code 7 and no result")],
-)
-def test_ends_in_words(status: int, words: str) -> None:
-    assert describe_end(status) == words

@@ -1,4 +1,4 @@
-"""The text of a running sweep, on a terminal and elsewhere."""
+"""The text of a running sweep on a terminal; elsewhere it is a golden file, progress.txt."""
 
 from __future__ import annotations
 
@@ -38,15 +38,6 @@ def shown(stream):
     return stream.getvalue()
 
 
-def test_without_a_terminal_each_finished_model_is_a_line():
-    assert shown(io.StringIO()).splitlines() == [
-        "1 of 4 rows are there already; 1 damaged row files were thrown away and their models run again",
-        "[2/4] resnet18  pass  3.2 s",
-        "[3/4] vit  eager_two_runs_differ  aten::index_put",
-        "[4/4] unet  crashed  killed by SIGSEGV",
-    ]
-
-
 def test_a_terminal_shows_what_runs_the_time_left_and_what_went_wrong():
     text = shown(Terminal())
     frames = text.replace("\n", "\r").split("\r")
@@ -72,29 +63,10 @@ def test_time_left(seconds, text):
     assert _time_left(seconds) == text
 
 
-PLANS = [
-    pytest.param(
-        SweepPlanned(4, 2, True, 21504.0, 121, 120, "results/x"),
-        "4 models at once, 2 threads each on cores of its own, together up to 21.0 GiB; "
-        "longest first as 120 of 121 models were in results/x\n",
-        id="everything known",
-    ),
-    pytest.param(
-        SweepPlanned(4, None, False, None, 7, devices=2),
-        "4 models at once on 2 devices; no earlier times\n",
-        id="on accelerators",
-    ),
-    pytest.param(
-        SweepPlanned(40, 1, False, None, 7), "40 models at once, 1 thread each; no earlier times\n", id="nothing known"
-    ),
-]
-
-
-@pytest.mark.parametrize(("plan", "text"), PLANS)
-def test_the_plan_of_several_workers(plan, text):
+def test_a_plan_without_threads_names_none():
     stream = io.StringIO()
-    Progress(stream)(plan)
-    assert stream.getvalue() == text
+    Progress(stream)(SweepPlanned(4, None, False, None, 7, devices=2))
+    assert stream.getvalue() == "4 models at once on 2 devices; no earlier times\n"
 
 
 def test_a_model_that_is_put_off_runs_no_more_until_it_starts_again():
