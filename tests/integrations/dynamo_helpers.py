@@ -83,7 +83,7 @@ class Standin:
 
 
 @contextmanager
-def imported(found: hook.Found) -> Iterator[tuple[ModuleType, ModuleType]]:
+def imported(found: hook.OnImport) -> Iterator[tuple[ModuleType, ModuleType]]:
     """The modules of the stand-in, imported anew while the finder looks on; the import system is then as before."""
     finders, path = list(sys.meta_path), list(sys.path)
     sys.path.insert(0, str(STANDIN))

@@ -122,15 +122,15 @@ def read_flags(arguments: Sequence[str]) -> HarnessFlags:
     for flag in ("--accuracy", "--training", "--retain-output", "--disable-output"):
         parser.add_argument(flag, action="store_true")
     try:
-        found, _ = parser.parse_known_args(list(arguments))
+        theirs, _ = parser.parse_known_args(list(arguments))
     except ValueError:
         return HarnessFlags()
     csv = ""
-    if found.output and not found.disable_output and (found.output_directory or Path(found.output).is_absolute()):
-        csv = str(Path(found.output_directory, found.output).absolute())
-    mode = "training" if found.training else "inference"
-    anew = not chosen_model(arguments) and not found.retain_output
-    return HarnessFlags(csv, mode, begins_anew=anew, accuracy=found.accuracy)
+    if theirs.output and not theirs.disable_output and (theirs.output_directory or Path(theirs.output).is_absolute()):
+        csv = str(Path(theirs.output_directory, theirs.output).absolute())
+    mode = "training" if theirs.training else "inference"
+    anew = not chosen_model(arguments) and not theirs.retain_output
+    return HarnessFlags(csv, mode, begins_anew=anew, accuracy=theirs.accuracy)
 
 
 class _Reader(argparse.ArgumentParser):

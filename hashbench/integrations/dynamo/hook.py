@@ -34,12 +34,12 @@ from hashbench.integrations.dynamo.session import (
 )
 from hashbench.records import Failure, ModelSpec, RunOptions, Trace
 
-Found = Callable[[ModuleType], None]
+OnImport = Callable[[ModuleType], None]
 
 
-def watch_for_harness(found: Found) -> None:
-    """Call ``found`` with every module called ``common`` once it is imported."""
-    sys.meta_path.insert(0, _Finder(found))
+def watch_for_harness(on_import: OnImport) -> None:
+    """Call ``on_import`` with every module called ``common`` once it is imported."""
+    sys.meta_path.insert(0, _Finder(on_import))
 
 
 def attach(module: ModuleType) -> None:
@@ -114,8 +114,8 @@ def _note_failure(session: Session, name: str, cause: Any) -> None:
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds nothing by itself: it asks the other finders, and has the loader of a ``common`` tell when it is done."""
 
-    def __init__(self, found: Found) -> None:
-        self._found = found
+    def __init__(self, on_import: OnImport) -> None:
+        self._on_import = on_import
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -134,7 +134,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         def exec_module(module: ModuleType) -> None:
             del loader.exec_module
             execute(module)
-            self._found(module)
+            self._on_import(module)
 
         try:
             loader.exec_module = exec_module
@@ -168,16 +168,16 @@ class FreshHarness:
             try:
                 runpy.run_path(asked["script"], run_name="__main__")
             except _Done as done:
-                return done.found
+                return done.traces
         return [Failure("the harness did not get as far as its accuracy check")]
 
 
 class _Done(BaseException):
     """Leaves the harness; no ``except Exception`` of it catches this."""
 
-    def __init__(self, found: list[Trace | Failure]) -> None:
+    def __init__(self, traces: list[Trace | Failure]) -> None:
         super().__init__()
-        self.found = found
+        self.traces = traces
 
 
 def _replace_check(module: ModuleType, options: RunOptions, runs: int) -> None:

@@ -286,14 +286,16 @@ class ModelCheck:
         self.outcome = Outcome(Status.PASS, settings()["deterministic_algorithms"], iterations=harness.args.iterations)
         amend_note(session, name, device=self.options.device, mode=self.options.mode)
 
-    def _look(self, one: Mapping[str, Any], two: Mapping[str, Any]) -> None:
+    def _look(self, first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
         """While the harness still holds both results: how they differ, in numbers."""
         if len(self.eager.runs) == 2:
-            runs = [replace(run, results=found) for run, found in zip(self.eager.runs, (one, two), strict=True)]
+            runs = [
+                replace(run, results=results) for run, results in zip(self.eager.runs, (first, second), strict=True)
+            ]
             self.outcome = _compared(self._begun(), *runs)
         elif not self.eager.answer:
             with _disable_current_modes(), torch.no_grad():
-                difference = outputs.compare(one, two)
+                difference = outputs.compare(first, second)
             differ = replace(self._begun(), accuracy=Status.TWO_RUNS_DIFFER, run_counts=RunCounts(1, 1, 2))
             self.outcome = replace(differ, difference=difference)
 
@@ -339,12 +341,12 @@ class ModelCheck:
         outcome = replace(self.outcome, accuracy=Status.NOT_COMPARABLE, failure=Failure(said))
         if len(self.eager.runs) != 2:
             return outcome, ""
-        found = _compared(replace(self._begun(), accuracy=Status.PASS), *self.eager.runs)
+        bits = _compared(replace(self._begun(), accuracy=Status.PASS), *self.eager.runs)
         if not self.eager.runs[0].results:
-            return replace(outcome, ops=found.ops, runs=2), ""
-        agree = "agree" if found.accuracy == Status.PASS else "do not agree"
+            return replace(outcome, ops=bits.ops, runs=2), ""
+        agree = "agree" if bits.accuracy == Status.PASS else "do not agree"
         return (
-            replace(found, accuracy=Status.NOT_COMPARABLE, failure=Failure(said), difference=None),
+            replace(bits, accuracy=Status.NOT_COMPARABLE, failure=Failure(said), difference=None),
             f"bit by bit the two runs {agree}",
         )
 
@@ -357,9 +359,9 @@ class ModelCheck:
     def _found_again(self, make: Attempt, outcome: Outcome) -> Outcome:
         """A difference of two runs that were not traced, in further pairs that are."""
         for _ in range(PAIRS_ON_DEMAND):
-            found = _further_pair(replace(outcome, accuracy=Status.PASS), make)
-            if found.accuracy != Status.PASS:
-                return found
+            further = _further_pair(replace(outcome, accuracy=Status.PASS), make)
+            if further.accuracy != Status.PASS:
+                return further
         return replace(outcome, confirmed=f"no: {PAIRS_ON_DEMAND} further pairs agreed")
 
     def _explained(self, make: Attempt, outcome: Outcome) -> Outcome:

@@ -134,11 +134,11 @@ def read_notes(session: Session) -> list[Note]:
 def chosen_model(arguments: Sequence[str]) -> str:
     """The model that the harness's flags choose with ``--only``, empty in a sweep; the last one counts."""
     chosen = ""
-    for place, argument in enumerate(arguments):
+    for index, argument in enumerate(arguments):
         if argument.startswith("--only="):
             chosen = argument.removeprefix("--only=")
-        elif argument == "--only" and place + 1 < len(arguments):
-            chosen = arguments[place + 1]
+        elif argument == "--only" and index + 1 < len(arguments):
+            chosen = arguments[index + 1]
     return chosen
 
 
