@@ -112,7 +112,7 @@ def _check_device(device: str) -> None:
     try:
         wanted = torch.device(device)
     except RuntimeError:
-        raise HashbenchError(f"there is no device called {device!r}", consequence="nothing was run", tip=tip) from None
+        raise HashbenchError(f"{device!r} is not a device", consequence="nothing was run", tip=tip) from None
     if wanted.type in ("cpu", "meta"):
         if wanted.type == "meta":
             raise HashbenchError("the meta device has no data", consequence="nothing can be compared", tip=tip)
@@ -122,7 +122,7 @@ def _check_device(device: str) -> None:
     count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
     if kind != wanted.type or (wanted.index or 0) >= count:
         tip = what_to_do(wanted.type, built_for=kind, count=count)
-        raise HashbenchError(f"the device {device} is not there", consequence="nothing was run", tip=tip)
+        raise HashbenchError(f"the device {device} does not exist here", consequence="nothing was run", tip=tip)
 
 
 def what_to_do(wanted: str, *, built_for: str, count: int) -> str:

@@ -173,7 +173,7 @@ def test_workers_get_devices_and_rows_are_of_their_kind(
         (["--dtypes", "float7"], "'float7' is not a dtype"),
         (["--samples", "0"], "too small"),
         (["--results", "nowhere"], "nowhere does not exist"),
-        (["--device", "nonsense"], "no device called 'nonsense'"),
+        (["--device", "nonsense"], "'nonsense' is not a device"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(tmp_path: Path, monkeypatch, capsys, arguments, said) -> None:

@@ -89,9 +89,14 @@ def where_it_lies(x: torch.Tensor) -> int:
 def partly(x: torch.Tensor, *, noise: bool) -> torch.Tensor:
     """The second half stays as the memory was, and whoever had that memory before wrote another number at each call."""
     number = float(next(CALLS))
-    former = [torch.full((2048,), number) for _ in range(64)]
-    del former
-    found = torch.empty(2048)
+    others = []
+    for _ in range(100):  # until the memory is what had been used before, and not fresh from the system
+        former = [torch.full((2048,), number) for _ in range(64)]
+        del former
+        found = torch.empty(2048)
+        if found[1024:].eq(number).all():
+            break
+        others.append(found)
     found[:1024] = x + number if noise else x
     return found
 
