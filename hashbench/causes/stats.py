@@ -89,7 +89,20 @@ def sure_count(arm: ExperimentResult) -> Count:
     """
     if arm.distinct < 2:  # not counted
         return arm.differing, arm.trials
-    return min(arm.differing, arm.trials - arm.differing + arm.distinct - 1), arm.trials
+    return _from_commonest(arm.differing, arm.trials, arm.distinct), arm.trials
+
+
+def _from_commonest(differing: int, trials: int, distinct: int) -> int:
+    return min(differing, trials - differing + distinct - 1)
+
+
+def trials_to_see(counts: RunCounts | None, *, asked: int, times: int) -> int:
+    """Trials in which a difference is looked for: ``asked``, or as many runs as showed it so many ``times`` in the
+    sweep that ``counts`` tells of, up to ``MOST_TRIALS``. With 10 times, it stays hidden by luck once in 20,000."""
+    if counts is None or not counts.differing:
+        return asked
+    sure = _from_commonest(counts.differing, counts.compared, counts.distinct)
+    return max(asked, min(times * counts.compared // max(1, sure), MOST_TRIALS))
 
 
 def arm_length(base: ExperimentResult, *, asked: int) -> int:

@@ -80,7 +80,14 @@ class Case:
         self.attempt, self.options, self.outcome, self.spec, self.target = attempt, options, outcome, spec, target
         self.divergence = outcome.verdict.divergence if outcome.verdict is not None else None
         self.budget = Budget(options.diagnose_budget)
-        self.pairs = Pairs(attempt, self.divergence, replays=options.replays, budget=self.budget, device=options.device)
+        self.pairs = Pairs(
+            attempt,
+            self.divergence,
+            replays=options.replays,
+            budget=self.budget,
+            device=options.device,
+            counts=outcome.run_counts,
+        )
 
 
 @dataclass(frozen=True, slots=True)

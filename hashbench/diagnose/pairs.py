@@ -23,7 +23,7 @@ from hashbench.diagnose.fresh_process import FreshRuns
 from hashbench.divergence import find as find_divergence
 from hashbench.errors import first_line
 from hashbench.processes import Budget
-from hashbench.records import NO_TIME, Divergence, ExperimentResult, Failure, Trace
+from hashbench.records import NO_TIME, Divergence, ExperimentResult, Failure, RunCounts, Trace
 from hashbench.replay import controls
 from hashbench.run.outcome import Attempt, Run, difference_between, fingerprint
 from hashbench.run.outputs import NotComparableError
@@ -41,7 +41,8 @@ CONTROLS: Mapping[str, Change] = {
 SHARE = 0.25
 """Part of the time left that one experiment may take."""
 PATIENCE = 10
-"""A rare difference is looked for in so many times as many pairs as were asked for."""
+"""A difference is looked for in so many times as many pairs as were asked for, or as many as showed it so many times in
+the sweep."""
 SEEN_OFTEN = 3
 """Differences from which on a rate is known well enough."""
 CLEAR = 5
@@ -61,24 +62,36 @@ class Pairs:
         replays: comparisons an experiment makes at most.
         budget: when it is used up, an experiment ends early or is not begun.
         device: where the model runs.
+        counts: of the runs of the sweep, which tell how rare the difference is.
     """
 
     def __init__(
-        self, attempt: Attempt, original: Divergence | None, *, replays: int, budget: Budget, device: str = "cpu"
+        self,
+        attempt: Attempt,
+        original: Divergence | None,
+        *,
+        replays: int,
+        budget: Budget,
+        device: str = "cpu",
+        counts: RunCounts | None = None,
     ) -> None:
-        self.attempt, self.original = attempt, original
+        self.attempt, self.original, self.counts = attempt, original, counts
         self.replays, self.budget = replays, budget
         self.device = torch.device(device)
 
     def plain(self) -> ExperimentResult:
         """The pair again, with nothing changed: what the other experiments are compared with. Goes on where the
-        difference is rare, and the others are made as long as it takes to tell that it is gone."""
+        difference is rare, until it is known how rare, and the others are made as long as it takes to tell that it is
+        gone."""
         asked = self.replays
+        patience = stats.trials_to_see(self.counts, asked=PATIENCE * asked, times=PATIENCE)
 
         def enough(result: ExperimentResult) -> bool:
-            return result.trials >= asked and stats.sure_count(result)[0] >= min(SEEN_OFTEN, asked)
+            sure, _ = stats.sure_count(result)
+            wanted = asked if sure >= min(SEEN_OFTEN, asked) else patience if not sure else stats.MOST_TRIALS
+            return result.trials >= wanted
 
-        result = self._runs("pair", contextlib.nullcontext, replays=PATIENCE * asked, enough=enough)
+        result = self._runs("pair", contextlib.nullcontext, replays=stats.MOST_TRIALS, enough=enough)
         self.replays = stats.arm_length(result, asked=asked)
         return result
 

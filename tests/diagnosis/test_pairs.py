@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +15,7 @@ from hashbench.diagnose import driver
 from hashbench.diagnose.fresh_process import FreshRuns
 from hashbench.diagnose.pairs import Pairs, process_results, still_there
 from hashbench.processes import Budget
-from hashbench.records import Divergence, Failure, RunOptions, Trace
+from hashbench.records import Divergence, Failure, RunCounts, RunOptions, Trace
 from hashbench.replay import controls
 from hashbench.replay.controls import memory as poison
 from hashbench.run.outcome import Outcome, Run
@@ -69,6 +70,25 @@ def test_pairs_are_compared_with_the_first_run() -> None:
     arm = pairs(lambda: torch.ones(3) * (next(counter) % 2)).plain()
     assert (arm.trials, arm.differing, arm.distinct) == (5, 3, 2)
     assert arm.seconds is not None
+
+
+@pytest.mark.parametrize(
+    ("odd", "counts", "expected"),
+    [
+        pytest.param(range(40, 2000, 40), None, (120, 3), id="seen once, looked at until it is known how rare it is"),
+        pytest.param((), None, (50, 0), id="never seen"),
+        pytest.param((), RunCounts(300, 15, 2), (200, 0), id="never seen, and the sweep says that it is rare"),
+        pytest.param((), RunCounts(300, 285, 2), (187, 0), id="the first run of the sweep was a rare one"),
+        pytest.param((), RunCounts(1, 1, 2), (50, 0), id="two runs do not tell"),
+    ],
+)
+def test_a_rare_difference_is_looked_for_longer(
+    odd: Sequence[int], counts: RunCounts | None, expected: tuple[int, int]
+) -> None:
+    numbers = itertools.count()
+    attempt = run_of(lambda: torch.ones(3) * (next(numbers) in odd))
+    arm = Pairs(attempt, None, replays=5, budget=Budget(600.0), counts=counts).plain()
+    assert (arm.trials, arm.differing) == expected
 
 
 def test_an_arm_ends_with_the_budget_and_says_so() -> None:
