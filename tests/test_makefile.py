@@ -73,6 +73,7 @@ def test_old_python_is_refused_with_what_to_do(tmp_path: Path) -> None:
     assert not (tmp_path / ".venv").exists()
 
 
+@pytest.mark.slow
 @needs_environment
 def test_sweep_of_one_model_then_compare(tmp_path: Path) -> None:
     output = tmp_path / "mine"
