@@ -86,37 +86,38 @@ class Pairs:
         asked = self.replays
         patience = stats.trials_to_see(self.counts, asked=PATIENCE * asked, times=PATIENCE)
 
-        def enough(result: ExperimentResult) -> bool:
+        def wanted(result: ExperimentResult) -> int:
             sure, _ = stats.sure_count(result)
-            wanted = asked if sure >= min(SEEN_OFTEN, asked) else patience if not sure else stats.MOST_TRIALS
-            return result.trials >= wanted
+            if sure >= min(SEEN_OFTEN, asked):
+                return asked
+            return stats.MOST_TRIALS if sure else patience
 
-        result = self._runs("pair", contextlib.nullcontext, replays=stats.MOST_TRIALS, enough=enough)
+        result = self._runs("pair", contextlib.nullcontext, wanted=wanted)
         self.replays = stats.arm_length(result, asked=asked)
         return result
 
     def under(self, name: str) -> ExperimentResult:
         """Runs that each happen inside the context of that name in :data:`CONTROLS`."""
-        return self._runs(name, CONTROLS[name], replays=self.replays)
+        return self._runs(name, CONTROLS[name])
 
     def generators(self) -> ExperimentResult:
         """Every generator object alive put back to one state before each run; ``found`` names the one that matters."""
         noted = controls.Generators.alive()
         self.attempt()
         moved = noted.changed()
-        result = self._runs("generators", lambda: _restoring(noted, None), replays=self.replays)
+        result = self._runs("generators", lambda: _restoring(noted, None))
         if not result.ran or result.differing or not moved:
             return result
 
         def agrees(name: str) -> bool:
             change = functools.partial(_restoring, noted, name)
-            return not self._runs("generators", change, replays=min(3, self.replays)).differing
+            return not self._runs("generators", change, wanted=lambda _: min(3, self.replays)).differing
 
         return replace(result, found=", ".join(moved if len(moved) == 1 else list(filter(agrees, moved)) or moved))
 
     def untraced(self) -> ExperimentResult:
         """Pairs without a trace, by their results."""
-        return self._runs("untraced", contextlib.nullcontext, replays=self.replays, traced=False)
+        return self._runs("untraced", contextlib.nullcontext, traced=False)
 
     def poison(self) -> ExperimentResult:
         """Memory that nobody wrote filled with one value or another: trials are runs with the second value, differing
@@ -147,11 +148,12 @@ class Pairs:
         name: str,
         change: Change,
         *,
-        replays: int,
+        wanted: Callable[[ExperimentResult], int] | None = None,
         traced: bool = True,
-        enough: Callable[[ExperimentResult], bool] = _is_clear,
     ) -> ExperimentResult:
-        """Runs under ``change`` until there are enough, their share of the time is up, or ``enough`` says so."""
+        """Runs under ``change`` until there are as many trials as are ``wanted`` after those so far (default: as were
+        asked for, or until it is clear that the difference stays), or their share of the time is up."""
+        wanted = wanted or (lambda result: CLEAR if _is_clear(result) else self.replays)
         if self.budget.left() <= 0:
             return ExperimentResult(name, "pair", note=NO_TIME)
         left = Budget(self.budget.left() * SHARE)
@@ -159,9 +161,9 @@ class Pairs:
         if isinstance(first, Failure):
             return _failed(name, first)
         result, seconds, prints = ExperimentResult(name, "pair", distinct=1, seconds=took), [took], {fingerprint(first)}
-        while result.trials < replays and not enough(result):
+        while result.trials < (trials := wanted(result)):
             if (left if result.trials >= stats.FEWEST else self.budget).left() < took:
-                note = f"{result.trials} of {replays} trials: {NO_TIME}" if result.ran else NO_TIME
+                note = f"{result.trials} of {trials} trials: {NO_TIME}" if result.ran else NO_TIME
                 return replace(result, note=note)
             other, took = self._one(change, traced=traced)
             if isinstance(other, Failure):

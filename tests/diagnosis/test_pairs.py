@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 
@@ -94,6 +95,16 @@ def test_a_rare_difference_is_looked_for_longer(
 def test_an_arm_ends_with_the_budget_and_says_so() -> None:
     arm = pairs(lambda: torch.ones(3), seconds=-1.0).plain()
     assert (arm.ran, arm.note) == (False, "budget")
+
+
+def test_an_arm_without_time_says_of_how_many_trials_it_made_some() -> None:
+    def compute() -> torch.Tensor:
+        time.sleep(0.01)
+        return torch.ones(3)
+
+    arm = pairs(compute, replays=50, seconds=4.0).plain()
+    assert 0 < arm.trials < 500
+    assert arm.note == f"{arm.trials} of 500 trials: budget"
 
 
 def test_a_run_that_fails_ends_the_arm_and_is_told() -> None:
