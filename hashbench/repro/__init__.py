@@ -24,6 +24,7 @@ import torch
 import hashbench
 from hashbench import io
 from hashbench.catalog import CAUSES, EXPERIMENTS, REPEATED, Confidence
+from hashbench.causes import evidence
 from hashbench.errors import HashbenchError
 from hashbench.processes import run
 from hashbench.records import Diagnosis, ExperimentResult
@@ -208,7 +209,7 @@ def described(result: ExperimentResult) -> tuple[str, str, object, str]:
 
 def count(result: ExperimentResult) -> str:
     """``3 of 20``, or that the experiment was not run."""
-    return f"{result.differing} of {result.trials}" if result.ran else "not run"
+    return evidence.count(result) if result.ran else "not run"
 
 
 def _numbers(difference: Difference | None) -> list[tuple[str, str]]:
