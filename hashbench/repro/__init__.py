@@ -7,9 +7,9 @@ describes the call exactly, with the evidence; ``REPORT.md`` is a text for a bug
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import pickle
-import re
 import shutil
 import sys
 import textwrap
@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -37,7 +38,21 @@ from hashbench.run.outputs import Difference
 SCRIPT_FILE, REPORT_FILE = "repro.py", "REPORT.md"
 OUTPUT_HEADING, NOT_RUN = "## Last output of repro.py", "It was not run yet."
 
-_RESULT = re.compile(r"^(\d+ of \d+ calls differ)", re.MULTILINE)
+_RUN_AND_COUNT = """
+import json, sys
+_, counted, *sys.argv = sys.argv
+__file__ = sys.argv[0]
+with open(__file__, encoding="utf-8") as file:
+    script = compile(file.read(), __file__, "exec")
+try:
+    exec(script)
+except SystemExit:
+    if "done" in globals():
+        with open(counted, "w", encoding="utf-8") as file:
+            json.dump({"differing": differing, "calls": done}, file)
+    raise
+"""
+"""Runs a script as ``python`` does, and writes what it counted to a file."""
 _WIDTH = 100
 _SHOWN_INPUTS = 40
 
@@ -267,18 +282,20 @@ def run_in_fresh_process(folder: Path, *, timeout: float, definition: Path | str
     Returns:
         ``yes: 20 of 20 calls differ``, ``no: 0 of 500 calls differ``, ``failed: …`` or ``timeout after 60 s``.
     """
-    command = [sys.executable, "-P", str((folder / SCRIPT_FILE).resolve()), *([str(definition)] if definition else [])]
-    try:
-        done = run(command, seconds=timeout, own_session=False)
-    except OSError as error:
-        return f"failed: {error}"
-    if done.status is None:
-        return f"timeout after {timeout:g} s"
-    _keep_output(folder / REPORT_FILE, done.stdout + done.stderr)
-    result = _RESULT.search(done.stdout)
-    if done.status in (0, 1) and result is not None:
-        return f"{'yes' if done.status else 'no'}: {result[1]}"
-    return f"failed: {done.last_line}"
+    with TemporaryDirectory() as temporary:
+        counted = Path(temporary) / "counted.json"
+        words = (str(counted), str((folder / SCRIPT_FILE).resolve()), *([str(definition)] if definition else []))
+        try:
+            done = run([sys.executable, "-P", "-c", _RUN_AND_COUNT, *words], seconds=timeout, own_session=False)
+        except OSError as error:
+            return f"failed: {error}"
+        if done.status is None:
+            return f"timeout after {timeout:g} s"
+        _keep_output(folder / REPORT_FILE, done.stdout + done.stderr)
+        if done.status not in (0, 1) or not counted.exists():
+            return f"failed: {done.last_line}"
+        count = json.loads(counted.read_text(encoding="utf-8"))
+    return f"{'yes' if done.status else 'no'}: {count['differing']} of {count['calls']} calls differ"
 
 
 def _keep_output(path: Path, output: str) -> None:

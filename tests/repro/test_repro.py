@@ -293,8 +293,13 @@ def test_script_that_hangs_is_stopped(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("source", "said"),
-    [("import os; os._exit(1)", "failed: exit code 1"), ("1 / 0", "failed: ZeroDivisionError: division by zero")],
-    ids=["without a word", "with an exception"],
+    [
+        ("import os; os._exit(1)", "failed: exit code 1"),
+        ("1 / 0", "failed: ZeroDivisionError: division by zero"),
+        ("import sys; sys.exit('it needs an op')", "failed: it needs an op"),
+        ("print('3 of 4 calls differ'); 1 / 0", "failed: ZeroDivisionError: division by zero"),
+    ],
+    ids=["without a word", "with an exception", "with a message", "after it printed words like ours"],
 )
 def test_script_that_ends_otherwise_has_failed(source: str, said: str, tmp_path: Path) -> None:
     folder = written(tmp_path / "repro", aliased())
