@@ -88,6 +88,19 @@ def _sync_folder(folder: Path) -> None:
 # ------------------------------------------------------------------------------------------- JSON and dataclasses
 
 
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in ``path``; :class:`HashbenchError` where there is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise HashbenchError(f"cannot read {path}", consequence=error.strerror or str(error)) from error
+    except (ValueError, RecursionError) as error:
+        raise HashbenchError(f"cannot read {path}", consequence=f"it is not JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise HashbenchError(f"cannot read {path}", consequence="it holds no JSON object")
+    return content
+
+
 def to_json(value: Any) -> Any:
     """``value`` as what :func:`json.dumps` takes: dataclasses and mappings become dicts, tuples lists."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -167,7 +167,7 @@ SCRIPTS = {
     "a cause": """
 from hashbench.causes import decide
 from hashbench.records import CallFacts, Evidence, ExperimentResult
-from hashbench.integrations.pytest.message import five_lines
+from hashbench.text import five_lines
 from hashbench.records import Row
 from pathlib import Path
 facts = CallFacts("aten.topk.default", tied_places=True)

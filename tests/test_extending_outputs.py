@@ -23,7 +23,7 @@ from tests.experiment_texts import evidence, result
 from tests.report.histories import DIAGNOSED, failed, judged, passing
 from tests.report.rows import row, sweep, write_rows
 from hashbench.causes import decide
-from hashbench.integrations.pytest.message import five_lines
+from hashbench.text import five_lines
 from hashbench.records import *
 from hashbench.report.compare import compare
 from hashbench.report.page import render_html

@@ -96,13 +96,13 @@ def _compare(parsed: argparse.Namespace) -> int:
 
 
 def _replay(parsed: argparse.Namespace) -> int:
+    from hashbench import repro
     from hashbench.replay import ops
-    from hashbench.repro import rerun
 
     for definition in parsed.imports:
         ops.load(definition)
-    made = rerun.rerun(parsed.folder, replays=parsed.replays, budget=parsed.budget)
-    print({"text": rerun.as_text, "json": rerun.as_json}[parsed.format](made))
+    made = repro.rerun(parsed.folder, replays=parsed.replays, budget=parsed.budget)
+    print({"text": repro.rerun_text, "json": repro.rerun_json}[parsed.format](made))
     return EXIT_DIFFERENCE if made.reproduced else 0
 
 

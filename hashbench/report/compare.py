@@ -5,17 +5,17 @@
 
 from __future__ import annotations
 
+import json
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from hashbench.catalog import CAUSES, Confidence, Kind, kind_of
 from hashbench.errors import HashbenchError
 from hashbench.records import Row
-from hashbench.results.environments import EnvironmentChange, environment_changes, flat
 from hashbench.results.load import Sweep
 from hashbench.results.rows import row_key
 from hashbench.text import a_few
@@ -324,6 +324,67 @@ def _what_happened(row: Row) -> str:
     """The error of a row that failed; for one that differs, where."""
     where = " in ".join(filter(None, (row.kernel, row.module))) if row.kernel else ""
     return row.error or ": ".join(filter(None, (row.origin, where)))
+
+
+# -------------------------------------------------------------------------------------------- environments
+
+VOLATILE = frozenset(
+    {
+        # when and by whom: new for every sweep, and no cause of another result
+        *("date", "time", "timestamp", "started", "finished", "created", "pid", "user", "uptime", "load"),
+        # where: the same machine under another name, another folder
+        *("host", "hostname", "node", "output", "folder", "cwd", "working_directory"),
+        # which models, spelled as flags; what matters of it stands in the rows
+        *("command", "command_line", "argv"),
+        # by which function digests are made on a device: they are the same by any
+        "digests",
+        # about the file, not about the machine
+        *("schema", "env", "key"),
+    }
+)
+"""Names that are passed over wherever they stand in an environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentChange:
+    """One entry that differs: its dotted key and both values as text; empty where a side lacks it."""
+
+    key: str
+    base: str
+    new: str
+
+
+def environment_changes(
+    base: Iterable[Mapping[str, Any]], new: Iterable[Mapping[str, Any]]
+) -> tuple[EnvironmentChange, ...]:
+    """Every entry that differs, sorted by key. A side of several environments has all their values, ``a or b``."""
+    first, second = _merged(base), _merged(new)
+    return tuple(
+        EnvironmentChange(key=key, base=first.get(key, ""), new=second.get(key, ""))
+        for key in sorted(first.keys() | second.keys())
+        if first.get(key, "") != second.get(key, "")
+    )
+
+
+def _merged(environments: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    values: dict[str, set[str]] = {}
+    for environment in environments:
+        for key, value in flat(environment).items():
+            values.setdefault(key, set()).add(value)
+    return {key: " or ".join(sorted(texts)) for key, texts in values.items()}
+
+
+def flat(environment: Mapping[str, Any]) -> dict[str, str]:
+    """The entries of an environment that may matter, as text by their dotted keys; without those that are empty."""
+    entries: dict[str, str] = {}
+    for name, value in environment.items():
+        if name.lower() in VOLATILE:
+            continue
+        if isinstance(value, Mapping):
+            entries |= {f"{name}.{key}": text for key, text in flat(value).items()}
+        elif value != "":
+            entries[name] = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    return entries
 
 
 # ------------------------------------------------------------------------------------------------- remarks

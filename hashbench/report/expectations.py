@@ -20,9 +20,8 @@ from hashbench.io import write_file
 from hashbench.records import ROW_SCHEMA, Row
 from hashbench.report.compare import Change, ModelChange, Outcome, compare
 from hashbench.report.history import History, Interval, ModelHistory, Night, load_history, seen
-from hashbench.results.environments import environments_text
 from hashbench.results.load import Provenance, Sweep, is_link, joined, load_files, load_sweep
-from hashbench.results.rows import EXPECTED_COLUMNS, ROWS, row_key
+from hashbench.results.rows import EXPECTED_COLUMNS, ROWS, environments_text, row_key
 from hashbench.text import count, one_line
 
 STALE_AFTER = 30

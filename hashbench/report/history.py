@@ -17,14 +17,12 @@ from typing import Any
 
 from hashbench.catalog import kind_of
 from hashbench.errors import HashbenchError
+from hashbench.io import read_json_object
 from hashbench.records import Row
-from hashbench.results.environments import EnvironmentChange, environment_changes, read_json_object
+from hashbench.report.compare import EnvironmentChange, environment_changes
 from hashbench.results.folder import ACCURACY_FILE, NIGHT_FILE, SELECTION_FILE, with_evidence
 from hashbench.results.load import Sweep, csv_files, load_file, night_problems, refuse_mixed
 from hashbench.results.rows import row_key
-
-STATE = ("accuracy", "kernel", "cause")
-"""The columns in which a night must equal the next one for both to belong to one interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,59 +171,56 @@ def _read(night: Night, rows: ModelRows, *, index: int, known: Mapping[str, Mapp
     )
 
 
-@dataclass(slots=True)
 class ModelRows:
-    """Gathers what the rows of all nights say, oldest first. ``states`` has model, night and :data:`STATE` of each,
-    ``newest`` and ``trouble`` by model the last row with its night, and the last one that neither passes nor was
-    skipped, with the folder of its sweep."""
+    """Gathers what the rows of all nights say, oldest first, as histories by the keys of their models."""
 
-    states: list[tuple[int | str, ...]] = field(default_factory=list)
-    numbers: dict[tuple[str, ...], int] = field(default_factory=dict)
-    newest: dict[int, tuple[int, Row]] = field(default_factory=dict)
-    trouble: dict[int, tuple[int, Row, Path]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._models: dict[tuple[str, ...], _Gathered] = {}
 
     def add(self, rows: Sequence[Row], *, file: Path, night: int) -> None:
-        """Take in the rows of one CSV of ``night``; :class:`HashbenchError` where it has a row of a model already."""
-        numbered = [(self.numbers.setdefault(row_key(row), len(self.numbers)), row) for row in rows]
-        for number, row in numbered:
-            if self.newest.get(number, (-1, row))[0] == night:
+        """Take in the rows of one CSV of ``night``; :class:`HashbenchError` where it has a row of a model already, and
+        none of them is taken in then."""
+        for row in rows:
+            model = self._models.get(row_key(row))
+            if model is not None and model.night == night:
                 raise HashbenchError(
                     f"{file} holds {row.name} ({', '.join(filter(None, row_key(row)[:-1]))}) again",
                     consequence="a night has one result of it",
                     tip="Keep one of the two rows.",
                 )
-        for number, row in numbered:
-            self.states.append((number, night, row.accuracy, row.kernel, row.cause))
-            self.newest[number] = (night, row)
-            if not kind_of(row.accuracy).is_fine:
-                self.trouble[number] = (night, row, file.parent)
+        for row in rows:
+            self._models.setdefault(row_key(row), _Gathered()).add(row, night, file.parent)
 
     def models(self, *, last: int) -> Iterator[ModelHistory]:
         """The histories of all models, sorted by their keys."""
-        intervals = self._intervals()
-        for key, number in sorted(self.numbers.items()):
-            if number not in self.newest:
-                continue
-            night, newest = self.newest[number]
-            trouble_night, trouble, folder = self.trouble.get(number, (None, None, Path()))
+        for key, model in sorted(self._models.items()):
+            trouble_night, trouble, folder = model.trouble or (None, None, Path())
             if trouble is not None:
                 trouble = with_evidence(trouble, folder)
-            now = newest if night == last else None
-            yield ModelHistory(key, tuple(intervals[number]), now, trouble, trouble_night, folder)
+            now = model.newest if model.night == last else None
+            intervals = tuple(Interval(*interval) for interval in model.intervals)
+            yield ModelHistory(key, intervals, now, trouble, trouble_night, folder)
 
-    def _intervals(self) -> dict[int, list[Interval]]:
-        import pandas
 
-        rows = pandas.DataFrame(self.states, columns=["model", "night", *STATE])
-        rows = rows.sort_values(["model", "night"], kind="stable")
-        alike = (rows[["model", *STATE]] == rows[["model", *STATE]].shift()).all(axis=1)
-        begins = ~(alike & (rows["night"] == rows["night"].shift() + 1))
-        firsts = rows[begins]
-        lasts = rows["night"][begins.shift(-1, fill_value=True)]
-        intervals: dict[int, list[Interval]] = {}
-        for (model, first, *state), end in zip(firsts.to_numpy().tolist(), lasts, strict=True):
-            intervals.setdefault(model, []).append(Interval(first, int(end), *state))
-        return intervals
+class _Gathered:
+    """What the rows of one model say: its intervals as lists, its newest row of ``night``, and the newest one in
+    trouble with its night and folder."""
+
+    def __init__(self) -> None:
+        self.intervals: list[list[Any]] = []
+        self.night = -1
+        self.newest: Row | None = None
+        self.trouble: tuple[int, Row, Path] | None = None
+
+    def add(self, row: Row, night: int, folder: Path) -> None:
+        state = [row.accuracy, row.kernel, row.cause]
+        if self.intervals and self.night == night - 1 and self.intervals[-1][2:] == state:
+            self.intervals[-1][1] = night
+        else:
+            self.intervals.append([night, night, *state])
+        self.night, self.newest = night, row
+        if not kind_of(row.accuracy).is_fine:
+            self.trouble = (night, row, folder)
 
 
 # --------------------------------------------------------------------------------------------- which nights

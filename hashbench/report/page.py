@@ -24,10 +24,10 @@ from markupsafe import Markup
 
 from hashbench.catalog import CAUSES, LETTERS, REPEATED, STATUSES, Kind, kind_of, letter_of
 from hashbench.records import LABELS, Row
+from hashbench.report.compare import EnvironmentChange
 from hashbench.report.diagnoses import Excerpt, model_views
 from hashbench.report.expectations import ExpectationStatus, Judged, Judgement
 from hashbench.report.history import History, ModelHistory, Night
-from hashbench.results.environments import EnvironmentChange
 from hashbench.results.load import is_link
 from hashbench.text import (
     count,

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from hashbench.errors import HashbenchError
-from hashbench.io import from_json, replace_file, to_json
-from hashbench.results.environments import environments_of, read_json_object
+from hashbench.io import from_json, read_json_object, replace_file, to_json
 from hashbench.results.folder import file_key
-from hashbench.results.rows import RowFormat, read_table
+from hashbench.results.rows import RowFormat, environments_of, read_table
 
 AUDIT_FILE, MANIFEST_FILE = "audit.csv", "audit.json"
 SOURCES = ("op_db", "stress", "sweep")

@@ -26,8 +26,7 @@ from typing import Any
 from hashbench.errors import HashbenchError
 from hashbench.io import replace_file
 from hashbench.records import ROW_SCHEMA, SWEEP_SCHEMA, ModelSpec, Row, RunOptions
-from hashbench.results.environments import environments_text
-from hashbench.results.rows import ROWS, row_from_json, row_key, row_to_json
+from hashbench.results.rows import ROWS, environments_text, row_from_json, row_key, row_to_json
 from hashbench.text import a_few, one_line
 
 ACCURACY_FILE, SELECTION_FILE, ENVIRONMENT_FILE = "accuracy.csv", "sweep.json", "environment.json"

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hashbench.errors import HashbenchError
+from hashbench.io import read_json_object
 from hashbench.records import SWEEP_SCHEMA, Row
 from hashbench.results.audit_table import is_audit
-from hashbench.results.environments import environments_of, read_json_object
 from hashbench.results.folder import ACCURACY_FILE, NIGHT_FILE, SELECTION_FILE, with_evidence
-from hashbench.results.rows import EXPECTED_COLUMNS, ROWS, Table, read_table, restore, row_key
+from hashbench.results.rows import EXPECTED_COLUMNS, ROWS, Table, environments_of, read_table, restore, row_key
 from hashbench.text import one_line
 
 Kind = Literal["hashbench", "dynamo", "dynamo_expected"]

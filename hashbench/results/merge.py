@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from hashbench.errors import HashbenchError
+from hashbench.io import read_json_object
 from hashbench.records import ModelSpec, Row
-from hashbench.results.environments import read_json_object
 from hashbench.results.folder import (
     NOT_A_ROW,
     Model,

@@ -11,6 +11,7 @@ import csv
 import difflib
 import functools
 import io
+import json
 import operator
 import re
 import typing
@@ -21,9 +22,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hashbench.catalog import STATUSES
 from hashbench.errors import HashbenchError
-from hashbench.io import from_json, to_json
-from hashbench.records import ROW_KEY, Row
-from hashbench.results.environments import environments_of
+from hashbench.io import from_json, read_json_object, to_json
+from hashbench.records import ROW_KEY, ROW_SCHEMA, Row
 from hashbench.text import one_line
 
 if TYPE_CHECKING:
@@ -331,6 +331,40 @@ def defuse(text: str) -> str:
 def restore(text: str) -> str:
     """The text that :func:`defuse` was given."""
     return text[1:] if text.startswith("'") and _EXECUTABLE.match(text) else text
+
+
+# ----------------------------------------------------------------------------------- the environments beside a CSV
+
+
+def environments_of(path: Path) -> tuple[dict[str, Any], ...]:
+    """The fingerprints of the machines that a CSV's rows were made on, from ``<name>.environment.json`` or
+    ``environment.json`` beside it: the newest, then the ``previous`` ones. None where there is no such file.
+
+    Raises:
+        HashbenchError: the file cannot be read, or was written by a version with other columns.
+    """
+    candidates = (path.with_name(f"{path.stem}.environment.json"), path.with_name("environment.json"))
+    file = next((candidate for candidate in candidates if candidate.is_file()), None)
+    if file is None:
+        return ()
+    content = read_json_object(file)
+    schema = content.get("schema", ROW_SCHEMA)
+    if schema != ROW_SCHEMA:
+        raise HashbenchError(
+            f"{path} has schema {schema!r} and this hashbench reads schema {ROW_SCHEMA}",
+            consequence=f"its columns may mean something else ({file.name} says so)",
+            tip="Read it with the version that wrote it, or run the sweep again.",
+        )
+    previous = content.pop("previous", [])
+    earlier = previous if isinstance(previous, list) else []
+    return (content, *(environment for environment in earlier if isinstance(environment, dict)))
+
+
+def environments_text(environments: Sequence[Mapping[str, Any]]) -> str:
+    """The content of an ``environment.json``: the newest environment, then those of earlier parts as ``previous``."""
+    newest, *previous = environments
+    content = {**newest, "previous": previous} if previous else newest
+    return json.dumps(content, indent=2, default=str) + "\n"
 
 
 # ---------------------------------------------------------------------------------------------- accuracy.csv

@@ -20,7 +20,7 @@ from hashbench.devices import ledger, reference
 from hashbench.devices.ledger import DeviceKind, DigestPath, Ledger, Unfit, digest_path
 from hashbench.devices.reference import bytes_of, digest_of_bytes
 from hashbench.errors import HashbenchError
-from hashbench.results.environments import environment_changes
+from hashbench.report.compare import environment_changes
 from hashbench.run import environment
 from hashbench.sweep.run import SweepInterrupted
 

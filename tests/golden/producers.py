@@ -24,7 +24,6 @@ from hashbench.cli.sweep import Progress
 from hashbench.integrations.dynamo import harness as dynamo_harness
 from hashbench.integrations.dynamo import session as dynamo_session
 from hashbench.integrations.pytest import plugin
-from hashbench.integrations.pytest.message import five_lines
 from hashbench.processes import describe_end
 from hashbench.records import CallFacts, Evidence
 from hashbench.results.audit_table import AUDIT_ROWS, AuditVerdict
@@ -36,6 +35,7 @@ from hashbench.run import environment
 from hashbench.sweep import run as sweeping
 from hashbench.sweep.executors import Resources, Task, TaskResult
 from hashbench.sweep.worker import load_target
+from hashbench.text import five_lines
 from hashbench.tools.audit import report as audit_report
 from hashbench.tools.audit.verdict import rows_from
 from tests.experiment_texts import result

@@ -24,7 +24,7 @@ import hashbench
 from hashbench import HashbenchError, HashDebugTrace, Trace, find_divergence
 from hashbench.records import CallFacts, Decision, Diagnosis, Evidence, ExperimentResult, Rate
 from hashbench.replay.call import CapturedCall, Memory, TensorForm, capture
-from hashbench.repro import rerun, script, write_repro
+from hashbench.repro import Recorded, Rerun, rerun_json, rerun_text, script, write_repro
 from hashbench.run import environment
 from hashbench.run.outputs import Difference
 from hashbench.tools import bitwise, numeric, observer, pipeline
@@ -383,7 +383,7 @@ def _repro_scripts() -> str:
 @golden("replay.txt")
 def _replay() -> str:
     """What ``hashbench replay`` prints, of experiments whose outcome is known."""
-    recorded = rerun.Recorded(ARMS, Decision("write_race", "proven", "20 of 20", "Use one thread."), {})
+    recorded = Recorded(ARMS, Decision("write_race", "proven", "20 of 20", "Use one thread."), {})
     now = (
         dataclasses.replace(REPEAT, differing=5, distinct=3),
         *ARMS[1:5],
@@ -391,11 +391,11 @@ def _replay() -> str:
     )
     decision = Decision("accumulation_order", "likely", "5 of 20 replays differ", "Add in one order.")
     elsewhere = ("torch: 2.15.0 there, 2.16.0 here", "threads: 8 there, 2 here; the call was replayed with 8")
-    made = rerun.Rerun("aten.add.Tensor", Evidence("kernel", arms=now), decision, recorded, elsewhere)
+    made = Rerun("aten.add.Tensor", Evidence("kernel", arms=now), decision, recorded, elsewhere)
     same = dataclasses.replace(
         made, evidence=Evidence("kernel", arms=ARMS[1:3]), decision=recorded.decision, elsewhere=()
     )
-    return "\n\n".join([rerun.as_text(made), rerun.as_text(same), rerun.as_json(same)]) + "\n"
+    return "\n\n".join([rerun_text(made), rerun_text(same), rerun_json(same)]) + "\n"
 
 
 # ------------------------------------------------------------------------------------------------------ the tools

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hashbench.catalog import CAUSES
-from hashbench.integrations.pytest.message import five_lines
 from hashbench.records import Row, RowEvidence
+from hashbench.text import five_lines
 from tests.experiment_texts import evidence
 
 FOLDER = Path("kept")

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from hashbench.records import Leaf, OpRecord, Ref, Result, Row, TensorDigest, Trace
+from hashbench.report.compare import EnvironmentChange
 from hashbench.report.expectations import Judged, judge
 from hashbench.report.history import History, ModelRows, Night
-from hashbench.results.environments import EnvironmentChange
 from tests.experiment_texts import evidence
 from tests.report.rows import PLAIN, sweep
 

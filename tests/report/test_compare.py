@@ -9,8 +9,7 @@ import pytest
 
 from hashbench.catalog import Kind, Status, kind_of
 from hashbench.errors import HashbenchError
-from hashbench.report.compare import Outcome, compare, decide
-from hashbench.results.environments import environment_changes
+from hashbench.report.compare import Outcome, compare, decide, environment_changes
 from hashbench.results.load import Selection, load_sweep
 
 from .rows import DIFFERING, PLAIN, row, sweep, write_rows, write_sweep

@@ -14,7 +14,7 @@ from repro_helpers import adding_rows, aten, captured, document_in, said_of, sig
 from hashbench import cli
 from hashbench.errors import HashbenchError
 from hashbench.records import ExperimentResult
-from hashbench.repro import call_file, rerun, write_repro
+from hashbench.repro import call_file, rerun, rerun_json, rerun_text, write_repro
 
 THREADS = ExperimentResult("one_thread", "call", trials=20, differing=0, distinct=1)
 
@@ -35,12 +35,12 @@ def steady(tmp_path: Path) -> Path:
 
 
 def test_call_that_differs_is_reproduced(racing: Path) -> None:
-    made = rerun.rerun(racing, replays=20, budget=300.0)
+    made = rerun(racing, replays=20, budget=300.0)
     assert made.reproduced
     assert made.evidence.arm("repeat", "call").differing
     assert made.op == "aten.index_put_.default"
     assert made.recorded.arms == (THREADS,)
-    text = rerun.as_text(made)
+    text = rerun_text(made)
     one_thread = next(line for line in text.splitlines() if line.startswith("one_thread"))
     assert "0 of 20" in one_thread
     assert f"cause: {made.decision.cause}, {made.decision.confidence}" in text
@@ -48,13 +48,13 @@ def test_call_that_differs_is_reproduced(racing: Path) -> None:
 
 
 def test_call_that_agrees_is_not(steady: Path) -> None:
-    made = rerun.rerun(steady, replays=3, budget=60.0)
+    made = rerun(steady, replays=3, budget=60.0)
     assert not made.reproduced
-    assert "recorded cause: accumulation_order, likely: 20 of 20 replays differ" in rerun.as_text(made)
+    assert "recorded cause: accumulation_order, likely: 20 of 20 replays differ" in rerun_text(made)
 
 
 def test_json_has_all_of_it(steady: Path) -> None:
-    found = json.loads(rerun.as_json(rerun.rerun(steady, replays=2, budget=5.0)))
+    found = json.loads(rerun_json(rerun(steady, replays=2, budget=5.0)))
     assert (found["reproduced"], found["op"]) == (False, "aten.sort.default")
     assert found["recorded"]["arms"][0]["name"] == "one_thread"
     assert found["recorded"]["environment"]["torch"] == torch.__version__
@@ -67,13 +67,13 @@ def test_machine_with_other_threads_and_another_torch_says_so(steady: Path) -> N
     found["recorded"]["environment"]["torch"] = "2.11.0"
     signed_again(steady, found)
     here = torch.get_num_threads()
-    made = rerun.rerun(steady, replays=2, budget=5.0)
+    made = rerun(steady, replays=2, budget=5.0)
     assert made.elsewhere == (
         f"torch: 2.11.0 there, {torch.__version__} here",
         f"threads: 7 there, {here} here; the call was replayed with 7",
     )
     assert torch.get_num_threads() == here
-    assert "  torch: 2.11.0 there" in rerun.as_text(made)
+    assert "  torch: 2.11.0 there" in rerun_text(made)
 
 
 def test_call_of_a_device_that_is_not_here_is_replayed_on_the_first_of_its_kind(
@@ -86,11 +86,11 @@ def test_call_of_a_device_that_is_not_here_is_replayed_on_the_first_of_its_kind(
     found["settings"]["default_device"] = "cpu:3"
     signed_again(steady, found)
     assert call_file.read(steady).call.settings["default_device"] == "cpu:0"
-    made = rerun.rerun(steady, replays=2, budget=5.0)
+    made = rerun(steady, replays=2, budget=5.0)
     assert made.evidence.arm("repeat", "call").ran
     said = "device: cpu:3, which is not here; the call was replayed on cpu:0, the first of its kind"
     assert [line for line in made.elsewhere if line.startswith("device")] == [said]
-    assert f"  {said}" in rerun.as_text(made).splitlines()
+    assert f"  {said}" in rerun_text(made).splitlines()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
@@ -122,4 +122,4 @@ def test_evidence_that_is_none_is_refused(forge: Callable[[dict[str, Any]], obje
     forge(found["recorded"])
     signed_again(steady, found)
     with pytest.raises(HashbenchError, match=words):
-        rerun.rerun(steady, replays=2, budget=5.0)
+        rerun(steady, replays=2, budget=5.0)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from hashbench.records import OpRecord, TensorDigest
-from hashbench.results.environments import EnvironmentChange
+from hashbench.report.compare import EnvironmentChange
 from hashbench.tools.observer.recording import Kind, Observation, PutBack, mismatches, newest_mismatch, table
 
 

@@ -206,8 +206,8 @@ class RunsEqual:
         from hashbench.catalog import Status
         from hashbench.check.function import check_function, device_of
         from hashbench.errors import HashbenchError
-        from hashbench.integrations.pytest.message import five_lines
         from hashbench.records import RunOptions
+        from hashbench.text import five_lines
 
         budget = _setting(self._config, "hashbench_diagnose_budget") if options.diagnose else 0
         run_options = RunOptions(

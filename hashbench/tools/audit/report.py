@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tabulate import tabulate
 
-from hashbench.report.compare import Became, Change, Comparison, worst_first
+from hashbench.report.compare import Became, Change, Comparison, environment_changes, worst_first
 from hashbench.results.audit_table import (
     AUDIT_ROWS,
     KEY,
@@ -21,7 +21,6 @@ from hashbench.results.audit_table import (
     AuditVerdict,
     Measured,
 )
-from hashbench.results.environments import environment_changes
 from hashbench.results.rows import csv_line, defuse
 from hashbench.text import a_few, one_line
 

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hashbench.errors import HashbenchError
 from hashbench.records import OpRecord
-from hashbench.results.environments import EnvironmentChange, environment_changes
+from hashbench.report.compare import EnvironmentChange, environment_changes
 from hashbench.run.environment import collect
 from hashbench.run.outputs import NotComparableError, flatten, logical_value
 from hashbench.run.settings import settings

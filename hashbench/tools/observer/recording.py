@@ -15,7 +15,7 @@ from tabulate import tabulate
 
 from hashbench.divergence.align import EDIT_LIMIT, align
 from hashbench.records import OpRecord, TensorDigest
-from hashbench.results.environments import EnvironmentChange
+from hashbench.report.compare import EnvironmentChange
 from hashbench.text import a_few, one_line, shorten
 from hashbench.trace.file import digest_text
 

@@ -25,7 +25,7 @@ from hashbench.divergence import find as find_divergence
 from hashbench.errors import HashbenchError
 from hashbench.io import to_json
 from hashbench.records import Divergence
-from hashbench.results.environments import environment_changes
+from hashbench.report.compare import environment_changes
 from hashbench.text import a_few
 from hashbench.tools.pipeline.observed import MOMENTS, Batch, Check, Digests, Loader, Observed, Sample, Step, moved
 from hashbench.tools.pipeline.reasons import Evidence, Reason, decide
