@@ -39,10 +39,19 @@ def test_a_rate_has_its_clopper_pearson_bounds(differing: int, trials: int, low:
 def test_bounds_are_those_of_scipy() -> None:
     from scipy.stats import binomtest
 
-    for differing, trials in ((1, 7), (3, 20), (119, 120), (700, 2000)):
+    for differing, trials in ((1, 7), (3, 20), (119, 120), (700, 2000), (1, 10_000), (9_000, 10_000)):
         rate = rate_of(differing, trials, distinct=2, of="replays")
         exact = binomtest(differing, trials).proportion_ci(0.95)
-        assert (rate.low, rate.high) == pytest.approx((exact.low, exact.high))
+        assert (rate.low, rate.high) == pytest.approx((exact.low, exact.high), rel=1e-9)
+
+
+def test_a_count_that_no_experiment_reaches_has_bounds_at_once() -> None:
+    from scipy.stats import binomtest
+
+    for differing, trials in ((40, 20_000), (10**8, 10**9)):
+        rate = rate_of(differing, trials, distinct=2, of="replays")
+        exact = binomtest(differing, trials).proportion_ci(0.95)
+        assert (rate.low, rate.high) == pytest.approx((exact.low, exact.high), abs=1e-4)
 
 
 @pytest.mark.parametrize(("differing", "trials"), [(0, 0), (3, 2), (-1, 5)])

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from enum import Enum
-from math import comb
+from math import comb, exp, lgamma, log, log1p, sqrt
+from statistics import NormalDist
 
 from hashbench.catalog import EXPERIMENTS
 from hashbench.records import Evidence, ExperimentResult, Rate, RunCounts
@@ -25,6 +26,9 @@ FEWEST = 3
 
 MOST_TRIALS = 2000
 """Trials of one arm at most, however rare the difference is."""
+
+_PARTS = 2**40
+"""Rates that a bound can be, between 0 and 1."""
 
 Count = tuple[int, int]
 """How many differed, of how many."""
@@ -45,14 +49,26 @@ def rate_of(differing: int, trials: int, *, distinct: int, of: str) -> Rate:
 
 
 def _bound(successes: int, failures: int, quantile: float) -> float:
-    """The quantile of a beta distribution; in closed form where none or all differ, as in every clean model."""
-    if successes == 1:
+    """The quantile of a beta distribution of whole numbers, by its binomial sum: the rate at which ``successes`` or
+    more are seen with that chance, in one trial fewer than both together. For counts beyond those of any experiment,
+    which a file can claim, Wilson's approximation."""
+    if successes == 1:  # none or all differ, as in every clean model
         return float(1 - (1 - quantile) ** (1 / failures))
     if failures == 1:
         return float(quantile ** (1 / successes))
-    from scipy.special import betaincinv  # 0.2 s to import; the command line must not pay it
+    trials = successes + failures - 1
+    if trials > 5 * MOST_TRIALS:
+        deviations, rate = NormalDist().inv_cdf(quantile), successes / trials
+        spread = sqrt(rate * (1 - rate) / trials + (deviations / (2 * trials)) ** 2)
+        return (rate + deviations**2 / (2 * trials) + deviations * spread) / (1 + deviations**2 / trials)
+    ways = [lgamma(trials + 1) - lgamma(k + 1) - lgamma(trials - k + 1) for k in range(successes, trials + 1)]
 
-    return float(betaincinv(successes, failures, quantile))
+    def seen(part: int) -> float:
+        rate = part / _PARTS
+        one, other = log(rate), log1p(-rate)
+        return sum(exp(way + k * one + (trials - k) * other) for k, way in enumerate(ways, successes))
+
+    return (1 + bisect_left(range(1, _PARTS), quantile, key=seen)) / _PARTS
 
 
 def chance(base: Count, arm: Count) -> float:
