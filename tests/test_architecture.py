@@ -50,7 +50,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     (
         "tools",
         frozenset({"bitwise", "numeric", "observer"})
-        | {f"audit.{name}" for name in ("cases", "verdict", "worker")}
+        | {f"audit.{name}" for name in ("cases", "rows")}
         | {f"pipeline.{name}" for name in ("loading", "recording", "running")},
     ),
     ("nightly", NO_MODULE),

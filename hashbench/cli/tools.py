@@ -320,9 +320,9 @@ def _show(done: int, total: int, note: str) -> None:
 def _rows_of_sweeps(folders: Sequence[Path], device: str) -> tuple[AuditRow, ...]:
     if not folders:
         return ()
-    from hashbench.tools.audit.verdict import rows_from  # imports torch
+    from hashbench.tools.audit.rows import rows_of_sweeps  # imports torch
 
-    return rows_from(folders, device=device)
+    return rows_of_sweeps(folders, device=device)
 
 
 def _copy(output: Path, path: Path) -> None:

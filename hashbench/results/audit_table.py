@@ -20,6 +20,9 @@ from hashbench.results.folder import file_key
 from hashbench.results.rows import RowFormat, environments_of, read_table
 
 AUDIT_FILE, MANIFEST_FILE = "audit.csv", "audit.json"
+CATALOG_FILE = "catalog.json"
+"""Which ops there are."""
+
 SOURCES = ("op_db", "stress", "sweep")
 
 Op = tuple[str, str]
@@ -27,7 +30,7 @@ Op = tuple[str, str]
 
 
 class AuditVerdict(StrEnum):
-    """What the comparison of documented and measured gives; :mod:`hashbench.tools.audit.verdict` has the rule."""
+    """What the comparison of documented and measured gives; :func:`hashbench.tools.audit.rows.verdict` is the rule."""
 
     AS_DOCUMENTED = "as documented"
     UNDOCUMENTED = "undocumented nondeterminism"
@@ -212,8 +215,3 @@ def read_op(folder: Path, op: Op) -> tuple[AuditRow, ...] | None:
         return tuple(map(AUDIT_ROWS.from_json, content)) if isinstance(content, list) else None
     except (OSError, ValueError, RecursionError):
         return None
-
-
-def catalog_file(folder: Path) -> Path:
-    """Where a worker writes which ops there are, since only a worker may import torch's test helpers."""
-    return folder / "catalog.json"

@@ -12,7 +12,7 @@ from hashbench import cli
 from hashbench.records import Row
 from hashbench.results import audit_table
 from hashbench.tools.audit import driver
-from hashbench.tools.audit.verdict import measured_in_sweep
+from hashbench.tools.audit.rows import measured_in_sweep
 from tests.experiment_texts import evidence
 from tests.report.rows import write_sweep
 

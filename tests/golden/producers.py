@@ -37,7 +37,7 @@ from hashbench.sweep.executors import Resources, Task, TaskResult
 from hashbench.sweep.worker import load_target
 from hashbench.text import five_lines
 from hashbench.tools.audit import report as audit_report
-from hashbench.tools.audit.verdict import rows_from
+from hashbench.tools.audit.rows import rows_of_sweeps
 from tests.experiment_texts import result
 from tests.report.rows import write_rows
 
@@ -457,7 +457,7 @@ def _causes() -> str:
 @golden("audit.txt")
 def _audit() -> str:
     rows = read_audit(Path("audits/base")).rows
-    from_sweeps = rows_from([Path("sweep")], device="cpu")
+    from_sweeps = rows_of_sweeps([Path("sweep")], device="cpu")
     return "\n\n".join(
         [audit_report.summary(rows), audit_report.tables_as_markdown(rows), AUDIT_ROWS.text(from_sweeps)]
     )

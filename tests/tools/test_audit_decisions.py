@@ -9,7 +9,7 @@ import pytest
 from hashbench.repro.torch_docs import BECOMES_DETERMINISTIC, RAISES
 from hashbench.results.audit_table import AuditVerdict, Measured
 from hashbench.tools.audit.cases import chosen_samples
-from hashbench.tools.audit.verdict import verdict
+from hashbench.tools.audit.rows import verdict
 
 TABLE = {
     # documented, off, on, unfilled

@@ -13,7 +13,7 @@ import pytest
 from hashbench.devices.visibility import DeviceAssignment
 from hashbench.errors import HashbenchError
 from hashbench.results import audit_table
-from hashbench.results.audit_table import AuditOptions, AuditRow, catalog_file, op_file
+from hashbench.results.audit_table import CATALOG_FILE, AuditOptions, AuditRow, op_file
 from hashbench.sweep.executors.local import LocalExecutor
 from hashbench.tools.audit import driver
 from hashbench.tools.audit.driver import AuditRequest, chosen_ops, groups_of
@@ -39,7 +39,7 @@ def audit(
     **workers,
 ) -> tuple[AuditRow, ...]:
     output.mkdir(exist_ok=True)
-    catalog_file(output).write_text(json.dumps([["op_db", name] for name in names]))
+    (output / CATALOG_FILE).write_text(json.dumps([["op_db", name] for name in names]))
     return driver.audit(
         AuditRequest(options, seconds=seconds, sweep_rows=tuple(rows)),
         output=output,

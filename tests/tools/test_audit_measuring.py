@@ -29,7 +29,7 @@ from hashbench.tools.audit.cases import (
     measure,
     stress_lines,
 )
-from hashbench.tools.audit.worker import joined, rows_of, rows_of_case
+from hashbench.tools.audit.rows import joined, rows_of, rows_of_case
 
 
 def case(function, *args, backward: bool = False, moved: bool = False, **kwargs) -> Case:

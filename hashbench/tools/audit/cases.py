@@ -89,18 +89,11 @@ def _sampled(op: str, dtype: str, options: AuditOptions) -> list[Case]:
     inputs = list(entry.sample_inputs(options.device, kind, requires_grad=differentiable))
     calls = [FunctionCall(entry.op, (sample.input, *sample.args), sample.kwargs) for sample in inputs]
     sizes = [sum(tensor.numel() for tensor in tensors_in([*call.named().values()])) for call in calls]
+    chosen = [(number, calls[number]) for number in chosen_samples(sizes, most=options.samples)]
     return [
-        Case(
-            "op_db",
-            op,
-            dtype,
-            str(number),
-            described(calls[number]),
-            calls[number],
-            differentiable,
-            process=inputs[number].output_process_fn_grad,
-        )
-        for number in chosen_samples(sizes, most=options.samples)
+        Case("op_db", op, dtype, str(number), described(call), call, differentiable, False, process)
+        for number, call in chosen
+        for process in [inputs[number].output_process_fn_grad]
     ]
 
 
@@ -301,13 +294,20 @@ POISONED_RUNS = 2
 
 @dataclass(slots=True)
 class Outcomes:
-    """The fingerprints of one pass under one setting, those with ``poisoned`` memory by its content; the first error
-    ends it."""
+    """The fingerprints of one pass under one setting: in ``plain`` memory, and by what memory that nobody wrote was
+    ``poisoned`` with. The first error ends it."""
 
     plain: list[int] = field(default_factory=list)
     poisoned: dict[int, set[int]] = field(default_factory=dict)
     error: str = ""
     failure: Measured | None = None
+
+    def add(self, outcome: int, *, poison: int | None) -> None:
+        """One more run."""
+        if poison is None:
+            self.plain.append(outcome)
+        else:
+            self.poisoned.setdefault(poison, set()).add(outcome)
 
     @property
     def distinct(self) -> int | None:
@@ -352,15 +352,16 @@ class Measurement:
             call = at_offset(case.call, number) if case.moved else fresh_copy(case.call)
             reset_rng_state(seed)
             value = call()
-            _keep(forward, fingerprint(value, call), poison)
+            forward.add(fingerprint(value, call), poison=poison)
         if forward.error or backward is None or backward.error:
             return
-        try:
-            with _noted(backward):
-                _keep(backward, fingerprint(gradients(case, call, value, seed=seed)), poison)
-        except NotDifferentiableError:
+        with _noted(backward):
+            values = gradients(case, call, value, seed=seed)
+            if values is not None:
+                backward.add(fingerprint(values), poison=poison)
+                return
             for each in self.passes.values():
-                each.pop("backward")
+                del each["backward"]
 
 
 def measure(cases: Sequence[Case], *, runs: int, seed: int) -> list[Measurement]:
@@ -386,45 +387,28 @@ def _noted(outcomes: Outcomes) -> Iterator[None]:
     """Keep an exception as what ended these outcomes."""
     try:
         yield
-    except NotDifferentiableError:
-        raise
     except Exception as error:
         outcomes.error = named_line(error, limit=300)
         known = isinstance(error, (NotComparableError, HashbenchError))
         outcomes.failure = Measured.NOT_COMPARABLE if known else Measured.RAISES
 
 
-def _keep(outcomes: Outcomes, outcome: int, poison: int | None) -> None:
-    if poison is None:
-        outcomes.plain.append(outcome)
-    else:
-        outcomes.poisoned.setdefault(poison, set()).add(outcome)
-
-
 def fingerprint(value: Any, call: FunctionCall | None = None) -> int:
     """Equal for equal results and, with ``call``, for equal arguments after it, bit by bit; strides count."""
-    parts = list(flatten(value, "output"))
-    parts += named_tensors(call.named()) if call is not None else ()
+    parts = [*flatten(value, "output"), *(named_tensors(call.named()) if call is not None else ())]
     with torch.no_grad():
-        return hash(
-            tuple(
-                (name, digest(item.detach()) if isinstance(item, torch.Tensor) else repr(item)) for name, item in parts
-            )
-        )
+        contents = [digest(item.detach()) if isinstance(item, torch.Tensor) else repr(item) for _, item in parts]
+    return hash((*(name for name, _ in parts), *contents))
 
 
-class NotDifferentiableError(Exception):
-    """A case without a backward pass: it has no row of one."""
-
-
-def gradients(case: Case, call: FunctionCall, value: Any, *, seed: int) -> dict[str, Any]:
-    """Gradients of the arguments, by name, for a random cotangent that is the same in every run;
-    :class:`NotDifferentiableError` where no output depends on an input that asks for one."""
+def gradients(case: Case, call: FunctionCall, value: Any, *, seed: int) -> dict[str, Any] | None:
+    """Gradients of the arguments, by name, for a random cotangent that is the same in every run; ``None`` where no
+    output depends on an input that asks for one."""
     value = case.process(value) if case.process is not None else value
     outputs = [tensor for _, tensor in named_tensors(value) if tensor.requires_grad]
     inputs = {name: tensor for name, tensor in named_tensors(call.named()) if tensor.requires_grad and tensor.is_leaf}
     if not outputs or not inputs:
-        raise NotDifferentiableError
+        return None
     generator = torch.Generator().manual_seed(seed)
     cotangents = [_cotangent(tensor, generator) for tensor in outputs]
     values = torch.autograd.grad(outputs, list(inputs.values()), cotangents, allow_unused=True)

@@ -9,26 +9,27 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hashbench.devices.visibility import freest
 from hashbench.errors import HashbenchError
 from hashbench.io import replace_file, to_json
-from hashbench.processes import Interrupts, describe_end, last_words
+from hashbench.processes import Interrupts, describe_end, last_words, python_calling
+from hashbench.processes import run as run_process
 from hashbench.records import ModelSpec, RunOptions
 from hashbench.results.audit_table import (
     AUDIT_FILE,
     AUDIT_ROWS,
+    CATALOG_FILE,
     MANIFEST_FILE,
     AuditManifest,
     AuditOptions,
     AuditRow,
     AuditVerdict,
     Op,
-    catalog_file,
     op_file,
     read_manifest,
     read_op,
@@ -38,9 +39,8 @@ from hashbench.results.folder import ResultsFolder
 from hashbench.suites.selection import pattern_of, unknown_name
 from hashbench.sweep.executors import Executor, Task, TaskResult
 
-GROUP_TARGET = "hashbench.tools.audit.worker:run_group"
-CATALOG_TARGET = "hashbench.tools.audit.worker:write_catalog"
-SUITE = "audit"
+GROUP_TARGET = "hashbench.tools.audit.rows:run_group"
+CATALOG_TARGET = "hashbench.tools.audit.rows:write_catalog"
 
 GROUP_SIZE = 40
 STARTING_SECONDS = 120.0
@@ -103,7 +103,7 @@ def audit(
     _refuse_used(folder.path, resume=resume)
     with Interrupts() as interrupts, folder.claimed(resume=resume):
         try:
-            return _AuditDriver(request, folder, executor, interrupts, on_progress, target).run(environment)
+            return _Audit(request, folder, executor, interrupts, on_progress, target).run(environment)
         except OSError as error:
             raise HashbenchError(
                 f"cannot write into {folder.path}",
@@ -122,27 +122,21 @@ def _refuse_used(path: Path, *, resume: bool) -> None:
         raise HashbenchError(f"{path} {holds}", consequence="nothing in it was touched", tip=tip)
 
 
-class _AuditDriver:
+@dataclass(slots=True)
+class _Audit:
     """One audit: the ops that wait, and the workers that run, by the key of their task with the number of their
     device (``None`` where there are none)."""
 
-    def __init__(
-        self,
-        request: AuditRequest,
-        folder: ResultsFolder,
-        executor: Executor,
-        interrupts: Interrupts,
-        on_progress: Callable[[int, int, str], None],
-        target: str,
-    ) -> None:
-        self.request, self.folder, self.executor = request, folder, executor
-        self.interrupts, self.on_progress, self.target = interrupts, on_progress, target
-        self.devices = executor.resources.devices
-        self.ops: tuple[Op, ...] = ()
-        self.waiting: list[tuple[Op, ...]] = []
-        self.running: dict[str, int | None] = {}
-        self.submitted = 0
-        self.ready = False
+    request: AuditRequest
+    folder: ResultsFolder
+    executor: Executor
+    interrupts: Interrupts
+    on_progress: Callable[[int, int, str], None]
+    target: str
+    ops: tuple[Op, ...] = ()
+    waiting: list[tuple[Op, ...]] = field(default_factory=list)
+    running: dict[str, int | None] = field(default_factory=dict)
+    submitted: int = 0
 
     def run(self, environment: Mapping[str, Any]) -> tuple[AuditRow, ...]:
         """From the choice of ops to ``audit.csv``, which is written on Ctrl-C too."""
@@ -150,7 +144,7 @@ class _AuditDriver:
         (path / "ops").mkdir(exist_ok=True)
         try:
             with self.interrupts.allowed():
-                chosen = chosen_ops(self._catalog(), only=request.only, filters=request.filters)
+                chosen = chosen_ops(_catalog(path), only=request.only, filters=request.filters)
             self.ops = tuple(dict.fromkeys([*self._ops_before(), *chosen]))
             manifest = AuditManifest(1, request.options, self.ops, sweeps=bool(request.sweep_rows))
             replace_file(path / MANIFEST_FILE, json.dumps(to_json(manifest), indent=1) + "\n")
@@ -159,43 +153,18 @@ class _AuditDriver:
             for op in missing:
                 op_file(path, op).unlink(missing_ok=True)  # damaged
             if missing:
-                self._start()
-                per_worker = -(-len(missing) // self.executor.capacity)
-                self.waiting = groups_of(missing, size=max(1, min(GROUP_SIZE, per_worker)))
-                self._work()
+                self._work(missing)
         finally:
             self.executor.close()
-            of_ops = [row for op in self.ops for row in read_op(path, op) or ()]
-            rows = _unique([*of_ops, *request.sweep_rows])
+            rows: dict[tuple[str, ...], AuditRow] = {}
+            for row in [*(row for op in self.ops for row in read_op(path, op) or ()), *request.sweep_rows]:
+                rows.setdefault(AUDIT_ROWS.key_of(row), row)  # a sweep folder may be named twice
             if self.ops:
-                replace_file(path / AUDIT_FILE, AUDIT_ROWS.text(rows))
-        return rows
+                replace_file(path / AUDIT_FILE, AUDIT_ROWS.text(rows.values()))
+        return tuple(rows.values())
 
-    def _missing(self, ops: Iterable[Op]) -> list[Op]:
+    def _missing(self, ops: Sequence[Op]) -> list[Op]:
         return [op for op in ops if read_op(self.folder.path, op) is None]
-
-    def _start(self) -> None:
-        """Get the executor ready, once, and only where something is to be run: that takes seconds."""
-        if not self.ready:
-            with self.interrupts.allowed():
-                self.executor.start(target=self.target)
-            self.ready = True
-
-    def _catalog(self) -> list[Op]:
-        """Every op there is, as a worker of this audit or of its earlier part wrote it down."""
-        path = catalog_file(self.folder.path)
-        if not path.exists():
-            self._start()
-            self._submit("catalog", (), target=CATALOG_TARGET)
-            for result in self.executor.wait():
-                del self.running[result.task.key]
-                if not path.exists():
-                    raise HashbenchError(
-                        "cannot read torch's op database",
-                        consequence=f"nothing was run ({self._end_of(result)})",
-                        tip="It needs the package expecttest: pip install expecttest.",
-                    )
-        return [(str(source), str(op)) for source, op in json.loads(path.read_bytes())]
 
     def _ops_before(self) -> tuple[Op, ...]:
         """The ops of the audit that is resumed, which must have been asked for with the same options; none where this
@@ -215,12 +184,15 @@ class _AuditDriver:
             )
         return manifest.ops
 
-    # ------------------------------------------------------------------------------------------------ workers
-
-    def _work(self) -> None:
+    def _work(self, missing: Sequence[Op]) -> None:
+        """Run these ops in groups."""
+        with self.interrupts.allowed():
+            self.executor.start(target=self.target)
+        per_worker = -(-len(missing) // self.executor.capacity)
+        self.waiting = groups_of(missing, size=max(1, min(GROUP_SIZE, per_worker)))
         while self.waiting or self.running:
             while self.waiting and len(self.running) < self.executor.capacity:
-                self._submit(f"group_{self.submitted}", self.waiting.pop(0), target=self.target)
+                self._submit(self.waiting.pop(0))
             with self.interrupts.allowed():
                 results = self.executor.wait()
             for result in results:
@@ -229,23 +201,22 @@ class _AuditDriver:
                 done = sum(op_file(self.folder.path, op).exists() for op in self.ops)
                 self.on_progress(done, len(self.ops), note)
 
-    def _submit(self, key: str, ops: tuple[Op, ...], *, target: str) -> None:
+    def _submit(self, ops: tuple[Op, ...]) -> None:
+        key, devices = f"group_{self.submitted}", self.executor.resources.devices
         self.submitted += 1
-        device = freest(len(self.devices), self.running.values())
-        self.running[key] = device
-        options, seconds = self.request.options, self.request.seconds
+        device = self.running[key] = freest(len(devices), self.running.values())
+        path, options, seconds = self.folder.path, self.request.options, self.request.seconds
         arguments = {"ops": ops, "options": to_json(options), "seconds": seconds}
-        path = self.folder.path
         self.executor.submit(
             Task(
                 key=key,
-                spec=ModelSpec(SUITE, key, arguments=arguments),
+                spec=ModelSpec("audit", key, arguments=arguments),
                 options=RunOptions(device=options.device, threads=options.threads, seed=options.seed, output=str(path)),
-                target=target,
+                target=self.target,
                 row_path=str(path / "rows" / f"{key}.done"),
                 log_path=str(self.folder.log_path(key)),
                 timeout=STARTING_SECONDS + seconds * len(ops),
-                variables={} if device is None else self.devices[device].variables,
+                variables={} if device is None else devices[device].variables,
             )
         )
 
@@ -273,16 +244,21 @@ class _AuditDriver:
         if result.timed_out or result.wall_seconds >= seconds:
             verdict, error = AuditVerdict.TIMEOUT, f"no result after {seconds:g} s"
         else:
-            verdict, error = AuditVerdict.CRASHED, self._end_of(result)
+            words = last_words(self.folder.log_path(result.task.key))
+            verdict, error = AuditVerdict.CRASHED, " | ".join([describe_end(result.exit_code), *words])[:300]
         return AuditRow(self.request.options.device, *op, "", "", "forward", verdict, error=error)
 
-    def _end_of(self, result: TaskResult) -> str:
-        return " | ".join([describe_end(result.exit_code), *last_words(self.folder.log_path(result.task.key))])[:300]
 
-
-def _unique(rows: Iterable[AuditRow]) -> tuple[AuditRow, ...]:
-    """The rows; of those with one key (two models' rows of one sweep folder named twice) the first."""
-    kept: dict[tuple[str, ...], AuditRow] = {}
-    for row in rows:
-        kept.setdefault(AUDIT_ROWS.key_of(row), row)
-    return tuple(kept.values())
+def _catalog(folder: Path) -> list[Op]:
+    """Every op there is, as a process of this audit or of its earlier part wrote it down: only a process of its own may
+    import torch's test helpers."""
+    path = folder / CATALOG_FILE
+    if not path.exists():
+        done = run_process(python_calling(CATALOG_TARGET, str(path)), seconds=STARTING_SECONDS)
+        if not path.exists():
+            raise HashbenchError(
+                "cannot read torch's op database",
+                consequence=f"nothing was run ({done.last_line})",
+                tip="It needs the package expecttest: pip install expecttest.",
+            )
+    return [(str(source), str(op)) for source, op in json.loads(path.read_bytes())]
