@@ -11,11 +11,7 @@ import torch
 from hashbench.run.outputs import Difference, measure
 from hashbench.tools.bitwise.findings import ForwardCall, Mismatch, Place, Places, message
 from hashbench.tools.bitwise.repeating import (
-    COLLECTIVE,
-    HIGHER_ORDER,
-    NOTHING_TO_CHECK,
     Arguments,
-    Copies,
     Treatment,
     same,
     same_on_device,
@@ -24,8 +20,7 @@ from hashbench.tools.bitwise.repeating import (
 )
 from hashbench.trace.op_schema import OpPlan, Pattern, plan_of
 
-NOTHING, WRITTEN, ALL = map(Treatment, Copies)
-
+NOTHING_TO_CHECK, HIGHER_ORDER, COLLECTIVE, WRITTEN, ALL = Treatment
 
 READS, WRITES = OpPlan("op", call=print), OpPlan("op", call=print, writes_arguments=True)
 COMMUNICATES = replace(READS, collective=True)
@@ -35,7 +30,7 @@ VIEW = replace(READS, pattern=Pattern.VIEW)
 @pytest.mark.parametrize(
     ("plan", "facts", "expected"),
     [
-        pytest.param(READS, {}, NOTHING, id="reads only"),
+        pytest.param(READS, {}, WRITTEN, id="reads only"),
         pytest.param(WRITES, {}, WRITTEN, id="writes an argument"),
         pytest.param(READS, {"custom": True}, ALL, id="somebody else's"),
         pytest.param(WRITES, {"custom": True}, ALL, id="somebody else's that writes"),
@@ -59,7 +54,7 @@ VIEW = replace(READS, pattern=Pattern.VIEW)
 def test_treatment(plan: OpPlan, facts: dict[str, bool], expected: Treatment) -> None:
     usual = {"wanted": True, "schema": True, "custom": False, "trusted": True}
     assert treatment_of(plan, **usual | facts) == expected
-    assert bool(expected.reason) == (expected in (COLLECTIVE, HIGHER_ORDER))
+    assert expected.repeats == (expected in (WRITTEN, ALL))
 
 
 @pytest.mark.parametrize(
@@ -91,8 +86,8 @@ def test_collectives_are_known_by_their_schemas(op: str, expected: bool) -> None
 
 def test_only_what_is_written_is_copied() -> None:
     func, memory, read = torch.ops.aten.add_.Tensor, torch.zeros(8), torch.ones(4)
-    call = Arguments(func, plan_of(func), [memory[:4], read], {}, Copies.WRITTEN)
-    overlapping = Arguments(func, plan_of(func), [memory[:4], memory[2:6]], {}, Copies.WRITTEN)
+    call = Arguments(func, plan_of(func), [memory[:4], read], {}, copy_all=False)
+    overlapping = Arguments(func, plan_of(func), [memory[:4], memory[2:6]], {}, copy_all=False)
 
     written, kept = call.again()[0]
     assert written is not memory

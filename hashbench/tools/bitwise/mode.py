@@ -9,6 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from types import FrameType
 from typing import Any, get_args
 
@@ -35,7 +36,7 @@ from hashbench.tools.bitwise.findings import (
     Unwritten,
     message,
 )
-from hashbench.tools.bitwise.repeating import Call, Copies, Equality, Repetitions, Treatment, treatment_of
+from hashbench.tools.bitwise.repeating import Call, Equality, Repetitions, Treatment, treatment_of
 from hashbench.trace.op_schema import plan_of
 
 Choice = str | torch._ops.OpOverloadPacket | torch._ops.OpOverload | Callable[[Any], bool]
@@ -170,12 +171,12 @@ class BitwiseEquivalenceMode(TorchDispatchMode):
         caller = sys._getframe().f_back  # there is none in autograd's threads
         self._places.note(func, caller)
         treatment = self._treatments.get(func) or self._treatment(func)
-        if treatment.copies is None:
-            if treatment.reason:
-                self._unchecked[str(func), treatment.reason] += 1
+        if not treatment.repeats:
+            if treatment.value:
+                self._unchecked[str(func), treatment.value] += 1
             return func(*args, **kwargs)
         with self._lock:
-            return self._checked_call(func, treatment.copies, args, kwargs, caller)
+            return self._checked_call(func, args, kwargs, caller, copy_all=treatment is Treatment.COPY_ALL)
 
     def _treatment(self, func: Any) -> Treatment:
         treatment = treatment_of(
@@ -188,12 +189,12 @@ class BitwiseEquivalenceMode(TorchDispatchMode):
         return self._treatments.setdefault(func, treatment)
 
     def _checked_call(
-        self, func: Any, copies: Copies, args: Sequence[Any], kwargs: Mapping[str, Any], frame: FrameType | None
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], frame: FrameType | None, *, copy_all: bool
     ) -> Any:
         plan = plan_of(func)
         try:
             with _aside():
-                call = Call(func, plan, copies, args, kwargs)
+                call = Call(func, plan, args, kwargs, copy_all=copy_all)
         except _CANNOT_REPEAT as error:
             self._unchecked[plan.name, _reason(error)] += 1
             return func(*args, **kwargs)
@@ -215,7 +216,8 @@ class BitwiseEquivalenceMode(TorchDispatchMode):
         call = sum(self._checked.values())
         self._unwritten += [Unwritten(op, call, name, count, where) for name, count in found.unwritten.items()]
         mismatches = [
-            each.mismatch(op, name, call=call, where=where, runs=self.runs) for name, each in found.differ.items()
+            replace(each, call=call, where=where, runs=self.runs, runs_differing=len(found.others[name]))
+            for name, each in found.differ.items()
         ]
         self._mismatches += mismatches
         if mismatches and self.raise_on_mismatch:

@@ -38,26 +38,19 @@ Left = dict[str, Any]
 """What a run left, by name."""
 
 
-class Copies(enum.Enum):
-    """What the runs after the first need copies of."""
+class Treatment(enum.Enum):
+    """How calls of an op are treated. Those that are made once are named as unchecked where there is a text why."""
 
-    NOTHING = "no argument: the op writes none"
-    WRITTEN = "written arguments, and whatever shares memory with them"
-    ALL = "all arguments: what the op writes is not known"
+    NOTHING_TO_CHECK = ""
+    HIGHER_ORDER = "a higher-order operator, which has no schema to say what it writes"
+    COLLECTIVE = "exchanges data with other processes"
+    COPY_WRITTEN = "repeated, with copies of the arguments that it writes and of whatever shares memory with them"
+    COPY_ALL = "repeated, with copies of all arguments: what it writes is not known"
 
-
-@dataclass(frozen=True, slots=True)
-class Treatment:
-    """``copies`` of ``None``: the op is run once. With a ``reason``, that is named as unchecked; without, there is
-    nothing to check."""
-
-    copies: Copies | None
-    reason: str = ""
-
-
-NOTHING_TO_CHECK = Treatment(None)
-HIGHER_ORDER = Treatment(None, "a higher-order operator, which has no schema to say what it writes")
-COLLECTIVE = Treatment(None, "exchanges data with other processes")
+    @property
+    def repeats(self) -> bool:
+        """Whether calls are made again."""
+        return self in (Treatment.COPY_WRITTEN, Treatment.COPY_ALL)
 
 
 def treatment_of(plan: OpPlan, *, wanted: bool, schema: bool, custom: bool, trusted: bool) -> Treatment:
@@ -65,14 +58,12 @@ def treatment_of(plan: OpPlan, *, wanted: bool, schema: bool, custom: bool, trus
     it through; ``schema``: it has one; ``custom``: code other than torch's computes it; ``trusted``: torch's own
     schemas are believed."""
     if not wanted or not plan.traced or plan.blank or plan.resizes or plan.pattern is Pattern.VIEW:
-        return NOTHING_TO_CHECK
+        return Treatment.NOTHING_TO_CHECK
     if not schema:
-        return HIGHER_ORDER
+        return Treatment.HIGHER_ORDER
     if plan.collective:
-        return COLLECTIVE
-    if custom or not trusted:
-        return Treatment(Copies.ALL)
-    return Treatment(Copies.WRITTEN if plan.writes_arguments else Copies.NOTHING)
+        return Treatment.COLLECTIVE
+    return Treatment.COPY_ALL if custom or not trusted else Treatment.COPY_WRITTEN
 
 
 # ----------------------------------------------------------------------------------------------- arguments, generators
@@ -81,30 +72,32 @@ def treatment_of(plan: OpPlan, *, wanted: bool, schema: bool, custom: bool, trus
 class Arguments:
     """The arguments of one call, kept so that it can be made again.
 
-    Copied is what ``copies`` says, as windows of memory: strides, offsets, shared and overlapping memory, and the
-    address modulo 64 (kernels choose their code by it) stay. Everything else is passed on as it is. Two copies of a
-    window exist while the call is repeated: the one kept and the one that a run works on.
+    Copied is what it writes, or everything (``copy_all``), as windows of memory: strides, offsets, shared and
+    overlapping memory, and the address modulo 64 (kernels choose their code by it) stay. All else is passed on as it
+    is. Two copies of a window exist while the call is repeated: the one kept and the one that a run works on.
 
     Raises:
         CaptureError: an argument has no content (fake, meta, of a transform), or must be copied and cannot be.
     """
 
-    def __init__(self, func: Any, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], copies: Copies) -> None:
+    def __init__(
+        self, func: Any, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], *, copy_all: bool
+    ) -> None:
         self.args, self.kwargs = args, kwargs
         self._forms: dict[int, TensorForm] = {}
         self._clones: dict[int, torch.Tensor] = {}
         self._memories: dict[int, Memory] = {}
-        self._live: dict[int, LiveMemory] = {}
+        self._live: dict[int, LiveMemory] = {}  # of the runs after the first
         values = [*args, *kwargs.values()]
         tensors = tensors_in(values)
         for tensor in tensors:
             refuse_without_content(tensor)
-        if copies is Copies.ALL:
+        if copy_all:
             for value in values:
                 if isinstance(value, torch.ScriptObject):
                     raise CaptureError(f"an argument is a {type(value).__name__}, which it may change")
             self._copy(func, tensors, tensors)
-        elif copies is Copies.WRITTEN:
+        elif plan.writes_arguments:
             self._copy(func, tensors, plan.written_tensors(args, kwargs))
 
     def _copy(self, func: Any, tensors: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
@@ -125,18 +118,14 @@ class Arguments:
         overwritten."""
         if not self._forms and not self._clones:
             return self.args, self.kwargs
-        for storage, memory in self._memories.items():
-            if storage not in self._live:
-                self._live[storage] = LiveMemory(memory)
-            self._live[storage].touched = True
-            self._live[storage].restore()
+        self._live = self._live or {storage: LiveMemory(memory) for storage, memory in self._memories.items()}
+        for live in self._live.values():
+            live.touched = True
+            live.restore()
         made: dict[int, Any] = {key: clone.clone() for key, clone in self._clones.items()}
         made |= {key: laid_over(self._live[form.storage].tensor, form) for key, form in self._forms.items()}
-
-        def copied(leaf: Any) -> Any:
-            return made.get(id(leaf), leaf) if isinstance(leaf, torch.Tensor) else leaf
-
-        return mapped(list(self.args), copied), mapped(dict(self.kwargs), copied)
+        copies = mapped((list(self.args), dict(self.kwargs)), lambda leaf: made.get(id(leaf), leaf))
+        return copies[0], copies[1]
 
 
 def refuse_without_content(tensor: torch.Tensor) -> None:
@@ -276,36 +265,23 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(slots=True)
-class Differing:
-    """How one result differed from that of the first run: the number of the first run that did, and in ``others`` what
-    each run left that did."""
+class Repetitions:
+    """What the further runs of one call showed. Not ``checked``: nothing was compared, for this ``reason`` if any.
 
-    run: int
-    one: Any = None
-    others: tuple[Any, ...] = (None,)
-    difference: Difference | None = None
-    error: str = ""
+    ``differ`` has the mismatch of the first run that differed, by place, yet without the call and where that stood;
+    ``others`` has what each run left there that differed.
+    """
 
-    def mismatch(self, op: str, name: str, *, call: int, where: Place, runs: int) -> Mismatch:
-        """As a finding."""
-        found = self.difference
-        if found is not None:
-            found = replace(found, names=(name,), representation=found.representation.replace("value", ""))
-        return Mismatch(
-            op=op,
-            call=call,
-            place=name,
-            run=self.run,
-            where=where,
-            shape=_shape(self.one),
-            other_shape=_shape(self.others[0]),
-            dtype=_dtype(self.one),
-            other_dtype=_dtype(self.others[0]),
-            difference=found,
-            runs_differing=len(self.others),
-            runs=runs,
-            error=self.error,
-        )
+    checked: bool = False
+    reason: str = ""
+    differ: dict[str, Mismatch] = field(default_factory=dict)
+    others: dict[str, list[Any]] = field(default_factory=dict)
+    unwritten: dict[str, int] = field(default_factory=dict)
+
+    def add(self, mismatch: Mismatch, other: Any = None) -> None:
+        """One more run that differed there."""
+        self.differ.setdefault(mismatch.place, mismatch)
+        self.others.setdefault(mismatch.place, []).append(other)
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:
@@ -316,23 +292,6 @@ def _dtype(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return dtype_name(value.dtype)
     return "" if value is None else type(value).__name__
-
-
-@dataclass(slots=True)
-class Repetitions:
-    """What the further runs of one call showed. Not ``checked``: nothing was compared, for this ``reason`` if any."""
-
-    checked: bool = False
-    reason: str = ""
-    differ: dict[str, Differing] = field(default_factory=dict)
-    unwritten: dict[str, int] = field(default_factory=dict)
-
-    def add(self, name: str, differing: Differing) -> None:
-        """One more run that differed there."""
-        if name in self.differ:
-            self.differ[name].others += differing.others
-        else:
-            self.differ[name] = differing
 
 
 _ABSENT = "nothing of that name"
@@ -349,9 +308,11 @@ class Call:
         CaptureError: its arguments cannot be kept.
     """
 
-    def __init__(self, func: Any, plan: OpPlan, copies: Copies, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        self._func, self._plan, self._all = func, plan, copies is Copies.ALL
-        self._arguments = Arguments(func, plan, args, kwargs, copies)
+    def __init__(
+        self, func: Any, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], *, copy_all: bool
+    ) -> None:
+        self._func, self._plan, self._all = func, plan, copy_all
+        self._arguments = Arguments(func, plan, args, kwargs, copy_all=copy_all)
         self._generators = Generators(args, kwargs, outside_torch=is_custom(func))
         self._moved = False  # whether generators may not be as they were before the call
 
@@ -416,7 +377,7 @@ class Call:
             failure = failure_of(error, op=self._plan.name)
             if failure.out_of_memory:
                 raise _NoMemoryError(f"run {run} ran out of memory") from error
-            found.add("", Differing(run, error=failure.error))
+            found.add(Mismatch(self._plan.name, 0, "", run, Place(), error=failure.error))
             return
         if _share_memory(first, left):
             raise CaptureError("all runs write their results into the same memory")
@@ -424,11 +385,24 @@ class Call:
             one, other = first.get(name, _ABSENT), left.get(name, _ABSENT)
             difference = same(one, other, equal=equal)
             if difference is not None:
-                found.add(name, Differing(run, one, (other,), difference))
+                representation = difference.representation.replace("value", "")
+                mismatch = Mismatch(
+                    self._plan.name,
+                    0,
+                    name,
+                    run,
+                    Place(),
+                    shape=_shape(one),
+                    other_shape=_shape(other),
+                    dtype=_dtype(one),
+                    other_dtype=_dtype(other),
+                    difference=replace(difference, names=(name,), representation=representation),
+                )
+                found.add(mismatch, other)
         now = self._generators.now()
         self._moved = bool(moved(self._generators.before, now))
         for name in moved(after, now):
-            found.add(f"generator {name}", Differing(run))
+            found.add(Mismatch(self._plan.name, 0, f"generator {name}", run, Place()))
             self._moved = True
 
     def _look_for_unwritten(self, name: str, first: Left, found: Repetitions) -> None:
@@ -443,8 +417,9 @@ class Call:
                     filled.append(self._make().get(name))
             except Exception:
                 return
-        others = found.differ[name].others
-        counts = [unwritten_elements(first[name], other, filled=filled, bytes_filled=POISONS) for other in others]
+        counts = [
+            unwritten_elements(first[name], other, filled=filled, bytes_filled=POISONS) for other in found.others[name]
+        ]
         if None not in counts:
             del found.differ[name]
             found.unwritten[name] = max(count or 0 for count in counts)

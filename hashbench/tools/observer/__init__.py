@@ -10,21 +10,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar, Token
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hashbench.errors import HashbenchError
+from hashbench.tools.observer import files
 from hashbench.tools.observer.files import read as read_recording
-from hashbench.tools.observer.mode import HashMode
-from hashbench.tools.observer.observer import (
-    MismatchError,
-    Observer,
-    ObserverContext,
-    current_observer,
-    disable_hash_mode,
-    enable_hash_mode,
-    marking_non_deterministic,
-    observe,
-    observe_grad,
-    observe_non_deterministic,
-    observe_non_deterministic_grad,
-)
+from hashbench.tools.observer.observer import HashMode, MismatchError, Observer, log
 from hashbench.tools.observer.recording import Kind, Mismatch
 
 __all__ = [
@@ -44,3 +41,141 @@ __all__ = [
     "observe_non_deterministic_grad",
     "read_recording",
 ]
+
+_current: ContextVar[Observer | None] = ContextVar("hashbench_observer", default=None)
+
+
+class ObserverContext:
+    """Everything between entering and leaving is one run, observed; its observations go to ``<dump_dir>/<name>.json``.
+
+    With a reference they are compared with that of the earlier run. On leaving, mismatches are logged as a table.
+    Where the region ends with an exception, what was observed goes to ``<name>.incomplete.json``, which no check takes
+    for a reference, and an earlier file stays. Contexts may be nested: functions of this module speak to the
+    innermost one, and each observer's hash mode belongs to it alone; two cannot be on at once.
+
+    Args:
+        dump_dir: the folder; made where it does not exist.
+        name: of the run, and of its files.
+        reference_hash_file: the JSON file of the run to compare with.
+        raise_on_mismatch: raise at the first mismatch, where it happens, and on leaving, where there is any.
+
+    Raises:
+        HashbenchError: the reference is missing, damaged, of another version, of a run that ended with an error, or
+            empty; it would be overwritten by this run; or a file cannot have the name.
+        MismatchError: with ``raise_on_mismatch``; a ``RuntimeError``.
+    """
+
+    def __init__(
+        self,
+        dump_dir: str | Path,
+        name: str,
+        reference_hash_file: str | Path | None = None,
+        raise_on_mismatch: bool = False,
+    ) -> None:
+        self._path = files.path_of(dump_dir, name)
+        self._name, self._reference, self._raise = name, reference_hash_file, raise_on_mismatch
+        self._entered: tuple[Observer, Token[Observer | None]] | None = None
+
+    def __enter__(self) -> Observer:
+        if self._entered is not None:
+            raise HashbenchError(
+                "cannot enter an ObserverContext twice",
+                consequence="its observations would be overwritten",
+                tip="Make a new one, of another name.",
+            )
+        if self._reference is not None and self._path.resolve() == files.reference_path(self._reference).resolve():
+            raise HashbenchError(
+                f"cannot check against {self._path}",
+                consequence="this run would be written over its own reference",
+                tip="Give the check another name or dump_dir.",
+            )
+        observer = Observer(self._name, self._reference, self._raise)
+        self._entered = observer, _current.set(observer)
+        return observer
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        assert self._entered is not None
+        observer, token = self._entered
+        _current.reset(token)
+        failure: HashbenchError | None = None
+        try:
+            observer.cleanup()
+        except HashbenchError as raised:
+            failure = raised
+        recording = observer.finish(error or failure)
+        if self._reference is not None:
+            observer.report_mismatches()
+        try:
+            files.write(self._path, recording, observer.saved_tensors)
+        except OSError as raised:
+            failure = failure or HashbenchError(
+                f"cannot write {self._path}",
+                consequence=f"the observations of this run are lost ({raised.strerror or raised})",
+                tip="Choose another dump_dir, or make room.",
+            )
+        if error is not None:
+            return  # the region's own error is what is told
+        if failure is not None:
+            raise failure
+        if observer.raise_on_mismatch and observer.mismatches:
+            raise MismatchError(next(iter(observer.mismatches.values())))
+
+
+def current_observer() -> Observer | None:
+    """The observer of the innermost context; also in a thread of autograd's that runs the backward of a GPU."""
+    found = _current.get()
+    if found is None and torch._C._is_key_in_tls("context"):
+        # torch hands the context of whoever called backward() to its device threads under this key.
+        found = torch._C._get_obj_in_tls("context").get(_current)
+    return found
+
+
+def observe(name: str, value: Any) -> None:
+    """Record the digests of all tensors and plain values in ``value``; waits for the device. Without an observer
+    nothing is done."""
+    if (observer := current_observer()) is not None:
+        observer.observe(name, value)
+
+
+def observe_grad(name: str, tensor: torch.Tensor) -> None:
+    """Record the digest of the gradient of ``tensor``, as ``<name>_grad``, whenever it is computed in this context."""
+    if (observer := current_observer()) is not None:
+        observer.observe_grad(name, tensor)
+
+
+def observe_non_deterministic(name: str, tensor: Any) -> Any:
+    """Mark a tensor (or a nesting of tensors) as nondeterministic: saved in a reference run, put back in a check.
+    Returns it; see :meth:`Observer.observe_non_deterministic`."""
+    observer = current_observer()
+    return tensor if observer is None else observer.observe_non_deterministic(name, tensor)
+
+
+def observe_non_deterministic_grad(name: str, tensor: torch.Tensor) -> str:
+    """The same for the gradient of ``tensor``. Returns the name that it goes by."""
+    observer = current_observer()
+    return f"{name}_grad" if observer is None else observer.observe_non_deterministic_grad(name, tensor)
+
+
+@contextlib.contextmanager
+def marking_non_deterministic() -> Iterator[None]:
+    """A region in which every op under the hash mode is nondeterministic; see
+    :meth:`Observer.marking_non_deterministic`."""
+    observer = current_observer()
+    with contextlib.nullcontext() if observer is None else observer.marking_non_deterministic():
+        yield
+
+
+def enable_hash_mode() -> None:
+    """Observe every op from now on."""
+    if (observer := current_observer()) is not None:
+        observer.enable_mode()
+    else:
+        log.warning("no ObserverContext is entered here: the hash mode stays off")
+
+
+def disable_hash_mode() -> None:
+    """Observe ops no longer."""
+    if (observer := current_observer()) is not None:
+        observer.disable_mode()
+    else:
+        log.warning("no ObserverContext is entered here: there is no hash mode to disable")

@@ -1,5 +1,5 @@
-"""The observer: collects the observations of one run, and in a check puts saved values back and compares; the context
-in which it does so, and functions for the observer of the innermost context."""
+"""The observer: collects the observations of one run, and in a check puts saved values back and compares; and the trace
+that reports every op to it, which can be disabled anywhere in the stack of dispatch modes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar, Token
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils import _python_dispatch as modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hashbench.errors import HashbenchError
@@ -24,7 +23,6 @@ from hashbench.run.environment import collect
 from hashbench.run.outputs import NotComparableError, flatten, logical_value
 from hashbench.run.settings import settings
 from hashbench.tools.observer import files
-from hashbench.tools.observer.mode import HashMode
 from hashbench.tools.observer.recording import (
     Mismatch,
     Observation,
@@ -35,8 +33,11 @@ from hashbench.tools.observer.recording import (
     newest_mismatch,
     table,
 )
+from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import caller_line, tensors_in
+from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.digest import digest, dtype_name, python_digest, without_repetition
+from hashbench.trace.op_schema import Pattern, plan_of
 
 log = logging.getLogger(__name__)
 
@@ -100,15 +101,12 @@ class Observer:
 
     def observe(self, kind: str, value: Any) -> None:
         """Record the digests of all tensors, and the plain values, in ``value``, any nesting of them."""
-        self._observe(kind, value, source=caller_line(sys._getframe(1)))
-
-    def _observe(self, kind: str, value: Any, *, source: str) -> None:
-        self._add(self._numbered(kind), f"observe {kind}", value, source=source)
+        self._add(self._numbered(kind), f"observe {kind}", value, source=caller_line(sys._getframe(1)))
 
     def observe_grad(self, kind: str, tensor: torch.Tensor) -> None:
         """Record the digest of the gradient of ``tensor`` when it is computed, under the name ``<kind>_grad``."""
-        source = caller_line(sys._getframe(1))
-        self._hook(kind, tensor, lambda grad: self._observe(f"{kind}_grad", grad, source=source))
+        source, name = caller_line(sys._getframe(1)), f"{kind}_grad"
+        self._hook(kind, tensor, lambda grad: self._add(self._numbered(name), f"observe {name}", grad, source=source))
 
     def observe_non_deterministic(self, name: str, tensor: Any) -> Any:
         """Mark a tensor, or any nesting of tensors, as nondeterministic.
@@ -387,144 +385,132 @@ class _Substitute(torch.autograd.Function):
         return gradients[0], None
 
 
-# --------------------------------------------------------------------------------------- the observer in force
-
-_current: ContextVar[Observer | None] = ContextVar("hashbench_observer", default=None)
+# ---------------------------------------------------------------------------------------------- the dispatch mode
 
 
-class ObserverContext:
-    """Everything between entering and leaving is one run, observed; its observations go to ``<dump_dir>/<name>.json``.
+class HashMode(HashDebugTrace):
+    """Hashes what every dispatched op writes, and reports each to the observer that is registered.
 
-    With a reference they are compared with that of the earlier run. On leaving, mismatches are logged as a table.
-    Where the region ends with an exception, what was observed goes to ``<name>.incomplete.json``, which no check takes
-    for a reference, and an earlier file stays. Contexts may be nested: functions of this module speak to the
-    innermost one, and each observer's hash mode belongs to it alone; two cannot be on at once.
-
-    Args:
-        dump_dir: the folder; made where it does not exist.
-        name: of the run, and of its files.
-        reference_hash_file: the JSON file of the run to compare with.
-        raise_on_mismatch: raise at the first mismatch, where it happens, and on leaving, where there is any.
-
-    Raises:
-        HashbenchError: the reference is missing, damaged, of another version, of a run that ended with an error, or
-            empty; it would be overwritten by this run; or a file cannot have the name.
-        MismatchError: with ``raise_on_mismatch``; a ``RuntimeError``.
+    It is a :class:`~hashbench.trace.api.HashDebugTrace` and sees what that sees. ``enabled`` says whether it is on.
     """
 
-    def __init__(
-        self,
-        dump_dir: str | Path,
-        name: str,
-        reference_hash_file: str | Path | None = None,
-        raise_on_mismatch: bool = False,
-    ) -> None:
-        self._path = files.path_of(dump_dir, name)
-        self._name, self._reference, self._raise = name, reference_hash_file, raise_on_mismatch
-        self._entered: tuple[Observer, Token[Observer | None]] | None = None
+    def __init__(self) -> None:
+        self.enabled = False
+        self.observer: Observer | None = None
+        self._below: tuple[TorchDispatchMode, ...] = ()
+        super().__init__(source_lines=True, watcher=_Relay(self))
 
-    def __enter__(self) -> Observer:
-        if self._entered is not None:
-            raise HashbenchError(
-                "cannot enter an ObserverContext twice",
-                consequence="its observations would be overwritten",
-                tip="Make a new one, of another name.",
-            )
-        if self._reference is not None and self._path.resolve() == files.reference_path(self._reference).resolve():
-            raise HashbenchError(
-                f"cannot check against {self._path}",
-                consequence="this run would be written over its own reference",
-                tip="Give the check another name or dump_dir.",
-            )
-        observer = Observer(self._name, self._reference, self._raise)
-        self._entered = observer, _current.set(observer)
-        return observer
+    def register_observer(self, observer: Observer | None) -> None:
+        """From now on this observer is told of every op."""
+        self.observer = observer
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
-        assert self._entered is not None
-        observer, token = self._entered
-        _current.reset(token)
-        failure: HashbenchError | None = None
-        try:
-            observer.cleanup()
-        except HashbenchError as raised:
-            failure = raised
-        recording = observer.finish(error or failure)
-        if self._reference is not None:
-            observer.report_mismatches()
-        try:
-            files.write(self._path, recording, observer.saved_tensors)
-        except OSError as raised:
-            failure = failure or HashbenchError(
-                f"cannot write {self._path}",
-                consequence=f"the observations of this run are lost ({raised.strerror or raised})",
-                tip="Choose another dump_dir, or make room.",
-            )
-        if error is not None:
-            return  # the region's own error is what is told
-        if failure is not None:
-            raise failure
-        if observer.raise_on_mismatch and observer.mismatches:
-            raise MismatchError(next(iter(observer.mismatches.values())))
+    def enable(self) -> None:
+        """Put the mode on top of the stack of dispatch modes; does nothing where it is on.
+
+        Raises:
+            HashbenchError: another trace is active in this thread.
+        """
+        if not self.enabled:
+            self._below = tuple(_get_current_dispatch_mode_stack())
+            self.__enter__()
+            self.enabled = True
+
+    def disable(self) -> None:
+        """Take the mode off the stack, also from below modes that were entered later and stay in force; does nothing
+        where it is off.
+
+        Raises:
+            HashbenchError: a mode that was entered before this one was left while it was on, by which torch took this
+                one off the stack. That other mode is taken off now.
+        """
+        if not self.enabled:
+            return
+        self.enabled = False
+        below, self._below = self._below, ()
+        assert isinstance(self._tracer, TorchDispatchMode)
+        if _leave(self._tracer):
+            return
+        stale = [mode for mode in _get_current_dispatch_mode_stack() if any(mode is other for other in below)]
+        if stale:
+            _take_off(stale[-1])
+        raise HashbenchError(
+            "the hash mode was taken off the stack of dispatch modes",
+            consequence="ops since then were not observed: a mode entered before it was left while it was on",
+            tip="Disable the hash mode first, then leave modes that were entered before it was enabled.",
+        )
 
 
-def current_observer() -> Observer | None:
-    """The observer of the innermost context; also in a thread of autograd's that runs the backward of a GPU."""
-    found = _current.get()
-    if found is None and torch._C._is_key_in_tls("context"):
-        # torch hands the context of whoever called backward() to its device threads under this key.
-        found = torch._C._get_obj_in_tls("context").get(_current)
-    return found
+class _Relay(TraceCallback):
+    """Tells the mode's observer what the trace tells."""
+
+    wants_records = True
+
+    def __init__(self, mode: HashMode) -> None:
+        self._mode = mode
+
+    def after(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
+        if self._mode.observer is None:
+            return
+        plan = plan_of(func)
+        computes = plan.pattern is not Pattern.VIEW and not plan.blank
+        written = plan.written_by(args, kwargs, output) if computes else []
+        self._mode.observer.op_wrote(node, list({id(tensor): tensor for tensor in written}.values()))
+
+    def recorded(self, record: OpRecord) -> None:
+        if self._mode.observer is not None:
+            self._mode.observer.op_recorded(record)
 
 
-def observe(name: str, value: Any) -> None:
-    """Record the digests of all tensors and plain values in ``value``; waits for the device. Without an observer
-    nothing is done."""
-    if (observer := current_observer()) is not None:
-        observer.observe(name, value)
+def _leave(mode: TorchDispatchMode) -> bool:
+    """Take ``mode`` off the stack of dispatch modes as if those above it had been entered without it.
+
+    A mode remembers, for when it is left, torch's flags from before it was entered (``_is_in_torch_dispatch_mode`` and
+    its like, by which torch.compile decides). So those above are left and entered again, in the base class alone: what
+    they do of their own when entered or left is not repeated.
+
+    Returns whether it was on the stack. It is not where a mode below it was left first: torch then takes the uppermost
+    away in the place of that one.
+    """
+    stack = _get_current_dispatch_mode_stack()
+    place = next((number for number, other in enumerate(stack) if other is mode), None)
+    if place is None:
+        _leave_in_absence(mode)
+        return False
+    above = [other for other in stack[place + 1 :] if "_mode_key" not in other.__dict__]
+    by_hand = [_lifted(other) for other in reversed(above)][::-1]
+    mode.__exit__(None, None, None)
+    for other, pushed in zip(above, by_hand, strict=True):
+        if pushed:
+            torch._C._push_on_torch_dispatch_stack(other)
+        else:
+            TorchDispatchMode.__enter__(other)
+    return True
 
 
-def observe_grad(name: str, tensor: torch.Tensor) -> None:
-    """Record the digest of the gradient of ``tensor``, as ``<name>_grad``, whenever it is computed in this context."""
-    if (observer := current_observer()) is not None:
-        observer.observe_grad(name, tensor)
+def _lifted(mode: TorchDispatchMode) -> bool:
+    """Take the uppermost mode off; returns whether it was pushed by hand, without flags, as some libraries do."""
+    if not mode.old_dispatch_mode_flags:
+        torch._C._pop_torch_dispatch_stack(None)
+        return True
+    TorchDispatchMode.__exit__(mode, None, None, None)
+    return False
 
 
-def observe_non_deterministic(name: str, tensor: Any) -> Any:
-    """Mark a tensor (or a nesting of tensors) as nondeterministic: saved in a reference run, put back in a check.
-    Returns it; see :meth:`Observer.observe_non_deterministic`."""
-    observer = current_observer()
-    return tensor if observer is None else observer.observe_non_deterministic(name, tensor)
+def _leave_in_absence(mode: TorchDispatchMode) -> None:
+    """Undo what entering ``mode`` did beside the stack; the flags stay as whoever took its place left them."""
+    mode.old_dispatch_mode_flags[-1] = modes._is_in_torch_dispatch_mode
+    mode.old_non_infra_dispatch_mode_flags[-1] = modes._is_in_non_infra_torch_dispatch_mode
+    mode.old_without_ignore_compile_internals_dispatch_mode_flags[-1] = (
+        modes._is_in_any_mode_without_ignore_compile_internals
+    )
+    torch._C._push_on_torch_dispatch_stack(mode)
+    mode.__exit__(None, None, None)
 
 
-def observe_non_deterministic_grad(name: str, tensor: torch.Tensor) -> str:
-    """The same for the gradient of ``tensor``. Returns the name that it goes by."""
-    observer = current_observer()
-    return f"{name}_grad" if observer is None else observer.observe_non_deterministic_grad(name, tensor)
-
-
-@contextlib.contextmanager
-def marking_non_deterministic() -> Iterator[None]:
-    """A region in which every op under the hash mode is nondeterministic; see
-    :meth:`Observer.marking_non_deterministic`."""
-    observer = current_observer()
-    with contextlib.nullcontext() if observer is None else observer.marking_non_deterministic():
-        yield
-
-
-def enable_hash_mode() -> None:
-    """Observe every op from now on."""
-    if (observer := current_observer()) is not None:
-        observer.enable_mode()
-    else:
-        log.warning("no ObserverContext is entered here: the hash mode stays off")
-
-
-def disable_hash_mode() -> None:
-    """Observe ops no longer."""
-    if (observer := current_observer()) is not None:
-        observer.disable_mode()
-    else:
-        log.warning("no ObserverContext is entered here: there is no hash mode to disable")
+def _take_off(mode: TorchDispatchMode) -> None:
+    """A mode off the stack that has been left already: the flags are as they should be."""
+    above = []
+    while (top := torch._C._pop_torch_dispatch_stack(None)) is not mode:
+        above.append(top)
+    for other in reversed(above):
+        torch._C._push_on_torch_dispatch_stack(other)
