@@ -1,7 +1,221 @@
-"""The first divergence of two traces: alignment, origins, causal slice, verdict. Pure: no torch, no files."""
+"""The first divergence of two traces: where the difference entered that reached the results. Pure: no torch, no files.
+
+The two runs are aligned (``align``). Of every pair of records it is decided whether it *introduced* a difference, and
+how, or only passed one on (``introduce``). From the results that differ we walk back through whatever differs, the
+causal slice: the first introduction in it is the divergence. Records that differ outside of it are benign.
+"""
 
 from __future__ import annotations
 
-from hashbench.divergence.verdict import find
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
-__all__ = ["find"]
+from hashbench.catalog import Origin
+from hashbench.divergence.align import SECOND, PairedRuns, pair
+from hashbench.divergence.introduce import Differences, Source, find_differences, unwritten_memory
+from hashbench.errors import HashbenchError
+from hashbench.records import Divergence, OpRecord, Result, Steering, TensorDigest, Trace, Verdict
+
+_RANK: Mapping[str, int] = {Origin.INPUT: 0, Origin.STATE: 1}
+"""Origins that lie before the first op, wherever the tensor is first read."""
+
+
+def find(first: Trace, second: Trace, *, differing: Sequence[str] | None = None) -> Verdict:
+    """The verdict on a pair of runs.
+
+    Args:
+        first, second: the traces of two runs that should be identical.
+        differing: names of the results that differ, where the caller compared them itself. Default: those whose
+            digests differ. Traces without results (of a plain ``HashDebugTrace``) are judged by every record.
+
+    Raises:
+        HashbenchError: a trace is empty, so that nothing would be compared.
+    """
+    _refuse_empty(first, "first")
+    _refuse_empty(second, "second")
+    runs = pair(first, second)
+    known = find_differences(runs)
+    old, new = ({result.name: result for result in run.results} for run in (first, second))
+    if differing is None:
+        names = dict.fromkeys([*old, *new])
+        differing = [name for name in names if _content(old.get(name)) != _content(new.get(name))]
+    pairs = [(old.get(name), new.get(name)) for name in differing]
+    by_results = bool(old or new)
+    reached = _causal_slice(known, _roots(known, pairs) if by_results else sorted(known.differs))
+    chosen = _choose(known, reached) if pairs or not by_results else None
+    if chosen is None and pairs:
+        chosen = _written_after_the_last_record(runs, differing[0], *pairs[0])
+    if chosen is not None and chosen.origin in (Origin.SEQUENCE, Origin.OUTSIDE):
+        reached |= _causal_slice(known, _scalars_that_chose(known, chosen))
+    idle = known.differs - reached
+    benign = tuple(node for node in runs.records if node in idle and _wrote(runs, node))
+    return Verdict(tuple(differing), None if chosen is None else _divergence(known, chosen), benign)
+
+
+def _refuse_empty(trace: Trace, name: str) -> None:
+    if not trace.records and not trace.results:
+        raise HashbenchError(
+            f"the {name} trace is empty",
+            consequence="nothing was compared, which is not the same as equal",
+            tip="Check that the code under the trace ran any torch op in this thread.",
+        )
+
+
+def _content(result: Result | None) -> TensorDigest | None:
+    return None if result is None else result.digest
+
+
+# ------------------------------------------------------------------------------------------------ the causal slice
+
+
+def _causal_slice(known: Differences, roots: Iterable[str]) -> set[str]:
+    """The nodes that differ, or pass a difference on, from which a difference may have come to the roots."""
+    reached: set[str] = set()
+    waiting = list(_differing(known, roots))
+    while waiting:
+        node = waiting.pop()
+        if node in reached:
+            continue
+        reached.add(node)
+        source = known.sources.get(node)
+        if source is not None and source.node != node:
+            waiting.append(source.node)
+        waiting += _differing(known, _edges(known, node))
+    return reached
+
+
+def _differing(known: Differences, nodes: Iterable[str]) -> Iterator[str]:
+    return (node for node in nodes if node in known.tainted or node in known.differs)
+
+
+def _edges(known: Differences, node: str) -> Iterator[str]:
+    """The nodes from which a difference may have come into this one."""
+    yield from known.edges.get(node, ())
+    a, b = known.runs.records.get(node, (None, None))
+    if a is None or b is None or len(a.inputs) != len(b.inputs):
+        yield from known.runs.read_by(node)
+        return
+    for ref_a, ref_b in zip(a.inputs, b.inputs, strict=True):
+        if known.runs.carries(ref_a, ref_b):
+            yield from (ref_a.source, known.runs.node_of[ref_b.source])
+
+
+def _roots(known: Differences, pairs: Iterable[tuple[Result | None, Result | None]]) -> Iterator[str]:
+    """The nodes that wrote results; for a result that is a Python value, the records that returned it."""
+    for a, b in pairs:
+        if a is not None and a.source:
+            yield a.source
+        if b is not None and b.source:
+            yield known.runs.node_of[b.source]
+        values = [result.digest.value for result in (a, b) if result is not None and not result.source]
+        for node in known.scalars if values else ():
+            if any(record is not None and record.scalar in values for record in known.runs.records[node]):
+                yield node
+
+
+# ----------------------------------------------------------------------------------- the first introduction in it
+
+
+def _choose(known: Differences, reached: Iterable[str]) -> Source | None:
+    """The first introduction in a slice; a setting that changed before all of them stands for them."""
+    candidates = [known.sources[node] for node in reached if node in known.sources]
+    settings = _settings_source(known.runs)
+    if settings is not None and all(settings.position <= source.position for source in candidates):
+        early = [source for source in candidates if source.origin in _RANK]
+        felt = min(candidates, key=lambda source: source.position, default=settings)
+        candidates = early or [replace(settings, felt_at=felt.node)]
+    return _earliest(known.runs, candidates)
+
+
+def _earliest(runs: PairedRuns, candidates: Sequence[Source]) -> Source | None:
+    """What lies before the first op first, then by position; the order of the nodes breaks ties."""
+    return min(
+        candidates,
+        key=lambda source: (_RANK.get(source.origin, 2), source.position, runs.order.get(source.node, 0)),
+        default=None,
+    )
+
+
+def _settings_source(runs: PairedRuns) -> Source | None:
+    """A global setting of torch in which the two runs differ; its position is where it was last known equal."""
+    position = 0
+    for a, b in zip(runs.first.marks, runs.second.marks, strict=False):
+        old, new = dict(a.settings), dict(b.settings)
+        changed = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
+        if changed:
+            name = changed[0]
+            detail = f"the runs differ in torch's global settings at {a.label}: {', '.join(changed)}"
+            shown = (f"{name}={old.get(name, 'absent')}", f"{name}={new.get(name, 'absent')}")
+            return Source(Origin.SETTINGS, f"setting:{name}", position, detail, *shown)
+        position = a.position
+    return None
+
+
+def _written_after_the_last_record(runs: PairedRuns, name: str, a: Result | None, b: Result | None) -> Source:
+    """A result that differs although all that torch recorded agrees: something wrote it behind its back."""
+    writer = a.source if a is not None else ""
+    memory = unwritten_memory(runs, writer)
+    if memory is not None:
+        return memory
+    if a is None or b is None:
+        detail = f"the result {name} exists in one run only"
+    elif writer:
+        detail = f"the result {name} was written behind torch's back after its last recorded write"
+    else:
+        detail = f"the result {name} was not computed by any recorded op"
+    at = runs.position.get(writer, max(0, len(runs.first.records) - 1))
+    old, new = ("absent" if x is None else x.digest.value for x in (a, b))
+    hidden = bool(writer) and a is not None and b is not None
+    return Source(Origin.OUTSIDE, writer, at, detail, old, new, opaque_producer=hidden)
+
+
+def _scalars_that_chose(known: Differences, chosen: Source) -> list[str]:
+    """A scalar reaches the results also by choosing what is run, if it was known before the runs parted."""
+    last = chosen.position if chosen.origin == Origin.OUTSIDE else len(known.runs.first.records)
+    return [node for node in (*known.scalars, *known.lone_scalars) if known.runs.position[node] <= last]
+
+
+def _wrote(runs: PairedRuns, node: str) -> bool:
+    """Whether the record left anything; a view that was taken differently left nothing of its own."""
+    return any(record is not None and (record.outputs or record.scalar) for record in runs.records[node])
+
+
+def _divergence(known: Differences, source: Source) -> Divergence:
+    runs = known.runs
+    a, b = runs.records.get(source.felt_at or source.node, (None, None))
+    record = a or b
+    if record is None and runs.first.records:
+        record = runs.first.records[min(source.position, len(runs.first.records) - 1)]
+    where = record or OpRecord("", phase="", iteration=0, module="", op="")
+    return Divergence(
+        origin=source.origin,
+        node=source.node.removeprefix(SECOND),
+        kernel=where.op,
+        op_index=runs.position.get(source.felt_at, source.position) if record is not None else None,
+        phase=where.phase,
+        iteration=where.iteration,
+        module=where.module,
+        forward_op=where.forward_op,
+        detail=source.detail,
+        first=source.first,
+        second=source.second,
+        source=where.source,
+        opaque_producer=source.opaque_producer,
+        steered_by=_steering(known, source) if source.origin in (Origin.SEQUENCE, Origin.OUTSIDE) else None,
+    )
+
+
+def _steering(known: Differences, source: Source) -> Steering | None:
+    """The last scalar before ``source`` that differed between the runs, and where its difference entered."""
+    earlier = [node for node in known.scalars if known.runs.position[node] <= source.position]
+    if not earlier:
+        return None
+    name = earlier[-1]
+    old, new = known.runs.records[name]
+    reached = _causal_slice(known, [name])
+    chosen = _earliest(known.runs, [known.sources[node] for node in reached if node in known.sources])
+    kernel = ""
+    if chosen is not None:
+        record = next((record for record in known.runs.records.get(chosen.node, ()) if record is not None), None)
+        kernel = record.op if record is not None else chosen.node
+    return Steering(name, old.scalar if old else "", new.scalar if new else "", kernel)

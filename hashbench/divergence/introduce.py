@@ -6,7 +6,6 @@ the other.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 
 from hashbench.catalog import Origin
@@ -179,10 +178,10 @@ def _extra_draw(known: Differences, a: OpRecord, b: OpRecord) -> str:
 
 def _scalar_among_arguments(known: Differences, a: OpRecord, b: OpRecord) -> str:
     """The earlier record that returned the scalar by which the arguments differ."""
-    words_a, words_b = _words(a.arguments), _words(b.arguments)
+    values_a, values_b = _values(a), _values(b)
     for name in reversed(known.scalars):
         old, new = known.runs.records[name]
-        if old is not None and new is not None and old.scalar in words_a and new.scalar in words_b:
+        if old is not None and new is not None and old.scalar in values_a and new.scalar in values_b:
             return name
     return ""
 
@@ -307,5 +306,9 @@ def _wiring(record: OpRecord) -> str:
     return ", ".join(f"{ref.argument}={ref.source}" + (f"+{ref.offset}" if ref.offset else "") for ref in record.inputs)
 
 
-def _words(arguments: str) -> set[str]:
-    return set(re.split(r"[\s,=\[\]]+", arguments))
+_BETWEEN_VALUES = str.maketrans(",=[]", "    ")
+
+
+def _values(record: OpRecord) -> list[str]:
+    """The text of each single argument of a record, those in lists and those with a name as well."""
+    return record.arguments.translate(_BETWEEN_VALUES).split()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from hashbench.records import Leaf, OpRecord, Ref, Result, SettingsMark, TensorDigest, Trace
@@ -35,10 +33,9 @@ class RawRecord(NamedTuple):
     number: int
 
     def renumbered(self, node: Callable[[int], int]) -> RawRecord:
-        """The same with other numbers of the writers."""
-        return self._replace(
-            reads=tuple([node(value) if at % 3 == 1 else value for at, value in enumerate(self.reads)])
-        )
+        """The same with other numbers of the writers and of itself."""
+        reads = tuple([node(value) if at % 3 == 1 else value for at, value in enumerate(self.reads)])
+        return self._replace(reads=reads, number=node(self.number))
 
 
 RawLeaf = tuple[str, str, RawDigest, int, tuple[RawDigest, RawDigest] | None]
@@ -78,31 +75,6 @@ def build_trace(
         results=tuple(_build_result(ids, *result) for result in results),
         marks=marks,
         hashed_inputs=hashed_inputs,
-    )
-
-
-def numbered(
-    records: Sequence[RawRecord], results: Sequence[RawResult], notes: Mapping[int, Mapping[str, Any]]
-) -> tuple[Sequence[RawRecord], Sequence[RawResult], Mapping[int, Mapping[str, Any]]]:
-    """The same with every record at the place that its number says.
-
-    Of one thread they are there already. Several threads that dispatch at once append in another order than they take
-    numbers, and leave a number out where an op was done and its digest then failed.
-    """
-    numbers = sorted([record.number for record in records])
-    if numbers == list(range(len(records))) and all(record.number == place for place, record in enumerate(records)):
-        return records, results, notes
-
-    def place(node: int) -> int:
-        return node if node < 0 else min(bisect_left(numbers, node), len(numbers) - 1)
-
-    return (
-        [
-            record.renumbered(place)._replace(number=place(record.number))
-            for record in sorted(records, key=attrgetter("number"))
-        ],
-        [(name, digest, None if node is None else place(node)) for name, digest, node in results],
-        {place(number): kept for number, kept in notes.items()},
     )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ import torch
 from hashbench.devices.ledger import Ledger
 from hashbench.records import OpRecord
 from hashbench.trace import arguments
-from hashbench.trace.build import Ids, Place, RawRecord, RawResult, build_record, numbered
+from hashbench.trace.build import Ids, Place, RawRecord, RawResult, build_record
 from hashbench.trace.digest import RawDigest, is_waiting, raw_digest, readable
 from hashbench.trace.op_schema import OpPlan
 from hashbench.trace.storage_writers import LeafViews, Mark, get_mark, set_mark, storage_bytes, storage_key
@@ -43,39 +45,6 @@ class TraceCallback:
         what is raised here reaches it."""
 
 
-class CallbackRunner:
-    """Invokes the callback of one trace, with the ids and records that the finished trace will have."""
-
-    def __init__(self, callback: TraceCallback) -> None:
-        self.callback = callback
-        self.ids = Ids()
-        self._place = Place("", "", None)
-        self._records: list[OpRecord] = []
-
-    def call(self, func: Any, plan: OpPlan, place: Place, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Call an op whose record will be at ``place``; one that raises leaves no record."""
-        try:
-            self.callback.before(place.id, func, args, kwargs)
-            output = plan.call(*args, **kwargs)
-            self.callback.after(place.id, func, args, kwargs, output)
-        except BaseException:
-            self.ids.take_back_record()
-            raise
-        self._place = place
-        return output
-
-    def leaf(self, kind: str, name: str, tensor: torch.Tensor) -> None:
-        """Announce a leaf that is read for the first time."""
-        self.callback.leaf(self.ids.add_leaf(kind, name), tensor)
-
-    def recorded(self, raw: RawRecord, notes: Mapping[str, Any]) -> None:
-        """Build the record of the last call and hand it over, where the callback wants records."""
-        if self.callback.wants_records:
-            forward = None if self._place.forward is None else self._records[self._place.forward]
-            self._records.append(build_record(raw, self.ids, self._place, forward, notes))
-            self.callback.recorded(self._records[-1])
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceOptions:
     """What to record beside every op's outputs; :class:`~hashbench.trace.api.HashDebugTrace` explains each."""
@@ -88,11 +57,6 @@ class TraceOptions:
     source_lines: bool = False
     callback: TraceCallback | None = None
     digests: str = "fast"
-
-    @property
-    def live_records(self) -> bool:
-        """Whether the callback is to get each record as soon as it is made."""
-        return self.callback is not None and self.callback.wants_records
 
 
 _FIRST = 1 << 60
@@ -134,46 +98,60 @@ class PossibleWrites:
             self._writers.append(number if wrote else self.node(node))
         return writes
 
+    @property
+    def empty(self) -> bool:
+        """Whether there was none."""
+        return not self._waiting
+
     def node(self, node: int) -> int:
         """The number of a record or leaf, once resolved."""
         return self._writers[node - _FIRST] if node >= _FIRST else node
-
-    def resolved(self, record: RawRecord) -> RawRecord:
-        """The record with reads that name records and leaves, once resolved."""
-        return record.renumbered(self.node) if any(node >= _FIRST for node in record.reads[1::3]) else record
 
     def _add(self, number: int, node: int, digests: tuple[RawDigest, RawDigest]) -> int:
         self._waiting.append((number, node, *digests))
         return _FIRST + len(self._waiting) - 1
 
 
-class CallNotes:
-    """The notes of one trace, by record number, in ``kept``. Looks at calls only where ``wanted``, and at resizes.
+class CallObserver:
+    """Looks at the calls of one trace beside recording them: its callback is called, with the ids and records that the
+    finished trace will have, and notes are ``kept`` by record number.
 
-    ``token`` stands for the trace in marks; ``records`` is the tracer's list of raw records, in which the digests of
-    writes that no schema declares are added.
+    :meth:`before` and :meth:`after` are for calls that resize, and for all where they are ``wanted``. ``token`` stands
+    for the trace in marks; ``records`` is the tracer's list of raw records, in which the digests of writes that no
+    schema declares are added.
     """
 
-    def __init__(
-        self,
-        options: TraceOptions,
-        token: object,
-        ledger: Ledger,
-        records: list[tuple[Any, ...]],
-        callbacks: CallbackRunner | None,
-    ) -> None:
+    def __init__(self, options: TraceOptions, token: object, ledger: Ledger, records: list[tuple[Any, ...]]) -> None:
+        self.callback = options.callback
+        self.wants_records = self.callback is not None and self.callback.wants_records
         self.wanted = (
             options.hash_inputs
             or options.source_lines
             or options.verbose
             or options.include_timestamp
             or options.show_exec_time
-            or options.live_records
+            or self.wants_records
         )
         self.kept: dict[int, dict[str, Any]] = {}
+        self.ids = Ids()
         self._options, self._token, self._ledger, self._records = options, token, ledger, records
-        self._callbacks = callbacks
         self._possible = PossibleWrites()
+        self._place = Place("", "", None)
+        self._handed_over: list[OpRecord] = []
+
+    def call(self, func: Any, plan: OpPlan, place: Place, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call an op whose record will be at ``place``, with the callback around it; one that raises leaves no
+        record."""
+        assert self.callback is not None
+        try:
+            self.callback.before(place.id, func, args, kwargs)
+            output = plan.call(*args, **kwargs)
+            self.callback.after(place.id, func, args, kwargs, output)
+        except BaseException:
+            self.ids.take_back_record()
+            raise
+        self._place = place
+        return output
 
     def before(self, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """What has to be looked at before a call."""
@@ -215,19 +193,37 @@ class CallNotes:
         limit = self._options.max_ops_logged
         if self._options.verbose and (limit is None or number < limit):
             print(self._line(number))
-        if self._callbacks is not None and self._options.live_records:
+        if self.wants_records and self.callback is not None:
             self._add_undeclared_writes()
-            self._callbacks.recorded(self._possible.resolved(self._record(number)), kept)
+            forward = None if self._place.forward is None else self._handed_over[self._place.forward]
+            raw = self._record(number).renumbered(self._possible.node)
+            self._handed_over.append(build_record(raw, self.ids, self._place, forward, kept))
+            self.callback.recorded(self._handed_over[-1])
 
     def resolved(
         self, results: Sequence[RawResult]
     ) -> tuple[Sequence[RawRecord], Sequence[RawResult], Mapping[int, Mapping[str, Any]]]:
-        """Records, results and notes, in which every number is the place of a record. Waits for devices."""
+        """Records, results and notes, in which every number is the place of a record. Waits for devices.
+
+        Of one thread they are that already. Several threads that dispatch at once append in another order than they
+        take numbers, and leave a number out where an op was done and its digest then failed.
+        """
         self._add_undeclared_writes()
-        node_of = self._possible.node
-        records = [self._possible.resolved(RawRecord._make(record)) for record in self._records]
-        named = [(name, digest, None if node is None else node_of(node)) for name, digest, node in results]
-        return numbered(records, named, self.kept)
+        records = [RawRecord._make(record) for record in self._records]
+        numbers = sorted([record.number for record in records])
+        in_place = all(record.number == place for place, record in enumerate(records))
+        if in_place and self._possible.empty:
+            return records, results, self.kept
+
+        def place(number: int) -> int:
+            node = self._possible.node(number)
+            return node if node < 0 else min(bisect_left(numbers, node), len(numbers) - 1)
+
+        return (
+            [record.renumbered(place) for record in sorted(records, key=attrgetter("number"))],
+            [(name, digest, None if node is None else place(node)) for name, digest, node in results],
+            {place(number): kept for number, kept in self.kept.items()},
+        )
 
     def _find_undeclared_writes(
         self, number: int, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], before: Mapping[str, RawDigest]

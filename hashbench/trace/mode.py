@@ -27,7 +27,7 @@ from hashbench.devices.ledger import Ledger
 from hashbench.records import SettingsMark, Trace
 from hashbench.trace import arguments
 from hashbench.trace.build import RawLeaf, RawResult, build_trace
-from hashbench.trace.callbacks import CallbackRunner, CallNotes, TraceOptions
+from hashbench.trace.callbacks import CallObserver, TraceOptions
 from hashbench.trace.digest import BY_DTYPE, EMPTY, RawDigest, _buffer, _hash, components, python_digest, raw_digest
 from hashbench.trace.module_paths import ModulePaths
 from hashbench.trace.op_schema import OpPlan, Pattern, plan_of
@@ -99,8 +99,7 @@ class TracingMode(TorchDispatchMode):
         self._first_sequence: int | None = None
         self._undo: ExitStack | None = None
         self._hashed_inputs = options.hash_inputs
-        self._callbacks = None if options.callback is None else CallbackRunner(options.callback)
-        self._notes = CallNotes(options, self._token, self._ledger, self._records, self._callbacks)
+        self._observer = CallObserver(options, self._token, self._ledger, self._records)
 
     @property
     def active(self) -> bool:
@@ -108,9 +107,7 @@ class TracingMode(TorchDispatchMode):
 
     def __enter__(self) -> TracingMode:
         if self._first_sequence is None:
-            self._first_sequence = _get_sequence_nr()
-            if self._callbacks is not None:
-                self._callbacks.ids.first_sequence = self._first_sequence
+            self._first_sequence = self._observer.ids.first_sequence = _get_sequence_nr()
         with ExitStack() as undo:
             undo.enter_context(self._modules.watched())
             self._undo = undo.pop_all()
@@ -139,8 +136,8 @@ class TracingMode(TorchDispatchMode):
     def _register(self, tensor: torch.Tensor, kind: str, name: str) -> None:
         key = storage_key(tensor)
         if key is not None:
-            if self._callbacks is not None:
-                self._callbacks.callback.leaf(f"{kind}/{name}", tensor)
+            if self._observer.callback is not None:
+                self._observer.callback.leaf(f"{kind}/{name}", tensor)
             self._registered[key] = (kind, name, raw_digest(tensor, self._ledger))
 
     def mark(self, label: str, settings: Mapping[str, str]) -> None:
@@ -170,7 +167,7 @@ class TracingMode(TorchDispatchMode):
 
     def built(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
         """What was recorded so far, and notes by record number."""
-        records, results, notes = self._notes.resolved(self._results)
+        records, results, notes = self._observer.resolved(self._results)
         trace = build_trace(
             records,
             self._leaves,
@@ -222,7 +219,7 @@ class TracingMode(TorchDispatchMode):
             phase = "optimizer" if self._modules.optimizing else "forward"
             sequence = _get_sequence_nr() - 1
         rng = arguments.generator_digest(args, kwargs) if plan.seeded else None
-        noted = self._notes.before(plan, args, kwargs) if self._notes.wanted or plan.resizes else None
+        noted = self._observer.before(plan, args, kwargs) if self._observer.wanted or plan.resizes else None
         try:
             output = plan.call(*args, **kwargs)
         except BaseException:
@@ -250,7 +247,7 @@ class TracingMode(TorchDispatchMode):
             (plan, phase, self.iteration, self._modules.current, sequence, reads, others, written, scalar, rng, number)
         )
         if noted is not None:
-            self._notes.after(number, plan, args, kwargs, noted)
+            self._observer.after(number, plan, args, kwargs, noted)
         return output
 
     def _write(self, tensor: torch.Tensor, mark: Mark, blank: bool) -> RawDigest:
@@ -274,23 +271,21 @@ class TracingMode(TorchDispatchMode):
 
     def _plan(self, func: Any) -> OpPlan:
         plan = plan_of(func)
-        if self._callbacks is not None and plan.traced:
-            plan = replace(plan, call=functools.partial(self._call_with_callback, self._callbacks, func, plan))
+        if self._observer.callback is not None and plan.traced:
+            plan = replace(plan, call=functools.partial(self._call_with_callback, func, plan))
         self._plans[id(func)] = plan
         return plan
 
-    def _call_with_callback(
-        self, callbacks: CallbackRunner, func: Any, plan: OpPlan, /, *args: Any, **kwargs: Any
-    ) -> Any:
+    def _call_with_callback(self, func: Any, plan: OpPlan, /, *args: Any, **kwargs: Any) -> Any:
         node = _current_autograd_node()
-        place = callbacks.ids.add_record(
+        place = self._observer.ids.add_record(
             plan.name,
             phase="backward" if node is not None else "optimizer" if self._modules.optimizing else "forward",
             iteration=self.iteration,
             module=self._modules.current,
             sequence=_get_sequence_nr() - 1 if node is None else node._sequence_nr(),
         )
-        return callbacks.call(func, plan, place, args, kwargs)
+        return self._observer.call(func, plan, place, args, kwargs)
 
     # --------------------------------------------------------------------------- what the hot path seldom needs
 
@@ -405,8 +400,9 @@ class TracingMode(TorchDispatchMode):
                 kind = "parameter" if isinstance(tensor, _Parameter) else "other"
                 name = self._modules.current
             number = -1 - len(self._leaves)
-            if self._callbacks is not None:
-                self._callbacks.leaf(kind, name, tensor if content is None else content)
+            if self._observer.callback is not None:
+                leaf_id = self._observer.ids.add_leaf(kind, name)
+                self._observer.callback.leaf(leaf_id, tensor if content is None else content)
             if views is None:
                 digest = self._write(tensor if content is None else content, (self._token, number, None), blank=False)
             else:
