@@ -213,24 +213,20 @@ def _add_numeric(commands: Commands) -> None:
 
 def _numeric(parsed: argparse.Namespace) -> int:
     from hashbench.io import replace_file
-    from hashbench.tools.numeric import STAGES, as_json, as_text, run_model, userfile
+    from hashbench.tools.numeric import as_json, as_text, run_model
+    from hashbench.tools.numeric.running import load_file
 
-    model_file = userfile.load(parsed.file, seed=parsed.seed)
-    asked = None if parsed.stages is None else tuple(word.strip() for word in parsed.stages.split(",") if word.strip())
+    arguments = load_file(parsed.file, seed=parsed.seed)
+    if parsed.stages is not None:
+        arguments["stages"] = tuple(word.strip() for word in parsed.stages.split(",") if word.strip())
     report = run_model(
-        model_file.before,
-        model_file.after,
-        model_file.inputs,
-        parsed.iterations,
-        parsed.precision,
+        **arguments,
+        num_iterations=parsed.iterations,
+        precision=parsed.precision,
         rtol=parsed.rtol,
         atol=parsed.atol,
         training=parsed.training,
-        stages=next((stages for stages in (asked, model_file.stages) if stages is not None), STAGES),
-        rename=model_file.rename,
         ignore=parsed.ignore,
-        loss=model_file.loss,
-        make_optimizer=model_file.make_optimizer,
         deterministic=parsed.deterministic,
         seed=parsed.seed,
         trace=parsed.trace,

@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 
 from hashbench.records import Leaf, OpRecord, Ref, Result, TensorDigest, Trace
-from hashbench.tools.numeric.parting import Agreement, correspondence, find
+from hashbench.tools.numeric.parting import correspondence, find
 from hashbench.tools.numeric.report import Parting
 
-BITWISE, WITHIN, BEYOND = Agreement
 CLOSE = 0.5
 """Values that are at most so far apart are within tolerance."""
 
@@ -67,18 +66,17 @@ def digest(value: str) -> TensorDigest:
     return TensorDigest("float32", (1,), (1,), value)
 
 
-def parted(first: Trace, second: Trace, level: str = "tolerance", differing: tuple[str, ...] = ("out",)) -> Parting:
+def parted(first: Trace, second: Trace, level: str = "tolerance") -> Parting:
     values = [
         {item.id: item.outputs[0].value for item in one.records if item.outputs}
         | {item.id: item.digest.value for item in one.leaves}
         for one in (first, second)
     ]
 
-    def agreement(a: str, b: str) -> Agreement:
-        gap = abs(float(values[0][a]) - float(values[1][b]))
-        return BITWISE if not gap else WITHIN if gap <= CLOSE else BEYOND
+    def differ(a: str, b: str) -> bool:
+        return abs(float(values[0][a]) - float(values[1][b])) > (CLOSE if level == "tolerance" else 0)
 
-    return find(first, second, level=level, agreement=agreement, differing=differing)
+    return find(first, second, level=level, differ=differ, differing=("out",))
 
 
 W, X = "a conv 1 = x w", "e extra 9 = d/linear"

@@ -1,4 +1,5 @@
-"""The check itself: both models run side by side, everything compared stage by stage, and put back.
+"""The check itself: both models run side by side, everything compared stage by stage, and put back; and the Python file
+that ``hashbench numeric FILE.py`` takes.
 
 A copy of each model is run, or, where there is none, the model itself with everything put back afterwards.
 """
@@ -7,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,8 +23,9 @@ from hashbench.run.outcome import failure_of
 from hashbench.run.rng import preserved_rng, reset_rng_state
 from hashbench.run.settings import deterministic_settings
 from hashbench.run.workload import call, clone_inputs
+from hashbench.suites.python_suites import import_file
 from hashbench.text import squeezed
-from hashbench.tools.numeric import traced
+from hashbench.tools.numeric import parting
 from hashbench.tools.numeric.compare import compare_mappings, leaves_of, unused, without_wrapper
 from hashbench.tools.numeric.report import SIDES, STAGES, Comparison, Raised, Rename, Report, Rule
 from hashbench.trace.arguments import named_tensors
@@ -75,8 +79,8 @@ class Request:
 class Subject:
     """A model that may be changed, and its run so far."""
 
-    def __init__(self, model: Model, request: Request, *, copied: bool) -> None:
-        self.model, self.request, self.copied = model, request, copied
+    def __init__(self, model: Model, request: Request) -> None:
+        self.model, self.request = model, request
         self.module = model if isinstance(model, torch.nn.Module) else None
         self.has_gradient = False
         self._optimizer: torch.optim.Optimizer | None = None
@@ -151,7 +155,7 @@ def subject_of(request: Request, side: str, notes: list[str]) -> Iterator[Subjec
                 tip="Give a torch.nn.Module, or a function of the inputs.",
             )
         notes.append(f"the model {side} is not a module: it has no parameters, and what it changes is not put back")
-        yield Subject(model, request, copied=False)
+        yield Subject(model, request)
         return
     copied, reason = _copy_of(model)
     with contextlib.nullcontext(copied) if copied is not None else _put_back(model) as module:
@@ -162,14 +166,14 @@ def subject_of(request: Request, side: str, notes: list[str]) -> Iterator[Subjec
             )
         if request.training is not None:
             module.train(request.training)
-        yield Subject(module, request, copied=copied is not None)
+        yield Subject(module, request)
 
 
 def _copy_of(model: torch.nn.Module) -> tuple[torch.nn.Module | None, str]:
     try:
         copied = copy.deepcopy(model)
     except Exception as error:
-        return None, squeezed(f"{type(error).__name__}: {error}", 100)
+        return None, _text(error)[:100]
     return (None, "its deep copy shares its memory") if share_memory(model, copied) else (copied, "")
 
 
@@ -246,7 +250,7 @@ def _refuse_nonsense(request: Request) -> None:
 def _check(request: Request) -> Report:
     with deterministic_settings(request.deterministic):
         with _subjects(request) as (subjects, notes):
-            report = _Comparing(request, subjects, notes).report()
+            report = _compared(request, subjects, notes)
         if report.bitwise:
             return report
         if not report.raised:
@@ -267,63 +271,49 @@ def _subjects(request: Request) -> Iterator[tuple[tuple[Subject, Subject], list[
         yield (first, second), notes
 
 
-class _Comparing:
-    """Two subjects run side by side, and what comparing them has found so far.
+def _compared(request: Request, subjects: tuple[Subject, Subject], notes: Iterable[str]) -> Report:
+    """The report on all iterations, up to the first exception: after it the two have not done the same."""
+    findings: list[Comparison | Raised | str] = []
+    raised: tuple[Raised, ...] = ()
+    with request.gradients():
+        for iteration in range(request.iterations):
+            findings += _iteration(request, subjects, iteration)
+            raised = tuple(item for item in findings if isinstance(item, Raised))
+            if raised:
+                break
+    comparisons = tuple(item for item in findings if isinstance(item, Comparison))
+    notes = dict.fromkeys([*notes, *(item for item in findings if isinstance(item, str))])
+    return Report(comparisons, raised, (*notes, *_nan_notes(comparisons)), iterations=request.iterations)
 
-    Each stage of both is compared before the next one is run: nothing has to be kept until a whole run has ended, and
-    a run ends at the same stage on both sides.
-    """
 
-    def __init__(self, request: Request, subjects: tuple[Subject, Subject], notes: list[str]) -> None:
-        self.request, self.subjects, self.notes = request, subjects, notes
-        self.comparisons: list[Comparison] = []
-        self.raised: list[Raised] = []
-
-    def report(self) -> Report:
-        """The report on all iterations, up to the first exception: after it the two have not done the same."""
-        with self.request.gradients():
-            for iteration in range(self.request.iterations):
-                if not self._iterate(iteration):
-                    break
-        notes = (*dict.fromkeys(self.notes), *_nan_notes(self.comparisons))
-        return Report(tuple(self.comparisons), tuple(self.raised), notes, iterations=self.request.iterations)
-
-    def _iterate(self, iteration: int) -> bool:
-        """Whether both went through it to the end. Both run each stage, so that it is known whether both raise."""
-        runs = [subject.iteration(clone_inputs(self.request.inputs)) for subject in self.subjects]
-        for stage in self.request.stages_run:
-            if stage == "gradients" and not all(subject.has_gradient for subject in self.subjects):
-                return self._without_gradient(iteration)
-            values = [
-                self._next(run, Raised(side, stage, iteration, "")) for run, side in zip(runs, SIDES, strict=True)
-            ]
-            before, after = values
-            if before is None or after is None:
-                return False
-            if stage in self.request.stages:
-                rename = None if stage == "outputs" else self.request.rename
-                compared = compare_mappings(stage, before, after, rule=self.request.rule, rename=rename)
-                self.comparisons.append(replace(compared, iteration=iteration))
-        return True
-
-    def _next(self, run: Iterator[tuple[str, dict[str, Any]]], at: Raised) -> dict[str, Any] | None:
-        """The values of the next stage, or ``None`` where it raised, which is noted."""
-        try:
-            return next(run)[1]
-        except Exception as error:
-            failure = failure_of(error)
-            refused = failure.nondeterministic_op
-            self.raised.append(replace(at, error=squeezed(failure.error), exception=error, nondeterministic_op=refused))
-            return None
-
-    def _without_gradient(self, iteration: int) -> bool:
-        lacking = [side for side, subject in zip(SIDES, self.subjects, strict=True) if not subject.has_gradient]
-        if self.request.training is None and len(lacking) == len(SIDES):
-            self.notes.append("no output of either model has a gradient: neither gradients nor a step were compared")
-            return True
-        error = "no output has a gradient, so there is nothing to differentiate"
-        self.raised += [Raised(side, "gradients", iteration, error) for side in lacking]
-        return False
+def _iteration(
+    request: Request, subjects: tuple[Subject, Subject], iteration: int
+) -> Iterator[Comparison | Raised | str]:
+    """The comparisons of one iteration up to what one or both raise; a string is a note. Each stage of both is run and
+    compared before the next, so that no more than one is kept, and both end at the same one."""
+    runs = [subject.iteration(clone_inputs(request.inputs)) for subject in subjects]
+    for stage in request.stages_run:
+        lacking = [side for side, subject in zip(SIDES, subjects, strict=True) if not subject.has_gradient]
+        if stage == "gradients" and lacking:
+            if request.training is None and len(lacking) == len(SIDES):
+                yield "no output of either model has a gradient: neither gradients nor a step were compared"
+                return
+            error = "no output has a gradient, so there is nothing to differentiate"
+            yield from (Raised(side, stage, iteration, error) for side in lacking)
+            return
+        values = []
+        for side, run in zip(SIDES, runs, strict=True):
+            try:
+                values.append(next(run)[1])
+            except Exception as exception:
+                failure = failure_of(exception)
+                yield Raised(side, stage, iteration, squeezed(failure.error), exception, failure.nondeterministic_op)
+        if len(values) < len(SIDES):
+            return
+        if stage in request.stages:
+            rename = None if stage == "outputs" else request.rename
+            compared = compare_mappings(stage, *values, rule=request.rule, rename=rename)
+            yield replace(compared, iteration=iteration)
 
 
 def _nan_notes(comparisons: Iterable[Comparison]) -> Iterator[str]:
@@ -342,9 +332,9 @@ def _repeatability(request: Request) -> Iterator[str]:
         again = replace(request, before=model, after=model, iterations=1, rename=None)
         try:
             with _subjects(again) as (subjects, notes):
-                if not all(subject.copied for subject in subjects):
+                if notes:  # not a module, or it cannot be copied
                     continue
-                report = _Comparing(again, subjects, notes).report()
+                report = _compared(again, subjects, notes)
         except HashbenchError:
             continue
         if not report.bitwise:
@@ -360,18 +350,106 @@ def _with_partings(request: Request, report: Report) -> Report:
     differing = [comparison.iteration for comparison in report.comparisons if not comparison.bitwise]
     if not differing:
         return report
-    executions: list[traced.Execution] = []
+    executions: list[parting.Execution] = []
     names: dict[str, str] = {}
     for side in SIDES:
         try:
             with subject_of(request, side, []) as subject:
-                if side == SIDES[1]:
-                    names = traced.names_back(executions[0].names, request.rename)
-                executions.append(traced.execute(subject, request, iterations=min(differing) + 1, names=names))
+                executions.append(parting.execute(subject, request, iterations=min(differing) + 1, names=names))
+                if side == SIDES[0]:
+                    names = parting.names_back([*subject.parameters(), *subject.buffers()], request.rename)
         except Exception as error:
-            text = squeezed(f"{type(error).__name__}: {error}")
-            return replace(report, notes=(*report.notes, f"no trace: the model {side} raised under it: {text}"))
+            note = f"no trace: the model {side} raised under it: {_text(error)}"
+            return replace(report, notes=(*report.notes, note))
     before, after = executions
-    partings = tuple(traced.partings_of(before, after, request.rule))
-    notes = traced.notes_on(before, after, parted=bool(partings))
+    partings = tuple(parting.partings_of(before, after, request.rule))
+    notes = parting.notes_on(before, after, parted=bool(partings))
     return replace(report, partings=partings, notes=(*report.notes, *notes))
+
+
+# ------------------------------------------------------------------------------------------------ a user's file
+
+EXAMPLE = "before() and inputs(), and after(model) or after()"
+
+
+def load_file(path: Path, *, seed: int) -> dict[str, Any]:
+    """Arguments of :func:`~hashbench.tools.numeric.run_model` from a Python file with functions ``before``, ``after``
+    and ``inputs`` and, if they are there, ``loss``, ``make_optimizer``, ``RENAME`` (or a function ``rename``) and
+    ``STAGES``. The file is the user's own code; it and its functions are run in this process, each function in the
+    random state that ``seed`` gives.
+
+    ``after`` gets, if it takes an argument, a model that ``before`` builds anew, so it may change that in place.
+
+    Raises:
+        HashbenchError: there is no such file, it lacks a function, or something in it fails or returns no model.
+    """
+    names = _names_in(path)
+    make_before, make_after, make_inputs = (_function(path, names, name) for name in ("before", "after", "inputs"))
+    with preserved_rng():
+        before = _called(path, "before", make_before, seed)
+        models = [_called(path, "before", make_before, seed)] if _takes_an_argument(make_after) else []
+        after = _called(path, "after", lambda: make_after(*models), seed)
+        inputs = _called(path, "inputs", make_inputs, seed)
+    for name, model in (("before", before), ("after", after)):
+        if not callable(model):
+            what = f"{name}() returned a value of type {type(model).__name__}, which is not a model"
+            raise _unusable(path, what, "Return a torch.nn.Module.")
+    if inputs is None:
+        raise _unusable(path, "inputs() returned None", "Return a tuple, a dict or a tensor.")
+    arguments = {"model_base": before, "model_control": after, "model_input": inputs}
+    for name in ("loss", "make_optimizer", "rename"):
+        if names.get(name) is not None:
+            arguments[name] = _function(path, names, name)
+    renames, stages = names.get("RENAME"), names.get("STAGES")
+    if renames is not None and not (isinstance(renames, dict) and _are_texts([*renames, *renames.values()])):
+        raise _unusable(path, "its RENAME is not a dict of strings", 'Write: RENAME = {"name before": "name after"}.')
+    if stages is not None and not (isinstance(stages, (list, tuple, set, frozenset)) and _are_texts(stages)):
+        raise _unusable(path, "its STAGES is not a tuple of strings", 'Write: STAGES = ("outputs",).')
+    given = {"rename": renames, "stages": stages}
+    return arguments | {name: value for name, value in given.items() if value is not None}
+
+
+def _names_in(path: Path) -> Mapping[str, Any]:
+    if not path.is_file():
+        raise _unusable(path, "it does not exist", "Check the path.")
+    if path.suffix != ".py":
+        raise _unusable(path, "it is not a Python file (.py)", f"Give a Python file with {EXAMPLE}.")
+    try:
+        return vars(import_file(path))
+    except (Exception, SystemExit) as error:
+        raise _unusable(path, f"its import raised {_text(error)}", f"Try: python {path}") from error
+
+
+def _function(path: Path, names: Mapping[str, Any], name: str) -> Callable[..., Any]:
+    value = names.get(name)
+    if callable(value):
+        return value  # type: ignore[no-any-return]
+    what = f"it has no function {name}" if value is None else f"its {name} is a {type(value).__name__}, not a function"
+    raise _unusable(path, what, f"It needs {EXAMPLE}.")
+
+
+def _called(path: Path, name: str, function: Callable[[], Any], seed: int) -> Any:
+    reset_rng_state(seed)
+    try:
+        return function()
+    except (Exception, SystemExit) as error:
+        raise _unusable(path, f"{name}() raised {_text(error)}", f"Try: python -i {path}") from error
+
+
+def _takes_an_argument(function: Callable[..., Any]) -> bool:
+    try:
+        return bool(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return True
+
+
+def _are_texts(words: Any) -> bool:
+    return all(isinstance(word, str) for word in words)
+
+
+def _text(error: BaseException) -> str:
+    return squeezed(f"{type(error).__name__}: {error}")
+
+
+def _unusable(path: Path, problem: str, tip: str) -> HashbenchError:
+    return HashbenchError(f"cannot check {path}", consequence=problem, tip=tip)
