@@ -15,7 +15,7 @@ import pytest
 from hashbench import cli
 from hashbench.errors import HashbenchError
 from hashbench.processes import variables
-from hashbench.tools.pipeline import checking, config
+from hashbench.tools.pipeline import checking
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "pipeline"
@@ -137,7 +137,7 @@ def test_a_configuration_that_cannot_be_used_is_refused_in_one_line(
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / name).write_text(content, encoding="utf-8")
     with pytest.raises(HashbenchError, match=message) as caught:
-        config.load(tmp_path / name)
+        checking.load_config(tmp_path / name)
     assert "\n" not in str(caught.value)
 
 
@@ -145,7 +145,7 @@ def test_yaml_without_pyyaml_says_what_to_install(tmp_path: Path, monkeypatch: p
     monkeypatch.setitem(sys.modules, "yaml", None)
     (tmp_path / "pipeline.yaml").write_text("loader: json:loads")
     with pytest.raises(HashbenchError, match=r"pip install 'hashbench\[pipeline\]'"):
-        config.load(tmp_path / "pipeline.yaml")
+        checking.load_config(tmp_path / "pipeline.yaml")
 
 
 def test_functions_are_found_by_name_by_decorator_and_through_yaml(
@@ -164,7 +164,7 @@ def test_functions_are_found_by_name_by_decorator_and_through_yaml(
         encoding="utf-8",
     )
 
-    python, yaml = config.load(tmp_path / "parts.py"), config.load(tmp_path / "parts.yaml")
+    python, yaml = checking.load_config(tmp_path / "parts.py"), checking.load_config(tmp_path / "parts.yaml")
     assert (python.seed, python.steps, set(python.functions)) == (1337, 5, {"make_loader", "make_model", "set_seed"})
     assert (yaml.seed, yaml.steps, set(yaml.functions)) == (4, 3, {"make_loader", "make_model"})
     assert yaml.functions["make_loader"](yaml.seed) == [4, 4, 4]

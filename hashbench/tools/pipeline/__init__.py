@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 __all__ = ["forward", "loader", "loss", "model", "optimizer", "seeding"]
 
 MARK = "__hashbench_pipeline__"
-"""The attribute of a marked function that holds its name in :data:`~hashbench.tools.pipeline.config.NAMES`."""
+"""The attribute of a marked function that holds its name in :data:`~hashbench.tools.pipeline.checking.NAMES`."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -1,15 +1,10 @@
 """Two checks to a verdict: the stages at which they differ, and why; as text and JSON. Pure: imports no torch.
 
-The stages in their order, and what is compared in each:
-
-* ``environment``: machine, packages, torch's settings, and the order in which the user's modules were imported;
-* ``file list``: the set of files that the dataset lists, else of those that were opened;
-* ``order``: the dataset's own list, the indices that the sampler asked for, the files in the batches;
-* ``before transform``: samples of the same file (else of the same index), as the first transform got them;
-* ``after transform``: the same samples as they were collated, and the whole batches where their order is the same;
-* ``initial weights``, ``first output``, ``kernel`` (the first divergence of the two traces).
-
-What one of the two did not see differs from what the other saw: absent is never equal. What neither saw is ``unseen``.
+``file list`` compares the files that the dataset lists, else those that were opened; ``order`` the dataset's own list,
+the indices that the sampler asked for and the files in the batches; ``before transform`` samples of the same file (else
+of the same index) as the first transform got them; ``after transform`` the same samples as they were collated, and
+whole batches where their order is the same. What one of the two did not see differs from what the other saw: absent is
+never equal. What neither saw is ``unseen``.
 """
 
 from __future__ import annotations
@@ -19,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
+from operator import attrgetter
 from types import MappingProxyType
 
 from hashbench.divergence import find as find_divergence
@@ -27,7 +23,7 @@ from hashbench.io import to_json
 from hashbench.records import Divergence
 from hashbench.report.compare import environment_changes
 from hashbench.text import a_few
-from hashbench.tools.pipeline.observed import MOMENTS, Batch, Check, Digests, Loader, Observed, Sample, Step, moved
+from hashbench.tools.pipeline.observed import MOMENTS, Batch, Check, Observed, Sample, Step, moved
 from hashbench.tools.pipeline.reasons import Evidence, Reason, decide
 
 STAGES = (
@@ -94,15 +90,16 @@ def compare(first: Check, second: Check, *, hash_order: bool | None = None) -> V
     Raises:
         HashbenchError: they looked at different numbers of batches, or neither saw anything that can be compared.
     """
-    one, other = first.seen, second.seen
-    if one.batches.asked_for != other.batches.asked_for:
+    seen = first.seen, second.seen
+    steps = [side.batches.asked_for for side in seen]
+    if steps[0] != steps[1]:
         raise HashbenchError(
-            f"the checks are of {one.batches.asked_for} and {other.batches.asked_for} steps",
+            f"the checks are of {steps[0]} and {steps[1]} steps",
             consequence="nothing was compared",
             tip="Make both with the same `steps`.",
         )
-    pairs = _samples_in_common(one, other)
-    environment, stages, divergence = _stages(one, other, pairs)
+    pairs = _samples_in_common(*seen)
+    stages, divergence = _stages(*seen, pairs)
     if all(stage.status == UNSEEN for stage in stages):
         raise HashbenchError(
             f"neither {first.name} nor {second.name} saw anything that can be compared",
@@ -113,9 +110,10 @@ def compare(first: Check, second: Check, *, hash_order: bool | None = None) -> V
     for stage in stages:
         if stage.status == DIFFERS:
             tried = _hash_order(stage.name, first, second) if hash_order is None else hash_order
-            evidence = _evidence(stage.name, one, other, pairs or (), divergence)
+            evidence = _evidence(stage.name, *seen, pairs or (), divergence)
             findings.append(Finding(stage, decide(replace(evidence, hash_order=tried))))
-    return Verdict((environment, *stages), tuple(findings), findings[0].stage.name if findings else "", divergence)
+    all_stages = (_environment(*seen), *stages)
+    return Verdict(all_stages, tuple(findings), findings[0].stage.name if findings else "", divergence)
 
 
 # ------------------------------------------------------------------------------------------------------ samples
@@ -142,10 +140,9 @@ class _Pair:
 
     def steps_apart(self) -> tuple[Step | None, Step | None]:
         """The first transform of each whose output differs, or that is another one; ``None`` where there is none."""
-        for one, other in zip_longest(self.first.steps or (), self.second.steps or ()):
-            if one is None or other is None or (one.transform, one.after) != (other.transform, other.after):
-                return one, other
-        return None, None
+        steps = zip_longest(self.first.steps or (), self.second.steps or ())
+        form = attrgetter("transform", "after")
+        return next((pair for pair in steps if None in pair or form(pair[0]) != form(pair[1])), (None, None))
 
     def drew(self) -> tuple[str, ...]:
         """The generators that were drawn from where the two part: in the first transform that differs, else outside."""
@@ -163,10 +160,10 @@ def _samples_in_common(first: Observed, second: Observed) -> tuple[_Pair, ...] |
     where samples cannot be told apart."""
     samples = [seen.batches.samples for seen in (first, second)]
     by_file = all(samples) and all(sample.files for side in samples for sample in side)
-    one, other = (_by_name(seen, by_file=by_file) for seen in (first, second))
-    if not other:
+    named, twins = (_by_name(seen, by_file=by_file) for seen in (first, second))
+    if not twins:
         return None
-    return tuple(_Pair(name, sample, other[name][0], batch) for name, (sample, batch) in one.items() if name in other)
+    return tuple(_Pair(name, sample, twins[name][0], batch) for name, (sample, batch) in named.items() if name in twins)
 
 
 def _by_name(seen: Observed, *, by_file: bool) -> dict[str, tuple[Sample, Batch]]:
@@ -182,25 +179,13 @@ def _by_name(seen: Observed, *, by_file: bool) -> dict[str, tuple[Sample, Batch]
     return named
 
 
-def _indices(seen: Observed) -> tuple[str, ...] | None:
-    """What the dataset was asked for, in order; ``None`` where that was not seen of every sample."""
-    indices = tuple(sample.index for sample in seen.batches.samples if sample.index is not None)
-    return indices if indices and len(indices) == len(seen.batches.samples) else None
-
-
-def _opened(seen: Observed) -> tuple[str, ...] | None:
-    """The files that were opened for each sample; ``None`` where they were not seen of each one."""
-    files = [sample.files for sample in seen.batches.samples]
-    return tuple(" ".join(names or ()) for names in files) if files and None not in files else None
-
-
 # ----------------------------------------------------------------------------------------------- the single stages
 
 
 def _stages(
     first: Observed, second: Observed, pairs: Sequence[_Pair] | None
-) -> tuple[Stage, tuple[Stage, ...], Divergence | None]:
-    """The environment, all other stages in order, and the first divergence of the traces where both have one."""
+) -> tuple[tuple[Stage, ...], Divergence | None]:
+    """All stages but the environment in order, and the first divergence of the traces where both have one."""
     order = _order(first, second)
     after = _after(first, second, pairs, same_order=order.status == EQUAL)
     differing = [pair for pair in pairs or () if pair.differs(before=False)]
@@ -208,12 +193,10 @@ def _stages(
         after = replace(after, status=FOLLOWS)  # who draws for another sample, or from another worker, draws otherwise
     stages = [_files(first, second), order, _before(first, second, pairs), after, _weights(first, second)]
     kernel, divergence = _kernel(first, second)
-    earlier = any(stage.status == DIFFERS for stage in stages)
-    stages += [
-        replace(stage, status=FOLLOWS) if earlier and stage.status == DIFFERS else stage
-        for stage in (_output(first, second), kernel)
-    ]
-    return _environment(first, second), tuple(stages), divergence
+    last = [_output(first, second), kernel]
+    if any(stage.status == DIFFERS for stage in stages):
+        last = [replace(stage, status=FOLLOWS) if stage.status == DIFFERS else stage for stage in last]
+    return (*stages, *last), divergence
 
 
 def _environment(first: Observed, second: Observed) -> Stage:
@@ -225,28 +208,25 @@ def _environment(first: Observed, second: Observed) -> Stage:
             sides[-1]["PYTHONHASHSEED"] = around.hash_seed
         sides[-1]["seed of the pipeline"] = str(seen.loader.seed)
     changes = _changes(*sides)
-    imports = [seen.surroundings.imports for seen in (first, second)]
-    if imports[0] != imports[1]:
-        changes.append(_order_words("the user's modules", *imports))
+    changes += _order_words("the user's modules", first.surroundings.imports, second.surroundings.imports)
     return _stage("environment", changes)
 
 
-def _changes(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
-    changes = environment_changes([one], [other])
+def _changes(first: Mapping[str, object], second: Mapping[str, object]) -> list[str]:
+    changes = environment_changes([first], [second])
     return [f"{change.key} {change.base or 'absent'} / {change.new or 'absent'}" for change in changes]
 
 
 def _files(first: Observed, second: Observed) -> Stage:
-    one, other = (_listed(seen) for seen in (first, second))
+    name = "file list"
+    one, other = _listed(first), _listed(second)
     if one is None and other is None:
-        why = first.batches.absent.get("files") or first.loader.absent.get("listing", "")
-        return Stage("file list", UNSEEN, why or "neither check saw all files")
+        why = first.batches.absent.get("files") or first.loader.absent.get("listing")
+        return Stage(name, UNSEEN, why or "neither check saw all files")
     if one is None or other is None:
-        return Stage("file list", DIFFERS, f"only the {_which(one)} check saw the files")
-    gone, new = Counter(one) - Counter(other), Counter(other) - Counter(one)
-    sides = (("first", gone), ("second", new))
-    words = [f"only in the {which}: {a_few(sorted(names), _SHOWN)}" for which, names in sides if names]
-    return _stage("file list", words)
+        return Stage(name, DIFFERS, f"only the {_which(one)} check saw the files")
+    sides = (("first", Counter(one) - Counter(other)), ("second", Counter(other) - Counter(one)))
+    return _stage(name, [f"only in the {which}: {a_few(sorted(names), _SHOWN)}" for which, names in sides if names])
 
 
 def _listed(seen: Observed) -> tuple[str, ...] | None:
@@ -254,32 +234,31 @@ def _listed(seen: Observed) -> tuple[str, ...] | None:
     was seen; ``None`` where neither is known."""
     if seen.loader.listing is not None:
         return seen.loader.listing.files
-    if not seen.batches.exhausted or _opened(seen) is None:
+    if not seen.batches.exhausted or seen.batches.files is None:
         return None
     return tuple(file for sample in seen.batches.samples for file in sample.files or ())
 
 
 def _order(first: Observed, second: Observed) -> Stage:
     words = []
-    one, other = first.loader.listing, second.loader.listing
-    known = one is not None and other is not None
-    if one is not None and other is not None and one.files != other.files and sorted(one.files) == sorted(other.files):
-        words.append(_order_words(f"the dataset's list ({one.attribute})", one.files, other.files))
-    for what, a, b in (
-        ("indices", _indices(first), _indices(second)),
-        ("files in the batches", _opened(first), _opened(second)),
+    lists = first.loader.listing, second.loader.listing
+    known = None not in lists
+    if lists[0] is not None and lists[1] is not None and sorted(lists[0].files) == sorted(lists[1].files):
+        words += _order_words(f"the dataset's list ({lists[0].attribute})", lists[0].files, lists[1].files)
+    for what, one, other in (
+        ("indices", first.batches.indices, second.batches.indices),
+        ("files in the batches", first.batches.files, second.batches.files),
     ):
-        if (a is None) != (b is None):
-            words.append(f"only the {_which(a)} check saw the {what}")
-        elif a is not None and b is not None:
+        if (one is None) != (other is None):
+            words.append(f"only the {_which(one)} check saw the {what}")
+        elif one is not None and other is not None:
             known = True
-            words += [_order_words(what, a, b)] if a != b else []
-    if not words and not known:  # whole samples, in the order in which they came
-        return _order_of_samples(first, second)
-    return _stage("order", words)
+            words += _order_words(what, one, other)
+    return _stage("order", words) if words or known else _order_of_samples(first, second)
 
 
 def _order_of_samples(first: Observed, second: Observed) -> Stage:
+    """The order of whole samples, else of whole batches, as they came."""
     one, other = ([sample.after for sample in seen.batches.samples] for seen in (first, second))
     if not one or not other or None in one or None in other:
         one, other = ([batch.digest for batch in seen.batches.batches] for seen in (first, second))
@@ -297,7 +276,7 @@ def _before(first: Observed, second: Observed, pairs: Sequence[_Pair] | None) ->
         return Stage(name, UNSEEN, _no_pairs(first, second, pairs))
     if all(_contents(sample) == (None, None) for pair in pairs for sample in (pair.first, pair.second)):
         return Stage(name, UNSEEN, first.batches.absent.get("before", "it was not seen"))
-    return _counted(name, [str(pair) for pair in pairs if pair.differs(before=True)], len(pairs), "samples")
+    return _stage(name, _counted([str(pair) for pair in pairs if pair.differs(before=True)], len(pairs), " samples"))
 
 
 def _after(first: Observed, second: Observed, pairs: Sequence[_Pair] | None, *, same_order: bool) -> Stage:
@@ -305,51 +284,45 @@ def _after(first: Observed, second: Observed, pairs: Sequence[_Pair] | None, *, 
     if pairs and any(sample.after is not None for pair in pairs for sample in (pair.first, pair.second)):
         differing = [str(pair) for pair in pairs if pair.differs(before=False)]
         if differing or not same_order:
-            return _counted(name, differing, len(pairs), "samples")
+            return _stage(name, _counted(differing, len(pairs), " samples"))
     if not same_order:
         return Stage(name, UNSEEN, _no_pairs(first, second, pairs))
     digests = [[batch.digest for batch in seen.batches.batches] for seen in (first, second)]
     if None in digests[0] and None in digests[1]:
         return Stage(name, UNSEEN, first.batches.absent.get("digest", "it was not seen"))
     batches = list(enumerate(zip_longest(*digests, fillvalue="no batch")))
-    return _counted(name, [f"batch {number}" for number, (a, b) in batches if a != b], len(batches), "batches")
+    return _stage(name, _counted([f"batch {number}" for number, (a, b) in batches if a != b], len(batches), " batches"))
 
 
 def _weights(first: Observed, second: Observed) -> Stage:
     name = "initial weights"
-    one, other = _weights_by_name(first), _weights_by_name(second)
+    one, other = first.weights.by_name, second.weights.by_name
     if one is None and other is None:
         return Stage(name, UNSEEN, first.weights.absent.get("parameters", "they were not seen"))
     if one is None or other is None:
         return Stage(name, DIFFERS, f"only the {_which(one)} check has a model")
-    return _counted(name, _names_apart(one, other), len({**one, **other}))
-
-
-def _weights_by_name(seen: Observed) -> Digests | None:
-    """Digests of parameters and buffers by name; ``None`` where there is no model."""
-    parameters = seen.weights.parameters
-    return None if parameters is None else {**parameters, **(seen.weights.buffers or {})}
+    return _stage(name, _counted(_names_apart(one, other), len({**one, **other})))
 
 
 def _output(first: Observed, second: Observed) -> Stage:
     name = "first output"
     one, other = first.outputs.predictions, second.outputs.predictions
-    a, b = first.layers, second.layers
-    if one is None and other is None and a is None and b is None:
+    layers, other_layers = first.layers, second.layers
+    if one is None and other is None and layers is None and other_layers is None:
         return Stage(name, UNSEEN, first.outputs.absent.get("predictions", "it was not seen"))
-    if (one is None) != (other is None) or (a is None) != (b is None):
-        return Stage(name, DIFFERS, f"only the {_which(one if one != other else a)} check saw it")
+    if (one is None) != (other is None) or (layers is None) != (other_layers is None):
+        return Stage(name, DIFFERS, f"only the {_which(one if one != other else layers)} check saw it")
     words = [a_few(_names_apart(one or {}, other or {}), _SHOWN)] if one != other else []
-    if a != b:
-        words.append(f"first layer that differs: {_first_layer(a or (), b or ())}")
+    if layers != other_layers:
+        words.append(f"first layer that differs: {_first_layer(layers or (), other_layers or ())}")
     return _stage(name, words)
 
 
-def _first_layer(one: Sequence[Sequence[str]], other: Sequence[Sequence[str]]) -> str:
-    for a, b in zip(one, other, strict=False):
+def _first_layer(first: Sequence[Sequence[str]], second: Sequence[Sequence[str]]) -> str:
+    for a, b in zip(first, second, strict=False):
         if a != b:
             return f"{a[0] or 'the model itself'} ({a[1]})" if a[:2] == b[:2] else f"{a[0]} / {b[0]}"
-    return f"{len(one)} rows / {len(other)} rows"
+    return f"{len(first)} rows / {len(second)} rows"
 
 
 def _kernel(first: Observed, second: Observed) -> tuple[Stage, Divergence | None]:
@@ -375,9 +348,8 @@ def _stage(name: str, words: Sequence[str]) -> Stage:
     return Stage(name, DIFFERS, "; ".join(words)) if words else Stage(name, EQUAL)
 
 
-def _counted(name: str, differing: Sequence[str], total: int, what: str = "") -> Stage:
-    count = f"{len(differing)} of {total} {what}".rstrip()
-    return _stage(name, [f"{count}: {a_few(differing, _SHOWN)}"] if differing else [])
+def _counted(differing: Sequence[str], total: int, what: str = "") -> list[str]:
+    return [f"{len(differing)} of {total}{what}: {a_few(differing, _SHOWN)}"] if differing else []
 
 
 def _no_pairs(first: Observed, second: Observed, pairs: Sequence[_Pair] | None) -> str:
@@ -387,14 +359,14 @@ def _no_pairs(first: Observed, second: Observed, pairs: Sequence[_Pair] | None) 
     return absent.get("index") or absent.get("samples") or "single samples were not seen"
 
 
-def _order_words(what: str, one: Sequence[str], other: Sequence[str]) -> str:
-    items = enumerate(zip_longest(one, other, fillvalue="nothing"))
-    number, (a, b) = next((number, item) for number, item in items if item[0] != item[1])
-    return f"{what}: at {number} {a} / {b}"
+def _order_words(what: str, first: Sequence[str], second: Sequence[str]) -> list[str]:
+    """Where two sequences differ first; nothing where they are equal."""
+    items = enumerate(zip_longest(first, second, fillvalue="nothing"))
+    return next(([f"{what}: at {number} {a} / {b}"] for number, (a, b) in items if a != b), [])
 
 
-def _names_apart(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
-    return [name for name in {**one, **other} if one.get(name) != other.get(name)]
+def _names_apart(first: Mapping[str, object], second: Mapping[str, object]) -> list[str]:
+    return [name for name in {**first, **second} if first.get(name) != second.get(name)]
 
 
 def _which(value: object) -> str:
@@ -405,36 +377,39 @@ def _which(value: object) -> str:
 
 
 def _evidence(
-    stage: str, one: Observed, other: Observed, pairs: Sequence[_Pair], divergence: Divergence | None
+    stage: str, first: Observed, second: Observed, pairs: Sequence[_Pair], divergence: Divergence | None
 ) -> Evidence:
-    imports = [seen.surroundings.imports for seen in (one, other)]
-    sides = [seen.surroundings.machine.get("packages") for seen in (one, other)]
+    imports = [seen.surroundings.imports for seen in (first, second)]
+    sides = [seen.surroundings.machine.get("packages") for seen in (first, second)]
     evidence = Evidence(
         stage,
         imports=imports[0] != imports[1] and sorted(imports[0]) == sorted(imports[1]),
         packages=", ".join(_changes(*(side if isinstance(side, Mapping) else {} for side in sides))),
-        asked_otherwise=_asked_otherwise(stage, one.loader, other.loader),
+        asked_otherwise=_asked_otherwise(stage, first, second),
     )
     if stage == "order":
-        return _of_order(evidence, one, other)
+        return _of_order(evidence, first, second)
     if stage in ("before transform", "after transform"):
-        return _of_samples(evidence, one, other, pairs, before=stage == "before transform")
+        return _of_samples(evidence, first, second, pairs, before=stage == "before transform")
     if stage == "initial weights":
-        names = [_weights_by_name(seen) or {} for seen in (one, other)]
-        forms = [{name: word.partition(":")[0] for name, word in side.items()} for side in names]
+        forms = [
+            {name: word.partition(":")[0] for name, word in (seen.weights.by_name or {}).items()}
+            for seen in (first, second)
+        ]
         evidence = replace(evidence, names_differ=forms[0] != forms[1])
-        return _drawn_while(evidence, one, other, (_START, _IMPORTED), (_LOADER_MADE, _MODEL_MADE))
+        return _drawn_while(evidence, first, second, (_START, _IMPORTED), (_LOADER_MADE, _MODEL_MADE))
     if divergence is not None:
         return replace(evidence, origin=divergence.origin, kernel=divergence.kernel or divergence.node)
     return evidence
 
 
-def _asked_otherwise(stage: str, one: Loader, other: Loader) -> tuple[str, ...]:
+def _asked_otherwise(stage: str, first: Observed, second: Observed) -> tuple[str, ...]:
     """What the user set to another value in the two: no difference that follows from it says anything else."""
-    names = _SET_BY_USERS.get(stage, ())
-    a, b = ({name: getattr(loader, name) for name in names} for loader in (one, other))
-    if stage == "order":
-        a["generators"], b["generators"] = (sorted(loader.generators) or "none" for loader in (one, other))
+    a, b = (
+        {name: getattr(seen.loader, name) for name in _SET_BY_USERS.get(stage, ())}
+        | ({"generators": sorted(seen.loader.generators) or "none"} if stage == "order" else {})
+        for seen in (first, second)
+    )
     return tuple(f"{name} {a[name]} / {b[name]}" for name in a if a[name] != b[name])
 
 
@@ -451,48 +426,55 @@ def _hash_order(stage: str, first: Check, second: Check) -> bool | None:
     return False if by_us and len(repetitions) == 2 and all(item.repeats for item in repetitions) else None
 
 
-def _of_order(evidence: Evidence, one: Observed, other: Observed) -> Evidence:
-    indices, lists = (_indices(one), _indices(other)), (one.loader.listing, other.loader.listing)
-    by_default = one.loader.draws_by_default
+def _of_order(evidence: Evidence, first: Observed, second: Observed) -> Evidence:
+    indices = first.batches.indices, second.batches.indices
+    lists = first.loader.listing, second.loader.listing
+    by_default = first.loader.draws_by_default
     evidence = replace(
         evidence,
         same_indices=None if None in indices else indices[0] == indices[1],
         listing=lists[0] is not None and lists[1] is not None and lists[0].files != lists[1].files,
-        folder=_folder(one, other),
-        no_generator=by_default if by_default == other.loader.draws_by_default else None,
-        given_moved=moved(one.loader.generators, other.loader.generators),
+        folder=_folder(first, second),
+        no_generator=by_default if by_default == second.loader.draws_by_default else None,
+        given_moved=moved(first.loader.generators, second.loader.generators),
     )
     if evidence.same_indices is not False:
-        return _drawn_while(evidence, one, other, (_START, _IMPORTED), (_SEEDED, _LOADER_MADE))
-    drew = one.random_state.drew(_ASKED, _FIRST_MADE)
-    if one.loader.num_workers == 0:  # the transforms of the first batch drew here, too
-        inside = {name for batch in one.batches.batches[:1] for sample in batch.samples or () for name in sample.drew}
+        return _drawn_while(evidence, first, second, (_START, _IMPORTED), (_SEEDED, _LOADER_MADE))
+    drew = first.random_state.drew(_ASKED, _FIRST_MADE)
+    if first.loader.num_workers == 0:  # the transforms of the first batch drew here, too
+        samples = [sample for batch in first.batches.batches[:1] for sample in batch.samples or ()]
+        inside = {name for sample in samples for name in sample.drew}
         drew = tuple(name for name in drew if name not in inside or name == "torch")
-    return replace(evidence, moved=moved(*_states(_ASKED, one, other)), drew=drew)
+    return replace(evidence, moved=_moved_at(_ASKED, first, second), drew=drew)
 
 
-def _folder(one: Observed, other: Observed) -> str:
+def _folder(first: Observed, second: Observed) -> str:
     """A folder with the same names, that the system lists in another order."""
-    known = {folder.path: folder for folder in other.loader.folders}
-    for folder in one.loader.folders:
-        twin = known.get(folder.path)
+    twins = {folder.path: folder for folder in second.loader.folders}
+    for folder in first.loader.folders:
+        twin = twins.get(folder.path)
         if twin is not None and folder.as_set == twin.as_set and folder.in_order != twin.in_order:
             return "the folder of the files" if folder.path == "." else folder.path
     return ""
 
 
-def _drawn_while(evidence: Evidence, one: Observed, other: Observed, *spans: tuple[str, str]) -> Evidence:
+def _drawn_while(evidence: Evidence, first: Observed, second: Observed, *spans: tuple[str, str]) -> Evidence:
     """With the generators that were drawn from between two moments, and those that were in another state before."""
     drew: dict[str, None] = {}
     before: dict[str, None] = {}
     for begin, end in spans:
-        drew |= dict.fromkeys(one.random_state.drew(begin, end))
-        before |= dict.fromkeys(name for name in moved(*_states(begin, one, other)) if name in drew)
+        drew |= dict.fromkeys(first.random_state.drew(begin, end))
+        before |= dict.fromkeys(name for name in _moved_at(begin, first, second) if name in drew)
     return replace(evidence, drew=tuple(drew), moved=tuple(before))
 
 
+def _moved_at(moment: str, first: Observed, second: Observed) -> tuple[str, ...]:
+    """The global generators that were in another state at this moment."""
+    return moved(*(seen.random_state.moments.get(moment, {}) for seen in (first, second)))
+
+
 def _of_samples(
-    evidence: Evidence, one: Observed, other: Observed, pairs: Sequence[_Pair], *, before: bool
+    evidence: Evidence, first: Observed, second: Observed, pairs: Sequence[_Pair], *, before: bool
 ) -> Evidence:
     pair = next((pair for pair in pairs if pair.differs(before=before)), None)
     if pair is None:
@@ -508,17 +490,16 @@ def _of_samples(
         same_files=None if digests is None else digests == pair.second.file_digests,
         worker=pair.batch.worker,
     )
-    workers = [{worker.worker: worker for worker in seen.random_state.workers} for seen in (one, other)]
-    a, b = (side.get(pair.batch.worker) if pair.batch.worker is not None else None for side in workers)
-    if a is None or b is None:
+    workers = [
+        [worker for worker in seen.random_state.workers if worker.worker == pair.batch.worker]
+        for seen in (first, second)
+    ]
+    if not all(workers):
         return evidence
+    (a, *_), (b, *_) = workers
     at_start, initialised = moved(a.began, b.began), moved(a.initialised, b.initialised)
     by_init = tuple(name for name in initialised if name not in at_start)
     return replace(evidence, moved_at_start=at_start, moved_by_init=by_init)
-
-
-def _states(moment: str, one: Observed, other: Observed) -> tuple[Digests, Digests]:
-    return one.random_state.moments.get(moment, {}), other.random_state.moments.get(moment, {})
 
 
 # -------------------------------------------------------------------------------------------------------- words

@@ -60,7 +60,7 @@ def first_batches(
             note(_ASKED)
             iterator = iter(loader)
             while len(received) < steps:
-                with recorder.running() if recorder is not None else contextlib.nullcontext():
+                with recorder.switched(True) if recorder is not None else contextlib.nullcontext():
                     batch = next(iterator, _NO_MORE)
                 if batch is _NO_MORE:
                     exhausted = True

@@ -175,6 +175,18 @@ class Batches:
         """The samples of all batches, in order."""
         return [sample for batch in self.batches for sample in batch.samples or ()]
 
+    @property
+    def indices(self) -> tuple[str, ...] | None:
+        """What the dataset was asked for, in order; ``None`` where that was not seen of every sample."""
+        indices = tuple(sample.index for sample in self.samples if sample.index is not None)
+        return indices if indices and len(indices) == len(self.samples) else None
+
+    @property
+    def files(self) -> tuple[str, ...] | None:
+        """The files that were opened for each sample; ``None`` where they were not seen of each one."""
+        files = [sample.files for sample in self.samples]
+        return tuple(" ".join(names or ()) for names in files) if files and None not in files else None
+
 
 @dataclass(frozen=True, slots=True)
 class Weights:
@@ -183,6 +195,11 @@ class Weights:
     parameters: Digests | None
     buffers: Digests | None
     absent: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def by_name(self) -> Digests | None:
+        """Digests of both by name; ``None`` where there is no model."""
+        return None if self.parameters is None else {**self.parameters, **(self.buffers or {})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +252,6 @@ class Repetition:
 
 # ----------------------------------------------------------------------------------------------- the folder of a check
 
-
 CHECK_FILE = "check.json"
 LAYERS_FILE, TRACE_FILE = "model_inspection.csv", "trace.log"
 REPEAT_FOLDER = "repeat"
@@ -274,9 +290,6 @@ class _Manifest:
     repetition: Repetition | None
 
 
-# ------------------------------------------------------------------------------------------------------ writing
-
-
 def write_run(seen: Observed, folder: Path) -> None:
     """Write the files of one run into ``folder``, which is there. ``model_inspection.csv`` and ``trace.log`` are left
     out where the pipeline has no model."""
@@ -300,67 +313,59 @@ def _write(path: Path, value: object) -> None:
     replace_file(path, json.dumps(to_json(value), indent=1) + "\n")
 
 
-# ------------------------------------------------------------------------------------------------------ reading
-
-
 def read(folder: Path) -> Check:
     """Read the folder of a check.
 
     Raises:
         HashbenchError: it is missing, half written, damaged, or of another version.
     """
-    document = _json(folder, CHECK_FILE)
-    if not isinstance(document, dict):
-        raise _unreadable(folder, f"{CHECK_FILE} is not one")
-    if document.get("schema") != CHECK_SCHEMA:
-        version = str(document.get("schema", "none"))[:20]
-        raise _unreadable(folder, f"it has schema version {version}, this hashbench reads {CHECK_SCHEMA}")
     with _damage_refused(folder, CHECK_FILE):
+        document = _json(_file(folder, CHECK_FILE))
+        if not isinstance(document, dict):
+            raise _unreadable(folder, f"{CHECK_FILE} is not one")
+        if document.get("schema") != CHECK_SCHEMA:
+            version = str(document.get("schema", "none"))[:20]
+            raise _unreadable(folder, f"it has schema version {version}, this hashbench reads {CHECK_SCHEMA}")
         manifest = from_json(_Manifest, document, where=CHECK_FILE)
-    for name in _FILES:
-        _check_digest(folder, name, manifest.files)
     parts: dict[str, Any] = {}
-    for name, (part, kind) in _DOCUMENTS.items():
+    for name in _FILES:
+        if name not in manifest.files:
+            if name in _DOCUMENTS or (folder / name).exists():
+                raise _unreadable(folder, f"{CHECK_FILE} says nothing of {name}")
+            continue
+        path = _file(folder, name)
+        if file_digest(path) != manifest.files[name]:
+            raise _unreadable(folder, f"{name} is damaged (it is not what {CHECK_FILE} says)")
         with _damage_refused(folder, name):
-            parts[part] = from_json(kind, _json(folder, name))
-    if LAYERS_FILE in manifest.files:
-        parts["layers"] = _layers(folder)
-    if TRACE_FILE in manifest.files:
-        with _damage_refused(folder, TRACE_FILE):
-            parts["trace"] = file.read(folder / TRACE_FILE)
+            if name == TRACE_FILE:
+                parts["trace"] = file.read(path)
+            elif name == LAYERS_FILE:
+                parts["layers"] = _layers(path)
+            else:
+                part, kind = _DOCUMENTS[name]
+                parts[part] = from_json(kind, _json(path))
     return Check(str(folder), Observed(**parts), manifest.repetition)
 
 
-def _check_digest(folder: Path, name: str, files: Mapping[str, str]) -> None:
-    if name in files:
-        _check_file(folder, name)
-        if file_digest(folder / name) != files[name]:
-            raise _unreadable(folder, f"{name} is damaged (it is not what {CHECK_FILE} says)")
-    elif name in _DOCUMENTS or (folder / name).exists():
-        raise _unreadable(folder, f"{CHECK_FILE} says nothing of {name}")
-
-
-def _check_file(folder: Path, name: str) -> None:
+def _file(folder: Path, name: str) -> Path:
+    """A file of the folder, of a size that is read."""
     path = folder / name
     if not path.is_file():
         raise _unreadable(folder, f"it has no {name}" if folder.is_dir() else "it does not exist")
     if path.stat().st_size > _LARGEST:
         raise _unreadable(folder, f"{name} has more than {_LARGEST // 2**20} MiB")
+    return path
 
 
-def _layers(folder: Path) -> tuple[tuple[str, ...], ...]:
-    with _damage_refused(folder, LAYERS_FILE):
-        text = (folder / LAYERS_FILE).read_text(encoding="utf-8")
-        header, *rows = list(csv.reader(io.StringIO(text, newline=""))) or [[]]
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _layers(path: Path) -> tuple[tuple[str, ...], ...]:
+    header, *rows = list(csv.reader(io.StringIO(path.read_text(encoding="utf-8"), newline=""))) or [[]]
     if any(len(row) != len(LAYER_COLUMNS) for row in rows) or tuple(header) != LAYER_COLUMNS:
-        raise _unreadable(folder, f"{LAYERS_FILE} has other columns")
+        raise _unreadable(path.parent, f"{LAYERS_FILE} has other columns")
     return tuple(map(tuple, rows))
-
-
-def _json(folder: Path, name: str) -> Any:
-    _check_file(folder, name)
-    with _damage_refused(folder, name):
-        return json.loads((folder / name).read_text(encoding="utf-8"))
 
 
 @contextlib.contextmanager

@@ -45,71 +45,6 @@ _LONGEST_LIST = 256
 _NO_MODULES: Mapping[str, types.ModuleType] = types.MappingProxyType({})
 
 
-class Watch:
-    """Follows one loader through all processes that work for it, in the place of its ``collate_fn`` and its
-    ``worker_init_fn``, which it calls. Each process writes what it saw into a file in ``folder``."""
-
-    def __init__(self, loader: DataLoader[Any], folder: Path, *, modules: tuple[str, ...]) -> None:
-        self.folder, self.modules, self.batched = folder, modules, loader.batch_sampler is not None
-        self.collate_fn, self.worker_init_fn = loader.collate_fn, loader.worker_init_fn
-        self.recorder: Recorder | None = None
-        """That of this process, where it watches."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "recorder": None}
-
-    def begin(self, worker: int, dataset: Any) -> Recorder:
-        """Watch this process from now on."""
-        mine = {name: sys.modules[name] for name in self.modules if name in sys.modules}
-        self.recorder = Recorder(self.folder, worker, dissect(dataset, mine))
-        return self.recorder
-
-    def initialise(self, worker: int) -> None:
-        """In a worker: call the user's ``worker_init_fn``, and begin to watch."""
-        info = get_worker_info()
-        began = global_state_digests()
-        if self.worker_init_fn is not None:
-            self.worker_init_fn(worker)
-        recorder = self.begin(worker, None if info is None else info.dataset)
-        recorder.write(worker=Worker(worker, began, global_state_digests()))
-        recorder.start()
-
-    def collate(self, samples: Any) -> Any:
-        """What the user's ``collate_fn`` makes of samples; they and the batch are looked at."""
-        recorder = self.recorder
-        if recorder is None:
-            return self.collate_fn(samples)
-        with recorder.paused():
-            listed = list(samples) if self.batched and isinstance(samples, (list, tuple)) else [samples]
-            after = [content_digest(sample) for sample in listed]
-        batch = self.collate_fn(samples)
-        with recorder.paused():
-            recorder.batch_done(after, content_digest(batch))
-        return batch
-
-
-@contextlib.contextmanager
-def watched(loader: Any, folder: Path, *, modules: tuple[str, ...]) -> Iterator[Recorder | None]:
-    """The recorder of this process where it makes the batches itself. The loader's two functions are put back at the
-    end."""
-    if not isinstance(loader, DataLoader):
-        yield None
-        return
-    watch = Watch(loader, folder, modules=modules)
-    loader.collate_fn = watch.collate
-    if loader.num_workers:
-        loader.worker_init_fn = watch.initialise
-    else:
-        watch.begin(MAIN_PROCESS, loader.dataset)
-    try:
-        yield watch.recorder
-    finally:
-        loader.collate_fn, loader.worker_init_fn = watch.collate_fn, watch.worker_init_fn
-
-
-# ---------------------------------------------------------------------------------------------------- one process
-
-
 @dataclass
 class _Call:
     """A call that has not returned: a sample being made (``name`` empty) or a transform at work."""
@@ -145,60 +80,76 @@ class _SampleInMaking:
 
 
 class Recorder:
-    """What one process saw. ``start`` and ``stop`` switch it."""
+    """Watches the processes that work for one loader, each by a copy of its own, in the place of the loader's
+    ``collate_fn`` and ``worker_init_fn``, which it calls. What a process does while it is switched on there goes into a
+    file in ``folder``."""
 
-    def __init__(self, folder: Path, worker: int, anatomy: Anatomy) -> None:
-        self.path, self.anatomy = folder / f"{worker}.jsonl", anatomy
-        self._worker = None if worker == MAIN_PROCESS else worker
+    def __init__(self, loader: DataLoader[Any], folder: Path, *, modules: tuple[str, ...]) -> None:
+        self.folder, self.modules, self.batched = folder, modules, loader.batch_sampler is not None
+        self.collate_fn, self.worker_init_fn = loader.collate_fn, loader.worker_init_fn
+        self.anatomy = Anatomy()
+        self._worker: int | None = None
+        """The number of this process, where it is watched."""
         self._batches = 0
         self._samples: list[Sample] = []
         self._stack: list[_Call] = []
         self._sample: _SampleInMaking | None = None
         self._is_on = False
+
+    def begin(self, worker: int, dataset: Any) -> None:
+        """Watch this process from now on, where it is switched on."""
+        mine = {name: sys.modules[name] for name in self.modules if name in sys.modules}
+        self._worker, self.anatomy = worker, dissect(dataset, mine)
         sys.addaudithook(self._audited)  # cannot be taken away; silent while this is off
 
-    def start(self) -> None:
-        """See calls from now on."""
-        self._is_on = True
-        sys.setprofile(self._profiled)
+    def initialise(self, worker: int) -> None:
+        """In a worker: call the user's ``worker_init_fn``, and begin to watch."""
+        info = get_worker_info()
+        began = global_state_digests()
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker)
+        self.begin(worker, None if info is None else info.dataset)
+        self._write(worker=Worker(worker, began, global_state_digests()))
+        self._switch(True)
 
-    def stop(self) -> None:
-        """See nothing any more."""
-        self._is_on = False
-        sys.setprofile(None)
+    def collate(self, samples: Any) -> Any:
+        """What the user's ``collate_fn`` makes of samples; they and the batch are looked at."""
+        if self._worker is None:
+            return self.collate_fn(samples)
+        with self.switched(False):
+            listed = list(samples) if self.batched and isinstance(samples, (list, tuple)) else [samples]
+            after = [content_digest(sample) for sample in listed]
+        batch = self.collate_fn(samples)
+        with self.switched(False):
+            self._batch_done(after, content_digest(batch))
+        return batch
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """A context in which calls are seen."""
-        self.start()
-        try:
-            yield
-        finally:
-            self.stop()
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """A context in which the recorder's own work is not seen."""
+    def switched(self, is_on: bool) -> Iterator[None]:
+        """A context in which calls are seen, or, where this process does its own work, are not."""
         was_on = self._is_on
-        self.stop()
+        self._switch(is_on)
         try:
             yield
         finally:
-            if was_on:
-                self.start()
+            self._switch(was_on)
 
-    def write(self, **entry: object) -> None:
-        """Append a line to this process's file."""
-        with self.path.open("a", encoding="utf-8") as file:
+    def _switch(self, is_on: bool) -> None:
+        self._is_on = is_on
+        sys.setprofile(self._profiled if is_on else None)
+
+    def _write(self, **entry: object) -> None:
+        with (self.folder / f"{self._worker}.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(to_json(entry)) + "\n")
 
-    def batch_done(self, after: list[str | None], digest: str | None) -> None:
+    def _batch_done(self, after: list[str | None], digest: str | None) -> None:
         """Note a batch with what is known of its samples; ``after`` has one digest for each."""
         made, self._samples = self._samples, []
         if len(made) != len(after):  # made all at once, or yielded: only the whole samples are seen
             made = [Sample() for _ in after]
         samples = tuple(replace(sample, after=whole) for sample, whole in zip(made, after, strict=True))
-        self.write(batch=Batch(self._batches, digest, self._worker, samples))
+        worker = None if self._worker == MAIN_PROCESS else self._worker
+        self._write(batch=Batch(self._batches, digest, worker, samples))
         self._batches += 1
 
     # ------------------------------------------------------------------------------------------------ the hooks
@@ -258,6 +209,25 @@ class Recorder:
             return
         self._sample = None
         self._samples.append(sample.made(drew))
+
+
+@contextlib.contextmanager
+def watched(loader: Any, folder: Path, *, modules: tuple[str, ...]) -> Iterator[Recorder | None]:
+    """The recorder of this process where it makes the batches itself. The loader's two functions are put back at the
+    end."""
+    if not isinstance(loader, DataLoader):
+        yield None
+        return
+    recorder = Recorder(loader, folder, modules=modules)
+    loader.collate_fn = recorder.collate
+    if loader.num_workers:
+        loader.worker_init_fn = recorder.initialise
+    else:
+        recorder.begin(MAIN_PROCESS, loader.dataset)
+    try:
+        yield None if loader.num_workers else recorder
+    finally:
+        loader.collate_fn, loader.worker_init_fn = recorder.collate_fn, recorder.worker_init_fn
 
 
 def _arguments(frame: types.FrameType, code: types.CodeType) -> list[Any]:

@@ -27,8 +27,7 @@ from hashbench.run.rng import global_state_digests
 from hashbench.run.settings import settings
 from hashbench.run.workload import map_tensors, mean_of_outputs
 from hashbench.tools.pipeline import observed
-from hashbench.tools.pipeline.checking import ANSWER_FILE
-from hashbench.tools.pipeline.config import Config, load
+from hashbench.tools.pipeline.checking import ANSWER_FILE, Config, load_config
 from hashbench.tools.pipeline.loading import facts_of, first_batches, folders_in, given_generators, listed_folders
 from hashbench.tools.pipeline.observed import (
     Batches,
@@ -67,7 +66,7 @@ def observe(path: Path, *, hash_seed: str, hash_seed_by: str) -> Observed:
     known = set(sys.modules)
     with listed_folders() as listed:
         with _part_named(path, "its import"):
-            config = load(path)
+            config = load_config(path)
         modules = _modules_of_users(known)
         note("imported")
         set_seed = config.functions.get("set_seed")
@@ -228,7 +227,9 @@ def first_steps(
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-        _note(trace, f"output.{step}", output)
+        with contextlib.suppress(NotComparableError):  # said in the outputs' own file
+            for name, value in flatten(output, f"output.{step}"):
+                trace.add_result(name, value)
         if loss is not None:
             losses.append(repr(float(loss.detach())))
             trace.add_result(f"loss.{step}", loss.detach())
@@ -258,12 +259,6 @@ def _shown(value: Any, *, most: int = 10) -> tuple[str, ...]:
     if not isinstance(value, torch.Tensor):
         return (repr(value)[:200],)
     return tuple(repr(number) for number in value.detach().reshape(-1)[:most].cpu().tolist())
-
-
-def _note(trace: HashDebugTrace, name: str, output: Any) -> None:
-    with contextlib.suppress(NotComparableError):  # said in the outputs' own file
-        for leaf, value in flatten(output, name):
-            trace.add_result(leaf, value)
 
 
 # ---------------------------------------------------------------------------------------- what the pipeline leaves out
