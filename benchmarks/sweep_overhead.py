@@ -10,6 +10,7 @@ from pathlib import Path
 from benchmarks.table import Table, against
 from hashbench.records import RunOptions
 from hashbench.suites import registry
+from hashbench.sweep.executors.local import LocalExecutor
 from hashbench.sweep.run import run_sweep
 
 GOAL = 1.5
@@ -22,7 +23,11 @@ def measure() -> list[Table]:
     with tempfile.TemporaryDirectory(prefix="hashbench-bench-") as folder:
         begin = time.perf_counter()
         found = run_sweep(
-            specs, RunOptions(mode="inference", batch_size=1), output=Path(folder) / "sweep", environment={}
+            specs,
+            RunOptions(mode="inference", batch_size=1),
+            output=Path(folder) / "sweep",
+            environment={},
+            executor=LocalExecutor(),
         )
         whole = time.perf_counter() - begin
     overheads = [row.overhead_seconds for row in found.rows if row.overhead_seconds is not None]

@@ -126,11 +126,14 @@ def do_kill_ray_worker(*_):
     time.sleep(FOR_EVER)
 
 
-def executor(address: str, **arguments):
+def executor(address: str, **asked):
     """One whose machines do without torch."""
+    from hashbench.suites.selection import Selection
     from hashbench.sweep.executors.ray import RayExecutor
+    from hashbench.sweep.request import RayCluster, SweepRequest
 
-    return RayExecutor(address=address, preload=(), fingerprint="ray_targets:fingerprint", **arguments)
+    request = SweepRequest(Selection(), RunOptions(), Path(), cluster=RayCluster(address, **asked))
+    return RayExecutor(request, specs=(), preload=(), fingerprint="ray_targets:fingerprint")
 
 
 def main(arguments: list[str]) -> int:
@@ -161,7 +164,7 @@ def print_problem_of_an_older_ray(address: str) -> None:
     """What a machine with an older Ray has to say when it joins the cluster."""
     import ray
 
-    from hashbench.sweep.executors import ray_cluster
+    from hashbench.sweep.executors.ray import print_problem
 
     ray.__version__ = "1.0"
-    ray_cluster.print_problem(address)
+    print_problem(address)

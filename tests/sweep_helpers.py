@@ -21,17 +21,16 @@ from hashbench.sweep.run import run_sweep
 SCRIPT = Path(sweep_targets.__file__)
 
 
-def sweep(specs, output, *, options=RunOptions(), jobs=1, environment=None, **arguments):  # noqa: B008 – frozen
+def sweep(specs, output, *, options=RunOptions(), environment=None, executor=None, **more):  # noqa: B008 – frozen
     """``run_sweep`` with the stand-ins and a fork server that starts at once."""
+    workers = {name: more.pop(name) for name in ("jobs", "memory_mib") if name in more}
     return run_sweep(
         specs,
         options,
         output=output,
         environment={"key": "e1"} if environment is None else environment,
-        jobs=jobs,
-        target="sweep_targets:run_model",
-        executor=arguments.pop("executor", None) or LocalExecutor(jobs=jobs, preload=()),
-        **arguments,
+        executor=executor or LocalExecutor(preload=(), **workers),
+        **{"target": "sweep_targets:run_model", **more},
     )
 
 

@@ -31,7 +31,7 @@ from hashbench.records import RunOptions
 from hashbench.results.rows import read_rows
 from hashbench.suites.registry import catalog
 from hashbench.sweep.executors.local import LocalExecutor
-from hashbench.sweep.run import ModelFinished, ModelStarted, SweepOpened, run_sweep
+from hashbench.sweep.run import DEFAULT_TARGET, ModelFinished, ModelStarted, SweepOpened
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_two_jobs_run_two_models_at_once(output):
 def test_one_job_runs_one_model_at_a_time(output):
     """The first one waits in vain for another; the second one finds the first one's mark."""
     only_the_first = OwnTimes({"a": 1.0})
-    result = sweep([spec("a", "meet"), spec("b", "meet")], output, jobs=1, timeout=120, executor=only_the_first)
+    result = sweep([spec("a", "meet"), spec("b", "meet")], output, timeout=120, executor=only_the_first)
     assert [row.accuracy for row in result.rows] == ["timeout", "pass"]
 
 
@@ -271,14 +271,7 @@ def test_the_handler_of_ctrl_c_is_put_back(output):
 
 def test_a_target_that_cannot_be_imported_is_one_error_and_no_row(output):
     with pytest.raises(HashbenchError, match=r"cannot import no_such_module: ModuleNotFoundError.*no model was run"):
-        run_sweep(
-            [spec("a")],
-            RunOptions(),
-            output=output,
-            environment={},
-            target="no_such_module:run",
-            executor=LocalExecutor(preload=()),
-        )
+        sweep([spec("a")], output, target="no_such_module:run")
     assert names_in_csv(output) == []
     assert names_in_csv(output) != [row.name for row in sweep([spec("a")], output, resume=True).rows]
 
@@ -286,7 +279,7 @@ def test_a_target_that_cannot_be_imported_is_one_error_and_no_row(output):
 @pytest.mark.slow
 def test_a_real_model_goes_through_the_real_runner(output):
     models = [model for model in catalog("torchvision") if model.name == "mobilenet_v3_small"]
-    row = run_sweep(models, RunOptions(threads=1), output=output, environment={"key": "e1"}).rows[0]
+    row = sweep(models, output, options=RunOptions(threads=1), target=DEFAULT_TARGET, executor=LocalExecutor()).rows[0]
     assert (row.name, row.accuracy, row.error) == ("mobilenet_v3_small", "pass", "")
     assert row.ops > 100
     assert 0 < row.overhead_seconds < 8  # about 0.1 on an idle machine; an interpreter without the server takes 8

@@ -133,7 +133,7 @@ def test_without_an_earlier_sweep_the_parameters_tell_of_memory(output):
             super().submit(task)
 
     models = [spec("small", parameters=2**20), spec("unknown"), spec("giant", parameters=2**32)]
-    sweep(models, output, executor=Noting(jobs=2, preload=()), jobs=2, memory_mib=50_000)
+    sweep(models, output, executor=Noting(jobs=2, preload=(), memory_mib=50_000))
     assert [(task.spec.name, task.memory_mib, task.alone) for task in tasks] == [
         ("giant", 66136.0, True),
         ("small", 616.0, False),

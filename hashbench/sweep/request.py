@@ -34,20 +34,26 @@ _LOOKED_AT = 50
 
 @dataclass(frozen=True, slots=True)
 class RayCluster:
-    """What ``executor="ray"`` is asked for; fields as the arguments of
-    :class:`hashbench.sweep.executors.ray.RayExecutor` (``patience`` of ``None``: its default)."""
+    """What ``executor="ray"`` is asked for.
+
+    ``address`` is ``HOST:PORT`` of a cluster that runs, or ``auto`` for the one that runs here; empty: the one that
+    ``RAY_ADDRESS`` names, else one of this machine is started. ``gpus`` is what a task asks of Ray's resource ``GPU``
+    (``None``: 1 unless the device is ``cpu``), ``resources`` are custom ones by name. ``patience`` is how many seconds
+    to wait for a machine that can run a task.
+    """
 
     address: str = ""
     gpus: float | None = None
     resources: Mapping[str, float] = field(default_factory=dict)
-    patience: float | None = None
+    patience: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class SweepRequest:
     """What one sweep is asked for. Fields without a word here are as in :func:`hashbench.sweep.run.run_sweep`.
 
-    ``jobs`` of ``None``: one model at a time, or as many as the ``cluster`` can run (``None``: on this machine).
+    ``jobs`` of ``None``: one model at a time, or as many as the ``cluster`` can run. ``memory_mib``: what the models
+    that run at once may be expected to take of this machine's memory together; ``None``: most of what is free.
     ``times_from``: the sweep that tells how long each model takes; ``None``: the newest one nearby where several run.
     """
 
@@ -90,10 +96,8 @@ def run(
     with _executor_elsewhere(request, specs) as cluster:
         # Where others run the models, this machine need not have the device; each of theirs tells its own.
         devices = local_devices(options.device if cluster is None else "cpu")
-        executor = cluster
-        if devices.assignments:
+        if cluster is None:
             options = replace(options, device=devices.device)
-            executor = LocalExecutor(jobs=request.jobs or 1, devices=devices.assignments)
         for note in (*devices.notes, *filter(None, [fingerprints.digests_note(devices.environment)])):
             on_note(note)
         return run_sweep(
@@ -101,15 +105,14 @@ def run(
             options,
             output=request.output,
             environment={**devices.environment, "command_line": list(request.command_line)},
+            executor=cluster
+            or LocalExecutor(jobs=request.jobs or 1, devices=devices.assignments, memory_mib=request.memory_mib),
             timeout=request.timeout,
-            jobs=request.jobs or 1,
             resume=request.resume,
             on_event=on_event,
             partition=request.selection.partition(catalog),
             earlier=_earlier(request, specs, options),
-            memory_mib=request.memory_mib,
             retries=request.retries,
-            executor=executor,
         )
 
 
@@ -170,12 +173,12 @@ def local_devices(device: str) -> LocalDevices:
 # ------------------------------------------------------------------------- time and memory estimates from a past sweep
 
 
-def _earlier(request: SweepRequest, specs: Sequence[ModelSpec], options: RunOptions) -> EarlierSweep | None:
+def _earlier(request: SweepRequest, specs: Sequence[ModelSpec], options: RunOptions) -> EarlierSweep:
     """The sweep that tells how long each model takes. One worker at a time runs the models in their own order."""
     if request.times_from is not None:
         return read_estimates(request.times_from, mode=options.mode, device=options.device)
     if (request.jobs or 1) == 1 and request.executor == LOCAL:
-        return None
+        return EarlierSweep()
     models = {(spec.suite, spec.name) for spec in specs}
     return newest_before(request.output, models=models, mode=options.mode, device=options.device)
 

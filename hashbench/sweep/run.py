@@ -22,7 +22,6 @@ from hashbench.processes import Interrupts, describe_end, last_words
 from hashbench.records import ModelSpec, Row, RunOptions
 from hashbench.results.folder import Partition, ResultsFolder, describe_differences, file_key, manifest_of
 from hashbench.sweep.executors import Executor, Resources, Task, TaskResult
-from hashbench.sweep.executors.local import LocalExecutor
 from hashbench.sweep.schedule import EarlierSweep, Schedule, Start, longest_first
 
 DEFAULT_TARGET = "hashbench.check.model:run_model"
@@ -111,15 +110,13 @@ def run_sweep(
     *,
     output: Path,
     environment: Mapping[str, Any],
+    executor: Executor,
     timeout: float = 2000.0,
-    jobs: int = 1,
     resume: bool = False,
     on_event: Callable[[Event], object] = lambda _: None,
     target: str = DEFAULT_TARGET,
-    executor: Executor | None = None,
     partition: Partition = Partition(),  # noqa: B008 – frozen
-    earlier: EarlierSweep | None = None,
-    memory_mib: float | None = None,
+    earlier: EarlierSweep = EarlierSweep(),  # noqa: B008 – frozen
     retries: int = 1,
 ) -> SweepResult:
     """Run every model of ``specs`` in a process of its own and leave one row each in ``output``.
@@ -129,16 +126,13 @@ def run_sweep(
         options: how to run them; without ``threads``, as many as the executor gives each worker.
         output: the results folder; created with its parents.
         environment: content of ``environment.json``; its ``key`` becomes the ``env`` of rows that have none.
+        executor: where models run; closed at the end.
         timeout: seconds that one model may take, with the start of its process.
-        jobs: how many models run at once.
         resume: keep the rows that are in ``output`` and run the others.
         on_event: told what happens, in this thread.
         target: the function ``(ModelSpec, RunOptions) -> Row`` that workers call, as ``module:function``.
-        executor: where models run; by default ``jobs`` processes of this machine.
         partition: which part of which selection ``specs`` are.
         earlier: their times and memory in an earlier sweep; where several run at once, the longest starts first.
-        memory_mib: of the machine's memory, what all workers may be expected to take together; by default what the
-            executor offers.
         retries: how often a model that was killed, crashed or ran out of memory beside others runs again, alone.
 
     Raises:
@@ -146,10 +140,7 @@ def run_sweep(
         SweepInterrupted: Ctrl-C.
     """
     folder = ResultsFolder(output)
-    workers = executor or LocalExecutor(jobs=jobs)
-    resources = workers.resources
-    if memory_mib is not None:
-        resources = replace(resources, memory_mib=memory_mib)
+    resources = executor.resources
     threads = resources.threads if options.threads is None else options.threads
     keyed = _by_key(specs, options.mode)
     with Interrupts() as interrupts, folder.claimed(resume=resume):
@@ -157,14 +148,14 @@ def run_sweep(
             specs=keyed,
             options=replace(options, output=str(folder.path), threads=threads),
             folder=folder,
-            executor=workers,
+            executor=executor,
             resources=resources,
             interrupts=interrupts,
             on_event=on_event,
             environment_key=str(environment.get("key", "")),
             target=target,
             timeout=timeout,
-            earlier=earlier or EarlierSweep(),
+            earlier=earlier,
             retries=retries,
         )
         sweep.open(environment, partition)

@@ -77,7 +77,7 @@ def test_where_no_device_can_be_assigned_all_stays_as_it_was(
 ) -> None:
     sweeps = Sweeps(monkeypatch, tmp_path, {"device": {"type": device, "each": [{"name": "M3"}]}})
     assert run("-d", device) == 0
-    assert (sweeps.options.device, sweeps.executor) == (device, None)
+    assert (sweeps.options.device, sweeps.visible) == (device, [])
 
 
 def test_what_is_not_used_and_what_does_not_count_is_said_once(

@@ -33,7 +33,6 @@ def swept(
             RunOptions(device="cuda", threads=1),
             output=output / "results",
             environment={"key": "e1"},
-            jobs=executor.capacity,
             target=f"device_targets:{target}",
             executor=executor,
             **more,

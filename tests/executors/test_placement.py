@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hashbench.sweep.executors.ray_cluster import Demand, Node, able, capacity, settled, tasks_at_once
+from hashbench.sweep.executors.ray import Demand, Node, able, capacity, settled, tasks_at_once
 
 SMALL = Node("s", "10.0.0.1", {"CPU": 2, "memory": 1000})
 LARGE = Node("l", "10.0.0.2", {"CPU": 8, "memory": 4000, "GPU": 2, "hashbench_cuda": 1})

@@ -26,7 +26,8 @@ from hashbench.cli import main
 from hashbench.errors import HashbenchError
 from hashbench.io import PACKAGE_PARENT
 from hashbench.records import RunOptions
-from hashbench.sweep.executors import Task, ray_cluster
+from hashbench.sweep.executors import Task
+from hashbench.sweep.executors import ray as ray_executor
 from hashbench.sweep.run import run_sweep
 
 pytestmark = pytest.mark.slow
@@ -52,7 +53,7 @@ def cluster():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        patch.setenv("PYTHONPATH", str(TESTS))
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), PACKAGE_PARENT]))
         from ray.cluster_utils import Cluster
 
         made = Cluster(
@@ -373,31 +374,29 @@ def test_without_ray_the_extra_is_named(tmp_path):
 
 @needs_ray
 def test_a_cluster_of_another_version_is_refused_in_one_line(cluster, monkeypatch):
-    monkeypatch.setattr(ray_cluster, "_REHEARSAL", "ray_targets:print_problem_of_an_older_ray")
+    monkeypatch.setattr(ray_executor, "_REHEARSAL", "ray_targets:print_problem_of_an_older_ray")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(ray_targets.__file__).parent), PACKAGE_PARENT]))
     with pytest.raises(HashbenchError, match=r"cannot join .* RuntimeError: Version mismatch: .*Ray: 1\.0") as caught:
-        ray_cluster.connect(cluster.address)
+        ray_executor.connect(cluster.address)
     assert "\n" not in str(caught.value)
 
 
 @needs_ray
 def test_what_listens_but_is_no_ray_is_given_up_in_time(monkeypatch):
-    monkeypatch.setattr(ray_cluster, "CONNECT_SECONDS", 2.0)
+    monkeypatch.setattr(ray_executor, "CONNECT_SECONDS", 2.0)
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         pytest.raises(HashbenchError, match="did not answer as Ray within 2 s"),
     ):
-        ray_cluster.connect(f"127.0.0.1:{server.getsockname()[1]}")
+        ray_executor.connect(f"127.0.0.1:{server.getsockname()[1]}")
 
 
 @needs_ray
 def test_a_file_that_would_land_outside_the_results_folder_is_refused(tmp_path):
-    from hashbench.sweep.executors.ray import _write_files
-
     options = RunOptions(output=str(tmp_path / "results"))
     spec = ray_targets.spec("a", notes=tmp_path)
     task = Task("a", spec, options, "m:f", row_path=str(tmp_path / "results/rows/a.json"), log_path="", timeout=1)
-    _write_files(task, {"logs/a.log": b"x"})
+    ray_executor._write_files(task, {"logs/a.log": b"x"})
     with pytest.raises(ValueError, match="a file called"):
-        _write_files(task, {"../elsewhere": b"x"})
+        ray_executor._write_files(task, {"../elsewhere": b"x"})
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["a.log"]

@@ -32,9 +32,10 @@ from hashbench.results.folder import file_key
 from hashbench.results.load import load_sweep
 from hashbench.results.rows import EXPECTED_COLUMNS, read_rows, row_to_json
 from hashbench.run import environment
+from hashbench.sweep import request
 from hashbench.sweep import run as sweeping
 from hashbench.sweep.executors import Resources, Task, TaskResult
-from hashbench.sweep.worker import load_target
+from hashbench.sweep.executors.local import load_target
 from hashbench.text import five_lines
 from hashbench.tools.audit import report as audit_report
 from hashbench.tools.audit.rows import rows_of_sweeps
@@ -366,7 +367,7 @@ def known_environment(*_: Any, **__: Any) -> dict[str, Any]:
 def sweeps_here() -> Iterator[None]:
     """Sweeps run their models in this process, on a machine that is always the same."""
     with (
-        mock.patch.object(sweeping, "LocalExecutor", InThisProcess),
+        mock.patch.object(request, "LocalExecutor", InThisProcess),
         mock.patch.object(environment, "collect_in_child", known_environment),
     ):
         yield

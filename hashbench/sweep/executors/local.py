@@ -2,11 +2,19 @@
 interpreter takes 8 s).
 
 The server outlives the executor, so that a second sweep of the same process starts at once; it ends with that process.
+A worker is disposable: it leads its own process group, leaves Ctrl-C to its parent, dies with it, even when that
+is killed, and prints into its own log. Its row appears under its final name only when it is whole and on disk.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import errno
+import faulthandler
+import gc
+import importlib
+import json
 import multiprocessing
 import os
 import signal
@@ -19,14 +27,16 @@ from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import psutil
 
-from hashbench.devices.visibility import DeviceAssignment
+from hashbench.devices.visibility import WORKSPACE_VARIABLE, DeviceAssignment, workspace_config, workspace_conflict
 from hashbench.errors import HashbenchError
-from hashbench.processes import end_family, variables
-from hashbench.sweep import worker
+from hashbench.io import replace_file
+from hashbench.processes import end_family, end_with, exit_at_once, uncollected, variables
+from hashbench.records import ModelSpec, Row, RunOptions
+from hashbench.results.rows import row_to_json
 from hashbench.sweep.executors import Resources, Task, TaskResult
 
 DEFAULT_PRELOAD = ("torch", "torch._dynamo", "torchvision", "hashbench.check.model", "hashbench.suites.torchvision")
@@ -37,22 +47,12 @@ WORKER_VARIABLES: Mapping[str, str] = types.MappingProxyType({"OMP_WAIT_POLICY":
 """What the server has in its environment unless the caller set it. OpenMP threads that wait sleep instead of spinning:
 on a machine that also does something else that is several times faster. It does not change what is computed."""
 
-SHARE_OF_MEMORY = 0.9
+_SHARE_OF_MEMORY = 0.9
 """Of the memory that is available at the start: what workers may be expected to take together."""
 
-LAST_WAIT = 10.0
+_LAST_WAIT = 10.0
 """Seconds that a killed process gets to vanish; only one stuck in the kernel needs longer."""
 
-_MIB = 2**20
-_CONTROL_GROUPS = (
-    # (limit, use, what counts as used but is given back when asked for), of version 2 and of version 1
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "inactive_file"),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        "total_inactive_file",
-    ),
-)
 _preloaded: tuple[str, ...] | None = None
 """What the server that runs has imported."""
 
@@ -63,10 +63,7 @@ class _Running:
     process: ForkServerProcess
     reports: Connection
     started: float
-
-    @property
-    def deadline(self) -> float:
-        return self.started + self.task.timeout
+    deadline: float
 
 
 class LocalExecutor:
@@ -75,13 +72,20 @@ class LocalExecutor:
     ``preload`` names the modules that the fork server imports; one that it cannot import is left to the workers.
     ``devices`` are the accelerators that workers are given (:func:`hashbench.devices.visibility.assignments`). Neither
     this process nor the fork server ever asks for a device: a process that is forked from one in which CUDA has started
-    cannot use it.
+    cannot use it. ``memory_mib`` is what several workers may be expected to take together (by default most of what is
+    free).
     """
 
     def __init__(
-        self, *, jobs: int = 1, preload: Sequence[str] = DEFAULT_PRELOAD, devices: Sequence[DeviceAssignment] = ()
+        self,
+        *,
+        jobs: int = 1,
+        preload: Sequence[str] = DEFAULT_PRELOAD,
+        devices: Sequence[DeviceAssignment] = (),
+        memory_mib: float | None = None,
     ) -> None:
         self.capacity = jobs
+        self._memory_mib = memory_mib
         self._devices = tuple(devices)
         self._preload = tuple(preload)
         self._context = multiprocessing.get_context("forkserver")
@@ -94,16 +98,14 @@ class LocalExecutor:
         if self.capacity == 1:
             return Resources(devices=self._devices)
         slots = divided(cores(), workers=self.capacity)
-        memory = SHARE_OF_MEMORY * available_memory_mib()
+        memory = _SHARE_OF_MEMORY * available_memory_mib() if self._memory_mib is None else self._memory_mib
         return Resources(threads=len(slots[0]), slots=slots, memory_mib=memory, devices=self._devices)
 
     def start(self, *, target: str) -> None:
         """Start the fork server, if it does not run yet, and let a first process import ``target``."""
-        try:
+        with _described_failures():
             _start_server(self._preload)
-            process, reports = self._spawn(worker.probe, target)
-        except (OSError, EOFError) as error:
-            raise _no_workers(error) from error
+            process, reports = self._spawn(_probe, target)
         try:
             connection.wait([reports, process.sentinel])
             problem = _last_report(reports)
@@ -120,11 +122,9 @@ class LocalExecutor:
     def submit(self, task: Task) -> None:
         """Fork a worker for ``task``."""
         started = time.monotonic()
-        try:
-            process, reports = self._spawn(worker.run, task)
-        except (OSError, EOFError) as error:
-            raise _no_workers(error) from error
-        self._running.append(_Running(task=task, process=process, reports=reports, started=started))
+        with _described_failures():
+            process, reports = self._spawn(_run_worker, task)
+        self._running.append(_Running(task, process, reports, started, deadline=started + task.timeout))
 
     def wait(self) -> tuple[TaskResult, ...]:
         """Sleep until a worker ends or its time is up."""
@@ -160,7 +160,7 @@ class LocalExecutor:
         end_family(process.pid, running=process.exitcode is None)
         if process.exitcode is None:
             process.kill()  # a worker killed in its first instants has no group of its own yet
-            process.join(LAST_WAIT)
+            process.join(_LAST_WAIT)
         self._running.remove(running)
         ended = TaskResult(
             task=running.task,
@@ -173,12 +173,17 @@ class LocalExecutor:
         return ended
 
 
-def _no_workers(error: Exception) -> HashbenchError:
-    return HashbenchError(
-        "cannot start a worker process",
-        consequence=f"its fork server failed ({type(error).__name__}: {error})",
-        tip="See the messages above it; if memory is short, use fewer --jobs. Rows that are written can be resumed.",
-    )
+@contextlib.contextmanager
+def _described_failures() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, EOFError) as error:
+        raise HashbenchError(
+            "cannot start a worker process",
+            consequence=f"its fork server failed ({type(error).__name__}: {error})",
+            tip="See the messages above it; if memory is short, use fewer --jobs. "
+            "Rows that are written can be resumed.",
+        ) from error
 
 
 def _start_server(preload: tuple[str, ...]) -> None:
@@ -187,21 +192,16 @@ def _start_server(preload: tuple[str, ...]) -> None:
     if _preloaded != preload:
         server._stop()  # does nothing where none runs; a running one cannot preload anything more
     _preloaded = preload
-    forkserver.set_forkserver_preload([worker.__name__])
+    forkserver.set_forkserver_preload([__name__])
     resource_tracker.ensure_running()  # first, because it unblocks SIGINT
     # OpenMP reads its variables once, when torch is loaded: the server must be born with them.
     kept = {**WORKER_VARIABLES, **_caller_path()}
-    asked = {worker.PRELOAD_VARIABLE: " ".join(preload)}
-    with _interrupt_blocked(), variables(kept, unless_set=True), variables(asked):
-        forkserver.ensure_running()
-
-
-@contextlib.contextmanager
-def _interrupt_blocked() -> Iterator[None]:
-    """What is started here inherits the mask: Ctrl-C during the preload is for the parent alone."""
+    asked = {_PRELOAD_VARIABLE: " ".join(preload)}
+    # The server inherits the mask: Ctrl-C during the preload is for the parent alone.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        yield
+        with variables(kept, unless_set=True), variables(asked):
+            forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -210,7 +210,7 @@ def _caller_path() -> dict[str, str]:
     """What keeps the current folder out of the server's module path unless it is in the caller's: the server is a
     ``python -c``, which would import ``torch`` from a checkout of PyTorch that the user happens to stand in."""
     in_path = {"", ".", str(Path.cwd())} & set(sys.path)
-    return {} if in_path else {"PYTHONSAFEPATH": worker.SAFE_PATH_MARK}
+    return {} if in_path else {"PYTHONSAFEPATH": _SAFE_PATH_MARK}
 
 
 @contextlib.contextmanager
@@ -232,12 +232,148 @@ def _last_report(reports: Connection) -> str:
         return ""
 
 
+# ------------------------------------------------------------------------- in the fork server and in its workers
+
+_SAFE_PATH_MARK = "hashbench"
+"""Value of ``PYTHONSAFEPATH`` in a fork server whose parent had not set it; the worker removes it again."""
+
+_PRELOAD_VARIABLE = "HASHBENCH_PRELOAD"
+"""Names in the environment of a new fork server what it imports; neither its parent nor its workers have it."""
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+def _preload() -> None:
+    """Import what a fork server is to have, as far as that can be: an exception would end the server, where a worker's
+    reaches a row or the user."""
+    names = os.environ.pop(_PRELOAD_VARIABLE, "").split()
+    with uncollected():
+        for name in names:
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+    if names:
+        # The 500 000 objects of these modules live as long as the workers do. Frozen, they are neither searched by the
+        # collector (0.2 s a time) nor copied with the pages that it would touch in every worker.
+        gc.collect()
+        gc.freeze()
+        # What is frozen when the server ends counts as leaked: triton's bindings would print a page about it.
+        atexit.register(gc.unfreeze)
+
+
+_preload()
+
+
+def _run_worker(task: Task, reports: Connection) -> Never:
+    """Run ``task`` in this process, a worker, and end it: with code 0 once its row is on disk.
+
+    A row or log that cannot be written, or a full disk under the target, is told through ``reports`` as a text; any
+    other exception of the target ends up in the log, with exit code 1.
+    """
+    _lead_a_group()
+    if os.environ.get("PYTHONSAFEPATH") == _SAFE_PATH_MARK:
+        del os.environ["PYTHONSAFEPATH"]
+    try:
+        _redirect_output(Path(task.log_path))
+    except OSError as error:
+        _end_with_storage_error(reports, error)
+    _set_variables(task.variables)
+    _keep_to(task.cpus)
+    faulthandler.enable(file=2)
+    # Shortly before the parent ends this process, the log gets the stack where it hangs.
+    faulthandler.dump_traceback_later(max(0.9 * task.timeout, task.timeout - 2.0), file=2)
+    try:
+        row = load_target(task.target)(task.spec, task.options)
+    except OSError as error:
+        if error.errno in _NO_SPACE:
+            _end_with_storage_error(reports, error)
+        raise
+    try:
+        replace_file(Path(task.row_path), json.dumps(row_to_json(row)))
+    except OSError as error:
+        _end_with_storage_error(reports, error)
+    exit_at_once(0)
+
+
+def _probe(target: str, reports: Connection) -> None:
+    """Import ``target`` and send the error as a text, or an empty one."""
+    _lead_a_group()
+    try:
+        load_target(target)
+    except Exception as error:
+        reports.send_bytes(f"{type(error).__name__}: {error}".encode(errors="replace"))
+    else:
+        reports.send_bytes(b"")
+
+
+def load_target(target: str) -> Callable[[ModelSpec, RunOptions], Row]:
+    """The function that ``module:function`` names. Raises whatever its import raises."""
+    module, _, function = target.partition(":")
+    run_model: Callable[[ModelSpec, RunOptions], Row] = getattr(importlib.import_module(module), function)
+    return run_model
+
+
+def _lead_a_group() -> None:
+    """Begin a session: no Ctrl-C from the terminal, and a process group that ends as a whole when the parent is gone,
+    which alone holds the write end of the pipe behind ``sentinel``."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "workers are started by LocalExecutor"
+    end_with(int(parent.sentinel))
+
+
+def _redirect_output(log: Path) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    for standard in (1, 2):
+        os.dup2(descriptor, standard)
+    os.close(descriptor)
+    # What was printed before a crash must not be lost in a buffer.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def _set_variables(wanted: Mapping[str, str]) -> None:
+    """What CUDA and cuBLAS read when they start. In time: the fork server has loaded torch, and started neither."""
+    given = os.environ.get(WORKSPACE_VARIABLE)
+    conflict = workspace_conflict(given)
+    if conflict:
+        print(f"hashbench: {conflict}")
+    os.environ[WORKSPACE_VARIABLE] = workspace_config(given)
+    os.environ.update(wanted)
+
+
+def _keep_to(cpus: Sequence[int]) -> None:
+    """Pin this process and all threads and processes that it will start. OpenMP and MKL counted the cores when the fork
+    server loaded them and do not count again: the number of threads is the runner's to set."""
+    if not cpus or not hasattr(os, "sched_setaffinity"):
+        return
+    try:
+        os.sched_setaffinity(0, cpus)
+    except OSError as error:  # taken away since the sweep looked
+        print(f"hashbench: cannot keep to the cores {', '.join(map(str, cpus))} ({error.strerror})")
+
+
+def _end_with_storage_error(reports: Connection, error: OSError) -> Never:
+    reports.send_bytes((error.strerror or str(error)).encode(errors="replace"))
+    exit_at_once(1)
+
+
 # ------------------------------------------------------------------------------------------- cores and memory
+
+_CONTROL_GROUPS = (
+    # (limit, use, what counts as used but is given back when asked for), of version 2 and of version 1
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "inactive_file"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        "total_inactive_file",
+    ),
+)
 
 
 def cores() -> tuple[int, ...]:
-    """The numbers of the logical cores that this process may use. Those that share a physical core, then those of one
-    package, stand beside each other, so that a slice of them has as little as possible in common with the rest."""
+    """The logical cores that this process may use. Those that share a physical core, then those of one package, stand
+    beside each other, so that a slice of them has as little as possible in common with the rest."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     return tuple(sorted(allowed, key=_location))
 
@@ -264,12 +400,7 @@ def divided(cores: tuple[int, ...], *, workers: int) -> tuple[tuple[int, ...], .
 def available_memory_mib() -> float:
     """Memory that new processes can take without making the system swap, in MiB: psutil's ``available``, or what the
     control group of a container leaves, if that is less."""
-    left = [float(psutil.virtual_memory().available), *_left_in_groups()]
-    return max(0.0, min(left)) / _MIB
-
-
-def _left_in_groups() -> list[float]:
-    left = []
+    left = [float(psutil.virtual_memory().available)]
     for limit_file, use_file, cached in _CONTROL_GROUPS:
         try:
             limit, use = int(Path(limit_file).read_text()), int(Path(use_file).read_text())  # "max": there is none
@@ -277,4 +408,4 @@ def _left_in_groups() -> list[float]:
         except (OSError, ValueError):
             continue
         left.append(float(limit - use + int(statistics.get(cached, 0))))
-    return left
+    return max(0.0, min(left)) / 2**20

@@ -9,14 +9,15 @@ lost runs again.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
 import json
+import os
 import signal
+import socket
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
@@ -24,30 +25,107 @@ from typing import TYPE_CHECKING, Any
 from hashbench import __version__
 from hashbench.errors import HashbenchError
 from hashbench.io import file_digest, replace_bytes, to_json
-from hashbench.sweep.executors import Resources, Task, TaskResult, ray_cluster
+from hashbench.processes import python_calling, run, variables
+from hashbench.sweep.executors import Resources, Task, TaskResult
 from hashbench.sweep.executors.local import DEFAULT_PRELOAD
-from hashbench.sweep.executors.ray_cluster import Demand, Node
 from hashbench.text import squeezed
 
 if TYPE_CHECKING:
     from hashbench.records import ModelSpec
     from hashbench.sweep.request import SweepRequest
 
-RETRIES = 3
-"""How often a task runs again after its machine or its Ray worker was lost, before it counts as the model's doing."""
-
-PATIENCE = 30.0
-"""Seconds without any machine that can run a task, after which the sweep gives up."""
-
 DEFAULT_FINGERPRINT = "hashbench.run.environment:collect_in_child"
+
+CONNECT_SECONDS = 60.0
+"""How long a cluster may take to answer; one of this kind takes 1 s, and importing Ray on a busy machine many."""
+
+_RETRIES = 3
+"""How often a task runs again after its machine or its Ray worker was lost, before it counts as the model's doing."""
 
 _PREPARE_SECONDS = 180.0
 """Longest wait for the machines to say that they are ready; those that did not, tell with their first row."""
+
+_KNOCK_SECONDS = 5.0
 _POLL_SECONDS = 1.0
 _CANCEL_SECONDS = 5.0
 _MIB = 2**20
+_OWN = "local"
+_VARIABLES = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray's announced default; the present one hides accelerators from tasks that ask for none, with a warning each.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
 # By name: what runs there knows torch, and nothing here may.
 _PREPARE, _RUN = "hashbench.sweep.executors.remote:prepare", "hashbench.sweep.executors.remote:run"
+_REHEARSAL = "hashbench.sweep.executors.ray:print_problem"
+_SAME_EVERYWHERE = f"Install the same there: pip install 'hashbench[ray]=={__version__}'"
+
+# ------------------------------------------------------------------- which machines have what a task asks for: numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine that is alive. ``resources`` are the totals that the cluster counts: ``CPU``, ``GPU``, ``memory`` in
+    bytes, and custom names."""
+
+    id: str
+    address: str
+    resources: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one task takes of a machine while it runs: ``memory`` in bytes, ``custom`` resources by name."""
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+    memory: int = 0
+    custom: Mapping[str, float] = field(default_factory=dict)
+
+    def resources(self) -> dict[str, float]:
+        """The same by the names in :attr:`Node.resources`, without what it does not ask for."""
+        named = {"CPU": self.cpus, "GPU": self.gpus, "memory": float(self.memory), **self.custom}
+        return {name: amount for name, amount in named.items() if amount > 0}
+
+    def text(self) -> str:
+        """In words for a message: ``CPU 1, hashbench_cuda 1``."""
+        amounts = self.resources()
+        memory = amounts.pop("memory", 0.0)
+        words = [f"{name} {amount:g}" for name, amount in amounts.items()]
+        return ", ".join([*words, *([f"memory {memory / _MIB:.0f} MiB"] if memory else [])]) or "nothing"
+
+
+def tasks_at_once(node: Node, demand: Demand) -> int:
+    """How many such tasks the machine can run at once when nothing else runs there."""
+    parts = [node.resources.get(name, 0.0) / amount for name, amount in demand.resources().items()]
+    return int(min(parts, default=1.0))
+
+
+def able(nodes: Iterable[Node], demand: Demand) -> list[Node]:
+    """The machines that can run such a task."""
+    return [node for node in nodes if tasks_at_once(node, demand)]
+
+
+def capacity(nodes: Iterable[Node], demand: Demand) -> int:
+    """How many such tasks all machines together can run at once; 1 where none can, so that somebody waits for one."""
+    return max(1, sum(tasks_at_once(node, demand) for node in nodes))
+
+
+def settled(demand: Demand, nodes: Sequence[Node], *, memory: int, alone: bool) -> Demand:
+    """``demand`` for one task that is expected to take ``memory`` bytes.
+
+    Nobody has more than the largest machine: a task that needs more asks for all of that one instead of waiting for
+    ever. A task that is ``alone`` asks for all CPUs of the machine that has the most memory.
+    """
+    candidates = able(nodes, demand)
+    if not candidates:
+        return replace(demand, memory=memory)
+    largest = max(candidates, key=lambda node: node.resources.get("memory", 0.0))
+    cpus = max(demand.cpus, largest.resources.get("CPU", 0.0)) if alone else demand.cpus
+    return replace(demand, cpus=cpus, memory=min(memory, int(largest.resources.get("memory", 0.0))))
+
+
+# ------------------------------------------------------------------------------------------------- the executor
 
 
 def call_on_node(function: str, request: str) -> dict[str, Any]:
@@ -73,70 +151,60 @@ class _Running:
 
 
 class RayExecutor:
-    """Runs models on a Ray cluster.
+    """Runs models on a Ray cluster. One that was started here ends with :meth:`close`, any other stays.
+
+    A task takes as many CPUs as its model has threads, 1 where the options do not say. Every machine must have the
+    suites of ``specs``, and zoo files must be the same there.
 
     Args:
-        address: ``HOST:PORT`` of a cluster that runs, or ``auto``; empty: see
-            :func:`~hashbench.sweep.executors.ray_cluster.connect`. A cluster that was started here ends with
-            :meth:`close`, any other stays.
-        jobs: how many models are handed to the cluster at once, so that one that grows by itself sees what waits;
-            ``None``: as many as it can run.
-        threads: CPUs of a task, and threads of its model where the options do not say.
-        device: the models' device. Ray chooses which one, so it has no number.
-        gpus: what a task asks of Ray's resource ``GPU``; ``None``: 1 unless ``device`` is ``cpu``.
-        resources: custom resources that a task asks for, by name.
-        patience: seconds to wait for a machine that can run a task.
-        suites, zoo_files: suites whose packages every machine must have, and files that must be the same there.
+        request: what is asked of the cluster, and how the models run. Its ``jobs`` are handed to the cluster at once,
+            so that one that grows by itself sees what waits; ``None``: as many as it can run.
+        specs: the models.
         preload: as for :class:`~hashbench.sweep.executors.local.LocalExecutor`, on every machine.
         fingerprint: the function of ``device`` and ``variables`` that tells the environment of a machine.
 
+    Raises:
+        HashbenchError: Ray is not installed, or the device has a number, which Ray chooses.
     """
 
     def __init__(
         self,
+        request: SweepRequest,
+        specs: Sequence[ModelSpec],
         *,
-        address: str = "",
-        jobs: int | None = None,
-        threads: int = 1,
-        device: str = "cpu",
-        gpus: float | None = None,
-        resources: Mapping[str, float] | None = None,
-        patience: float = PATIENCE,
-        suites: Sequence[str] = (),
-        zoo_files: Sequence[str] = (),
         preload: Sequence[str] = DEFAULT_PRELOAD,
         fingerprint: str = DEFAULT_FINGERPRINT,
     ) -> None:
-        self._ray = ray_cluster.imported()
+        self._ray = _imported()
+        device, cluster, threads = request.options.device, request.cluster, request.options.threads or 1
         if ":" in device:
             tip = f"Use --device {device.partition(':')[0]}."
             raise HashbenchError(f"cannot run on {device} of a cluster", consequence="Ray chooses the device", tip=tip)
         self.resources = Resources(threads=threads, isolates=True)
-        self._address, self._jobs, self._patience = address, jobs, patience
-        wanted_gpus = (0.0 if device == "cpu" else 1.0) if gpus is None else gpus
-        self._demand = Demand(cpus=threads, gpus=wanted_gpus, custom=dict(resources or {}))
+        self._address, self._jobs, self._patience = cluster.address, request.jobs, cluster.patience
+        gpus = float(device != "cpu") if cluster.gpus is None else cluster.gpus
+        self._demand = Demand(cpus=threads, gpus=gpus, custom=cluster.resources)
         self._common = {
             "version": __version__,
             "threads": threads,
             "preload": list(preload),
             "fingerprint": fingerprint,
             "device": device,
-            "suites": list(suites),
-            "zoo_files": {path: file_digest(path) for path in zoo_files},
+            "suites": sorted({spec.suite for spec in specs if not spec.source}),
+            "zoo_files": {path: file_digest(path) for path in sorted({spec.source for spec in specs} - {""})},
         }
         self._connected_here = False
         self._on_terminate: Any = signal.SIG_DFL
         self._environments: dict[str, Mapping[str, Any]] = {}
         self._running: dict[Any, _Running] = {}
-        self._preparing: dict[Any, Node] = {}
         self._nodes: list[Node] = []
         self._looked = 0.0
         self._able_last = monotonic()
 
     @property
     def capacity(self) -> int:
-        """What the machines that are there now can run, unless ``jobs`` says otherwise."""
-        return self._jobs or ray_cluster.capacity(self._nodes, self._demand)
+        """What the machines that are there now can run, unless the request says otherwise."""
+        return self._jobs or capacity(self._nodes, self._demand)
 
     # --------------------------------------------------------------------------------------------- getting ready
 
@@ -147,7 +215,7 @@ class RayExecutor:
             HashbenchError: it cannot be reached.
         """
         before = signal.getsignal(signal.SIGTERM)
-        if ray_cluster.connect(self._address):
+        if connect(self._address):
             self._connected_here, self._on_terminate = True, before
 
     def start(self, *, target: str) -> None:
@@ -155,23 +223,22 @@ class RayExecutor:
         self.connect()
         self._able_last = monotonic()
         self._wait_for_a_node(target)
-        for node in ray_cluster.able(self._nodes, self._demand):
-            self._preparing[self._prepare(node, target)] = node
-        ready = self._wait_for(list(self._preparing), seconds=_PREPARE_SECONDS)
-        for reference in ready:
-            node = self._preparing.pop(reference)
-            self._environments[node.id] = self._environment_of(reference, node)
-        self._cancel(list(self._preparing))
-        self._preparing.clear()
+        preparing = {self._prepare(node, target): node for node in able(self._nodes, self._demand)}
+        try:
+            for reference in self._wait_for(list(preparing), seconds=_PREPARE_SECONDS):
+                node = preparing.pop(reference)
+                self._environments[node.id] = self._environment_of(reference, node)
+        finally:
+            self._cancel(list(preparing))
 
     def _wait_for_a_node(self, target: str) -> None:
         self._look()
-        if ray_cluster.able(self._nodes, self._demand):
+        if able(self._nodes, self._demand):
             return
         # A cluster that grows by itself does so for a task that waits.
         waiting = self._remote(self._demand).remote(_PREPARE, self._request(target=target))
         try:
-            while not ray_cluster.able(self._nodes, self._demand):
+            while not able(self._nodes, self._demand):
                 self._refuse_to_wait_for_ever()
                 sleep(_POLL_SECONDS / 2)
                 self._look()
@@ -205,7 +272,7 @@ class RayExecutor:
     def _submit(self, attempt: _Running) -> None:
         task = attempt.task
         memory = int((task.memory_mib or 0.0) * _MIB)
-        demand = ray_cluster.settled(self._demand, self._nodes, memory=memory, alone=task.alone)
+        demand = settled(self._demand, self._nodes, memory=memory, alone=task.alone)
         request = self._request(
             spec=to_json(task.spec),
             options={**to_json(task.options), "output": ""},
@@ -214,7 +281,7 @@ class RayExecutor:
             known=sorted(self._environments),
         )
         reference = self._remote(demand, name=f"hashbench {task.spec.name}").remote(_RUN, request)
-        self._running[reference] = dataclasses.replace(attempt, demand=demand)
+        self._running[reference] = replace(attempt, demand=demand)
 
     def wait(self) -> tuple[TaskResult, ...]:
         """Sleep until a row is here, or more machines are there than before."""
@@ -231,11 +298,9 @@ class RayExecutor:
 
     def close(self) -> None:
         """Cancel what runs, let it end what it started, and leave the cluster; one that was started here ends."""
-        references = [*self._running, *self._preparing]
-        if references and self._ray.is_initialized():
-            self._cancel(references)
+        if self._running and self._ray.is_initialized():
+            self._cancel(list(self._running))
         self._running.clear()
-        self._preparing.clear()
         if self._connected_here:
             self._connected_here = False
             self._ray.shutdown()
@@ -251,7 +316,7 @@ class RayExecutor:
             return self._lost(attempt, _loss(error))
         node = str(answer["node"])
         if "problem" in answer:
-            if len(attempt.lost) >= RETRIES:
+            if len(attempt.lost) >= _RETRIES:
                 raise _unusable(self._address_of(node), answer["problem"]["what"], tip=answer["problem"]["tip"])
             return self._lost(attempt, f"{self._address_of(node)}: {answer['problem']['what']}")
         if node not in self._environments:
@@ -264,8 +329,8 @@ class RayExecutor:
         return TaskResult(attempt.task, **ended, retried=retried, environment=self._environments[node])
 
     def _lost(self, attempt: _Running, how: str) -> TaskResult | None:
-        attempt = dataclasses.replace(attempt, lost=(*attempt.lost, how))
-        if len(attempt.lost) <= RETRIES:
+        attempt = replace(attempt, lost=(*attempt.lost, how))
+        if len(attempt.lost) <= _RETRIES:
             self._look(now=True)
             self._submit(attempt)
             return None
@@ -285,21 +350,24 @@ class RayExecutor:
         """See which machines are there, at most once a second."""
         if not now and monotonic() - self._looked < _POLL_SECONDS:
             return
-        self._nodes = ray_cluster.nodes(self._ray)
+        self._nodes = [
+            Node(str(node["NodeID"]), str(node["NodeManagerAddress"]), dict(node["Resources"]))
+            for node in self._ray.nodes()
+            if node["Alive"]
+        ]
         self._looked = monotonic()
-        if ray_cluster.able(self._nodes, self._demand):
+        if able(self._nodes, self._demand):
             self._able_last = self._looked
 
     def _place_again(self) -> None:
         """Ask for less where the machine that had as much as was asked for is gone; give up where all are gone."""
         self._refuse_to_wait_for_ever()
-        if not ray_cluster.able(self._nodes, self._demand):
+        if not able(self._nodes, self._demand):
             return
         for reference, attempt in list(self._running.items()):
-            if not ray_cluster.able(self._nodes, attempt.demand):
+            if not able(self._nodes, attempt.demand):
                 self._cancel([reference])
-                del self._running[reference]
-                self._submit(attempt)
+                self._submit(self._running.pop(reference))
 
     def _refuse_to_wait_for_ever(self) -> None:
         if monotonic() - self._able_last > self._patience:
@@ -353,34 +421,14 @@ class RayExecutor:
             self._wait_for(references, seconds=_CANCEL_SECONDS)
 
 
-# ------------------------------------------------------------------------------------------------------ helpers
-
-_SAME_EVERYWHERE = f"Install the same there: pip install 'hashbench[ray]=={__version__}'"
-
-
 def requested(request: SweepRequest, specs: Sequence[ModelSpec]) -> RayExecutor:
     """The executor that a request for these models asks for, connected.
 
     Raises:
         HashbenchError: Ray is not installed, or the cluster cannot be reached.
     """
-    cluster = request.cluster
-    executor = RayExecutor(
-        address=cluster.address,
-        jobs=request.jobs,
-        threads=request.options.threads or 1,
-        device=request.options.device,
-        gpus=cluster.gpus,
-        resources=cluster.resources,
-        patience=PATIENCE if cluster.patience is None else cluster.patience,
-        suites=sorted({spec.suite for spec in specs if not spec.source}),
-        zoo_files=sorted({spec.source for spec in specs} - {""}),
-    )
-    try:
-        executor.connect()
-    except BaseException:
-        executor.close()
-        raise
+    executor = RayExecutor(request, specs)
+    executor.connect()
     return executor
 
 
@@ -418,3 +466,96 @@ def _loss(error: Exception) -> str:
 def _last_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:300] if lines else type(error).__name__
+
+
+# ----------------------------------------------------------------------------------------------- the connection
+
+
+def _imported() -> Any:
+    """The package ``ray``.
+
+    Raises:
+        HashbenchError: it is not installed, or cannot be imported.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise HashbenchError(
+            "cannot run models on Ray",
+            consequence=f"the package ray cannot be imported ({error})",
+            tip="Install it with: pip install 'hashbench[ray]'",
+        ) from error
+    return ray
+
+
+def connect(address: str) -> bool:
+    """Join the cluster at ``address`` (``HOST:PORT``, or ``auto`` for the one that runs here); where that is empty, the
+    one that ``RAY_ADDRESS`` names, else start one of this machine. Returns whether this process was not connected yet.
+
+    Raises:
+        HashbenchError: there is no such cluster within :data:`CONNECT_SECONDS`, or it is of another version.
+    """
+    ray = _imported()
+    if ray.is_initialized():
+        return False
+    chosen = address or os.environ.get("RAY_ADDRESS", "") or _OWN
+    own = {"include_dashboard": False} if chosen == _OWN else {}
+    if chosen != _OWN:
+        _knock(chosen)
+        _rehearse(chosen)
+    try:
+        with variables(_VARIABLES, unless_set=True):  # a cluster that is started here inherits them
+            ray.init(address=chosen, log_to_driver=False, logging_level="ERROR", **own)
+    except KeyboardInterrupt:
+        ray.shutdown()
+        raise
+    except (Exception, SystemExit) as error:
+        ray.shutdown()
+        raise _unreachable(chosen, squeezed(f"{type(error).__name__}: {error}")) from error
+    return True
+
+
+def _knock(address: str) -> None:
+    """See whether anything listens there, which takes no time where nothing does."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if "://" in address or not host or not port.isdecimal() or int(port) > 65535:
+        tip = "Give HOST:PORT as `ray start` prints it, or auto; run the sweep on a machine of the cluster."
+        raise HashbenchError(f"{address!r} is not the address of a Ray cluster", consequence="nothing was run", tip=tip)
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_SECONDS).close()
+    except OSError as error:
+        raise _unreachable(address, error.strerror or str(error)) from error
+
+
+def _rehearse(address: str) -> None:
+    done = run(python_calling(_REHEARSAL, address), seconds=CONNECT_SECONDS)
+    if done.status is None:
+        raise _unreachable(address, f"it did not answer as Ray within {CONNECT_SECONDS:.0f} s")
+    try:
+        problem = str(json.loads(done.stdout.strip().splitlines()[-1]))
+    except (ValueError, IndexError):
+        problem = f"the attempt ended with exit code {done.status}"
+    if problem:
+        raise _unreachable(address, problem)
+
+
+def print_problem(address: str) -> None:
+    """What the child does: try to connect, and print as JSON what went wrong, or an empty text."""
+    try:
+        _imported().init(address=address, log_to_driver=False, logging_level="ERROR")
+        problem = ""
+    except BaseException as error:
+        problem = squeezed(f"{type(error).__name__}: {error}")
+    print("\n" + json.dumps(problem), flush=True)
+
+
+def _unreachable(address: str, reason: str) -> HashbenchError:
+    if address == _OWN:
+        tip = "See Ray's messages above; or run without --executor ray."
+        return HashbenchError("cannot start Ray on this machine", consequence=reason[:400], tip=tip)
+    tip = (
+        "Check that it runs, that --address is HOST:PORT as `ray start` prints it, and that this machine belongs to it."
+    )
+    return HashbenchError(f"cannot join the Ray cluster at {address}", consequence=reason[:400], tip=tip)
