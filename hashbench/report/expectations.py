@@ -1,8 +1,7 @@
 """What is expected of every model, what tonight makes of that, and the CSVs of expected rows brought up to date.
 
-An expectation is a row: that of a CSV of expected rows where there is one, else last night's. It holds for its suite,
-mode, dtype and device. Whether anything got worse is decided by :mod:`hashbench.report.compare` and nowhere else; a
-:class:`ExpectationStatus` says the same more finely, with what the history knows.
+An expectation is a row of a CSV of expected rows, else last night's. Whether anything got worse is decided by
+:mod:`hashbench.report.compare` alone; an :class:`ExpectationStatus` says the same more finely, with the history.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class ExpectationStatus(StrEnum):
     meaning: str
     advice: str
 
-    def __new__(cls, word: str, meaning: str, advice: str = "") -> Self:
+    def __new__(cls, word: str, meaning: str = "", advice: str = "") -> Self:
         member = str.__new__(cls, word)
         member._value_ = word
         member.meaning, member.advice = meaning, advice
@@ -86,41 +85,27 @@ class ExpectationStatus(StrEnum):
     NOT_ASKED = "not asked for", "The last night was not asked to run it."
 
 
+_AS_BEFORE = (Outcome.UNCHANGED, Outcome.STILL_DIFFERS, Outcome.STILL_FAILS, Outcome.STILL_SKIPPED)
 _STATUS_OF = {
-    Outcome.NOW_SKIPPED: ExpectationStatus.NOW_SKIPPED,
-    Outcome.MISSING: ExpectationStatus.MISSING,
-    Outcome.MOVED: ExpectationStatus.MOVED,
-    Outcome.NOT_COMPARABLE: ExpectationStatus.NOT_COMPARABLE,
-    Outcome.STILL_DIFFERS: ExpectationStatus.MET,
-    Outcome.STILL_FAILS: ExpectationStatus.MET,
-    Outcome.FIXED: ExpectationStatus.FIXED,
-    Outcome.NOT_SEEN: ExpectationStatus.NOT_SEEN,
     Outcome.NEW: ExpectationStatus.UNEXPECTED,
-    Outcome.STILL_SKIPPED: ExpectationStatus.MET,
     Outcome.NOT_SELECTED: ExpectationStatus.NOT_ASKED,
-    Outcome.UNCHANGED: ExpectationStatus.MET,
+    **dict.fromkeys(_AS_BEFORE, ExpectationStatus.MET),
 }
-"""Of every outcome but two, which depend on what is seen now: ``regressed`` and ``fails otherwise``."""
+"""Of outcomes that have another word here; ``regressed`` and ``fails otherwise`` depend on what is seen now."""
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """One model tonight. ``key`` follows :data:`~hashbench.records.ROW_KEY`. ``base`` is what was expected: a row of an
-    expected CSV (``expected``) or last night's, ``new`` is tonight's row; ``None`` where there is none. ``since``,
-    ``link`` and ``seen`` are what the expected CSV says of it. ``unseen`` counts the last nights in a row in which the
-    model ran and did not show the trouble that is expected. ``note`` is one line on what is different."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement(Change[Row, Outcome]):
+    """One model tonight: what became of it since ``base``, a row of an expected CSV (``expected``) or last night's.
+    ``since``, ``link`` and ``seen`` are what the expected CSV says of it. ``unseen`` counts the last nights in a row in
+    which the model ran and did not show the trouble that is expected."""
 
-    key: tuple[str, ...]
     status: ExpectationStatus
-    outcome: Outcome
-    base: Row | None
-    new: Row | None
     expected: bool = False
     since: str = ""
     link: str = ""
     seen: str = ""
     unseen: int = 0
-    note: str = ""
 
     @property
     def worse(self) -> bool:
@@ -201,7 +186,7 @@ def expectation_status(outcome: Outcome, accuracy: str, *, expected: bool = True
         return ExpectationStatus.NEW_DIFFERENCE if kind_of(accuracy) is Kind.DIFFER else ExpectationStatus.BROKEN
     if expected and outcome in (Outcome.FIXED, Outcome.NOT_SEEN) and unseen >= STALE_AFTER:
         return ExpectationStatus.STALE
-    return _STATUS_OF[outcome]
+    return _STATUS_OF.get(outcome) or ExpectationStatus(outcome.value)
 
 
 def unseen_nights(model: ModelHistory | None, expected: Row) -> int:
@@ -250,9 +235,9 @@ def judge(
     provenance = expected.provenance if expected else {}
     judgements = []
     for change in changes_since(base, new):
-        key = row_key(change.base) if change.base else None
-        told = provenance.get(key, Provenance()) if key else Provenance()
-        judgements.append(_judgement(change, models.get(change.key), expected=key in known, provenance=told))
+        key = row_key(change.base) if change.base else ()
+        told = provenance.get(key, Provenance())
+        judgements.append(_judgement(change, models.get(change.key), told, expected=key in known))
     order = list(ExpectationStatus)
     return Judged(
         history,
@@ -269,22 +254,19 @@ def changes_since(base: Sweep, new: Sweep) -> tuple[ModelChange, ...]:
     return compare(base, new, scoped=True).changes
 
 
-def _judgement(change: ModelChange, model: ModelHistory | None, *, expected: bool, provenance: Provenance) -> Judgement:
+def _judgement(change: ModelChange, model: ModelHistory | None, told: Provenance, *, expected: bool) -> Judgement:
     base, new = change.base, change.new
     trouble = expected and base is not None and not kind_of(base.accuracy).is_fine
     unseen = unseen_nights(model, base) if base is not None and trouble else 0
+    status = expectation_status(change.outcome, new.accuracy if new else "", expected=expected, unseen=unseen)
     return Judgement(
-        key=change.key,
-        status=expectation_status(change.outcome, new.accuracy if new else "", expected=expected, unseen=unseen),
-        outcome=change.outcome,
-        base=base,
-        new=new,
+        *(change.key, change.outcome, base, new, change.note),
+        status=status,
         expected=expected,
-        since=provenance.since,
-        link=provenance.link,
-        seen=provenance.seen,
+        since=told.since,
+        link=told.link,
+        seen=told.seen,
         unseen=unseen,
-        note=change.note,
     )
 
 
@@ -333,8 +315,6 @@ def _sweep_of(night: Night) -> Sweep:
 
 
 # ---------------------------------------------------------------------------------------- CSVs of expected rows
-
-_SAME = frozenset({Outcome.UNCHANGED, Outcome.STILL_DIFFERS, Outcome.STILL_FAILS, Outcome.STILL_SKIPPED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,7 +384,7 @@ def _updated(
     if new is None:
         raise ValueError("a change has a row on one side at least")
     seen = "" if kind_of(new.accuracy).is_fine else today  # a pass is nothing that one has to look out for
-    if change.outcome in _SAME:
+    if change.outcome in _AS_BEFORE:
         return new, Provenance(since=told.since, link=told.link or link, seen=seen), "unchanged"
     return new, Provenance(since=today, link=link, seen=seen), "new" if base is None else "changed"
 

@@ -1,8 +1,5 @@
-"""From what a user names (a CSV, a results folder, a folder of expected CSVs) to a :class:`Sweep`.
-
-Dynamo's own files are read too: its ``accuracy`` CSVs and the ``name,accuracy,graph_breaks`` files that its CI
-expects. Their status words are kept as they are.
-"""
+"""From what a user names (a CSV, a results folder, a folder of expected CSVs) to a :class:`Sweep`. Dynamo's own files
+are read too: its ``accuracy`` CSVs and those that its CI expects. Their status words are kept as they are."""
 
 from __future__ import annotations
 
@@ -94,11 +91,9 @@ def load_files(files: Iterable[Path], *, path: Path, damaged_night: bool = False
     """The sweep of these CSVs in the folder ``path``, with the results of experiments that lie beside them; no files
     where it is a night's. With ``damaged_night``, a ``night.json`` that cannot be read counts as none, so that all
     models count as asked for. Raises as :func:`load_sweep` does."""
-    parts = []
-    for file in files:
-        part = load_file(file)
-        parts.append(replace(part, rows=tuple(with_evidence(row, file.parent) for row in part.rows)))
-    return joined(parts, path=path, damaged_night=damaged_night)
+    parts = [(load_file(file), file.parent) for file in files]
+    whole = [replace(part, rows=tuple(with_evidence(row, folder) for row in part.rows)) for part, folder in parts]
+    return joined(whole, path=path, damaged_night=damaged_night)
 
 
 def joined(parts: Collection[Sweep], *, path: Path, damaged_night: bool = False) -> Sweep:
@@ -166,8 +161,6 @@ def load_file(path: Path) -> Sweep:
 
 
 def _provenance(table: Table, rows: Collection[Row]) -> dict[tuple[str, ...], Provenance]:
-    if not set(EXPECTED_COLUMNS) & set(table.cells.columns):
-        return {}
     cells = table.cells.reindex(columns=list(EXPECTED_COLUMNS), fill_value="").map(restore)
     cells = cells[cells.any(axis="columns")]
     for line, values in zip(cells.index, cells.itertuples(index=False), strict=True):
@@ -219,28 +212,30 @@ def kind_of_csv(header: Collection[str]) -> Kind:
     return "dynamo" if "dev" in header and "batch_size" in header else "dynamo_expected"
 
 
+_DYNAMO_COLUMNS = ("dev", "name", "batch_size", "accuracy", "tag")
 _STATUS_WORD = re.compile(r"[A-Za-z]\w*")
 
 
 def _dynamo_rows(table: Table) -> list[Row]:
-    columns = ["dev", "name", "batch_size", "accuracy", "tag"]
-    cells = table.cells.reindex(columns=columns, fill_value="").map(one_line)
-    # A row of a model that did not load is dev,name,0,status padded with "0": with --tag, the status lands there.
-    padded = cells["accuracy"].isin(["", "0"]) & (cells["tag"] != "")
-    cells["accuracy"] = cells["accuracy"].mask(padded, cells["tag"])
-    rows = []
-    for line, (dev, name, batch_size, accuracy, _) in zip(cells.index, cells.to_numpy().tolist(), strict=True):
-        if not _STATUS_WORD.fullmatch(accuracy) or not name:
+    cells = table.cells.map(one_line)
+    rows = [dynamo_row(values) for values in cells.to_dict("records")]
+    for line, row in zip(cells.index, rows, strict=True):
+        if not _STATUS_WORD.fullmatch(row.accuracy) or not row.name:
             raise HashbenchError(
-                f"line {line} of {table.path} has {accuracy!r} as accuracy of {name!r}",
+                f"line {line} of {table.path} has {row.accuracy!r} as accuracy of {row.name!r}",
                 consequence="that is not a result",
                 tip="Is it a CSV of an --accuracy run?",
             )
-        # Dynamo writes 0 where it does not know the batch size.
-        known = re.fullmatch("[0-9]{1,9}", batch_size) and int(batch_size)
-        rows.append(Row(dev, name, known or None, accuracy))
     ROWS.refuse_duplicates(str(table.path), rows, lines=list(cells.index))
     return rows
+
+
+def dynamo_row(cells: Mapping[Any, str]) -> Row:
+    """A line of a CSV of dynamo's, by its columns. That of a model that did not load is ``dev,name,0,status`` padded
+    with ``0``: with ``--tag``, the status lands there. The batch size is 0 where dynamo does not know it."""
+    dev, name, batch_size, accuracy, tag = (cells.get(key, "") for key in _DYNAMO_COLUMNS)
+    known = re.fullmatch("[0-9]{1,9}", batch_size) and int(batch_size)
+    return Row(dev, name, known or None, tag if tag and accuracy in ("", "0") else accuracy)
 
 
 # ------------------------------------------------------------------------------------- beside an accuracy.csv

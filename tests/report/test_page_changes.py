@@ -31,7 +31,7 @@ def judgement(
     status: ExpectationStatus, outcome: Outcome, base: Row | None, new: Row | None, **values: Any
 ) -> Judgement:
     name = (new or base or PASSES).name
-    return Judgement(("specimens", "training", "float32", "cpu", name), status, outcome, base, new, **values)
+    return Judgement(("specimens", "training", "float32", "cpu", name), outcome, base, new, status=status, **values)
 
 
 NEW_DIFFERENCE = judgement(ExpectationStatus.NEW_DIFFERENCE, Outcome.REGRESSED, PASSES, DIFFERS)

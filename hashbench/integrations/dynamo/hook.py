@@ -1,11 +1,9 @@
 """Import hook that wraps the harness's ``check_accuracy``.
 
-The harness's files stay as they are, and so do its command lines: a Python that finds a session in its environment
-loads this module at start-up (``site/sitecustomize.py``), and whichever module called ``common`` brings a ``class
-BenchmarkRunner`` gets its methods wrapped when its import ends. torch is not imported from here: that is the harness's.
-
-A fault of ours is written down and told on standard error, and never changes what the harness finds. The same import
-hook lets a fresh process build a model by the harness's own flags (:class:`FreshHarness`).
+A Python that finds a session in its environment loads this module at start-up (``site/sitecustomize.py``), and
+whichever module called ``common`` brings a ``class BenchmarkRunner`` gets its methods wrapped when its import ends.
+torch is not imported from here: that is the harness's. A fault of ours is noted and told on standard error, and never
+changes what the harness finds.
 """
 
 from __future__ import annotations
@@ -28,7 +26,6 @@ from hashbench.integrations.dynamo.session import (
     Session,
     amend_note,
     chosen_model,
-    session_here,
     tell,
     write_note,
 )
@@ -44,7 +41,7 @@ def watch_for_harness(on_import: OnImport) -> None:
 
 def attach(module: ModuleType) -> None:
     """Wrap the methods of ``BenchmarkRunner`` in ``module``, where it has that class and this process has a session."""
-    session = session_here()
+    session = Session.of(os.environ)
     runner: Any = getattr(module, "BenchmarkRunner", None)
     if session is None or not hasattr(runner, "check_accuracy"):
         return

@@ -1,13 +1,10 @@
 """One model that the harness runs: its two eager runs are watched, and our row says what became of them and why.
 
 Every version of the harness resets the random state before eager run 1, before eager run 2, and before it compiles:
-counting these calls tells the phases. From the first to the third, and no longer, ``run_n_iterations`` is an attribute
-of the runner *instance* that puts a trace around the real one, so that nothing of ours is there when Dynamo looks.
-``same`` is listened to: whether it said no, or raised, is what the harness's one word ``eager_two_runs_differ`` hides.
-Nothing of ours may raise meanwhile, since the harness takes any exception for the model's.
-
-When the harness has written its own row, the comparison, the confirming pairs, the experiments, the repro and the row
-are those of ``hashbench sweep``; only a run is made as the harness makes one.
+counting these calls tells the phases. Between the first and the third alone, ``run_n_iterations`` is an attribute of
+the runner *instance* that puts a trace around the real one, so that nothing of ours is there when Dynamo looks. Nothing
+of ours may raise meanwhile, since the harness takes any exception for the model's. What follows the harness's own row
+is as in ``hashbench sweep``; only a run is made as the harness makes one.
 """
 
 from __future__ import annotations

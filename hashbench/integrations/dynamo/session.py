@@ -2,10 +2,8 @@
 
 The harness starts itself again for every model, so what it is to do travels in an environment variable, and what each
 process found out lies in ``notes/`` of the results folder, one file a model. A model whose process left no more than
-its first note has died.
-
-``accuracy.csv`` in the results folder is a sweep's, for ``compare`` and ``report``. ``hashbench.csv`` has the same
-columns and one more, ``harness_accuracy``: the harness's own word, which a list of its own may have rewritten.
+its first note has died. ``hashbench.csv`` has the columns of ``accuracy.csv`` and ``harness_accuracy``, the harness's
+own word, which a list of its own may have rewritten.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import contextlib
 import csv
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +21,7 @@ from hashbench.catalog import STATUSES, Status
 from hashbench.io import from_json, replace_file
 from hashbench.records import ModelSpec, Row
 from hashbench.results.folder import ResultsFolder, file_key
+from hashbench.results.load import dynamo_row
 from hashbench.results.rows import ROWS
 
 VARIABLE = "HASHBENCH_DYNAMO"
@@ -142,27 +140,12 @@ def chosen_model(arguments: Sequence[str]) -> str:
     return chosen
 
 
-def session_here() -> Session | None:
-    """The session of this process."""
-    return Session.of(os.environ)
-
-
 def tell(message: str) -> None:
     """One line among what the harness prints."""
     print(f"hashbench: {' '.join(message.split())}", file=sys.stderr, flush=True)
 
 
 # ---------------------------------------------------------------------------------------------------- both tables
-
-
-@dataclass(frozen=True, slots=True)
-class HarnessRow:
-    """One row of the harness's CSV, as far as it matters here."""
-
-    device: str
-    name: str
-    accuracy: str
-    batch_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,30 +186,17 @@ def write(session: Session, rows: Sequence[Both]) -> Path:
     return path
 
 
-def read_harness_rows(path: Path) -> list[HarnessRow]:
+def read_harness_rows(path: Path) -> list[Row]:
     """What the harness's CSV says; nothing where there is none yet, or it is not one of accuracies."""
     try:
         with path.open(encoding="utf-8", errors="replace", newline="") as file:
-            lines = list(csv.DictReader(file))
+            rows = [dynamo_row({key: cell or "" for key, cell in line.items()}) for line in csv.DictReader(file)]
     except (OSError, csv.Error):
         return []
-    rows = (HarnessRow(line.get("dev") or "", line.get("name") or "", _word(line), _batch_size(line)) for line in lines)
-    return [row for row in rows if row.name and row.accuracy]
+    return [row for row in rows if row.name and row.accuracy not in ("", "0")]
 
 
-def _word(line: Mapping[str, str | None]) -> str:
-    """The status. A row of a model that did not load is ``dev,name,0,status``, filled up with ``0`` where the header
-    has more columns: with ``--tag``, the status stands there."""
-    word = line.get("accuracy") or ""
-    return (line.get("tag") or "") if word in ("", "0") else word
-
-
-def _batch_size(line: Mapping[str, str | None]) -> int | None:
-    text = line.get("batch_size") or ""
-    return int(text) or None if text.isdecimal() and len(text) < 10 else None  # 0 where the harness does not know it
-
-
-def _both(session: Session, note: Note, theirs: Sequence[HarnessRow]) -> Both | None:
+def _both(session: Session, note: Note, theirs: Sequence[Row]) -> Both | None:
     """What there is of one model; ``None`` while there is nothing, neither here nor there."""
     words = list(dict.fromkeys([*([note.status] if note.status else []), *(row.accuracy for row in theirs)]))
     spec = ModelSpec(suite=session.suite, name=note.name)
@@ -245,7 +215,7 @@ def _both(session: Session, note: Note, theirs: Sequence[HarnessRow]) -> Both | 
     return Both(ours, ", ".join(words))
 
 
-def _guessed(session: Session, note: Note, theirs: Sequence[HarnessRow], words: Sequence[str]) -> Row:
+def _guessed(session: Session, note: Note, theirs: Sequence[Row], words: Sequence[str]) -> Row:
     """A row for a model whose eager runs we did not see."""
     status, meaning = _MEANING.get(words[0], (Status.SKIPPED, ": hashbench saw no eager run"))
     why = f"the harness wrote {words[0]}{meaning}"
@@ -254,7 +224,7 @@ def _guessed(session: Session, note: Note, theirs: Sequence[HarnessRow], words: 
     problem = f"a fault of hashbench: {note.problem}" if note.problem else ""
     row = _own_row(session, note, status, note.failure, why, problem)
     if theirs:
-        row = replace(row, dev=note.device or theirs[0].device or row.dev, batch_size=theirs[0].batch_size)
+        row = replace(row, dev=note.device or theirs[0].dev or row.dev, batch_size=theirs[0].batch_size)
     return replace(row, nondeterministic_op=note.nondeterministic_op)
 
 
