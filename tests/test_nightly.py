@@ -7,8 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from report.nights import differing, selection
-from report.rows import row, write_sweep
+from report.rows import differing, row, selection, write_sweep
 
 from hashbench import nightly
 from hashbench.errors import HashbenchError

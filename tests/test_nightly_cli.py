@@ -9,8 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 from command_helpers import run
-from report.nights import differing, write_night
-from report.rows import row
+from report.rows import differing, row, write_night
 
 from hashbench.results.rows import read_rows
 

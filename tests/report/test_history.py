@@ -12,8 +12,7 @@ from hashbench.report.history import History, Interval, find_nights, load_histor
 from hashbench.results.load import load_file
 from hashbench.results.rows import ROWS, row_key
 
-from .nights import differing, write_night
-from .rows import row, write_sweep
+from .rows import differing, row, write_night, write_sweep
 
 KEY = ("torchvision", "training", "float32", "cpu", "resnet18")
 

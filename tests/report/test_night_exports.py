@@ -15,8 +15,7 @@ from hashbench.report import exports
 from hashbench.report.expectations import Judged, assess, expect_from
 from hashbench.report.exports import LIMIT, MOST, as_annotations, as_junit, as_markdown, as_summary
 
-from .nights import differing, write_night
-from .rows import row
+from .rows import differing, row, write_night
 
 EVIL = "a|b\n<script>`x`</script> [l](javascript:1) *b* ::error::"
 NAMES = ["steady", "drifts", "moved", "flaky", "gone", "broken", "skipped"]

@@ -1,17 +1,24 @@
-"""Comparisons and sweeps as text, Markdown, JSON and CSV."""
+"""Comparisons, sweeps, traces and failed tests as text, Markdown, JSON and CSV; and the words of docs/csv.md."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
+import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from hashbench.report.compare import compare
-from hashbench.report.text import as_json, as_markdown, as_text, escape_markdown, summary, sweep_table
+from hashbench.catalog import CAUSES, Origin, Status
+from hashbench.divergence import find as find_divergence
+from hashbench.records import ROW_COLUMNS, Leaf, OpRecord, Result, Row, RowEvidence, Steering, Trace
+from hashbench.report.compare import Outcome, compare
+from hashbench.report.text import as_json, as_markdown, as_text, diff_text, escape_markdown, summary, sweep_table
 from hashbench.results.load import Selection
-from hashbench.text import shorten
+from hashbench.text import five_lines, shorten
+from tests.experiment_texts import evidence
+from tests.report.histories import digest, record
 
 from .rows import DIFFERING, row, sweep
 
@@ -25,7 +32,7 @@ BASE = sweep(
 )
 NEW = sweep(
     row("alexnet"),
-    dataclasses.replace(DIFFERING, name="vgg11"),
+    replace(DIFFERING, name="vgg11"),
     row(HOSTILE, "crashed", error="signal 9 | see <log>\n`x`"),
     label="results/now",
     environments={"e1": {"torch": {"version": "2.15"}, "threads": 2}},
@@ -107,14 +114,14 @@ def test_long_texts_are_cut_in_the_middle(text, width, short):
 
 
 def test_the_table_of_a_sweep_leaves_out_what_is_empty():
-    table = sweep_table([row("alexnet", seconds=1.25), dataclasses.replace(DIFFERING, benign=2)])
+    table = sweep_table([row("alexnet", seconds=1.25), replace(DIFFERING, benign=2)])
     header, *_ = table.splitlines()
     assert header.split() == ["name", "accuracy", "origin", "kernel", "module", "benign", "seconds"]
     assert table.endswith("2 models in training: 1 pass, 1 eager_two_runs_differ")
 
 
 def test_the_table_of_a_sweep_gives_the_cause_in_the_place_of_the_origin():
-    table = sweep_table([row("a"), dataclasses.replace(DIFFERING, cause="write_race", confidence="proven")])
+    table = sweep_table([row("a"), replace(DIFFERING, cause="write_race", confidence="proven")])
     header, _, _, line, *_ = table.splitlines()
     assert header.split()[-2:] == ["cause", "confidence"]
     assert "origin" not in header
@@ -149,3 +156,194 @@ def test_errors_stand_below_the_table_on_one_line_each():
 
 def test_a_sweep_without_rows_has_words_for_it():
     assert sweep_table([]) == "No model was run."
+
+
+# ------------------------------------------------------------------------------------------------- two traces
+
+
+def op(name: str, *values: str, reads: str = "input/0") -> OpRecord:
+    return replace(record(name, reads), outputs=tuple(map(digest, values)))
+
+
+def trace(*records: OpRecord, value: str = "aa", start: str = "11") -> Trace:
+    leaf = Leaf("input/0", "input", digest(start), 0)
+    return Trace(records, (leaf,), (Result("output.0", digest(value), records[-1].id),))
+
+
+def chain(value: str) -> Trace:
+    names, values = "abcde", ("11", "22", value, value, value)
+    reads = ["input/0", *(f"forward.0/Net/{name}#0" for name in names)]
+    return trace(*(op(n, v, reads=r) for n, v, r in zip(names, values, reads, strict=False)), value=value)
+
+
+def pair_and_reader(second: str) -> Trace:
+    return trace(op("pair", "11", second), op("reader", "55", reads="forward.0/Net/pair#0"), value=second)
+
+
+def diff(first: Trace, second: Trace, *, context: int = 3) -> list[str]:
+    return diff_text(first, second, find_divergence(first, second), context=context).splitlines()
+
+
+EXCERPTS = {
+    "an op between its neighbours": (chain("33"), chain("44"), ["  b", "- c", "+ c", "- d", "+ d"]),
+    "a reader of a second output": (
+        pair_and_reader("22"),
+        pair_and_reader("33"),
+        ["- pair", "+ pair", "- reader", "+ reader"],
+    ),
+    "an op of one run alone": (
+        trace(op("a", "22"), op("b", "33")),
+        trace(op("a", "22"), op("extra", "44"), op("b", "55"), value="bb"),
+        ["+ extra", "- b", "+ b"],
+    ),
+    "the op that read an input that differs": (
+        trace(op("a", "22"), start="11"),
+        trace(op("a", "33"), start="12", value="bb"),
+        ["- a", "+ a"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("first", "second", "shown"), EXCERPTS.values(), ids=EXCERPTS)
+def test_a_diff_shows(first: Trace, second: Trace, shown: list[str]) -> None:
+    lines = [line for line in diff(first, second, context=1) if line[1:].startswith(" op\t")]
+    assert [f"{line[0]} {line.split('/')[2].split('#')[0]}" for line in lines] == shown
+
+
+def test_facts_of_the_divergence_come_first() -> None:
+    lines = diff(chain("33"), chain("44"), context=1)
+    assert lines[0].split() == ["first", "divergence:", "forward.0/Net/c#0"]
+    facts = {line.partition(":")[0]: line.partition(":")[2].strip() for line in lines}
+    assert (facts["origin"], facts["kernel"], facts["module"]) == ("kernel", "c", "Net")
+    assert facts["phase"] == "forward, iteration 0"
+    assert "source line" not in facts
+    assert "records 1 to 3 (- first run, + second run):" in lines
+    assert lines[-1] == "1 results differ: output.0"
+
+
+def test_equal_traces_and_harmless_differences_are_said_to_be() -> None:
+    assert diff(chain("33"), chain("33")) == ["The traces are equal: 5 records, 1 results."]
+    lines = diff(*(trace(op("workspace", value), op("a", "22")) for value in ("33", "44")))
+    assert lines[0] == "No divergence reaches a result (2 records, 1 results compared)."
+    assert lines[-1] == "1 records differ without reaching a result: forward.0/Net/workspace#0"
+
+
+def test_scalar_that_steered_is_named() -> None:
+    first, second = chain("33"), chain("44")
+    verdict = find_divergence(first, second)
+    assert verdict.divergence is not None
+    steered = replace(verdict.divergence, steered_by=Steering("forward.0//item#0", "1", "2", "aten.rand"))
+    text = diff_text(first, second, replace(verdict, divergence=steered))
+    assert "forward.0//item#0 returned 1 and 2, which came from aten.rand" in text
+
+
+# ---------------------------------------------------------------------------------------------- a failed test
+
+FOLDER = Path("kept")
+ROW = Row(
+    "cpu",
+    "test_op",
+    None,
+    "eager_two_runs_differ",
+    ops=7,
+    origin="kernel",
+    kernel="aten.index_add_.default",
+    op_index=2,
+    phase="backward",
+    module="Net.embed",
+    source="net.py:12 forward",
+    detail="the output differs although every input is equal",
+    cause="accumulation_order",
+    confidence="proven",
+    because="0 of 20 with one thread",
+    evidence=evidence("call/repeat 20/20", "call/clocks (torch's own kernels read no clock)", "call/one_thread 0/20"),
+    trials=20,
+    rate_of="replays",
+    rate=0.5,
+    rate_low=0.3,
+    rate_high=0.7,
+    differing_results="output.0",
+    differing_elements=12,
+    max_abs_diff=9.54e-07,
+    max_ulp=3,
+    advice="Sort the targets.",
+    repro="repro/x",
+    reproduced="yes: 20 of 20 calls differ",
+    traces="traces/x.run1.log traces/x.run2.log",
+)
+
+
+def test_what_is_not_known_is_said_to_be_unknown() -> None:
+    bare = Row("cpu", "test_op", None, "eager_two_runs_differ", differing_results="output")
+
+    assert five_lines(bare, folder=FOLDER).splitlines() == [
+        "test_op: runs differ in output; how often is not known",
+        "first divergence: not in any op that was traced",
+        "cause: not looked for",
+        "evidence: none gathered; seen again in a further pair: not tried",
+        "to do: let the diagnosis run (diagnose=True).",
+    ]
+
+
+def test_arms_for_which_time_was_lacking_are_shown() -> None:
+    found = evidence("pair/pair 3/3", "pair/clocks (budget)", "pair/entropy (budget)")
+    text = five_lines(replace(ROW, evidence=found), folder=FOLDER)
+    assert "differ): pair/pair 3/3; not run for lack of time: pair/clocks, pair/entropy\n" in text
+
+
+@pytest.mark.parametrize("cause", ["unreproduced", "unknown"])
+def test_no_advice_names_flags_that_pytest_lacks(cause: str) -> None:
+    row = replace(ROW, cause=cause, advice=CAUSES[cause].advice)
+    remedy = five_lines(row, folder=FOLDER).splitlines()[-1]
+
+    assert "--" in CAUSES[cause].advice
+    assert "--" not in remedy
+    assert "hashbench_replays" in remedy
+
+
+def test_only_that_advice_names_flags() -> None:
+    assert {name for name, cause in CAUSES.items() if "--" in cause.advice} == {"unreproduced", "unknown"}
+
+
+@pytest.mark.parametrize("text", ["two\nlines", "a\rb\x85c\u2028d", "\x1b[31mred\x07", "long " * 1000])
+def test_texts_of_the_code_under_test_stay_on_their_line(text: str) -> None:
+    row = replace(
+        ROW, name=text, detail=text, because=text, evidence=RowEvidence(text), advice=text, differing_results=text
+    )
+    lines = five_lines(row, folder=FOLDER).splitlines()
+
+    assert len(lines) == 5
+    assert all(line.isprintable() and len(line) <= 500 for line in lines)
+
+
+# --------------------------------------------------------------------------------------------- docs/csv.md
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "csv.md").read_text(encoding="utf-8")
+
+
+def documented(heading: str) -> list[list[str]]:
+    """The cells of every table line between ``## heading`` and the next such heading that begins with a code word."""
+    (section,) = re.findall(rf"^## {heading}\n(.*?)(?=^## |\Z)", DOCUMENT, re.MULTILINE | re.DOTALL)
+    lines = re.findall(r"^\| `([^`]+)` \|(.*)\|$", section, re.MULTILINE)
+    return [[word, *(cell.strip() for cell in rest.split(" | "))] for word, rest in lines]
+
+
+def test_every_column_is_documented_in_order_with_meaning_and_when_it_is_empty():
+    lines = documented("Columns")
+    assert tuple(word for word, *_ in lines) == ROW_COLUMNS
+    assert all(len(cells) == 3 and all(cells) for cells in lines)
+
+
+def test_every_status_is_documented_with_its_relation_to_dynamo():
+    lines = documented("Status words")
+    assert tuple(word for word, *_ in lines) == tuple(Status)
+    assert all(len(cells) == 3 and all(cells) for cells in lines)
+
+
+def test_every_origin_is_documented():
+    assert tuple(word for word, *_ in documented("Origins")) == tuple(Origin)
+
+
+def test_every_outcome_is_documented_with_whether_it_is_worse():
+    told = {word: worse == "yes" for word, _, worse in documented("Baselines")}
+    assert told == {str(outcome): outcome.worse for outcome in Outcome}
