@@ -50,6 +50,11 @@ def values(found: OpRecord) -> list[str]:
     return [output.value for output in found.outputs]
 
 
+def written(trace: HashDebugTrace) -> list[str]:
+    """The digests of all that the ops of a trace wrote."""
+    return [value for record in trace.finish().records for value in values(record)]
+
+
 def value(tensor: torch.Tensor) -> str:
     return digest(tensor).value
 
@@ -71,9 +76,8 @@ def test_an_optimizer_step_records_parameters_and_state(options: dict[str, bool]
     optimizer = torch.optim.Adam([weight], **options)
     with HashDebugTrace() as trace:
         optimizer.step()
-    left = {digest for r in trace.finish().records for digest in values(r)}
-    state = optimizer.state[weight]
-    assert {value(weight), value(state["exp_avg"]), value(state["exp_avg_sq"]), value(state["step"])} <= left
+    left = [weight, *(optimizer.state[weight][name] for name in ("exp_avg", "exp_avg_sq", "step"))]
+    assert {value(tensor) for tensor in left} <= {*written(trace)}
     assert {r.phase for r in trace.finish().records} == {"optimizer"}
 
 
@@ -82,7 +86,7 @@ def test_batch_norm_records_its_running_statistics_when_it_moves_them(track: boo
     model = nn.BatchNorm1d(3).train(track)
     with HashDebugTrace() as trace:
         out = model(torch.rand(4, 3))
-    left = [v for r in trace.finish().records for v in values(r)]
+    left = written(trace)
     assert value(out) in left
     assert (value(model.running_mean) in left) == (value(model.running_var) in left) == track
 
@@ -92,15 +96,6 @@ def test_an_op_that_returns_a_tuple_records_every_output() -> None:
     with HashDebugTrace() as trace:
         first, second = torch.sort(x)
     assert values(record(trace, "sort")) == [value(first), value(second)]
-
-
-def test_lstm_is_traced_without_changing_it() -> None:
-    model, x = nn.LSTM(4, 5, 2), torch.rand(3, 2, 4)
-    expected = model(x)[0]
-    with HashDebugTrace() as trace:
-        found = model(x)[0]
-    assert torch.equal(found, expected)
-    assert value(found) in [v for r in trace.finish().records for v in values(r)]
 
 
 @pytest.mark.parametrize(
@@ -150,18 +145,12 @@ def test_an_out_variant_records_what_it_wrote_into(size: int) -> None:
         pytest.param(lambda: torch.zeros(2).resize_(300), id="growing by resize"),
     ],
 )
-def test_an_allocation_is_blank(allocate: Any) -> None:
-    with HashDebugTrace() as trace:
-        allocate()
-    last = trace.finish().records[-1]
-    assert last.blank
-    assert values(last) == [""]
-
-
-def test_a_resize_that_stays_within_the_storage_is_no_allocation() -> None:
+def test_an_allocation_is_blank_and_a_resize_within_the_storage_is_none(allocate: Any) -> None:
     with HashDebugTrace() as trace:
         torch.zeros(4).resize_(2)
-    assert not record(trace, "resize_").blank
+        allocate()
+    last = trace.finish().records[-1]
+    assert (record(trace, "resize_").blank, last.blank, values(last)) == (False, True, [""])
 
 
 @pytest.mark.parametrize(
@@ -342,15 +331,17 @@ def test_the_path_is_right_after_an_exception_that_the_model_caught() -> None:
 
 def test_phases_and_the_forward_op_of_a_backward_op() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    model[0].bias.register_hook(lambda grad: grad * 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
     with HashDebugTrace() as trace:
         loss = model(torch.rand(2, 3)).sum()
         loss.backward()
         optimizer.step()
-        loss * 2
+        loss - 2
     tanh = record(trace, "tanh_backward")
     assert (tanh.phase, tanh.module, tanh.forward_op) == ("backward", "Sequential.1", record(trace, "tanh").id)
     assert record(trace, "mm").forward_op == record(trace, "addmm", 1).id
+    assert record(trace, "mul").phase == "backward"  # in a hook
     assert {r.phase for r in trace.finish().records if "_foreach" in r.op} == {"optimizer"}
     assert trace.finish().records[-1].phase == "forward"
 
@@ -402,14 +393,6 @@ def test_a_graph_that_was_built_before_the_trace_has_no_forward_op() -> None:
     assert record(trace, "tanh_backward").forward_op == ""
 
 
-def test_ops_in_hooks_are_recorded_in_backward() -> None:
-    x = torch.rand(3, requires_grad=True)
-    x.register_hook(lambda grad: grad * 3)
-    with HashDebugTrace() as trace:
-        (x + 1).sum().backward()
-    assert record(trace, "mul").phase == "backward"
-
-
 # ----------------------------------------------------------------------------------------------- 5. seeded ops
 
 
@@ -437,12 +420,6 @@ def test_a_seeded_op_records_the_state_of_its_generator(draw: Any) -> None:
     assert len(states(1)) == 1
 
 
-def test_drawing_on_the_meta_device_is_traced() -> None:
-    with HashDebugTrace() as trace:
-        torch.rand(3, device="meta") + 1
-    assert values(record(trace, "add")) == ["meta"]
-
-
 # -------------------------------------------------------------------------------- inputs hashed, source lines
 
 
@@ -455,20 +432,8 @@ def test_hashed_inputs_expose_a_write_behind_torch() -> None:
     assert ref.digest == value(x) != values(record(trace, "mul"))[0]
 
 
-def test_hashed_inputs_expose_a_write_that_the_schema_does_not_declare() -> None:
-    with torch.library._scoped_library("hashbench_test", "DEF") as library:
-        library.define("hidden(Tensor x) -> Tensor")
-        library.impl("hidden", lambda x: x.numpy().__setitem__(0, 9) or x.clone(), "CPU")
-        with HashDebugTrace(hash_inputs=True) as trace:
-            x = torch.ones(4) * 2
-            torch.ops.hashbench_test.hidden(x)
-            x + 1
-    assert values(record(trace, "hidden"))[-1] == value(x)
-    assert record(trace, "add").inputs[0].source == record(trace, "hidden").id
-
-
 class Nested(torch.autograd.Function):
-    """Its backward runs another backward. Beyond 60 of them autograd goes on in a thread of its own."""
+    """Its backward runs another one. Beyond 60 of them autograd goes on in a thread of its own."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, depth: int) -> torch.Tensor:
@@ -501,15 +466,11 @@ def test_source_lines_name_the_line_of_the_caller() -> None:
 # -------------------------------------------------------------------------------- 7. nothing is changed by it
 
 
-class Dropping(nn.Module):
+class Dropping(nn.Sequential):
     """A small network with a dropout."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.GELU(), nn.Linear(8, 2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.net(x)
+        super().__init__(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.GELU(), nn.Linear(8, 2))
 
 
 class Attending(nn.Module):
@@ -633,18 +594,6 @@ def test_a_finished_trace_cannot_be_entered_again() -> None:
         pass
 
 
-def test_the_second_trace_of_the_same_tensors_takes_nothing_from_the_first() -> None:
-    model, x = Dropping().eval(), torch.rand(3, 6)
-
-    def once() -> Trace:
-        with HashDebugTrace(model=model, inputs=(x,)) as trace:
-            y = model(x)
-        trace.add_result("output", y)
-        return trace.finish()
-
-    assert once() == once()
-
-
 # -------------------------------------------------------------------------------------- tensors of other kinds
 
 
@@ -688,6 +637,10 @@ class Wrapped(torch.Tensor):
             lambda: torch._C._nn._upsample_bilinear2d_aa(torch.rand(1, 1, 4, 4), [2, 2], False, None), id="resize"
         ),
         pytest.param(lambda: torch.stft(torch.rand(64), 16, return_complex=True, window=torch.ones(16)), id="stft"),
+        pytest.param(
+            lambda: torch.ops.higher_order.cond(torch.ones(1).sum() > 0, torch.sin, torch.cos, (torch.rand(3),)),
+            id="a higher-order op",
+        ),
     ],
 )
 @pytest.mark.parametrize("hash_inputs", [False, True], ids=["plain", "hashed inputs"])
@@ -702,18 +655,10 @@ def test_tensors_of_any_kind_are_traced_twice_alike_and_unchanged(compute: Any, 
             found = compute()
         trace.add_result("output", found)
         assert digest(found) == digest(expected)
+        assert trace.finish().results[0].source in [record.id for record in trace.finish().records]
         texts.append(file.dumps(trace.finish()))
         assert file.loads(texts[-1]) == trace.finish()
     assert texts[0] == texts[1]
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_higher_order_ops_are_recorded() -> None:
-    x = torch.rand(3)
-    with HashDebugTrace() as trace:
-        found = torch.ops.higher_order.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
-    assert torch.equal(found, x.sin())
-    assert value(found) in [v for r in trace.finish().records for v in values(r)]
 
 
 def test_a_tensor_from_another_thread_is_a_leaf() -> None:
@@ -739,10 +684,9 @@ def text_of(model: nn.Module, x: torch.Tensor) -> list[str]:
     return file.dumps(trace.finish()).splitlines()
 
 
-def test_two_equal_runs_give_equal_text() -> None:
-    assert text_of(Dropping(), torch.ones(3, 6)) != text_of(Dropping(), torch.ones(3, 6))  # other weights
-    model = Dropping().eval()
-    assert text_of(model, torch.ones(3, 6)) == text_of(model, torch.ones(3, 6))
+def test_two_equal_runs_give_equal_text_and_the_second_takes_nothing_from_the_first() -> None:
+    model, x = Dropping().eval(), torch.ones(3, 6)
+    assert text_of(model, x) == text_of(model, x) != text_of(model, x + 1)
 
 
 class Inserting(nn.Module):
@@ -775,6 +719,7 @@ def test_an_inserted_op_changes_no_line_but_its_own() -> None:
 def _example(**options: Any) -> HashDebugTrace:
     with HashDebugTrace(**options) as trace:
         x = torch.ones(3) * 2
+        assert (trace.is_active(), trace.stats["total_ops"]) == (True, 2)
         (x + x).sum().item()
     return trace
 
@@ -836,15 +781,6 @@ def test_the_log_of_calls_names_what_each_argument_was() -> None:
     assert read["aten.mul.Tensor"] == [ones]
     assert read["aten.add.Tensor"] == [doubled, doubled]
     assert {one["shape"] for entry in log for one in entry["arg_tensors"]} == {(3,), ()}
-
-
-def test_stats_may_be_asked_while_tracing() -> None:
-    with HashDebugTrace() as trace:
-        torch.ones(3)
-        assert trace.is_active()
-        assert trace.stats["total_ops"] == 1
-        torch.ones(3)
-    assert trace.stats["total_ops"] == 2
 
 
 class CarefulMode(TracingMode):
@@ -911,7 +847,4 @@ def test_one_trace_entered_twice_goes_on_and_knows_the_forward_op_of_the_second_
     with trace:
         loss.backward()
 
-    backward = [
-        record for record in trace.finish().records if record.phase == "backward" and record.op == "aten.mm.default"
-    ]
-    assert [record.forward_op for record in backward] == ["forward.0/Linear/aten.addmm.default#0"]
+    assert record(trace, "mm").forward_op == "forward.0/Linear/aten.addmm.default#0"
