@@ -6,6 +6,7 @@ import atexit
 import gc
 import importlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,10 @@ from hashbench import cli
 # Tests of several processes share two cores with each other; OpenMP threads that spin while they wait make that ten
 # times slower. Must be set before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# What a shell script starts in the background ignores Ctrl-C, and so would the programs that tests end with it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What test files import stays: to search it for garbage again and again takes a sixth of the time that torch takes.
 gc.disable()
