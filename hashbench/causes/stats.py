@@ -134,14 +134,14 @@ def is_rare(arm: ExperimentResult) -> bool:
 
 
 class Effect(Enum):
-    """What an arm did to a difference."""
+    """What an experiment did to a difference, in a reader's words."""
 
-    ABSENT = "there was no difference that it could remove"
-    NOT_RUN = "the arm was not run"
-    REMOVED = "gone, and luck does not explain it"
-    SEEMS = "gone, in too few trials to exclude luck"
-    LOWERED = "rarer, but still there"
-    STAYS = "still there"
+    ABSENT = "there was none"
+    NOT_RUN = "not run"
+    REMOVED = "gone"
+    SEEMS = "gone, but too few trials to be sure"
+    LOWERED = "rarer, still there"
+    STAYS = "still differs"
 
 
 def _luck(base: ExperimentResult, arm: ExperimentResult) -> float:

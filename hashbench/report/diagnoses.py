@@ -63,13 +63,6 @@ def model_views(history: History, excerpts: Mapping[tuple[str, ...], Excerpt]) -
 
 # -------------------------------------------------------------------------------------------------- experiments
 
-_EFFECTS = {
-    Effect.REMOVED: "gone",
-    Effect.SEEMS: "gone, but too few trials to be sure",
-    Effect.LOWERED: "rarer, still there",
-    Effect.STAYS: "still differs",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class ExperimentView:
@@ -111,9 +104,9 @@ def _effect(result: ExperimentResult, evidence: Evidence) -> str:
     # Fisher's test over counts that no experiment ever reaches would take minutes, and a file can claim them.
     if max(result.trials, base.trials) > 5 * MOST_TRIALS:
         return ""
-    words = _EFFECTS.get(effect(evidence, result.name, result.on))
-    if words is not None:
-        return words
+    known = effect(evidence, result.name, result.on)
+    if known is not Effect.ABSENT:
+        return str(known.value)
     if not base.ran:
         return "differs" if result.differing else "agrees"
     return "brings it about" if result.differing else "agrees too"
