@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hashbench.errors import HashbenchError
     from hashbench.records import ModelSpec, Row, RunOptions, Trace
     from hashbench.run.workload import Workload
-    from hashbench.suites.functions import model
+    from hashbench.suites.python_suites import model
     from hashbench.trace.api import HashDebugTrace
 
 __version__ = "0.1.0"
@@ -30,7 +30,7 @@ _HOME = {
     "Trace": ("hashbench.records", "Trace"),
     "Workload": ("hashbench.run.workload", "Workload"),
     "find_divergence": ("hashbench.divergence", "find"),
-    "model": ("hashbench.suites.functions", "model"),
+    "model": ("hashbench.suites.python_suites", "model"),
 }
 
 __all__ = [

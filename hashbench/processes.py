@@ -29,12 +29,11 @@ from hashbench.io import PACKAGE_PARENT
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 _CALL = """
-import importlib, sys
+import pkgutil, sys
 package, target, *arguments = sys.argv[1:]
 sys.argv[1:] = arguments
 sys.path.append(package)
-module, _, function = target.partition(":")
-sys.exit(getattr(importlib.import_module(module), function)(*arguments))
+sys.exit(pkgutil.resolve_name(target)(*arguments))
 """
 LAUNCHER = """
 import ctypes, os, signal, sys

@@ -42,7 +42,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("replay", EVERY_MODULE),
     ("repro", EVERY_MODULE),
     ("diagnose", frozenset({"driver", "pairs"})),
-    ("suites", frozenset({"huggingface", "timm", "torchvision"})),
+    ("suites", frozenset({"huggingface", "torchvision"})),
     ("check", frozenset({"function", "model", "pair"})),
     ("sweep", NO_MODULE),
     ("report", NO_MODULE),

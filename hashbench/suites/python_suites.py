@@ -2,12 +2,12 @@
 
 Either has functions that build models, in a dict ``MODELS`` or marked with ``@hashbench.model``. To list them the code
 is imported in a child process: code that crashes, prints or hangs costs one error message. To build one it is imported
-in the calling process, which is a worker.
+in the calling process, which is a worker. Nothing here imports torch before :func:`build`, so that the decorator costs
+a package nothing.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import json
 import signal
@@ -17,15 +17,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from pkgutil import resolve_name
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING, Any, Never, TypedDict, TypeVar, Unpack, cast, overload
 
 from hashbench.errors import HashbenchError
 from hashbench.io import replace_file
 from hashbench.processes import Child, exit_at_once, python_calling
-from hashbench.records import ModelSpec
-from hashbench.suites import functions
-from hashbench.suites.functions import UnusableError
+from hashbench.records import DETERMINISTIC, ModelSpec
 
 if TYPE_CHECKING:
     from hashbench.run.workload import Workload
@@ -35,6 +34,159 @@ GROUP = "hashbench.suites"
 LISTING_SECONDS = 120.0
 """Time limit for importing code to list its models; an import of torch and transformers takes about 20 s."""
 
+EXAMPLE = 'MODELS = {"my_model": lambda: (module, example_inputs)}'
+"""The shortest suite, for error messages."""
+
+_MARK = "__hashbench_model__"
+_LOWEST = {"batch_size": 1, "iterations": 1, "runs": 2}
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class Facts(TypedDict, total=False):
+    """What is known of a model before it is built; fields as in :class:`~hashbench.records.ModelSpec`."""
+
+    name: str
+    task: str
+    family: str
+    batch_size: int | None
+    default: bool
+    skip_training: str
+    skip_inference: str
+    deterministic: str
+    optimizer: str
+    iterations: int | None
+    runs: int | None
+    note: str
+
+
+class UnusableError(HashbenchError):
+    """A module or object offers no models, or offers them wrongly. ``what`` is the problem alone."""
+
+
+@overload
+def model(function: _Function, /) -> _Function: ...
+@overload
+def model(**facts: Unpack[Facts]) -> Callable[[_Function], _Function]: ...
+def model(function: Any = None, /, **facts: Any) -> Any:
+    """Mark a function that builds a model, so that a suite is swept without a dict ``MODELS``.
+
+    The function returns ``(module, example_inputs)`` or a :class:`hashbench.Workload`, and is not changed.
+
+    Args:
+        function: the function, where the decorator is used without parentheses.
+        name: the model's name; by default the function's.
+        task, family, note: shown by ``hashbench list``.
+        batch_size: given to the function as ``batch_size=``, as is what ``--batch-size`` says in its place.
+            ``None``: the function takes no argument and decides for itself.
+        default: whether a sweep runs it without ``--models all`` (default: it does).
+        skip_training, skip_inference: why it cannot run in that mode; its row then says ``pass_due_to_skip`` and this.
+        deterministic: ``on``, ``warn`` or ``off``, where the command line does not say; see ``--deterministic``.
+        optimizer: ``adam`` or ``sgd``; default Adam.
+        iterations, runs: steps of one run, and runs that are compared, where the command line does not say.
+
+    Raises:
+        TypeError: an unknown argument, or one of another type.
+        ValueError: a value that is out of range.
+
+    >>> @model(task="toy", skip_training="has no parameters")
+    ... def doubled():
+    ...     return torch.nn.Identity(), (torch.ones(2),)
+    """
+    if function is not None:
+        return model()(function)
+    _check(facts)
+
+    def mark(marked: _Function) -> _Function:
+        if not callable(marked) or not (facts.get("name") or hasattr(marked, "__name__")):
+            kind = type(marked).__name__
+            raise TypeError(f"@hashbench.model marks a function, not a {kind}: write @hashbench.model(name=…) above it")
+        setattr(marked, _MARK, {**facts, "name": facts.get("name") or marked.__name__})
+        return marked
+
+    return mark
+
+
+def _check(facts: Mapping[str, Any]) -> None:
+    for field, value in facts.items():
+        if field not in Facts.__annotations__:
+            known = ", ".join(Facts.__annotations__)
+            raise TypeError(f"@hashbench.model got an unexpected keyword argument {field!r}; it takes {known}")
+        if field in _LOWEST:
+            if value is not None and (type(value) is not int or value < _LOWEST[field]):
+                raise ValueError(f"{field}={value!r} is not an integer from {_LOWEST[field]}")
+        elif field != "default" and not isinstance(value, str):
+            raise TypeError(f"{field}={value!r} is not a string")
+    if facts.get("deterministic", "") not in ("", *DETERMINISTIC):
+        raise ValueError(f"deterministic={facts['deterministic']!r} is not one of {', '.join(DETERMINISTIC)}")
+
+
+def facts_of(function: Any) -> Facts:
+    """What :func:`model` was told of a function; nothing for one that is not marked."""
+    facts = getattr(function, _MARK, None)
+    return cast(Facts, facts) if isinstance(facts, dict) else Facts()
+
+
+def functions_in(holder: Any) -> dict[str, Callable[..., Any]]:
+    """The functions of ``holder`` by the names of their models: those in its dict ``MODELS`` and those that are marked.
+
+    Args:
+        holder: a module, an object with ``MODELS``, or such a dict itself.
+
+    Raises:
+        UnusableError: there are none, or something among them is not a function, or two have one name.
+    """
+    functions = dict(_dictionary(holder))
+    for function in list(getattr(holder, "__dict__", {}).values()):
+        name = facts_of(function).get("name")
+        if not name or any(function is other for other in functions.values()):
+            continue
+        if name in functions:
+            raise UnusableError(f"it has two models named {name!r}", tip="Give one another: @hashbench.model(name=…).")
+        functions[name] = function
+    if not functions:
+        empty = "its MODELS is empty" if hasattr(holder, "MODELS") else "it has no MODELS and no @hashbench.model"
+        raise UnusableError(empty, tip=f"Add: {EXAMPLE}.")
+    return functions
+
+
+def _dictionary(holder: Any) -> Mapping[str, Callable[..., Any]]:
+    models = holder if isinstance(holder, dict) else getattr(holder, "MODELS", {})
+    if not isinstance(models, dict):
+        raise UnusableError(f"its MODELS is a {type(models).__name__}, not a dict", tip=f"Write: {EXAMPLE}.")
+    for name, function in models.items():
+        if not isinstance(name, str) or not name.strip():
+            raise UnusableError(f"its MODELS has the name {name!r}", tip="A name is a string that is not empty.")
+        if not callable(function):
+            kind = type(function).__name__
+            raise UnusableError(f"its MODELS[{name!r}] is a {kind}, not a function", tip=f"Write: {EXAMPLE}.")
+    return models
+
+
+def build(function: Callable[..., Any], *, batch_size: int | None, what: str) -> Workload:
+    """Call a function that builds a model, with ``batch_size`` where it was marked as taking one.
+
+    Raises:
+        HashbenchError: it returned neither a pair nor a ``Workload``; the message names it as ``what``.
+        Exception: whatever the function raises.
+    """
+    from torch import nn
+
+    from hashbench.run.workload import Workload
+
+    made = function() if facts_of(function).get("batch_size") is None else function(batch_size=batch_size)
+    if isinstance(made, Workload):
+        return made
+    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module):
+        return Workload(module=made[0], inputs=made[1])
+    raise HashbenchError(
+        f"{what} returned a {type(made).__name__}",
+        consequence="there is no model to run",
+        tip="Return (module, example_inputs) or a hashbench.Workload.",
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- suites
+
 
 @dataclass(frozen=True, slots=True)
 class FileSuite:
@@ -42,7 +194,6 @@ class FileSuite:
     without ``.py``, so that sweeps of two checkouts can be compared."""
 
     path: Path
-    seconds: float = LISTING_SECONDS
 
     @property
     def name(self) -> str:
@@ -57,7 +208,7 @@ class FileSuite:
         """
         _check_path(self.path)
         path = str(self.path)
-        models = offered(f"{__name__}:offered_by_file", path, path, hint=f"Try: python {path}", seconds=self.seconds)
+        models = offered(f"{__name__}:offered_by_file", path, path, hint=f"Try: python {path}")
         return _specs(models, suite=self.name, source=path)
 
     def load(self, spec: ModelSpec, *, batch_size: int | None, mode: str) -> Workload:  # noqa: ARG002 - a Suite's
@@ -85,11 +236,10 @@ class PackageSuite:
     def load(self, spec: ModelSpec, *, batch_size: int | None, mode: str) -> Workload:  # noqa: ARG002 - a Suite's
         """Import the package here and build one model; errors as of :func:`build_from`."""
         point = _entry_point(self.name)
-        models = functions.functions_in(point.load())
+        models = functions_in(point.load())
         if spec.name not in models:
             raise _no_model(spec.name, _described(point), tip=f"hashbench list --suite {self.name}")
-        what = f"the function of {spec.name!r} in {point.value}"
-        return functions.build(models[spec.name], batch_size=batch_size, what=what)
+        return build(models[spec.name], batch_size=batch_size, what=f"the function of {spec.name!r} in {point.value}")
 
 
 def _specs(models: Iterable[Mapping[str, Any]], *, suite: str, source: str = "") -> tuple[ModelSpec, ...]:
@@ -103,11 +253,6 @@ def _specs(models: Iterable[Mapping[str, Any]], *, suite: str, source: str = "")
 def package_suites() -> tuple[str, ...]:
     """Names of all suites that installed packages bring, sorted. Imports none of these packages."""
     return tuple(sorted({point.name for point in entry_points(group=GROUP)}))
-
-
-def offered_by_package(suite: str) -> list[dict[str, Any]]:
-    """What a package's suite offers; imports the package here."""
-    return functions.offered(_entry_point(suite).load())
 
 
 def _entry_point(suite: str) -> EntryPoint:
@@ -134,11 +279,6 @@ def _package(point: EntryPoint) -> str:
 # ----------------------------------------------------------------------------------------------------- files
 
 
-def offered_by_file(path: str) -> list[dict[str, Any]]:
-    """What the file at ``path`` offers; imports it here."""
-    return functions.offered(import_file(Path(path)))
-
-
 def build_from(paths: Sequence[Path], name: str, *, batch_size: int | None = None) -> Workload:
     """Import these zoo files here, one after the other, up to the first that has ``name``, and call its function.
 
@@ -147,9 +287,13 @@ def build_from(paths: Sequence[Path], name: str, *, batch_size: int | None = Non
         Exception: whatever a file or the function raises.
     """
     for path in paths:
-        models = _functions_of(path)
+        _check_path(path)
+        try:
+            models = functions_in(import_file(path))
+        except UnusableError as error:
+            raise _unusable(str(path), error.what, tip=error.tip) from error
         if name in models:
-            return functions.build(models[name], batch_size=batch_size, what=f"the function of {name!r} in {path}")
+            return build(models[name], batch_size=batch_size, what=f"the function of {name!r} in {path}")
     raise _no_model(name, ", ".join(map(str, paths)), tip="hashbench list")
 
 
@@ -159,19 +303,11 @@ def _no_model(name: str, where: str, *, tip: str) -> HashbenchError:
     )
 
 
-def _functions_of(path: Path) -> dict[str, Callable[..., Any]]:
-    _check_path(path)
-    try:
-        return functions.functions_in(import_file(path))
-    except UnusableError as error:
-        raise _unusable(str(path), error.what, tip=error.tip) from error
-
-
 def _check_path(path: Path) -> None:
     if not path.is_file():
         raise _unusable(str(path), "the file does not exist", tip="Check the path.")
     if path.suffix != ".py":
-        tip = f"A zoo file is a Python file with {functions.EXAMPLE}."
+        tip = f"A zoo file is a Python file with {EXAMPLE}."
         raise _unusable(str(path), "it is not a Python file (.py)", tip=tip)
 
 
@@ -198,10 +334,22 @@ def import_file(path: Path) -> ModuleType:
 # -------------------------------------------------------------------------------------------- the child process
 
 
-def offered(
-    target: str, argument: str, suite: str, *, hint: str, seconds: float = LISTING_SECONDS
-) -> list[dict[str, Any]]:
-    """``target(argument)``, a ``module:function``, called in a child process that may run for ``seconds``.
+def offered_by_file(path: str) -> list[dict[str, Any]]:
+    """What the file at ``path`` offers: fields of a ``ModelSpec`` for every model; imports it here."""
+    return _offer_of(import_file(Path(path)))
+
+
+def offered_by_package(suite: str) -> list[dict[str, Any]]:
+    """The same for a package's suite; imports the package here."""
+    return _offer_of(_entry_point(suite).load())
+
+
+def _offer_of(holder: Any) -> list[dict[str, Any]]:
+    return [{"default": True, **facts_of(function), "name": name} for name, function in functions_in(holder).items()]
+
+
+def offered(target: str, argument: str, suite: str, *, hint: str) -> list[dict[str, Any]]:
+    """``target(argument)``, a ``module:function``, called in a child process that may take :data:`LISTING_SECONDS`.
 
     Error messages call the suite ``suite``, and say ``hint`` where the child died.
 
@@ -212,9 +360,9 @@ def offered(
         answer, printed = Path(folder, "offer.json"), Path(folder, "printed")
         command = python_calling(f"{__name__}:write_offer", target, argument, str(answer))
         with printed.open("wb") as sink, Child(command, stdout=sink, stderr=sink) as child:
-            status = child.wait(seconds)
+            status = child.wait(LISTING_SECONDS)
         if not answer.exists():
-            raise _unusable(suite, _how_it_ended(status, printed, seconds=seconds), tip=hint)
+            raise _unusable(suite, _how_it_ended(status, printed), tip=hint)
         offer = json.loads(answer.read_text(encoding="utf-8"))
     if "problem" in offer:
         raise _unusable(suite, offer["problem"], tip=offer["tip"] or hint)
@@ -225,9 +373,8 @@ def offered(
 def write_offer(target: str, argument: str, answer: str) -> Never:
     """What the child does: write the models, or the problem in words, to the file ``answer``, and end."""
     sys.argv[:] = [argument]
-    module, _, function = target.partition(":")
     try:
-        offer: dict[str, Any] = {"models": getattr(importlib.import_module(module), function)(argument)}
+        offer: dict[str, Any] = {"models": resolve_name(target)(argument)}
     except UnusableError as error:
         offer = {"problem": error.what, "tip": error.tip}
     except HashbenchError as error:
@@ -243,9 +390,9 @@ def _unusable(suite: str, problem: str, *, tip: str) -> HashbenchError:
     return HashbenchError(f"cannot use {suite} as a suite", consequence=problem, tip=tip)
 
 
-def _how_it_ended(status: int | None, printed: Path, *, seconds: float) -> str:
+def _how_it_ended(status: int | None, printed: Path) -> str:
     if status is None:
-        return f"its import took longer than {seconds:g} seconds"
+        return f"its import took longer than {LISTING_SECONDS:g} seconds"
     if status < 0:
         return f"its import was ended by {signal.Signals(-status).name}"
     lines = [line.strip() for line in printed.read_text(encoding="utf-8", errors="replace").split("\n")]

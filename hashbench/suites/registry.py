@@ -2,7 +2,7 @@
 
 * A bundled suite is an entry of the table here and a CSV in the data folder. Its models are built by the Python files
   in the folder of the same name beside the CSV where there is one (``specimens``), else by the function ``load`` of the
-  module of that name here (``torchvision``). ``<suite>_tiny`` is its small variant, built by the same module.
+  module of that name here (``torchvision``). ``<suite>_tiny`` is its small variant, built by the same function.
 * A package's suite is an entry point, a user's the path of a Python file (:mod:`hashbench.suites.python_suites`).
 
 Nothing here imports torch before :func:`load`.
@@ -10,11 +10,11 @@ Nothing here imports torch before :func:`load`.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
@@ -65,9 +65,10 @@ class BundledSuite:
         name: of the suite and its CSV.
         package: the module that must be importable to sweep it; empty: none that hashbench does not need.
         install: how that comes to be.
-        variants: endings of the names of further CSVs with the same models, built by the same module.
+        variants: endings of the names of further CSVs with the same models, built by the same function.
         apart: why ``all`` leaves it out; empty where it does not.
-        lists_itself: the ``catalog`` of its module says which models there are, where its package is installed.
+        builder: the function that builds a model, as ``module:function``; by default ``load`` of the suite's module.
+        lister: the function that tells which models there are, from those of the CSV, where its package is installed.
         variant_of: the suite that this is a variant of; empty for a suite of its own.
     """
 
@@ -76,18 +77,14 @@ class BundledSuite:
     install: str = ""
     variants: tuple[str, ...] = ()
     apart: str = ""
-    lists_itself: bool = False
+    builder: str = ""
+    lister: str = ""
     variant_of: str = ""
 
     def with_variants(self) -> tuple[BundledSuite, ...]:
         """This suite and its variants."""
         others = (replace(self, name=self.name + ending, variant_of=self.name) for ending in self.variants)
         return (self, *others)
-
-    @property
-    def builder(self) -> str:
-        """The module that builds the models: a variant has none of its own."""
-        return f"hashbench.suites.{self.variant_of or self.name}"
 
     @property
     def how_to_install(self) -> str:
@@ -102,9 +99,9 @@ class BundledSuite:
     def catalog(self) -> tuple[ModelSpec, ...]:
         """See :class:`Suite`."""
         known = csv_file.read_suite(csv_file.data_folder() / f"{self.name}.csv", suite=self.name)
-        if not self.lists_itself or self.how_to_install:
+        if not self.lister or self.how_to_install:
             return known
-        listed: tuple[ModelSpec, ...] = importlib.import_module(self.builder).catalog(known)
+        listed: tuple[ModelSpec, ...] = resolve_name(self.lister)(known)
         return listed
 
     def load(self, spec: ModelSpec, *, batch_size: int | None, mode: str) -> Workload:
@@ -114,19 +111,21 @@ class BundledSuite:
         if batch_size is None or batch_size < 1:
             problem = f"cannot run {spec.name} with batch size {batch_size}"
             raise HashbenchError(problem, tip="Give --batch-size 1 or more.")
-        workload: Workload = importlib.import_module(self.builder).load(spec, batch_size=batch_size, mode=mode)
+        build = resolve_name(self.builder or f"hashbench.suites.{self.variant_of or self.name}:load")
+        workload: Workload = build(spec, batch_size=batch_size, mode=mode)
         return workload
 
 
 _SUITES = (
     BundledSuite("huggingface", "transformers", "pip install 'hashbench[huggingface]'", variants=(TINY,)),
     BundledSuite("specimens", apart="its models differ on purpose"),
-    BundledSuite("timm", "timm", "pip install 'hashbench[timm]'"),
+    BundledSuite("timm", "timm", "pip install 'hashbench[timm]'", builder="hashbench.suites.model_zoos:load_timm"),
     BundledSuite(
         "torchbench",
         "torchbenchmark",
         "git clone https://github.com/pytorch/benchmark, and put that folder on PYTHONPATH",
-        lists_itself=True,
+        builder="hashbench.suites.model_zoos:load_torchbench",
+        lister="hashbench.suites.model_zoos:torchbench_models",
     ),
     BundledSuite("torchvision"),
 )

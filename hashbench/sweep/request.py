@@ -6,12 +6,12 @@ The command line makes one from its flags, a night one for every suite and mode.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from hashbench.catalog import OUT_OF_MEMORY
@@ -132,8 +132,7 @@ def _executor_elsewhere(request: SweepRequest, specs: Sequence[ModelSpec]) -> It
     if not EXECUTORS[request.executor]:
         yield None
         return
-    module, _, function = EXECUTORS[request.executor].partition(":")
-    executor: Executor = getattr(importlib.import_module(module), function)(request, specs)
+    executor: Executor = resolve_name(EXECUTORS[request.executor])(request, specs)
     with contextlib.closing(executor):
         yield executor
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 import hashbench
-from hashbench.suites.functions import Facts, UnusableError, facts_of, functions_in
+from hashbench.suites.python_suites import Facts, UnusableError, facts_of, functions_in
 
 
 def build():

@@ -27,6 +27,7 @@ from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Never
 
 import psutil
@@ -307,8 +308,7 @@ def _probe(target: str, reports: Connection) -> None:
 
 def load_target(target: str) -> Callable[[ModelSpec, RunOptions], Row]:
     """The function that ``module:function`` names. Raises whatever its import raises."""
-    module, _, function = target.partition(":")
-    run_model: Callable[[ModelSpec, RunOptions], Row] = getattr(importlib.import_module(module), function)
+    run_model: Callable[[ModelSpec, RunOptions], Row] = resolve_name(target)
     return run_model
 
 

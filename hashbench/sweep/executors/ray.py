@@ -9,7 +9,6 @@ lost runs again.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import signal
@@ -19,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
+from pkgutil import resolve_name
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
@@ -133,10 +133,7 @@ def call_on_node(function: str, request: str) -> dict[str, Any]:
     import ray
 
     here = ray.get_runtime_context().get_node_id()
-    module, _, name = function.partition(":")
-    answer: dict[str, Any] = getattr(importlib.import_module(module), name)(
-        json.dumps({**json.loads(request), "node": here})
-    )
+    answer: dict[str, Any] = resolve_name(function)(json.dumps({**json.loads(request), "node": here}))
     return {**answer, "node": here}
 
 

@@ -8,14 +8,14 @@ shared with the machine that asks.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from multiprocessing import connection
 from pathlib import Path
+from pkgutil import resolve_name
 from time import monotonic
 from typing import Any
 
@@ -94,9 +94,8 @@ def _problem(error: HashbenchError | OSError) -> dict[str, Any]:
 
 
 def _environment(asked: Mapping[str, Any]) -> dict[str, Any]:
-    module, _, name = asked["fingerprint"].partition(":")
-    function: Callable[..., dict[str, Any]] = getattr(importlib.import_module(module), name)
-    return function(device=asked["device"], variables=WORKER_VARIABLES)
+    environment: dict[str, Any] = resolve_name(asked["fingerprint"])(device=asked["device"], variables=WORKER_VARIABLES)
+    return environment
 
 
 def _run(asked: Mapping[str, Any], folder: ResultsFolder) -> tuple[TaskResult, dict[str, bytes]]:
