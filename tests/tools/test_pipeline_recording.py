@@ -15,9 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchvision import transforms
 
 from hashbench.run.rng import global_state_digests, preserved_rng, reset_rng_state
-from hashbench.tools.pipeline.loading import first_batches
 from hashbench.tools.pipeline.observed import Batch
-from hashbench.tools.pipeline.recording import content_digest, matched
+from hashbench.tools.pipeline.recording import content_digest, first_batches, matched
 
 
 @pytest.fixture

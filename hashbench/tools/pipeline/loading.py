@@ -1,12 +1,14 @@
-"""The user's loader: what it is made of, and its first batches, watched while they are made."""
+"""What a user's loader is made of: its settings, the parts of its dataset, the files and folders that it lists."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import xxhash
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    IterableDataset,
+    Dataset,
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
@@ -23,110 +25,49 @@ from torch.utils.data import (
 )
 
 from hashbench.run.rng import is_generator, state_digest
-from hashbench.tools.pipeline.observed import MOMENTS, Batch, Batches, Folder, Loader, Transform, Worker
-from hashbench.tools.pipeline.recording import (
-    Anatomy,
-    content_digest,
-    dissect,
-    length_of,
-    listing_of,
-    matched,
-    read_notes,
-    watched,
-)
+from hashbench.text import squeezed
+from hashbench.tools.pipeline.observed import Batches, Folder, Listing, Loader, Transform
+from hashbench.trace.arguments import items_of
 
 _SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-_ASKED, _FIRST_MADE = MOMENTS[-2:]
-_NO_MORE = object()
 _MOST_ENTRIES = 1_000_000
-_NOT_LOADER = "the loader is not a torch.utils.data.DataLoader, so only its batches are seen"
+NOT_LOADER = "the loader is not a torch.utils.data.DataLoader, so only its batches are seen"
+_MOST_OBJECTS = 10_000
+_DEEPEST = 10
+_LONGEST_LIST = 256
+"""A longer list holds samples, not parts."""
 
 
-def first_batches(
-    loader: Any, *, steps: int, modules: tuple[str, ...], note: Callable[[str], None]
-) -> tuple[tuple[Any, ...], Batches, tuple[Worker, ...]]:
-    """The first ``steps`` batches of ``loader`` for the model, what was seen of their making, and the workers.
+def facts_of(
+    loader: Any, *, seed: int, batches: Batches, given: dict[str, str], listed: Sequence[str]
+) -> tuple[Loader, str]:
+    """What the loader is made of, and the folder from which its files are named (empty where there are none).
 
-    ``note`` is called with each of the moments that come by meanwhile.
-
-    Raises:
-        Exception: whatever the loader raises.
+    Args:
+        given: :func:`given_generators`, of before the first batch.
+        listed: :func:`listed_folders`, while it was made.
     """
-    received: list[Any] = []
-    digests: list[str | None] = []
-    exhausted = False
-    with tempfile.TemporaryDirectory(prefix="hashbench-") as folder:
-        with watched(loader, Path(folder), modules=modules) as recorder:
-            note(_ASKED)
-            iterator = iter(loader)
-            while len(received) < steps:
-                with recorder.switched(True) if recorder is not None else contextlib.nullcontext():
-                    batch = next(iterator, _NO_MORE)
-                if batch is _NO_MORE:
-                    exhausted = True
-                    break
-                if not received:
-                    note(_FIRST_MADE)
-                received.append(batch)
-                digests.append(content_digest(batch))
-            del iterator  # ends the workers
-        workers, notes = read_notes(Path(folder))
-    batches = matched(digests, notes)
-    used = {batch.worker for batch in batches}
-    seen = Batches(batches, steps, exhausted, _absent(loader, batches))
-    return tuple(received), seen, tuple(worker for worker in workers if worker.worker in used)
-
-
-def _absent(loader: Any, batches: tuple[Batch, ...]) -> dict[str, str]:
-    """Why what is missing from the batches is missing."""
-    absent = {}
-    if any(batch.digest is None for batch in batches):
-        absent["digest"] = "a batch holds something of a kind that cannot be hashed"
-    if not isinstance(loader, DataLoader):
-        return absent | dict.fromkeys(("samples", "files", "before", "after"), _NOT_LOADER)
-    if any(batch.samples is None for batch in batches):
-        absent["samples"] = "batches could not be told apart, or were changed after they were collated"
-    whole = "is iterable" if isinstance(loader.dataset, IterableDataset) else "makes whole batches"
-    no_index = f"the dataset {whole}, so that the making of a single sample is not seen"
-    samples = [sample for batch in batches for sample in batch.samples or ()]
-    indexed = all(sample.index is not None for sample in samples)
-    reasons = {
-        "index": no_index,
-        "files": "no file was opened by Python while a sample was made (C code opens files unseen)",
-        "before": "no transform was seen at work, or it got something that cannot be hashed",
-        "after": "a sample holds something of a kind that cannot be hashed",
-    }
-    for name, reason in reasons.items():
-        if any(getattr(sample, name) is None for sample in samples):
-            absent[name] = reason if indexed or name == "after" else no_index
-    return absent
-
-
-# --------------------------------------------------------------------------------------------------- the facts
-
-
-def facts_of(loader: Any, *, seed: int, batches: Batches, given: dict[str, str]) -> Loader:
-    """What the loader is made of, without the folders that were listed. ``given``: :func:`given_generators`, of before
-    the first batch."""
     is_torchs = isinstance(loader, DataLoader)
     dataset = getattr(loader, "dataset", None)
     anatomy = Anatomy() if dataset is None else dissect(dataset)
-    transforms, listing = _transforms(anatomy, batches), listing_of(anatomy)
+    transforms, listing = _transforms(anatomy, batches), _listing_of(anatomy)
     order = _order_of(loader) if is_torchs else None
     shuffles, draws_by_default = None, None
     if isinstance(order, _SHUFFLING):
         shuffles, draws_by_default = True, order.generator is None
     elif isinstance(order, SequentialSampler):
         shuffles, draws_by_default = False, False
-    absent = {} if is_torchs else {"loader": _NOT_LOADER}
+    files = [file for sample in batches.samples for file in sample.files or ()]
+    root = listing.root if listing is not None else _common_folder(files)
+    absent = {} if is_torchs else {"loader": NOT_LOADER}
     if listing is None:
         absent["listing"] = "the dataset holds no list of files as long as it is itself"
     if not transforms:
         absent["transforms"] = "no transform was found in the dataset"
-    return Loader(
+    facts = Loader(
         kind=_kind(loader),
         dataset=_kind(dataset),
-        length=length_of(dataset),
+        length=_length_of(dataset),
         batch_size=loader.batch_size if is_torchs else None,
         num_workers=loader.num_workers if is_torchs else 0,
         shuffle=shuffles,
@@ -144,9 +85,10 @@ def facts_of(loader: Any, *, seed: int, batches: Batches, given: dict[str, str])
         transforms=transforms or None,
         random_transforms=tuple(item.name for item in transforms if item.drew) if transforms else None,
         listing=listing,
-        folders=(),
+        folders=_folders_in(listed, root),
         absent=absent,
     )
+    return facts, root
 
 
 def given_generators(loader: Any) -> dict[str, str]:
@@ -196,6 +138,130 @@ def _kind(value: Any) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
+# ------------------------------------------------------------------------------------------- the parts of a dataset
+
+
+@dataclass
+class Anatomy:
+    """What was found in a dataset, by name: where it is held, such as ``dataset.transform.transforms.1``.
+
+    ``transforms`` and ``functions`` (plain ones, by their code) are what is called on samples; ``texts`` are theirs.
+    ``objects`` keeps whatever is known by its id alive.
+    """
+
+    datasets: dict[int, str] = field(default_factory=dict)
+    transforms: dict[int, str] = field(default_factory=dict)
+    functions: dict[types.CodeType, str] = field(default_factory=dict)
+    generators: dict[str, Any] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    objects: dict[int, Any] = field(default_factory=dict)
+
+
+def dissect(dataset: Any, modules: Mapping[str, types.ModuleType] | None = None) -> Anatomy:
+    """Look into ``dataset``, and into the globals of the user's own ``modules`` for generators."""
+    anatomy = Anatomy()
+    waiting: list[tuple[str, Any, int]] = [("dataset", dataset, 0)]
+    while waiting and len(anatomy.objects) < _MOST_OBJECTS:
+        name, value, depth = waiting.pop(0)
+        if id(value) in anatomy.objects or depth > _DEEPEST:
+            continue
+        anatomy.objects[id(value)] = value
+        if is_generator(value):
+            anatomy.generators[name] = value
+        else:
+            _note(anatomy, name, value, is_root=depth == 0)
+            waiting += [(f"{name}.{part}", inner, depth + 1) for part, inner in _parts(value)]
+    for module_name, module in (modules or {}).items():
+        for key, value in list(vars(module).items()):
+            if is_generator(value) and not any(value is known for known in anatomy.generators.values()):
+                anatomy.generators[f"{module_name}.{key}"] = value
+    return anatomy
+
+
+def _note(anatomy: Anatomy, name: str, value: Any, *, is_root: bool) -> None:
+    if is_root or isinstance(value, Dataset):
+        anatomy.datasets[id(value)] = name
+    elif isinstance(value, (types.FunctionType, types.MethodType)):
+        function = value.__func__ if isinstance(value, types.MethodType) else value
+        anatomy.functions[function.__code__] = called = f"{name} {function.__qualname__}"
+        anatomy.texts[called] = function.__qualname__
+    elif callable(value) and not isinstance(value, (type, functools.partial)):
+        anatomy.transforms[id(value)] = called = f"{name} {type(value).__qualname__}"
+        anatomy.texts[called] = squeezed(str(value), 500)
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, (list, tuple, dict)):
+        if len(value) <= _LONGEST_LIST:
+            yield from ((str(key), item) for key, item in items_of(value) or () if _may_hold_parts(item))
+    elif isinstance(value, functools.partial):
+        yield "func", value.func
+        yield from _parts([*value.args, *value.keywords.values()])
+    elif isinstance(value, types.MethodType):
+        yield "self", value.__self__
+    elif isinstance(value, types.FunctionType):
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            try:
+                yield name, cell.cell_contents
+            except ValueError:  # not assigned yet
+                continue
+    else:
+        if isinstance(value, torch.nn.Module):
+            yield from value.named_children()
+        yield from ((name, item) for name, item in _attributes(value) if _may_hold_parts(item))
+
+
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    return list(getattr(value, "__dict__", {}).items())
+
+
+def _may_hold_parts(value: Any) -> bool:
+    if isinstance(value, (str, bytes, int, float, type, torch.Tensor, types.ModuleType, Path, type(None))):
+        return False
+    return callable(value) or isinstance(value, (list, tuple, dict, Dataset)) or is_generator(value)
+
+
+# ----------------------------------------------------------------------------------------------- files and folders
+
+
+def _listing_of(anatomy: Anatomy) -> Listing | None:
+    """The list of files that a dataset holds: the first attribute that is a list as long as the dataset whose items
+    are, or begin with, names of files that are there. ``None`` where no attribute is."""
+    for key, name in anatomy.datasets.items():
+        dataset = anatomy.objects[key]
+        for attribute, value in _attributes(dataset):
+            files = _files(value)
+            if files and len(files) == _length_of(dataset):
+                root = _common_folder(files)
+                return Listing(f"{name}.{attribute}", root, tuple(os.path.relpath(file, root) for file in files))
+    return None
+
+
+def _files(value: Any) -> list[str]:
+    """The absolute paths in a list of names of files, or of tuples that begin with one; else nothing."""
+    if not isinstance(value, (list, tuple)) or not value:
+        return []
+    heads = [item[0] if isinstance(item, (list, tuple)) and item else item for item in value]
+    if not all(isinstance(head, (str, Path)) for head in heads):
+        return []
+    if not all(os.path.isfile(head) for head in (heads[0], heads[-1], heads[len(heads) // 2])):  # noqa: PTH113
+        return []
+    return [os.path.abspath(head) for head in heads]  # noqa: PTH100
+
+
+def _common_folder(files: list[str]) -> str:
+    """The deepest folder that holds all of these files; empty without files."""
+    return os.path.commonpath([os.path.dirname(file) for file in files]) if files else ""  # noqa: PTH120
+
+
+def _length_of(dataset: Any) -> int | None:
+    """The length of a dataset that has one."""
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return None
+
+
 @contextlib.contextmanager
 def listed_folders() -> Iterator[list[str]]:
     """The absolute paths of the folders that are listed meanwhile, but for those that Python's import looks into."""
@@ -217,7 +283,7 @@ def listed_folders() -> Iterator[list[str]]:
         is_on = False
 
 
-def folders_in(paths: Sequence[str], root: str) -> tuple[Folder, ...]:
+def _folders_in(paths: Sequence[str], root: str) -> tuple[Folder, ...]:
     """What the system lists in each of those at or below ``root``, which is named by its path from there."""
     folders = []
     for path in dict.fromkeys(paths):

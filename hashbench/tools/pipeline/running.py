@@ -28,7 +28,7 @@ from hashbench.run.settings import settings
 from hashbench.run.workload import map_tensors, mean_of_outputs
 from hashbench.tools.pipeline import observed
 from hashbench.tools.pipeline.checking import ANSWER_FILE, Config, load_config
-from hashbench.tools.pipeline.loading import facts_of, first_batches, folders_in, given_generators, listed_folders
+from hashbench.tools.pipeline.loading import facts_of, given_generators, listed_folders
 from hashbench.tools.pipeline.observed import (
     Batches,
     Digests,
@@ -39,7 +39,7 @@ from hashbench.tools.pipeline.observed import (
     Surroundings,
     Weights,
 )
-from hashbench.tools.pipeline.recording import common_folder
+from hashbench.tools.pipeline.recording import first_batches
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import named_tensors
 from hashbench.trace.digest import digest, dtype_name
@@ -93,9 +93,7 @@ def observe(path: Path, *, hash_seed: str, hash_seed_by: str) -> Observed:
             consequence="it gave no batch, so nothing can be compared",
             tip="Check its dataset, and drop_last.",
         )
-    facts = facts_of(loader, seed=config.seed, batches=seen, given=given)
-    files = [file for sample in seen.samples for file in sample.files or ()]
-    root = facts.listing.root if facts.listing is not None else common_folder(files)
+    facts, root = facts_of(loader, seed=config.seed, batches=seen, given=given, listed=listed)
     with _part_named(path, "its model"):
         outputs, layers, trace = first_steps(config, model, batches)
     parameter = next(model.parameters(), None) if model is not None else None
@@ -106,7 +104,7 @@ def observe(path: Path, *, hash_seed: str, hash_seed_by: str) -> Observed:
     return Observed(
         surroundings=Surroundings(machine, settings(), hash_seed, hash_seed_by, _modules_of_users(known)),
         random_state=RandomState(moments, workers),
-        loader=replace(facts, folders=folders_in(listed, root)),
+        loader=facts,
         batches=_relative(seen, root),
         weights=weights,
         outputs=outputs,
