@@ -189,6 +189,17 @@ def test_what_only_reads_and_runs_never_knows_torch_even_lazily(part: str) -> No
     assert not [module for module in modules if reaches_torch(module, lazy=True)]
 
 
+def test_no_tool_imports_another_nor_the_compiler() -> None:
+    tools = {module: module.split(".")[1] for module in SOURCES if module.startswith("tools.")}
+    assert not {
+        f"{module} imports {other}"
+        for module, tool in tools.items()
+        for other in reached(module, lazy=True) & tools.keys()
+        if tools[other] != tool
+    }
+    assert not [name for module in tools for name in imports(module, lazy=True) if name.startswith("torch._inductor")]
+
+
 def test_nothing_imports_the_command_line() -> None:
     users = {
         name for name in SOURCES if any(other.partition(".")[0] == "cli" for other in imported_modules(name, lazy=True))

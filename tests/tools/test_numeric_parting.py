@@ -21,12 +21,12 @@ def trace(*ops: str, leaves: dict[str, float] | None = None, results: dict[str, 
     A value of ``view`` writes nothing, one of ``blank`` is an allocation.
     """
     known = {"x": 1.0} | (leaves or {})
-    found = []
+    records = []
     for line in ops:
         left, _, right = line.partition("=")
         module, op, value = left.split()
         name, _, arguments = op.partition("(")
-        found.append(
+        records.append(
             OpRecord(
                 f"{module}/{op}",
                 "backward" if module.startswith("back") else "forward",
@@ -39,11 +39,11 @@ def trace(*ops: str, leaves: dict[str, float] | None = None, results: dict[str, 
                 blank=value == "blank",
             )
         )
-    last = found[-1].id
+    last = records[-1].id
     return Trace(
-        tuple(found),
+        tuple(records),
         leaves=tuple(
-            Leaf(source(name, known), kind_of(name), digest(str(value)), first_reader(source(name, known), found))
+            Leaf(source(name, known), kind_of(name), digest(str(value)), first_reader(source(name, known), records))
             for name, value in known.items()
         ),
         results=tuple(Result(n, digest("0"), s) for n, s in (results or {"out": last}).items()),
@@ -160,16 +160,16 @@ def test_the_two_levels_may_part_at_two_places() -> None:
 
 def test_what_differs_and_heals_is_counted() -> None:
     first, second, _ = CASES["a fold that heals before a wrong weight"]
-    found = parted(first, second)
-    assert (found.healed, found.aligned, found.only_before, found.only_after) == (1, 3, 1, 0)
+    parting = parted(first, second)
+    assert (parting.healed, parting.aligned, parting.only_before, parting.only_after) == (1, 3, 1, 0)
 
 
 def test_through_ops_of_one_execution_alone_both_ends_are_named() -> None:
     first = trace("a conv 1 = x", "b one 2 = a/conv", "c two 3 = b/one", "d last 4 = c/two", leaves=LEAVES)
     second = trace("a conv 1 = x", "k fused 7 = a/conv", "d last 9 = k/fused", leaves=LEAVES)
-    found = parted(first, second)
-    assert (found.kind, found.op) == ("only before", "one")
-    assert found.until == "last in d (forward)"
+    parting = parted(first, second)
+    assert (parting.kind, parting.op) == ("only before", "one")
+    assert parting.until == "last in d (forward)"
 
 
 def test_the_last_op_of_a_module_replaces_the_last_of_the_other_if_the_shape_is_the_same() -> None:

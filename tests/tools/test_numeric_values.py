@@ -38,29 +38,23 @@ def compared(before, after, *, precision=None, ignore=()):
 
 
 NUMBERS = [0.0, -0.0, 1.0, 1.0 + 5e-5, 1.0 + 2e-4, 1e-5, -1e-5, 1e6, 1e6 + 50, 1e6 + 500, INF, -INF, NAN]
+INTEGERS = [0, 1, 200, 201, 2**7]
+DTYPES = {
+    **dict.fromkeys((torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64), NUMBERS),
+    **dict.fromkeys((torch.int64, torch.int32, torch.uint8), INTEGERS),
+}
 
 
-@pytest.mark.parametrize("precision", [1e-4, 0.0, 1e-3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("precision", [1e-4, 0.0, 1e-3, 0.1])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_verdict_on_tensors_is_the_ancestors(ancestor: ModuleType, dtype: torch.dtype, precision: float) -> None:
-    for a, b in itertools.product(NUMBERS, NUMBERS):
-        before, after = {"x": torch.tensor([a, 1.0], dtype=dtype)}, {"x": torch.tensor([b, 1.0], dtype=dtype)}
-        ours = numeric.compare_dict_tensors(before, after, precision)
-        assert bool(ours) == ancestor.compare_dict_tensors(before, after, precision), (a, b)
-        pair = (before["x"],), (after["x"],)
-        assert bool(numeric.compare_tuple_tensors(*pair, precision)) == ancestor.compare_tuple_tensors(*pair, precision)
-        assert bool(numeric.compare_forward_output(*pair, precision)) == bool(
-            ancestor.compare_forward_output(*pair, precision)
-        )
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
-def test_verdict_on_integers_is_the_ancestors(ancestor: ModuleType, dtype: torch.dtype) -> None:
-    for a, b in itertools.product([0, 1, 200, 2**7], [0, 1, 201, 2**7]):
-        before, after = {"x": torch.tensor([a], dtype=dtype)}, {"x": torch.tensor([b], dtype=dtype)}
-        for precision in (0.0, 1e-4, 0.1):
-            ours = numeric.compare_dict_tensors(before, after, precision)
-            assert bool(ours) == ancestor.compare_dict_tensors(before, after, precision)
+    tensors = [torch.tensor([number, 1], dtype=dtype) for number in DTYPES[dtype]]
+    for before, after in itertools.product(tensors, tensors):
+        verdict = ancestor.compare_dict_tensors({"x": before}, {"x": after}, precision)
+        assert bool(numeric.compare_dict_tensors({"x": before}, {"x": after}, precision)) == verdict, (before, after)
+        for name in ("compare_tuple_tensors", "compare_forward_output"):
+            verdict = bool(getattr(ancestor, name)((before,), (after,), precision))
+            assert bool(getattr(numeric, name)((before,), (after,), precision)) == verdict, (name, before, after)
 
 
 def test_verdict_on_models_is_the_ancestors(ancestor: ModuleType) -> None:
@@ -98,16 +92,19 @@ def test_missing_key_is_a_difference_with_its_name_and_no_key_error(ancestor: Mo
     a, b = {"x": torch.ones(1), "y": torch.ones(1)}, {"x": torch.ones(1), "z": torch.ones(1)}
     with pytest.raises(KeyError):
         ancestor.compare_dict_tensors(a, b, 1e-4)
-    found = numeric.compare_dict_tensors(a, b, 1e-4)
-    assert not found
-    assert [(item.name, item.kind) for item in found.tensors if not item] == [("y", "only before"), ("z", "only after")]
+    result = numeric.compare_dict_tensors(a, b, 1e-4)
+    assert not result
+    assert [(item.name, item.kind) for item in result.tensors if not item] == [
+        ("y", "only before"),
+        ("z", "only after"),
+    ]
 
 
 def test_gradient_that_only_one_model_has_is_a_difference_and_none_on_both_sides_is_not(ancestor: ModuleType) -> None:
     gradient = {"x": torch.ones(1), "y": None}
     assert ancestor.compare_dict_tensors(gradient, {"x": None, "y": None}, 1e-4)  # silence
-    found = numeric.compare_dict_tensors(gradient, {"x": None, "y": None}, 1e-4)
-    assert [(item.name, item.within, item.kind, item.detail) for item in found.tensors] == [
+    result = numeric.compare_dict_tensors(gradient, {"x": None, "y": None}, 1e-4)
+    assert [(item.name, item.within, item.kind, item.detail) for item in result.tensors] == [
         ("x", False, "only before", "None after"),
         ("y", True, "", ""),
     ]
@@ -133,9 +130,9 @@ def test_outputs_may_be_nested() -> None:
     def output(value: float) -> Output:
         return Output(torch.tensor(1.0), {"a": [torch.ones(2), (torch.tensor([value]), "text", 3, None)]})
 
-    found = numeric.compare_forward_output(output(1.0), output(1.5), 1e-4)
-    assert [item.name for item in found.differing] == ["output.states.a.1.0"]
-    assert len(found.tensors) == 6
+    result = numeric.compare_forward_output(output(1.0), output(1.5), 1e-4)
+    assert [item.name for item in result.differing] == ["output.states.a.1.0"]
+    assert len(result.tensors) == 6
 
 
 FORMS = {
@@ -157,8 +154,8 @@ FORMS = {
 
 @pytest.mark.parametrize(("before", "after", "kind", "detail"), FORMS.values(), ids=FORMS)
 def test_difference_of_form_is_a_difference_and_says_which(before, after, kind: str, detail: str) -> None:
-    found = compared(before, after)
-    assert (found.within, found.bitwise, found.kind, found.detail) == (False, False, kind, detail)
+    result = compared(before, after)
+    assert (result.within, result.bitwise, result.kind, result.detail) == (False, False, kind, detail)
 
 
 def test_form_can_be_looked_past_and_values_still_count() -> None:
@@ -172,34 +169,29 @@ def test_form_can_be_looked_past_and_values_still_count() -> None:
         compared(half, half, ignore=["stride"])
 
 
-def test_channels_last_is_no_difference() -> None:
-    image = torch.rand(2, 3, 4, 4)
-    assert compared(image, image.to(memory_format=torch.channels_last)).bitwise
-
-
 def test_unknown_type_is_never_equal() -> None:
-    found = numeric.compare_forward_output(object(), object())
-    assert not found
-    assert found.tensors[0].kind == "not comparable"
-    assert "builtins.object" in found.tensors[0].detail
+    result = numeric.compare_forward_output(object(), object())
+    assert not result
+    assert result.tensors[0].kind == "not comparable"
+    assert "builtins.object" in result.tensors[0].detail
 
 
 # --------------------------------------------------------------------------------------------------- numbers
 
 
 def test_numbers_of_a_difference() -> None:
-    found = compared(torch.tensor([1.0, 2.0, 0.0, 4.0]), torch.tensor([1.0, 2.5, 0.5, 4.0 + 2**-21]))
-    assert (found.elements, found.total, found.beyond) == (3, 4, 2)
-    assert (found.max_abs, found.max_relative) == (0.5, 0.25)
-    assert found.max_ulp == 0x3F000000  # from 0 to 0.5
-    assert (found.rtol, found.atol) == (1.3e-6, 1e-5)
-    assert found.excess == pytest.approx(0.5 / (1e-5 + 1.3e-6 * 0.5))
+    result = compared(torch.tensor([1.0, 2.0, 0.0, 4.0]), torch.tensor([1.0, 2.5, 0.5, 4.0 + 2**-21]))
+    assert (result.elements, result.total, result.beyond) == (3, 4, 2)
+    assert (result.max_abs, result.max_relative) == (0.5, 0.25)
+    assert result.max_ulp == 0x3F000000  # from 0 to 0.5
+    assert (result.rtol, result.atol) == (1.3e-6, 1e-5)
+    assert result.excess == pytest.approx(0.5 / (1e-5 + 1.3e-6 * 0.5))
 
 
 def test_both_verdicts_are_given() -> None:
-    found = compared(torch.tensor([1.0]), torch.tensor([1.0 + 2**-23]))
-    assert (found.within, found.bitwise, found.max_ulp, found.beyond) == (True, False, 1, 0)
-    assert 0 < found.excess < 1
+    result = compared(torch.tensor([1.0]), torch.tensor([1.0 + 2**-23]))
+    assert (result.within, result.bitwise, result.max_ulp, result.beyond) == (True, False, 1, 0)
+    assert 0 < result.excess < 1
 
 
 LIMITS = {
@@ -215,33 +207,32 @@ LIMITS = {
 
 @pytest.mark.parametrize(("dtype", "limits"), LIMITS.items(), ids=str)
 def test_default_tolerance_is_that_of_assert_close(dtype: torch.dtype, limits: tuple[float, float]) -> None:
-    found = compared(torch.zeros(1, dtype=dtype), torch.ones(1, dtype=dtype))
-    assert (found.rtol, found.atol) == limits
-    assert not found.within
+    result = compared(torch.zeros(1, dtype=dtype), torch.ones(1, dtype=dtype))
+    assert (result.rtol, result.atol) == limits
+    assert not result.within
 
 
-NOT_A_NUMBER = {
-    "NaN at the same place": ([NAN, 1.0], [NAN, 1.0], True, True),
-    "NaN against a number": ([NAN], [1.0], False, False),
-    "infinity against itself": ([INF], [INF], True, True),
-    "infinity against the other": ([INF], [-INF], False, False),
-    "infinity against a number": ([INF], [3e38], False, False),
-    "sign of zero": ([0.0], [-0.0], True, False),
+IMAGE = torch.rand(2, 3, 4, 4)
+PAYLOADS = [torch.tensor([bits], dtype=torch.int32).view(torch.float32) for bits in (0x7FC00000, 0x7FC00001)]
+EQUALITY = {
+    "NaN at the same place": (torch.tensor([NAN, 1.0]), torch.tensor([NAN, 1.0]), True, True, ""),
+    "NaN against a number": (torch.tensor([NAN]), torch.tensor([1.0]), False, False, ""),
+    "infinity against itself": (torch.tensor([INF]), torch.tensor([INF]), True, True, ""),
+    "infinity against the other": (torch.tensor([INF]), torch.tensor([-INF]), False, False, ""),
+    "infinity against a number": (torch.tensor([INF]), torch.tensor([3e38]), False, False, ""),
+    "sign of zero": (torch.tensor([0.0]), torch.tensor([-0.0]), True, False, "sign of zero"),
+    "payload of NaN": (*PAYLOADS, True, False, "NaN payload"),
+    "other strides": (IMAGE, IMAGE.to(memory_format=torch.channels_last), True, True, ""),
 }
 
 
-@pytest.mark.parametrize(("before", "after", "within", "bitwise"), NOT_A_NUMBER.values(), ids=NOT_A_NUMBER)
-def test_rule_for_what_is_no_number(before, after, within: bool, bitwise: bool) -> None:
-    found = compared(torch.tensor(before), torch.tensor(after))
-    assert (found.within, found.bitwise) == (within, bitwise)
-    assert found.within or found.excess == INF
-
-
-def test_nan_payload_is_equal_within_tolerance_and_not_bit_by_bit() -> None:
-    payloads = [torch.tensor([bits], dtype=torch.int32).view(torch.float32) for bits in (0x7FC00000, 0x7FC00001)]
-    found = compared(*payloads)
-    assert (found.within, found.bitwise, found.kind, found.detail) == (True, False, "representation", "NaN payload")
-    assert found.nan_in_both == 1
+@pytest.mark.parametrize(("before", "after", "within", "bitwise", "detail"), EQUALITY.values(), ids=EQUALITY)
+def test_equality_of(before: torch.Tensor, after: torch.Tensor, within: bool, bitwise: bool, detail: str) -> None:
+    result = compared(before, after)
+    assert (result.within, result.bitwise, result.detail) == (within, bitwise, detail)
+    assert result.within or result.excess == INF
+    assert (result.kind == "representation") == bool(detail)
+    assert result.nan_in_both == int((before.isnan() & after.isnan()).sum())
 
 
 def quantized(*values: float) -> torch.Tensor:
@@ -285,8 +276,8 @@ CLOSE = {
 
 @pytest.mark.parametrize(("before", "after", "ignore"), CLOSE.values(), ids=CLOSE)
 def test_values_that_are_close_are_within_tolerance_and_not_equal_bit_by_bit(before, after, ignore) -> None:
-    found = compared(before, after, precision=0.5, ignore=ignore)
-    assert (found.within, found.bitwise) == (True, False)
+    result = compared(before, after, precision=0.5, ignore=ignore)
+    assert (result.within, result.bitwise) == (True, False)
     assert not compared(before, after, ignore=ignore).within
 
 
@@ -294,8 +285,8 @@ def test_nested_tensors_are_compared_part_by_part() -> None:
     def nested(value: float) -> torch.Tensor:
         return torch.nested.nested_tensor([torch.ones(2), torch.full((3,), value)], layout=torch.jagged)
 
-    found = numeric.compare_forward_output((nested(1.0),), (nested(2.0),))
-    assert [item.name for item in found.differing] == ["output.0.1"]
+    result = numeric.compare_forward_output((nested(1.0),), (nested(2.0),))
+    assert [item.name for item in result.differing] == ["output.0.1"]
 
 
 @pytest.mark.parametrize("value", [-1.0, NAN, INF])
@@ -336,12 +327,9 @@ def test_rename_takes(rename, expected: dict[str, str]) -> None:
     assert renamed(["a.weight", "a.bias"], rename) == expected
 
 
-def test_two_names_that_become_one_are_refused() -> None:
-    with pytest.raises(HashbenchError, match="takes both 'a' and 'b' to 'c'"):
-        renamed(["a", "b"], {"a": "c", "b": "c"})
-
-
-def test_renamed_parameters_are_compared_with_their_new_ones() -> None:
+def test_renamed_tensors_are_compared_and_two_names_that_become_one_are_refused() -> None:
     before, after = {"a.w": torch.ones(1), "b": torch.zeros(1)}, {"s.w": torch.ones(1), "b": torch.zeros(1)}
     assert numeric.compare_dict_tensors(before, after, rename={"a": "s"}).bitwise
     assert not numeric.compare_dict_tensors(before, after)
+    with pytest.raises(HashbenchError, match="takes both 'a' and 'b' to 'c'"):
+        renamed(["a", "b"], {"a": "c", "b": "c"})
