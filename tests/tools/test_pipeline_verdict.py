@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from pipeline_values import FILES, GENERATORS, batches, check, loader, sample, seen, trace
+from pipeline_helpers import FILES, GENERATORS, batches, check, loader, sample, seen, trace
 
 from hashbench.errors import HashbenchError
 from hashbench.records import Trace
