@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from hashbench import HashDebugTrace, cli
+from hashbench import cli
 from hashbench.run.rng import preserved_rng
 from hashbench.run.settings import preserved
 from hashbench.tools.numeric import numeric_check_if_enabled
@@ -62,17 +62,3 @@ def test_numeric_check_runs_as_torchs_own_is_called() -> None:
         next(before.parameters()).add_(random.Random(0).uniform(1, 2))
         changed = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
     assert not numeric_check_if_enabled(before, changed, [torch.randn(2, 4)], 1, 1e-4)
-
-
-def test_the_scripts_demo_of_a_trace_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    with HashDebugTrace(verbose=True, log_path="nn_trace.log", max_ops_logged=5, include_timestamp=False) as trace:
-        model = nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 5), nn.Softmax(dim=1))
-        loss = nn.CrossEntropyLoss()(model(torch.randn(4, 10)), torch.randint(0, 5, (4,)))
-        loss.backward()
-    assert len(capsys.readouterr().out.splitlines()) == 5
-    trace.print_summary(to_file=False)
-    assert f"{len(trace.finish().records)} ops" in capsys.readouterr().out
-    trace.export_to_json("nn_trace_export.json")
-    read = next(entry for entry in trace.stack_log if entry["arg_tensors"])["arg_tensors"][0]
-    assert trace.find_tensor_by_hash(read["hash"]) or read["hash"] == "blank"
-    assert [entry for entry in trace.get_tensor_flow_graph() if "addmm" in entry["operation"].lower()]

@@ -208,44 +208,33 @@ def test_random_numbers_are_drawn_once(draw_numbers: Callable[[torch.Generator],
     assert sum(mode.checked.values())
 
 
-def test_generators_are_put_back_after_a_repetition_that_raises() -> None:
+def test_generators_are_put_back_after_a_repetition_that_raises_or_draws_more() -> None:
     torch.manual_seed(7)
     state = torch.get_rng_state()
 
     with pytest.raises(BitwiseMismatchError), BitwiseEquivalenceMode(raise_on_mismatch=True):
         fail_when_repeated(torch.zeros(1), text="no")
-
     assert torch.equal(torch.get_rng_state(), state)
 
-
-def test_a_repetition_that_draws_more_is_a_mismatch_and_leaves_the_state_of_one_run() -> None:
-    torch.manual_seed(7)
-    state = torch.get_rng_state()
-
-    with BitwiseEquivalenceMode() as mode:
+    global CALLS
+    CALLS = itertools.count()
+    with BitwiseEquivalenceMode():
         draw_once_more_each_time(torch.zeros(1))  # draws nothing in its first run
-
-    assert [found.place for found in mode.get_mismatches()] == ["generator cpu"]
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_settings_and_warning_filters_of_the_program_stay() -> None:
+def test_settings_filters_and_exceptions_of_the_program_stay() -> None:
     filters = list(warnings.filters)
-    with BitwiseEquivalenceMode(), torch.no_grad():
+    with BitwiseEquivalenceMode() as mode, torch.no_grad():
         assert not torch.is_anomaly_enabled()
-        torch.ones(3).log()
-    assert warnings.filters == filters
-    assert not torch.is_anomaly_enabled()
-
-
-def test_an_exception_of_the_program_passes_and_the_mode_goes_on() -> None:
-    with BitwiseEquivalenceMode() as mode:
         with pytest.raises(RuntimeError, match="size of tensor"):
             torch.zeros(2) + torch.zeros(3)
         torch.ones(2).exp()
 
     assert mode.checked["aten.exp.default"] == 1
     assert not mode.get_mismatches()
+    assert warnings.filters == filters
+    assert not torch.is_anomaly_enabled()
 
 
 @pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
@@ -331,15 +320,11 @@ def test_ops_that_write_give_the_same_with_and_without(call: Callable[[torch.Ten
     assert not mode.unchecked
 
 
-def test_an_undeclared_write_of_somebody_elses_op_happens_once_and_is_compared() -> None:
+def test_an_undeclared_write_of_somebody_elses_op_happens_once() -> None:
     x = torch.zeros(3)
     with BitwiseEquivalenceMode(raise_on_mismatch=True):
         assert secretly_add(x).tolist() == [2.0] * 3
     assert x.tolist() == [1.0] * 3
-
-    with BitwiseEquivalenceMode() as mode:
-        secretly_count(torch.zeros(3))
-    assert [found.place for found in mode.get_mismatches()] == ["argument 0"]
 
 
 def test_no_schema_is_believed_where_that_is_asked_for() -> None:
@@ -376,22 +361,9 @@ def test_a_mismatch_is_recorded_with_its_numbers_and_place_and_the_keys_of_the_o
     assert found.get("other") is None
 
 
-def test_the_first_runs_value_goes_on() -> None:
-    with BitwiseEquivalenceMode(runs=4):
-        assert count(torch.zeros(1)).item() == 0.0
-
-
-def test_another_shape_is_a_mismatch() -> None:
-    lengths = iter([3, 4])
-
-    @torch.library.custom_op("bitwise_test::longer", mutates_args=())
-    def longer(x: torch.Tensor) -> torch.Tensor:
-        return x.new_zeros(next(lengths))
-
-    with BitwiseEquivalenceMode(count_unwritten=True) as mode:
-        longer(torch.zeros(1))
-    assert mode.get_mismatches()[0]["max_diff"] == "Shape mismatch"
-    assert "shapes [3] and [4]" in mode.report()
+@torch.library.custom_op("bitwise_test::longer", mutates_args=())
+def longer(x: torch.Tensor) -> torch.Tensor:
+    return x.new_zeros(3 + next(CALLS))
 
 
 @torch.library.custom_op("bitwise_test::one_more", mutates_args=())
@@ -399,10 +371,31 @@ def one_more(x: torch.Tensor) -> list[torch.Tensor]:
     return [x + number for number in range(next(CALLS) + 1)]
 
 
-def test_an_output_that_only_a_further_run_has_is_a_mismatch() -> None:
-    with BitwiseEquivalenceMode() as mode:
-        one_more(torch.zeros(1))
-    assert [found.place for found in mode.get_mismatches()] == ["output.1"]
+DIFFERING: dict[str, tuple[Callable[[torch.Tensor], Any], str, str]] = {
+    "another content": (count, "output", "output differs in 1 of 1 repetitions: 1 of 1 elements, by at most 1"),
+    "another shape": (longer, "output", "shapes [3] and [4]"),
+    "an output that only a further run has": (one_more, "output.1", "shapes none and [1]"),
+    "a number": (lambda x: number(x + 1), "output", "output differs in 1 of 1 repetitions: its content"),
+    "an undeclared write": (secretly_count, "argument 0", "1 of 1 elements, by at most 1"),
+    "more random numbers": (draw_once_more_each_time, "generator cpu", "its content"),
+    "an error": (lambda x: fail_when_repeated(x, text="not twice"), "", "run 2 raised RuntimeError: not twice"),
+}
+
+
+@pytest.mark.parametrize(("call", "place", "text"), DIFFERING.values(), ids=DIFFERING)
+def test_what_differs_is_named_and_the_first_runs_value_goes_on(
+    call: Callable[[torch.Tensor], Any], place: str, text: str
+) -> None:
+    global CALLS
+    plain = call(torch.zeros(1))
+    CALLS = itertools.count()
+    with BitwiseEquivalenceMode(count_unwritten=True) as mode:
+        under_the_mode = call(torch.zeros(1))
+
+    assert [found.place for found in mode.get_mismatches()] == [place]
+    assert text in mode.get_mismatches()[0].text()
+    assert bool(mode.get_mismatches()[0]["max_diff"] == "Shape mismatch") == ("shapes" in text)
+    assert all(map(bitwise_equal, *map(torch.utils._pytree.tree_leaves, (plain, under_the_mode))))
 
 
 def test_raising_and_warning_name_the_op() -> None:
@@ -434,6 +427,10 @@ def test_a_backward_op_belongs_to_a_forward_line_and_module() -> None:
     assert forward.source.endswith("forward")
     assert "forward call: bitwise_test.count.default in Sequential.1, at test_bitwise.py" in mode.report()
 
+    raised = pytest.raises(BitwiseMismatchError, match=r"forward call: .* in Counting, at test_bitwise\.py:\d+ forward")
+    with raised, BitwiseEquivalenceMode(raise_on_mismatch=True, ops="bitwise_test.count_gradient"):
+        Counting()(torch.ones(2, requires_grad=True)).sum().backward()
+
 
 def test_an_optimizers_ops_have_their_phase_and_nothing_watches_afterwards() -> None:
     net = torch.nn.Linear(2, 2)
@@ -446,12 +443,6 @@ def test_an_optimizers_ops_have_their_phase_and_nothing_watches_afterwards() -> 
 
     assert [found.phase for found in mode.get_mismatches()] == ["optimizer"]
     assert len(torch.nn.modules.module._global_forward_pre_hooks) == hooks
-
-
-def test_raising_in_backward_names_the_forward_line() -> None:
-    raised = pytest.raises(BitwiseMismatchError, match=r"forward call: .* in Counting, at test_bitwise\.py:\d+ forward")
-    with raised, BitwiseEquivalenceMode(raise_on_mismatch=True, ops="bitwise_test.count_gradient"):
-        Counting()(torch.ones(2, requires_grad=True)).sum().backward()
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -514,43 +505,16 @@ def test_runs_that_differ_are_counted(runs: int, values: list[float], expected: 
     assert [(found.run, found.runs_differing, found.runs) for found in mode.get_mismatches()] == expected
 
 
-@pytest.mark.parametrize(
-    ("bits", "by_bits", "by_value"),
-    [
-        pytest.param([0x7FC00000, 0x7FC00000], False, False, id="the same NaN"),
-        pytest.param([0x7FC00000, 0x7FC00001], True, False, id="another NaN"),
-        pytest.param([0x00000000, 0x80000000], True, False, id="another sign of zero"),
-        pytest.param([0x7F800000, 0xFF800000], True, True, id="another infinity"),
-        pytest.param([0x7FC00000, 0x3F800000], True, True, id="NaN and a number"),
-        pytest.param([0x3F800000, 0x3F800001], True, True, id="the last bit"),
-    ],
-)
-def test_equal_bits_and_equal_values(bits: list[int], by_bits: bool, by_value: bool) -> None:
-    rows = torch.tensor(np.array(bits, dtype=np.uint32).view(np.int32)).view(torch.float32)[:, None]
-    for equal, expected in (("bits", by_bits), ("values", by_value)):
-        with BitwiseEquivalenceMode(equal=equal) as mode:  # type: ignore[arg-type]
-            chosen(rows)
-        assert bool(mode.get_mismatches()) == expected, equal
-
-
-def test_a_python_number_is_compared() -> None:
-    with BitwiseEquivalenceMode() as by_bits:
-        number(torch.zeros(1))
+def test_a_python_number_is_compared_by_bits_or_by_value() -> None:
     with BitwiseEquivalenceMode(equal="values") as by_value:
         number(torch.zeros(1))
-    with BitwiseEquivalenceMode(raise_on_mismatch=True) as items:
+    with BitwiseEquivalenceMode() as by_bits:
+        number(torch.zeros(1))
         assert torch.tensor([2.5]).item() == 2.5
 
-    assert len(by_bits.get_mismatches()) == 1
     assert not by_value.get_mismatches()
-    assert items.checked["aten._local_scalar_dense.default"] == 1
-
-
-def test_a_repetition_that_raises_is_a_mismatch() -> None:
-    with BitwiseEquivalenceMode() as mode:
-        found = fail_when_repeated(torch.ones(1), text="not twice")
-    assert found.item() == 1.0
-    assert mode.get_mismatches()[0].text() == "run 2 raised RuntimeError: not twice"
+    assert [found.op for found in by_bits.get_mismatches()] == ["bitwise_test.number.default"]
+    assert by_bits.checked["aten._local_scalar_dense.default"] == 1
 
 
 # -------------------------------------------------------------------------------------------- memory nobody wrote
@@ -608,50 +572,27 @@ def test_a_collective_is_made_once(tmp_path: Path) -> None:
     assert mode.checked["aten.add.Tensor"] == 1
 
 
-def test_results_in_the_memory_of_the_first_run_are_not_called_equal() -> None:
+def into_buffer() -> None:
     library = torch.library.Library("bitwise_static", "DEF")  # custom_op refuses such an op, a library does not
     library.define("into_buffer(Tensor x) -> Tensor")
     library.impl("into_buffer", lambda x: BUFFER.copy_(x), "CPU")
     try:
-        with BitwiseEquivalenceMode() as mode:
-            torch.ops.bitwise_static.into_buffer(torch.ones(4))
+        torch.ops.bitwise_static.into_buffer(torch.ones(4))
     finally:
         library._destroy()
-    assert "same memory" in reasons(mode)["bitwise_static.into_buffer.default"]
-    assert set(mode.checked) == {"aten.ones.default"}
 
 
-def test_a_second_run_without_memory_is_named() -> None:
-    with BitwiseEquivalenceMode() as mode:
-        fail_when_repeated(torch.ones(1), text="DefaultCPUAllocator: can't allocate memory")
-    assert reasons(mode) == {"bitwise_test.fail_when_repeated.default": "run 2 ran out of memory"}
-    assert not mode.get_mismatches()
-    assert set(mode.checked) == {"aten.ones.default"}
+def without_memory() -> None:
+    fail_when_repeated(torch.ones(1), text="DefaultCPUAllocator: can't allocate memory")
 
 
-def test_tensors_without_content_are_named_and_never_called_equal() -> None:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with BitwiseEquivalenceMode() as mode:
-        torch.ones(3, device="meta") + 1
-    assert "meta" in reasons(mode)["aten.add.Tensor"]
-    with FakeTensorMode(), BitwiseEquivalenceMode() as inside:
-        torch.ones(3).exp()
-    with BitwiseEquivalenceMode() as outside, FakeTensorMode():
-        torch.ones(3).exp()
-    assert not mode.checked + inside.checked + outside.checked
-
-
-def test_a_written_tensor_that_shares_memory_with_a_sparse_one_is_named() -> None:
+def shared_with_sparse() -> None:
     values = torch.ones(2)
-    sparse = torch.sparse_coo_tensor([[0, 1]], values, (2,), is_coalesced=True, check_invariants=False)
-    with BitwiseEquivalenceMode() as mode:
-        add_other(values, sparse)
-    assert "it writes memory that a sparse_coo tensor shares" in reasons(mode)["bitwise_test.add_other.default"]
+    add_other(values, torch.sparse_coo_tensor([[0, 1]], values, (2,), is_coalesced=True, check_invariants=False))
     assert values.tolist() == [2.0, 2.0]
 
 
-def test_an_operator_without_a_schema_is_named() -> None:
+def without_schema() -> None:
     from torch._ops import HigherOrderOperator
 
     class Twice(HigherOrderOperator):
@@ -661,17 +602,46 @@ def test_an_operator_without_a_schema_is_named() -> None:
         def __call__(self, x: torch.Tensor) -> Any:
             return super().__call__(x)
 
-    twice = Twice()
-
     def below_autograd(x: torch.Tensor) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
             return twice(x)
 
+    twice = Twice()
     twice.py_impl(torch._C.DispatchKey.AutogradCPU)(below_autograd)
     twice.py_impl(torch._C.DispatchKey.CPU)(lambda x: x * 2)
+    assert twice(torch.ones(1)).item() == 2.0
+
+
+UNCHECKED = {
+    "all runs write the same memory": (into_buffer, "bitwise_static.into_buffer.default", "the same memory"),
+    "no memory": (without_memory, "bitwise_test.fail_when_repeated.default", "run 2 ran out of memory"),
+    "memory shared with a sparse tensor": (
+        shared_with_sparse, "bitwise_test.add_other.default", "it writes memory that a sparse_coo tensor shares"),
+    "no schema": (without_schema, "bitwise_test_twice", "no schema"),
+    "no content": (lambda: torch.ones(3, device="meta") + 1, "aten.add.Tensor", "meta"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "op", "reason"), UNCHECKED.values(), ids=UNCHECKED)
+def test_what_cannot_be_repeated_is_named_and_never_called_equal(
+    call: Callable[[], object], op: str, reason: str
+) -> None:
     with BitwiseEquivalenceMode() as mode:
-        assert twice(torch.ones(1)).item() == 2.0
-    assert "no schema" in reasons(mode)["bitwise_test_twice"]
+        call()
+
+    assert reason in reasons(mode)[op]
+    assert op not in mode.checked
+    assert not mode.get_mismatches()
+
+
+def test_fake_tensors_are_never_called_equal() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(), BitwiseEquivalenceMode() as inside:
+        torch.ones(3).exp()
+    with BitwiseEquivalenceMode() as outside, FakeTensorMode():
+        torch.ones(3).exp()
+    assert not inside.checked + outside.checked
 
 
 # --------------------------------------------------------------------------------------------- other kinds of tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import replace
 
@@ -133,6 +134,11 @@ OTHER_NAN = struct.unpack("<d", struct.pack("<Q", 0x7FF8000000000001))[0]
         (torch.ones(1), torch.ones(1, dtype=torch.float64), False, False),
         (torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 2.0]), False, False),
         (torch.tensor([OTHER_NAN]).double(), torch.tensor([OTHER_NAN], dtype=torch.float64), False, True),
+        (torch.tensor([math.nan]), torch.tensor([math.nan]), True, True),
+        (torch.tensor([math.nan]), torch.tensor([1.0]), False, False),
+        (torch.tensor([0.0]), torch.tensor([-0.0]), False, True),
+        (torch.tensor([math.inf]), torch.tensor([-math.inf]), False, False),
+        (torch.tensor([1.0]), torch.tensor([1.0000001]), False, False),
     ],
 )
 def test_same(one: object, other: object, by_bits: bool, by_value: bool) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from hashbench.errors import HashbenchError
 from hashbench.io import PACKAGE_PARENT
@@ -27,21 +26,6 @@ def test_the_examples_run(number: int, tmp_path: Path, monkeypatch: pytest.Monke
     names: dict[str, object] = {"__name__": "example"}
     exec(compile(EXAMPLES[number], f"{PAGE.name} example {number}", "exec"), names)
     assert names.get("has_mismatches") in (None, False)
-
-
-def test_the_example_of_an_earlier_tool_runs_with_our_import(tmp_path: Path) -> None:
-    from hashbench.tools.observer import ObserverContext, observe
-
-    model, input_data, dump_dir = torch.nn.Conv2d(3, 4, 3), torch.randn(4, 3, 8, 8), str(tmp_path / "observer_demo")
-    with ObserverContext(dump_dir=dump_dir, name="reference_run") as observer:
-        observe("input", input_data)
-        observe("output", model(input_data))
-    reference_file = f"{dump_dir}/reference_run.pkl"
-    with ObserverContext(dump_dir=dump_dir, name="verification_run", reference_hash_file=reference_file) as observer:
-        observe("input", input_data)
-        observe("output", model(input_data))
-        assert len(observer.mismatches) == 0
-    assert observer.report_mismatches() is True
 
 
 def recipe(*, rate: str = "0.1") -> str:

@@ -93,16 +93,20 @@ def test_it_is_taken_out_from_below_another_mode(tmp_path: Path, above: Any) -> 
         assert other.get_total_flops() == 2 * 2 * 2**3
 
 
-def test_between_two_modes_it_is_the_one_that_goes(tmp_path: Path) -> None:
-    below, above = Counting(), Counting()
-    with ObserverContext(tmp_path, "run") as observer, below:
+@pytest.mark.parametrize("by", ["disabling it", "leaving its context"])
+def test_between_two_modes_it_is_the_one_that_goes(tmp_path: Path, by: str) -> None:
+    context, below, above = ObserverContext(tmp_path, "run"), Counting(), Counting()
+    observer = context.__enter__()
+    with below:
         observer.enable_mode()
         with above:
-            observer.disable_mode()
+            observer.disable_mode() if by == "disabling it" else context.__exit__(None, None, None)
             assert stack() == [below, above]
             torch.full((2,), 1.0)
         assert stack() == [below]
         assert flags()[0] is True
+    if by == "disabling it":
+        context.__exit__(None, None, None)
     assert (below.ops, above.ops) == (1, 1)
     assert ops(observer) == []
 
@@ -116,15 +120,6 @@ def test_a_mode_that_a_library_pushed_by_hand_stays(tmp_path: Path) -> None:
         assert stack() == [by_hand]
         torch._C._pop_torch_dispatch_stack(None)
         assert flags() == (False, False, False)
-
-
-def test_leaving_the_context_takes_it_out_of_the_middle_too(tmp_path: Path) -> None:
-    context, above = ObserverContext(tmp_path, "run"), Counting()
-    context.__enter__().enable_mode()
-    with above:
-        context.__exit__(None, None, None)
-        assert stack() == [above]
-    assert flags() == (False, False, False)
 
 
 def test_a_mode_below_it_that_is_left_first_is_an_error_not_a_silent_loss(tmp_path: Path) -> None:
@@ -174,14 +169,11 @@ def test_records_told_at_once_are_those_of_the_finished_trace() -> None:
             optimizer.step()
     assert len(watcher.records) > 40
     assert tuple(watcher.records) == trace.finish().records
-
-
-def test_without_a_wish_for_records_none_are_made() -> None:
-    watcher = Collecting()
-    watcher.wants_records = False
-    with HashDebugTrace(watcher=watcher):
+    unasked = Collecting()
+    unasked.wants_records = False
+    with HashDebugTrace(watcher=unasked):
         torch.ones(2).sin()
-    assert watcher.records == []
+    assert unasked.records == []
 
 
 def test_what_it_raises_reaches_whoever_called_the_op() -> None:

@@ -1,10 +1,6 @@
 """Single calls, from torch's own op database and from a table of inputs of ours that provoke races, and how many
 different outcomes each has under the three settings of the flag.
 
-Ours are large, with duplicate indices, ties, unaligned or overlapping views. They are data (``data/audit_stress.csv``):
-a function below ``torch``, and its arguments as Python would write them, from a handful of builders. Nothing in that
-text is executed: it is parsed, and only the builders are called.
-
 Importing torch's test helpers freezes torch's backend flags for the process, so that only worker processes may call
 what is here for ``op_db``.
 """
@@ -89,12 +85,11 @@ def _sampled(op: str, dtype: str, options: AuditOptions) -> list[Case]:
     inputs = list(entry.sample_inputs(options.device, kind, requires_grad=differentiable))
     calls = [FunctionCall(entry.op, (sample.input, *sample.args), sample.kwargs) for sample in inputs]
     sizes = [sum(tensor.numel() for tensor in tensors_in([*call.named().values()])) for call in calls]
-    chosen = [(number, calls[number]) for number in chosen_samples(sizes, most=options.samples)]
-    return [
-        Case("op_db", op, dtype, str(number), described(call), call, differentiable, False, process)
-        for number, call in chosen
-        for process in [inputs[number].output_process_fn_grad]
-    ]
+    made = []
+    for number in chosen_samples(sizes, most=options.samples):
+        call, process = calls[number], inputs[number].output_process_fn_grad
+        made.append(Case("op_db", op, dtype, str(number), described(call), call, differentiable, process=process))
+    return made
 
 
 def chosen_samples(sizes: Sequence[int], *, most: int) -> tuple[int, ...]:
@@ -130,6 +125,8 @@ def _shown(value: Any) -> Any:
 # ------------------------------------------------------------------------------------------- inputs of our own
 
 TABLE = Path(__file__).parents[2] / "data" / "audit_stress.csv"
+"""Large inputs with duplicate indices, ties, unaligned or overlapping views. Nothing in its text is executed: it is
+parsed, and only :class:`Builders` are called."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,18 +104,9 @@ def _tensors_path(path: Path, sha256: str) -> Path:
 
 
 def _dumps(recording: Recording, *, tensors: str) -> str:
-    document = _Document(
-        KIND,
-        SCHEMA,
-        recording.name,
-        recording.checked,
-        recording.put_back,
-        recording.error,
-        tensors,
-        recording.environment,
-        tuple(map(_entry, recording.observations)),
-    )
-    content = to_json(document)
+    own = {name: getattr(recording, name) for name in ("name", "checked", "put_back", "error", "environment")}
+    observations = tuple(map(_entry, recording.observations))
+    content = to_json(_Document(KIND, SCHEMA, **own, tensors=tensors, observations=observations))
     return json.dumps({**content, "sha256": document_digest(content)}, indent=1) + "\n"
 
 
@@ -135,8 +126,10 @@ def savable(tensor: torch.Tensor, name: str) -> torch.Tensor:
         kind = "nested tensor"
     elif tensor.layout is not torch.strided:
         kind = f"{tensor.layout} tensor"
-    elif tensor.is_quantized or tensor.is_meta:
-        kind = "quantized tensor" if tensor.is_quantized else "meta tensor"
+    elif tensor.is_quantized:
+        kind = "quantized tensor"
+    elif tensor.is_meta:
+        kind = "meta tensor"
     if kind:
         raise HashbenchError(
             f"cannot save {name!r}, a {kind}",
@@ -218,14 +211,16 @@ def _read(path: Path) -> tuple[Recording, str]:
     if not _is_shallow(document.environment, 6):
         raise ValueError("its environment is nested too deep")
     observations = tuple(map(_observation, document.observations))
-    for names in ([one.name for one in observations], [one.record.id for one in observations]):
-        if len(set(names)) != len(names):
-            raise ValueError("two observations have one name")
-    numbers = [saved.number for one in observations for saved in one.saved]
+    names, ids = {one.name for one in observations}, {one.record.id for one in observations}
+    if not len(names) == len(ids) == len(observations):
+        raise ValueError("two observations have one name")
+    numbers = [saved.number for observation in observations for saved in observation.saved]
     if sorted(numbers) != list(range(len(numbers))) or bool(numbers) != bool(document.tensors):
         raise ValueError("its tensors are not those of its file of tensors")
-    environment, checked, put_back = document.environment, document.checked, document.put_back
-    return Recording(document.name, observations, environment, checked, put_back), document.tensors
+    recording = Recording(
+        document.name, observations, document.environment, checked=document.checked, put_back=document.put_back
+    )
+    return recording, document.tensors
 
 
 def _document(text: bytes) -> _Document:
