@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -67,65 +68,6 @@ def treatment_of(plan: OpPlan, *, wanted: bool, schema: bool, custom: bool, trus
 
 
 # ----------------------------------------------------------------------------------------------- arguments, generators
-
-
-class Arguments:
-    """The arguments of one call, kept so that it can be made again.
-
-    Copied is what it writes, or everything (``copy_all``), as windows of memory: strides, offsets, shared and
-    overlapping memory, and the address modulo 64 (kernels choose their code by it) stay. All else is passed on as it
-    is. Two copies of a window exist while the call is repeated: the one kept and the one that a run works on.
-
-    Raises:
-        CaptureError: an argument has no content (fake, meta, of a transform), or must be copied and cannot be.
-    """
-
-    def __init__(
-        self, func: Any, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], *, copy_all: bool
-    ) -> None:
-        self.args, self.kwargs = args, kwargs
-        self._forms: dict[int, TensorForm] = {}
-        self._clones: dict[int, torch.Tensor] = {}
-        self._memories: dict[int, Memory] = {}
-        self._live: dict[int, LiveMemory] = {}  # of the runs after the first
-        values = [*args, *kwargs.values()]
-        tensors = tensors_in(values)
-        for tensor in tensors:
-            refuse_without_content(tensor)
-        if copy_all:
-            for value in values:
-                if isinstance(value, torch.ScriptObject):
-                    raise CaptureError(f"an argument is a {type(value).__name__}, which it may change")
-            self._copy(func, tensors, tensors)
-        elif plan.writes_arguments:
-            self._copy(func, tensors, plan.written_tensors(args, kwargs))
-
-    def _copy(self, func: Any, tensors: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
-        plain = [tensor for tensor in tensors if is_plain(tensor)]
-        odd = [tensor for tensor in tensors if not is_plain(tensor)]
-        windows = Windows(plain, whole=may_resize(func))
-        forms = {id(tensor): windows.form(tensor) for tensor in plain}
-        storages = {forms[id(tensor)].storage for tensor in targets if id(tensor) in forms}
-        self._forms = {key: form for key, form in forms.items() if form.storage in storages}
-        odd_targets = [tensor for tensor in targets if not is_plain(tensor)]
-        _refuse_shared([tensor for tensor in plain if id(tensor) in self._forms], odd)
-        _refuse_shared(plain, odd_targets)
-        self._clones = {id(tensor): _clone(tensor) for tensor in odd_targets}
-        self._memories = {storage: windows.memory(storage) for storage in storages}
-
-    def again(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """The arguments for one more run, with the content from before the first. Those of the last such call are
-        overwritten."""
-        if not self._forms and not self._clones:
-            return self.args, self.kwargs
-        self._live = self._live or {storage: LiveMemory(memory) for storage, memory in self._memories.items()}
-        for live in self._live.values():
-            live.touched = True
-            live.restore()
-        made: dict[int, Any] = {key: clone.clone() for key, clone in self._clones.items()}
-        made |= {key: laid_over(self._live[form.storage].tensor, form) for key, form in self._forms.items()}
-        copies = mapped((list(self.args), dict(self.kwargs)), lambda leaf: made.get(id(leaf), leaf))
-        return copies[0], copies[1]
 
 
 def refuse_without_content(tensor: torch.Tensor) -> None:
@@ -295,26 +237,69 @@ def _dtype(value: Any) -> str:
 
 
 _ABSENT = "nothing of that name"
-
-
-class _NoMemoryError(Exception):
-    """There was not enough memory to run an op again."""
+_NOWHERE = Place()
 
 
 class Call:
-    """One call about to be made, so that it can be made again.
+    """One call about to be made, kept so that it can be made again.
+
+    Copied are the arguments that it writes, or all (``copy_all``), as windows of memory: strides, offsets, shared and
+    overlapping memory, and the address modulo 64 (kernels choose their code by it) stay. All else is passed on as it
+    is. Two copies of a window exist while the call is repeated: the one kept and the one that a run works on.
 
     Raises:
-        CaptureError: its arguments cannot be kept.
+        CaptureError: an argument has no content (fake, meta, of a transform), or must be copied and cannot be.
     """
 
     def __init__(
         self, func: Any, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], *, copy_all: bool
     ) -> None:
         self._func, self._plan, self._all = func, plan, copy_all
-        self._arguments = Arguments(func, plan, args, kwargs, copy_all=copy_all)
+        self._args, self._kwargs = args, kwargs
+        self._forms: dict[int, TensorForm] = {}
+        self._clones: dict[int, torch.Tensor] = {}
+        self._memories: dict[int, Memory] = {}
+        self._live: dict[int, LiveMemory] = {}  # of the runs after the first
+        values = [*args, *kwargs.values()]
+        tensors = tensors_in(values)
+        for tensor in tensors:
+            refuse_without_content(tensor)
+        if copy_all:
+            for value in values:
+                if isinstance(value, torch.ScriptObject):
+                    raise CaptureError(f"an argument is a {type(value).__name__}, which it may change")
+            self._copy(tensors, tensors)
+        elif plan.writes_arguments:
+            self._copy(tensors, plan.written_tensors(args, kwargs))
         self._generators = Generators(args, kwargs, outside_torch=is_custom(func))
         self._moved = False  # whether generators may not be as they were before the call
+
+    def _copy(self, tensors: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+        plain = [tensor for tensor in tensors if is_plain(tensor)]
+        odd = [tensor for tensor in tensors if not is_plain(tensor)]
+        windows = Windows(plain, whole=may_resize(self._func))
+        forms = {id(tensor): windows.form(tensor) for tensor in plain}
+        storages = {forms[id(tensor)].storage for tensor in targets if id(tensor) in forms}
+        self._forms = {key: form for key, form in forms.items() if form.storage in storages}
+        odd_targets = [tensor for tensor in targets if not is_plain(tensor)]
+        _refuse_shared([tensor for tensor in plain if id(tensor) in self._forms], odd)
+        _refuse_shared(plain, odd_targets)
+        self._clones = {id(tensor): _clone(tensor) for tensor in odd_targets}
+        self._memories = {storage: windows.memory(storage) for storage in storages}
+
+    def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Those for one more run, with the content from before the first. Those of the last such call are
+        overwritten."""
+        if not self._forms and not self._clones:
+            return self._args, self._kwargs
+        self._live = self._live or {storage: LiveMemory(memory) for storage, memory in self._memories.items()}
+        for live in self._live.values():
+            live.touched = True
+            live.restore()
+        made: dict[int, Any] = {key: clone.clone() for key, clone in self._clones.items()}
+        made |= {key: laid_over(self._live[form.storage].tensor, form) for key, form in self._forms.items()}
+        args, kwargs = mapped((list(self._args), dict(self._kwargs)), lambda leaf: made.get(id(leaf), leaf))
+        return args, kwargs
 
     def repeat(self, output: Any, *, runs: int, equal: Equality, count_unwritten: bool) -> Repetitions:
         """Make the call again, which gave ``output``, so that there are ``runs``; afterwards generators are as one run
@@ -325,20 +310,20 @@ class Call:
             CaptureError: a result has no content (meta, fake), or all runs write the same memory.
         """
         found = Repetitions()
-        first = self._left(self._arguments.args, self._arguments.kwargs, output)
+        first = self._left(self._args, self._kwargs, output)
         after = self._generators.now()
         self._moved = bool(moved(self._generators.before, after))
         if not first and not self._moved:
             return found  # a view, or a call that left nothing: to make it again would show nothing
         try:
             for run in range(2, runs + 1):
-                self._compare(first, after, run, found, equal)
+                found.reason = self._compare(first, after, run, found, equal)
+                if found.reason:
+                    return found
             found.checked = True
             if not count_unwritten:
                 for name in [name for name in found.differ if found.differ[name].difference is not None]:
                     self._look_for_unwritten(name, first, found)
-        except _NoMemoryError as error:
-            found.reason = str(error)
         finally:
             if self._moved:
                 self._generators.restore(after)
@@ -349,7 +334,7 @@ class Call:
         if self._moved:
             self._generators.restore(self._generators.before)
         self._moved = True  # for all that is known until it is looked at again
-        args, kwargs = self._arguments.again()
+        args, kwargs = self.arguments()
         return self._left(args, kwargs, self._func(*args, **kwargs))
 
     def _left(self, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> Left:
@@ -370,40 +355,34 @@ class Call:
 
     def _compare(
         self, first: Left, after: Mapping[str, torch.Tensor], run: int, found: Repetitions, equal: Equality
-    ) -> None:
+    ) -> str:
+        """Make one more run and note where it differs; returns why it could not be made."""
+        mismatch = functools.partial(Mismatch, self._plan.name, 0, run=run, where=_NOWHERE)
         try:
             left = self._make()
         except Exception as error:
             failure = failure_of(error, op=self._plan.name)
             if failure.out_of_memory:
-                raise _NoMemoryError(f"run {run} ran out of memory") from error
-            found.add(Mismatch(self._plan.name, 0, "", run, Place(), error=failure.error))
-            return
+                return f"run {run} ran out of memory"
+            found.add(mismatch("", error=failure.error))
+            return ""
         if _share_memory(first, left):
             raise CaptureError("all runs write their results into the same memory")
         for name in first | left:
-            one, other = first.get(name, _ABSENT), left.get(name, _ABSENT)
-            difference = same(one, other, equal=equal)
+            old, new = first.get(name, _ABSENT), left.get(name, _ABSENT)
+            difference = same(old, new, equal=equal)
             if difference is not None:
                 representation = difference.representation.replace("value", "")
-                mismatch = Mismatch(
-                    self._plan.name,
-                    0,
-                    name,
-                    run,
-                    Place(),
-                    shape=_shape(one),
-                    other_shape=_shape(other),
-                    dtype=_dtype(one),
-                    other_dtype=_dtype(other),
-                    difference=replace(difference, names=(name,), representation=representation),
-                )
-                found.add(mismatch, other)
+                numbers = replace(difference, names=(name,), representation=representation)
+                sides: dict[str, Any] = {"shape": _shape(old), "dtype": _dtype(old)}
+                sides |= {"other_shape": _shape(new), "other_dtype": _dtype(new)}
+                found.add(mismatch(name, difference=numbers, **sides), new)
         now = self._generators.now()
         self._moved = bool(moved(self._generators.before, now))
         for name in moved(after, now):
-            found.add(Mismatch(self._plan.name, 0, f"generator {name}", run, Place()))
+            found.add(mismatch(f"generator {name}"))
             self._moved = True
+        return ""
 
     def _look_for_unwritten(self, name: str, first: Left, found: Repetitions) -> None:
         """Whether what differs is memory that the op did not write."""
