@@ -17,7 +17,6 @@ from training_steps import STEPS, counting
 from hashbench import HashDebugTrace
 from hashbench.devices import ledger
 from hashbench.devices.ledger import Ledger
-from hashbench.divergence import find
 from hashbench.records import OpRecord, Trace
 from hashbench.trace.digest import raw_digest
 
@@ -27,42 +26,32 @@ def model() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten(), torch.nn.ReLU())
 
 
-def step(net: torch.nn.Module, *, noise: float = 0.0) -> list[torch.Tensor]:
+def step(net: torch.nn.Module) -> list[torch.Tensor]:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, foreach=True)
     out = net(torch.arange(384.0).reshape(2, 3, 8, 8).sin().to(memory_format=torch.channels_last))
-    (out * (1 + noise)).sum().backward()
+    out.sum().backward()
     optimizer.step()
     return [out, *net.parameters()]
 
 
-def traced(digests: str, work: Callable[[torch.nn.Module], Any] = step) -> Trace:
+def traced(digests: str) -> Trace:
     net = model()
     with HashDebugTrace(model=net, digests=digests) as trace:
-        results = work(net)
+        results = step(net)
     for number, value in enumerate(results):
         trace.add_result(f"result.{number}", value)
     return trace.finish()
-
-
-def test_two_runs_are_equal_and_a_change_is_found_at_the_same_op() -> None:
-    for digests in ("fast", "device"):
-        same = find(traced(digests), traced(digests))
-        assert same.divergence is None
-        changed = find(traced(digests), traced(digests, lambda net: step(net, noise=0.5)))
-        assert changed.divergence is not None
-        assert changed.divergence.origin == "outside"
-        assert "aten.mul.Tensor" in changed.divergence.node
 
 
 def test_the_records_are_those_of_the_fast_digests() -> None:
     fast, device = traced("fast"), traced("device")
     assert [record.id for record in fast.records] == [record.id for record in device.records]
     assert [record.inputs for record in fast.records] == [record.inputs for record in device.records]
-    for one, other in zip(fast.records, device.records, strict=True):
-        assert [found[:3] for found in one.outputs] == [found[:3] for found in other.outputs]
-        if not other.blank:
-            assert all(len(found.value) == 16 for found in other.outputs)
-            assert all(a.value != b.value for a, b in zip(one.outputs, other.outputs, strict=True))
+    for fast_record, record in zip(fast.records, device.records, strict=True):
+        assert [output[:3] for output in fast_record.outputs] == [output[:3] for output in record.outputs]
+        if not record.blank:
+            assert all(len(output.value) == 16 for output in record.outputs)
+            assert all(a.value != b.value for a, b in zip(fast_record.outputs, record.outputs, strict=True))
     assert [leaf.id for leaf in fast.leaves] == [leaf.id for leaf in device.leaves]
 
 
@@ -100,23 +89,11 @@ def hidden(x: torch.Tensor, value: float) -> torch.Tensor:
     return x.clone()
 
 
-def whole() -> torch.Tensor:
-    return torch.zeros(3)
-
-
-def part() -> torch.Tensor:
-    return torch.zeros(6)[3:]
-
-
-def computed() -> torch.Tensor:
-    return torch.zeros(3).add(0)
-
-
-def with_hidden_writes(digests: str, make: Callable[[], torch.Tensor], **kwargs: Any) -> Trace:
+def with_hidden_writes(digests: str, kind: str) -> Trace:
     with torch.no_grad():
-        x = make() if make is not computed else None
-        with HashDebugTrace(digests=digests, hash_inputs=True, **kwargs) as trace:
-            x = computed() if x is None else x
+        x = torch.zeros(6)[3:] if kind == "a part of a leaf" else torch.zeros(3)
+        with HashDebugTrace(digests=digests, hash_inputs=True) as trace:
+            x = x.add(0) if kind == "written by an op" else x
             x.neg()  # reads, and writes nothing
             hidden(x, 0.0)  # writes what is there
             x.exp()
@@ -129,17 +106,19 @@ def with_hidden_writes(digests: str, make: Callable[[], torch.Tensor], **kwargs:
     return trace.finish()
 
 
-@pytest.mark.parametrize("make", [whole, part, computed], ids=["a leaf", "a part of a leaf", "written by an op"])
-def test_writes_that_no_schema_declares_are_found(make: Callable[[], torch.Tensor]) -> None:
+@pytest.mark.parametrize("kind", ["a leaf", "a part of a leaf", "written by an op"])
+def test_writes_that_no_schema_declares_are_found(kind: str) -> None:
     """On a device they are known only at the end; the graph is the same."""
-    fast, device = with_hidden_writes("fast", make), with_hidden_writes("device", make)
+    fast, device = with_hidden_writes("fast", kind), with_hidden_writes("device", kind)
     hidden_writes = [record for record in device.records if "hidden" in record.op]
     assert [len(record.outputs) for record in hidden_writes] == [1, 2, 2]
     assert next(one for one in device.records if "sin" in one.op).inputs[0].source == hidden_writes[2].id
     neg, exp = (next(one for one in device.records if f"aten.{op}." in one.op) for op in ("neg", "exp"))
     assert exp.inputs[0].source == neg.inputs[0].source  # the first hidden write changed nothing
     assert all("other" in ref.source or "add" in ref.source for ref in exp.inputs)
-    if make is part:  # an op that writes a part makes the whole a leaf: at that time, no write before it is known
+    if (
+        kind == "a part of a leaf"
+    ):  # an op that writes a part makes the whole a leaf: at that time, no write before it is known
         fast, device = (Trace(records=trace.records[:-2]) for trace in (fast, device))
     assert [without_content(one) for one in fast.records] == [without_content(one) for one in device.records]
     assert [result.source for result in fast.results] == [result.source for result in device.results]
