@@ -1,17 +1,9 @@
-"""The text form of a trace: a line per record, made for ``diff -u``; written whole or not at all, read with suspicion.
+"""The text form of a trace, made for ``diff -u``; written whole or not at all, read with suspicion.
 
-Equal runs give equal files, byte for byte. A changed op changes its own line and the lines of those that read from it,
-because a line shows, beside the name of every writer it reads from, the first digits of what that writer left.
-Lines in order:
-
-* ``hashbench-trace`` and the schema version;
-* ``setting``: torch's global settings at a point of the run (all of them first, later only what changed);
-* ``leaf``: id, kind, digest, and ``was=`` with the digest at the start of the run where that was another;
-* ``op``: id (``phase.iteration/module/op#count``), what it read (``place=writer:digits``, ``+offset`` into the storage,
-  ``!`` where it also writes there, ``@digest`` where inputs were hashed), its other arguments, ``->`` what it wrote,
-  then ``scalar=``, ``rng=``, ``forward=``, ``source=`` where they apply, and notes after ``;``;
-* ``result``: name, digest, and the writer;
-* ``end``: the number of lines before it and the XXH3-64 of their bytes, which proves that the file is whole.
+``docs/trace.md`` explains the fields. Equal runs give equal files, byte for byte. A changed op changes its own line and
+the lines of those that read from it, because a line shows, beside the name of every writer it reads from, the first
+digits of what that writer left. A line ``setting`` holds all global settings of torch at first, later only what
+changed; a ``leaf`` has ``was=`` where its digest was another at the start of the run; notes stand after ``;``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The dispatch mode behind ``HashDebugTrace``: one dispatched call becomes one raw record.
 
-It writes down what a call read and wrote and decides nothing: what an op means is read off its schema (``op_schema``),
-what a difference means is for ``divergence``. The hot path costs a few microseconds a call; everything that can wait is
-done by ``build`` when the run is over. Every storage that a recorded op wrote carries the number of that record
-(``storage_writers``), so nothing here refers to a tensor or keeps one alive.
+The hot path writes down what a call read and wrote, in a few microseconds, and decides nothing; all that can wait is
+done by ``build``. Every storage that a recorded op wrote carries the number of that record (``storage_writers``), so
+nothing here refers to a tensor or keeps one alive.
 """
 
 from __future__ import annotations

@@ -233,21 +233,6 @@ def test_a_trace_changes_no_result_and_draws_no_random_number(name: str, device:
 
 
 @gpu
-def test_generator_offsets_are_those_without_a_trace() -> None:
-    def offset(*, with_trace: bool) -> int:
-        step = STEPS["SGD, foreach"]("cuda")
-        torch.cuda.manual_seed(3)
-        if with_trace:
-            with HashDebugTrace():
-                step()
-        else:
-            step()
-        return torch.cuda.default_generators[0].get_offset()
-
-    assert offset(with_trace=True) == offset(with_trace=False) > 0
-
-
-@gpu
 def test_activations_live_no_longer_than_without_a_trace() -> None:
     """Peak and remaining memory of a forward whose activations of 4 MiB die one after the other."""
 
