@@ -451,9 +451,9 @@ WROTE = re.compile(r"(?:(\w+):)?([^~*]+)(?:~(\d+))?(?:\*(\d+))?")
 
 def tensor(text: str) -> TensorDigest:
     """What was written, as the table says it."""
-    found = WROTE.fullmatch(text)
-    assert found is not None, text
-    dtype, content, stride, size = found.groups()
+    match = WROTE.fullmatch(text)
+    assert match is not None, text
+    dtype, content, stride, size = match.groups()
     return TensorDigest(
         dtype or "float32", (int(size or 4),), (int(stride or 1),), "" if content == "blank" else content
     )
@@ -522,13 +522,13 @@ class Run:
             self.results.append(Result("output", outputs[0], node))
         return node
 
-    def _read(self, place: int, word: str) -> Ref:
-        found = READ.fullmatch(word)
-        assert found is not None, word
-        argument, written, name, content, offset, digest = found.groups()
+    def _read(self, position: int, word: str) -> Ref:
+        match = READ.fullmatch(word)
+        assert match is not None, word
+        argument, written, name, content, offset, digest = match.groups()
         if "/" in name and name not in self.nodes:
             self._leaf(name, content or "w")
-        return Ref(argument or str(place), self.nodes[name], int(offset or 0), bool(written), digest or "")
+        return Ref(argument or str(position), self.nodes[name], int(offset or 0), bool(written), digest or "")
 
     def trace(self) -> Trace:
         return Trace(tuple(self.records), tuple(self.leaves), tuple(self.results), tuple(self.marks), self.hashed)
@@ -630,7 +630,7 @@ def test_the_caller_may_say_which_results_differ() -> None:
 def test_a_long_chain_of_writes_into_one_tensor_is_judged_in_linear_time() -> None:
     def seconds(writes: int) -> float:
         lines = ["x = index_put input/0 -> a|A*100000"]
-        lines += [f"x = copy_ !x+{place} input/0 -> c*1" for place in range(writes)]
+        lines += [f"x = copy_ !x+{offset} input/0 -> c*1" for offset in range(writes)]
         pair = [Run("\n".join([*lines, "sum x => s|S"]), second=second).trace() for second in (False, True)]
         times = []
         for _ in range(3):
@@ -670,8 +670,8 @@ def random_program(rng: random.Random, *, noisy: int = -1, second: bool = False)
         contents[f"n{number}"] = content
         alive.append(f"n{number}")
         nodes.append(run.nodes[f"n{number}"])
-    for place, name in enumerate(rng.sample(alive, 3)):
-        run.write(f"result {name} {contents[name]} as output.{place}")
+    for number, name in enumerate(rng.sample(alive, 3)):
+        run.write(f"result {name} {contents[name]} as output.{number}")
     return run.trace(), nodes
 
 
@@ -697,7 +697,7 @@ def test_in_a_random_program_the_op_that_erred_is_blamed_if_and_only_if_a_result
 
 @pytest.mark.parametrize("seed", range(20))
 def test_any_two_random_runs_get_a_verdict_that_does_not_depend_on_their_order(seed: int) -> None:
-    first, second = (random_program(random.Random(seed * 2 + place))[0] for place in range(2))
+    first, second = (random_program(random.Random(2 * seed + number))[0] for number in range(2))
     there, back = find(first, second), find(second, first)
     assert set(there.differing) == set(back.differing)
     assert there.divergence is not None

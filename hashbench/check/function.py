@@ -89,7 +89,7 @@ def fresh_copy(call: FunctionCall) -> FunctionCall:
     function = call.function
     if "<function>" in copied:
         function = _copy(function, memo, "the function", wholly=True)
-    args = tuple(copied[str(place)] for place in range(len(call.args)))
+    args = tuple(copied[str(index)] for index in range(len(call.args)))
     return FunctionCall(function, args, {name: copied[name] for name in call.kwargs or {}}, call.wholly)
 
 
@@ -105,7 +105,7 @@ def _copy(value: Any, memo: dict[int, Any], name: str, *, wholly: bool) -> Any:
                 tip="Make it inside the function.",
             ) from error
     if type(value) in (list, tuple):
-        return type(value)(_copy(item, memo, f"{name}.{place}", wholly=False) for place, item in enumerate(value))
+        return type(value)(_copy(item, memo, f"{name}.{index}", wholly=False) for index, item in enumerate(value))
     if type(value) is dict:
         return {key: _copy(item, memo, f"{name}.{key}", wholly=False) for key, item in value.items()}
     return value

@@ -96,10 +96,10 @@ class PairCheck:
 
     def repeat(self) -> Outcome:
         """The outcome of ``runs`` traced runs, each compared with the first."""
-        first = self._numbered(1)
+        outcome, first = Outcome(Status.PASS, self.level, iterations=self.iterations), self._numbered(1)
         if isinstance(first, Failure):
-            return replace(self.begun, accuracy=failed_status(first, number=1), failure=first)
-        outcome = _with_facts(self.begun, first)
+            return replace(outcome, accuracy=failed_status(first, number=1), failure=first)
+        outcome = _with_facts(outcome, first)
         fingerprints = [fingerprint(first)]
         for number in range(2, self.runs + 1):
             other = self._numbered(number)
@@ -194,11 +194,6 @@ class PairCheck:
         key = file_key(suite=self.spec.suite, mode=self.options.mode, name=self.spec.name)
         row = row_of(self.spec, self.options, outcome, seconds=None)
         replace_file(folder.draft_path(key), json.dumps(row_to_json(row)))
-
-    @property
-    def begun(self) -> Outcome:
-        """The outcome before the first run."""
-        return Outcome(Status.PASS, self.level, iterations=self.iterations)
 
     def _numbered(self, number: int) -> Run | Failure:
         return self.attempt() if self.numbered is None else self.numbered(number)

@@ -36,7 +36,7 @@ def align(first: Sequence[OpRecord], second: Sequence[OpRecord]) -> list[Pair]:
     inner = _few_edits(keys_a[inner_a], keys_b[inner_b])
     if inner is None:
         inner = _anchors([record.id for record in first[inner_a]], [record.id for record in second[inner_b]])
-    matched = [(place, place) for place in range(head)]
+    matched = [(index, index) for index in range(head)]
     matched += [(head + a, head + b) for a, b in inner]
     matched += zip(range(inner_a.stop, len(keys_a)), range(inner_b.stop, len(keys_b)), strict=True)
     return list(_with_unmatched(matched, len(keys_a), len(keys_b)))
@@ -48,7 +48,7 @@ def _key(record: OpRecord) -> Hashable:
 
 def _common(left: Sequence[Hashable], right: Sequence[Hashable]) -> int:
     """How many items both begin with."""
-    differing = (place for place, (a, b) in enumerate(zip(left, right, strict=False)) if a != b)
+    differing = (index for index, (a, b) in enumerate(zip(left, right, strict=False)) if a != b)
     return next(differing, min(len(left), len(right)))
 
 
@@ -106,15 +106,15 @@ def _path(history: Sequence[Mapping[int, int]], x: int, y: int) -> list[tuple[in
 
 def _anchors(ids_a: Sequence[str], ids_b: Sequence[str]) -> list[tuple[int, int]]:
     """The longest increasing chain of ids that both have (patience sorting); ids are unique within a run."""
-    place_in_b = {name: place for place, name in enumerate(ids_b)}
-    common = [(place, place_in_b[name]) for place, name in enumerate(ids_a) if name in place_in_b]
+    index_in_b = {name: index for index, name in enumerate(ids_b)}
+    common = [(index, index_in_b[name]) for index, name in enumerate(ids_a) if name in index_in_b]
     tops: list[int] = []
     top_nodes: list[int] = []
     previous: list[int] = []
-    for node, (_, place) in enumerate(common):
-        pile = bisect_left(tops, place)
+    for node, (_, index) in enumerate(common):
+        pile = bisect_left(tops, index)
         previous.append(top_nodes[pile - 1] if pile else -1)
-        tops[pile : pile + 1] = [place]
+        tops[pile : pile + 1] = [index]
         top_nodes[pile : pile + 1] = [node]
     chain: list[tuple[int, int]] = []
     node = top_nodes[-1] if top_nodes else -1
@@ -240,7 +240,7 @@ class PairedRuns:
     @functools.cached_property
     def order(self) -> Mapping[str, int]:
         """The place of every node, leaves before records."""
-        return {node: place for place, node in enumerate([*(leaf.id for leaf in self.first.leaves), *self.records])}
+        return {node: index for index, node in enumerate([*(leaf.id for leaf in self.first.leaves), *self.records])}
 
     def read_by(self, node: str) -> Iterator[str]:
         """The nodes that a record read, in either run."""
@@ -275,10 +275,10 @@ def pair(first: Trace, second: Trace) -> PairedRuns:
     position = {**{node_of[leaf.id]: leaf.position for leaf in second.leaves}, **leaves}
     records: dict[str, tuple[OpRecord | None, OpRecord | None]] = {}
     last = 0
-    for place_a, place_b in align(first.records, second.records):
-        a = None if place_a is None else first.records[place_a]
-        b = None if place_b is None else second.records[place_b]
-        last = last if place_a is None else place_a
+    for index_a, index_b in align(first.records, second.records):
+        a = None if index_a is None else first.records[index_a]
+        b = None if index_b is None else second.records[index_b]
+        last = last if index_a is None else index_a
         node = a.id if a is not None else SECOND + b.id if b is not None else ""
         if b is not None:
             node_of[b.id] = node

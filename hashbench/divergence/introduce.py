@@ -283,7 +283,7 @@ def _leaf_source(a: Leaf, b: Leaf) -> Source:
 
 
 def _kernel_source(node: str, at: int, a: OpRecord, b: OpRecord) -> Source:
-    names = [place for place, (x, y) in enumerate(zip(a.outputs, b.outputs, strict=False)) if x != y]
+    names = [index for index, (x, y) in enumerate(zip(a.outputs, b.outputs, strict=False)) if x != y]
     which = f"output {', '.join(map(str, names))}" if names and len(a.outputs) > 1 else "the output"
     detail = f"{which} differs although every input is equal"
     return Source(Origin.KERNEL, node, at, detail, _left(a), _left(b))

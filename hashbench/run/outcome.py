@@ -268,9 +268,9 @@ def confirmation(plain: Verdict | None, hashed: Verdict, *, pairs: int) -> str:
     return f"differs again{times}, there by {new.origin} at {new.node}"
 
 
-def same_place(one: Divergence, other: Divergence | None) -> bool:
+def same_place(first: Divergence, second: Divergence | None) -> bool:
     """Whether two pairs of runs part at the same record or leaf, and in the same way."""
-    return other is not None and (one.origin, one.node) == (other.origin, other.node)
+    return second is not None and (first.origin, first.node) == (second.origin, second.node)
 
 
 def replaces(hashed: Verdict, plain: Verdict | None, traces: Sequence[Trace]) -> bool:

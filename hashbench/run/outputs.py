@@ -104,8 +104,8 @@ def state_results(model: torch.nn.Module, optimizer: torch.optim.Optimizer | Non
         yield f"buffer.{name}", buffer
     if optimizer is not None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        for place, parameter in enumerate(parameters):
-            owner = names.get(id(parameter), str(place))
+        for index, parameter in enumerate(parameters):
+            owner = names.get(id(parameter), str(index))
             state = dict(optimizer.state.get(parameter, {}))
             if state:
                 yield from flatten(state, f"optimizer.{owner}")
@@ -134,9 +134,9 @@ def bitwise_equal(first: Any, second: Any) -> bool:
     if first.dtype != second.dtype or first.layout != second.layout or first.device != second.device:
         return False
     first, second = _resolved(first), _resolved(second)
-    one, two = digest(first), digest(second)
-    if one == two or one.shape != two.shape or one.stride == two.stride:
-        return one == two
+    a, b = digest(first), digest(second)
+    if a == b or a.shape != b.shape or a.stride == b.stride:
+        return a == b
     return logical_value(first) == logical_value(second)
 
 

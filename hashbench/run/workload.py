@@ -86,10 +86,10 @@ def mean_of_outputs(output: Any) -> torch.Tensor:
 def random_projection(output: Any, *, seed: int) -> torch.Tensor:
     """The sum over all tensors of the output of its product with fixed standard normal numbers, divided by its size."""
     total: torch.Tensor | None = None
-    for place, tensor in enumerate(_differentiable(output)):
+    for index, tensor in enumerate(_differentiable(output)):
         real = _real(tensor)
         with _disable_current_modes(), torch.no_grad():
-            generator = torch.Generator().manual_seed(seed + place)
+            generator = torch.Generator().manual_seed(seed + index)
             direction = torch.randn(real.shape, generator=generator).to(real.device, real.dtype)
         term = (real * direction).sum() / max(1, real.numel())
         total = term if total is None else total + term

@@ -64,11 +64,11 @@ def build_trace(
         ids.add_leaf(kind, name)
     built: list[OpRecord] = []
     for number, raw in enumerate(records):
-        place = ids.add_record(
+        identity = ids.add_record(
             raw.plan.name, phase=raw.phase, iteration=raw.iteration, module=raw.module, sequence=raw.sequence
         )
-        forward = None if place.forward is None else built[place.forward]
-        built.append(build_record(raw, ids, place, forward, notes.get(number, {})))
+        forward = None if identity.forward is None else built[identity.forward]
+        built.append(build_record(raw, ids, identity, forward, notes.get(number, {})))
     return Trace(
         records=tuple(built),
         leaves=tuple(map(_build_leaf, ids.leaves, leaves)),
@@ -78,8 +78,8 @@ def build_trace(
     )
 
 
-class Place(NamedTuple):
-    """Where a record belongs: its id, its module, and the number of its forward record."""
+class RecordIdentity(NamedTuple):
+    """What tells a record from all others: its id, its module, and the number of its forward record."""
 
     id: str
     module: str
@@ -102,8 +102,8 @@ class Ids:
         self._counts: Counter[tuple[str, ...]] = Counter()
         self._last: tuple[str, ...] = ()
 
-    def add_record(self, op: str, *, phase: str, iteration: int, module: str, sequence: int) -> Place:
-        """The place of the next record; ``sequence`` is the autograd sequence number that it was made under."""
+    def add_record(self, op: str, *, phase: str, iteration: int, module: str, sequence: int) -> RecordIdentity:
+        """The identity of the next record; ``sequence`` is the autograd sequence number that it was made under."""
         forward = None
         if phase == "backward":
             forward = self._forward.get(sequence)
@@ -115,7 +115,7 @@ class Ids:
         count = self._count(*self._last)
         self.records.append(f"{phase}.{iteration}/{module}/{op}#{count}")
         self._modules.append(module)
-        return Place(self.records[-1], module, forward)
+        return RecordIdentity(self.records[-1], module, forward)
 
     def take_back_record(self) -> None:
         """The last record was not made: its call failed. It never had an id, as far as later ones can see."""
@@ -139,21 +139,21 @@ class Ids:
 
 
 def build_record(
-    raw: RawRecord, ids: Ids, where: Place, forward: OpRecord | None, notes: Mapping[str, Any]
+    raw: RawRecord, ids: Ids, identity: RecordIdentity, forward: OpRecord | None, notes: Mapping[str, Any]
 ) -> OpRecord:
-    """A raw record in its final form, at its place; ``forward`` is the forward record that it belongs to."""
-    digests = {place: readable(digest).value for place, digest in notes.get("inputs", {}).items()}
+    """A raw record in its final form; ``forward`` is the forward record that it belongs to."""
+    digests = {argument: readable(digest).value for argument, digest in notes.get("inputs", {}).items()}
     inputs = tuple(
         [
-            Ref(str(place), ids.of(node), at, raw.plan.writes(place), digests.get(str(place), ""))
-            for place, node, at in zip(raw.reads[0::3], raw.reads[1::3], raw.reads[2::3], strict=True)
+            Ref(str(argument), ids.of(node), at, raw.plan.writes(argument), digests.get(str(argument), ""))
+            for argument, node, at in zip(raw.reads[0::3], raw.reads[1::3], raw.reads[2::3], strict=True)
         ]
     )
     return OpRecord(
-        id=where.id,
+        id=identity.id,
         phase=raw.phase,
         iteration=raw.iteration,
-        module=where.module,
+        module=identity.module,
         op=raw.plan.name,
         inputs=inputs,
         arguments=argument_text(raw.others),

@@ -15,7 +15,7 @@ import torch
 from hashbench.devices.ledger import Ledger
 from hashbench.records import OpRecord
 from hashbench.trace import arguments
-from hashbench.trace.build import Ids, Place, RawRecord, RawResult, build_record
+from hashbench.trace.build import Ids, RawRecord, RawResult, RecordIdentity, build_record
 from hashbench.trace.digest import RawDigest, is_waiting, raw_digest, readable
 from hashbench.trace.op_schema import OpPlan
 from hashbench.trace.storage_writers import LeafViews, Mark, get_mark, set_mark, storage_bytes, storage_key
@@ -84,8 +84,8 @@ class PossibleWrites:
         if views is None:
             return token, self._add(number, node, digests), None
         aliased: LeafViews = {}
-        for place, leaf in views.items():
-            aliased[place] = self._add(number, leaf, digests)
+        for view, leaf in views.items():
+            aliased[view] = self._add(number, leaf, digests)
         return token, node, aliased
 
     def resolve(self) -> list[tuple[int, RawDigest]]:
@@ -136,21 +136,22 @@ class CallObserver:
         self.ids = Ids()
         self._options, self._token, self._ledger, self._records = options, token, ledger, records
         self._possible = PossibleWrites()
-        self._place = Place("", "", None)
+        self._identity = RecordIdentity("", "", None)
         self._handed_over: list[OpRecord] = []
 
-    def call(self, func: Any, plan: OpPlan, place: Place, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Call an op whose record will be at ``place``, with the callback around it; one that raises leaves no
-        record."""
+    def call(
+        self, func: Any, plan: OpPlan, identity: RecordIdentity, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Call an op that will have this record, with the callback around it; one that raises leaves no record."""
         assert self.callback is not None
         try:
-            self.callback.before(place.id, func, args, kwargs)
+            self.callback.before(identity.id, func, args, kwargs)
             output = plan.call(*args, **kwargs)
-            self.callback.after(place.id, func, args, kwargs, output)
+            self.callback.after(identity.id, func, args, kwargs, output)
         except BaseException:
             self.ids.take_back_record()
             raise
-        self._place = place
+        self._identity = identity
         return output
 
     def before(self, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,9 +196,9 @@ class CallObserver:
             print(self._line(number))
         if self.wants_records and self.callback is not None:
             self._add_undeclared_writes()
-            forward = None if self._place.forward is None else self._handed_over[self._place.forward]
+            forward = None if self._identity.forward is None else self._handed_over[self._identity.forward]
             raw = self._record(number).renumbered(self._possible.node)
-            self._handed_over.append(build_record(raw, self.ids, self._place, forward, kept))
+            self._handed_over.append(build_record(raw, self.ids, self._identity, forward, kept))
             self.callback.recorded(self._handed_over[-1])
 
     def resolved(
@@ -211,18 +212,18 @@ class CallObserver:
         self._add_undeclared_writes()
         records = [RawRecord._make(record) for record in self._records]
         numbers = sorted([record.number for record in records])
-        in_place = all(record.number == place for place, record in enumerate(records))
-        if in_place and self._possible.empty:
+        in_order = all(record.number == index for index, record in enumerate(records))
+        if in_order and self._possible.empty:
             return records, results, self.kept
 
-        def place(number: int) -> int:
+        def position(number: int) -> int:
             node = self._possible.node(number)
             return node if node < 0 else min(bisect_left(numbers, node), len(numbers) - 1)
 
         return (
-            [record.renumbered(place) for record in sorted(records, key=attrgetter("number"))],
-            [(name, digest, None if node is None else place(node)) for name, digest, node in results],
-            {place(number): kept for number, kept in self.kept.items()},
+            [record.renumbered(position) for record in sorted(records, key=attrgetter("number"))],
+            [(name, digest, None if node is None else position(node)) for name, digest, node in results],
+            {position(number): kept for number, kept in self.kept.items()},
         )
 
     def _find_undeclared_writes(
@@ -251,17 +252,17 @@ class CallObserver:
             self._set_written(number, (*self._record(number).written, digest))
 
     def _set_written(self, number: int, written: tuple[RawDigest, ...]) -> None:
-        self._records[self._place_of(number)] = self._record(number)._replace(written=written)
+        self._records[self._index_of(number)] = self._record(number)._replace(written=written)
 
     def _record(self, number: int) -> RawRecord:
-        return RawRecord._make(self._records[self._place_of(number)])
+        return RawRecord._make(self._records[self._index_of(number)])
 
-    def _place_of(self, number: int) -> int:
+    def _index_of(self, number: int) -> int:
         """Where a record stands: at its number, as long as one thread alone dispatches."""
         records = self._records
         if number < len(records) and records[number][-1] == number:
             return number
-        return next(place for place in reversed(range(len(records))) if records[place][-1] == number)
+        return next(index for index in reversed(range(len(records))) if records[index][-1] == number)
 
     def _line(self, number: int) -> str:
         record = self._record(number)

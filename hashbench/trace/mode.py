@@ -36,9 +36,9 @@ from hashbench.trace.storage_writers import (
     covers_storage,
     get_mark,
     offset,
-    place_in_storage,
     set_mark,
     storage_key,
+    view_key,
     whole_storage,
 )
 
@@ -150,7 +150,7 @@ class TracingMode(TorchDispatchMode):
             mark: Mark | None = get_mark((components(value) or [value])[0])
             node = mark[1] if mark is not None and mark[0] is self._token else None
             if mark is not None and node is not None and mark[2] is not None:
-                node = mark[2].get(place_in_storage(value), node)
+                node = mark[2].get(view_key(value), node)
             self._results.append((name, raw_digest(value, self._ledger), node))
 
     # --------------------------------------------------------------------------------------------- the finished trace
@@ -194,13 +194,13 @@ class TracingMode(TorchDispatchMode):
             reads, others = self._read_each(plan, args)
         else:  # nearly all calls: the schema says where the tensors are, and each bears the mark of its writer
             others = args[len(plan.leading) :]
-            for place in plan.leading:
-                value = args[place]
+            for argument in plan.leading:
+                value = args[argument]
                 try:
                     storage = value.untyped_storage()
                     owner, node, views = storage._hashbench_writer
                     if owner is token and views is None and type(value) in _PLAIN_TENSORS:
-                        reads += (place, node, value.storage_offset())
+                        reads += (argument, node, value.storage_offset())
                         continue
                 except (AttributeError, NotImplementedError, RuntimeError):
                     pass  # no tensor, or one without a storage: sparse, nested, opaque
@@ -277,14 +277,14 @@ class TracingMode(TorchDispatchMode):
 
     def _call_with_callback(self, func: Any, plan: OpPlan, /, *args: Any, **kwargs: Any) -> Any:
         node = _current_autograd_node()
-        place = self._observer.ids.add_record(
+        identity = self._observer.ids.add_record(
             plan.name,
             phase="backward" if node is not None else "optimizer" if self._modules.optimizing else "forward",
             iteration=self.iteration,
             module=self._modules.current,
             sequence=_get_sequence_nr() - 1 if node is None else node._sequence_nr(),
         )
-        return self._observer.call(func, plan, place, args, kwargs)
+        return self._observer.call(func, plan, identity, args, kwargs)
 
     # --------------------------------------------------------------------------- what the hot path seldom needs
 
@@ -320,7 +320,7 @@ class TracingMode(TorchDispatchMode):
         """What a call reads, place, writer and offset after each other, and its other positional arguments."""
         reads: list[Any] = []
         others: list[Any] = []
-        for place, value in enumerate(args):
+        for argument, value in enumerate(args):
             kind = type(value)
             if kind in _PLAIN_TENSORS:
                 try:
@@ -329,15 +329,15 @@ class TracingMode(TorchDispatchMode):
                     if owner is not self._token and value.nbytes >= storage.nbytes() and value.is_contiguous():
                         owner, node, views = self._token, self._new_leaf(value, None), None
                     if owner is self._token and views is None:
-                        reads += (place, node, value.storage_offset())
+                        reads += (argument, node, value.storage_offset())
                         continue
                 except (NotImplementedError, RuntimeError):
                     pass  # without a storage: sparse, nested, opaque
-                self._read(plan, place, value, reads, others)
+                self._read(plan, argument, value, reads, others)
             elif kind in _PLAIN_TYPES or (kind is list and value and type(value[0]) is int):
                 others.append(value)  # the schema knows no list that mixes tensors with sizes
             else:
-                self._read(plan, place, value, reads, others)
+                self._read(plan, argument, value, reads, others)
         return tuple(reads), tuple(others)
 
     def _read_named(self, plan: OpPlan, kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -351,25 +351,25 @@ class TracingMode(TorchDispatchMode):
                 self._read(plan, name, value, reads, others)
         return tuple(reads), tuple(others)
 
-    def _read(self, plan: OpPlan, place: int | str, value: Any, reads: list[Any], others: list[Any]) -> None:
+    def _read(self, plan: OpPlan, argument: int | str, value: Any, reads: list[Any], others: list[Any]) -> None:
         """One argument that is not simply a marked tensor: a leaf, a list, an odd tensor, or any other object."""
         if isinstance(value, torch.Tensor):
             for part in components(value) or [value]:
-                reads += (place, self._node(part, written=plan.writes(place)), offset(part))
+                reads += (argument, self._node(part, written=plan.writes(argument)), offset(part))
             if value.is_complex() and value.is_conj():
-                others.append(("conj", place))
+                others.append(("conj", argument))
             return
         plain = value
         if isinstance(value, (list, tuple)):
             plain = []
             for index, item in enumerate(value):
                 if isinstance(item, torch.Tensor):
-                    self._read(plan, f"{place}.{index}", item, reads, others)
+                    self._read(plan, f"{argument}.{index}", item, reads, others)
                 else:
                     plain.append(item)
             if value and not plain:
                 return
-        others.append((place, plain) if isinstance(place, str) else plain)
+        others.append((argument, plain) if isinstance(argument, str) else plain)
 
     def _node(self, tensor: torch.Tensor, *, written: bool) -> int:
         """The number of the record or leaf that wrote this tensor last; an unknown tensor becomes a leaf."""
@@ -378,14 +378,14 @@ class TracingMode(TorchDispatchMode):
             mark = None
         if mark is not None and mark[2] is None:
             return mark[1]
-        place = place_in_storage(tensor)
+        view = view_key(tensor)
         views: LeafViews | None = mark[2] if mark is not None else None
         if views is None and not covers_storage(tensor):
             views = {}
         if views is not None and written:  # the rest of the memory was seen by nobody, and is no leaf after the write
             return self._new_leaf(tensor, None, content=whole_storage(tensor))
-        if views is not None and place in views:
-            return views[place]
+        if views is not None and view in views:
+            return views[view]
         return self._new_leaf(tensor, views)
 
     def _new_leaf(self, tensor: torch.Tensor, views: LeafViews | None, *, content: torch.Tensor | None = None) -> int:
@@ -405,7 +405,7 @@ class TracingMode(TorchDispatchMode):
             if views is None:
                 digest = self._write(tensor if content is None else content, (self._token, number, None), blank=False)
             else:
-                views[place_in_storage(tensor)] = number
+                views[view_key(tensor)] = number
                 set_mark(tensor, (self._token, number, views))
                 digest = raw_digest(tensor, self._ledger)
             seen = digest if content is None else raw_digest(tensor, self._ledger)

@@ -73,12 +73,12 @@ class OpPlan:
     leading: tuple[int, ...] | None = None
     writes_arguments: bool = False
 
-    def writes(self, place: int | str) -> bool:
-        """Whether the argument at ``place`` (position, name, or ``position.index`` in a list) is written."""
-        if isinstance(place, str):
-            head, _, _ = place.partition(".")
+    def writes(self, argument: int | str) -> bool:
+        """Whether an ``argument`` (by position, name, or ``position.index`` in a list) is written."""
+        if isinstance(argument, str):
+            head, _, _ = argument.partition(".")
             return head in self.written_names or (head.isdigit() and int(head) in self.written)
-        return place in self.written
+        return argument in self.written
 
     def written_values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The arguments of one call whose content it changes, in the schema's order."""
@@ -146,7 +146,7 @@ def plan_of(func: Any) -> OpPlan:
 
 def _leading_tensors(arguments: Sequence[Any]) -> tuple[int, ...] | None:
     kinds = [str(argument.type) for argument in arguments if not argument.kwarg_only]
-    count = next((place for place, kind in enumerate(kinds) if kind != "Tensor"), len(kinds))
+    count = next((index for index, kind in enumerate(kinds) if kind != "Tensor"), len(kinds))
     return None if any("Tensor" in kind for kind in kinds[count:]) else tuple(range(count))
 
 
@@ -156,8 +156,8 @@ def _pattern(schema: Any, *, metadata_only: bool, undeclared: bool) -> Pattern:
     if len(schema.returns) != 1:
         alone = all(item.alias_info is None for item in [*schema.arguments, *schema.returns])
         return Pattern.SEVERAL if alone and schema.returns else Pattern.GENERAL
-    aliases = [(place, item.alias_info) for place, item in enumerate(schema.arguments) if item.alias_info is not None]
-    written = [place for place, alias in aliases if alias.is_write]
+    aliases = [(index, item.alias_info) for index, item in enumerate(schema.arguments) if item.alias_info is not None]
+    written = [index for index, alias in aliases if alias.is_write]
     returned = schema.returns[0].alias_info
     if returned is None:
         return Pattern.GENERAL if written else Pattern.FRESH

@@ -41,10 +41,10 @@ def storage_key(tensor: torch.Tensor) -> int | None:
     return None if storage is None else int(storage._cdata)
 
 
-def share_memory(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+def share_memory(first: torch.nn.Module, second: torch.nn.Module) -> bool:
     """Whether two models hold the same parameters or buffers. A deep copy does where its class copies itself by hand:
     what is done to the copy is then done to the model."""
-    keys = [{storage_key(tensor) for tensor in (*model.parameters(), *model.buffers())} for model in (one, other)]
+    keys = [{storage_key(tensor) for tensor in (*model.parameters(), *model.buffers())} for model in (first, second)]
     return bool(keys[0] & keys[1] - {None})
 
 
@@ -54,7 +54,7 @@ def storage_bytes(tensor: torch.Tensor) -> int:
     return 0 if storage is None else storage.nbytes()
 
 
-def place_in_storage(tensor: torch.Tensor) -> tuple[Any, ...]:
+def view_key(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Which part of its storage a tensor shows; the empty tuple without a storage."""
     if _storage(tensor) is None:
         return ()
