@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from types import FrameType, MappingProxyType
-from typing import IO, Literal, Never
+from typing import IO, Never
 
 import psutil
 
@@ -35,21 +35,19 @@ sys.argv[1:] = arguments
 sys.path.append(package)
 sys.exit(pkgutil.resolve_name(target)(*arguments))
 """
-LAUNCHER = """
+_LAUNCHER = """
 import ctypes, os, signal, sys
 try:
     library = ctypes.CDLL(None)
     library.prctl(1, signal.SIGKILL)  # the parent may end at any moment, and an extension may hold the interpreter lock
-    if sys.argv[1] == "fixed":
-        library.personality(library.personality(0xFFFFFFFF) | 0x0040000)
 except (AttributeError, OSError):
-    pass  # not Linux: the child finds out, and says so
-os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+    pass  # not Linux
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 """A few lines that become, by ``exec``, the Python that is wanted: one that is killed when its parent's thread ends."""
 
 
-def python_calling(target: str, *arguments: str, addresses: Literal["", "random", "fixed"] = "") -> list[str]:
+def python_calling(target: str, *arguments: str, dies_with_us: bool = False) -> list[str]:
     """The command line of a new Python that calls ``module:function`` of this package and exits with what it returns.
 
     With ``-P``, so that a folder called torch where the user happens to stand is not taken for torch.
@@ -57,11 +55,10 @@ def python_calling(target: str, *arguments: str, addresses: Literal["", "random"
     Args:
         target: ``module:function``.
         arguments: its arguments, which are also ``sys.argv[1:]``.
-        addresses: ``fixed`` switches address randomisation off (Linux). With ``fixed`` and ``random`` the kernel ends
-            the child when this thread ends.
+        dies_with_us: the kernel kills the child when this thread ends (Linux).
     """
     command = ["-P", "-c", _CALL, PACKAGE_PARENT, target, *arguments]
-    return [sys.executable, *(["-P", "-c", LAUNCHER, addresses] if addresses else []), *command]
+    return [sys.executable, *(["-P", "-c", _LAUNCHER] if dies_with_us else []), *command]
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Literal
 
 import psutil
 import pytest
@@ -76,13 +75,13 @@ def test_what_a_command_leaves_behind_keeps_nobody_waiting() -> None:
     assert time.monotonic() - began < 30
 
 
-@pytest.mark.parametrize("addresses", ["", "random", "fixed"])
+@pytest.mark.parametrize("dies_with_us", [False, True])
 def test_a_python_calls_a_function_of_this_package(
-    addresses: Literal["", "random", "fixed"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, dies_with_us: bool
 ) -> None:
     (tmp_path / "hashbench.py").write_text("raise RuntimeError('a file of somebody else')")
     monkeypatch.chdir(tmp_path)
-    done = run(python_calling("hashbench.errors:first_line", "\nwords\nmore", addresses=addresses), seconds=60)
+    done = run(python_calling("hashbench.errors:first_line", "\nwords\nmore", dies_with_us=dies_with_us), seconds=60)
     assert (done.status, done.last_line) == (1, "words")
 
 

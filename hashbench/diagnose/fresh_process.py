@@ -1,23 +1,25 @@
 """Runs of a model in fresh processes: each builds the model anew, and no state survives between them.
 
-The life of one process: a launcher of a few lines switches address randomisation off where that is asked for, and
-becomes, by ``exec``, a Python that reads what to run from its standard input, runs it, and leaves traces in a temporary
-folder. What it prints goes nowhere. It ends with its parent: it dies when its standard input ends.
+The life of one process: a new Python reads from its standard input what to run, imports what every run needs, and
+forks. The fork makes the runs and leaves traces in a temporary folder. For a fixed order all processes are forks of
+one Python. What they print goes nowhere. All end with their parent: they die when their standard input ends.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import json
+import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from array import array
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 from hashbench.errors import HashbenchError, named_line
 from hashbench.io import from_json, replace_file, to_json
@@ -34,25 +36,22 @@ _ANSWER = "answer.json"
 _POLL_SECONDS = 0.02
 _RANDOM = {"PYTHONHASHSEED": "random"}
 # Without the second one, the C library would give threads memory of their own in the order in which they happen to ask;
-# without the third one, the first processes would compile what the next ones find compiled, which takes other memory.
+# without the third one, the first fork would compile what the next ones find compiled, which takes other memory.
 _FIXED = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-_NO_RANDOM_ADDRESSES = 0x0040000
-_READ_PERSONALITY = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
 class FreshRuns:
     """``processes``: the traces of each process in which every run succeeded. ``failures``: what happened to each of
-    the others, in words. ``note``: what could not be done as asked; else empty."""
+    the others, in words."""
 
     processes: tuple[tuple[Trace, ...], ...] = ()
     failures: tuple[str, ...] = ()
-    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What a process is to do, and where it answers. ``path`` is ``sys.path``."""
+    """What a new Python is to do: ``path`` is ``sys.path``, and each fork answers in one of the ``folders``."""
 
     spec: ModelSpec
     options: RunOptions
@@ -60,6 +59,7 @@ class _Task:
     runs: int
     target: str
     path: tuple[str, ...]
+    folders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,6 @@ class _Answer:
 
     traces: tuple[str, ...] = ()
     failure: str = ""
-    note: str = ""
 
 
 def fresh_traces(
@@ -96,57 +95,51 @@ def fresh_traces(
         target: ``module:class``. A process makes ``class(options).traces_of(spec, level=level, runs=runs)``, a list of
             traces and failures.
     """
-    try:
-        task = json.dumps(to_json(_Task(spec, options, level, runs, target, tuple(sys.path))))
-    except (TypeError, ValueError):
-        return FreshRuns(failures=("the model's arguments cannot be written as JSON",) * processes)
-    traces, failures, notes = [], [], set()
+    task = _Task(spec, options, level, runs, target, tuple(sys.path))
+    traces, failures = [], []
     with tempfile.TemporaryDirectory(prefix="hashbench-") as parent:
-        folders = [Path(parent, f"process-{number:04}") for number in range(processes)]
+        folders = tuple(str(Path(parent, f"process-{number:04}")) for number in range(processes))
         for folder in folders:
-            folder.mkdir()
-        ended = _run_all(task, folders, fixed_order=fixed_order, deadline=monotonic() + timeout)
+            Path(folder).mkdir()
+        groups = [folders] if fixed_order else [(folder,) for folder in folders]
+        try:
+            tasks = {group: json.dumps(to_json(replace(task, folders=group))) for group in groups}
+        except (TypeError, ValueError):
+            return FreshRuns(failures=("the model's arguments cannot be written as JSON",) * processes)
+        environment = _FIXED if fixed_order else _RANDOM
+        ended = _run_all(tasks, environment, deadline=monotonic() + timeout)
         for folder in folders:
             try:
-                answer = from_json(_Answer, json.loads((folder / _ANSWER).read_text(encoding="utf-8")))
-            except (OSError, ValueError):
-                answer = _Answer(failure=ended[folder])
-            notes |= {answer.note} - {""}
-            try:
-                read = tuple(file.read(folder / name) for name in answer.traces)
+                answer = from_json(_Answer, json.loads(Path(folder, _ANSWER).read_text(encoding="utf-8")))
+                read = tuple(file.read(Path(folder, name)) for name in answer.traces)
             except HashbenchError as error:
                 answer = replace(answer, failure=answer.failure or str(error))
+            except (OSError, ValueError):
+                answer = _Answer(failure=ended.get(folder, "it was out of time"))
             if answer.failure:
                 failures.append(answer.failure)
             else:
                 traces.append(read)
-    return FreshRuns(tuple(traces), tuple(failures), "; ".join(sorted(notes)))
+    return FreshRuns(tuple(traces), tuple(failures))
 
 
-# ------------------------------------------------------------------------------------------------- in the parent
-
-
-def _run_all(task: str, folders: Sequence[Path], *, fixed_order: bool, deadline: float) -> dict[Path, str]:
-    """Run one process in each folder; how each ended, in words."""
-    order: Literal["fixed", "random"] = "fixed" if fixed_order else "random"
-    ended: dict[Path, str] = {}
-    running: dict[Path, Child] = {}
-    waiting = list(folders)
+def _run_all(
+    tasks: Mapping[tuple[str, ...], str], environment: Mapping[str, str], *, deadline: float
+) -> dict[str, str]:
+    """Start a Python for each group of folders; for each folder how it ended, in words."""
+    ended: dict[str, str] = {}
+    running: dict[tuple[str, ...], Child] = {}
+    waiting = list(tasks)
     try:
-        while waiting or running:
-            if monotonic() > deadline:
-                return ended | dict.fromkeys([*running, *waiting], "it was out of time")
+        while (waiting or running) and monotonic() <= deadline:
             while waiting and len(running) < AT_ONCE:
-                folder = waiting.pop(0)
-                running[folder] = Child(
-                    python_calling("hashbench.diagnose.fresh_process:main", addresses=order),
-                    task=f"{json.dumps([order, str(folder)])}\n{task}\n",
-                    environment=_FIXED if fixed_order else _RANDOM,
-                )
-            for folder, child in list(running.items()):
+                group = waiting.pop(0)
+                command = python_calling("hashbench.diagnose.fresh_process:main", dies_with_us=True)
+                running[group] = Child(command, task=f"{tasks[group]}\n", environment=environment)
+            for group, child in list(running.items()):
                 if (status := child.status()) is not None:
-                    ended[folder] = describe_end(status)
-                    running.pop(folder).end()
+                    ended |= dict.fromkeys(group, describe_end(status))
+                    running.pop(group).end()
             sleep(_POLL_SECONDS)
         return ended
     finally:
@@ -158,38 +151,55 @@ def _run_all(task: str, folders: Sequence[Path], *, fixed_order: bool, deadline:
 
 
 def main() -> NoReturn:
-    """What a fresh process does: two lines from its standard input, then runs, then traces in its folder."""
-    (order, folder), content = (json.loads(read()) for read in (sys.stdin.readline, sys.stdin.readline))
+    """What a new Python does: a line from its standard input, imports, then a fork for each folder, two at a time.
+
+    The forks have the same string hashes and memory addresses as long as nothing is allocated between them. New
+    interpreters do not, even with a fixed seed and without random addresses: Python lists the folders of ``sys.path``,
+    so that a file which somebody writes there meanwhile moves all that is allocated later.
+    """
+    content = json.loads(sys.stdin.readline())
     end_with_input()
-    try:
-        sys.path[:] = content["path"]
-        answer = _answer(from_json(_Task, content), Path(folder))
-    except BaseException as error:
-        answer = _Answer(failure=named_line(error))
-    if order == "fixed" and not _addresses_are_fixed():
-        answer = replace(answer, note="memory addresses could not be fixed")
-    replace_file(Path(folder, _ANSWER), json.dumps(to_json(answer)))
-    exit_at_once()  # whatever the model has started must not keep the answer waiting
-
-
-def _answer(task: _Task, folder: Path) -> _Answer:
-    module, _, name = task.target.partition(":")
-    with uncollected():
-        target = importlib.import_module(module)
+    sys.path[:] = content["path"]
+    task = from_json(_Task, content)
+    with suppress(Exception), uncollected():  # each fork fails in the same way, and says so
+        importlib.import_module(task.target.partition(":")[0])
         if "torch" in sys.modules:
             importlib.import_module("torch._dynamo")  # which the first run would
     gc.freeze()
-    runner = getattr(target, name)(task.options)
-    runs: list[Trace | Failure] = runner.traces_of(task.spec, level=task.level, runs=task.runs)
-    failures = [run.error for run in runs if isinstance(run, Failure)]
-    traces = {f"{number}.trace": run for number, run in enumerate(runs) if isinstance(run, Trace)}
-    for file_name, trace in traces.items():
-        file.write(trace, folder / file_name)
-    return _Answer(tuple(traces), failures[0] if failures else "")
+    my_turn, turns = os.pipe()
+    forks = array("i", bytes(4 * len(task.folders)))  # no object for each number
+    for number in range(len(forks)):
+        forks[number] = os.fork()
+        if not forks[number]:
+            os.close(turns)
+            os.read(my_turn, 1)
+            _answer(task, Path(task.folders[number]))
+    os.write(turns, bytes(AT_ONCE))
+    folders = dict(zip(forks, task.folders, strict=True))
+    for _ in forks:
+        process, status = os.wait()
+        os.write(turns, bytes(1))
+        answer = Path(folders[process], _ANSWER)
+        if not answer.exists():
+            _write(_Answer(failure=describe_end(os.waitstatus_to_exitcode(status))), answer)
+    exit_at_once()
 
 
-def _addresses_are_fixed() -> bool:
+def _answer(task: _Task, folder: Path) -> NoReturn:
     try:
-        return bool(ctypes.CDLL(None).personality(_READ_PERSONALITY) & _NO_RANDOM_ADDRESSES)
-    except (AttributeError, OSError):
-        return False
+        module, _, name = task.target.partition(":")
+        runner = getattr(importlib.import_module(module), name)(task.options)
+        runs: list[Trace | Failure] = runner.traces_of(task.spec, level=task.level, runs=task.runs)
+        failures = [run.error for run in runs if isinstance(run, Failure)]
+        traces = {f"{number}.trace": run for number, run in enumerate(runs) if isinstance(run, Trace)}
+        for file_name, trace in traces.items():
+            file.write(trace, folder / file_name)
+        answer = _Answer(tuple(traces), failures[0] if failures else "")
+    except BaseException as error:
+        answer = _Answer(failure=named_line(error))
+    _write(answer, folder / _ANSWER)
+    exit_at_once()  # whatever the model has started must not keep the answer waiting
+
+
+def _write(answer: _Answer, path: Path) -> None:
+    replace_file(path, json.dumps(to_json(answer)))

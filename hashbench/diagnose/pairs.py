@@ -235,7 +235,7 @@ def process_results(fresh: FreshRuns, original: Divergence | None, *, name: str)
         differing = sum(still_there(original, find_divergence(one, other).divergence) for one, other in compared)
         if compared or experiment == name:
             counts = len(compared), differing, 1 + differing
-            results.append(ExperimentResult(experiment, "process", *counts, note=fresh.note))
+            results.append(ExperimentResult(experiment, "process", *counts))
     return tuple(results)
 
 

@@ -123,7 +123,7 @@ def run_once(config: Path, folder: Path, *, hash_seed: str, hash_seed_by: str, t
     """
     task = {"config": str(config.resolve()), "folder": str(folder), "path": sys.path}
     task |= {"hash_seed": hash_seed, "hash_seed_by": hash_seed_by}
-    command = python_calling("hashbench.tools.pipeline.running:main", addresses="random")
+    command = python_calling("hashbench.tools.pipeline.running:main", dies_with_us=True)
     variables = {"PYTHONHASHSEED": hash_seed}
     text = json.dumps(task) + "\n"
     with (
