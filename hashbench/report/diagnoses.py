@@ -53,12 +53,10 @@ class ModelView:
 
 def model_views(history: History, excerpts: Mapping[tuple[str, ...], Excerpt]) -> tuple[ModelView, ...]:
     """Views of the first :data:`DETAILS` models that have something to tell, the newest trouble first."""
-    views = []
-    for index in models_in_trouble(history)[:DETAILS]:
-        model = history.models[index]
-        if (row := model.trouble) is not None and (night := model.trouble_night) is not None:
-            views.append(ModelView(index, model, row, night, read_evidence(row), excerpts.get(model.key)))
-    return tuple(views)
+    return tuple(
+        ModelView(index, model, trouble.row, trouble.night, read_evidence(trouble.row), excerpts.get(model.key))
+        for index, model, trouble in models_in_trouble(history)[:DETAILS]
+    )
 
 
 # -------------------------------------------------------------------------------------------------- experiments
@@ -182,14 +180,10 @@ class Excerpt:
 def read_excerpts(history: History, *, limit: int = DETAILS, mib: float = TRACE_MIB) -> dict[tuple[str, ...], Excerpt]:
     """Model key → excerpt, for the first models in trouble whose rows name traces. Nothing is raised: that a trace is
     missing, damaged or of other runs is what the excerpt then says."""
-    with_traces = [
-        (model.key, model.trouble, model.trouble_folder)
-        for model in (history.models[index] for index in models_in_trouble(history))
-        if model.trouble is not None and model.trouble.traces
-    ]
+    with_traces = [(model.key, trouble) for _, model, trouble in models_in_trouble(history) if trouble.row.traces]
     excerpts: dict[tuple[str, ...], Excerpt] = {}
     left = mib * 2**20
-    for key, row, folder in with_traces[:limit]:
+    for key, (row, _, folder) in with_traces[:limit]:
         try:
             files = [path for name in row.traces.split() if (path := _inside(folder, name)).is_file()]
             size = sum(path.stat().st_size for path in files)

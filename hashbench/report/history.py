@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hashbench.catalog import kind_of
 from hashbench.errors import HashbenchError
@@ -63,18 +63,23 @@ class Interval:
         return self.last - self.first + 1
 
 
+class Trouble(NamedTuple):
+    """A row that is neither a pass nor a skip, its night, and the folder of its sweep."""
+
+    row: Row
+    night: int
+    folder: Path = Path()
+
+
 @dataclass(frozen=True, slots=True)
 class ModelHistory:
     """One model over all nights. ``key`` follows :data:`~hashbench.records.ROW_KEY`. ``newest`` is its row in the last
-    night (``None``: it has none there); ``trouble`` is its newest row that is neither a pass nor a skip, of night
-    ``trouble_night`` (``None``: there is none), in the sweep of ``trouble_folder``."""
+    night, ``trouble`` the newest one of all nights; ``None`` where there is none."""
 
     key: tuple[str, ...]
     intervals: tuple[Interval, ...]
     newest: Row | None = None
-    trouble: Row | None = None
-    trouble_night: int | None = None
-    trouble_folder: Path = Path()
+    trouble: Trouble | None = None
 
     def at(self, night: int | None) -> Interval | None:
         """The interval that holds a night; ``None`` where the model has no row in it."""
@@ -102,19 +107,20 @@ def seen(result: Row | Interval | None) -> str:
 _WORST_FIRST = {"differ": 0, "fail": 1}
 
 
-def models_in_trouble(history: History) -> tuple[int, ...]:
-    """Indices of the models that have a row in trouble (:attr:`ModelHistory.trouble`), in the order in which a reader
-    wants them: those of the last night before those that were, what began last before what began earlier, differences
-    before failures."""
+def models_in_trouble(history: History) -> list[tuple[int, ModelHistory, Trouble]]:
+    """The models that have a row in trouble, with their indices and that row, in the order in which a reader wants
+    them: those of the last night before those that were, what began last before what began earlier, differences before
+    failures."""
     last = len(history.nights) - 1
 
-    def urgency(index: int) -> tuple[bool, int, int, tuple[str, ...]]:
-        model = history.models[index]
-        interval = model.at(model.trouble_night)
-        kind = _WORST_FIRST.get(kind_of(model.trouble.accuracy if model.trouble else ""), 2)
-        return model.trouble_night != last, -(interval.first if interval else -1), kind, model.key
+    def urgency(entry: tuple[int, ModelHistory, Trouble]) -> tuple[bool, int, int, tuple[str, ...]]:
+        _, model, trouble = entry
+        interval = model.at(trouble.night)
+        kind = _WORST_FIRST.get(kind_of(trouble.row.accuracy), 2)
+        return trouble.night != last, -(interval.first if interval else -1), kind, model.key
 
-    return tuple(sorted((i for i, model in enumerate(history.models) if model.trouble is not None), key=urgency))
+    models = [(index, model, model.trouble) for index, model in enumerate(history.models) if model.trouble is not None]
+    return sorted(models, key=urgency)
 
 
 def load_history(folders: Iterable[Path | str], *, until: Path | None = None) -> History:
@@ -194,23 +200,21 @@ class ModelRows:
     def models(self, *, last: int) -> Iterator[ModelHistory]:
         """The histories of all models, sorted by their keys."""
         for key, model in sorted(self._models.items()):
-            trouble_night, trouble, folder = model.trouble or (None, None, Path())
+            trouble = model.trouble
             if trouble is not None:
-                trouble = with_evidence(trouble, folder)
+                trouble = trouble._replace(row=with_evidence(trouble.row, trouble.folder))
             now = model.newest if model.night == last else None
-            intervals = tuple(Interval(*interval) for interval in model.intervals)
-            yield ModelHistory(key, intervals, now, trouble, trouble_night, folder)
+            yield ModelHistory(key, tuple(Interval(*interval) for interval in model.intervals), now, trouble)
 
 
 class _Gathered:
-    """What the rows of one model say: its intervals as lists, its newest row of ``night``, and the newest one in
-    trouble with its night and folder."""
+    """What the rows of one model say: its intervals as lists, and its newest row, of ``night``."""
 
     def __init__(self) -> None:
         self.intervals: list[list[Any]] = []
         self.night = -1
         self.newest: Row | None = None
-        self.trouble: tuple[int, Row, Path] | None = None
+        self.trouble: Trouble | None = None
 
     def add(self, row: Row, night: int, folder: Path) -> None:
         state = [row.accuracy, row.kernel, row.cause]
@@ -220,7 +224,7 @@ class _Gathered:
             self.intervals.append([night, night, *state])
         self.night, self.newest = night, row
         if not kind_of(row.accuracy).is_fine:
-            self.trouble = (night, row, folder)
+            self.trouble = Trouble(row, night, folder)
 
 
 # --------------------------------------------------------------------------------------------- which nights

@@ -18,7 +18,7 @@ from hashbench.records import Row, RowEvidence
 from hashbench.report.compare import Outcome
 from hashbench.report.diagnoses import DETAILS, read_excerpts
 from hashbench.report.expectations import ExpectationStatus, Judged, Judgement
-from hashbench.report.history import History, Interval, ModelHistory, Night, models_in_trouble
+from hashbench.report.history import History, Interval, ModelHistory, Night, Trouble, models_in_trouble
 from hashbench.report.page import (
     GROUPS,
     MEMBERS,
@@ -251,7 +251,7 @@ def test_the_course_is_drawn_in_steps() -> None:
 def test_the_newest_trouble_comes_first() -> None:
     old, new, over, fails = diagnosed("old"), diagnosed("new"), diagnosed("over"), failed("fails", suite="specimens")
     found = history([old, passing(new), over], [old, new, passing(over), fails])
-    assert [found.models[index].key[-1] for index in models_in_trouble(found)] == ["new", "fails", "old", "over"]
+    assert [model.key[-1] for _, model, _ in models_in_trouble(found)] == ["new", "fails", "old", "over"]
 
 
 def test_a_night_without_a_row_is_in_no_interval() -> None:
@@ -293,7 +293,6 @@ def test_the_oldest_nights_are_left_out_where_intervals_are_too_many() -> None:
 def test_ten_thousand_models_over_a_thousand_nights_fit_into_one_page() -> None:
     intervals = (Interval(0, 499, "pass"), Interval(500, 520, "eager_two_runs_differ", "aten.cumsum.default", "rng"))
     quiet = (Interval(0, 999, "pass"),)
-    told = diagnosed("x" * 40)
     found = History(
         tuple(Night(f"2026-{n:04}", counts={"pass": 10_000, "timeout": n % 7}) for n in range(1000)),
         tuple(
@@ -301,8 +300,7 @@ def test_ten_thousand_models_over_a_thousand_nights_fit_into_one_page() -> None:
                 ("suite", "training", "float32", "cpu", f"model_{m:05}_{'x' * 30}"),
                 intervals if m % 10 == 0 else quiet,
                 None,
-                told if m % 10 == 0 else None,
-                520 if m % 10 == 0 else None,
+                Trouble(diagnosed("x" * 40), 520) if m % 10 == 0 else None,
             )
             for m in range(10_000)
         ),
