@@ -1,10 +1,5 @@
-"""The vocabulary: statuses, origins, causes, confidences and experiments, one table each.
-
-Everything that says or sorts them (reports, repro, pytest message, rules) reads these tables, so that a new status or
-cause is one entry here, and a new experiment one entry here and its function in ``replay/methods``.
-
-Imports neither torch nor any other part of hashbench.
-"""
+"""The vocabulary: statuses, origins, causes, confidences and experiments, one table each, which everything that says or
+sorts them reads. A new experiment also has its function in ``replay/methods``. Imports no other part of hashbench."""
 
 from __future__ import annotations
 

@@ -120,8 +120,8 @@ class TensorDigest(NamedTuple):
 def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
     """The stride, in elements, that torch gives a new contiguous tensor of this shape."""
     stride = [1] * len(shape)
-    for place in range(len(shape) - 2, -1, -1):
-        stride[place] = stride[place + 1] * max(1, shape[place + 1])
+    for dim in range(len(shape) - 2, -1, -1):
+        stride[dim] = stride[dim + 1] * max(1, shape[dim + 1])
     return tuple(stride)
 
 

@@ -293,7 +293,7 @@ def assess(folders: Sequence[Path | str], *, expected: Path | None = None, until
         until: the folder of the night that is to be the last; later ones are left out.
 
     Raises:
-        HashbenchError: a folder or file cannot be read, or ``expected`` is no CSV of hashbench's.
+        HashbenchError: a folder or file cannot be read, or ``expected`` is not a CSV of hashbench's.
     """
     wanted = load_sweep(expected) if expected is not None else None
     if wanted is not None and wanted.kind != "hashbench":

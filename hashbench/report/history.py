@@ -239,7 +239,7 @@ def find_nights(paths: Iterable[Path | str]) -> list[Night]:
     Folders whose names begin with a date are nights of their own, also where each holds one sweep.
 
     Raises:
-        HashbenchError: there is no such folder, or nothing in it.
+        HashbenchError: a path does not exist, or holds nothing.
     """
     nights = {night.folder.resolve(): night for path in paths for night in _nights_at(Path(path))}
     return sorted(nights.values(), key=lambda night: (datetime.fromisoformat(night.when), night.label))

@@ -341,9 +341,7 @@ class Rerun:
 def rerun(folder: Path, *, replays: int, budget: float) -> Rerun:
     """Make the experiments on the call of a repro again.
 
-    Args:
-        replays: comparisons in each experiment, at least.
-        budget: the seconds that they may take together.
+    ``replays`` are the comparisons in each experiment at least, ``budget`` the seconds that they may take together.
 
     Raises:
         HashbenchError: the folder is not a repro, or asks for what is not here.

@@ -179,11 +179,11 @@ def _device(call: CapturedCall, device: torch.device) -> str:
     return "DEVICE" if own else f'"{device}"'
 
 
-def moves_of(call: CapturedCall, found: Sequence[tuple[int | None, int]]) -> list[list[int]]:
+def moves_of(call: CapturedCall, shifts: Sequence[tuple[int | None, int]]) -> list[list[int]]:
     """By how many bytes each memory moves, for each move: those that the experiment found to show a difference, else
     any that keeps elements at multiples of their size."""
     count = len(call.memories)
-    moves = [[shift if memory in (None, index) else 0 for index in range(count)] for memory, shift in found]
+    moves = [[shift if memory in (None, index) else 0 for index in range(count)] for memory, shift in shifts]
     return moves or [[shift] * count for shift in possible_shifts(call, None)]
 
 

@@ -122,11 +122,9 @@ def look_up(op: str, *, device: str, backward_of: str = "") -> Documentation:
 
 def parse(docstring: str) -> tuple[Item, ...]:
     """The items of both lists of the docstring; none at all where one of the lists is not found or makes no sense."""
-    found = [_item(verdict, bullet, modes) for verdict, bullet, modes in _bullets(docstring)]
-    verdicts = {item.verdict for item in found}
-    if any(not item.names for item in found) or verdicts != {verdict for _, verdict in _VERDICTS}:
-        return ()
-    return tuple(found)
+    items = tuple(_item(verdict, bullet, modes) for verdict, bullet, modes in _bullets(docstring))
+    complete = {item.verdict for item in items} == {verdict for _, verdict in _VERDICTS}
+    return items if complete and all(item.names for item in items) else ()
 
 
 def _bullets(docstring: str) -> Iterator[tuple[str, str, tuple[str, ...]]]:
@@ -181,12 +179,9 @@ def _aten_names(op: str) -> tuple[_Name, ...]:
     namespace, _, rest = op_of(op).partition(".")
     if namespace != "aten":
         return ()
-    bare = rest.partition(".")[0].strip("_")
-    found = _DIMENSIONS.search(bare)
-    words = _DIMENSIONS.sub("", bare, count=1).split("_")
-    backward = "backward" in words
-    words = [word for word in words if word and word not in _DECORATIONS]
-    dimensions = found[1] if found else ""
+    bare, dimensions = _without_dimensions(rest.partition(".")[0].strip("_"))
+    backward = "backward" in bare.split("_")
+    words = [word for word in bare.split("_") if word and word not in _DECORATIONS]
     if words[:1] == ["upsample"]:
         return (_Name("interpolate", "", "_".join(words[1:]), backward),)
     if "transpose" in words and words[0] in ("conv", "convolution"):
@@ -197,9 +192,13 @@ def _aten_names(op: str) -> tuple[_Name, ...]:
 
 def _public_name(name: str) -> _Name:
     """``torch.nn.AdaptiveAvgPool2d`` is the stem ``adaptive_avg_pool`` with 2 dimensions."""
-    snake = _CAPITALS.sub("_", name.rpartition(".")[2]).lower().strip("_")
-    found = _DIMENSIONS.search(snake)
-    return _Name(_DIMENSIONS.sub("", snake, count=1), found[1] if found else "")
+    return _Name(*_without_dimensions(_CAPITALS.sub("_", name.rpartition(".")[2]).lower().strip("_")))
+
+
+def _without_dimensions(name: str) -> tuple[str, str]:
+    """``max_pool2d`` is ``max_pool`` and ``2``."""
+    match = _DIMENSIONS.search(name)
+    return _DIMENSIONS.sub("", name, count=1), match[1] if match else ""
 
 
 def _text(items: Iterable[Item]) -> str:

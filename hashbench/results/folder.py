@@ -1,10 +1,9 @@
 """The folder of one sweep: what lies where, who may write, and how each file stays valid at every moment.
 
-``rows/<key>.json`` is the truth, one file a model, written whole or not at all. ``accuracy.csv`` is made from it: it
-grows by one line a model while the sweep runs and is rebuilt at the end and on resume. ``sweep.json`` says what was
-asked for, ``environment.json`` where it ran, ``logs/`` what the models printed, ``traces/`` and ``repro/`` are the
-runner's, and so is ``rows/<key>.draft``: what it knew of a difference before it looked for the cause.
-``rows/<key>.first`` is there while a model waits to be run again alone: the row of its first attempt.
+``rows/<key>.json`` is the truth, one file a model, written whole or not at all; ``accuracy.csv`` is made from it.
+``sweep.json`` says what was asked for, ``environment.json`` where it ran, ``logs/`` what models printed; ``traces/``
+and ``repro/`` are the runner's. ``rows/<key>.draft`` is what it knew of a difference before it looked for the cause,
+``rows/<key>.first`` the row of a first attempt, while the model waits to be run again alone.
 """
 
 from __future__ import annotations

@@ -81,8 +81,8 @@ def load_sweep(path: Path | str) -> Sweep:
     each (``training/``, ``inference/``), or a folder of CSVs such as ``results/expected``.
 
     Raises:
-        HashbenchError: there is no such file, it is no CSV of accuracies (see
-            :func:`~hashbench.results.rows.read_rows`), a model has two results, or the files are of several kinds.
+        HashbenchError: it does not exist, is not a CSV of accuracies (see :func:`~hashbench.results.rows.read_rows`), a
+            model has two results, or the files are of several kinds.
     """
     return load_files(csv_files(Path(path)), path=Path(path))
 

@@ -63,8 +63,8 @@ def merge(output: Path, folders: Sequence[Path], *, allow_missing: bool = False)
             them, so that ``hashbench compare`` reports them and ``hashbench sweep --resume`` runs them.
 
     Raises:
-        HashbenchError: a folder is no shard, is not finished, damaged or of another schema; shards hold the same model,
-            are of other selections or options, or one is missing; or ``output`` cannot be written.
+        HashbenchError: a folder is not a shard, or unfinished, damaged or of another schema; shards hold the same
+            model, are of other selections or options, or one is missing; or ``output`` cannot be written.
     """
     output = output.absolute()
     _refuse_output(output, folders)

@@ -22,7 +22,7 @@ from hashbench.report.diagnoses import (
     read_excerpts,
 )
 from hashbench.report.expectations import assess
-from hashbench.report.history import History, load_history
+from hashbench.report.history import load_history
 from hashbench.report.page import render_html
 from hashbench.results.load import load_sweep
 from hashbench.results.rows import read_rows, row_from_json, row_to_json
@@ -35,9 +35,7 @@ MOVES = ((None, 4), (1, 8))
 RICH = RowEvidence.of(
     (
         ExperimentResult("repeat", "call", trials=33, differing=33, distinct=34, seconds=0.25),
-        ExperimentResult(
-            "moved", "call", 8, 2, 2, found="all by 4 bytes; memory 1 by 8 bytes", moves=((None, 4), (1, 8))
-        ),
+        ExperimentResult("moved", "call", 8, 2, 2, found="all by 4 bytes; memory 1 by 8 bytes", moves=MOVES),
         ExperimentResult("busy", "call", note="raises: no; really (not) today", raised=True),
         ExperimentResult("fresh_process", "process", note="budget"),
     )
@@ -48,17 +46,17 @@ WRITTEN = to_json(DIAGNOSED.evidence)
 # ------------------------------------------------------------------------------------------- where they come from
 
 
-def test_a_row_file_keeps_all_of_them() -> None:
+def test_a_row_file_keeps_all_of_them_and_a_csv_has_their_text() -> None:
     row = dataclasses.replace(DIAGNOSED, evidence=RICH)
     back = row_from_json(json.loads(json.dumps(row_to_json(row))))
     assert back.evidence.results == RICH.results
-    assert back.evidence.text == RICH.text
-
-
-def test_a_csv_has_their_text() -> None:
-    assert RICH.text == (
-        "call/repeat 33/33; call/moved 2/8 [all by 4 bytes; memory 1 by 8 bytes]; "
-        "call/busy not run (raises: no; really (not) today); process/fresh_process not run (budget)"
+    assert (
+        back.evidence.text
+        == RICH.text
+        == (
+            "call/repeat 33/33; call/moved 2/8 [all by 4 bytes; memory 1 by 8 bytes]; "
+            "call/busy not run (raises: no; really (not) today); process/fresh_process not run (budget)"
+        )
     )
 
 
@@ -289,28 +287,23 @@ def test_what_leads_out_of_the_folder_is_not_followed(tmp_path: Path, way: str) 
     assert "not in the sweep's folder" in read_of(tmp_path / "night", row).missing
 
 
-def test_a_damaged_trace_is_said_to_be(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("row", "cut", "words"),
+    [
+        pytest.param(DIAGNOSED, 30, "truncated", id="a damaged trace"),
+        pytest.param(diagnosed("other", kernel="aten.cumsum.default"), 0, "of other runs", id="traces of other runs"),
+        pytest.param(diagnosed("early", op_index=None), 0, "entered at no op", id="a difference that entered at no op"),
+    ],
+)
+def test_why_there_is_nothing_to_show(tmp_path: Path, row: Row, cut: int, words: str) -> None:
     file = written(tmp_path / SWEEP) / "traces" / "one.run2.log"
-    file.write_text(file.read_text()[:-30])
-    assert "truncated" in read_of(tmp_path).missing
-
-
-def test_traces_of_other_runs_are_not_shown(tmp_path: Path) -> None:
-    written(tmp_path / SWEEP)
-    assert "of other runs" in read_of(tmp_path, diagnosed("other", kernel="aten.cumsum.default")).missing
-
-
-def test_without_an_op_there_is_no_place_to_show(tmp_path: Path) -> None:
-    written(tmp_path / SWEEP)
-    assert "entered at no op" in read_of(tmp_path, diagnosed("early", op_index=None)).missing
-
-
-def many(folder: Path) -> History:
-    return history([diagnosed(f"m{n}") for n in range(5)], folder=written(folder / SWEEP).parent)
+    text = file.read_text()
+    file.write_text(text[: len(text) - cut])
+    assert words in read_of(tmp_path, row).missing
 
 
 def test_no_more_is_read_than_asked_for(tmp_path: Path) -> None:
-    found = many(tmp_path)
+    found = history([diagnosed(f"m{n}") for n in range(5)], folder=written(tmp_path / SWEEP).parent)
     assert len(read_excerpts(found, limit=2)) == 2
     size = sum(file.stat().st_size for file in (tmp_path / SWEEP / "traces").iterdir()) / 2**20
     missing = [excerpt.missing for excerpt in read_excerpts(found, mib=2.5 * size).values()]

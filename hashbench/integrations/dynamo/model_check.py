@@ -51,24 +51,18 @@ _CONFIRMING_RUNS = 12
 
 
 class EagerRuns:
-    """What is seen of one ``check_accuracy``.
+    """What is seen of one ``check_accuracy``. Digests are kept, never tensors.
 
     Args:
         harness: the harness's runner.
         names: the globals of its module, in which two functions are replaced while this watches.
-        model, inputs: as the harness has them; only used to make a run again that failed under the trace.
+        model, inputs: as the harness has them, to make a run again that failed under the trace: only if it fails
+            without one too has the model failed.
         traced: put a trace around the two runs; otherwise only listen to their comparison.
 
-    Attributes:
-        phase: how many resets were seen: 0 nothing ran, 1 and 2 the eager runs, 3 compiling.
-        runs: the traced runs that succeeded, without their tensors.
-        answer: what ``same`` said of the two runs; ``None`` where it was not asked or raised.
-        compare_error: what ``same`` raised.
-        failure: the exception of the model that ended an eager run.
-        problems: faults of ours.
-
-    A traced run that fails is made again without a trace, and only if that fails too has the model failed. Digests are
-    kept, never tensors.
+    ``phase`` counts the resets: 0 nothing ran, 1 and 2 the eager runs, 3 compiling. ``runs`` are the traced runs that
+    succeeded, ``failure`` the exception of the model that ended one. ``answer`` is what ``same`` said of the two
+    (``None``: it was not asked or raised), ``compare_error`` what it raised. ``problems`` are faults of ours.
     """
 
     def __init__(self, harness: Any, names: MutableMapping[str, Any], *, model: Any, inputs: Any, traced: bool) -> None:
@@ -255,14 +249,8 @@ def _further_pair(outcome: Outcome, make: Attempt) -> Outcome:
 
 
 class ModelCheck:
-    """One model from the call of ``check_accuracy`` to our row.
-
-    Args:
-        session: where our results go.
-        harness: the harness's runner.
-        names: the globals of its module.
-        name, model, inputs: as ``check_accuracy`` was given them.
-    """
+    """One model from the call of ``check_accuracy`` with ``name``, ``model`` and ``inputs`` to our row. ``harness`` is
+    the harness's runner, ``names`` the globals of its module."""
 
     def __init__(
         self, session: Session, harness: Any, names: dict[str, Any], *, name: str, model: Any, inputs: Any
