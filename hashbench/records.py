@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 TRACE_SCHEMA = 1
 """Version of the text form of a trace; a file of another version is refused."""
@@ -538,6 +538,31 @@ class Row:
     device_memory_mib: float | None = None
     env: str = ""
     error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedRow(Row):
+    """A row of a CSV of expected rows: since when it is expected and when it was seen last (dates as ISO 8601), and the
+    address of the issue that tells more. Empty where nothing is known."""
+
+    since: str = ""
+    link: str = ""
+    seen: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HarnessRow(Row):
+    """A row of ours with the word of PyTorch's own harness for the model; empty where the harness has no row."""
+
+    harness_accuracy: str = ""
+
+
+_Row = TypeVar("_Row", bound=Row)
+
+
+def extended(kind: type[_Row], row: Row, **more: str) -> _Row:
+    """``row`` as one of a ``kind`` that has ``more`` columns."""
+    return kind(**{column: getattr(row, column) for column in ROW_COLUMNS} | more)
 
 
 ROW_COLUMNS: tuple[str, ...] = tuple(f.name for f in dataclasses.fields(Row))

@@ -16,7 +16,8 @@ from hashbench.errors import HashbenchError
 from hashbench.records import DETERMINISTIC
 
 if TYPE_CHECKING:
-    from hashbench.integrations.dynamo.session import Both, Session
+    from hashbench.integrations.dynamo.session import Session
+    from hashbench.records import HarnessRow
     from hashbench.results.audit_table import AuditRow
 
 FEWEST_THREADS = 8
@@ -120,16 +121,16 @@ def _write_environment(ours: Session) -> str:
     return str(environment.get("key", ""))
 
 
-def _show_tables(ours: Session, rows: Sequence[Both], path: Path) -> None:
+def _show_tables(ours: Session, rows: Sequence[HarnessRow], path: Path) -> None:
     from hashbench.report.text import sweep_table
 
     if not rows:
         say("the harness made no accuracy check, so there is nothing to say.")
         return
-    print(f"\n{sweep_table([both.row for both in rows])}")
-    for both in rows:
-        if both.harness_accuracy not in (both.row.accuracy, ""):
-            print(f"{both.row.name}: the harness says {both.harness_accuracy}, hashbench {both.row.accuracy}")
+    print(f"\n{sweep_table(rows)}")
+    for row in rows:
+        if row.harness_accuracy not in (row.accuracy, ""):
+            print(f"{row.name}: the harness says {row.harness_accuracy}, hashbench {row.accuracy}")
     print(f"\nResults: {path}\nThe harness's own: {ours.csv or 'where it puts its CSV'}")
 
 

@@ -16,11 +16,11 @@ from typing import Any, Self
 from hashbench.catalog import Kind, kind_of
 from hashbench.errors import HashbenchError
 from hashbench.io import write_file
-from hashbench.records import ROW_SCHEMA, Row
+from hashbench.records import ROW_SCHEMA, ExpectedRow, Row, extended
 from hashbench.report.compare import Change, ModelChange, Outcome, compare
 from hashbench.report.history import History, Interval, ModelHistory, Night, load_history, seen
-from hashbench.results.load import Provenance, Sweep, is_link, joined, load_files, load_sweep
-from hashbench.results.rows import EXPECTED_COLUMNS, ROWS, environments_text, row_key
+from hashbench.results.load import Sweep, joined, load_files, load_sweep
+from hashbench.results.rows import EXPECTED_ROWS, environments_text, is_link, row_key
 from hashbench.text import count, one_line
 
 STALE_AFTER = 30
@@ -232,12 +232,10 @@ def judge(
     rows = (*(expected.rows if expected else ()), *others)
     base = Sweep(label="what is expected", rows=rows, environments={}, kind="hashbench")
     models = {model.key: model for model in history.models}
-    provenance = expected.provenance if expected else {}
     judgements = []
     for change in changes_since(base, new):
         key = row_key(change.base) if change.base else ()
-        told = provenance.get(key, Provenance())
-        judgements.append(_judgement(change, models.get(change.key), told, expected=key in known))
+        judgements.append(_judgement(change, models.get(change.key), expected=key in known))
     order = list(ExpectationStatus)
     return Judged(
         history,
@@ -254,8 +252,9 @@ def changes_since(base: Sweep, new: Sweep) -> tuple[ModelChange, ...]:
     return compare(base, new, scoped=True).changes
 
 
-def _judgement(change: ModelChange, model: ModelHistory | None, told: Provenance, *, expected: bool) -> Judgement:
+def _judgement(change: ModelChange, model: ModelHistory | None, *, expected: bool) -> Judgement:
     base, new = change.base, change.new
+    told = base if expected and isinstance(base, ExpectedRow) else None
     trouble = expected and base is not None and not kind_of(base.accuracy).is_fine
     unseen = unseen_nights(model, base) if base is not None and trouble else 0
     status = expectation_status(change.outcome, new.accuracy if new else "", expected=expected, unseen=unseen)
@@ -263,9 +262,9 @@ def _judgement(change: ModelChange, model: ModelHistory | None, told: Provenance
         *(change.key, change.outcome, base, new, change.note),
         status=status,
         expected=expected,
-        since=told.since,
-        link=told.link,
-        seen=told.seen,
+        since=told.since if told else "",
+        link=told.link if told else "",
+        seen=told.seen if told else "",
         unseen=unseen,
     )
 
@@ -322,7 +321,7 @@ class Expected:
     """The content of one CSV of expected rows. ``what`` counts what became of its rows: ``new``, ``changed``,
     ``unchanged``, ``kept: not seen`` (it differs now and then, and did not tonight), ``kept: not in the sweep``."""
 
-    rows: tuple[tuple[Row, Provenance], ...]
+    rows: tuple[ExpectedRow, ...]
     environments: Mapping[str, Mapping[str, Any]]
     what: Mapping[str, int]
 
@@ -361,41 +360,35 @@ def expect(new: Sweep, *, known: Sweep | None, only: Collection[str] = (), link:
     taken = tuple(replace(row, repro="", traces="") for row in new.rows if not only or row.name in only)
     known = known or Sweep("nothing", (), {}, kind="hashbench")
     updated = {
-        change.key: _updated(change, known.provenance.get(change.key, Provenance()), only=only, link=link, today=today)
+        change.key: _updated(change, only=only, link=link, today=today)
         for change in changes_since(known, replace(new, rows=taken, selections=(), parts=None))
     }
-    rows = tuple(updated[key][:2] for key in dict.fromkeys(row_key(row) for row in (*known.rows, *taken)))
+    rows = tuple(updated[key][0] for key in dict.fromkeys(row_key(row) for row in (*known.rows, *taken)))
     environments = {**known.environments, **new.environments}
-    used = {row.env for row, _ in rows}
+    used = {row.env for row in rows}
     return Expected(
         rows=rows,
         environments={key: value for key, value in environments.items() if key in used},
-        what=Counter(what for _, _, what in updated.values()),
+        what=Counter(what for _, what in updated.values()),
     )
 
 
-def _updated(
-    change: ModelChange, told: Provenance, *, only: Collection[str], link: str, today: str
-) -> tuple[Row, Provenance, str]:
-    """The row to expect, what is said of it, and what became of it."""
+def _updated(change: ModelChange, *, only: Collection[str], link: str, today: str) -> tuple[ExpectedRow, str]:
+    """The row to expect, and what became of it."""
     base, new = change.base, change.new
+    if base is not None and not isinstance(base, ExpectedRow):
+        base = extended(ExpectedRow, base)
     if base is not None and (new is None or (change.outcome is Outcome.NOT_SEEN and new.name not in only)):
-        return base, told, "kept: not in the sweep" if new is None else "kept: not seen"
+        return base, "kept: not in the sweep" if new is None else "kept: not seen"
     if new is None:
         raise ValueError("a change has a row on one side at least")
     seen = "" if kind_of(new.accuracy).is_fine else today  # a pass is nothing that one has to look out for
-    if change.outcome in _AS_BEFORE:
-        return new, Provenance(since=told.since, link=told.link or link, seen=seen), "unchanged"
-    return new, Provenance(since=today, link=link, seen=seen), "new" if base is None else "changed"
+    if base is not None and change.outcome in _AS_BEFORE:
+        return extended(ExpectedRow, new, since=base.since, link=base.link or link, seen=seen), "unchanged"
+    return extended(ExpectedRow, new, since=today, link=link, seen=seen), "new" if base is None else "changed"
 
 
 # -------------------------------------------------------------------------------------------------- on disk
-
-
-def expected_text(expected: Expected) -> str:
-    """The CSV."""
-    header = f"{ROWS.header.rstrip()},{','.join(EXPECTED_COLUMNS)}\n"
-    return header + "".join(ROWS.line(row, told.since, told.link, told.seen) for row, told in expected.rows)
 
 
 def write_expected(path: Path, expected: Expected) -> None:
@@ -412,7 +405,7 @@ def write_expected(path: Path, expected: Expected) -> None:
     if environments:
         text = environments_text([{**environments.pop(), "schema": ROW_SCHEMA}, *environments])
         write_file(path.with_suffix(".environment.json"), text, tip="Choose another --output.")
-    write_file(path, expected_text(expected), tip="Choose another --output.")
+    write_file(path, EXPECTED_ROWS.text(expected.rows), tip="Choose another --output.")
 
 
 def expect_from(

@@ -22,7 +22,7 @@ from hashbench.records import Row
 from hashbench.report.expectations import STALE_AFTER, ExpectationStatus, Judged, Judgement
 from hashbench.report.history import seen
 from hashbench.report.text import escape_markdown
-from hashbench.results.load import is_link
+from hashbench.results.rows import is_link
 from hashbench.text import count, one_line, rate, shorten
 
 # -------------------------------------------------------------------------------------------------- Markdown

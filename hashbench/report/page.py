@@ -28,7 +28,7 @@ from hashbench.report.compare import EnvironmentChange
 from hashbench.report.diagnoses import Excerpt, model_views
 from hashbench.report.expectations import ExpectationStatus, Judged, Judgement
 from hashbench.report.history import History, ModelHistory, Night
-from hashbench.results.load import is_link
+from hashbench.results.rows import is_link
 from hashbench.text import (
     count,
     deterministic_here,

@@ -6,8 +6,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from datetime import date
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ from hashbench.io import read_json_object
 from hashbench.records import SWEEP_SCHEMA, Row
 from hashbench.results.audit_table import is_audit
 from hashbench.results.folder import ACCURACY_FILE, NIGHT_FILE, SELECTION_FILE, with_evidence
-from hashbench.results.rows import EXPECTED_COLUMNS, ROWS, Table, environments_of, read_table, restore, row_key
+from hashbench.results.rows import ROWS, Table, environments_of, read_table, rows_of
 from hashbench.text import one_line
 
 Kind = Literal["hashbench", "dynamo", "dynamo_expected"]
@@ -51,21 +50,10 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
-class Provenance:
-    """What a CSV of expected rows says of one: since when it is expected and when it was seen last (dates as ISO 8601),
-    and the address of the issue that tells more. Empty where it says nothing."""
-
-    since: str = ""
-    link: str = ""
-    seen: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Sweep:
     """What a comparison reads. ``label`` is the path as the user gave it; ``environments`` maps the ``env`` of a row
     to the fingerprint of its machine; ``selections`` is empty where no ``sweep.json`` says what was asked for.
-    ``parts`` are the ``(suite, mode)`` that a night, or one sweep, was asked for (``None``: nothing says).
-    ``provenance`` has those rows of a CSV of expected rows that say something, by their keys."""
+    ``parts`` are the ``(suite, mode)`` that a night, or one sweep, was asked for (``None``: nothing says)."""
 
     label: str
     rows: tuple[Row, ...]
@@ -73,7 +61,6 @@ class Sweep:
     kind: Kind
     selections: tuple[Selection, ...] = ()
     parts: frozenset[tuple[str, str]] | None = None
-    provenance: Mapping[tuple[str, ...], Provenance] = field(default_factory=dict)
 
 
 def load_sweep(path: Path | str) -> Sweep:
@@ -109,7 +96,6 @@ def joined(parts: Collection[Sweep], *, path: Path, damaged_night: bool = False)
         kind=next((part.kind for part in parts), "hashbench"),
         selections=selections,
         parts=_parts(path, selections, damaged_night=damaged_night),
-        provenance={key: value for part in parts for key, value in part.provenance.items()},
     )
 
 
@@ -146,59 +132,13 @@ def load_file(path: Path) -> Sweep:
     environments = environments_of(path)
     table = read_table(path)
     kind = kind_of_csv(table.cells.columns)
-    rows = tuple(ROWS.rows(table) if kind == "hashbench" else _dynamo_rows(table))
     return Sweep(
         label=str(path),
-        rows=rows,
+        rows=tuple(rows_of(table) if kind == "hashbench" else _dynamo_rows(table)),
         environments={str(environment.get("key", "")): environment for environment in environments},
         kind=kind,
         selections=_selections_beside(path),
-        provenance=_provenance(table, rows) if kind == "hashbench" else {},
     )
-
-
-# ----------------------------------------------------------------------------------------------- what is expected
-
-
-def _provenance(table: Table, rows: Collection[Row]) -> dict[tuple[str, ...], Provenance]:
-    cells = table.cells.reindex(columns=list(EXPECTED_COLUMNS), fill_value="").map(restore)
-    cells = cells[cells.any(axis="columns")]
-    for line, values in zip(cells.index, cells.itertuples(index=False), strict=True):
-        for column, valid, what, tip in _CHECKS:
-            text = getattr(values, column)
-            if not valid(text):
-                raise HashbenchError(
-                    f"line {line} of {table.path} has {one_line(text)[:80]!r} as {column}",
-                    consequence=f"that is not {what}",
-                    tip=tip,
-                )
-    by_line = dict(zip(table.cells.index, rows, strict=True))
-    return {row_key(by_line[line]): Provenance(*values) for line, *values in cells.itertuples()}
-
-
-def is_date(text: str) -> bool:
-    """Whether ``text`` is a date such as ``2026-11-20``, or empty."""
-    try:
-        return not text or date.fromisoformat(text).isoformat() == text
-    except ValueError:
-        return False
-
-
-_LINK = re.compile(r"https?://[^\s<>()\[\]\"'`\\|]+")
-"""Only what needs no escaping in HTML attributes and Markdown, and never ``javascript:``."""
-
-
-def is_link(text: str) -> bool:
-    """Whether ``text`` is an address that may become a link, or empty."""
-    return not text or _LINK.fullmatch(text) is not None
-
-
-_DATE_TIP = "Write it as 2026-11-20, or leave it empty."
-_CHECKS = (
-    ("since", is_date, "a date", _DATE_TIP),
-    ("seen", is_date, "a date", _DATE_TIP),
-    ("link", is_link, "an address", "It begins with https:// and holds no spaces or quotes."),
-)
 
 
 # ------------------------------------------------------------------------------------------------- dynamo

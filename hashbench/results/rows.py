@@ -16,14 +16,15 @@ import operator
 import re
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hashbench.catalog import STATUSES
 from hashbench.errors import HashbenchError
 from hashbench.io import from_json, read_json_object, to_json
-from hashbench.records import ROW_KEY, ROW_SCHEMA, Row
+from hashbench.records import ROW_KEY, ROW_SCHEMA, ExpectedRow, Row
 from hashbench.text import one_line
 
 if TYPE_CHECKING:
@@ -144,8 +145,8 @@ class RowFormat(Generic[T]):
 
     ``what`` the file holds and which file is its ``example`` are for messages. ``required`` columns no file may lack;
     those ``filled`` may not be empty. ``words`` has for a column what it is called and which words it may hold,
-    ``extra`` are columns that a file may have beside the fields. ``key`` identifies a row, and ``label`` is a key in
-    words. ``whole`` says which whole numbers there are, and what such a number is called.
+    ``checks`` which texts, what these are, and a tip. ``key`` identifies a row, and ``label`` is a key in words.
+    ``whole`` says which whole numbers there are, and what such a number is called.
     """
 
     kind: type[T]
@@ -156,7 +157,7 @@ class RowFormat(Generic[T]):
     required: tuple[str, ...]
     filled: tuple[str, ...]
     words: Mapping[str, tuple[str, Sequence[str]]]
-    extra: tuple[str, ...] = ()
+    checks: Mapping[str, tuple[Callable[[str], bool], str, str]] = field(default_factory=dict)
     whole: tuple[re.Pattern[str], str] = (_WHOLE_NUMBER, "a whole number")
 
     @functools.cached_property
@@ -177,11 +178,10 @@ class RowFormat(Generic[T]):
         """The first line of a file, with its line end."""
         return ",".join(self.types) + "\n"
 
-    def line(self, row: T, *more: str) -> str:
-        """``row`` as one line, with its line end, and with ``more`` cells at its end. Texts lose their line breaks and
-        control characters (see :func:`one_line`); everything else survives :meth:`rows` exactly."""
-        cells = [self._cell(name, getattr(row, name)) for name in self.types]
-        return csv_line([*cells, *(defuse(one_line(cell)) for cell in more)])
+    def line(self, row: T) -> str:
+        """``row`` as one line, with its line end. Texts lose their line breaks and control characters (see
+        :func:`one_line`); everything else survives :meth:`rows` exactly."""
+        return csv_line(self._cell(name, getattr(row, name)) for name in self.types)
 
     def text(self, rows: Iterable[T]) -> str:
         """The CSV of ``rows``."""
@@ -208,12 +208,12 @@ class RowFormat(Generic[T]):
         self._check_header(table)
         self._check_cells(table)
         empty = {name: None if kind in _NUMBERS else kind() for name, kind in self.types.items()}
-        columns = [(name, self.types.get(name)) for name in table.cells.columns]
+        columns = [(name, self.types[name]) for name in table.cells.columns]
         rows = []
         for line, cells in zip(table.cells.index, table.cells.to_numpy().tolist(), strict=True):
             values: dict[str, Any] = dict(empty)
             for (column, kind), cell in zip(columns, cells, strict=True):
-                if cell and kind is not None:
+                if cell:
                     number = kind in _NUMBERS
                     values[column] = self._number(table.path, line, column, cell) if number else kind(restore(cell))
             rows.append(self.kind(**values))
@@ -234,6 +234,12 @@ class RowFormat(Generic[T]):
             strange = cells[column][~cells[column].isin(words)]
             if len(strange):
                 raise self._no_word(column, str(strange.iloc[0]), f"line {strange.index[0]} of {table.path}")
+        for column, (valid, what, tip) in self.checks.items():
+            texts = map(restore, cells.get(column, ()))
+            for line, text in zip(cells.index, texts, strict=False):  # no texts where the file lacks the column
+                if not valid(text):
+                    where = f"line {line} of {table.path} has {one_line(text)[:80]!r} as {column}"
+                    raise HashbenchError(where, consequence=f"that is not {what}", tip=tip)
 
     def _check_header(self, table: Table) -> None:
         missing = [name for name in self.required if name not in table.cells.columns]
@@ -249,8 +255,7 @@ class RowFormat(Generic[T]):
                 consequence="its rows cannot be told apart or judged",
                 tip="Make it again.",
             )
-        known = {*self.types, *self.extra}
-        unknown = [one_line(name) or "(no name)" for name in table.cells.columns if name not in known]
+        unknown = [one_line(name) or "(no name)" for name in table.cells.columns if name not in self.types]
         if unknown:
             raise HashbenchError(
                 f"{table.path} has columns that this hashbench does not know: {', '.join(unknown)}",
@@ -369,9 +374,6 @@ def environments_text(environments: Sequence[Mapping[str, Any]]) -> str:
 
 # ---------------------------------------------------------------------------------------------- accuracy.csv
 
-EXPECTED_COLUMNS = ("since", "link", "seen")
-"""What a CSV of expected rows has beside those of :class:`Row`: a date, an address, a date."""
-
 
 def _label(key: Sequence[str]) -> str:
     *where, name = key
@@ -388,9 +390,31 @@ ROWS = RowFormat(
     required=("dev", "name", "batch_size", "accuracy"),  # dynamo's columns: no file without them is one of accuracies
     filled=("dev", "name", "accuracy"),  # a model that never loaded has no batch size
     words={"accuracy": ("status", tuple(STATUSES))},
-    extra=EXPECTED_COLUMNS,
 )
 """How a :class:`Row` is written and read."""
+
+
+def is_date(text: str) -> bool:
+    """Whether ``text`` is a date such as ``2026-11-20``, or empty."""
+    try:
+        return not text or date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
+
+
+_LINK = re.compile(r"https?://[^\s<>()\[\]\"'`\\|]+")
+"""Only what needs no escaping in HTML attributes and Markdown, and never ``javascript:``."""
+
+
+def is_link(text: str) -> bool:
+    """Whether ``text`` is an address that may become a link, or empty."""
+    return not text or _LINK.fullmatch(text) is not None
+
+
+_DATE = (is_date, "a date", "Write it as 2026-11-20, or leave it empty.")
+_ADDRESS = (is_link, "an address", "It begins with https:// and holds no spaces or quotes.")
+EXPECTED_ROWS = replace(ROWS, kind=ExpectedRow, checks={"since": _DATE, "seen": _DATE, "link": _ADDRESS})
+"""How an :class:`ExpectedRow` is written and read."""
 
 row_key = ROWS.key_of
 """What identifies a row in a sweep, in the order of :data:`~hashbench.records.ROW_KEY`."""
@@ -409,4 +433,11 @@ def read_rows(path: Path) -> list[Row]:
             ``environment.json`` beside it is of a schema that this version does not read.
     """
     environments_of(path)
-    return ROWS.rows(read_table(path))
+    return rows_of(read_table(path))
+
+
+def rows_of(table: Table) -> list[Row]:
+    """The rows of a CSV of ours, each an :class:`ExpectedRow` where it has a column of these alone; see
+    :func:`read_rows`."""
+    is_expected = not EXPECTED_ROWS.checks.keys().isdisjoint(table.cells.columns)
+    return list(EXPECTED_ROWS.rows(table)) if is_expected else ROWS.rows(table)

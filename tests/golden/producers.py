@@ -30,7 +30,7 @@ from hashbench.results.audit_table import AUDIT_ROWS, AuditVerdict
 from hashbench.results.audit_table import read as read_audit
 from hashbench.results.folder import file_key
 from hashbench.results.load import load_sweep
-from hashbench.results.rows import EXPECTED_COLUMNS, read_rows, row_to_json
+from hashbench.results.rows import EXPECTED_ROWS, read_rows, row_to_json
 from hashbench.run import environment
 from hashbench.sweep import request
 from hashbench.sweep import run as sweeping
@@ -520,7 +520,10 @@ def _words() -> str:
         "ROW_COLUMNS": list(records.ROW_COLUMNS),
         "ROW_KEY": list(records.ROW_KEY),
     }
-    content |= {"EXPECTED_COLUMNS": list(EXPECTED_COLUMNS), "AUDIT_COLUMNS": list(AUDIT_ROWS.types)}
+    content |= {
+        "EXPECTED_COLUMNS": [name for name in EXPECTED_ROWS.types if name not in records.ROW_COLUMNS],
+        "AUDIT_COLUMNS": list(AUDIT_ROWS.types),
+    }
     experiments = {f"{on}/{name}": EXPERIMENTS[name].phrase for name, on in sorted(places(EXPERIMENTS.values()))}
     return json.dumps({**content, "EXPERIMENTS": experiments}, indent=1, ensure_ascii=False) + "\n"
 

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from hashbench.integrations.dynamo import hook
-from hashbench.integrations.dynamo.session import VARIABLE, Both, Session, collect
+from hashbench.integrations.dynamo.session import VARIABLE, Session, collect
+from hashbench.records import HarnessRow
 from hashbench.run.rng import preserved_rng
 from hashbench.run.settings import preserved
 
@@ -29,13 +30,13 @@ class Found:
     """What one model came to: the harness's row, ours, and the runner that was used."""
 
     theirs: dict[str, str]
-    ours: Both | None
+    ours: HarnessRow | None
     runner: Any
 
     @property
     def row(self) -> Any:
         assert self.ours is not None
-        return self.ours.row
+        return self.ours
 
 
 class Standin:

@@ -18,7 +18,6 @@ from hashbench.diagnose.fresh_process import fresh_traces
 from hashbench.integrations.dynamo import harness
 from hashbench.integrations.dynamo.model_check import FRESH_TARGET
 from hashbench.integrations.dynamo.session import (
-    Both,
     Note,
     Session,
     chosen_model,
@@ -27,7 +26,7 @@ from hashbench.integrations.dynamo.session import (
     write,
     write_note,
 )
-from hashbench.records import ModelSpec, RunOptions
+from hashbench.records import HarnessRow, ModelSpec, RunOptions
 from hashbench.results.load import load_sweep
 
 MINIATURE = """
@@ -257,7 +256,7 @@ def test_fresh_process_builds_the_model_by_the_harness_own_flags(tmp_path: Path)
 # ------------------------------------------------------------------------------------------------ both tables
 
 
-def collected(tmp_path: Path, note: Note, theirs: str, *, ended: str = "") -> list[Both]:
+def collected(tmp_path: Path, note: Note, theirs: str, *, ended: str = "") -> list[HarnessRow]:
     session = a_session(tmp_path / "ours")
     session.prepare(anew=True)
     path = tmp_path / "a.csv"
@@ -280,13 +279,13 @@ def collected(tmp_path: Path, note: Note, theirs: str, *, ended: str = "") -> li
     ],
 )
 def test_word_of_a_row_that_only_the_harness_has(tmp_path: Path, word: str, ours: str) -> None:
-    (both,) = collected(tmp_path, Note("m"), f"cpu,m,0,{word}\n")
-    assert (both.row.accuracy, both.harness_accuracy, both.row.batch_size) == (ours, word, None)
+    (row,) = collected(tmp_path, Note("m"), f"cpu,m,0,{word}\n")
+    assert (row.accuracy, row.harness_accuracy, row.batch_size) == (ours, word, None)
 
 
 def test_model_that_timed_out_after_its_row_shows_both_words(tmp_path: Path) -> None:
-    (both,) = collected(tmp_path, Note("m", status="pass"), "cpu,m,4,pass\ncpu,m,0,timeout\n")
-    assert (both.row.accuracy, both.harness_accuracy) == ("pass", "pass, timeout")
+    (row,) = collected(tmp_path, Note("m", status="pass"), "cpu,m,4,pass\ncpu,m,0,timeout\n")
+    assert (row.accuracy, row.harness_accuracy) == ("pass", "pass, timeout")
 
 
 def test_status_that_lands_in_the_column_of_a_tag_is_read(tmp_path: Path) -> None:
@@ -297,8 +296,8 @@ def test_status_that_lands_in_the_column_of_a_tag_is_read(tmp_path: Path) -> Non
 
 def test_model_that_still_runs_is_not_called_dead(tmp_path: Path) -> None:
     assert collected(tmp_path, Note("m"), "") == []
-    (both,) = collected(tmp_path, Note("m"), "", ended="it died")
-    assert (both.row.accuracy, both.row.error) == ("crashed", "it died")
+    (row,) = collected(tmp_path, Note("m"), "", ended="it died")
+    assert (row.accuracy, row.error) == ("crashed", "it died")
 
 
 def test_texts_of_models_are_defused(tmp_path: Path) -> None:

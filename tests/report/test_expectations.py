@@ -5,28 +5,27 @@ from __future__ import annotations
 import pytest
 
 from hashbench.errors import HashbenchError
-from hashbench.records import ROW_SCHEMA
+from hashbench.records import ROW_SCHEMA, ExpectedRow, Row, extended
 from hashbench.report.compare import Outcome, compare
 from hashbench.report.expectations import (
     STALE_AFTER,
     ExpectationStatus,
-    Expected,
     expect,
     expect_from,
     expectation_status,
-    expected_text,
     judge,
     unseen_nights,
     write_expected,
 )
 from hashbench.report.history import History, Interval, ModelHistory, Night
-from hashbench.results.load import Provenance, Selection, Sweep, load_sweep
+from hashbench.results.load import Selection, Sweep, load_sweep
+from hashbench.results.rows import EXPECTED_ROWS
 
 from .rows import DIFFER, differing, row, sweep, write_night, write_sweep
 
 PASS, SKIP = "pass", "pass_due_to_skip"
 FLAKY = {"rate": 0.3}
-SINCE = Provenance(since="2026-10-01", link="https://example.org/1", seen="2026-11-01")
+SINCE = {"since": "2026-10-01", "link": "https://example.org/1", "seen": "2026-11-01"}
 
 # What is expected (None: nothing), tonight's row (None: there is none), how it stands, whether that is worse.
 TRUTH = {
@@ -70,9 +69,8 @@ def history(*models: ModelHistory, nights: int = 2, problems: tuple[str, ...] = 
     return History(nights=tuple(made), models=models)
 
 
-def expecting(*rows, provenance=SINCE) -> Sweep:
-    keys = [(one.suite, one.mode, one.dtype, one.dev, one.name) for one in rows]
-    return sweep(*rows, provenance=dict.fromkeys(keys, provenance))
+def expecting(*rows, told=SINCE) -> Sweep:
+    return sweep(*(extended(ExpectedRow, one, **told) for one in rows))
 
 
 def asked(*names: str) -> Selection:
@@ -159,7 +157,7 @@ def test_an_expectation_is_stale_after_thirty_nights_in_which_the_model_ran(pass
     judged = judge(history(model, nights=passed + 1), tonight(row()), expected=expecting(differing(rate=rate)))
     (one,) = judged.judgements
     assert (one.status, one.unseen, one.worse) == (status, passed, False)
-    assert (one.since, one.link, one.seen) == (SINCE.since, SINCE.link, SINCE.seen)
+    assert (one.since, one.link, one.seen) == tuple(SINCE.values())
 
 
 # ---------------------------------------------------------------------------------------- expected, or last night
@@ -217,18 +215,13 @@ def test_the_worst_comes_first():
 
 LINK = "https://example.org/issues/7"
 TODAY, EARLIER = "2026-11-20", "2026-10-01"
-TOLD = Provenance(since=EARLIER, link="https://example.org/old", seen=EARLIER)
-
-
-def known(*rows):
-    keys = [(one.suite, one.mode, one.dtype, one.dev, one.name) for one in rows]
-    return sweep(*rows, provenance=dict.fromkeys(keys, TOLD))
+TOLD = {"since": EARLIER, "link": "https://example.org/old", "seen": EARLIER}
 
 
 def update(new, before=None, **arguments):
     """What becomes of the one row of each: accuracy, since, link, seen, and what is said of it."""
     found = expect(new, known=before, today=TODAY, **arguments)
-    return [(one.accuracy, told.since, told.link, told.seen) for one, told in found.rows], dict(found.what)
+    return [(one.accuracy, one.since, one.link, one.seen) for one in found.rows], dict(found.what)
 
 
 def test_everything_is_new_at_first():
@@ -241,10 +234,10 @@ UPDATES = {
     "shows what was expected": (
         differing(),
         differing(),
-        ("eager_two_runs_differ", EARLIER, TOLD.link, TODAY),
+        ("eager_two_runs_differ", EARLIER, TOLD["link"], TODAY),
         "unchanged",
     ),
-    "passes as before": (row(), row(), ("pass", EARLIER, TOLD.link, ""), "unchanged"),
+    "passes as before": (row(), row(), ("pass", EARLIER, TOLD["link"], ""), "unchanged"),
     "moved": (differing(), differing(kernel="aten.dot"), ("eager_two_runs_differ", TODAY, LINK, TODAY), "changed"),
     "is fixed": (differing(), row(), ("pass", TODAY, LINK, ""), "changed"),
     "is broken": (row(), row(accuracy="crashed"), ("crashed", TODAY, LINK, TODAY), "changed"),
@@ -252,7 +245,7 @@ UPDATES = {
     "differs now and then and did not": (
         differing(rate=0.2),
         row(),
-        ("eager_two_runs_differ", EARLIER, TOLD.link, EARLIER),
+        ("eager_two_runs_differ", EARLIER, TOLD["link"], EARLIER),
         "kept: not seen",
     ),
 }
@@ -260,16 +253,16 @@ UPDATES = {
 
 @pytest.mark.parametrize(("before", "now", "told", "word"), UPDATES.values(), ids=UPDATES.keys())
 def test_a_row_that(before, now, told, word):
-    assert update(sweep(now), known(before), link=LINK) == ([told], {word: 1})
+    assert update(sweep(now), expecting(before, told=TOLD), link=LINK) == ([told], {word: 1})
 
 
 def test_a_model_that_is_named_is_taken_even_where_its_difference_was_not_seen():
-    rows, _ = update(sweep(row(), row("vgg11")), known(differing(rate=0.2)), only=["resnet18"])
+    rows, _ = update(sweep(row(), row("vgg11")), expecting(differing(rate=0.2), told=TOLD), only=["resnet18"])
     assert rows == [("pass", TODAY, "", "")]
 
 
 def test_rows_that_the_sweep_lacks_are_kept_and_counted():
-    rows, what = update(sweep(row()), known(row("gone"), row(dev="cuda")))
+    rows, what = update(sweep(row()), expecting(row("gone"), row(dev="cuda"), told=TOLD))
     assert [one[:2] for one in rows] == [("pass", EARLIER), ("pass", EARLIER), ("pass", TODAY)]
     assert what == {"kept: not in the sweep": 2, "new": 1}
 
@@ -301,9 +294,9 @@ def test_what_was_written_is_read_back_with_its_environment(tmp_path):
     )
     write_expected(path, made)
     found = load_sweep(path)
-    assert found.rows == tuple(one for one, _ in made.rows)
+    assert found.rows == made.rows
     assert (found.rows[0].repro, found.rows[0].traces) == ("", "")
-    assert set(found.provenance.values()) == {Provenance(TODAY, LINK, TODAY), Provenance(TODAY, LINK, "")}
+    assert [(one.since, one.link, one.seen) for one in found.rows] == [(TODAY, LINK, TODAY), (TODAY, LINK, "")]
     assert dict(found.environments) == {"e1": {"key": "e1", "schema": ROW_SCHEMA}}
 
 
@@ -311,8 +304,7 @@ def test_what_was_written_is_read_back_with_its_environment(tmp_path):
     ("column", "text"), [("since", "yesterday"), ("seen", "20261120"), ("link", "javascript:alert(1)"), ("link", "x y")]
 )
 def test_what_is_no_date_or_address_is_refused_with_its_line(tmp_path, column, text):
-    provenance = Provenance(**{column: text})
-    (tmp_path / "x.csv").write_text(expected_text(Expected(((row(), provenance),), {}, {})))
+    (tmp_path / "x.csv").write_text(EXPECTED_ROWS.text([extended(ExpectedRow, row(), **{column: text})]))
     with pytest.raises(HashbenchError, match=rf"line 2 of .*x\.csv has .* as {column}"):
         load_sweep(tmp_path / "x.csv")
 
@@ -346,4 +338,5 @@ def test_nothing_is_written_when_one_of_the_files_cannot_be_read(tmp_path):
 def test_compare_reads_the_columns_of_an_expected_csv(tmp_path):
     write_expected(tmp_path / "x.csv", expect(sweep(differing()), known=None, today=TODAY))
     write_sweep(tmp_path / "new", differing())
-    assert load_sweep(tmp_path / "x.csv").rows == load_sweep(tmp_path / "new").rows
+    (expected,), (new,) = (load_sweep(tmp_path / name).rows for name in ("x.csv", "new"))
+    assert extended(Row, expected) == new

@@ -19,13 +19,13 @@ from pathlib import Path
 
 from hashbench.catalog import STATUSES, Status
 from hashbench.io import from_json, replace_file
-from hashbench.records import ModelSpec, Row
+from hashbench.records import HarnessRow, ModelSpec, Row, extended
 from hashbench.results.folder import ResultsFolder, file_key
 from hashbench.results.load import dynamo_row
 from hashbench.results.rows import ROWS
 
 VARIABLE = "HASHBENCH_DYNAMO"
-TABLE_FILE, EXTRA_COLUMN = "hashbench.csv", "harness_accuracy"
+TABLE_FILE = "hashbench.csv"
 
 _AGREED = (Status.PASS, ": its eager runs agreed, hashbench did not see them")
 _MEANING = {
@@ -148,15 +148,7 @@ def tell(message: str) -> None:
 # ---------------------------------------------------------------------------------------------------- both tables
 
 
-@dataclass(frozen=True, slots=True)
-class Both:
-    """A row of ours, and the harness's own word for it; empty where the harness has no row."""
-
-    row: Row
-    harness_accuracy: str
-
-
-def collect(session: Session, *, ended: str = "", environment: str = "") -> list[Both]:
+def collect(session: Session, *, ended: str = "", environment: str = "") -> list[HarnessRow]:
     """All rows so far, in the order of the harness's CSV, then those that it lacks.
 
     Args:
@@ -168,21 +160,22 @@ def collect(session: Session, *, ended: str = "", environment: str = "") -> list
     theirs = [row for file in files for row in read_harness_rows(Path(file))]
     known = {note.name: note for note in notes}
     names = list(dict.fromkeys([row.name for row in theirs] + [note.name for note in notes]))
-    each = (_both(session, known.get(name, Note(name)), [row for row in theirs if row.name == name]) for name in names)
-    rows = [both for both in each if both is not None]
+    of_name = {name: [row for row in theirs if row.name == name] for name in names}
+    each = (_row_of(session, known.get(name, Note(name)), of_name[name]) for name in names)
+    rows = [row for row in each if row is not None]
     if ended:
-        seen = {both.row.name for both in rows}
+        seen = {row.name for row in rows}
         dead = [note for note in notes if note.name not in seen]
-        rows += [Both(_own_row(session, note, Status.CRASHED, ended, note.failure, note.problem), "") for note in dead]
-    return [replace(both, row=replace(both.row, env=environment)) for both in rows]
+        crashed = (_own_row(session, note, Status.CRASHED, ended, note.failure, note.problem) for note in dead)
+        rows += [extended(HarnessRow, row) for row in crashed]
+    return [replace(row, env=environment) for row in rows]
 
 
-def write(session: Session, rows: Sequence[Both]) -> Path:
+def write(session: Session, rows: Sequence[HarnessRow]) -> Path:
     """Write both tables; returns the one with the harness's word. Raises ``OSError``."""
-    session.results.rebuild_csv(both.row for both in rows)
+    session.results.rebuild_csv(rows)
     path = Path(session.folder) / TABLE_FILE
-    header = f"{ROWS.header.rstrip()},{EXTRA_COLUMN}\n"
-    replace_file(path, header + "".join(ROWS.line(both.row, both.harness_accuracy) for both in rows))
+    replace_file(path, replace(ROWS, kind=HarnessRow).text(rows))
     return path
 
 
@@ -196,7 +189,7 @@ def read_harness_rows(path: Path) -> list[Row]:
     return [row for row in rows if row.name and row.accuracy not in ("", "0")]
 
 
-def _both(session: Session, note: Note, theirs: Sequence[Row]) -> Both | None:
+def _row_of(session: Session, note: Note, theirs: Sequence[Row]) -> HarnessRow | None:
     """What there is of one model; ``None`` while there is nothing, neither here nor there."""
     words = list(dict.fromkeys([*([note.status] if note.status else []), *(row.accuracy for row in theirs)]))
     spec = ModelSpec(suite=session.suite, name=note.name)
@@ -212,7 +205,7 @@ def _both(session: Session, note: Note, theirs: Sequence[Row]) -> Both | None:
         ours = _guessed(session, note, theirs, words)
     elif note.problem:
         ours = replace(ours, error="; ".join(filter(None, (ours.error, f"a fault of hashbench: {note.problem}"))))
-    return Both(ours, ", ".join(words))
+    return extended(HarnessRow, ours, harness_accuracy=", ".join(words))
 
 
 def _guessed(session: Session, note: Note, theirs: Sequence[Row], words: Sequence[str]) -> Row:
