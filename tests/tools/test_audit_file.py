@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from dataclasses import replace
 from pathlib import Path
 
@@ -129,14 +130,11 @@ CHANGES = {
 def test_what_became_of_a_sample(base, new, expected) -> None:
     sides = [audit_table.Audit(name, () if row is None else (row,)) for name, row in (("a", base), ("b", new))]
 
-    found = report.compare(*sides)
+    comparison = report.compare(*sides)
 
-    assert [change.outcome for change in found.changes] == [expected]
+    assert [change.outcome for change in comparison.changes] == [expected]
     worse = {"became nondeterministic", "now raises", "not measured any more", "missing", "not comparable"}
-    assert found.got_worse == (expected in worse)
-
-
-def test_neither_side_is_no_question() -> None:
+    assert comparison.got_worse == (expected in worse)
     with pytest.raises(ValueError, match="neither"):
         report.decide("", "")
 
@@ -191,9 +189,8 @@ def test_an_audit_and_a_sweep_are_not_compared(tmp_path: Path, capsys) -> None:
 
 
 def test_findings_leave_out_what_another_sample_of_the_op_shows() -> None:
-    promised = "deterministic under the flag: put_"
-    small = replace(ROW, verdict="documented but never seen here", documented=promised)
-    large = replace(ROW, source="stress", sample="duplicates", off="differs", documented=promised)
+    small = replace(ROW, verdict="documented but never seen here", documented="deterministic under the flag: put_")
+    large = replace(small, source="stress", sample="duplicates", off="differs", verdict="as documented")
 
     assert report.findings([small, large]) == []
     assert [line["op"] for line in report.confirmed([small, large, ROW])] == ["put"]
@@ -203,16 +200,15 @@ def test_findings_leave_out_what_another_sample_of_the_op_shows() -> None:
 
 def test_the_tables_count_samples_and_ops_by_verdict() -> None:
     rows = [ROW, replace(ROW, sample="1"), replace(UNDER, op="add_", kernel="aten.add_.Tensor", cause="write | race")]
+    page = report.tables_as_markdown(rows)
 
     assert report.counts(rows) == [("as documented", 1, 2), ("differs under the flag", 1, 1)]
-    assert "| differs under the flag | add_ " in report.tables_as_markdown(rows)
-    assert "write / race" in report.tables_as_markdown(rows)
+    assert "| differs under the flag | add_ " in page
+    assert "write / race" in page
     assert "aten.add_.Tensor" in report.summary(rows)
 
 
 def test_the_pages_tables_are_made_from_the_file(tmp_path: Path) -> None:
-    import runpy
-
     root = Path(__file__).parents[2]
     script = runpy.run_path(str(root / "docs" / "readme_tables.py"))
     folder = written(tmp_path, ROW, replace(UNDER, sample="1", op="add_", cause="overlapping_views"))

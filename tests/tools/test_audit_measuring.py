@@ -55,12 +55,14 @@ def counting(modulus: int):
     return lambda x: x + next(numbers) % modulus
 
 
-def test_outcomes_are_counted_and_every_run_starts_from_the_same_random_state() -> None:
+def test_outcomes_are_counted_and_every_run_starts_from_the_same_random_state_and_settings() -> None:
+    before = settings()
     seeded = measured(case(torch.nn.functional.dropout, torch.ones(50), 0.5))
     differing = measured(case(counting(3), torch.zeros(2)), runs=7)
 
     assert (words(seeded), seeded.passes["off"]["forward"].distinct) == (("identical",) * 3, 1)
     assert (words(differing), differing.passes["off"]["forward"].distinct) == (("differs",) * 3, 3)
+    assert settings() == before
 
 
 def test_what_a_call_leaves_in_its_arguments_counts_and_reaches_no_other_run() -> None:
@@ -152,14 +154,6 @@ def test_a_backward_pass_whose_forward_is_refused_has_its_documentation() -> Non
     ]
 
 
-def test_the_settings_are_as_before() -> None:
-    before = settings()
-
-    measured(case(torch.sin, torch.ones(2)))
-
-    assert settings() == before
-
-
 # -------------------------------------------------------------------------------------------------- causes
 
 
@@ -228,15 +222,8 @@ def test_every_stress_input_can_be_made_and_twice_alike() -> None:
     ("call", "arguments"),
     [
         ("no_such_function", "1"),
-        ("sum", "__import__('os')"),
-        ("sum", "open('x')"),
-        ("sum", "normal(2).data"),
-        ("sum", "_tensor(1)"),
-        ("sum", "__init__(1)"),
-        ("sum", "x"),
-        ("sum", "[i for i in [1]]"),
-        ("sum", "normal(2"),
-        ("sum", "normal('a')"),
+        *(("sum", text) for text in ("__import__('os')", "open('x')", "normal(2).data", "_tensor(1)", "__init__(1)")),
+        *(("sum", text) for text in ("x", "[i for i in [1]]", "normal(2", "normal('a')")),
     ],
 )
 def test_only_builders_are_called(call: str, arguments: str) -> None:
@@ -244,18 +231,13 @@ def test_only_builders_are_called(call: str, arguments: str) -> None:
         built(stress_line(call, arguments), dtype=torch.float32, device="cpu", seed=1)
 
 
-def test_overlapping_views_share_memory_in_every_run() -> None:
+def test_overlapping_views_share_memory_in_every_run_and_moved_inputs_lie_elsewhere_with_the_same_content() -> None:
     line = next(line for line in stress_lines() if line.sample == "adds its own transpose")
     call = built(line, dtype=torch.float32, device="cpu", seed=1)
-
     copied = fresh_copy(call)
-
     assert copied.args[0].data_ptr() == copied.args[1].data_ptr() != call.args[0].data_ptr()
 
-
-def test_moved_inputs_lie_elsewhere_with_the_same_content() -> None:
     call = FunctionCall(torch.dot, (torch.arange(9.0), torch.ones(9)))
-
     assert {at_offset(call, run).args[0].storage_offset() for run in range(8)} == set(cases.SHIFTS)
     assert torch.equal(at_offset(call, 5).args[0], call.args[0])
 

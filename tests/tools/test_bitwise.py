@@ -239,9 +239,8 @@ def test_settings_filters_and_exceptions_of_the_program_stay() -> None:
 
 @pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
 def test_without_gradients(around: Callable[[], AbstractContextManager[None]]) -> None:
-    net, images = small_net(), torch.randn(2, 3, 8, 8)
     with around(), BitwiseEquivalenceMode(raise_on_mismatch=True) as mode:
-        net(images)
+        small_net()(torch.randn(2, 3, 8, 8))
     assert sum(mode.checked.values()) >= 5
     assert not mode.unchecked
 
@@ -267,18 +266,6 @@ def test_nothing_is_kept_from_call_to_call() -> None:
 # ------------------------------------------------------------------------------------------ inputs of the second run
 
 
-def test_an_op_reads_what_it_writes_as_in_its_first_run() -> None:
-    memory = torch.arange(40.0)
-    expected = torch.arange(40.0)
-    expected[1:21:2].mul_(expected[:10])
-
-    with BitwiseEquivalenceMode(raise_on_mismatch=True) as mode:
-        memory[1:21:2].mul_(memory[:10])
-
-    assert bitwise_equal(memory, expected)
-    assert mode.checked["aten.mul_.Tensor"] == 1
-
-
 @pytest.mark.parametrize("offset", [0, 1, 3, 16])
 def test_copies_lie_as_the_original_modulo_64(offset: int) -> None:
     memory = torch.zeros(100)
@@ -297,6 +284,7 @@ def test_copies_lie_as_the_original_modulo_64(offset: int) -> None:
         pytest.param(lambda x: torch._foreach_mul_([x[:4], x[4:], x[:4]], 2.0), id="lists of views"),
         pytest.param(lambda x: x.view(torch.complex64).conj().mul_(2j), id="conjugate"),
         pytest.param(lambda x: x.as_strided((3, 3), (1, 2)).copy_(torch.ones(3, 3)), id="overlapping in itself"),
+        pytest.param(lambda x: x[1:7:2].mul_(x[:3]), id="reads what it writes"),
         pytest.param(lambda x: x[:0].add_(1), id="no elements"),
         pytest.param(lambda x: x.to(torch.float8_e4m3fn).copy_(x), id="float8"),
         pytest.param(
@@ -552,7 +540,6 @@ def test_allocations_and_views_are_left_alone_and_need_no_mention() -> None:
         torch.empty_like(x)
     assert not mode.checked
     assert not mode.unchecked
-    assert not mode.get_mismatches()
 
 
 def test_a_collective_is_made_once(tmp_path: Path) -> None:

@@ -48,22 +48,16 @@ class BitwiseEquivalenceMode(TorchDispatchMode):
     """Runs every op several times from identical inputs and compares what it left bit by bit.
 
     The program goes on with what the first run gave; with and without the mode its results are the same bits. Arguments
-    that an op writes are copied before it, as memory, so that strides, offsets, shared memory and alignment stay. An op
-    of torch's is believed when its schema says that it writes nothing else (``trust_schema=False`` believes none of
-    them); of an op of somebody else's all arguments are copied and compared. Generators (every device's, one given as
-    an argument, and for ops of others Python's and NumPy's) are put back before each further run, and are left as after
-    one.
+    that an op writes are copied before it, as memory; of an op that is not torch's own all arguments are copied and
+    compared. Generators are put back before each further run, and are left as after one.
 
     Not run again: allocations and views, since they compute nothing; collectives and whatever else ``unchecked`` names.
     An output that an op leaves unwritten in part is told from one that it computes in two ways by filling fresh memory
     with one value and another; such outputs are in ``unwritten``, not among the mismatches.
 
-    Memory: for each op, while it runs, two copies of what it writes (of everything it reads, for ops of others) and one
-    more set of its outputs; freed before the next op. The lines of forward calls are kept for the backward, as text.
-
-    What it does not see: kernels inside a fused or custom op (one call for the whole op), code that ``torch.compile``
-    made, Python threads of the program's own, state outside of tensors that an op of somebody else's keeps, and a
-    difference that appears only between processes or with other memory addresses. A rare difference needs ``runs``.
+    It does not see kernels inside a fused or custom op (one call for the whole op), code that ``torch.compile`` made,
+    Python threads of the program's own, state outside of tensors that an op of somebody else's keeps, and a difference
+    that appears only between processes or with other memory addresses. ``docs/bitwise.md`` says what it costs.
 
     Args:
         raise_on_mismatch: raise :class:`BitwiseMismatchError` at the first op that differs, instead of warning.

@@ -48,10 +48,9 @@ _current: ContextVar[Observer | None] = ContextVar("hashbench_observer", default
 class ObserverContext:
     """Everything between entering and leaving is one run, observed; its observations go to ``<dump_dir>/<name>.json``.
 
-    With a reference they are compared with that of the earlier run. On leaving, mismatches are logged as a table.
-    Where the region ends with an exception, what was observed goes to ``<name>.incomplete.json``, which no check takes
-    for a reference, and an earlier file stays. Contexts may be nested: functions of this module speak to the
-    innermost one, and each observer's hash mode belongs to it alone; two cannot be on at once.
+    With a reference they are compared with that of the earlier run, and mismatches are logged as a table on leaving.
+    Where the region ends with an exception, what was observed goes to ``<name>.incomplete.json``, which is no
+    reference, and an earlier file stays. Of nested contexts the functions of this module speak to the innermost one.
 
     Args:
         dump_dir: the folder; made where it does not exist.
