@@ -221,9 +221,9 @@ class Builders:
     def sparse(self, *sizes: int) -> torch.Tensor:
         """``sizes`` are the shape and the number of entries, of which many stand in one place."""
         *shape, count = sizes
-        places = torch.stack([torch.randint(0, size, (count,), generator=self._generator) for size in shape])
+        indices = torch.stack([torch.randint(0, size, (count,), generator=self._generator) for size in shape])
         values = torch.randn(count, generator=self._generator).to(self._dtype)
-        return torch.sparse_coo_tensor(places, values, tuple(shape), check_invariants=True).to(self._device)
+        return torch.sparse_coo_tensor(indices, values, tuple(shape), check_invariants=True).to(self._device)
 
     def part(self, tensor: torch.Tensor, start: int, stop: int, step: int) -> torch.Tensor:
         return tensor[start:stop:step]

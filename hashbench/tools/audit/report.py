@@ -140,8 +140,8 @@ def kind_of(row: AuditRow) -> str:
         return "unmeasured"
     if row.verdict == AuditVerdict.UNDER_THE_FLAG:
         return "differs under the flag"
-    found = (AuditVerdict.UNDOCUMENTED, AuditVerdict.DOES_NOT_RAISE)
-    if row.verdict in found or row.off in VARYING or row.on in VARYING:
+    differing = (AuditVerdict.UNDOCUMENTED, AuditVerdict.DOES_NOT_RAISE)
+    if row.verdict in differing or row.off in VARYING or row.on in VARYING:
         return "differs"
     return "raises" if row.on == Measured.RAISES else "agrees"
 

@@ -265,9 +265,9 @@ def _moved_kernel(case: Case, phase: str, setting: str, options: AuditOptions, s
             call()
     budget = Budget(seconds)
     for captured in computing.calls:
-        found = replay.experiments(captured, replays=options.replays, budget=Budget(budget.left()), arms=("moved",))
-        if found.arm("moved").differing:
-            decided = causes.decide(Evidence(Origin.KERNEL, call=found.facts, arms=found.arms))
+        tested = replay.experiments(captured, replays=options.replays, budget=Budget(budget.left()), arms=("moved",))
+        if tested.arm("moved").differing:
+            decided = causes.decide(Evidence(Origin.KERNEL, call=tested.facts, arms=tested.arms))
             because = decided.because[:LONGEST_REASON]
             return {"kernel": captured.op, "cause": decided.cause, "confidence": decided.confidence, "because": because}
     return {"because": "no kernel alone differs when its memory is moved"}

@@ -165,14 +165,14 @@ class Mismatch(Mapping[str, Any]):
             return f"shapes {' and '.join(shapes)}"
         if self.dtype != self.other_dtype:
             return f"dtypes {self.dtype} and {self.other_dtype}"
-        found = self.difference
-        if found is None or found.elements is None:
+        difference = self.difference
+        if difference is None or difference.elements is None:
             return "its content"
-        counted = f"{found.elements} of {found.total} elements"
-        if found.representation:
-            return f"{counted}, {found.representation} only"
-        far = f", by at most {found.max_abs:.3g}" if found.max_abs is not None else ""
-        return counted + far + (f" ({found.max_ulp} ULP)" if found.max_ulp is not None else "")
+        counted = f"{difference.elements} of {difference.total} elements"
+        if difference.representation:
+            return f"{counted}, {difference.representation} only"
+        far = f", by at most {difference.max_abs:.3g}" if difference.max_abs is not None else ""
+        return counted + far + (f" ({difference.max_ulp} ULP)" if difference.max_ulp is not None else "")
 
     def _as_mapping(self) -> dict[str, Any]:
         size = None if self.difference is None else self.difference.max_abs

@@ -148,9 +148,9 @@ class BitwiseEquivalenceMode(TorchDispatchMode):
         counted = f"{sum(self._checked.values())} calls of {len(self._checked)} ops run {self.runs} times"
         lines = [f"{counted}: {len(self._mismatches)} mismatches"]
         lines += [f"{each.op} {each.where.text(full=True)}: {each.text()}" for each in self._mismatches]
-        for found in self._unwritten:
-            what = f"{found.place} has {found.elements} unwritten elements that differ"
-            lines.append(f"{found.op} {found.where.text(full=True)}: {what}")
+        for output in self._unwritten:
+            what = f"{output.place} has {output.elements} unwritten elements that differ"
+            lines.append(f"{output.op} {output.where.text(full=True)}: {what}")
         lines += [f"not checked: {each.op} ({each.calls} calls): {each.reason}" for each in self.unchecked]
         return "\n".join(lines)
 
@@ -195,23 +195,23 @@ class BitwiseEquivalenceMode(TorchDispatchMode):
         output = func(*args, **kwargs)
         try:
             with _aside():
-                found = call.repeat(output, runs=self.runs, equal=self.equal, count_unwritten=self.count_unwritten)
+                result = call.repeat(output, runs=self.runs, equal=self.equal, count_unwritten=self.count_unwritten)
         except _CANNOT_REPEAT as error:
-            found = Repetitions(reason=_reason(error))
-        if found.reason:
-            self._unchecked[plan.name, found.reason] += 1
-        if found.checked:
+            result = Repetitions(reason=_reason(error))
+        if result.reason:
+            self._unchecked[plan.name, result.reason] += 1
+        if result.checked:
             self._checked[plan.name] += 1
-        if found.differ or found.unwritten:
-            self._tell(found, plan.name, self._places.now(frame))
+        if result.differ or result.unwritten:
+            self._tell(result, plan.name, self._places.now(frame))
         return output
 
-    def _tell(self, found: Repetitions, op: str, where: Place) -> None:
+    def _tell(self, result: Repetitions, op: str, where: Place) -> None:
         call = sum(self._checked.values())
-        self._unwritten += [Unwritten(op, call, name, count, where) for name, count in found.unwritten.items()]
+        self._unwritten += [Unwritten(op, call, name, count, where) for name, count in result.unwritten.items()]
         mismatches = [
-            replace(each, call=call, where=where, runs=self.runs, runs_differing=len(found.others[name]))
-            for name, each in found.differ.items()
+            replace(each, call=call, where=where, runs=self.runs, runs_differing=len(result.others[name]))
+            for name, each in result.differ.items()
         ]
         self._mismatches += mismatches
         if mismatches and self.raise_on_mismatch:
@@ -270,15 +270,15 @@ def _test(choice: Any) -> Callable[[Any], bool]:
 def _resolve(name: str) -> Any:
     """The packet or overload called ``aten.add``, ``aten::add`` or ``aten.add.Tensor``."""
     parts = name.replace("::", ".").split(".")
-    found: Any = None
+    op: Any = None
     if len(parts) in (2, 3) and all(parts):
         try:
             packet = getattr(getattr(torch.ops, parts[0]), parts[1])
-            found = packet if len(parts) == 2 else getattr(packet, parts[2])
+            op = packet if len(parts) == 2 else getattr(packet, parts[2])
         except (AttributeError, RuntimeError):
-            found = None
-    if isinstance(found, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
-        return found
+            op = None
+    if isinstance(op, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return op
     known = {full.partition(".")[0].replace("::", ".") for full in torch._C._dispatch_get_all_op_names()}
     wanted = ".".join(parts) if len(parts) > 1 else f"aten.{name}"
     close = difflib.get_close_matches(wanted, sorted(known), n=3)

@@ -142,8 +142,9 @@ def same(first: Any, second: Any, *, equal: Equality) -> Difference | None:
         return measure(first, second)
     if _same_numbers(first, second):
         return None
-    found = measure(first, second)
-    return None if found.elements is not None and found.representation not in ("", "value") else found
+    difference = measure(first, second)
+    bits_alone = difference.elements is not None and difference.representation not in ("", "value")
+    return None if bits_alone else difference
 
 
 def _same_bits(first: Any, second: Any) -> bool:
@@ -167,9 +168,9 @@ def same_on_device(first: torch.Tensor, second: torch.Tensor) -> bool:
 def _same_numbers(first: Any, second: Any) -> bool:
     if type(first) is not type(second) or not isinstance(first, (float, complex)):
         return False
-    one, two = complex(first), complex(second)
-    pairs = ((one.real, two.real), (one.imag, two.imag))
-    return all(a == b or (math.isnan(a) and math.isnan(b)) for a, b in pairs)
+    a, b = complex(first), complex(second)
+    pairs = ((a.real, b.real), (a.imag, b.imag))
+    return all(x == y or (math.isnan(x) and math.isnan(y)) for x, y in pairs)
 
 
 def _share_memory(first: Left, second: Left) -> bool:
@@ -192,8 +193,8 @@ def unwritten_elements(first: Any, second: Any, *, filled: Sequence[Any], bytes_
         return None
     if len({(tensor.shape, tensor.dtype) for tensor in tensors}) != 1:
         return None
-    one, other, *runs = (_bytes(tensor) for tensor in tensors)
-    differs = (one != other).any(dim=1)
+    left, right, *runs = (_bytes(tensor) for tensor in tensors)
+    differs = (left != right).any(dim=1)
     unwritten = all(bool((run[differs] == value).all()) for run, value in zip(runs, bytes_filled, strict=True))
     return int(differs.sum()) if unwritten else None
 
@@ -309,25 +310,25 @@ class Call:
             NotComparableError: it returned something that is neither tensor nor plain value.
             CaptureError: a result has no content (meta, fake), or all runs write the same memory.
         """
-        found = Repetitions()
+        result = Repetitions()
         first = self._left(self._args, self._kwargs, output)
         after = self._generators.now()
         self._moved = bool(moved(self._generators.before, after))
         if not first and not self._moved:
-            return found  # a view, or a call that left nothing: to make it again would show nothing
+            return result  # a view, or a call that left nothing: to make it again would show nothing
         try:
             for run in range(2, runs + 1):
-                found.reason = self._compare(first, after, run, found, equal)
-                if found.reason:
-                    return found
-            found.checked = True
+                result.reason = self._compare(first, after, run, result, equal)
+                if result.reason:
+                    return result
+            result.checked = True
             if not count_unwritten:
-                for name in [name for name in found.differ if found.differ[name].difference is not None]:
-                    self._look_for_unwritten(name, first, found)
+                for name in [name for name in result.differ if result.differ[name].difference is not None]:
+                    self._look_for_unwritten(name, first, result)
         finally:
             if self._moved:
                 self._generators.restore(after)
-        return found
+        return result
 
     def _make(self) -> Left:
         """One more run, from the same arguments and generator states; what it left."""
@@ -354,7 +355,7 @@ class Call:
         return left
 
     def _compare(
-        self, first: Left, after: Mapping[str, torch.Tensor], run: int, found: Repetitions, equal: Equality
+        self, first: Left, after: Mapping[str, torch.Tensor], run: int, result: Repetitions, equal: Equality
     ) -> str:
         """Make one more run and note where it differs; returns why it could not be made."""
         mismatch = functools.partial(Mismatch, self._plan.name, 0, run=run, where=_NOWHERE)
@@ -364,7 +365,7 @@ class Call:
             failure = failure_of(error, op=self._plan.name)
             if failure.out_of_memory:
                 return f"run {run} ran out of memory"
-            found.add(mismatch("", error=failure.error))
+            result.add(mismatch("", error=failure.error))
             return ""
         if _share_memory(first, left):
             raise CaptureError("all runs write their results into the same memory")
@@ -376,15 +377,15 @@ class Call:
                 numbers = replace(difference, names=(name,), representation=representation)
                 sides: dict[str, Any] = {"shape": _shape(old), "dtype": _dtype(old)}
                 sides |= {"other_shape": _shape(new), "other_dtype": _dtype(new)}
-                found.add(mismatch(name, difference=numbers, **sides), new)
+                result.add(mismatch(name, difference=numbers, **sides), new)
         now = self._generators.now()
         self._moved = bool(moved(self._generators.before, now))
         for name in moved(after, now):
-            found.add(mismatch(f"generator {name}"))
+            result.add(mismatch(f"generator {name}"))
             self._moved = True
         return ""
 
-    def _look_for_unwritten(self, name: str, first: Left, found: Repetitions) -> None:
+    def _look_for_unwritten(self, name: str, first: Left, result: Repetitions) -> None:
         """Whether what differs is memory that the op did not write."""
         if name.startswith("argument") or name not in first:
             return
@@ -397,11 +398,11 @@ class Call:
             except Exception:
                 return
         counts = [
-            unwritten_elements(first[name], other, filled=filled, bytes_filled=POISONS) for other in found.others[name]
+            unwritten_elements(first[name], other, filled=filled, bytes_filled=POISONS) for other in result.others[name]
         ]
         if None not in counts:
-            del found.differ[name]
-            found.unwritten[name] = max(count or 0 for count in counts)
+            del result.differ[name]
+            result.unwritten[name] = max(count or 0 for count in counts)
 
 
 def _fill_freed_memory(left: Left, value: int) -> None:

@@ -122,11 +122,11 @@ class ObserverContext:
 
 def current_observer() -> Observer | None:
     """The observer of the innermost context; also in a thread of autograd's that runs the backward of a GPU."""
-    found = _current.get()
-    if found is None and torch._C._is_key_in_tls("context"):
+    observer = _current.get()
+    if observer is None and torch._C._is_key_in_tls("context"):
         # torch hands the context of whoever called backward() to its device threads under this key.
-        found = torch._C._get_obj_in_tls("context").get(_current)
-    return found
+        observer = torch._C._get_obj_in_tls("context").get(_current)
+    return observer
 
 
 def observe(name: str, value: Any) -> None:

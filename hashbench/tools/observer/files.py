@@ -211,7 +211,7 @@ def _read(path: Path) -> tuple[Recording, str]:
     if not _is_shallow(document.environment, 6):
         raise ValueError("its environment is nested too deep")
     observations = tuple(map(_observation, document.observations))
-    names, ids = {one.name for one in observations}, {one.record.id for one in observations}
+    names, ids = {each.name for each in observations}, {each.record.id for each in observations}
     if not len(names) == len(ids) == len(observations):
         raise ValueError("two observations have one name")
     numbers = [saved.number for observation in observations for saved in observation.saved]
@@ -253,7 +253,7 @@ def _observation(entry: Any) -> Observation:
     saved = from_json(tuple[tuple[int, str, tuple[int, ...], str], ...], fields.pop("saved", []), where="saved")
     content = {**_NO_RECORD, **fields, "outputs": list(map(parse_digest, outputs))}
     record = from_json(OpRecord, content, where="an observation")
-    return Observation(name, record, tuple(Saved(*one) for one in saved), note)
+    return Observation(name, record, tuple(Saved(*tensor) for tensor in saved), note)
 
 
 def _read_tensors(path: Path, sha256: str, recording: Recording) -> dict[int, torch.Tensor]:

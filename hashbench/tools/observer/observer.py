@@ -81,7 +81,7 @@ class Observer:
         self._reference, self._kept = Recording("", ()), dict[int, torch.Tensor]()
         if reference_hash_file is not None:
             self._reference, self._kept = files.read_reference(reference_hash_file)
-        self._to_put_back = {one.record.id: one.saved for one in self._reference.observations if one.saved}
+        self._to_put_back = {seen.record.id: seen.saved for seen in self._reference.observations if seen.saved}
         self.environment = _environment()
         self._observations: list[Observation] = []
         self._counts: Counter[str] = Counter()
@@ -216,13 +216,13 @@ class Observer:
         if note:
             return list(tensors), (), note
         new, differed, moved = [], False, set()
-        for tensor, copy, one in zip(tensors, copies, saved, strict=True):
-            content = self._kept[one.number]
+        for tensor, copy, kept in zip(tensors, copies, saved, strict=True):
+            content = self._kept[kept.number]
             other = _bits(copy) != _bits(content)
             new.append(_with_content(tensor, content, in_place=in_place) if other else tensor)
             differed |= other
-            if one.device != str(tensor.device):
-                moved.add(f"{one.device} to {tensor.device}")
+            if kept.device != str(tensor.device):
+                moved.add(f"{kept.device} to {tensor.device}")
         self.put_back.append(PutBack(name or node, differed, ", ".join(sorted(moved))))
         return new, (), ""
 
@@ -350,7 +350,7 @@ def _misfit(saved: Sequence[Saved], tensors: Sequence[torch.Tensor]) -> str:
         return "" if not saved else "this run has no tensor here, the reference saved some"
     if not saved:
         return "the reference saved no value for it"
-    was = [f"{one.dtype}{list(one.shape)}" for one in saved]
+    was = [f"{tensor.dtype}{list(tensor.shape)}" for tensor in saved]
     now = [f"{dtype_name(tensor.dtype)}{list(tensor.shape)}" for tensor in tensors]
     return "" if was == now else f"the reference saved {', '.join(was)}, here is {', '.join(now)}"
 

@@ -129,8 +129,8 @@ def mismatches(
     pairs = align([old.record for old in reference], [new.record for new in current])
     while not finished and pairs and pairs[-1][1] is None:
         pairs.pop()
-    found = filter(None, (_judged(reference, current, *pair) for pair in pairs))
-    return {f"reference:{one.name}" if one.kind is Kind.MISSING else one.name: one for one in found}
+    judged = [mismatch for pair in pairs if (mismatch := _judged(reference, current, *pair)) is not None]
+    return {f"reference:{each.name}" if each.kind is Kind.MISSING else each.name: each for each in judged}
 
 
 def newest_mismatch(reference: Sequence[Observation], current: Sequence[Observation]) -> Mismatch | None:
@@ -235,7 +235,7 @@ def table(
     count = {0: "no mismatches", 1: "1 mismatch"}.get(len(mismatches), f"{len(mismatches)} mismatches")
     lines = [f"{count} in {observed} observations (the reference has {expected})"]
     if mismatches:
-        cells = [list(map(shorten, _cells(one), _WIDTHS.values())) for one in mismatches[:_SHOWN]]
+        cells = [list(map(shorten, _cells(mismatch), _WIDTHS.values())) for mismatch in mismatches[:_SHOWN]]
         lines.append(tabulate(cells, headers=list(_WIDTHS), disable_numparse=True))
     if len(mismatches) > _SHOWN:
         lines.append(f"and {len(mismatches) - _SHOWN} more")
@@ -252,9 +252,17 @@ def table(
     return "\n".join(lines)
 
 
-def _cells(one: Mismatch) -> list[str]:
-    index = " / ".join("-" if number is None else str(number) for number in (one.index, one.reference_index))
-    texts = (one.kind, index, one.name, _where(one), one.detail, one.current, one.reference)
+def _cells(mismatch: Mismatch) -> list[str]:
+    index = " / ".join("-" if number is None else str(number) for number in (mismatch.index, mismatch.reference_index))
+    texts = (
+        mismatch.kind,
+        index,
+        mismatch.name,
+        _where(mismatch),
+        mismatch.detail,
+        mismatch.current,
+        mismatch.reference,
+    )
     return list(map(one_line, texts))
 
 
