@@ -99,6 +99,12 @@ def test_the_first_stage_that_differs(case: str, swapped: bool) -> None:
     assert verdict.findings[0].reasons
 
 
+def test_what_one_check_alone_saw_of_the_model_is_said_of_that_check() -> None:
+    other = seen(outputs=Outputs({"output": "float32[2]:o1"}, {}, ("0.25",)))
+    verdict = compared(other, seen(layers=None))
+    assert {stage.name: stage.detail for stage in verdict.stages}["first output"] == "only the second check saw it"
+
+
 def test_an_environment_that_differs_is_said_first_and_stops_nothing() -> None:
     around = Surroundings({"python": "3.12"}, {"num_threads": "2"}, "5", "user", ("training",))
 

@@ -8,7 +8,7 @@ NaN equals a NaN, an infinity only itself, in both cases at the same place.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -43,25 +43,19 @@ def compare_mappings(
 def leaves_of(value: Any, name: str) -> dict[str, Any]:
     """The leaves of a nested value by their names (see ``outputs.flatten``); two of one name (the keys ``1`` and
     ``"1"`` of a dict) are both kept. What is of another type stands for itself."""
-    leaves: dict[str, Any] = {}
-    for leaf, item in _flattened(value, name):
-        while leaf in leaves:
-            leaf += "'"
-        leaves[leaf] = item
-    return leaves
-
-
-def _flattened(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     try:
-        leaves = list(outputs.flatten(value, name))
+        flattened = list(outputs.flatten(value, name))
     except outputs.NotComparableError as error:
-        yield name, error
-        return
-    for leaf, item in leaves:
-        if isinstance(item, torch.Tensor) and item.is_nested:
-            yield from ((f"{leaf}.{number}", part) for number, part in enumerate(item.unbind()))
-        else:
-            yield leaf, item
+        return {name: error}
+    leaves: dict[str, Any] = {}
+    for leaf, item in flattened:
+        is_nested = isinstance(item, torch.Tensor) and item.is_nested
+        parts = {f"{leaf}.{number}": part for number, part in enumerate(item.unbind())} if is_nested else {leaf: item}
+        for part, content in parts.items():
+            while part in leaves:
+                part += "'"
+            leaves[part] = content
+    return leaves
 
 
 def renamed(names: Iterable[str], rename: Rename) -> dict[str, str]:

@@ -219,13 +219,13 @@ def _changes(first: Mapping[str, object], second: Mapping[str, object]) -> list[
 
 def _files(first: Observed, second: Observed) -> Stage:
     name = "file list"
-    one, other = _listed(first), _listed(second)
-    if one is None and other is None:
+    files, other_files = _listed(first), _listed(second)
+    if files is None and other_files is None:
         why = first.batches.absent.get("files") or first.loader.absent.get("listing")
         return Stage(name, UNSEEN, why or "neither check saw all files")
-    if one is None or other is None:
-        return Stage(name, DIFFERS, f"only the {_which(one)} check saw the files")
-    sides = (("first", Counter(one) - Counter(other)), ("second", Counter(other) - Counter(one)))
+    if files is None or other_files is None:
+        return Stage(name, DIFFERS, f"only the {_which(files)} check saw the files")
+    sides = (("first", Counter(files) - Counter(other_files)), ("second", Counter(other_files) - Counter(files)))
     return _stage(name, [f"only in the {which}: {a_few(sorted(names), _SHOWN)}" for which, names in sides if names])
 
 
@@ -245,27 +245,27 @@ def _order(first: Observed, second: Observed) -> Stage:
     known = None not in lists
     if lists[0] is not None and lists[1] is not None and sorted(lists[0].files) == sorted(lists[1].files):
         words += _order_words(f"the dataset's list ({lists[0].attribute})", lists[0].files, lists[1].files)
-    for what, one, other in (
+    for what, seen, other_seen in (
         ("indices", first.batches.indices, second.batches.indices),
         ("files in the batches", first.batches.files, second.batches.files),
     ):
-        if (one is None) != (other is None):
-            words.append(f"only the {_which(one)} check saw the {what}")
-        elif one is not None and other is not None:
+        if (seen is None) != (other_seen is None):
+            words.append(f"only the {_which(seen)} check saw the {what}")
+        elif seen is not None and other_seen is not None:
             known = True
-            words += _order_words(what, one, other)
+            words += _order_words(what, seen, other_seen)
     return _stage("order", words) if words or known else _order_of_samples(first, second)
 
 
 def _order_of_samples(first: Observed, second: Observed) -> Stage:
     """The order of whole samples, else of whole batches, as they came."""
-    one, other = ([sample.after for sample in seen.batches.samples] for seen in (first, second))
-    if not one or not other or None in one or None in other:
-        one, other = ([batch.digest for batch in seen.batches.batches] for seen in (first, second))
-    if None not in one and None not in other:
-        if one == other:
+    digests, other_digests = ([sample.after for sample in seen.batches.samples] for seen in (first, second))
+    if not digests or not other_digests or None in digests or None in other_digests:
+        digests, other_digests = ([batch.digest for batch in seen.batches.batches] for seen in (first, second))
+    if None not in digests and None not in other_digests:
+        if digests == other_digests:
             return Stage("order", EQUAL, "by content alone: neither indices nor files were seen")
-        if Counter(one) == Counter(other):
+        if Counter(digests) == Counter(other_digests):
             return Stage("order", DIFFERS, "the same samples come in another order")
     return Stage("order", UNSEEN, first.batches.absent.get("index") or "neither indices nor files of samples were seen")
 
@@ -296,23 +296,26 @@ def _after(first: Observed, second: Observed, pairs: Sequence[_Pair] | None, *, 
 
 def _weights(first: Observed, second: Observed) -> Stage:
     name = "initial weights"
-    one, other = first.weights.by_name, second.weights.by_name
-    if one is None and other is None:
+    weights, other_weights = first.weights.by_name, second.weights.by_name
+    if weights is None and other_weights is None:
         return Stage(name, UNSEEN, first.weights.absent.get("parameters", "they were not seen"))
-    if one is None or other is None:
-        return Stage(name, DIFFERS, f"only the {_which(one)} check has a model")
-    return _stage(name, _counted(_names_apart(one, other), len({**one, **other})))
+    if weights is None or other_weights is None:
+        return Stage(name, DIFFERS, f"only the {_which(weights)} check has a model")
+    return _stage(name, _counted(_names_apart(weights, other_weights), len({**weights, **other_weights})))
 
 
 def _output(first: Observed, second: Observed) -> Stage:
     name = "first output"
-    one, other = first.outputs.predictions, second.outputs.predictions
+    outputs, other_outputs = first.outputs.predictions, second.outputs.predictions
     layers, other_layers = first.layers, second.layers
-    if one is None and other is None and layers is None and other_layers is None:
+    if outputs is None and other_outputs is None and layers is None and other_layers is None:
         return Stage(name, UNSEEN, first.outputs.absent.get("predictions", "it was not seen"))
-    if (one is None) != (other is None) or (layers is None) != (other_layers is None):
-        return Stage(name, DIFFERS, f"only the {_which(one if one != other else layers)} check saw it")
-    words = [a_few(_names_apart(one or {}, other or {}), _SHOWN)] if one != other else []
+    for seen, other_seen in ((outputs, other_outputs), (layers, other_layers)):
+        if (seen is None) != (other_seen is None):
+            return Stage(name, DIFFERS, f"only the {_which(seen)} check saw it")
+    words = []
+    if outputs != other_outputs:
+        words.append(a_few(_names_apart(outputs or {}, other_outputs or {}), _SHOWN))
     if layers != other_layers:
         words.append(f"first layer that differs: {_first_layer(layers or (), other_layers or ())}")
     return _stage(name, words)
