@@ -16,6 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 
+from hashbench import __version__
 from hashbench.cli import reading, report, sweep, tools
 from hashbench.cli.flags import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_USAGE, OneLineParser, say
 from hashbench.errors import HashbenchError
@@ -48,14 +49,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="hashbench", description="Run every model of a zoo twice and name the kernel that differs."
     )
-    parser.add_argument("--version", action="version", version=f"hashbench {_version()}")
+    parser.add_argument("--version", action="version", version=f"hashbench {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=OneLineParser)
     for file in FILES:
         file.add(commands)
     return parser
-
-
-def _version() -> str:
-    from hashbench import __version__
-
-    return __version__

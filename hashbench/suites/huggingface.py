@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ def load(spec: ModelSpec, *, batch_size: int, mode: str) -> Workload:
     with variables(OFFLINE):  # they are read when transformers is imported
         module = _build(spec)
     request = Request(module=module, spec=spec, batch_size=batch_size, training=training)
-    return Workload(module=module, inputs=TASKS[spec.task](request), loss=_own_loss if training else None)
+    return Workload(module=module, inputs=TASKS[spec.task](request), loss=attrgetter("loss") if training else None)
 
 
 def _build(spec: ModelSpec) -> nn.Module:
@@ -70,11 +71,6 @@ def _build(spec: ModelSpec) -> nn.Module:
             # As in dynamo: the cache of keys and values is for generating, and no step here generates.
             config.use_cache = False
     return module
-
-
-def _own_loss(output: Any) -> Tensor:
-    loss: Tensor = output.loss
-    return loss
 
 
 # ------------------------------------------------------------------------------------------- inputs for each task

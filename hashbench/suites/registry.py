@@ -245,7 +245,11 @@ def choose(wanted: Sequence[str], *, tiny: bool = False) -> Chosen:
     Raises:
         HashbenchError: two zoo files have one name.
     """
-    left_out = {suite.name: _why_left_out(suite) for suite in BUNDLED.values() if not suite.variant_of}
+    left_out = {}
+    for suite in BUNDLED.values():
+        if not suite.variant_of:
+            install = suite.how_to_install
+            left_out[suite.name] = suite.apart or (f"not installed: {install}" if install else "")
     swept = [name for name, reason in left_out.items() if not reason]
     chosen = [name for word in wanted for name in (swept if word == ALL else [word])]
     notes = [f"{name} is left out: {reason}" for name, reason in left_out.items() if reason] if ALL in wanted else []
@@ -254,24 +258,15 @@ def choose(wanted: Sequence[str], *, tiny: bool = False) -> Chosen:
         full = [name for name in chosen if small[name] != name and small[name] not in BUNDLED]
         notes += [f"{name} has no small variant: its models have their full size" for name in dict.fromkeys(full)]
         chosen = [name if name in full else small[name] for name in chosen]
-    _refuse_same_names([Path(suite).absolute() for suite in chosen if _is_file(suite)])
-    return Chosen(tuple(chosen), tuple(notes))
-
-
-def _why_left_out(suite: BundledSuite) -> str:
-    install = suite.how_to_install
-    return suite.apart or (f"not installed: {install}" if install else "")
-
-
-def _refuse_same_names(files: Sequence[Path]) -> None:
     first: dict[str, Path] = {}
-    for path in files:
+    for path in [Path(suite).absolute() for suite in chosen if _is_file(suite)]:
         if first.setdefault(path.stem, path) != path:
             raise HashbenchError(
                 f"{first[path.stem]} and {path} have one name",
                 consequence="rows tell suites apart by it, so nothing was run",
                 tip="Rename one of the files, or sweep them apart.",
             )
+    return Chosen(tuple(chosen), tuple(notes))
 
 
 def how_to_install(suite: str) -> str:

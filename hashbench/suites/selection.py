@@ -55,7 +55,10 @@ class Selection:
         wanted, unwanted = pattern_of(self.filters), pattern_of(self.excludes)
         if self.only:
             return tuple(spec for spec in everything if spec.name in self.only and spec.name not in self.exclude_exact)
-        candidates = everything if self.which == "all" or self.filters else _defaults(everything)
+        candidates = everything
+        if self.which != "all" and not self.filters:
+            marking = {spec.suite for spec in everything if spec.default}
+            candidates = tuple(spec for spec in everything if spec.default or spec.suite not in marking)
         kept = tuple(
             spec
             for spec in self._part_of(candidates)
@@ -122,8 +125,3 @@ def pattern_of(patterns: Sequence[str], *, flags: re.RegexFlag = re.IGNORECASE) 
             raise HashbenchError(f"{pattern!r} is not a regular expression", consequence=str(error), tip=tip) from error
     joined = "|".join(f"(?:{pattern})" for pattern in patterns)
     return re.compile(joined, flags) if patterns else None
-
-
-def _defaults(specs: Sequence[ModelSpec]) -> tuple[ModelSpec, ...]:
-    marking = {spec.suite for spec in specs if spec.default}
-    return tuple(spec for spec in specs if spec.default or spec.suite not in marking)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -93,7 +93,10 @@ def run(
     catalog = [spec for suite in request.selection.suites for spec in registry.catalog(suite)]
     specs = request.selection.of(catalog)
     _refuse_batch_size(options, specs)
-    with _executor_elsewhere(request, specs) as cluster:
+    with contextlib.ExitStack() as stack:
+        cluster: Executor | None = None
+        if make := EXECUTORS[request.executor]:
+            cluster = stack.enter_context(contextlib.closing(resolve_name(make)(request, specs)))
         # Where others run the models, this machine need not have the device; each of theirs tells its own.
         devices = local_devices(options.device if cluster is None else "cpu")
         if cluster is None:
@@ -124,17 +127,6 @@ def _refuse_batch_size(options: RunOptions, specs: Sequence[ModelSpec]) -> None:
             consequence="its own function makes its inputs, so nothing was run",
             tip="Leave it out, or choose other models.",
         )
-
-
-@contextlib.contextmanager
-def _executor_elsewhere(request: SweepRequest, specs: Sequence[ModelSpec]) -> Iterator[Executor | None]:
-    """The request's executor, connected; closed at the end. ``None`` for worker processes of this machine."""
-    if not EXECUTORS[request.executor]:
-        yield None
-        return
-    executor: Executor = resolve_name(EXECUTORS[request.executor])(request, specs)
-    with contextlib.closing(executor):
-        yield executor
 
 
 # ---------------------------------------------------------------------------------------- devices of this machine
