@@ -12,6 +12,36 @@ import hashbench
 
 CHECKOUT = Path(hashbench.__file__).parents[1]
 
+ZOO = """
+def drifting():
+    import torch
+
+    class Drifts(torch.nn.Module):
+        runs = 0
+
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+
+        def __deepcopy__(self, memo):
+            self.runs += 1
+            return self
+
+        def forward(self, x):
+            return self.second(self.first(x) + self.runs)
+
+    return Drifts(), torch.ones(1, 2)
+
+def steady():
+    import torch
+
+    return torch.nn.Linear(2, 2), torch.ones(1, 2)
+
+MODELS = {"drifting": drifting, "steady": steady}
+"""
+"""A file with two models, one of which differs from run to run. It imports torch when a model is built, so that listing
+its names takes no time."""
+
 
 class Said(NamedTuple):
     """What a command ended with and printed."""

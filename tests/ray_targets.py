@@ -1,15 +1,14 @@
 """Stand-ins for ``hashbench.check.model:run_model`` on the machines of a cluster, and a sweep of them.
 
-As in ``sweep_targets``, a model does what its name's function below does; what a test wants to see goes into the folder
-``notes`` that its arguments name, since its results folder lies on the machine where it runs.
+As in ``sweep_targets``, some of whose functions are here too, a model does what its name's function below does; what a
+test wants to see goes into the folder ``notes`` that its arguments name, since its results folder lies on the machine
+where it runs.
 
 Run as a script, this file is a sweep in a process of its own: ``python ray_targets.py OUTPUT ADDRESS NAME=BEHAVIOUR…``.
 """
 
 from __future__ import annotations
 
-import ctypes
-import json
 import os
 import subprocess
 import sys
@@ -18,13 +17,11 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+from sweep_targets import FOR_EVER, do_hang, do_nap, do_segfault, do_segfault_in_diagnosis  # noqa: F401 – by name
+
 from hashbench.io import replace_file
 from hashbench.records import ModelSpec, Row, RunOptions
-from hashbench.results.folder import ResultsFolder, file_key
-from hashbench.results.rows import row_to_json
-
-FOR_EVER = 600
-"""Seconds that nothing here lasts which is to be ended: longer than any test waits."""
+from hashbench.results.folder import file_key
 
 
 def spec(name: str, do: str = "pass", *, notes: Path) -> ModelSpec:
@@ -75,24 +72,11 @@ def do_pass(spec, options):
     return f"threads {options.threads}, OpenMP {os.environ['OMP_NUM_THREADS']}, shape {spec.input_shape}"
 
 
-def do_nap(*_):
-    time.sleep(0.3)
-
-
-def do_hang(*_):
-    time.sleep(FOR_EVER)
-
-
 def do_hang_with_children(spec, _options):
     """A child in the worker's group, and one that went its own way."""
     children = [subprocess.Popen(["sleep", str(FOR_EVER)], start_new_session=own) for own in (False, True)]
     replace_file(Path(spec.arguments["notes"]) / "children.txt", " ".join(str(child.pid) for child in children))
     time.sleep(FOR_EVER)
-
-
-def do_segfault(*_):
-    print("about to touch address 0")
-    ctypes.string_at(0)
 
 
 def do_leave_files(spec, options):
@@ -103,13 +87,6 @@ def do_leave_files(spec, options):
     repro = Path(options.output) / "repro" / key
     repro.mkdir(parents=True)
     (repro / "tensors.pt").write_bytes(bytes(range(256)))
-
-
-def do_segfault_in_diagnosis(spec, options):
-    row = Row(options.device, spec.name, 2, "eager_two_runs_differ", suite=spec.suite, mode=options.mode)
-    key = file_key(suite=spec.suite, mode=options.mode, name=spec.name)
-    replace_file(ResultsFolder(Path(options.output)).draft_path(key), json.dumps(row_to_json(row)))
-    do_segfault()
 
 
 def do_lose_the_machine_once(spec, _options):

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -79,10 +80,9 @@ def do_kill9(*_):
 
 def _leave_draft(spec, options, **fields):
     """As the runner does before it looks for the cause of a difference."""
-    row = Row(options.device, spec.name, 2, "eager_two_runs_differ", suite=spec.suite, mode=options.mode, **fields)
-    folder = ResultsFolder(Path(options.output))
-    key = file_key(suite=spec.suite, mode=options.mode, name=spec.name)
-    replace_file(folder.draft_path(key), json.dumps(row_to_json(row)))
+    row = Row(options.device, spec.name, 2, "eager_two_runs_differ", suite=spec.suite, mode=options.mode)
+    path = ResultsFolder(Path(options.output)).draft_path(file_key(suite=spec.suite, mode=options.mode, name=spec.name))
+    replace_file(path, json.dumps(row_to_json(replace(row, **fields))))
 
 
 def do_segfault_in_diagnosis(spec, options):
@@ -96,11 +96,7 @@ def do_hang_in_diagnosis(spec, options):
 
 
 def do_draft_of_another(spec, options):
-    folder = ResultsFolder(Path(options.output))
-    row = Row(options.device, "another", 2, "eager_two_runs_differ", suite=spec.suite, mode=options.mode)
-    replace_file(
-        folder.draft_path(file_key(suite=spec.suite, mode=options.mode, name=spec.name)), json.dumps(row_to_json(row))
-    )
+    _leave_draft(spec, options, name="another")
     do_segfault()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_helpers import CHECKOUT, Main, Said, run
+from command_helpers import CHECKOUT, ZOO, Main, Said, run
 from repro_helpers import adding_rows, aten, captured, said_of
 
 from hashbench.cli import reading
@@ -30,35 +30,6 @@ class Refuses:
             raise RuntimeError(f"{name} is imported")
 sys.meta_path.insert(0, Refuses())
 """
-ZOO = """
-def drifting():
-    import torch
-
-    class Drifts(torch.nn.Module):
-        runs = 0
-
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
-
-        def __deepcopy__(self, memo):
-            self.runs += 1
-            return self
-
-        def forward(self, x):
-            return self.second(self.first(x) + self.runs)
-
-    return Drifts(), torch.ones(1, 2)
-
-def steady():
-    import torch
-
-    return torch.nn.Linear(2, 2), torch.ones(1, 2)
-
-MODELS = {"drifting": drifting, "steady": steady}
-"""
-"""It imports torch when a model is built, so that listing its names takes no time."""
-
 ZOO_SWEEP = ("sweep", "--suite", "zoo.py", "--inference", "--keep-traces")
 
 
@@ -161,7 +132,7 @@ BAD = {
     "an output that is a file": (f"{OWN_ZOO} --output a_file", "a_file", "--output"),
     "a CSV that is none": ("compare a_file out", "a_file", ""),
     "a CSV that is missing": ("compare out none.csv", "none.csv", ""),
-    "a CSV with duplicates": ("compare twice.csv out", "twice.csv", ""),
+    "a CSV with duplicates": ("compare twice.csv out", "twice.csv", "drifting"),
     "results of another version": ("compare out future", "99", ""),
     "a trace that is none": ("diff whole.log a_file", "not a trace", "--keep-traces"),
     "a truncated trace": ("diff truncated.log whole.log", "truncated", "--keep-traces"),
@@ -176,6 +147,12 @@ BAD = {
     "no command": ("", "COMMAND", "--help"),
     "an unknown flag": ("compare out out --strict", "--strict", "--help"),
     "an unknown suite to list": ("list --suite timmm", "unknown suite 'timmm'", ""),
+    "an executor that does not exist": (f"{SWEEP} --executor nonsense", "invalid choice: 'nonsense'", "--help"),
+    "an address alone": (f"{SWEEP} --address auto", "--address requires --executor ray", "Add --executor ray"),
+    "a flag of Ray alone": (f"{SWEEP} --ray-gpus 0", "--ray-gpus requires --executor ray", "Add --executor ray"),
+    "a resource of Ray's": (f"{SWEEP} --executor ray --ray-resource CPU", "a name of your own", "--help"),
+    "a part of several": (f"{SWEEP} --executor ray --ray-resource a=1.5", "not whole", "--help"),
+    "a limit for one machine": (f"{SWEEP} --executor ray --memory-limit 9", "is for one machine", "Leave it out"),
 }
 
 
@@ -205,8 +182,11 @@ def test_a_real_process_says_it_in_the_same_words(bad: str, main: Main, folder: 
     assert Said(done.returncode, done.stdout, done.stderr) == main(*arguments, cwd=folder)
 
 
-def test_duplicates_are_named(main: Main, folder: Path) -> None:
-    assert "drifting" in main("compare", "twice.csv", "out", cwd=folder).stderr
+def test_without_ray_the_extra_is_named(main: Main, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    done = main(*OWN_ZOO.split(), "--executor", "ray", cwd=folder)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "pip install 'hashbench[ray]'" in done.stderr
 
 
 # -------------------------------------------------------------------------------------------------- other endings
@@ -344,13 +324,6 @@ def test_replay_of_a_custom_op_wants_to_know_what_defines_it(tmp_path: Path) -> 
     assert "the op hashbench_cli.twice.default does not exist: nothing was run" in done.stderr
     assert "--import FILE" in done.stderr
     assert run(*command, "--import", "ops.py", cwd=tmp_path).returncode == 0
-
-
-def test_list_shows_the_models_of_a_zoo_file(main: Main, folder: Path) -> None:
-    done = main("list", "--suite", "zoo.py", cwd=folder)
-    assert done.returncode == 0
-    assert done.stdout.rstrip().endswith("2 models")
-    assert "drifting" in done.stdout
 
 
 IN_PLACE = "import sys; sys.path.remove(''); from hashbench.cli import main; sys.exit(main())"

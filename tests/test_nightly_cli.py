@@ -8,37 +8,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from command_helpers import run
+from command_helpers import ZOO, run
 from report.rows import differing, row, write_night
 
 from hashbench.results.rows import read_rows
 
 pytestmark = pytest.mark.slow
-
-ZOO = """
-def drifting():
-    import torch
-
-    class Drifts(torch.nn.Module):
-        runs = 0
-
-        def __deepcopy__(self, memo):
-            self.runs += 1
-            return self
-
-        def forward(self, x):
-            return x + self.runs
-
-    return Drifts(), torch.ones(1, 2)
-
-def steady():
-    import torch
-
-    return torch.nn.Linear(2, 2), torch.ones(1, 2)
-
-MODELS = {"drifting": drifting, "steady": steady}
-"""
-
 
 NIGHT = ("nightly", "--output", "nights", "--suite", "zoo.py", "--modes", "inference")
 

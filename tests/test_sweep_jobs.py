@@ -201,16 +201,15 @@ def test_retries_go_on_as_often_as_asked_for(output):
     assert (rows[0].accuracy, rows[0].retried) == ("eager_1st_run_OOM", "eager_1st_run_OOM")
 
 
-def test_a_difference_that_was_seen_before_a_sudden_end_is_not_taken_back(output):
-    rows = sweep([spec("a", "differ_and_die_once"), spec("b", "nap")], output, jobs=2).rows
+@pytest.mark.parametrize(
+    ("do", "second"), [("differ_and_die_once", "pass"), ("differ_and_die_then_die", "crashed: killed by SIGKILL")]
+)
+def test_a_difference_that_was_seen_before_a_sudden_end_is_neither_taken_back_nor_the_second_attempts(
+    output, do, second
+):
+    rows = sweep([spec("a", do), spec("b", "nap")], output, jobs=2).rows
     assert (rows[0].accuracy, rows[0].kernel) == ("eager_two_runs_differ", "aten.index_put.default")
-    assert rows[0].retried == "alone it ended with pass"
-
-
-def test_what_the_first_attempt_knew_is_not_taken_for_the_second_ones(output):
-    rows = sweep([spec("a", "differ_and_die_then_die"), spec("b", "nap")], output, jobs=2).rows
-    assert rows[0].accuracy == "eager_two_runs_differ"
-    assert rows[0].retried.startswith("alone it ended with crashed: killed by SIGKILL")
+    assert rows[0].retried.startswith(f"alone it ended with {second}")
 
 
 def test_a_model_that_waits_for_its_second_attempt_has_no_row(output):

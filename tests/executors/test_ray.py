@@ -11,8 +11,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +20,6 @@ import pytest
 import ray_targets
 from sweep_helpers import alive, names_in_csv, sweep_process, wait_until
 
-from hashbench.cli import main
 from hashbench.errors import HashbenchError
 from hashbench.io import PACKAGE_PARENT
 from hashbench.records import RunOptions
@@ -30,7 +27,10 @@ from hashbench.sweep.executors import Task
 from hashbench.sweep.executors import ray as ray_executor
 from hashbench.sweep.run import run_sweep
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed"),
+]
 
 TESTS = Path(__file__).parent.parent
 MEMORY = 80 * 2**20  # the least that Ray takes for its objects
@@ -43,8 +43,6 @@ DEAD_AFTER_SECONDS = {
 }
 """A machine that refuses to answer, as a killed one does, counts as lost after seconds, not after a quarter of a
 minute; one that is slow to answer has a minute."""
-
-needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +149,6 @@ def kept_environments(notes):
     return content["key"], {one["key"] for one in content["previous"]}
 
 
-@needs_ray
 def test_every_model_has_one_row_in_the_csv(finished):
     notes, rows = finished
     assert sorted(names_in_csv(notes / "results")) == sorted(rows)
@@ -166,13 +163,11 @@ def test_every_model_has_one_row_in_the_csv(finished):
     }
 
 
-@needs_ray
 def test_a_model_gets_its_threads_and_its_data_unchanged(finished):
     _, rows = finished
     assert rows["fine"].detail == "threads 1, OpenMP 1, shape (3, 4)"
 
 
-@needs_ray
 def test_logs_traces_and_repros_are_here_byte_for_byte(finished):
     results = finished[0] / "results"
     assert (results / "logs" / "fake.inference.files.log").read_text() == "from the model\n"
@@ -180,7 +175,6 @@ def test_logs_traces_and_repros_are_here_byte_for_byte(finished):
     assert (results / "repro" / "fake.inference.files" / "tensors.pt").read_bytes() == bytes(range(256))
 
 
-@needs_ray
 def test_a_sudden_end_says_what_it_says_without_a_cluster(finished):
     _, rows = finished
     assert rows["dead"].error.startswith("killed by SIGSEGV | Fatal Python error")
@@ -188,14 +182,12 @@ def test_a_sudden_end_says_what_it_says_without_a_cluster(finished):
     assert rows["hanging"].error == "no result after 3 s; logs/fake.inference.hanging.log shows where it was"
 
 
-@needs_ray
 def test_a_model_that_is_out_of_time_leaves_nothing_running_on_the_machine(finished):
     children = [int(pid) for pid in (finished[0] / "children.txt").read_text().split()]
     assert len(children) == 2
     assert not any(map(alive, children))
 
 
-@needs_ray
 def test_rows_name_the_environment_of_their_machine_which_is_kept(finished):
     notes, rows = finished
     own, others = kept_environments(notes)
@@ -204,7 +196,6 @@ def test_rows_name_the_environment_of_their_machine_which_is_kept(finished):
     assert others == {f"machine-{raylet}" for raylet in ray_targets.machines(notes).values()}
 
 
-@needs_ray
 def test_a_task_whose_ray_worker_dies_is_tried_again_and_at_last_believed(finished):
     notes, rows = finished
     assert ray_targets.times_run(notes)["ray_dies"] == 4
@@ -216,7 +207,6 @@ def test_a_task_whose_ray_worker_dies_is_tried_again_and_at_last_believed(finish
 # --------------------------------------------------------------------------------------------------- lost machines
 
 
-@needs_ray
 def test_no_row_is_lost_and_none_is_twice_when_a_machine_is_killed(machines, tmp_path):
     models = {"victim": "lose_the_machine_once"} | {f"model{number}": "nap" for number in range(6)}
     with when_begun("victim", tmp_path, kill_machine):
@@ -229,7 +219,6 @@ def test_no_row_is_lost_and_none_is_twice_when_a_machine_is_killed(machines, tmp
     assert ray_targets.times_run(tmp_path)["victim"] == 2
 
 
-@needs_ray
 def test_a_sweep_without_any_machine_left_ends_in_time_and_can_be_resumed(machines, tmp_path):
     add_machine(machines, "only")
     models = {"first": "pass", "victim": "lose_the_machine_once"}
@@ -244,7 +233,6 @@ def test_a_sweep_without_any_machine_left_ends_in_time_and_can_be_resumed(machin
     assert ray_targets.times_run(tmp_path) == {"first": 1, "victim": 2}
 
 
-@needs_ray
 def test_a_resource_that_no_machine_has_is_named(machines, tmp_path):
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(HashbenchError, match=r"asks for CPU 1, hashbench_xpu 1, and for 0\.5 s none had that"):
@@ -256,7 +244,6 @@ def test_a_resource_that_no_machine_has_is_named(machines, tmp_path):
 # ------------------------------------------------------------------------------------------------- machines that differ
 
 
-@needs_ray
 def test_a_machine_without_hashbench_is_refused(machines, tmp_path, monkeypatch):
     (tmp_path / "hashbench.py").write_text("raise ModuleNotFoundError(\"No module named 'hashbench'\")")
     monkeypatch.chdir(tmp_path)  # Ray's workers search where the driver stands
@@ -269,7 +256,6 @@ def test_a_machine_without_hashbench_is_refused(machines, tmp_path, monkeypatch)
     assert "\n" not in str(caught.value)
 
 
-@needs_ray
 def test_a_target_that_machines_cannot_import_is_refused(machines, tmp_path):
     with pytest.raises(HashbenchError, match="cannot run models: worker processes cannot import no_such_module"):
         run_sweep(
@@ -290,7 +276,6 @@ def ray_sweep(*arguments):
     return sweep_process(*arguments, script=TESTS / "ray_targets.py", stderr=None)
 
 
-@needs_ray
 def test_ctrl_c_leaves_nothing_running_on_a_cluster_that_goes_on(machines, tmp_path):
     with ray_sweep(tmp_path / "results", machines.address, "a=hang_with_children", "b=hang", "c=nap") as process:
         wait_until(lambda: (tmp_path / "children.txt").exists())
@@ -305,7 +290,6 @@ def test_ctrl_c_leaves_nothing_running_on_a_cluster_that_goes_on(machines, tmp_p
     assert all(map(alive, ray_targets.machines(tmp_path).values())), "the cluster is not ours"
 
 
-@needs_ray
 def test_ctrl_c_ends_a_cluster_that_the_sweep_started(tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with ray_sweep(tmp_path / "results", "", "a=hang") as process:
@@ -323,56 +307,26 @@ def test_ctrl_c_ends_a_cluster_that_the_sweep_started(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        pytest.param(["--executor", "nonsense"], "invalid choice: 'nonsense'", id="an executor that does not exist"),
-        pytest.param(["--address", "auto"], "--address requires --executor ray", id="an address alone"),
-        pytest.param(["--ray-gpus", "0"], "--ray-gpus requires --executor ray", id="another flag alone"),
-        pytest.param(["--executor", "ray", "--ray-resource", "CPU"], "a name of your own", id="a resource of Ray's"),
-        pytest.param(["--executor", "ray", "--ray-resource", "a=1.5"], "not whole", id="a part of several"),
-        pytest.param(["--executor", "ray", "--memory-limit", "9"], "is for one machine", id="a limit for one machine"),
+        pytest.param(["-d", "cuda:1"], "Ray chooses the device", id="a number of a device"),
+        pytest.param(["--address", "ray://a:1"], "is not the address", id="a client's address"),
+        pytest.param(["--address", "somewhere"], "is not the address", id="a host alone"),
         pytest.param(
-            ["--executor", "ray", "-d", "cuda:1"], "Ray chooses the device", id="a number of a device", marks=needs_ray
-        ),
-        pytest.param(
-            ["--executor", "ray", "--address", "ray://a:1"],
-            "is not the address",
-            id="a client's address",
-            marks=needs_ray,
-        ),
-        pytest.param(
-            ["--executor", "ray", "--address", "somewhere"], "is not the address", id="a host alone", marks=needs_ray
-        ),
-        pytest.param(
-            ["--executor", "ray", "--address", "127.0.0.1:1"],
+            ["--address", "127.0.0.1:1"],
             "cannot join the Ray cluster at 127.0.0.1:1: Connection refused",
             id="an address where nobody listens",
-            marks=needs_ray,
         ),
     ],
 )
-def test_one_line_says_what_is_wrong_with(capsys, tmp_path, flags, text):
-    arguments = ["sweep", "--inference", "--suite", "specimens", "--output", str(tmp_path / "results"), *flags]
-    try:
-        code = main(arguments)
-    except SystemExit as ended:
-        code = ended.code
-    printed = capsys.readouterr().err
-    assert (code, printed.count("\n")) == (2, 1)
-    assert text in printed
+def test_one_line_says_what_is_wrong_with(main, tmp_path, flags, text):
+    done = main(
+        *("sweep", "--inference", "--suite", "specimens", "--output", "results", "--executor", "ray", *flags),
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert text in done.stderr
     assert not (tmp_path / "results").exists()
 
 
-def test_without_ray_the_extra_is_named(tmp_path):
-    code = (
-        "import sys; sys.modules['ray'] = None\n"
-        "from hashbench.cli import main\n"
-        "sys.exit(main(['sweep', '--inference', '--suite', 'specimens', '--executor', 'ray']))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "pip install 'hashbench[ray]'" in done.stderr
-
-
-@needs_ray
 def test_a_cluster_of_another_version_is_refused_in_one_line(cluster, monkeypatch):
     monkeypatch.setattr(ray_executor, "_REHEARSAL", "ray_targets:print_problem_of_an_older_ray")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(ray_targets.__file__).parent), PACKAGE_PARENT]))
@@ -381,7 +335,6 @@ def test_a_cluster_of_another_version_is_refused_in_one_line(cluster, monkeypatc
     assert "\n" not in str(caught.value)
 
 
-@needs_ray
 def test_what_listens_but_is_no_ray_is_given_up_in_time(monkeypatch):
     monkeypatch.setattr(ray_executor, "CONNECT_SECONDS", 2.0)
     with (
@@ -391,7 +344,6 @@ def test_what_listens_but_is_no_ray_is_given_up_in_time(monkeypatch):
         ray_executor.connect(f"127.0.0.1:{server.getsockname()[1]}")
 
 
-@needs_ray
 def test_a_file_that_would_land_outside_the_results_folder_is_refused(tmp_path):
     options = RunOptions(output=str(tmp_path / "results"))
     spec = ray_targets.spec("a", notes=tmp_path)

@@ -9,6 +9,7 @@ import types
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from hashbench.errors import HashbenchError
 from hashbench.records import ModelSpec
@@ -130,13 +131,6 @@ def test_a_zoo_file_may_not_take_the_name_of_a_bundled_suite(tmp_path, name):
         catalog(str(path))
 
 
-def tensors(value):
-    if isinstance(value, torch.Tensor):
-        return [value]
-    parts = value.values() if isinstance(value, dict) else value
-    return [tensor for part in parts for tensor in tensors(part)]
-
-
 @pytest.mark.parametrize(
     ("suite", "name"),
     [
@@ -151,12 +145,7 @@ def test_a_seed_makes_the_same_weights_inputs_and_targets_again(suite, name):
     for _ in range(2):
         torch.manual_seed(1337)
         workload = load(spec, batch_size=1, mode="training")
-        made.append(
-            [*workload.module.state_dict().values(), *tensors(workload.inputs), *tensors_of_loss(workload.loss)]
-        )
+        targets = getattr(workload.loss, "keywords", {})
+        made.append([*workload.module.state_dict().values(), *tree_leaves((workload.inputs, targets))])
     assert all(map(torch.equal, *made))
     assert load(spec, batch_size=1, mode="inference").loss is None
-
-
-def tensors_of_loss(loss):
-    return list(getattr(loss, "keywords", {}).values())

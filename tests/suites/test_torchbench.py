@@ -10,7 +10,7 @@ import torch
 
 from hashbench.errors import HashbenchError
 from hashbench.records import ModelSpec
-from hashbench.suites.registry import catalog, choose, how_to_install, load, require
+from hashbench.suites.registry import catalog, load
 
 REGISTRY = """
     from pathlib import Path
@@ -88,13 +88,3 @@ def test_a_broken_registry_is_one_line(installed):
         HashbenchError, match=r"cannot use torchbench as a suite: its import raised ImportError: no com"
     ):
         catalog("torchbench")
-
-
-def test_without_the_package_models_are_listed_but_not_swept():
-    assert "BERT_pytorch" in [spec.name for spec in catalog("torchbench")]
-    assert how_to_install("torchbench").startswith("git clone")
-    with pytest.raises(HashbenchError, match="cannot sweep torchbench: the package torchbenchmark is not installed"):
-        require(["torchvision", "torchbench"])
-    chosen = choose(["all"])
-    assert "torchbench" not in chosen.suites
-    assert any(note.startswith("torchbench is left out: not installed: git clone") for note in chosen.notes)
