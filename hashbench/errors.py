@@ -23,6 +23,11 @@ def first_line(error: BaseException | str) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
 
 
+def last_line(text: str) -> str:
+    """The last line of a text that is not blank; empty where there is none."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
 def named_line(error: BaseException, *, limit: int = 0) -> str:
     """``ValueError: the first line of its message``, cut off after ``limit`` characters (0: nowhere)."""
     text = f"{type(error).__name__}: {first_line(error) or 'no message'}"

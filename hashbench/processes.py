@@ -24,6 +24,7 @@ from typing import IO, Never
 
 import psutil
 
+from hashbench.errors import last_line
 from hashbench.io import PACKAGE_PARENT
 
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
@@ -169,8 +170,7 @@ class Finished:
     @property
     def last_line(self) -> str:
         """The last line of its errors, or its exit status."""
-        lines = [line.strip() for line in self.stderr.splitlines() if line.strip()]
-        return lines[-1] if lines else f"exit code {self.status}"
+        return last_line(self.stderr) or f"exit code {self.status}"
 
 
 def run(

@@ -6,9 +6,7 @@ Also what the words after ``--suite`` stand for.
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +17,7 @@ from hashbench.cli import flags
 from hashbench.cli.flags import EXIT_DIFFERENCE, Commands, Flags, say
 from hashbench.errors import HashbenchError
 from hashbench.records import ModelSpec
-from hashbench.results.rows import defuse
+from hashbench.results.rows import csv_line, defuse
 from hashbench.text import one_line
 
 COLUMNS = ("suite", "name", "task", "parameters", "batch size", "input", "default", "notes")
@@ -169,20 +167,14 @@ def _print(specs: Sequence[ModelSpec], form: str) -> None:
 
 
 def _as_csv(specs: Sequence[ModelSpec]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [field.name for field in dataclasses.fields(ModelSpec)], lineterminator="\n")
-    writer.writeheader()
+    lines = [csv_line(field.name for field in dataclasses.fields(ModelSpec))]
     for spec in specs:
         values = {**dataclasses.asdict(spec), "input_shape": _shape(spec), "default": "yes" if spec.default else ""}
         values["devices"] = " ".join(spec.devices)
         values["arguments"] = json.dumps(spec.arguments) if spec.arguments else ""
-        writer.writerow({name: _cell(value) for name, value in values.items()})
-    return text.getvalue()
-
-
-def _cell(value: object) -> object:
-    """Names and notes come from packages and zoo files: a spreadsheet must not execute them."""
-    return defuse(one_line(value)) if isinstance(value, str) else value
+        # Names and notes come from packages and zoo files: a spreadsheet must not execute them.
+        lines.append(csv_line("" if cell is None else defuse(one_line(str(cell))) for cell in values.values()))
+    return "".join(lines)
 
 
 def _listed(spec: ModelSpec) -> tuple[object, ...]:

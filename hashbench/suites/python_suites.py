@@ -21,7 +21,7 @@ from pkgutil import resolve_name
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Never, TypedDict, TypeVar, Unpack, cast, overload
 
-from hashbench.errors import HashbenchError
+from hashbench.errors import HashbenchError, last_line
 from hashbench.io import replace_file
 from hashbench.processes import Child, exit_at_once, python_calling
 from hashbench.records import DETERMINISTIC, ModelSpec
@@ -380,7 +380,7 @@ def write_offer(target: str, argument: str, answer: str) -> Never:
     except HashbenchError as error:
         offer = {"problem": error.consequence or error.what, "tip": error.tip}
     except BaseException as error:
-        text = (str(error).strip() or "no message").splitlines()[-1]
+        text = last_line(str(error)) or "no message"
         offer = {"problem": f"its import raised {type(error).__name__}: {text}", "tip": ""}
     replace_file(Path(answer), json.dumps(offer))
     exit_at_once()  # whatever the code has started must not keep the answer waiting
@@ -395,6 +395,5 @@ def _how_it_ended(status: int | None, printed: Path) -> str:
         return f"its import took longer than {LISTING_SECONDS:g} seconds"
     if status < 0:
         return f"its import was ended by {signal.Signals(-status).name}"
-    lines = [line.strip() for line in printed.read_text(encoding="utf-8", errors="replace").split("\n")]
-    last = next(filter(None, reversed(lines)), "")
+    last = last_line(printed.read_text(encoding="utf-8", errors="replace"))
     return f"its import ended the process with status {status}{f' ({last})' if last else ''}"

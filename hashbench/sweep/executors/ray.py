@@ -23,7 +23,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from hashbench import __version__
-from hashbench.errors import HashbenchError
+from hashbench.errors import HashbenchError, last_line
 from hashbench.io import file_digest, replace_bytes, to_json
 from hashbench.processes import python_calling, run, variables
 from hashbench.sweep.executors import Resources, Task, TaskResult
@@ -461,8 +461,7 @@ def _loss(error: Exception) -> str:
 
 
 def _last_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:300] if lines else type(error).__name__
+    return last_line(str(error))[:300] or type(error).__name__
 
 
 # ----------------------------------------------------------------------------------------------- the connection
