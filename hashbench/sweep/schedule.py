@@ -2,18 +2,11 @@
 
 Three rules, the first goes first (docs/scale.md has the measurements):
 
-**Memory.** The models that run at once may be expected to take no more than the budget together, by the peaks of
-their processes in an earlier sweep (which count shared pages once for each, so the sum errs on the safe side), else
-estimated from the number of parameters, else as an equal share of the budget. Where workers have accelerators, the same
-holds for each device, and a model starts on the one with the fewest models that it fits on. An expectation can be
-wrong, which is why what was killed or ran out of memory beside others is run again alone.
-
-**Alone.** A model that is expected to take more than the whole budget runs while nothing else does. These come first,
-when nothing runs anyway; what has to be repeated alone comes last.
-
-**Longest first.** A long model that starts last is waited for while all other workers are idle. Models that no earlier
-sweep knows could be long, so they come before all others, the larger ones first. A model that does not fit may be
-overtaken by others, but only :data:`PATIENCE` times: then nothing starts before it.
+* Models that run at once may be expected to take no more than the budget together: by their peaks in an earlier sweep,
+  else by their number of parameters, else an equal share. The same holds for the memory of each accelerator.
+* A model that is expected to take more than the whole budget runs alone, first; what is repeated alone comes last.
+* The longest start first, and before them those that no earlier sweep knows, the larger ones first. A model that does
+  not fit may be overtaken by others, but only :data:`PATIENCE` times.
 """
 
 from __future__ import annotations
@@ -35,7 +28,6 @@ _COPIES = {"training": 10.0, "inference": 4.0}
 """Peak of a process ≈ so many MiB + so many times the bytes of the parameters. From 230 rows of torchvision's models on
 CPU (float32): below the real peak for none of 121 in inference and 3 of 109 in training; in the median 1.5 and 1.25
 times it."""
-
 
 CONTEXT_MIB = 700.0
 """What a process takes of a GPU's memory beside torch's allocator: the context, the kernels' code and the workspaces of
@@ -104,22 +96,15 @@ class _Devices:
         self._at_once = max(1, -(-workers // max(1, len(budgets))))
         self._jobs: list[dict[str, Job]] = [{} for _ in budgets]
 
-    def device_for(self, job: Job) -> int | None:
-        """The device with the fewest models that ``job`` fits on; ``None`` where none has."""
-        able = [device for device in range(len(self._budgets)) if self._fits(job, device)]
-        return min(able, key=lambda device: (len(self._jobs[device]), device), default=None)
-
     def fits(self, job: Job) -> bool:
         """Whether ``job`` could start now."""
-        return not self._budgets or self.device_for(job) is not None
+        return not self._budgets or any(self._fits(job, device) for device in range(len(self._budgets)))
 
     def start(self, job: Job) -> int | None:
-        """Put ``job`` on a device, that with the fewest models if it has to."""
+        """Put ``job`` on the device with the fewest models, of those that it fits on if there are any."""
         if not self._budgets:
             return None
-        device = self.device_for(job)
-        if device is None:
-            device = min(range(len(self._jobs)), key=lambda number: len(self._jobs[number]))
+        device = min(range(len(self._jobs)), key=lambda number: (not self._fits(job, number), len(self._jobs[number])))
         self._jobs[device][job.key] = job
         return device
 

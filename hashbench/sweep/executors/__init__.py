@@ -1,12 +1,9 @@
 """Where models run: an executor starts isolated workers, enforces the time limit and says how each one ended.
 
-It knows nothing of CSV files, of resuming or of what a row means: :mod:`hashbench.sweep.run` does. A worker leaves its
-row in the file that its task names; only that file counts. An executor of several machines brings that file, the log,
-traces and repros into the results folder before it says that the task ended.
-
-Which task runs when is the sweep's decision (:mod:`hashbench.sweep.schedule`), within the :class:`Resources` that the
-executor offers: an executor of one machine lets the sweep share out its cores and its memory; one that places tasks
-itself offers neither and looks at ``Task.memory_mib`` and ``Task.alone``.
+A worker leaves its row in the file that its task names; only that file counts. An executor of several machines brings
+that file, the log, traces and repros into the results folder before it says that the task ended. Which task runs when
+is the sweep's decision (:mod:`hashbench.sweep.schedule`), within the :class:`Resources` that the executor offers; one
+that places tasks itself offers neither cores nor memory and looks at ``Task.memory_mib`` and ``Task.alone``.
 """
 
 from __future__ import annotations
