@@ -133,6 +133,12 @@ def _frozen_modules() -> None:
 
 
 @pytest.fixture
+def output(tmp_path: Path) -> Path:
+    """The results folder of a test's sweep, which makes it."""
+    return tmp_path / "results"
+
+
+@pytest.fixture
 def main(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Main:
     """``hashbench …`` in this process, in the folder ``cwd``. Only a sweep needs a process of its own."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hashbench.processes import Child, python_calling, run
+from hashbench.processes import Child, Interrupts, python_calling, run
 
 FOREVER = "import time; time.sleep(600)"
 PARENT_OF_ONE = f"""
@@ -102,3 +103,37 @@ def test_a_task_is_read_and_the_child_ends_with_its_input(tmp_path: Path) -> Non
         os.close(child._process.stdin.fileno())  # as when this process is killed
         child._process.stdin = None
         assert child.wait(20) == -9
+
+
+# ------------------------------------------------------------------------------------------------------ Ctrl-C
+
+
+def press_ctrl_c():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_is_raised_where_it_is_allowed():
+    with Interrupts() as interrupts, pytest.raises(KeyboardInterrupt), interrupts.allowed():
+        press_ctrl_c()
+
+
+def test_ctrl_c_elsewhere_waits_until_it_is_allowed():
+    done = []
+    with Interrupts() as interrupts:
+        press_ctrl_c()
+        done.append("a file is whole")
+        with pytest.raises(KeyboardInterrupt), interrupts.allowed():
+            done.append("never")
+        press_ctrl_c()
+        done.append("the clean-up is whole")
+    assert done == ["a file is whole", "the clean-up is whole"]
+
+
+def test_a_process_that_ignores_ctrl_c_goes_on_ignoring_it():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Interrupts() as interrupts, interrupts.allowed():
+            press_ctrl_c()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)

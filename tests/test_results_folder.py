@@ -24,11 +24,6 @@ from hashbench.suites.selection import Selection
 from hashbench.sweep.run import ModelStarted
 
 
-@pytest.fixture
-def output(tmp_path) -> Path:
-    return tmp_path / "results"
-
-
 def test_two_sweeps_into_one_folder_the_second_is_refused(output):
     refused = []
 

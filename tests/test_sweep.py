@@ -10,7 +10,6 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from sweep_helpers import (
@@ -32,12 +31,6 @@ from hashbench.results.rows import read_rows
 from hashbench.suites.registry import catalog
 from hashbench.sweep.executors.local import LocalExecutor
 from hashbench.sweep.run import DEFAULT_TARGET, ModelFinished, ModelStarted, SweepOpened
-
-
-@pytest.fixture
-def output(tmp_path) -> Path:
-    return tmp_path / "results"
-
 
 # ---------------------------------------------------------------------------------- the ordinary sweep
 

@@ -6,22 +6,18 @@ import json
 import os
 import signal
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from sweep_helpers import NoExecutor, names_in_csv, resume_process, started, sweep, sweep_process, wait_until
 from sweep_targets import ran, spec
 
+from hashbench.catalog import Status
+from hashbench.records import Row
 from hashbench.results.rows import read_rows
 from hashbench.sweep.executors import Task, local
 from hashbench.sweep.executors.local import LocalExecutor
-from hashbench.sweep.run import ModelFinished, ModelRequeued, ModelStarted, SweepPlanned
+from hashbench.sweep.run import ModelFinished, ModelRequeued, ModelStarted, SweepPlanned, believed, wants_repetition
 from hashbench.sweep.schedule import EarlierSweep
-
-
-@pytest.fixture
-def output(tmp_path) -> Path:
-    return tmp_path / "results"
 
 
 def earlier(**seconds):
@@ -269,6 +265,56 @@ def test_a_second_attempt_after_a_sudden_end_counts(output):
     (row, _) = sweep([spec("a", "out_of_memory"), spec("b")], output, resume=True).rows
     assert (row.accuracy, row.retried) == ("eager_1st_run_OOM", "pass")
     assert ran(output) == ["a", "b", "a"]
+
+
+# --------------------------------------------------------------------- two attempts at one model: which is believed
+
+
+def attempt(accuracy, **fields):
+    return Row("cpu", "a", 1, accuracy, **fields)
+
+
+@pytest.mark.parametrize("accuracy", Status)
+def test_what_its_neighbours_may_have_caused(accuracy):
+    assert wants_repetition(attempt(accuracy), died=False) == (accuracy in ("eager_1st_run_OOM", "eager_2nd_run_OOM"))
+    assert wants_repetition(attempt(accuracy), died=True)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "accuracy", "retried"),
+    [
+        pytest.param("crashed", "pass", "pass", "crashed: killed", id="alone it works"),
+        pytest.param("crashed", "crashed", "crashed", "crashed: killed", id="alone it crashes, too"),
+        pytest.param("eager_1st_run_OOM", "timeout", "timeout", "eager_1st_run_OOM: killed", id="alone it is slow"),
+        pytest.param(
+            "eager_two_runs_differ",
+            "pass",
+            "eager_two_runs_differ",
+            "alone it ended with pass: second",
+            id="a difference that was seen is not taken back",
+        ),
+        pytest.param(
+            "eager_two_runs_differ",
+            "eager_two_runs_differ",
+            "eager_two_runs_differ",
+            "eager_two_runs_differ: killed",
+            id="the diagnosis came to its end alone",
+        ),
+    ],
+)
+def test_two_attempts(first, second, accuracy, retried):
+    row = believed(attempt(first, error="killed"), attempt(second, error="second"))
+    assert (row.accuracy, row.retried) == (accuracy, retried)
+    assert row.error == ("killed" if retried.startswith("alone") else "second")
+
+
+def test_what_an_executor_repeated_by_itself_stays_known():
+    row = believed(attempt("crashed"), attempt("pass", retried="its machine was lost"))
+    assert row.retried == "crashed; its machine was lost"
+
+
+def test_a_long_error_is_shortened():
+    assert len(believed(attempt("crashed", error="word " * 1000), attempt("pass")).retried) <= 300
 
 
 # ------------------------------------------------------------------------------------------ other machines

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from sweep_helpers import NoExecutor, names_in_csv, snapshot, sweep
@@ -14,11 +13,6 @@ from hashbench.errors import HashbenchError
 from hashbench.records import RunOptions
 from hashbench.results.rows import read_rows
 from hashbench.sweep.run import ModelFinished, SweepOpened, describe_differences
-
-
-@pytest.fixture
-def output(tmp_path) -> Path:
-    return tmp_path / "results"
 
 
 def test_a_folder_with_results_is_refused_and_not_touched(output):

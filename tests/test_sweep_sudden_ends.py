@@ -30,12 +30,6 @@ from hashbench.errors import HashbenchError
 from hashbench.records import RunOptions
 from hashbench.results.folder import ResultsFolder
 
-
-@pytest.fixture
-def output(tmp_path) -> Path:
-    return tmp_path / "results"
-
-
 # ----------------------------------------------------------------------------------------- sudden ends
 
 
