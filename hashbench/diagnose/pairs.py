@@ -11,7 +11,6 @@ import contextlib
 import functools
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from time import perf_counter
 
@@ -25,10 +24,9 @@ from hashbench.errors import first_line
 from hashbench.processes import Budget
 from hashbench.records import NO_TIME, Divergence, ExperimentResult, Failure, RunCounts, Trace
 from hashbench.replay import controls
+from hashbench.replay.replayer import UNCHANGED, Change
 from hashbench.run.outcome import Attempt, Run, difference_between, fingerprint
 from hashbench.run.outputs import NotComparableError
-
-Change = Callable[[], AbstractContextManager[object]]
 
 CONTROLS: Mapping[str, Change] = {
     "entropy": controls.constant_entropy,
@@ -92,7 +90,7 @@ class Pairs:
                 return asked
             return stats.MOST_TRIALS if sure else patience
 
-        result = self._runs("pair", contextlib.nullcontext, wanted=wanted)
+        result = self._runs("pair", UNCHANGED, wanted=wanted)
         self.replays = stats.arm_length(result, asked=asked)
         return result
 
@@ -117,7 +115,7 @@ class Pairs:
 
     def untraced(self) -> ExperimentResult:
         """Pairs without a trace, by their results."""
-        return self._runs("untraced", contextlib.nullcontext, traced=False)
+        return self._runs("untraced", UNCHANGED, traced=False)
 
     def poison(self) -> ExperimentResult:
         """Memory that nobody wrote filled with one value or another: trials are runs with the second value, differing

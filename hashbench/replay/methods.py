@@ -65,15 +65,9 @@ def _settings(**values: str) -> Around:
     return Around(lambda: applied({name.replace("__", "."): text for name, text in values.items()}))
 
 
-@contextmanager
-def attention_by(backend: SDPBackend) -> Iterator[None]:
-    """One implementation of attention alone: torch raises where it cannot do the call."""
-    with sdpa_kernel(backend):
-        yield
-
-
 def _attention(backend: SDPBackend) -> Around:
-    return Around(functools.partial(attention_by, backend), inside=True)
+    """One implementation of attention alone: torch raises where it cannot do the call."""
+    return Around(functools.partial(sdpa_kernel, backend), inside=True)
 
 
 @contextmanager

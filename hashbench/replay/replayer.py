@@ -26,7 +26,7 @@ from hashbench.replay.call import (
 from hashbench.replay.facts import Snapshot
 from hashbench.replay.ops import is_custom
 
-Change = Callable[[], AbstractContextManager[Callable[[], None] | None]]
+Change = Callable[[], AbstractContextManager[object]]
 """A change around replays; one that gives a function wants that called before each of them."""
 
 UNCHANGED: Change = nullcontext
@@ -163,7 +163,7 @@ class Replayer:
         def block(count: int) -> None:
             with UNCHANGED() if each else change() as restart:
                 for _ in range(count):
-                    if restart is not None:
+                    if callable(restart):
                         restart()
                     self.replay(tally, live=live, change=change if each else UNCHANGED)
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from hashbench.replay.controls import pools
-from hashbench.replay.controls.pools import single_worker_pools
+from hashbench.replay.controls import system
+from hashbench.replay.controls.system import single_worker_pools
 
 Task = Callable[[int], int]
 TASKS = 24
@@ -25,7 +25,7 @@ TASKS = 24
 @pytest.fixture(autouse=True)
 def endless_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine a task that waits for no other one may take as long as one that does."""
-    monkeypatch.setattr(pools, "PATIENCE", 120.0)
+    monkeypatch.setattr(system, "PATIENCE", 120.0)
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +179,7 @@ def test_a_task_may_hand_over_another(thread_pool: ThreadPool) -> None:
 def test_tasks_that_wait_for_each_other_get_their_workers_back(
     run: Callable[[Any], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pools, "PATIENCE", 0.1)
+    monkeypatch.setattr(system, "PATIENCE", 0.1)
     barrier = threading.Barrier(3)
     with single_worker_pools(), ThreadPoolExecutor(3) as made:
         EXECUTORS[:] = [made]

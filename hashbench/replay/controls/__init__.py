@@ -15,8 +15,7 @@ from contextlib import contextmanager
 
 from hashbench.replay.controls.generators import Generators
 from hashbench.replay.controls.memory import POISONS, poison_reach, poisoned_memory, reserve_for_a_run
-from hashbench.replay.controls.pools import single_worker_pools
-from hashbench.replay.controls.system import constant_entropy, ticking_clocks
+from hashbench.replay.controls.system import constant_entropy, single_worker_pools, ticking_clocks
 from hashbench.run.settings import applied
 
 __all__ = [

@@ -1,14 +1,21 @@
 """What a program reads from the system, made the same at every entry: clocks that advance by calls instead of by time,
-and entropy that is one fixed stream."""
+entropy that is one fixed stream, and thread pools whose tasks run one after the other.
+
+``from time import perf_counter`` binds a name that a patched ``time`` module never reaches, and so do a default
+argument and ``self.now = time.time``. So the function object itself is changed: of a Python function its code; of a
+builtin, in its ``PyCFunctionObject``, the C function that it calls and what that is bound to.
+"""
 
 from __future__ import annotations
 
 import _random
+import ctypes
 import datetime
 import functools
 import gc
 import hashlib
 import itertools
+import math
 import os
 import random
 import sys
@@ -17,13 +24,110 @@ import time
 import types
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
+from ctypes import c_void_p, py_object
+from multiprocessing.pool import Pool, ThreadPool
 from types import FrameType
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
-from hashbench.replay.controls.interpose import attribute_of_type, builtin_answering
+# -------------------------------------------------------------------------------- functions that answer otherwise
+
+_Function = Callable[..., Any]
+
+_VARARGS_AND_KEYWORDS = 0x1 | 0x2  # Include/methodobject.h
+_FIELDS = c_void_p * 5
+"""The last fields of a ``PyCFunctionObject``: method definition, self, module, weak references, vectorcall."""
+
+_new_builtin = ctypes.PYFUNCTYPE(py_object, c_void_p, py_object, py_object, c_void_p)(
+    ("PyCMethod_New", ctypes.pythonapi)
+)
+
+
+class _MethodDef(ctypes.Structure):
+    _fields_ = (("name", c_void_p), ("function", c_void_p), ("flags", ctypes.c_int), ("doc", c_void_p))
+
+
+class _Answer(types.ModuleType):
+    """What a builtin is bound to meanwhile. A module, by which ``pickle`` and ``repr`` tell functions from methods."""
+
+    def __init__(
+        self, original: Callable[..., Any], answer: Callable[..., Any], is_spared: Callable[[FrameType], bool] | None
+    ) -> None:
+        super().__init__(original.__name__)
+        self.original, self.answer, self.is_spared = original, answer, is_spared
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.is_spared is not None and self.is_spared(sys._getframe(1)):
+            return self.original(*args, **kwargs)
+        return self.answer(*args, **kwargs)
+
+
+@contextmanager
+def builtin_answering(
+    builtin: Any, answer: Callable[..., Any], *, is_spared: Callable[[FrameType], bool] | None = None
+) -> Iterator[None]:
+    """A call of ``builtin`` (a function in C, or a bound method in C) returns what ``answer`` does; callers
+    whose frame ``is_spared`` get what the original returns."""
+    offset = types.BuiltinFunctionType.__basicsize__ - ctypes.sizeof(_FIELDS)
+    fields = _FIELDS.from_address(id(builtin) + offset)
+    definition, bound_to, vectorcall = fields[0] or 0, fields[1], fields[4]
+    known = _MethodDef.from_address(definition)
+    original = _new_builtin(definition, builtin.__self__, builtin.__module__, None)
+    bound = _Answer(original, answer, is_spared)
+    # Called as function(bound, args, kwargs): that is the signature of PyObject_Call.
+    call = ctypes.cast(ctypes.pythonapi.PyObject_Call, c_void_p).value
+    asking = _MethodDef(known.name, call, _VARARGS_AND_KEYWORDS, known.doc)
+    ctypes.pythonapi.Py_IncRef(py_object(bound))  # the garbage collector counts what a builtin is bound to
+    # In one step, while this thread holds the interpreter lock: another one may be about to call it.
+    fields[:] = [ctypes.addressof(asking), id(bound), fields[2], fields[3], None]
+    try:
+        yield
+    finally:
+        fields[:] = [definition, bound_to, fields[2], fields[3], vectorcall]
+        ctypes.pythonapi.Py_DecRef(py_object(bound))
+
+
+@contextmanager
+def function_answering(function: types.FunctionType, answer: Callable[..., Any]) -> Iterator[None]:
+    """A call of a Python ``function`` without a closure returns ``answer(original, …)`` of its arguments, where
+    ``original`` does what the function did."""
+    code, defaults, keyword_defaults = function.__code__, function.__defaults__, function.__kwdefaults__
+    original = types.FunctionType(code, function.__globals__, function.__name__, defaults)
+    original.__kwdefaults__ = keyword_defaults
+    function.__kwdefaults__ = {"_answer": functools.partial(answer, original)}
+    function.__code__ = _ask.__code__
+    try:
+        yield
+    finally:
+        function.__code__ = code
+        function.__kwdefaults__ = keyword_defaults
+
+
+def _ask(*args: Any, _answer: Callable[..., Any], **kwargs: Any) -> Any:
+    return _answer(*args, **kwargs)
+
+
+@contextmanager
+def attribute_of_type(owner: type, name: str, value: object) -> Iterator[None]:
+    """An attribute of a class changed, also where the class is written in C and refuses it. Every reference to the
+    class, and every instance, sees it."""
+    (attributes,) = gc.get_referents(owner.__dict__)  # the dict, of which ``__dict__`` is only a view
+    before = attributes[name]
+    try:
+        _set(owner, attributes, name, value)
+        yield
+    finally:
+        _set(owner, attributes, name, before)
+
+
+def _set(owner: type, attributes: dict[str, Any], name: str, value: object) -> None:
+    attributes[name] = value
+    ctypes.pythonapi.PyType_Modified(py_object(owner))  # the interpreter caches what it found on a class
+
 
 # ---------------------------------------------------------------------------------------------------------- clocks
 
@@ -200,3 +304,141 @@ def _seed_torch(stream: _Stream) -> Callable[..., int]:
         return self.initial_seed()
 
     return seed
+
+
+# ---------------------------------------------------------------------------------------------------- thread pools
+
+PATIENCE = 5.0
+"""Seconds that a task gets before its pool is taken to need several workers: a task may wait for another one."""
+
+
+@contextmanager
+def single_worker_pools() -> Iterator[None]:
+    """Thread pools have one worker, which ends each task before the next one is handed over.
+
+    That is so for ``ThreadPoolExecutor`` and ``multiprocessing.pool.ThreadPool``, whether made inside or before.
+    ``ProcessPoolExecutor`` and process pools hand over tasks one by one, too. ``as_completed`` and ``wait`` give
+    futures in an order that is the same at every entry, not that of their addresses. A pool whose task does not end
+    within 5 seconds gets all of its workers back, since tasks that wait for each other would wait forever. Threads
+    that a program starts by itself are left alone. Tasks run in the pool's own threads all the same: torch keeps
+    gradient mode, autocast and dispatch modes per thread.
+    """
+    executors, pools = _Executors(), _Pools()
+    answers: dict[Any, _Function] = {
+        ThreadPoolExecutor.submit: executors.submit,
+        ProcessPoolExecutor.submit: executors.submit,
+        Pool.imap: pools.imap,
+        Pool.imap_unordered: pools.imap_unordered,
+        Pool.join: pools.join,
+        **{getattr(Pool, name): pools.begin for name in ("apply_async", "_map_async")},
+    }
+    with ExitStack() as stack:
+        stack.callback(executors.close)
+        stack.callback(pools.close)
+        for method, answer in answers.items():
+            stack.enter_context(function_answering(method, answer))
+        yield
+
+
+class _NumberedFuture(Future[Any]):
+    """A future that sets and dictionaries place by its number, not by its address."""
+
+    number: int
+
+    @classmethod
+    def become(cls, future: Any, number: int) -> None:
+        future.__class__, future.number = cls, number
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class _Executors:
+    """Hands over the tasks of ``concurrent.futures`` one by one."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._widths: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._released: WeakSet[Any] = WeakSet()
+
+    def submit(self, original: _Function, pool: Any, /, *args: Any, **kwargs: Any) -> Any:
+        narrow = pool not in self._released
+        if narrow and isinstance(pool, ThreadPoolExecutor) and pool not in self._widths:
+            # One worker: which thread takes a task must not vary either, since threads have values of their own.
+            self._widths[pool] = pool._max_workers
+            pool._max_workers = 1
+        future = original(pool, *args, **kwargs)
+        if type(future) is Future:
+            _NumberedFuture.become(future, next(self._numbers))
+        outside = threading.current_thread() not in getattr(pool, "_threads", ())
+        if narrow and outside and wait([future], timeout=PATIENCE).not_done:
+            self._released.add(pool)
+            self._widen(pool)
+        return future
+
+    def _widen(self, pool: Any) -> None:
+        width = self._widths.pop(pool, None)
+        if width is not None:
+            pool._max_workers = width
+
+    def close(self) -> None:
+        for pool in list(self._widths):
+            self._widen(pool)
+
+
+class _Pools:
+    """Gives the tasks of each ``ThreadPool`` to another one of a single worker; waits for each task of other pools."""
+
+    def __init__(self) -> None:
+        self._stand_ins: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+    def begin(self, original: _Function, pool: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Any method that hands over tasks; they have ended when it returns."""
+        if not isinstance(pool, ThreadPool):
+            result = original(pool, *args, **kwargs)
+            result.wait(PATIENCE)
+            return result
+        stand_in: Any = self._stand_in(pool)
+        result = original(stand_in, *args, **kwargs)
+        if threading.current_thread() not in stand_in._pool and not _is_idle(stand_in, within=PATIENCE):
+            stand_in._processes = pool._processes  # type: ignore[attr-defined]
+            stand_in._repopulate_pool()
+        return result
+
+    def imap(self, original: _Function, pool: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(pool, ThreadPool):
+            return self.begin(original, pool, *args, **kwargs)
+        return original(pool, *args, **kwargs)
+
+    def imap_unordered(self, original: _Function, pool: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(pool, ThreadPool):
+            return self.begin(original, pool, *args, **kwargs)
+        return pool.imap(*args, **kwargs)
+
+    def join(self, original: _Function, pool: Any, /) -> None:
+        stand_in = self._stand_ins.get(pool)
+        if stand_in is not None:
+            _is_idle(stand_in, within=math.inf)
+        original(pool)
+
+    def close(self) -> None:
+        for stand_in in self._stand_ins.values():
+            stand_in.close()
+            if _is_idle(stand_in, within=0):
+                stand_in.join()
+
+    def _stand_in(self, pool: Any) -> Any:
+        pool._check_running()
+        if pool not in self._stand_ins:
+            self._stand_ins[pool] = ThreadPool(1, pool._initializer, pool._initargs)
+        return self._stand_ins[pool]
+
+
+def _is_idle(pool: Any, *, within: float) -> bool:
+    """Whether a pool has ended all its tasks before so many seconds have passed."""
+    deadline = time.monotonic() + within
+    while pool._cache:
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.0002)
+    return True
