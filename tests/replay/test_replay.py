@@ -280,11 +280,18 @@ def counted_op(x: torch.Tensor) -> torch.Tensor:
     return x + DIFFERS[0](len(RUNS))
 
 
-def tried_where(differs: Callable[[int], bool], *, replays: int, seconds: float = 120.0) -> Replays:
+def tried_where(differs: Callable[[int], bool], name: str = "one_thread", **limits: Any) -> Replays:
     RUNS.clear()
     DIFFERS[:] = [differs]
-    call = captured(torch.ops.replayed.counted.default, numbers(3))
-    return tried(call, "one_thread", replays=replays, seconds=seconds)
+    return tried(captured(torch.ops.replayed.counted.default, numbers(3)), name, **limits)
+
+
+@pytest.fixture
+def a_second_is_50_looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A clock of budgets that goes by how often it is looked at, however busy the machine is."""
+    looks = itertools.count()
+    monkeypatch.setattr(processes, "monotonic", lambda: 0.02 * next(looks))
+    return looks
 
 
 def test_a_rare_difference_makes_all_arms_longer() -> None:
@@ -295,11 +302,12 @@ def test_a_rare_difference_makes_all_arms_longer() -> None:
 
 
 def test_a_difference_that_first_shows_after_the_replays_asked_for_is_still_seen() -> None:
-    assert tried_where(lambda run: run == 50, replays=8).arm("repeat").differing == 1
+    assert tried_where(lambda run: run == 50, "repeat").arm("repeat").differing == 1
 
 
+@pytest.mark.usefixtures("a_second_is_50_looks")
 def test_an_arm_during_which_the_unchanged_call_did_not_differ_either_proves_nothing() -> None:
-    arm = tried_where(lambda run: run < 12 and run % 2 == 0, replays=8, seconds=3).arm("one_thread")
+    arm = tried_where(lambda run: run < 12 and run % 2 == 0, seconds=1.0).arm("one_thread")
     assert not arm.ran
     assert "so did those of the unchanged call" in arm.note
 
@@ -309,11 +317,9 @@ def test_arms_that_find_no_time_are_named_and_not_run() -> None:
     assert {(arm.trials, arm.note) for arm in found.arms} == {(0, "budget")}
 
 
-def test_a_short_budget_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = itertools.count()
-    monkeypatch.setattr(processes, "monotonic", lambda: 0.02 * next(looks))  # a second is over after 50 looks
+def test_a_short_budget_is_kept(a_second_is_50_looks: Iterator[int]) -> None:
     found = tried(overlapping(), seconds=1.0)
-    assert next(looks) < 2 * 50
+    assert next(a_second_is_50_looks) < 2 * 50
     assert any("budget" in arm.note for arm in found.arms)
 
 
