@@ -41,17 +41,19 @@ SCRIPT_FILE, REPORT_FILE = "repro.py", "REPORT.md"
 OUTPUT_HEADING, NOT_RUN = "## Last output of repro.py", "It was not run yet."
 
 _RUN_AND_COUNT = """
-import json, sys
+import json, os, sys
 _, counted, *sys.argv = sys.argv
 __file__ = sys.argv[0]
 with open(__file__, encoding="utf-8") as file:
     script = compile(file.read(), __file__, "exec")
 try:
     exec(script)
-except SystemExit:
+except SystemExit as ended:
     if "done" in globals():
         with open(counted, "w", encoding="utf-8") as file:
             json.dump({"differing": differing, "calls": done}, file)
+        sys.stdout.flush()
+        os._exit(ended.code)  # the interpreter's own clean-up takes most of a second with torch
     raise
 """
 """Runs a script as ``python`` does, and writes what it counted to a file."""
