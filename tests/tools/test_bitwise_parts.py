@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hashbench.run.outputs import Difference, measure
-from hashbench.tools.bitwise.findings import ForwardCall, Mismatch, Place, Places, message
+from hashbench.tools.bitwise.findings import Mismatch, Place, Places, message
 from hashbench.tools.bitwise.repeating import (
     Call,
     Treatment,
@@ -198,7 +198,7 @@ def test_text_of_a_mismatch(found: Mismatch, text: str) -> None:
 
 
 def test_message_has_every_mismatch_of_the_call_and_its_forward_line() -> None:
-    where = Place("backward", "", "train.py:9 main", ForwardCall("aten.y.default", "Net.head", "net.py:3 forward"))
+    where = Place("backward", "", "train.py:9 main", "aten.y.default", "Net.head", "net.py:3 forward")
     text = message([mismatch(where=where), mismatch(where=where, place="output.1")])
 
     assert text.splitlines() == [

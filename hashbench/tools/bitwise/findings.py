@@ -31,33 +31,29 @@ class BitwiseMismatchWarning(UserWarning):
 
 
 @dataclass(frozen=True, slots=True)
-class ForwardCall:
-    """The forward op that a backward op belongs to, the module it was called in, and the caller's line."""
-
-    op: str
-    module: str = ""
-    source: str = ""
-
-    def text(self) -> str:
-        """``aten.embedding.default in Net.embed, at train.py:12 forward``."""
-        return self.op + (f" in {self.module}" if self.module else "") + (f", at {self.source}" if self.source else "")
-
-
-@dataclass(frozen=True, slots=True)
 class Place:
     """Where a call stood: ``phase`` is ``forward``, ``backward`` or ``optimizer``; ``source`` the caller's line, which
-    a call in autograd's own threads does not have."""
+    a call in autograd's own threads does not have. A backward op belongs to the call of ``forward_op``."""
 
     phase: str = "forward"
     module: str = ""
     source: str = ""
-    forward: ForwardCall | None = None
+    forward_op: str = ""
+    forward_module: str = ""
+    forward_source: str = ""
 
     def text(self, *, full: bool = False) -> str:
         """In brackets after an op; ``full``: with the forward call."""
         words = [self.phase, self.module, f"at {self.source}" if self.source else ""]
-        forward = f"; forward call: {self.forward.text()}" if full and self.forward is not None else ""
+        forward = f"; {self.forward_call}" if full and self.forward_op else ""
         return f"({', '.join(filter(None, words))}{forward})"
+
+    @property
+    def forward_call(self) -> str:
+        """``forward call: aten.embedding.default in Net.embed, at train.py:12 forward``."""
+        module = f" in {self.forward_module}" if self.forward_module else ""
+        source = f", at {self.forward_source}" if self.forward_source else ""
+        return f"forward call: {self.forward_op}{module}{source}"
 
 
 class Places:
@@ -68,8 +64,8 @@ class Places:
 
     def __init__(self) -> None:
         self._modules = ModulePaths()
-        self._forward: dict[int, ForwardCall] = {}
-        self._known: dict[ForwardCall, ForwardCall] = {}
+        self._forward: dict[int, tuple[str, str, str]] = {}
+        self._known: dict[tuple[str, str, str], tuple[str, str, str]] = {}
         self._first = 0
 
     @contextmanager
@@ -88,7 +84,7 @@ class Places:
         if len(self._forward) >= self.MOST:
             for old in list(self._forward)[: self.MOST // 2]:
                 del self._forward[old]
-        call = ForwardCall(str(op), self._modules.current, caller_line(frame))
+        call = str(op), self._modules.current, caller_line(frame)
         self._forward[number] = self._known.setdefault(call, call)
 
     def now(self, frame: FrameType | None) -> Place:
@@ -97,7 +93,7 @@ class Places:
         source = caller_line(frame)
         if node is None:
             return Place("optimizer" if self._modules.optimizing else "forward", self._modules.current, source)
-        return Place("backward", self._modules.current, source, self._forward.get(node._sequence_nr()))
+        return Place("backward", self._modules.current, source, *self._forward.get(node._sequence_nr(), ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,18 +131,17 @@ class Mismatch(Mapping[str, Any]):
     @property
     def module(self) -> str:
         """The module that was being called; for a backward op, the one that its forward op was called in."""
-        forward = self.where.forward
-        return self.where.module if forward is None else forward.module
+        return self.where.forward_module if self.where.forward_op else self.where.module
 
     @property
     def forward_op(self) -> str:
         """The forward op that a backward op belongs to; else empty."""
-        return "" if self.where.forward is None else self.where.forward.op
+        return self.where.forward_op
 
     @property
     def forward_source(self) -> str:
         """The line that called it; else empty."""
-        return "" if self.where.forward is None else self.where.forward.source
+        return self.where.forward_source
 
     @property
     def source(self) -> str:
@@ -219,6 +214,6 @@ def message(mismatches: Sequence[Mismatch]) -> str:
     op, where = mismatches[0].op, mismatches[0].where
     lines = [f"Bitwise mismatch detected in {op} {where.text()}"]
     lines += [f"  {mismatch.text()}" for mismatch in mismatches]
-    if where.forward is not None:
-        lines.append(f"  forward call: {where.forward.text()}")
+    if where.forward_op:
+        lines.append(f"  {where.forward_call}")
     return "\n".join(lines)

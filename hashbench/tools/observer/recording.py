@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from tabulate import tabulate
@@ -254,15 +255,8 @@ def table(
 
 def _cells(mismatch: Mismatch) -> list[str]:
     index = " / ".join("-" if number is None else str(number) for number in (mismatch.index, mismatch.reference_index))
-    texts = (
-        mismatch.kind,
-        index,
-        mismatch.name,
-        _where(mismatch),
-        mismatch.detail,
-        mismatch.current,
-        mismatch.reference,
-    )
+    kind, name, what, now, reference = attrgetter("kind", "name", "detail", "current", "reference")(mismatch)
+    texts = (kind, index, name, _where(mismatch), what, now, reference)
     return list(map(one_line, texts))
 
 
