@@ -177,8 +177,8 @@ def _gradient(model, _out):
     model.layer.bias.register_hook(lambda grad: grad + _in_second_run(model))
 
 
-def no_optimizer(_parameters) -> torch.optim.Optimizer:
-    return torch.optim.SGD(_parameters, lr=0.0)
+def no_optimizer(parameters) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.0)
 
 
 def _output_only(model, out):
@@ -197,44 +197,43 @@ class _InputGradient(Linear):
 
 
 class _OddOptimizer(torch.optim.SGD):
-    """Leaves one more number in its state, another in each second run."""
+    """Adds a number to its state, or to the first parameter: by default another one in each second run."""
 
-    made = 0
-
-    def __init__(self, parameters, *, which: str) -> None:
+    def __init__(self, parameters, *, which: str, odd: float | None = None) -> None:
         super().__init__(parameters, lr=0.0)
-        _OddOptimizer.made += 1
-        self.which, self.odd = which, float(_OddOptimizer.made % 2)
+        self.which, self.odd = which, float(RUNS[0] % 2) if odd is None else odd
 
+    @torch.no_grad()
     def step(self, closure=None):
         super().step(closure)
         parameter = self.param_groups[0]["params"][0]
         if self.which == "state":
             self.state[parameter]["odd"] = torch.full((1,), self.odd)
         else:
-            with torch.no_grad():
-                parameter.add_(self.odd)
+            parameter.add_(self.odd)
+
+
+def moving(parameters) -> torch.optim.Optimizer:
+    return _OddOptimizer(parameters, which="parameter", odd=1.0)
+
+
+def with_odd_optimizer(which: str) -> Workload:
+    return workload(make_optimizer=lambda parameters: _OddOptimizer(parameters, which=which))
+
+
+def with_input_gradient() -> Workload:
+    inputs = (torch.ones(4, 3, requires_grad=True),)
+    return Workload(module=_InputGradient(), inputs=inputs, make_optimizer=no_optimizer)
 
 
 PLANTED = {
     "an output": (lambda: workload(_output_only, loss=first_of), ["output.0.1"]),
     "a gradient": (lambda: workload(_gradient, make_optimizer=no_optimizer), ["grad.layer.bias"]),
     "a buffer": (lambda: workload(_buffer), ["buffer.count"]),
-    "an input gradient": (
-        lambda: Workload(
-            module=_InputGradient(), inputs=(torch.ones(4, 3, requires_grad=True),), make_optimizer=no_optimizer
-        ),
-        ["input_grad.0.0"],
-    ),
+    "an input gradient": (with_input_gradient, ["input_grad.0.0"]),
     "the loss": (lambda: workload(loss=lambda out: out.mean() + float(RUNS[0] % 2)), ["loss.0"]),
-    "the optimizer state": (
-        lambda: workload(make_optimizer=lambda p: _OddOptimizer(p, which="state")),
-        ["optimizer.layer.weight.odd"],
-    ),
-    "a parameter": (
-        lambda: workload(make_optimizer=lambda p: _OddOptimizer(p, which="parameter")),
-        ["parameter.layer.weight"],
-    ),
+    "the optimizer state": (lambda: with_odd_optimizer("state"), ["optimizer.layer.weight.odd"]),
+    "a parameter": (lambda: with_odd_optimizer("parameter"), ["parameter.layer.weight"]),
 }
 
 
@@ -270,7 +269,7 @@ def test_results_of_a_model_that_is_not_really_copied_are_kept_from_the_next_run
         def forward(self, _x):
             return self.weight.sum() * 0
 
-    outcome = check(Workload(module=Same(), inputs=torch.ones(3), make_optimizer=Moving), TRAINING)
+    outcome = check(Workload(module=Same(), inputs=torch.ones(3), make_optimizer=moving), TRAINING)
     assert differing(outcome) == ("parameter.weight",)
     assert (outcome.difference.elements, outcome.difference.max_abs) == (3, 1.0)
 
@@ -283,15 +282,6 @@ def test_output_that_a_later_step_overwrites_is_compared_as_it_was() -> None:
     outcome = check(workload(count, iterations=2), INFERENCE)
     assert differing(outcome) == ("output.0",)
     assert outcome.difference.max_abs == 1.0
-
-
-class Moving(torch.optim.SGD):
-    """Moves the first parameter whatever its gradient is."""
-
-    def step(self, closure=None):
-        super().step(closure)
-        with torch.no_grad():
-            self.param_groups[0]["params"][0].add_(1)
 
 
 def test_outputs_of_equal_names_are_both_compared() -> None:
@@ -332,31 +322,16 @@ def failing_in_run(number: int, error: Exception) -> Callable[[], Workload]:
     return lambda: workload(change)
 
 
+FULL = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes"
 STATUSES = {
-    "loading fails": (raising(ImportError("no module flash")), "model_fail_to_load", "ImportError: no module flash"),
-    "the constructor is not implemented": (
-        raising(NotImplementedError("CPU")),
-        "model_fail_to_load",
-        "NotImplementedError: CPU",
-    ),
-    "it cannot be prepared": (
-        lambda: Workload(module=_CannotMove(1, 1), inputs=torch.ones(1, 1)),
-        "eager_fail_to_run",
-        "cannot be switched",
-    ),
+    "it is not there": (raising(ImportError("no flash")), "model_fail_to_load", "ImportError: no flash"),
+    "it is not implemented": (raising(NotImplementedError("CPU")), "model_fail_to_load", "NotImplementedError: CPU"),
+    "it is not prepared": (lambda: Workload(_CannotMove(1, 1), torch.ones(1)), "eager_fail_to_run", "be switched"),
     "the first run fails": (failing_in_run(1, ValueError("bad")), "eager_1st_run_fail", "ValueError: bad"),
     "the second run fails": (failing_in_run(2, ValueError("bad")), "eager_2nd_run_fail", "ValueError: bad"),
     "the first run has no memory": (failing_in_run(1, MemoryError()), "eager_1st_run_OOM", "MemoryError"),
-    "the second run has no memory": (
-        failing_in_run(2, torch.OutOfMemoryError("CUDA out of memory")),
-        "eager_2nd_run_OOM",
-        "out of memory",
-    ),
-    "the CPU allocator has no memory": (
-        failing_in_run(1, RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")),
-        "eager_1st_run_OOM",
-        "allocate",
-    ),
+    "the second run has none": (failing_in_run(2, torch.OutOfMemoryError("CUDA")), "eager_2nd_run_OOM", "CUDA"),
+    "the allocator has no memory": (failing_in_run(1, RuntimeError(FULL)), "eager_1st_run_OOM", FULL),
     "an output has an unknown type": (
         lambda: workload(lambda _, out: {"boxes": [out, object()]}),
         "results_not_comparable",
@@ -367,11 +342,7 @@ STATUSES = {
         "results_not_comparable",
         "only the second run has output.0.1",
     ),
-    "there is no gradient to train": (
-        lambda: workload(lambda _, out: out.detach()),
-        "eager_1st_run_fail",
-        "no output of the model has a gradient",
-    ),
+    "there is no gradient": (lambda: workload(lambda _, out: out.detach()), "eager_1st_run_fail", "has a gradient"),
     "all is well": (workload, "pass", ""),
 }
 
@@ -446,8 +417,8 @@ def test_dtype_flag_casts_model_and_inputs(dtype: str, layer: torch.dtype, outpu
 
 
 def test_cast_inputs_keep_their_gradients() -> None:
-    build, _ = PLANTED["an input gradient"]
-    assert "input_grad.0.0" in row_of(build, replace(TRAINING, dtype="bfloat16")).differing_results
+    row = row_of(with_input_gradient, replace(TRAINING, dtype="bfloat16"))
+    assert "input_grad.0.0" in row.differing_results
 
 
 @pytest.mark.parametrize(
@@ -580,11 +551,7 @@ def test_loss_of_the_workload_is_used() -> None:
     assert seen == [(4, 2)] * 2
 
 
-INPUTS = {
-    "a tensor": torch.ones(2),
-    "a tuple": (torch.ones(2), 3),
-    "keywords": {"x": torch.ones(2)},
-}
+INPUTS = {"a tensor": torch.ones(2), "a tuple": (torch.ones(2), 3), "keywords": {"x": torch.ones(2)}}
 
 
 @pytest.mark.parametrize("inputs", INPUTS.values(), ids=INPUTS)
@@ -635,10 +602,7 @@ SETTINGS = {
     "default dtype": (lambda: torch.set_default_dtype(torch.float64), "default_dtype: torch.float32 to torch.float64"),
     "default device": (lambda: torch.set_default_device("cpu"), "default_device: None to cpu"),
     "denormals": (lambda: torch.set_flush_denormal(True), "flush_denormal: False to True"),
-    "autocast dtype": (
-        lambda: torch.set_autocast_dtype("cpu", torch.float16),
-        "autocast_cpu_dtype: torch.bfloat16 to torch.float16",
-    ),
+    "autocast dtype": (lambda: torch.set_autocast_dtype("cpu", torch.half), "dtype: torch.bfloat16 to torch.float16"),
     "determinism": (lambda: torch.use_deterministic_algorithms(False), "deterministic_algorithms: on to off"),
     "a backend flag": (lambda: setattr(torch.backends.mkldnn, "enabled", False), "mkldnn.enabled: True to False"),
     "threads": (lambda: torch.set_num_threads(3), "num_threads: 2 to 3"),

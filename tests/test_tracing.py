@@ -98,21 +98,21 @@ def test_an_op_that_returns_a_tuple_records_every_output() -> None:
     assert values(record(trace, "sort")) == [value(first), value(second)]
 
 
-@pytest.mark.parametrize(
-    "take",
-    [
-        pytest.param(lambda x: x.split(2), id="split"),
-        pytest.param(lambda x: x.chunk(2), id="chunk"),
-        pytest.param(lambda x: x.unbind(), id="unbind"),
-        pytest.param(lambda x: x.t(), id="transpose"),
-        pytest.param(lambda x: x[1:], id="slice"),
-        pytest.param(lambda x: x.view(-1), id="view"),
-        pytest.param(lambda x: x.detach(), id="detach"),
-        pytest.param(lambda x: x.expand(2, 4, 4), id="expand"),
-        pytest.param(lambda x: x.diagonal(), id="diagonal"),
-        pytest.param(lambda x: torch.view_as_real(torch.view_as_complex(x.view(4, 2, 2))), id="complex views"),
-    ],
-)
+VIEWS = {
+    "split": lambda x: x.split(2),
+    "chunk": lambda x: x.chunk(2),
+    "unbind": lambda x: x.unbind(),
+    "transpose": lambda x: x.t(),
+    "slice": lambda x: x[1:],
+    "view": lambda x: x.view(-1),
+    "detach": lambda x: x.detach(),
+    "expand": lambda x: x.expand(2, 4, 4),
+    "diagonal": lambda x: x.diagonal(),
+    "complex views": lambda x: torch.view_as_real(torch.view_as_complex(x.view(4, 2, 2))),
+}
+
+
+@pytest.mark.parametrize("take", VIEWS.values(), ids=VIEWS)
 @pytest.mark.parametrize("computed", [True, False], ids=["of a computed tensor", "of a leaf"])
 def test_a_view_writes_nothing(take: Any, computed: bool) -> None:
     x = torch.rand(4, 4)
@@ -247,7 +247,7 @@ def test_a_leaf_that_was_written_between_registration_and_reading_says_so() -> N
     "through",
     [
         pytest.param(lambda x: x, id="directly"),
-        pytest.param(lambda x: x.t()[0], id="a view of a view"),
+        pytest.param(lambda x: x.t()[2], id="a view of a view"),
         pytest.param(lambda x: x.detach(), id="detach"),
         pytest.param(lambda x: x.data, id="data"),
         pytest.param(lambda x: torch.empty(0).set_(x), id="set_"),
@@ -267,13 +267,7 @@ def test_a_reader_refers_to_the_last_writer(through: Any) -> None:
         source=record(trace, "mul").id, written=True
     )
     assert record(trace, "sub").inputs[0].source == record(trace, "mul_").id
-
-
-def test_a_reference_has_the_place_in_the_storage() -> None:
-    with HashDebugTrace() as trace:
-        x = torch.ones(4, 4) * 2
-        x[2] + 1
-    assert record(trace, "add").inputs[0].offset == 8
+    assert record(trace, "sub").inputs[0].offset == y.storage_offset()
 
 
 def test_a_recycled_address_is_not_mistaken_for_the_tensor_that_lived_there() -> None:
@@ -367,22 +361,26 @@ def test_a_checkpointed_module_is_computed_again_in_backward(reentrant: bool) ->
         assert backward.module == "Sequential.1"
 
 
-class Double(torch.autograd.Function):
-    """A custom function with an op of its own in both directions."""
+class Nested(torch.autograd.Function):
+    """A custom function whose backward may run another. Beyond 60 of them autograd goes on in a thread of its own."""
 
     @staticmethod
-    def forward(_ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x * 2
+    def forward(ctx: Any, value: torch.Tensor, depth: int) -> torch.Tensor:
+        ctx.depth = depth
+        return value.clone()
 
     @staticmethod
-    def backward(_ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        return grad.mul(2)
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        if ctx.depth:
+            with torch.enable_grad():
+                Nested.apply(torch.ones(2, requires_grad=True), ctx.depth - 1).sum().backward()
+        return gradient.clone(), None
 
 
 def test_a_custom_function_links_backward_to_forward() -> None:
     with HashDebugTrace() as trace:
-        Double.apply(torch.rand(3, requires_grad=True)).sum().backward()
-    assert record(trace, "mul", 1).forward_op == record(trace, "mul", 0).id
+        Nested.apply(torch.rand(3, requires_grad=True), 0).sum().backward()
+    assert record(trace, "clone", 1).forward_op == record(trace, "clone", 0).id
 
 
 def test_a_graph_that_was_built_before_the_trace_has_no_forward_op() -> None:
@@ -432,26 +430,10 @@ def test_hashed_inputs_expose_a_write_behind_torch() -> None:
     assert ref.digest == value(x) != values(record(trace, "mul"))[0]
 
 
-class Nested(torch.autograd.Function):
-    """Its backward runs another one. Beyond 60 of them autograd goes on in a thread of its own."""
-
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, depth: int) -> torch.Tensor:
-        ctx.depth = depth
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        if ctx.depth:
-            with torch.enable_grad():
-                Nested.apply(torch.ones(2, requires_grad=True), ctx.depth - 1).sum().backward()
-        return gradient.clone(), None
-
-
 def test_source_lines_are_empty_in_autograds_own_threads() -> None:
     with HashDebugTrace(source_lines=True) as trace:
         Nested.apply(torch.ones(2, requires_grad=True), 70).sum().backward()
-    assert sum(one.op == "aten.clone.default" for one in trace.finish().records) == 2 * 71
+    assert ops(trace).count("clone") == 2 * 71
 
 
 def test_source_lines_name_the_line_of_the_caller() -> None:
@@ -597,52 +579,37 @@ def test_a_finished_trace_cannot_be_entered_again() -> None:
 # -------------------------------------------------------------------------------------- tensors of other kinds
 
 
-def _nested() -> torch.Tensor:
-    return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
-
-
 class Wrapped(torch.Tensor):
     """A plain subclass."""
 
 
-@pytest.mark.parametrize(
-    "compute",
-    [
-        pytest.param(lambda: torch.eye(4).to_sparse() @ torch.rand(4, 4), id="sparse"),
-        pytest.param(lambda: torch.eye(4).to_sparse_csr() @ torch.rand(4, 4), id="sparse csr"),
-        pytest.param(lambda: (_nested() * 2).to_padded_tensor(0.0), id="nested"),
-        pytest.param(
-            lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged) * 2, id="jagged"
-        ),
-        pytest.param(
-            lambda: torch.quantize_per_tensor(torch.rand(4), 0.1, 0, torch.qint8).dequantize(), id="quantized"
-        ),
-        pytest.param(
-            lambda: torch.quantize_per_channel(torch.ones(2, 3), torch.ones(2), torch.zeros(2), 0, torch.qint8),
-            id="quantized by channel",
-        ),
-        pytest.param(lambda: torch.rand(3, 3, dtype=torch.cfloat).conj() @ torch.ones(3, 3).cfloat(), id="conjugate"),
-        pytest.param(lambda: torch.rand(3, dtype=torch.complex64).conj().imag * 2, id="negative bit"),
-        pytest.param(lambda: torch.rand(4).to(torch.float8_e4m3fn).float() * 2, id="float8"),
-        pytest.param(lambda: torch.rand(0, 3) * 2, id="zero size"),
-        pytest.param(lambda: torch.rand(3, device="meta") * 2, id="meta"),
-        pytest.param(lambda: torch.rand(1).expand(5) * 2, id="expanded"),
-        pytest.param(lambda: torch.rand(1, 3, 4, 4).to(memory_format=torch.channels_last) * 2, id="channels last"),
-        pytest.param(lambda: torch.rand(3).as_subclass(Wrapped) * 2, id="subclass"),
-        pytest.param(lambda: torch.rand(4, 4).to_mkldnn().to_dense() * 2, id="mkldnn"),
-        pytest.param(lambda: nn.functional.embedding_bag(torch.tensor([[1, 2]]), torch.rand(4, 2)), id="embedding bag"),
-        pytest.param(lambda: torch.func.vmap(torch.sin)(torch.rand(3)), id="vmap"),
-        pytest.param(lambda: torch.func.grad(lambda x: x.sin().sum())(torch.rand(3)), id="functional gradient"),
-        pytest.param(
-            lambda: torch._C._nn._upsample_bilinear2d_aa(torch.rand(1, 1, 4, 4), [2, 2], False, None), id="resize"
-        ),
-        pytest.param(lambda: torch.stft(torch.rand(64), 16, return_complex=True, window=torch.ones(16)), id="stft"),
-        pytest.param(
-            lambda: torch.ops.higher_order.cond(torch.ones(1).sum() > 0, torch.sin, torch.cos, (torch.rand(3),)),
-            id="a higher-order op",
-        ),
-    ],
-)
+COMPUTED = {
+    "sparse": lambda: torch.eye(4).to_sparse() @ torch.rand(4, 4),
+    "sparse csr": lambda: torch.eye(4).to_sparse_csr() @ torch.rand(4, 4),
+    "nested": lambda: (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]) * 2).to_padded_tensor(0.0),
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged) * 2,
+    "quantized": lambda: torch.quantize_per_tensor(torch.rand(4), 0.1, 0, torch.qint8).dequantize(),
+    "by channel": lambda: torch.quantize_per_channel(torch.ones(2, 3), torch.ones(2), torch.zeros(2), 0, torch.qint8),
+    "conjugate": lambda: torch.rand(3, 3, dtype=torch.cfloat).conj() @ torch.ones(3, 3).cfloat(),
+    "negative bit": lambda: torch.rand(3, dtype=torch.complex64).conj().imag * 2,
+    "float8": lambda: torch.rand(4).to(torch.float8_e4m3fn).float() * 2,
+    "zero size": lambda: torch.rand(0, 3) * 2,
+    "meta": lambda: torch.rand(3, device="meta") * 2,
+    "expanded": lambda: torch.rand(1).expand(5) * 2,
+    "channels last": lambda: torch.rand(1, 3, 4, 4).to(memory_format=torch.channels_last) * 2,
+    "subclass": lambda: torch.rand(3).as_subclass(Wrapped) * 2,
+    "mkldnn": lambda: torch.rand(4, 4).to_mkldnn().to_dense() * 2,
+    "embedding bag": lambda: nn.functional.embedding_bag(torch.tensor([[1, 2]]), torch.rand(4, 2)),
+    "vmap": lambda: torch.func.vmap(torch.sin)(torch.rand(3)),
+    "functional gradient": lambda: torch.func.grad(lambda x: x.sin().sum())(torch.rand(3)),
+    "resize": lambda: torch._C._nn._upsample_bilinear2d_aa(torch.rand(1, 1, 4, 4), [2, 2], False, None),
+    "stft": lambda: torch.stft(torch.rand(64), 16, return_complex=True, window=torch.ones(16)),
+    "higher-order op": lambda: torch.ops.higher_order.cond(torch.ones(1).sum() > 0, torch.sin, torch.cos, (X,)),
+}
+X = torch.rand(3)
+
+
+@pytest.mark.parametrize("compute", COMPUTED.values(), ids=COMPUTED)
 @pytest.mark.parametrize("hash_inputs", [False, True], ids=["plain", "hashed inputs"])
 @pytest.mark.filterwarnings("ignore")
 def test_tensors_of_any_kind_are_traced_twice_alike_and_unchanged(compute: Any, hash_inputs: bool) -> None:
