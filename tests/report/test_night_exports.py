@@ -13,7 +13,7 @@ import pytest
 from hashbench.records import RowEvidence
 from hashbench.report import exports
 from hashbench.report.expectations import Judged, assess, expect_from
-from hashbench.report.exports import LIMIT, MOST, as_annotations, as_junit, as_markdown, as_summary
+from hashbench.report.exports import LIMIT, as_annotations, as_junit, as_markdown, as_summary
 
 from .rows import differing, row, write_night
 
@@ -160,16 +160,6 @@ def test_junit_holds_no_character_that_xml_cannot(tmp_path):
 def test_annotations_are_escaped_as_github_asks():
     assert exports._annotation("error", "a,b:c%", "x:y,z%0A") == "::error title=a%2Cb%3Ac%25::x:y,z%250A\n"
     assert exports._annotation("error", "a\r\nb", "c\r\nd") == "::error title=a b::c d\n"
-
-
-def test_more_annotations_than_github_shows_are_summed_up(tmp_path):
-    write_night(tmp_path, "2026-11-01", *(row(f"m{number}") for number in range(25)))
-    write_night(tmp_path, "2026-11-02", *(row(f"m{number}", "crashed") for number in range(25)))
-    lines = as_annotations(assess([tmp_path])).splitlines()
-    assert len(lines) == MOST
-    assert lines[-1] == (
-        "::error title=16 more errors of hashbench::16 more errors of hashbench are in the report. In all: 25 broken."
-    )
 
 
 def test_a_quiet_night_has_none(tmp_path):

@@ -131,14 +131,6 @@ def test_an_endless_error_is_cut() -> None:
 # ------------------------------------------------------------------------------------------------ what it says
 
 
-def test_what_changed_comes_before_the_totals_and_names_kernel_cause_and_advice() -> None:
-    text = page([passing(DIAGNOSED), row("steady")], [DIAGNOSED, row("steady")])
-    changes = text[text.index('id="changes"') : text.index('id="totals"')]
-    for word in ("New difference", "index_put", "Net.<wbr>gather", "accumulation_order", "proven", DIAGNOSED.advice):
-        assert word in changes
-    assert "steady" not in changes
-
-
 @pytest.mark.parametrize(
     ("nights", "words"),
     [
@@ -190,18 +182,6 @@ def test_a_model_that_recovered_says_so_and_keeps_its_diagnosis() -> None:
     text = page([DIAGNOSED], [passing(DIAGNOSED)])
     assert "It is a pass now" in text
     assert "until 2026-11-01" in text
-
-
-def test_environment_changes_are_marked_and_listed() -> None:
-    text = page([DIAGNOSED], [DIAGNOSED], changed={1: TORCH_CHANGED})
-    assert "packages.torch 2.15.0 → 2.16.0" in text
-    assert data_of(text)["marks"] == {"1": "packages.torch 2.15.0 → 2.16.0"}
-    assert 'class="mark"' in text
-
-
-def test_files_that_could_not_be_read_are_told_at_the_top() -> None:
-    text = page([row("a")], [row("a")], problems=("x/accuracy.csv is cut off",))
-    assert text.index("x/accuracy.csv is cut off") < text.index('id="totals"')
 
 
 def test_a_long_list_of_changes_is_told_in_part() -> None:
