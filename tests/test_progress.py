@@ -7,7 +7,9 @@ import io
 import pytest
 
 from hashbench.cli.sweep import Progress, _time_left
+from hashbench.devices.visibility import DeviceAssignment
 from hashbench.records import Row
+from hashbench.sweep.executors import Resources
 from hashbench.sweep.run import ModelFinished, ModelRequeued, ModelStarted, SweepOpened, SweepPlanned
 
 
@@ -65,7 +67,7 @@ def test_time_left(seconds, text):
 
 def test_a_plan_without_threads_names_none():
     stream = io.StringIO()
-    Progress(stream)(SweepPlanned(4, None, False, None, 7, devices=2))
+    Progress(stream)(SweepPlanned(4, None, Resources(devices=(DeviceAssignment({}),) * 2), 7))
     assert stream.getvalue() == "4 models at once on 2 devices; no earlier times\n"
 
 

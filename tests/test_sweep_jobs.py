@@ -141,7 +141,7 @@ def test_the_plan_is_told(output):
     seen = []
     sweep([spec("a"), spec("b")], output, jobs=2, earlier=earlier(b=1.0), memory_mib=100, on_event=seen.append)
     (plan,) = [event for event in seen if isinstance(event, SweepPlanned)]
-    assert (plan.workers, plan.pinned, plan.memory_mib) == (2, True, 100)
+    assert (plan.workers, len(plan.resources.slots), plan.resources.memory_mib) == (2, 2, 100)
     assert (plan.waiting, plan.known, plan.times_from) == (2, 1, "last night")
 
 

@@ -49,8 +49,7 @@ def test_resume_in_a_new_folder_simply_starts(output):
 def test_resume_of_a_complete_sweep_runs_nothing_wherever_its_folder_was_moved(output, name):
     first = sweep([spec("a"), spec("b")], output)
     moved = output.rename(output.with_name(name))
-    again = sweep([spec("a"), spec("b")], moved, resume=True, executor=NoExecutor())
-    assert (again.rows, again.resumed) == (first.rows, 2)
+    assert sweep([spec("a"), spec("b")], moved, resume=True, executor=NoExecutor()).rows == first.rows
 
 
 def cut(path):
@@ -90,8 +89,7 @@ def test_a_damaged_row_is_made_again(output, damage, damaged):
     again = sweep(models, output, resume=True, on_event=note)
     assert ran(output) == ["a", "b", "c", "b"]
     assert [row.name for row in again.rows] == names_in_csv(output) == ["a", "b", "c"]
-    assert (again.resumed, again.damaged) == (2, damaged)
-    assert events[0] == SweepOpened(total=3, done=2, damaged=again.damaged)
+    assert events[0] == SweepOpened(total=3, done=2, damaged=damaged)
 
 
 @pytest.mark.parametrize(

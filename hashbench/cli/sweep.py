@@ -31,7 +31,7 @@ from hashbench.sweep.run import (
     SweepPlanned,
     SweepResult,
 )
-from hashbench.text import a_few, one_line
+from hashbench.text import a_few, count, one_line
 
 if TYPE_CHECKING:
     from hashbench.sweep.request import RayCluster, SweepRequest
@@ -290,13 +290,14 @@ class Progress:
 def _plan(event: SweepPlanned) -> str:
     """``4 models at once on 2 devices, 2 threads each on cores of its own, together up to 21.2 GiB; longest first as in
     …``."""
-    threads = f"{event.threads} threads" if event.threads != 1 else "1 thread"
-    how = f", {threads} each" + (" on cores of its own" if event.pinned else "") if event.threads else ""
-    memory = "" if event.memory_mib is None else f", together up to {event.memory_mib / 1024:.1f} GiB"
+    resources = event.resources
+    how = f", {count(event.threads, 'thread')} each" if event.threads else ""
+    cores = " on cores of its own" if event.threads and resources.slots else ""
+    memory = "" if resources.memory_mib is None else f", together up to {resources.memory_mib / 1024:.1f} GiB"
     known = f"{event.known} of {event.waiting} models"
     order = f"longest first as {known} were in {event.times_from}" if event.times_from else "no earlier times"
-    devices = f" on {event.devices} devices" if event.devices > 1 else ""
-    return f"{event.workers} models at once{devices}{how}{memory}; {order}"
+    devices = f" on {len(resources.devices)} devices" if len(resources.devices) > 1 else ""
+    return f"{event.workers} models at once{devices}{how}{cores}{memory}; {order}"
 
 
 def _summary(row: Row) -> str:

@@ -7,7 +7,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hashbench.errors import HashbenchError
 from hashbench.records import DETERMINISTIC, ModelSpec
@@ -20,6 +20,7 @@ COLUMNS: tuple[str, ...] = tuple(
 TRUTH_PREFIX = "truth_"
 """Columns that begin so say what a specimen must show. They are for its tests and reach no :class:`ModelSpec`."""
 
+_Value = TypeVar("_Value")
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -102,6 +103,21 @@ def _spec(row: Mapping[str, str], *, suite: str, where: str) -> ModelSpec:
     if not values["name"]:
         raise _bad(where, "has no name", tip="Give the model a name.")
     return ModelSpec(suite=suite, **values)
+
+
+def task_of(spec: ModelSpec, tasks: Mapping[str, _Value]) -> _Value:
+    """What ``tasks`` holds for the task of ``spec``.
+
+    Raises:
+        HashbenchError: it is not among them; the message names those that are.
+    """
+    if spec.task not in tasks:
+        raise HashbenchError(
+            f"{spec.name} has the unknown task {spec.task!r}",
+            consequence="no inputs can be made for it",
+            tip=f"Known tasks: {', '.join(tasks)}.",
+        )
+    return tasks[spec.task]
 
 
 # ---------------------------------------------------------------------- cells; a ValueError becomes the user's message

@@ -26,6 +26,7 @@ from hashbench.errors import HashbenchError
 from hashbench.processes import variables
 from hashbench.records import ModelSpec
 from hashbench.run.workload import Workload
+from hashbench.suites.csv_file import task_of
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 """What tells transformers and its hub client to look for nothing on the network."""
@@ -40,17 +41,12 @@ def load(spec: ModelSpec, *, batch_size: int, mode: str) -> Workload:
         HashbenchError: ``spec.task`` is none of ``TASKS``, or the installed transformers lacks the class.
         Exception: whatever transformers raises for this model.
     """
-    if spec.task not in TASKS:
-        raise HashbenchError(
-            f"{spec.name} has the unknown task {spec.task!r}",
-            consequence="no inputs can be made for it",
-            tip=f"Known tasks: {', '.join(TASKS)}.",
-        )
+    inputs = task_of(spec, TASKS)
     training = mode == "training"
     with variables(OFFLINE):  # they are read when transformers is imported
         module = _build(spec)
     request = Request(module=module, spec=spec, batch_size=batch_size, training=training)
-    return Workload(module=module, inputs=TASKS[spec.task](request), loss=attrgetter("loss") if training else None)
+    return Workload(module=module, inputs=inputs(request), loss=attrgetter("loss") if training else None)
 
 
 def _build(spec: ModelSpec) -> nn.Module:

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torchvision import models
 
-from hashbench.errors import HashbenchError
 from hashbench.records import ModelSpec
 from hashbench.run.workload import Workload
+from hashbench.suites.csv_file import task_of
 
 Loss = Callable[[Any], Tensor]
 Task = Callable[..., Workload]
@@ -44,13 +44,8 @@ def load(spec: ModelSpec, *, batch_size: int, mode: str) -> Workload:
         HashbenchError: ``spec.task`` is none of :data:`TASKS`.
         Exception: whatever torchvision raises for this model.
     """
-    if spec.task not in TASKS:
-        raise HashbenchError(
-            f"{spec.name} has the unknown task {spec.task!r}",
-            consequence="no inputs can be made for it",
-            tip=f"Known tasks: {', '.join(TASKS)}.",
-        )
-    return TASKS[spec.task](_build(spec), spec=spec, batch_size=batch_size, training=mode == "training")
+    task = task_of(spec, TASKS)
+    return task(_build(spec), spec=spec, batch_size=batch_size, training=mode == "training")
 
 
 def _build(spec: ModelSpec) -> nn.Module:

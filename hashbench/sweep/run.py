@@ -40,19 +40,15 @@ class SweepOpened:
 
 @dataclass(frozen=True, slots=True)
 class SweepPlanned:
-    """Up to ``workers`` models run at once, with ``threads`` threads each, on cores of their own where ``pinned``, and
-    together within ``memory_mib`` (``None``: torch's own choice; whatever they take), on ``devices`` accelerators (0:
-    on none, or whoever runs them knows). Of the ``waiting`` models, ``known`` are in the order of their times in
-    ``times_from``."""
+    """Up to ``workers`` models run at once within ``resources``, with ``threads`` threads each (``None``: torch's own
+    choice). Of the ``waiting`` models, ``known`` are in the order of their times in ``times_from``."""
 
     workers: int
     threads: int | None
-    pinned: bool
-    memory_mib: float | None
+    resources: Resources
     waiting: int
     known: int = 0
     times_from: str = ""
-    devices: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +80,10 @@ Event = SweepOpened | SweepPlanned | ModelStarted | ModelFinished | ModelRequeue
 
 @dataclass(frozen=True, slots=True)
 class SweepResult:
-    """All rows in the order of the selection, and the folder that holds them. ``resumed`` rows were there before,
-    ``damaged`` row files were thrown away and their models run again."""
+    """All rows in the order of the selection, and the folder that holds them."""
 
     rows: tuple[Row, ...]
     output: Path
-    resumed: int = 0
-    damaged: int = 0
 
 
 class SweepInterrupted(Exception):  # noqa: N818 – not an error: the user asked for it
@@ -185,7 +178,6 @@ class _Sweep:
     environments: set[str] = field(default_factory=set)
     schedule: Schedule = field(default_factory=lambda: Schedule(()))
     resumed: int = 0
-    damaged: int = 0
     began: float = field(default_factory=time.monotonic)
 
     def open(self, environment: Mapping[str, Any], partition: Partition) -> None:
@@ -195,7 +187,7 @@ class _Sweep:
         if self.folder.in_use:
             _refuse_other_sweep(self.folder, manifest)
         try:
-            self.rows, self.damaged = self.folder.read_rows(self.specs, mode=self.options.mode)
+            self.rows, damaged = self.folder.read_rows(self.specs, mode=self.options.mode)
             self._judge_what_a_killed_sweep_did_not()
             self.resumed = len(self.rows)
             self.folder.write_manifest(manifest)
@@ -203,7 +195,7 @@ class _Sweep:
             self.folder.rebuild_csv(self._ordered_rows())
         except OSError as error:
             raise self._storage_error(error) from error
-        self.on_event(SweepOpened(total=len(self.specs), done=self.resumed, damaged=self.damaged))
+        self.on_event(SweepOpened(total=len(self.specs), done=self.resumed, damaged=damaged))
 
     def run(self) -> SweepResult:
         """Run what has no row yet."""
@@ -225,7 +217,7 @@ class _Sweep:
                 consequence="accuracy.csv lacks their models",
                 tip="Run the same command with --resume.",
             )
-        return SweepResult(self._ordered_rows(), self.folder.path, resumed=self.resumed, damaged=self.damaged)
+        return SweepResult(self._ordered_rows(), self.folder.path)
 
     def _judge_what_a_killed_sweep_did_not(self) -> None:
         """Rows that a worker left while the sweep ended so suddenly that nobody looked at them."""
@@ -286,12 +278,10 @@ class _Sweep:
                 SweepPlanned(
                     workers=workers,
                     threads=self.options.threads,
-                    pinned=bool(resources.slots),
-                    memory_mib=resources.memory_mib,
+                    resources=resources,
                     waiting=len(keys),
                     known=sum(job.seconds is not None for job in jobs),
                     times_from=self.earlier.label,
-                    devices=len(resources.devices),
                 )
             )
 

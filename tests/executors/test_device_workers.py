@@ -107,8 +107,8 @@ def test_models_that_do_not_fit_on_a_device_together_run_one_after_the_other(
         on_event=note,
     )
     assert happened[: len(order)] == order
-    assert plans[0].devices == 1
-    assert plans[0].memory_mib, "that of the machine counts, too"
+    assert len(plans[0].resources.devices) == 1
+    assert plans[0].resources.memory_mib, "that of the machine counts, too"
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from hashbench import records
 from hashbench.catalog import CAUSES, EXPERIMENTS, Confidence, Origin, Status, places
 from hashbench.causes import decide
 from hashbench.cli.sweep import Progress
+from hashbench.devices.visibility import DeviceAssignment
 from hashbench.integrations.dynamo import harness as dynamo_harness
 from hashbench.integrations.dynamo import session as dynamo_session
 from hashbench.integrations.pytest import plugin
@@ -420,12 +421,10 @@ def _progress() -> str:
     with Progress(stream) as progress:
         progress(sweeping.SweepOpened(total=20, done=6, damaged=2))
         for memory, devices in ((None, 0), (2048.0, 0), (None, 4)):
+            slots = () if devices else ((0,),) * 4
+            resources = Resources(slots=slots, memory_mib=memory, devices=(DeviceAssignment(),) * devices)
             for source in ("", "results/earlier"):
-                progress(
-                    sweeping.SweepPlanned(
-                        4, 2 if devices else 1, not devices, memory, 14, 9, times_from=source, devices=devices
-                    )
-                )
+                progress(sweeping.SweepPlanned(4, 2 if devices else 1, resources, 14, 9, times_from=source))
         for number, row in enumerate(rows):
             progress(sweeping.ModelStarted(row.name))
             if number == 3:
