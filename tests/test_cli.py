@@ -15,6 +15,7 @@ import pytest
 import torch
 from command_helpers import CHECKOUT, ZOO, Main, Said, run
 from repro_helpers import adding_rows, aten, captured, said_of
+from sweep_helpers import snapshot
 
 from hashbench.cli import reading
 from hashbench.records import ROW_COLUMNS
@@ -31,10 +32,6 @@ class Refuses:
 sys.meta_path.insert(0, Refuses())
 """
 ZOO_SWEEP = ("sweep", "--suite", "zoo.py", "--inference", "--keep-traces")
-
-
-def files_in(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +157,7 @@ BAD = {
 def test_bad_input_gets_one_line_and_writes_nothing(
     arguments: str, what: str, tip: str, main: Main, folder: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
-    before = files_in(folder)
+    before = snapshot(folder)
     done = main(*arguments.split(), cwd=folder)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
@@ -168,8 +165,7 @@ def test_bad_input_gets_one_line_and_writes_nothing(
     assert what in done.stderr
     assert tip in done.stderr
     assert list(recwarn) == []  # a process would have printed them
-    assert files_in(folder) == before
-    assert not (folder / "new").exists()
+    assert snapshot(folder) == before
 
 
 @pytest.mark.slow

@@ -8,8 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
+from sweep_helpers import alive, wait_until
 
 from hashbench.processes import Child, Interrupts, python_calling, run
 
@@ -26,20 +26,8 @@ def python(code: str, *arguments: str) -> list[str]:
     return [sys.executable, "-c", code, *arguments]
 
 
-def gone(pid: int) -> bool:
-    deadline = time.monotonic() + 120  # for what never comes: a busy machine may take long
-    while time.monotonic() < deadline:
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.02)
-    return False
-
-
 def written(path: Path) -> int:
-    deadline = time.monotonic() + 120
-    while not (path.exists() and path.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: path.exists() and path.read_text())
     return int(path.read_text())
 
 
@@ -66,7 +54,7 @@ def test_when_time_is_over_nothing_of_a_command_stays(tmp_path: Path, session: b
     with Child(python(code, str(note)), own_session=own) as child:
         pid = written(note)
         assert child.wait(0.01) is None
-    assert gone(pid)
+    wait_until(lambda: not alive(pid))
 
 
 def test_what_a_command_leaves_behind_keeps_nobody_waiting() -> None:
