@@ -41,8 +41,8 @@ def run_model(spec: ModelSpec, options: RunOptions) -> Row:
     with (Path(options.output).parent / "ran.txt").open("a") as ran:
         ran.write(f"{spec.name} {os.getpid()}\n")
     began = time.monotonic()
-    found = globals()[f"do_{spec.arguments['do']}"](spec, options) or ""
-    accuracy, note = found if isinstance(found, tuple) else ("pass", found)
+    outcome = globals()[f"do_{spec.arguments['do']}"](spec, options) or ""
+    accuracy, note = outcome if isinstance(outcome, tuple) else ("pass", outcome)
     return Row(
         dev=options.device,
         name=spec.name,

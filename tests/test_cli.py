@@ -339,9 +339,9 @@ def test_env_prints_the_fingerprint_of_this_machine_wherever_the_user_stands(tmp
     (tmp_path / "torch.py").write_text("raise RuntimeError('the wrong torch')\n")
     done = run("env", cwd=tmp_path, code=IN_PLACE)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    fingerprint = json.loads(done.stdout)
     keys = "key schema python platform packages torch libraries cpu threads device variables digests"
-    assert list(found) == keys.split()
-    assert found["packages"]["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
-    assert (found["threads"]["intra_op"], found["variables"]["OMP_NUM_THREADS"]) == (1, "1")
-    assert found["device"] == {"type": "cpu"}
+    assert list(fingerprint) == keys.split()
+    assert fingerprint["packages"]["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
+    assert (fingerprint["threads"]["intra_op"], fingerprint["variables"]["OMP_NUM_THREADS"]) == (1, "1")
+    assert fingerprint["device"] == {"type": "cpu"}

@@ -42,9 +42,9 @@ def test_seconds_count_from_the_start_of_the_process_and_a_row_out_of_memory_tel
         row("b", accuracy="eager_1st_run_OOM", seconds=9.0, peak_memory_mib=800.0),
         row("c", accuracy="crashed"),
     )
-    found = read(folder, mode="training", device="cpu")
-    assert found == EarlierSweep(str(folder), {("zoo", "a"): 3.5, ("zoo", "b"): 9.0}, {("zoo", "a"): 700.0})
-    assert read(folder / "accuracy.csv", mode="training", device="cpu").seconds == found.seconds
+    estimates = read(folder, mode="training", device="cpu")
+    assert estimates == EarlierSweep(str(folder), {("zoo", "a"): 3.5, ("zoo", "b"): 9.0}, {("zoo", "a"): 700.0})
+    assert read(folder / "accuracy.csv", mode="training", device="cpu").seconds == estimates.seconds
 
 
 def test_of_an_accelerator_both_memories_are_told(tmp_path):
@@ -57,10 +57,10 @@ def test_of_an_accelerator_both_memories_are_told(tmp_path):
         on_device("b", peak_memory_mib=3000.0, device_memory_mib=900.0, accuracy="eager_1st_run_OOM"),
         device="cuda",
     )
-    found = read(folder, mode="training", device="cuda")
-    assert found.memory_mib == {("zoo", "a"): 3000.0}
-    assert found.device_memory_mib == {("zoo", "a"): 700.0}
-    job = found.job("k", ("zoo", "a"), parameters=None, mode="training", device="cuda")
+    estimates = read(folder, mode="training", device="cuda")
+    assert estimates.memory_mib == {("zoo", "a"): 3000.0}
+    assert estimates.device_memory_mib == {("zoo", "a"): 700.0}
+    job = estimates.job("k", ("zoo", "a"), parameters=None, mode="training", device="cuda")
     assert job == Job("k", 3.0, 3000.0, device_memory_mib=700.0 + CONTEXT_MIB)
 
 

@@ -71,10 +71,10 @@ def test_a_suite_that_cannot_be_swept_stops_no_other_and_is_reported(tmp_path):
     folder = tmp_path / "2026-11-20"
     a_night(tmp_path, folder.name, sweep)
     assert errors_in(folder) == ["cannot import torchvision: no model can be run."] * 2 + [""] * 2
-    found = nightly.report(tmp_path, folder=folder, expected=None)
-    assert found.got_worse
-    assert found.night.problems[0] == "torchvision in training: cannot import torchvision: no model can be run."
-    assert found.history.nights[0].counts == {"pass": 2}
+    judged = nightly.report(tmp_path, folder=folder, expected=None)
+    assert judged.got_worse
+    assert judged.night.problems[0] == "torchvision in training: cannot import torchvision: no model can be run."
+    assert judged.history.nights[0].counts == {"pass": 2}
 
 
 def test_a_night_that_was_killed_is_not_taken_for_a_whole_one(tmp_path):
@@ -112,15 +112,15 @@ def test_a_suite_that_is_gone_since_last_night_is_missing_only_where_it_was_aske
 
 def test_the_reports_of_a_night_lie_in_its_folder_and_say_the_same(tmp_path):
     def sweep(part: Part) -> None:
-        one = differing("drifts", suite=part.suite, mode=part.mode)
-        write_sweep(part.folder, one, selection=selection(one))
+        drifts = differing("drifts", suite=part.suite, mode=part.mode)
+        write_sweep(part.folder, drifts, selection=selection(drifts))
 
     nights, expected = tmp_path / "nights", tmp_path / "expected"
     a_night(nights, "2026-11-19", leaves("drifts"))
     expect_from([nights / "2026-11-19"], output=expected, today="2026-11-19")
     a_night(nights, "2026-11-20", sweep)
-    found = nightly.report(nights, folder=nights / "2026-11-20", expected=expected)
-    assert found.got_worse
+    judged = nightly.report(nights, folder=nights / "2026-11-20", expected=expected)
+    assert judged.got_worse
     files = {name: (nights / "2026-11-20" / name).read_text() for name in ("report.html", "report.md", "junit.xml")}
     assert "**Worse: 4 new difference**" in files["report.md"]
     assert ElementTree.fromstring(files["junit.xml"]).get("failures") == "4"
@@ -130,15 +130,15 @@ def test_the_reports_of_a_night_lie_in_its_folder_and_say_the_same(tmp_path):
 def test_later_nights_do_not_judge_an_earlier_one(tmp_path):
     a_night(tmp_path, "2026-11-19", leaves("a"))
     a_night(tmp_path, "2026-11-21", leaves("b"))
-    found = nightly.report(tmp_path, folder=tmp_path / "2026-11-19", expected=None)
-    assert (found.night.label, len(found.history.nights)) == ("2026-11-19", 1)
+    judged = nightly.report(tmp_path, folder=tmp_path / "2026-11-19", expected=None)
+    assert (judged.night.label, len(judged.history.nights)) == ("2026-11-19", 1)
 
 
 def test_a_damaged_night_json_is_a_problem_and_no_whole_night(tmp_path):
     a_night(tmp_path, "2026-11-20", leaves("a"))
     (tmp_path / "2026-11-20" / "night.json").write_text('{"parts": [{}]}')
-    found = nightly.report(tmp_path, folder=tmp_path / "2026-11-20", expected=None)
-    assert found.got_worse
-    assert "night.json" in found.history.nights[-1].problems[0]
+    judged = nightly.report(tmp_path, folder=tmp_path / "2026-11-20", expected=None)
+    assert judged.got_worse
+    assert "night.json" in judged.history.nights[-1].problems[0]
     with pytest.raises(HashbenchError, match=r"night\.json"):
         nightly.assess([tmp_path / "2026-11-20"])

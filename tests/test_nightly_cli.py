@@ -31,7 +31,7 @@ def test_the_first_night_sweeps_and_reports_and_nothing_got_worse(first):
     assert done.returncode == 0, done.stderr
     night = folder / "nights" / "2026-11-19"
     rows = read_rows(night / "zoo_inference" / "accuracy.csv")
-    assert [(one.name, one.accuracy) for one in rows] == [("drifting", "eager_two_runs_differ"), ("steady", "pass")]
+    assert [(row.name, row.accuracy) for row in rows] == [("drifting", "eager_two_runs_differ"), ("steady", "pass")]
     assert {path.name for path in night.iterdir()} == {
         *("zoo_inference", "night.json", "report.html", "report.md", "junit.xml")
     }

@@ -42,14 +42,14 @@ def filled_in() -> Iterator[dict[str, str]]:
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:
-    return re.sub(r"\$\{\{\s*([\w.]+)\s*\}\}", lambda found: values[found[1]], text)
+    return re.sub(r"\$\{\{\s*([\w.]+)\s*\}\}", lambda match: values[match[1]], text)
 
 
 def commands(text: str) -> list[list[str]]:
     """The hashbench commands in a script, as words; the shell's own variables stay as they are."""
     lines = text.replace("\\\n", " ").splitlines()
-    found = [shlex.split(line.partition(" || ")[0]) for line in lines if line.strip().startswith("hashbench ")]
-    return [words[1:] for words in found]
+    calls = [shlex.split(line.partition(" || ")[0]) for line in lines if line.strip().startswith("hashbench ")]
+    return [words[1:] for words in calls]
 
 
 def check(path: Path) -> subprocess.CompletedProcess[str]:
@@ -71,10 +71,10 @@ def test_the_linter_would_notice_a_mistake(tmp_path: Path) -> None:
 @pytest.mark.parametrize("job", JOBS)
 def test_every_hashbench_command_of_the_workflow_parses(job: str) -> None:
     texts = {fill(str(step["run"]), values) for step in steps(job) if "run" in step for values in filled_in()}
-    found = [words for text in texts for words in commands(text)]
+    calls = [words for text in texts for words in commands(text)]
 
-    assert found
-    for words in found:
+    assert calls
+    for words in calls:
         assert callable(cli._parser().parse_args(words).command)
 
 
@@ -199,12 +199,12 @@ def cron_line() -> tuple[list[str], str]:
 
 def test_the_cron_line_has_five_times_and_a_command_that_parses() -> None:
     times, command = cron_line()
-    found = re.search(r"\.venv/bin/(hashbench .*?) >>", command)
+    match = re.search(r"\.venv/bin/(hashbench .*?) >>", command)
 
     assert all(re.fullmatch(r"\*|\d+", time) for time in times)
     assert "%" not in command  # cron ends the line there
-    assert found is not None
-    assert callable(cli._parser().parse_args(shlex.split(found[1])[1:]).command)
+    assert match is not None
+    assert callable(cli._parser().parse_args(shlex.split(match[1])[1:]).command)
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,8 @@ def fingerprint(*, device, variables):
 
 
 def test_a_machine_that_is_ready_tells_its_environment_as_workers_see_it():
-    found = remote.prepare(request())["environment"]
-    assert found == {"key": "e1", "device": "cpu", "threads": "2", "waiting": {"OMP_WAIT_POLICY": "PASSIVE"}}
+    environment = remote.prepare(request())["environment"]
+    assert environment == {"key": "e1", "device": "cpu", "threads": "2", "waiting": {"OMP_WAIT_POLICY": "PASSIVE"}}
 
 
 @pytest.mark.parametrize("part", [remote.prepare, remote.run])

@@ -15,10 +15,10 @@ def job(key, memory=None, **fields):
 
 def started(schedule, *, capacity=100):
     """The keys of all jobs that may start now, in order."""
-    found = []
+    keys = []
     while (start := schedule.next(capacity=capacity)) is not None:
-        found.append(start.job.key)
-    return found
+        keys.append(start.job.key)
+    return keys
 
 
 def drained(schedule, *, capacity=100, choose=min):
@@ -50,7 +50,7 @@ def drained(schedule, *, capacity=100, choose=min):
     ],
 )
 def test_the_order(jobs, order):
-    assert [one.key for one in longest_first(jobs)] == list(order)
+    assert [job.key for job in longest_first(jobs)] == list(order)
 
 
 # ----------------------------------------------------------------------------------------------- memory
@@ -99,7 +99,7 @@ def test_what_is_larger_than_everything_runs_alone_and_the_others_after_it():
 def test_a_large_one_is_overtaken_only_so_often():
     small = [job(f"s{i:02}", 30) for i in range(40)]
     schedule = Schedule([job("s", 50), job("large", 90), *small], memory_mib=100, workers=4)
-    order = [key for found in drained(schedule, choose=max) for key in found]
+    order = [key for keys in drained(schedule, choose=max) for key in keys]
     assert order.index("large") == 1 + PATIENCE
     assert len(order) == 42
 
@@ -109,7 +109,7 @@ def test_everything_starts_once_and_never_beyond_the_budget(seed):
     """Any jobs, any ends, some repeated: nothing starves, nothing runs twice at once."""
     generator = random.Random(seed)
     jobs = [job(str(i), generator.choice([None, 1.0, 30.0, 60.0, 99.0, 150.0])) for i in range(60)]
-    expected = {one.key: 25.0 if one.memory_mib is None else one.memory_mib for one in jobs}
+    expected = {job.key: 25.0 if job.memory_mib is None else job.memory_mib for job in jobs}
     schedule = Schedule(jobs, memory_mib=100, workers=4)
     running, seen, repeated = {}, [], set()
     while schedule.unfinished:
@@ -127,7 +127,7 @@ def test_everything_starts_once_and_never_beyond_the_budget(seed):
         if generator.random() < 0.1 and key not in repeated:
             repeated.add(key)
             schedule.repeat(ended)
-    assert sorted(seen) == sorted([one.key for one in jobs] + list(repeated))
+    assert sorted(seen) == sorted([job.key for job in jobs] + list(repeated))
 
 
 @pytest.mark.parametrize(
@@ -148,10 +148,10 @@ def test_the_estimate_from_parameters(parameters, mode, mib):
 
 def placed(schedule, *, capacity=100):
     """The device of every job that may start now."""
-    found = {}
+    devices = {}
     while (start := schedule.next(capacity=capacity)) is not None:
-        found[start.job.key] = start.device
-    return found
+        devices[start.job.key] = start.device
+    return devices
 
 
 def on(key, device_memory=None, **fields):
@@ -237,7 +237,7 @@ def test_no_device_ever_holds_more_than_its_budget(seed):
     """Any jobs, any ends: nothing starves, and only one that is alone on its device may be too large."""
     generator = random.Random(seed)
     jobs = [on(str(i), generator.choice([1.0, 30.0, 60.0, 99.0, 150.0])) for i in range(60)]
-    expected = {one.key: one.device_memory_mib for one in jobs}
+    expected = {job.key: job.device_memory_mib for job in jobs}
     schedule = Schedule(jobs, devices=[100, 70, 100], workers=6)
     running, seen = {}, []
     while schedule.unfinished:

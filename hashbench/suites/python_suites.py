@@ -180,7 +180,7 @@ def build(function: Callable[..., Any], *, batch_size: int | None, what: str) ->
         return Workload(module=made[0], inputs=made[1])
     raise HashbenchError(
         f"{what} returned a {type(made).__name__}",
-        consequence="there is no model to run",
+        consequence="no model can be run",
         tip="Return (module, example_inputs) or a hashbench.Workload.",
     )
 

@@ -55,9 +55,9 @@ def test_wrong_weight_is_named_and_written_as_json(numeric, tmp_path: Path) -> N
     assert code == 1
     assert "first apart beyond tolerance: the parameter 3.weight holds other values (by at most 1" in out
     assert out.splitlines()[-1] == "different: outputs differ (1 of 1: output)"
-    found = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
-    assert found["equal_within_tolerance"] is False
-    assert [parting["name"] for parting in found["partings"]] == ["parameter/3.weight", "parameter/0.weight"]
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert report["equal_within_tolerance"] is False
+    assert [parting["name"] for parting in report["partings"]] == ["parameter/3.weight", "parameter/0.weight"]
 
 
 def test_both_models_are_built_from_the_same_random_state_and_after_may_take_none(numeric) -> None:

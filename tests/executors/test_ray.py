@@ -117,9 +117,9 @@ def when_begun(name, notes, action):
 def kill_machine(raylet):
     """As a power cut would: nothing of it gets to say good-bye."""
     process = psutil.Process(raylet)
-    for one in [process, *process.children(recursive=True)]:
+    for member in [process, *process.children(recursive=True)]:
         try:
-            one.kill()
+            member.kill()
         except psutil.NoSuchProcess:
             continue
 
@@ -146,7 +146,7 @@ def finished(machines, tmp_path_factory):
 
 def kept_environments(notes):
     content = json.loads((notes / "results" / "environment.json").read_bytes())
-    return content["key"], {one["key"] for one in content["previous"]}
+    return content["key"], {environment["key"] for environment in content["previous"]}
 
 
 def test_every_model_has_one_row_in_the_csv(finished):
