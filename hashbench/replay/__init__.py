@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hashbench.catalog import EXPERIMENTS, Experiment, Role
 from hashbench.processes import Budget
@@ -107,15 +107,20 @@ def _attempted(replayer: Replayer, name: str, *, share: float) -> ExperimentResu
 
 def _facts(replayer: Replayer, seen: Sequence[Snapshot], recorded: Recorded) -> CallFacts:
     call = replayer.call
-    return CallFacts(
+    facts = CallFacts(
         call.op,
         custom=replayer.custom,
         allocation=plan_of(call.func).blank,
         overlap=callfacts.has_overlap(call),
+        matches_record=_matches(replayer, recorded),
+    )
+    if len(seen) < 2:
+        return facts
+    return replace(
+        facts,
         same_values=callfacts.have_same_values(seen),
         chosen_values=callfacts.have_chosen_values(call, seen),
         tied_places=callfacts.have_tied_places(call, seen),
-        matches_record=_matches(replayer, recorded),
         representation=callfacts.representation_of(seen),
     )
 

@@ -1,6 +1,7 @@
 """Facts about a captured call and its outcomes, read off memory and bits without a further experiment.
 
-An outcome's content is a *snapshot*: copies of the tensors that the call wrote, in a fixed order.
+An outcome's content is a *snapshot*: copies of the tensors that the call wrote, in a fixed order. What is asked of
+several is asked of two at least.
 """
 
 from __future__ import annotations
@@ -98,11 +99,8 @@ def have_same_form(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -
     return [(bits.shape, bits.dtype) for bits in one] == [(bits.shape, bits.dtype) for bits in other]
 
 
-def have_same_values(snapshots: Sequence[Snapshot]) -> bool | None:
-    """Whether all snapshots, which differ, hold the same elements in other places, tensor by tensor; ``None`` with
-    fewer than two."""
-    if len(snapshots) < 2:
-        return None
+def have_same_values(snapshots: Sequence[Snapshot]) -> bool:
+    """Whether all snapshots, which differ, hold the same elements in other places, tensor by tensor."""
     contents = [snapshot_bits(snapshot) for snapshot in snapshots]
     sums = [[int(bits.sum(dtype=torch.int64)) for bits in content] for content in contents]
     if any(other != sums[0] for other in sums[1:]):
@@ -111,24 +109,19 @@ def have_same_values(snapshots: Sequence[Snapshot]) -> bool | None:
     return all(np.array_equal(*pair) for other in others for pair in zip(first, other, strict=True))
 
 
-def have_chosen_values(call: CapturedCall, snapshots: Sequence[Snapshot]) -> bool | None:
-    """Whether, wherever two of the snapshots differ, each holds an element of some input of the same dtype; ``None``
-    with fewer than two snapshots."""
-    if len(snapshots) < 2:
-        return None
+def have_chosen_values(call: CapturedCall, snapshots: Sequence[Snapshot]) -> bool:
+    """Whether, wherever two of the snapshots differ, each holds an element of some input of the same dtype."""
     inputs = _elements(call.materialise().tensors)
     contents = [_elements(snapshot) for snapshot in snapshots]
     return all(_are_chosen(one, other, inputs) for one, other in pairwise(contents))
 
 
-def have_tied_places(call: CapturedCall, snapshots: Sequence[Snapshot]) -> bool | None:
+def have_tied_places(call: CapturedCall, snapshots: Sequence[Snapshot]) -> bool:
     """Whether the snapshots differ in whole numbers alone that are places along one dimension of an input, and the
-    elements at those places are equal, bit for bit; ``None`` with fewer than two snapshots.
+    elements at those places are equal, bit for bit.
 
     So does an op differ that names the place of a median, of the largest, of the first that is free.
     """
-    if len(snapshots) < 2:
-        return None
     tensors = [tensor for tensor in call.materialise().tensors if tensor.layout is torch.strided]
     inputs = [tensor for tensor in tensors if not (tensor.is_nested or tensor.is_quantized)]
     return all(_are_tied(one, other, inputs) for one, other in pairwise(snapshots))
@@ -210,8 +203,6 @@ def _words(bits: torch.Tensor) -> np.ndarray[Any, Any]:
 
 def representation_of(snapshots: Sequence[Snapshot]) -> str:
     """``sign of zero``, ``NaN payload`` or both, where no two snapshots differ in more; else empty."""
-    if len(snapshots) < 2:
-        return ""
     differences = [difference_of(snapshots[0], other) for other in snapshots[1:]]
     kinds = {"" if difference is None else difference.representation for difference in differences}
     return "" if "" in kinds else ", ".join(sorted({word for kind in kinds for word in kind.split(", ")}))
