@@ -102,7 +102,7 @@ def measure(device: torch.device, *, small: bool, seconds: float) -> Iterator[Ta
     Args:
         device: where.
         small: tiny sizes.
-        seconds: measure each workload for about so long, at least five repetitions.
+        seconds: measure each workload for about so long, at least five repetitions; one where it is small.
     """
     torch.manual_seed(0)
     yield _bandwidth(device, small=small)
@@ -295,7 +295,8 @@ def _overhead(device: torch.device, *, small: bool, seconds: float) -> Iterator[
         try:
             step = make(device)
             arms, left_out = _arms_that_fit(step, device)
-            measured[name] = interleaved(step, seconds=seconds, arms=arms, timed=_synchronized(device))
+            least = {"warm_ups": 0, "fewest": 1} if small else {}
+            measured[name] = interleaved(step, seconds=seconds, arms=arms, timed=_synchronized(device), **least)
         except torch.OutOfMemoryError:
             notes.append(f"{name}: left out, the device has too little memory for it.")
             continue

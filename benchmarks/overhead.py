@@ -102,21 +102,24 @@ def interleaved(
     seconds: float,
     arms: Mapping[str, ExperimentResult] = ARMS,
     timed: Callable[[ExperimentResult, TrainingStep], float] = _timed,
+    warm_ups: int = _WARM_UPS,
+    fewest: int = _FEWEST,
 ) -> dict[str, list[float]]:
     """Seconds by arm, one entry a repetition. Each repetition runs every arm once, in random order, so that whatever
-    else happens on the machine meets all arms alike. ``timed`` runs one arm and returns its seconds."""
+    else happens on the machine meets all arms alike. ``timed`` runs one arm and returns its seconds; ``fewest``
+    repetitions at least count, after ``warm_ups`` that do not."""
     order, draw = list(arms), random.Random(0)
     taken: dict[str, list[float]] = {name: [] for name in arms}
     end = 0.0
     for repetition in range(100_000):
-        if repetition == _WARM_UPS:
+        if repetition == warm_ups:
             end = time.perf_counter() + seconds
         draw.shuffle(order)
         for name in order:
             duration = timed(arms[name], step)
-            if repetition >= _WARM_UPS:
+            if repetition >= warm_ups:
                 taken[name].append(duration)
-        if repetition >= _WARM_UPS + _FEWEST - 1 and time.perf_counter() > end:
+        if repetition >= warm_ups + fewest - 1 and time.perf_counter() > end:
             break
     return taken
 

@@ -37,7 +37,7 @@ class MessagePassing(nn.Module):
 
 
 def message_passing() -> Example:
-    points, neighbours, features = 20_000, 20, 16
+    points, neighbours, features = 10_000, 20, 16
     return MessagePassing(features), (torch.randn(points, features), torch.randint(points, (points, neighbours)))
 
 
@@ -74,7 +74,7 @@ class ExpertMixture(nn.Module):
 
 
 def expert_mixture(combine: Callable[[], nn.Module]) -> Example:
-    tokens, features, experts = 65_536, 16, 8
+    tokens, features, experts = 32_768, 16, 8
     return ExpertMixture(features, experts, combine()), (torch.randn(tokens, features),)
 
 
@@ -98,7 +98,7 @@ class SoftHistogram(nn.Module):
 
 
 def soft_histogram(*, by_put: bool) -> Example:
-    pixels, bins = 4_000_000, 65_536
+    pixels, bins = 2_000_000, 65_536
     return SoftHistogram(bins, by_put=by_put), (torch.rand(pixels, 2), torch.randint(bins, (pixels,)))
 
 
@@ -121,7 +121,7 @@ class ToneCurve(nn.Module):
 
 def tone_curve(*, by_take: bool) -> Example:
     width = 1536
-    return ToneCurve(width, by_take=by_take), (torch.randint(65_536, (2, 1, 1536, width)),)
+    return ToneCurve(width, by_take=by_take), (torch.randint(65_536, (1, 1, 1536, width)),)
 
 
 MODELS = {

@@ -42,7 +42,7 @@ class SlotMemory(nn.Module):
 
 
 def slot_memory(*, shared: bool) -> Example:
-    rows, features = 2**20, 4
+    rows, features = 2**19, 4
     return SlotMemory(rows, features), (torch.randn(rows, features), slots_for(rows, shared=shared))
 
 
@@ -59,7 +59,7 @@ class SpeakerBank(nn.Module):
 
 
 def speaker_bank(*, shared: bool) -> Example:
-    rows, features = 2**20, 4
+    rows, features = 2**19, 4
     return SpeakerBank(rows, features), (torch.randn(rows, features), slots_for(rows, shared=shared))
 
 
@@ -79,7 +79,7 @@ class VoxelGrid(nn.Module):
 
 
 def voxel_grid(*, shared: bool) -> Example:
-    side = 160
+    side = 128
     return VoxelGrid(side), (torch.randn(side**3, 2), slots_for(side**3, shared=shared))
 
 
@@ -125,7 +125,7 @@ class AffinitySmoothing(nn.Module):
 
 
 def affinity_smoothing(*, copy_first: bool) -> Example:
-    nodes, features = 1536, 16
+    nodes, features = 1152, 16
     return AffinitySmoothing(features, copy_first=copy_first), (torch.randn(nodes, features),)
 
 
@@ -173,7 +173,7 @@ class PhaseReference(nn.Module):
 
 
 def phase_reference(*, copy_first: bool) -> Example:
-    snapshots, antennas = 2**15, 64
+    snapshots, antennas = 2**14, 64
     return PhaseReference(antennas, copy_first=copy_first), (torch.randn(snapshots, 2 * antennas),)
 
 
