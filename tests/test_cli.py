@@ -31,7 +31,7 @@ class Refuses:
             raise RuntimeError(f"{name} is imported")
 sys.meta_path.insert(0, Refuses())
 """
-ZOO_SWEEP = ("sweep", "--suite", "zoo.py", "--inference", "--keep-traces")
+ZOO_SWEEP = ("sweep", "--suite", "zoo.py", "--inference", "--keep-traces", "--diagnose-budget", "0")
 
 
 @pytest.fixture(scope="module")
