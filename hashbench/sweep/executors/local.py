@@ -261,9 +261,6 @@ def _preload() -> None:
         atexit.register(gc.unfreeze)
 
 
-_preload()
-
-
 def _run_worker(task: Task, reports: Connection) -> Never:
     """Run ``task`` in this process, a worker, and end it: with code 0 once its row is on disk.
 
@@ -409,3 +406,6 @@ def available_memory_mib() -> float:
             continue
         left.append(float(limit - use + int(statistics.get(cached, 0))))
     return max(0.0, min(left)) / 2**20
+
+
+_preload()  # last: what it imports may import this module

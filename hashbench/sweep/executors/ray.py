@@ -254,7 +254,7 @@ class RayExecutor:
         try:
             answer = self._ray.get(reference)
         except self._ray.exceptions.RayError as error:
-            raise _unusable(node.address, _last_line(error), tip=_SAME_EVERYWHERE) from error
+            raise _unusable(node.address, _final_line(error), tip=_SAME_EVERYWHERE) from error
         if "problem" in answer:
             raise _unusable(node.address, answer["problem"]["what"], tip=answer["problem"]["tip"])
         environment: Mapping[str, Any] = answer["environment"]
@@ -457,10 +457,10 @@ def _described_losses(losses: Sequence[str]) -> str:
 def _loss(error: Exception) -> str:
     """What Ray says of a task that gave no answer: the kind of error and its first sentence."""
     first_sentence = squeezed(str(error)).partition(". ")[0][:200]
-    return f"{type(error).__name__}: {_last_line(error) if hasattr(error, 'cause') else first_sentence}"
+    return f"{type(error).__name__}: {_final_line(error) if hasattr(error, 'cause') else first_sentence}"
 
 
-def _last_line(error: Exception) -> str:
+def _final_line(error: Exception) -> str:
     return last_line(str(error))[:300] or type(error).__name__
 
 
