@@ -206,7 +206,6 @@ class FileSuite:
             HashbenchError: the file does not exist, is not a Python file, fails on import, hangs, or offers no usable
                 models.
         """
-        _check_path(self.path)
         path = str(self.path)
         models = offered(f"{__name__}:offered_by_file", path, path, hint=f"Try: python {path}")
         return _specs(models, suite=self.name, source=path)
@@ -287,7 +286,6 @@ def build_from(paths: Sequence[Path], name: str, *, batch_size: int | None = Non
         Exception: whatever a file or the function raises.
     """
     for path in paths:
-        _check_path(path)
         try:
             models = functions_in(import_file(path))
         except UnusableError as error:
@@ -303,28 +301,24 @@ def _no_model(name: str, where: str, *, tip: str) -> HashbenchError:
     )
 
 
-def _check_path(path: Path) -> None:
-    if not path.is_file():
-        raise _unusable(str(path), "the file does not exist", tip="Check the path.")
-    if path.suffix != ".py":
-        tip = f"A zoo file is a Python file with {EXAMPLE}."
-        raise _unusable(str(path), "it is not a Python file (.py)", tip=tip)
-
-
-def import_file(path: Path) -> ModuleType:
+def import_file(path: Path, *, example: str = EXAMPLE) -> ModuleType:
     """Run a Python file as a module of its own, with its folder first on ``sys.path`` as ``python path`` would have it.
 
     Raises:
-        HashbenchError: Python cannot import such a file.
+        UnusableError: the file does not exist, or is not a Python file; one has what ``example`` says.
         BaseException: whatever the file raises.
     """
+    if not path.is_file():
+        raise UnusableError("the file does not exist", tip="Check the path.")
+    if path.suffix != ".py":
+        raise UnusableError("it is not a Python file (.py)", tip=f"Give a Python file with {example}.")
     folder = str(path.parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
     name = f"hashbench_zoo_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise _unusable(str(path), "Python cannot import it", tip="A zoo file's name ends in .py.")
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and deep copies of its classes look it up there
     spec.loader.exec_module(module)

@@ -23,7 +23,7 @@ from hashbench.run.outcome import failure_of
 from hashbench.run.rng import preserved_rng, reset_rng_state
 from hashbench.run.settings import deterministic_settings
 from hashbench.run.workload import call, clone_inputs
-from hashbench.suites.python_suites import import_file
+from hashbench.suites.python_suites import UnusableError, import_file
 from hashbench.text import squeezed
 from hashbench.tools.numeric import parting
 from hashbench.tools.numeric.compare import compare_mappings, leaves_of, unused, without_wrapper
@@ -412,10 +412,10 @@ def load_file(path: Path, *, seed: int) -> dict[str, Any]:
 def _names_in(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
         raise _unusable(path, "it does not exist", "Check the path.")
-    if path.suffix != ".py":
-        raise _unusable(path, "it is not a Python file (.py)", f"Give a Python file with {EXAMPLE}.")
     try:
-        return vars(import_file(path))
+        return vars(import_file(path, example=EXAMPLE))
+    except UnusableError as error:
+        raise _unusable(path, error.what, error.tip) from error
     except (Exception, SystemExit) as error:
         raise _unusable(path, f"its import raised {_text(error)}", f"Try: python {path}") from error
 
