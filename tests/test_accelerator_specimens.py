@@ -12,6 +12,7 @@ import pytest
 import torch
 from test_specimens import MODE_OF, SPECIMENS, agrees, untrue
 
+from hashbench import cli
 from hashbench.errors import HashbenchError
 from hashbench.records import MODES, ModelSpec, Row
 from hashbench.results.rows import read_rows
@@ -25,11 +26,8 @@ SLOTS = data_folder() / "specimens" / "_atomic_slots.py"
 
 def sweep(names: list[str], folder: Path, *, mode: str, device: str) -> dict[str, Row]:
     """The rows of a sweep of these specimens. A model that differs makes the exit code 1 on no device."""
-    command = [sys.executable, "-m", "hashbench", "sweep", "--suite", "specimens", f"--{mode}", "--device", device]
-    done = subprocess.run(
-        [*command, "--output", str(folder), "--only", *names], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    command = ["sweep", "--suite", "specimens", f"--{mode}", "--device", device, "--output", str(folder)]
+    assert cli.main([*command, "--only", *names]) == 0
     return {row.name: row for row in read_rows(folder / "accuracy.csv")}
 
 
