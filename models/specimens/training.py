@@ -84,7 +84,7 @@ def largest_sample(codes: torch.Tensor, chosen: torch.Tensor, samples: torch.Ten
 
 
 def running_codebook(write: Callable[..., torch.Tensor]) -> Workload:
-    samples, features = 2**20, 4
+    samples, features = 2**19, 4
     return Workload(RunningCodebook(features, samples, write=write), inputs=(torch.randn(samples, features),))
 
 
@@ -131,7 +131,7 @@ class CodebookLookup(nn.Module):
 
 
 def codebook_lookup(*, in_order: bool) -> Workload:
-    codes, patches = 1000, 600_000
+    codes, patches = 1000, 300_000
     inputs = torch.randint(codes, (patches,)), torch.rand(patches, 1)
     return Workload(CodebookLookup(codes, 8, in_order=in_order), inputs=inputs)
 
