@@ -6,6 +6,8 @@ MODELS  ?= default
 MODES   ?= training inference
 ONLY    ?=
 FLAGS   ?=
+# One more test at a time than there are cores: many wait for processes that they have started.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 NIGHTS  ?= results/nightly
 AUDIT   ?= results/audit
 WRITE   ?=
@@ -65,8 +67,8 @@ bench: $(STAMP) ## The overhead and throughput benchmarks, as tables
 bench-gpu: $(STAMP) ## The same on an accelerator: the digest kernel, and tracing beside its goals
 	@$(BIN)/python -m benchmarks.gpu $(FLAGS)
 
-test: $(STAMP) ## The tests, on two cores; FLAGS='-m "not slow"' takes the quick ones
-	$(BIN)/python -m pytest -n auto --dist loadgroup $(FLAGS)
+test: $(STAMP) ## The tests, on all cores; FLAGS='-m "not slow"' takes the quick ones
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(FLAGS)
 
 test-machines: $(STAMP) ## The tests as on other machines: other vector units and libraries, one thread, one core, busy cores
 	$(BIN)/python tests/machines.py $(FLAGS)
