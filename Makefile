@@ -21,6 +21,9 @@ ifndef OUTPUT
 OUTPUT := results/$(shell date +%Y-%m-%d_%H%M%S)
 endif
 
+# pip compiles nothing here (see setup): without this, every process would compile what it imports again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup sweep compare nightly audit report bench bench-gpu test test-machines lint types check clean
 
