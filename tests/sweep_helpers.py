@@ -86,9 +86,11 @@ class NoExecutor(LocalExecutor):
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """All that lies in a folder but the bytecode that Python leaves beside what it imports."""
     return {
         str(path): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
         for path in sorted(folder.rglob("*"))
+        if "__pycache__" not in path.parts
     }
 
 
