@@ -63,6 +63,10 @@ class Interval:
         return self.last - self.first + 1
 
 
+STATE = ("accuracy", "kernel", "cause")
+"""Columns of a row that an interval has in common."""
+
+
 class Trouble(NamedTuple):
     """A row that is neither a pass nor a skip, its night, and the folder of its sweep."""
 
@@ -178,53 +182,56 @@ def _read(night: Night, rows: ModelRows, *, index: int, known: Mapping[str, Mapp
 
 
 class ModelRows:
-    """Gathers what the rows of all nights say, oldest first, as histories by the keys of their models."""
+    """Gathers what the rows of all nights say, oldest first: of each its model, night and :data:`STATE`, and by model
+    the last row, with its night, and the last one in trouble."""
 
     def __init__(self) -> None:
-        self._models: dict[tuple[str, ...], _Gathered] = {}
+        self._numbers: dict[tuple[str, ...], int] = {}
+        self._states: list[tuple[int | str, ...]] = []
+        self._newest: dict[int, tuple[int, Row]] = {}
+        self._trouble: dict[int, Trouble] = {}
 
     def add(self, rows: Sequence[Row], *, file: Path, night: int) -> None:
         """Take in the rows of one CSV of ``night``; :class:`HashbenchError` where it has a row of a model already, and
         none of them is taken in then."""
         for row in rows:
-            model = self._models.get(row_key(row))
-            if model is not None and model.night == night:
+            number = self._numbers.get(row_key(row), -1)
+            if number in self._newest and self._newest[number][0] == night:
                 raise HashbenchError(
                     f"{file} holds {row.name} ({', '.join(filter(None, row_key(row)[:-1]))}) again",
                     consequence="a night has one result of it",
                     tip="Keep one of the two rows.",
                 )
         for row in rows:
-            self._models.setdefault(row_key(row), _Gathered()).add(row, night, file.parent)
+            number = self._numbers.setdefault(row_key(row), len(self._numbers))
+            self._states.append((number, night, row.accuracy, row.kernel, row.cause))
+            self._newest[number] = (night, row)
+            if not kind_of(row.accuracy).is_fine:
+                self._trouble[number] = Trouble(row, night, file.parent)
 
     def models(self, *, last: int) -> Iterator[ModelHistory]:
         """The histories of all models, sorted by their keys."""
-        for key, model in sorted(self._models.items()):
-            trouble = model.trouble
+        intervals = self._intervals()
+        for key, number in sorted(self._numbers.items()):
+            night, newest = self._newest[number]
+            trouble = self._trouble.get(number)
             if trouble is not None:
                 trouble = trouble._replace(row=with_evidence(trouble.row, trouble.folder))
-            now = model.newest if model.night == last else None
-            yield ModelHistory(key, tuple(Interval(*interval) for interval in model.intervals), now, trouble)
+            yield ModelHistory(key, tuple(intervals[number]), newest if night == last else None, trouble)
 
+    def _intervals(self) -> dict[int, list[Interval]]:
+        import pandas
 
-class _Gathered:
-    """What the rows of one model say: its intervals as lists, and its newest row, of ``night``."""
-
-    def __init__(self) -> None:
-        self.intervals: list[list[Any]] = []
-        self.night = -1
-        self.newest: Row | None = None
-        self.trouble: Trouble | None = None
-
-    def add(self, row: Row, night: int, folder: Path) -> None:
-        state = [row.accuracy, row.kernel, row.cause]
-        if self.intervals and self.night == night - 1 and self.intervals[-1][2:] == state:
-            self.intervals[-1][1] = night
-        else:
-            self.intervals.append([night, night, *state])
-        self.night, self.newest = night, row
-        if not kind_of(row.accuracy).is_fine:
-            self.trouble = Trouble(row, night, folder)
+        rows = pandas.DataFrame(self._states, columns=["model", "night", *STATE])
+        rows = rows.sort_values(["model", "night"], kind="stable")
+        alike = (rows[["model", *STATE]] == rows[["model", *STATE]].shift()).all(axis=1)
+        begins = ~(alike & (rows["night"] == rows["night"].shift() + 1))
+        firsts = rows[begins]
+        lasts = rows["night"][begins.shift(-1, fill_value=True)]
+        intervals: dict[int, list[Interval]] = {}
+        for (model, first, *state), end in zip(firsts.to_numpy().tolist(), lasts, strict=True):
+            intervals.setdefault(model, []).append(Interval(first, int(end), *state))
+        return intervals
 
 
 # --------------------------------------------------------------------------------------------- which nights
