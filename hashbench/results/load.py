@@ -15,7 +15,7 @@ from hashbench.io import read_json_object
 from hashbench.records import SWEEP_SCHEMA, Row
 from hashbench.results.audit_table import is_audit
 from hashbench.results.folder import ACCURACY_FILE, NIGHT_FILE, SELECTION_FILE, with_evidence
-from hashbench.results.rows import ROWS, Table, environments_of, read_table, rows_of
+from hashbench.results.rows import ROWS, Table, environments_of, read_table, refuse_other_schema, rows_of
 from hashbench.text import one_line
 
 Kind = Literal["hashbench", "dynamo", "dynamo_expected"]
@@ -187,13 +187,13 @@ def _selections_beside(file: Path) -> tuple[Selection, ...]:
     if file.name != ACCURACY_FILE or not path.is_file():
         return ()
     content = read_json_object(path)
-    schema = content.get("schema", SWEEP_SCHEMA)
-    if schema != SWEEP_SCHEMA:
-        raise HashbenchError(
-            f"{path} has schema {schema!r} and this hashbench reads schema {SWEEP_SCHEMA}",
-            consequence="what it says of the selection may mean something else",
-            tip="Read it with the version that wrote it.",
-        )
+    refuse_other_schema(
+        path,
+        content,
+        reads=SWEEP_SCHEMA,
+        consequence="what it says of the selection may mean something else",
+        tip="Read it with the version that wrote it.",
+    )
     try:
         options, models = content["options"], frozenset((suite, name) for suite, name in content["models"])
         return (Selection(models, mode=options["mode"], device=options["device"], dtype=options["dtype"]),)

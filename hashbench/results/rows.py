@@ -353,16 +353,26 @@ def environments_of(path: Path) -> tuple[dict[str, Any], ...]:
     if file is None:
         return ()
     content = read_json_object(file)
-    schema = content.get("schema", ROW_SCHEMA)
-    if schema != ROW_SCHEMA:
-        raise HashbenchError(
-            f"{path} has schema {schema!r} and this hashbench reads schema {ROW_SCHEMA}",
-            consequence=f"its columns may mean something else ({file.name} says so)",
-            tip="Read it with the version that wrote it, or run the sweep again.",
-        )
+    refuse_other_schema(
+        path,
+        content,
+        reads=ROW_SCHEMA,
+        consequence=f"its columns may mean something else ({file.name} says so)",
+        tip="Read it with the version that wrote it, or run the sweep again.",
+    )
     previous = content.pop("previous", [])
     earlier = previous if isinstance(previous, list) else []
     return (content, *(environment for environment in earlier if isinstance(environment, dict)))
+
+
+def refuse_other_schema(path: Path, content: Mapping[str, Any], *, reads: int, consequence: str, tip: str) -> None:
+    """Raise :class:`HashbenchError` where ``content`` says that ``path`` has another schema than the one that this
+    version ``reads``; without a word about it, it has that one."""
+    schema = content.get("schema", reads)
+    if schema != reads:
+        raise HashbenchError(
+            f"{path} has schema {schema!r} and this hashbench reads schema {reads}", consequence=consequence, tip=tip
+        )
 
 
 def environments_text(environments: Sequence[Mapping[str, Any]]) -> str:
