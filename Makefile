@@ -18,6 +18,7 @@ STAMP   := $(VENV)/.installed
 CHOICE   = $(if $(ONLY),--only $(ONLY),--models $(MODELS))
 
 ifndef OUTPUT
+NOTHING_TO_RESUME := $(filter --resume,$(FLAGS))
 OUTPUT := results/$(shell date +%Y-%m-%d_%H%M%S)
 endif
 
@@ -45,6 +46,7 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 sweep: $(STAMP) ## Run the zoo: each model twice, training and inference; prints where the results are
+	@test -z "$(NOTHING_TO_RESUME)" || { echo "make sweep FLAGS=--resume needs the folder of the sweep to complete: OUTPUT=results/mine" >&2; exit 2; }
 	@for mode in $(MODES); do \
 		$(BIN)/hashbench sweep --suite $(SUITE) --$$mode $(CHOICE) --output $(OUTPUT)/$$mode $(FLAGS) || exit $$?; \
 	done

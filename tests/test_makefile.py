@@ -58,6 +58,12 @@ def test_compare_without_both_says_so_on_one_line(arguments: tuple[str, ...]) ->
     assert make_itself.startswith("make: ***")
 
 
+def test_resuming_no_folder_says_so_and_runs_nothing(tmp_path: Path) -> None:
+    done = make("sweep", "FLAGS=--runs 2 --resume", f"BIN={tmp_path}")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("make sweep FLAGS=--resume needs the folder of the sweep to complete: OUTPUT=")
+
+
 def test_old_python_is_refused_with_what_to_do(tmp_path: Path) -> None:
     old = tmp_path / "python3"
     old.write_text('#!/bin/sh\nexec python3 -c "import sys; sys.version_info = (3, 9, 1); $2"\n')

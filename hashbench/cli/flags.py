@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Never, TypeVar
 
+from hashbench.errors import HashbenchError
+
 EXIT_DIFFERENCE, EXIT_USAGE, EXIT_FAULT, EXIT_INTERRUPTED = 1, 2, 70, 130
 LARGEST_SEED = 2**32 - 1  # NumPy takes no larger one
 LONGEST_SECONDS = 1e6  # eleven days; the kernel counts a wait in 31 bits of milliseconds
@@ -94,6 +96,16 @@ def made_of(kind: type[_Value], parsed: argparse.Namespace, **more: Any) -> _Val
 def new_folder(*names: str) -> Path:
     """The results folder where nobody chose one: ``results/<date>_<time>_<names>``."""
     return Path("results") / "_".join([time.strftime("%Y-%m-%d_%H%M%S"), *names])
+
+
+def refuse_resume_without_output(parsed: argparse.Namespace) -> None:
+    """Raise where ``--resume`` is given and ``--output`` is not: a new folder holds nothing to complete."""
+    if parsed.resume and parsed.output is None:
+        raise HashbenchError(
+            "--resume requires --output",
+            consequence="a new results folder holds nothing to complete, so nothing was run",
+            tip="Add --output DIR with the folder of the run that stopped, or leave --resume out.",
+        )
 
 
 def say(message: str, code: int = 0) -> int:

@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,8 +91,6 @@ def _check_device(requests: Iterable[SweepRequest]) -> None:
 def _with_models(parsed: argparse.Namespace, parts: Sequence[Part]) -> list[Part]:
     """The parts that have any of the models that were asked for; a suite that cannot be listed keeps its parts, with
     the reason."""
-    from dataclasses import replace
-
     from hashbench.suites import registry
     from hashbench.suites.selection import Selection
 
@@ -136,6 +135,7 @@ def _sweep_requests(parsed: argparse.Namespace) -> dict[str, SweepRequest]:
             )
         made.filters, made.excludes = [*parsed.filters, *made.filters], [*parsed.excludes, *made.excludes]
         requests[mode] = sweep.request_of(made, suites=(), output=parsed.output)
+        replace(requests[mode].selection, only=tuple(parsed.only)).refuse_contradictions()
     return requests
 
 

@@ -49,6 +49,7 @@ def add(commands: Commands) -> None:
 
 
 def _sweep(parsed: argparse.Namespace) -> int:
+    flags.refuse_resume_without_output(parsed)
     names = [*(Path(suite).stem for suite in parsed.suite), *(["tiny"] if parsed.tiny else [])]
     output = parsed.output or flags.new_folder("+".join(names), parsed.mode)
     try:

@@ -283,6 +283,7 @@ def _audit(parsed: argparse.Namespace) -> int:
     from hashbench.sweep.request import local_devices
     from hashbench.tools.audit import driver, report
 
+    flags.refuse_resume_without_output(parsed)
     output = parsed.output or flags.new_folder("audit", parsed.device)
     kind = parsed.device.partition(":")[0]
     sweep_rows = _rows_of_sweeps(parsed.results, kind)

@@ -25,7 +25,8 @@ class Selection:
 
     Attributes:
         suites: names of suites or paths of zoo files.
-        only: exact names, taken from all models; partitions and patterns then play no part, as in dynamo.
+        only: exact names, taken from all models. Patterns and partitions, which dynamo then ignores, are refused beside
+            them.
         filters: a model stays when any of these patterns is found in its name. With filters all models are searched.
         excludes: a model goes when any of these patterns is found in its name.
         exclude_exact: names that go.
@@ -53,10 +54,10 @@ class Selection:
         everything = tuple(sorted(specs, key=lambda spec: (spec.suite, spec.name)))
         self._check({spec.name for spec in everything})
         wanted, unwanted = pattern_of(self.filters), pattern_of(self.excludes)
-        if self.only:
-            return tuple(spec for spec in everything if spec.name in self.only and spec.name not in self.exclude_exact)
         candidates = everything
-        if self.which != "all" and not self.filters:
+        if self.only:
+            candidates = tuple(spec for spec in everything if spec.name in self.only)
+        elif self.which != "all" and not self.filters:
             marking = {spec.suite for spec in everything if spec.default}
             candidates = tuple(spec for spec in everything if spec.default or spec.suite not in marking)
         kept = tuple(
@@ -67,13 +68,13 @@ class Selection:
             and spec.name not in self.exclude_exact
         )
         if not kept:
-            consequence = f"none of {len(candidates)} is left after -k, -x and the partition"
+            consequence = f"none of {len(candidates)} is left after -k, -x, --exclude-exact and the partition"
             raise HashbenchError("no model is selected", consequence=consequence, tip=_SEE_NAMES)
         return kept
 
     def partition(self, specs: Iterable[ModelSpec]) -> Partition:
-        """Which part of the whole selection this is; with ``only`` partitions play no part, so it is all of it."""
-        if self.total_partitions == 1 or self.only:
+        """Which part of the whole selection this is."""
+        if self.total_partitions == 1:
             return Partition()
         whole = replace(self, total_partitions=1, partition_id=0).of(specs)
         models = tuple((spec.suite, spec.name) for spec in whole)
@@ -91,9 +92,21 @@ class Selection:
             tip = f"Give --partition-id 0 to {self.total_partitions - 1}."
         if problem:
             raise HashbenchError(problem, consequence="nothing was run", tip=tip)
+        self.refuse_contradictions()
         for name in (*self.only, *self.exclude_exact):
             if name not in known:
                 raise unknown_name("model", name, known, tip=_SEE_NAMES)
+
+    def refuse_contradictions(self) -> None:
+        """Raise :class:`HashbenchError` where a pattern or a partition is asked for beside exact names."""
+        given = {"-k": self.filters, "-x": self.excludes, "--total-partitions": self.total_partitions > 1}
+        beside = [flag for flag, value in given.items() if value]
+        if self.only and beside:
+            raise HashbenchError(
+                f"--only cannot be combined with {' or '.join(beside)}",
+                consequence="it names each model that is wanted, so nothing was run",
+                tip="Leave one of them out; to take names away from --only or -k, use --exclude-exact.",
+            )
 
     def _part_of(self, specs: Sequence[ModelSpec]) -> Sequence[ModelSpec]:
         """The slice that dynamo's ``get_benchmark_indices`` gives: equal parts, the remainder in the last one."""

@@ -122,6 +122,9 @@ BAD = (
     f"{_SWEEP} -k [",
     f"{_SWEEP} -x '*'",
     f"{_SWEEP} -k resnet -x .",
+    f"{_SWEEP} --only resnet18 -k vit",
+    f"{_SWEEP} --only resnet18 -x vit --total-partitions 2",
+    "sweep --inference --resume",
     f"{_SWEEP} --suite bad/raises.py",
     f"{_SWEEP} --suite bad/none.py",
     f"{_SWEEP} --suite bad/no_models.py",
@@ -168,6 +171,8 @@ BAD = (
     "nightly --label ../up",
     "nightly --modes both",
     "nightly --suite bad/zoo.py --only nothing --output new",
+    "nightly --suite bad/zoo.py --only second -k second --output new",
+    "nightly --suite bad/zoo.py --only second --output new -- --total-partitions 2",
     "nightly --suite bad/zoo.py --output new -- --output elsewhere",
     "nightly --suite bad/zoo.py --output new -- --runs 1",
     "nightly --suite bad/zoo.py --output new --expected none",
@@ -211,6 +216,7 @@ BAD = (
     "audit --dtypes float12",
     "audit --runs 1",
     "audit --results none",
+    "audit --resume",
 )
 """Command lines of which each is refused on one line."""
 

@@ -32,8 +32,6 @@ def selected(specs=ZOO, **flags):
         pytest.param({"which": "all"}, "alexnet quant resnet18 resnet50 vgg11", id="all"),
         pytest.param({"only": ["vgg11"]}, "vgg11", id="only picks a model that is no default"),
         pytest.param({"only": ["vgg11", "alexnet"]}, "alexnet vgg11", id="only several"),
-        pytest.param({"only": ["vgg11"], "filters": ["alex"]}, "vgg11", id="only ignores patterns"),
-        pytest.param({"only": ["vgg11"], "total_partitions": 5}, "vgg11", id="only ignores partitions"),
         pytest.param({"filters": ["resnet"]}, "resnet18 resnet50", id="-k searches all models"),
         pytest.param({"filters": ["RES"]}, "resnet18 resnet50", id="-k without regard to case"),
         pytest.param({"filters": ["net$"]}, "alexnet", id="-k is a regular expression"),
@@ -86,6 +84,17 @@ def test_partitions_are_the_whole_list_once(total):
         pytest.param({"partition_id": -1}, "partition -1 of 1 does not exist", id="negative partition"),
         pytest.param({"total_partitions": 0}, "0 partitions", id="no partitions"),
         pytest.param({"total_partitions": 9}, "no model is selected", id="an empty partition"),
+        pytest.param(
+            {"only": ["alexnet"], "filters": ["a"]}, "--only cannot be combined with -k:", id="-k beside --only"
+        ),
+        pytest.param(
+            {"only": ["alexnet"], "excludes": ["b"], "total_partitions": 2},
+            "--only cannot be combined with -x or --total-partitions: it names each model",
+            id="-x and partitions beside --only",
+        ),
+        pytest.param(
+            {"only": ["alexnet"], "exclude_exact": ["alexnet"]}, "no model is selected", id="--only, all of it excluded"
+        ),
         pytest.param({"which": "some"}, "Choose one of default, all", id="unknown choice"),
     ],
 )
