@@ -52,3 +52,7 @@ def __getattr__(name: str) -> Any:
         module, attribute = _HOME[name]
         return getattr(importlib.import_module(module), attribute)
     raise AttributeError(f"module 'hashbench' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

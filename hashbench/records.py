@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -200,7 +201,7 @@ class SettingsMark:
     settings: tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Trace:
     """Everything one run left behind. Equal runs give equal traces."""
 
@@ -209,6 +210,12 @@ class Trace:
     results: tuple[Result, ...] = ()
     marks: tuple[SettingsMark, ...] = ()
     hashed_inputs: bool = False
+
+    def __repr__(self) -> str:
+        """How much there is of what; all of it would be megabytes."""
+        phases = ", ".join(f"{number} {phase}" for phase, number in Counter(op.phase for op in self.records).items())
+        ops = f"{len(self.records)}{f' ({phases})' if phases else ''}"
+        return f"<Trace: ops={ops}, leaves={len(self.leaves)}, results={len(self.results)}>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +271,7 @@ class Divergence:
     steered_by: Steering | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Verdict:
     """The judgement on a pair: ``differing`` names the results that differ, ``divergence`` says where that entered
     (``None`` when no result differs), ``benign`` lists the ids of records that differ without reaching a result."""
@@ -272,6 +279,13 @@ class Verdict:
     differing: tuple[str, ...]
     divergence: Divergence | None
     benign: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        """Where the difference entered, and how much differs, on one line."""
+        found, where = self.divergence, "no divergence"
+        if found is not None:
+            where = f"{found.origin} at {found.kernel or found.node}{f' in {found.module}' if found.module else ''}"
+        return f"<Verdict: {where}; results that differ: {len(self.differing)}>"
 
 
 NO_TIME = "budget"

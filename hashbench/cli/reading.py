@@ -59,12 +59,10 @@ def add(commands: Commands) -> None:
 
 def _diff(parsed: argparse.Namespace) -> int:
     from hashbench.divergence import find as find_divergence
-    from hashbench.report.text import diff_text
     from hashbench.trace import file
 
-    first, second = file.read(parsed.first), file.read(parsed.second)
-    verdict = find_divergence(first, second)
-    print(diff_text(first, second, verdict, context=parsed.context))
+    verdict = find_divergence(file.read(parsed.first), file.read(parsed.second))
+    print(verdict.text(context=parsed.context))
     return EXIT_DIFFERENCE if verdict.divergence is not None or verdict.differing or verdict.benign else 0
 
 

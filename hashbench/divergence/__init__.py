@@ -13,15 +13,16 @@ from dataclasses import replace
 from hashbench.catalog import Origin
 from hashbench.divergence.align import SECOND, PairedRuns, pair
 from hashbench.divergence.introduce import Differences, Source, find_differences, unwritten_memory
+from hashbench.divergence.text import PairVerdict
 from hashbench.errors import HashbenchError
-from hashbench.records import Divergence, OpRecord, Result, Steering, TensorDigest, Trace, Verdict
+from hashbench.records import Divergence, OpRecord, Result, Steering, TensorDigest, Trace
 
 _RANK: Mapping[str, int] = {Origin.INPUT: 0, Origin.STATE: 1}
 """Origins that lie before the first op, wherever the tensor is first read."""
 
 
-def find(first: Trace, second: Trace, *, differing: Sequence[str] | None = None) -> Verdict:
-    """The verdict on a pair of runs.
+def find(first: Trace, second: Trace, *, differing: Sequence[str] | None = None) -> PairVerdict:
+    """The verdict on a pair of runs; as text it is what ``hashbench diff`` prints.
 
     Args:
         first, second: the traces of two runs that should be identical.
@@ -49,7 +50,8 @@ def find(first: Trace, second: Trace, *, differing: Sequence[str] | None = None)
         reached |= _causal_slice(known, _scalars_that_chose(known, chosen))
     idle = known.differs - reached
     benign = tuple(node for node in runs.records if node in idle and _wrote(runs, node))
-    return Verdict(tuple(differing), None if chosen is None else _divergence(known, chosen), benign)
+    divergence = None if chosen is None else _divergence(known, chosen)
+    return PairVerdict(tuple(differing), divergence, benign, first=first, second=second)
 
 
 def _refuse_empty(trace: Trace, name: str) -> None:

@@ -1,5 +1,4 @@
-"""Rows, comparisons and the first divergence of two traces as text, Markdown, JSON and CSV. Every exporter returns a
-string and writes nothing."""
+"""Rows and comparisons as text, Markdown, JSON and CSV. Every exporter returns a string and writes nothing."""
 
 from __future__ import annotations
 
@@ -12,12 +11,10 @@ from math import inf
 
 from tabulate import tabulate
 
-from hashbench.divergence.align import align
-from hashbench.records import ROW_COLUMNS, ROW_KEY, Divergence, Row, Trace, Verdict
+from hashbench.records import ROW_COLUMNS, ROW_KEY, Row
 from hashbench.report.compare import Comparison, ModelChange, Outcome
 from hashbench.results.rows import csv_line, defuse
-from hashbench.text import a_few, count, one_line, shorten
-from hashbench.trace.file import record_line, short_digest
+from hashbench.text import count, one_line, shorten
 
 COUNTED_ONLY = frozenset({Outcome.UNCHANGED, Outcome.STILL_SKIPPED, Outcome.NOT_SELECTED})
 """Outcomes whose models are not listed, because nothing about them asks for attention."""
@@ -230,81 +227,3 @@ def as_csv(comparison: Comparison[Row, Outcome]) -> str:
         cells = (change.outcome, worse, *change.key, change.note, *rows)
         lines.append(csv_line(defuse(one_line(cell)) for cell in cells))
     return "".join(lines)
-
-
-# ------------------------------------------------------------------------------------------------- two traces
-
-_SHOWN = 10
-
-
-def diff_text(first: Trace, second: Trace, verdict: Verdict, *, context: int = 3) -> str:
-    """What ``hashbench diff`` prints. ``context`` is the number of records shown before and after."""
-    return "\n".join(_diff_lines(first, second, verdict, context))
-
-
-def _diff_lines(first: Trace, second: Trace, verdict: Verdict, context: int) -> Iterator[str]:
-    if verdict.divergence is None:
-        yield _summary_of_equal(first, verdict)
-    else:
-        yield from _divergence_lines(verdict.divergence)
-        yield ""
-        yield from _excerpt(first, second, verdict.divergence, context)
-    if verdict.differing:
-        yield ""
-        yield f"{len(verdict.differing)} results differ: {a_few(verdict.differing, _SHOWN)}"
-    if verdict.benign:
-        yield ""
-        yield f"{len(verdict.benign)} records differ without reaching a result: {a_few(verdict.benign, _SHOWN)}"
-
-
-def _summary_of_equal(first: Trace, verdict: Verdict) -> str:
-    if verdict.benign:
-        return f"No divergence reaches a result ({len(first.records)} records, {len(first.results)} results compared)."
-    return f"The traces are equal: {len(first.records)} records, {len(first.results)} results."
-
-
-def _divergence_lines(divergence: Divergence) -> Iterator[str]:
-    facts = (
-        ("first divergence", divergence.node),
-        ("origin", divergence.origin),
-        ("kernel", divergence.kernel),
-        ("module", divergence.module),
-        ("phase", f"{divergence.phase}, iteration {divergence.iteration}" if divergence.phase else ""),
-        ("forward op", divergence.forward_op),
-        ("source line", divergence.source),
-        ("what differs", divergence.detail),
-        ("first run", divergence.first),
-        ("second run", divergence.second),
-    )
-    yield from (f"{name + ':':18}{value}" for name, value in facts if value)
-    if (steering := divergence.steered_by) is not None:
-        origin = f", which came from {steering.kernel}" if steering.kernel else ""
-        yield f"{'steered by:':18}{steering.record} returned {steering.first} and {steering.second}{origin}"
-
-
-def _excerpt(first: Trace, second: Trace, divergence: Divergence, context: int) -> Iterator[str]:
-    """A unified diff of the records around the divergence."""
-    pairs = align(first.records, second.records)
-    records = [
-        [None if at is None else trace.records[at] for trace, at in zip((first, second), pair, strict=True)]
-        for pair in pairs
-    ]
-    named = [n for n, pair in enumerate(records) if any(record and record.id == divergence.node for record in pair)]
-    named += [n for n, (a, _) in enumerate(pairs) if a == divergence.op_index]
-    if not named:
-        return
-    low, high = max(0, named[0] - context), min(len(pairs), named[0] + context + 1)
-    digests = [_digests(first), _digests(second)]
-    yield f"records {low} to {high - 1} (- first run, + second run):"
-    for pair in records[low:high]:
-        lines = [record and record_line(record, known) for record, known in zip(pair, digests, strict=True)]
-        if lines[0] == lines[1]:
-            yield f"  {lines[0]}"
-        else:
-            yield from (f"{sign} {line}" for sign, line in zip("-+", lines, strict=True) if line is not None)
-
-
-def _digests(trace: Trace) -> dict[str, str]:
-    """What each leaf and record holds, by its id."""
-    leaves = {leaf.id: leaf.digest.value[:8] for leaf in trace.leaves}
-    return leaves | {record.id: short_digest(record.outputs) for record in trace.records if record.outputs}

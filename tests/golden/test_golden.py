@@ -60,3 +60,7 @@ def test_rows_are_written_as_they_were_read(path: Path) -> None:
 
 def test_every_public_name_is_there() -> None:
     assert [name for name in hashbench.__all__ if getattr(hashbench, name, None) is None] == []
+
+
+def test_every_public_name_is_completed() -> None:
+    assert set(hashbench.__all__) <= set(dir(hashbench))

@@ -14,7 +14,7 @@ from hashbench.catalog import CAUSES, Origin, Status
 from hashbench.divergence import find as find_divergence
 from hashbench.records import ROW_COLUMNS, Leaf, OpRecord, Result, Row, RowEvidence, Trace
 from hashbench.report.compare import Outcome, compare
-from hashbench.report.text import as_json, as_markdown, as_text, diff_text, escape_markdown, summary, sweep_table
+from hashbench.report.text import as_json, as_markdown, as_text, escape_markdown, summary, sweep_table
 from hashbench.results.load import Selection
 from hashbench.text import five_lines, shorten
 from tests.experiment_texts import evidence
@@ -174,7 +174,7 @@ def pair_and_reader(second: str) -> Trace:
 
 
 def diff(first: Trace, second: Trace, *, context: int = 3) -> list[str]:
-    return diff_text(first, second, find_divergence(first, second), context=context).splitlines()
+    return find_divergence(first, second).text(context=context).splitlines()
 
 
 EXCERPTS = {
@@ -204,10 +204,20 @@ def test_a_diff_shows(first: Trace, second: Trace, shown: list[str]) -> None:
 
 
 def test_equal_traces_and_harmless_differences_are_said_to_be() -> None:
-    assert diff(chain("33"), chain("33")) == ["The traces are equal: 5 records, 1 results."]
+    assert diff(chain("33"), chain("33")) == ["The traces are equal: 5 records, 1 result."]
     lines = diff(*(trace(op("workspace", value), op("a", "22")) for value in ("33", "44")))
-    assert lines[0] == "No divergence reaches a result (2 records, 1 results compared)."
-    assert lines[-1] == "1 records differ without reaching a result: forward.0/Net/workspace#0"
+    assert lines[0] == "No divergence reaches a result (2 records, 1 result compared)."
+    assert lines[-1] == "1 record differs without reaching a result: forward.0/Net/workspace#0"
+
+
+def test_traces_and_verdicts_print_short() -> None:
+    first, second = chain("33"), chain("44")
+    verdict = find_divergence(first, second)
+    assert repr(first) == "<Trace: ops=5 (5 forward), leaves=1, results=1>"
+    assert repr(Trace(())) == "<Trace: ops=0, leaves=0, results=0>"
+    assert repr(verdict) == "<Verdict: kernel at c in Net; results that differ: 1>"
+    assert repr(find_divergence(first, first)) == "<Verdict: no divergence; results that differ: 0>"
+    assert str(verdict).splitlines() == diff(first, second)
 
 
 # ---------------------------------------------------------------------------------------------- a failed test

@@ -1,0 +1,102 @@
+"""What ``hashbench diff`` says of a pair of traces: the first divergence, and the records around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from hashbench.divergence.align import align
+from hashbench.records import Divergence, Trace, Verdict
+from hashbench.text import a_few, count
+from hashbench.trace.file import record_line, short_digest
+
+_SHOWN = 10
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class PairVerdict(Verdict):
+    """A verdict with the traces that it is about, so that ``print`` shows what ``hashbench diff`` does. Two are equal
+    where they say the same, whatever else is in their traces."""
+
+    first: Trace = field(kw_only=True)
+    second: Trace = field(kw_only=True)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, *, context: int = 3) -> str:
+        """What ``hashbench diff`` prints. ``context`` is the number of records shown before and after."""
+        return "\n".join(_diff_lines(self.first, self.second, self, context))
+
+
+def _diff_lines(first: Trace, second: Trace, verdict: Verdict, context: int) -> Iterator[str]:
+    if verdict.divergence is None:
+        yield _summary_of_equal(first, verdict)
+    else:
+        yield from _divergence_lines(verdict.divergence)
+        yield ""
+        yield from _excerpt(first, second, verdict.divergence, context)
+    if verdict.differing:
+        yield ""
+        yield f"{_differing(verdict.differing, 'result')}: {a_few(verdict.differing, _SHOWN)}"
+    if verdict.benign:
+        yield ""
+        yield f"{_differing(verdict.benign, 'record')} without reaching a result: {a_few(verdict.benign, _SHOWN)}"
+
+
+def _differing(names: Sequence[str], word: str) -> str:
+    return f"{count(len(names), word)} {'differs' if len(names) == 1 else 'differ'}"
+
+
+def _summary_of_equal(first: Trace, verdict: Verdict) -> str:
+    compared = f"{count(len(first.records), 'record')}, {count(len(first.results), 'result')}"
+    if verdict.benign:
+        return f"No divergence reaches a result ({compared} compared)."
+    return f"The traces are equal: {compared}."
+
+
+def _divergence_lines(divergence: Divergence) -> Iterator[str]:
+    facts = (
+        ("first divergence", divergence.node),
+        ("origin", divergence.origin),
+        ("kernel", divergence.kernel),
+        ("module", divergence.module),
+        ("phase", f"{divergence.phase}, iteration {divergence.iteration}" if divergence.phase else ""),
+        ("forward op", divergence.forward_op),
+        ("source line", divergence.source),
+        ("what differs", divergence.detail),
+        ("first run", divergence.first),
+        ("second run", divergence.second),
+    )
+    yield from (f"{name + ':':18}{value}" for name, value in facts if value)
+    if (steering := divergence.steered_by) is not None:
+        origin = f", which came from {steering.kernel}" if steering.kernel else ""
+        yield f"{'steered by:':18}{steering.record} returned {steering.first} and {steering.second}{origin}"
+
+
+def _excerpt(first: Trace, second: Trace, divergence: Divergence, context: int) -> Iterator[str]:
+    """A unified diff of the records around the divergence."""
+    pairs = align(first.records, second.records)
+    records = [
+        [None if at is None else trace.records[at] for trace, at in zip((first, second), pair, strict=True)]
+        for pair in pairs
+    ]
+    named = [n for n, pair in enumerate(records) if any(record and record.id == divergence.node for record in pair)]
+    named += [n for n, (a, _) in enumerate(pairs) if a == divergence.op_index]
+    if not named:
+        return
+    low, high = max(0, named[0] - context), min(len(pairs), named[0] + context + 1)
+    digests = [_digests(first), _digests(second)]
+    yield f"records {low} to {high - 1} (- first run, + second run):"
+    for pair in records[low:high]:
+        lines = [record and record_line(record, known) for record, known in zip(pair, digests, strict=True)]
+        if lines[0] == lines[1]:
+            yield f"  {lines[0]}"
+        else:
+            yield from (f"{sign} {line}" for sign, line in zip("-+", lines, strict=True) if line is not None)
+
+
+def _digests(trace: Trace) -> dict[str, str]:
+    """What each leaf and record holds, by its id."""
+    leaves = {leaf.id: leaf.digest.value[:8] for leaf in trace.leaves}
+    return leaves | {record.id: short_digest(record.outputs) for record in trace.records if record.outputs}
