@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from pkgutil import resolve_name
 from time import monotonic, sleep
 from typing import NoReturn
 
@@ -162,7 +163,7 @@ def main() -> NoReturn:
     sys.path[:] = content["path"]
     task = from_json(_Task, content)
     with suppress(Exception), uncollected():  # each fork fails in the same way, and says so
-        importlib.import_module(task.target.partition(":")[0])
+        resolve_name(task.target)
         if "torch" in sys.modules:
             importlib.import_module("torch._dynamo")  # which the first run would
     gc.freeze()
@@ -187,8 +188,7 @@ def main() -> NoReturn:
 
 def _answer(task: _Task, folder: Path) -> NoReturn:
     try:
-        module, _, name = task.target.partition(":")
-        runner = getattr(importlib.import_module(module), name)(task.options)
+        runner = resolve_name(task.target)(task.options)
         runs: list[Trace | Failure] = runner.traces_of(task.spec, level=task.level, runs=task.runs)
         failures = [run.error for run in runs if isinstance(run, Failure)]
         traces = {f"{number}.trace": run for number, run in enumerate(runs) if isinstance(run, Trace)}

@@ -530,8 +530,8 @@ def _rehearse(address: str) -> None:
     if done.status is None:
         raise _unreachable(address, f"it did not answer as Ray within {CONNECT_SECONDS:.0f} s")
     try:
-        problem = str(json.loads(done.stdout.strip().splitlines()[-1]))
-    except (ValueError, IndexError):
+        problem = str(json.loads(last_line(done.stdout)))
+    except ValueError:
         problem = f"the attempt ended with exit code {done.status}"
     if problem:
         raise _unreachable(address, problem)
