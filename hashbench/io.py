@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import hashlib
 import json
 import os
+import select
+import stat
 import types
 import typing
 from collections.abc import Mapping
@@ -20,19 +23,62 @@ _Value = TypeVar("_Value")
 PACKAGE_PARENT = str(Path(__file__).resolve().parents[1])
 """The folder that holds this package: what a Python started with ``-P`` puts on its path to find it."""
 
+PIPE_SECONDS = 60.0
+"""How long what a user asked for waits for the reader of a pipe."""
+
+
+class NotRegularError(OSError):
+    """What lies at a path is no regular file but a named pipe, a socket or a device: to open it may wait for ever."""
+
+
+def open_file(path: str | Path, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of the regular file ``path``, opened with ``flags`` of :func:`os.open`; it never waits.
+
+    Raises:
+        NotRegularError: there is a named pipe, a socket or a device.
+        IsADirectoryError: there is a folder.
+        OSError: as :func:`os.open` does.
+    """
+    _refuse_special(path)  # to open a device may already do something
+    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, 0o666)
+    try:
+        _refuse_special(descriptor, name=path)  # another may have come in between
+    except OSError:
+        os.close(descriptor)
+        raise
+    os.set_blocking(descriptor, True)
+    return descriptor
+
+
+def read_file(path: str | Path) -> bytes:
+    """The content of a regular file. Raises ``OSError``, and :class:`NotRegularError` for what is none."""
+    with os.fdopen(open_file(path), "rb") as file:
+        return file.read()
+
+
+def _refuse_special(at: str | Path | int, *, name: str | Path | None = None) -> None:
+    """Raise ``OSError`` unless there is a regular file, or nothing, ``at`` a path or behind a descriptor."""
+    path = str(at if name is None else name)
+    try:
+        mode = os.stat(at).st_mode  # noqa: PTH116 – a descriptor, too
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if not stat.S_ISREG(mode):
+        kind = "a named pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
+        raise NotRegularError(errno.EINVAL, f"{Path(path).name} is {kind}, not a regular file", path)
+
 
 def replace_file(path: Path, text: str) -> None:
-    """Give ``path`` the content ``text`` (UTF-8) in one step that survives a crash. A link stays one, and so does what
-    is not a file (``/dev/null``, a pipe), which is simply written to. Raises ``OSError``; ``path`` is then as it was
-    and the temporary file is gone."""
+    """Give ``path`` the content ``text`` (UTF-8) in one step that survives a crash. A link stays one. Raises
+    ``OSError``, :class:`NotRegularError` included; ``path`` is then as it was and the temporary file is gone."""
     replace_bytes(path, text.encode())
 
 
 def replace_bytes(path: Path, content: bytes) -> None:
     """:func:`replace_file` for bytes."""
-    if path.exists() and not path.is_file():
-        path.write_bytes(content)
-        return
+    _refuse_special(path)  # as root a rename onto /dev/null replaces it for the whole machine
     path = Path(os.path.realpath(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -48,22 +94,42 @@ def replace_bytes(path: Path, content: bytes) -> None:
 
 
 def write_file(path: Path, text: str, *, tip: str) -> None:
-    """:func:`replace_file` for what a user asked for: the folder is made, and lone surrogates become ``?``.
+    """:func:`replace_file` for what a user asked for: the folder is made, lone surrogates become ``?``, and what is no
+    file (``/dev/stdout``, a named pipe) is written to.
 
     Raises:
-        HashbenchError: it cannot be written.
+        HashbenchError: it cannot be written, or nobody reads the pipe, or not within :data:`PIPE_SECONDS`.
     """
+    content = text.encode("utf-8", "replace")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_bytes(path, text.encode("utf-8", "replace"))
+        try:
+            replace_bytes(path, content)
+        except NotRegularError:
+            _write_through(path, content)
     except OSError as error:
         raise HashbenchError(f"cannot write {path}", consequence=error.strerror or str(error), tip=tip) from error
+
+
+def _write_through(path: Path, content: bytes) -> None:
+    """Write to what is no file, as long as somebody takes it."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        raise OSError(error.errno, "nobody reads from it" if error.errno == errno.ENXIO else error.strerror) from error
+    try:
+        while content:
+            if not select.select([], [descriptor], [], PIPE_SECONDS)[1]:
+                raise OSError(errno.ETIMEDOUT, f"nobody has read from it for {PIPE_SECONDS:g} s")
+            content = content[os.write(descriptor, content) :]
+    finally:
+        os.close(descriptor)
 
 
 def file_digest(path: str | Path) -> str:
     """SHA-256 of a file in hexadecimal digits; empty where there is none that can be read."""
     try:
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        return hashlib.sha256(read_file(path)).hexdigest()
     except OSError:
         return ""
 
@@ -91,7 +157,7 @@ def _sync_folder(folder: Path) -> None:
 def read_json_object(path: Path) -> dict[str, Any]:
     """The JSON object in ``path``; :class:`HashbenchError` where there is none."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_file(path).decode("utf-8"))
     except OSError as error:
         raise HashbenchError(f"cannot read {path}", consequence=error.strerror or str(error)) from error
     except (ValueError, RecursionError) as error:

@@ -25,7 +25,7 @@ from typing import IO, Never
 import psutil
 
 from hashbench.errors import last_line
-from hashbench.io import PACKAGE_PARENT
+from hashbench.io import PACKAGE_PARENT, open_file
 
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
@@ -281,7 +281,7 @@ def describe_end(exit_code: int) -> str:
 def last_words(log: Path, *, lines: int = 4, most: int = 65536) -> list[str]:
     """The last lines that a dead worker printed, or the first of its fatal error if Python printed one."""
     try:
-        with log.open("rb") as file:
+        with os.fdopen(open_file(log), "rb") as file:
             file.seek(max(0, log.stat().st_size - most))
             text = file.read().decode(errors="replace")
     except OSError:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import stat
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from hashbench import io
 from hashbench.errors import HashbenchError
 from hashbench.io import from_json, replace_file, to_json, write_file
+
+Made = Callable[[Path], object]
 
 
 def test_a_file_gets_its_content_and_no_temporary_one_is_left(tmp_path: Path) -> None:
@@ -22,17 +27,77 @@ def test_a_file_gets_its_content_and_no_temporary_one_is_left(tmp_path: Path) ->
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("report", "new")]
 
 
-def test_what_is_no_file_is_written_to_and_stays(tmp_path: Path) -> None:
+def test_what_is_no_file_but_was_asked_for_is_written_to_and_stays(tmp_path: Path) -> None:
     # As root a rename onto /dev/null replaces the device of the whole machine.
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     read: list[str] = []
     reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
     reader.start()
-    replace_file(pipe, "through")
+    while True:  # until the reader is there
+        with contextlib.suppress(HashbenchError):
+            write_file(pipe, "through", tip="")
+            break
     reader.join(120)
     assert read == ["through"]
     assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_a_pipe_that_nobody_reads_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(HashbenchError, match=r"cannot write .*: nobody reads from it"):
+        write_file(pipe, "text", tip="")
+    monkeypatch.setattr(io, "PIPE_SECONDS", 0.01)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(HashbenchError, match=r"nobody has read from it for 0\.01 s"):
+        write_file(pipe, "x" * 2**20, tip="")
+    os.close(reader)
+
+
+def named_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def listening_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(os.path.relpath(path))
+
+
+def link_to_a_device(path: Path) -> None:
+    path.symlink_to("/dev/null")
+
+
+@pytest.mark.parametrize("make", [named_pipe, listening_socket, link_to_a_device])
+@pytest.mark.parametrize(
+    "use",
+    [
+        pytest.param(io.read_file, id="read"),
+        pytest.param(lambda path: io.replace_file(path, "text"), id="replaced"),
+        pytest.param(lambda path: io.open_file(path, os.O_WRONLY | os.O_APPEND), id="appended to"),
+        pytest.param(lambda path: io.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), id="emptied"),
+    ],
+)
+def test_where_a_file_belongs_nothing_else_is_waited_for(make: Made, use: Made, tmp_path: Path) -> None:
+    make(tmp_path / "row.json")
+    before = os.lstat(tmp_path / "row.json")
+    with pytest.raises(io.NotRegularError, match=r"row\.json is a \w+( \w+)?, not a regular file"):
+        use(tmp_path / "row.json")
+    assert os.lstat(tmp_path / "row.json") == before
+    assert io.file_digest(tmp_path / "row.json") == ""
+
+
+def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at what is there and the opening."""
+    looked_at, pipe, stat_of = tmp_path / "file", tmp_path / "pipe", os.stat
+    looked_at.touch()
+    os.mkfifo(pipe)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", lambda at: stat_of(looked_at if at == pipe else at))
+        with pytest.raises(io.NotRegularError):
+            io.read_file(pipe)
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

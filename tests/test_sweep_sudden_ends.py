@@ -156,6 +156,33 @@ def test_what_a_worker_cannot_write_is_no_crash(output, do, problem):
     assert names_in_csv(output) == ["a"]
 
 
+# ------------------------------------------------------------------------------------------ named pipes
+
+
+def test_a_pipe_in_the_place_of_a_row_is_thrown_away_as_damaged(output):
+    sweep([spec("a"), spec("b")], output)
+    row = output / "rows" / "fake.inference.a.json"
+    row.unlink()
+    os.mkfifo(row)
+    os.mkfifo(row.with_suffix(".draft"))
+    os.mkfifo(row.with_suffix(".first"))
+    sweep([spec("a"), spec("b")], output, resume=True)
+    assert (names_in_csv(output), ran(output)) == (["a", "b"], ["a", "b", "a"])
+
+
+@pytest.mark.parametrize(
+    "name", ["sweep.json", "accuracy.csv", "environment.json", ".lock", "logs/fake.inference.a.log"]
+)
+def test_a_pipe_in_the_place_of_another_file_is_said_at_once(output, name):
+    sweep([spec("a")], output)
+    (output / "rows" / "fake.inference.a.json").unlink()
+    (output / name).unlink(missing_ok=True)
+    os.mkfifo(output / name)
+    told = "sweep.json is missing or damaged" if name == "sweep.json" else f"{Path(name).name} is a named pipe"
+    with pytest.raises(HashbenchError, match=told):
+        sweep([spec("a")], output, resume=True)
+
+
 # ----------------------------------------------------------------------------------- while the cause is looked for
 
 

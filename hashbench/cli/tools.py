@@ -213,7 +213,7 @@ def _add_numeric(commands: Commands) -> None:
 
 
 def _numeric(parsed: argparse.Namespace) -> int:
-    from hashbench.io import replace_file
+    from hashbench.io import write_file
     from hashbench.tools.numeric import as_json, as_text, run_model
     from hashbench.tools.numeric.running import load_file
 
@@ -234,10 +234,7 @@ def _numeric(parsed: argparse.Namespace) -> int:
     )
     print(as_text(report, limit=parsed.lines))
     if parsed.json is not None:
-        try:
-            replace_file(parsed.json, as_json(report))
-        except OSError as error:
-            raise HashbenchError(f"cannot write {parsed.json}", consequence=str(error.strerror or error)) from error
+        write_file(parsed.json, as_json(report), tip="")
     return 0 if report else EXIT_DIFFERENCE
 
 
@@ -325,13 +322,13 @@ def _rows_of_sweeps(folders: Sequence[Path], device: str) -> tuple[AuditRow, ...
 
 def _copy(output: Path, path: Path) -> None:
     """The rows, and beside them the environment in which they were measured."""
-    from hashbench.io import replace_bytes
+    from hashbench.io import read_file, replace_bytes
     from hashbench.results.audit_table import AUDIT_FILE
 
     beside = path.with_name(f"{path.stem}.environment.json")
     try:
-        replace_bytes(path, (output / AUDIT_FILE).read_bytes())
-        replace_bytes(beside, (output / "environment.json").read_bytes())
+        replace_bytes(path, read_file(output / AUDIT_FILE))
+        replace_bytes(beside, read_file(output / "environment.json"))
     except OSError as error:
         raise HashbenchError(
             f"cannot write {path}", consequence=f"{error.strerror or error}; the rows are in {output}", tip=""

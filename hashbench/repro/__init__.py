@@ -298,13 +298,13 @@ def run_in_fresh_process(folder: Path, *, timeout: float, definition: Path | str
         _keep_output(folder / REPORT_FILE, done.stdout + done.stderr)
         if done.status not in (0, 1) or not counted.exists():
             return f"failed: {done.last_line}"
-        count = json.loads(counted.read_text(encoding="utf-8"))
+        count = json.loads(io.read_file(counted))
     return f"{'yes' if done.status else 'no'}: {count['differing']} of {count['calls']} calls differ"
 
 
 def _keep_output(path: Path, output: str) -> None:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = io.read_file(path).decode("utf-8")
     except OSError:  # somebody took the report away; the repro runs without
         return
     for private in (str(path.parent.resolve()), str(Path(sys.prefix).resolve())):

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import os
 import re
 import warnings
 from collections import defaultdict
@@ -22,7 +23,7 @@ from typing import Any, Never
 import torch
 
 from hashbench.errors import HashbenchError, first_line
-from hashbench.io import document_digest, from_json, to_json
+from hashbench.io import document_digest, from_json, open_file, read_file, to_json
 from hashbench.replay.call import CapturedCall, GeneratorSlot, Memory, Slot, TensorForm, generator_slots
 from hashbench.run.rng import preserved_rng, restore_random_states
 from hashbench.run.settings import applied
@@ -168,7 +169,7 @@ def document(call: CapturedCall, *, tensors: Path, recorded: Mapping[str, Any]) 
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with os.fdopen(open_file(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -215,7 +216,7 @@ def read_checked(folder: Path) -> SavedCall:
 
 def _read_document(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_file(path))
     except OSError as error:
         bad(f"{path.name}: {error.strerror}")
     except (ValueError, RecursionError):

@@ -7,6 +7,7 @@ explains every column. An absent value is an empty cell, never a zero.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hashbench.errors import HashbenchError
-from hashbench.io import from_json, read_json_object, replace_file, to_json
+from hashbench.io import from_json, open_file, read_file, read_json_object, replace_file, to_json
 from hashbench.results.folder import file_key
 from hashbench.results.rows import RowFormat, environments_of, read_table
 
@@ -161,7 +162,7 @@ def is_audit(path: Path) -> bool:
     if path.is_dir():
         return (path / AUDIT_FILE).is_file() and not (path / "accuracy.csv").exists()
     try:
-        with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        with os.fdopen(open_file(path), encoding="utf-8-sig", errors="replace", newline="") as file:
             header = file.readline(4096).rstrip("\r\n").split(",")
     except OSError:
         return False
@@ -211,7 +212,7 @@ def write_op(folder: Path, op: Op, rows: Iterable[AuditRow]) -> None:
 def read_op(folder: Path, op: Op) -> tuple[AuditRow, ...] | None:
     """The rows of an op; ``None`` where it has no file, or a damaged one."""
     try:
-        content = json.loads(op_file(folder, op).read_bytes())
+        content = json.loads(read_file(op_file(folder, op)))
         return tuple(map(AUDIT_ROWS.from_json, content)) if isinstance(content, list) else None
     except (OSError, ValueError, RecursionError):
         return None

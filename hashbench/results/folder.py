@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from hashbench.errors import HashbenchError
-from hashbench.io import replace_file
+from hashbench.io import NotRegularError, open_file, read_file, replace_file
 from hashbench.records import ROW_SCHEMA, SWEEP_SCHEMA, ModelSpec, Row, RunOptions
 from hashbench.results.rows import ROWS, environments_text, row_from_json, row_key, row_to_json
 from hashbench.text import a_few, one_line
@@ -102,7 +102,7 @@ class ResultsFolder:
             if not resume and not os.path.lexists(lock_path):
                 self._refuse_results()
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            lock = open_file(lock_path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise _cannot_write(self.path, error) from error
         try:
@@ -127,7 +127,7 @@ class ResultsFolder:
     def is_being_written(self) -> bool:
         """Whether a sweep holds the folder now."""
         try:
-            lock = os.open(self.path / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+            lock = open_file(self.path / LOCK_FILE)
         except OSError:
             return False
         try:
@@ -162,7 +162,7 @@ class ResultsFolder:
 
     def _began(self) -> str:
         try:
-            return str(json.loads(self.manifest.read_bytes()).get("began", ""))
+            return str(json.loads(read_file(self.manifest)).get("began", ""))
         except (OSError, ValueError, AttributeError):
             return ""
 
@@ -173,7 +173,7 @@ class ResultsFolder:
             HashbenchError: it is missing or damaged.
         """
         try:
-            manifest = json.loads(self.manifest.read_bytes())
+            manifest = json.loads(read_file(self.manifest))
         except (OSError, ValueError) as error:
             raise HashbenchError(
                 f"cannot resume {self.path}",
@@ -203,7 +203,7 @@ class ResultsFolder:
     def _known_environments(self) -> list[Mapping[str, Any]]:
         """Those that were kept, the sweep's own as the last."""
         try:
-            own = json.loads(self.environment.read_bytes())
+            own = json.loads(read_file(self.environment))
             return [*own.pop("previous", []), own]
         except (OSError, ValueError, AttributeError, TypeError):
             return []
@@ -265,14 +265,14 @@ class ResultsFolder:
         """Make ``accuracy.csv`` hold exactly ``rows``; a file that does already is left alone."""
         text = ROWS.text(rows)
         with contextlib.suppress(FileNotFoundError):
-            if self.csv.read_bytes() == text.encode():
+            if read_file(self.csv) == text.encode():
                 return
         replace_file(self.csv, text)
 
     def append_to_csv(self, row: Row) -> None:
         """Add one line to ``accuracy.csv``, all of it or nothing."""
         line = ROWS.line(row).encode()
-        descriptor = os.open(self.csv, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        descriptor = open_file(self.csv, os.O_WRONLY | os.O_APPEND)
         try:
             length = os.fstat(descriptor).st_size
             try:
@@ -291,14 +291,14 @@ def _write_whole(descriptor: int, line: bytes) -> None:
     os.fsync(descriptor)
 
 
-NOT_A_ROW = (ValueError, TypeError, AttributeError, RecursionError)
+NOT_A_ROW = (ValueError, TypeError, AttributeError, RecursionError, NotRegularError)
 """What reading a row file raises that holds something else."""
 
 
 def row_in(path: Path, spec: ModelSpec, mode: str) -> Row:
     """The row of ``spec`` in the file ``path``; one that somebody renamed or copied is damaged. Raises ``OSError``, or
     one of :data:`NOT_A_ROW`."""
-    row = row_from_json(json.loads(path.read_bytes()))
+    row = row_from_json(json.loads(read_file(path)))
     if (row.suite, row.mode, row.name) != (spec.suite, mode, spec.name):
         raise ValueError("the row is another model's")
     return row

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hashbench.catalog import STATUSES
 from hashbench.errors import HashbenchError
-from hashbench.io import from_json, read_json_object, to_json
+from hashbench.io import from_json, read_file, read_json_object, to_json
 from hashbench.records import ROW_KEY, ROW_SCHEMA, ExpectedRow, Row
 from hashbench.text import one_line
 
@@ -82,7 +82,7 @@ _MEND = "The file is damaged or was cut off; make it again or mend that line."
 
 def _read_text(path: Path) -> str:
     try:
-        data = path.read_bytes()
+        data = read_file(path)
     except OSError as error:
         raise HashbenchError(f"cannot read {path}", consequence=error.strerror or str(error), tip="") from error
     if not data.strip():

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hashbench.errors import HashbenchError
+from hashbench.io import read_file
 from hashbench.records import DETERMINISTIC, ModelSpec
 
 COLUMNS: tuple[str, ...] = tuple(
@@ -47,7 +48,7 @@ def read_suite(path: Path, *, suite: str) -> tuple[ModelSpec, ...]:
         HashbenchError: an unknown column, a duplicate name or a bad value; the message has the file and the line.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise HashbenchError(f"cannot read {path}", consequence=str(error), tip="Check the file.") from error
     lines: dict[str, int] = {}

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Never, TypedDict, TypeVar, Unpack, cast, overload
 
 from hashbench.errors import HashbenchError, last_line
-from hashbench.io import replace_file
+from hashbench.io import read_file, replace_file
 from hashbench.processes import Child, exit_at_once, python_calling
 from hashbench.records import DETERMINISTIC, ModelSpec
 
@@ -357,7 +357,7 @@ def offered(target: str, argument: str, suite: str, *, hint: str) -> list[dict[s
             status = child.wait(LISTING_SECONDS)
         if not answer.exists():
             raise _unusable(suite, _how_it_ended(status, printed), tip=hint)
-        offer = json.loads(answer.read_text(encoding="utf-8"))
+        offer = json.loads(read_file(answer))
     if "problem" in offer:
         raise _unusable(suite, offer["problem"], tip=offer["tip"] or hint)
     models: list[dict[str, Any]] = offer["models"]
@@ -389,5 +389,5 @@ def _how_it_ended(status: int | None, printed: Path) -> str:
         return f"its import took longer than {LISTING_SECONDS:g} seconds"
     if status < 0:
         return f"its import was ended by {signal.Signals(-status).name}"
-    last = last_line(printed.read_text(encoding="utf-8", errors="replace"))
+    last = last_line(read_file(printed).decode("utf-8", "replace"))
     return f"its import ended the process with status {status}{f' ({last})' if last else ''}"

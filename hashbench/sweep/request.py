@@ -17,6 +17,7 @@ from typing import Any
 from hashbench.catalog import OUT_OF_MEMORY
 from hashbench.devices import visibility
 from hashbench.errors import HashbenchError
+from hashbench.io import read_file
 from hashbench.records import ModelSpec, RunOptions
 from hashbench.results.folder import ACCURACY_FILE, SELECTION_FILE
 from hashbench.results.load import load_sweep
@@ -203,7 +204,7 @@ def newest_before(output: Path, *, models: Collection[tuple[str, str]], mode: st
     where there is none."""
     for manifest in _newest_manifests(output.absolute()):
         try:
-            content = json.loads(manifest.read_bytes())
+            content = json.loads(read_file(manifest))
             asked, known = content["options"], {(suite, name) for suite, name in content["models"]}
             enough = 2 * len(known.intersection(models)) >= len(models)
             if enough and (asked["mode"], asked["device"]) == (mode, device):

@@ -392,7 +392,7 @@ class _Sweep:
         return HashbenchError(
             f"cannot write into {self.folder.path}",
             consequence=f"{error.strerror or error}; {len(self.rows)} of {len(self.specs)} rows are safe",
-            tip="Free space, then run the same command with --resume.",
+            tip="Free space, or mend what is wrong there, then run the same command with --resume.",
         )
 
 

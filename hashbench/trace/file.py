@@ -19,7 +19,7 @@ from typing import NoReturn, TypeVar
 import xxhash
 
 from hashbench.errors import HashbenchError
-from hashbench.io import replace_file
+from hashbench.io import read_file, replace_file
 from hashbench.records import (
     TRACE_SCHEMA,
     Leaf,
@@ -157,7 +157,7 @@ def read(path: Path) -> Trace:
             trace that is not whole is never read as a shorter one.
     """
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = read_file(path).decode("utf-8")
     except OSError as error:
         raise _unreadable(path, error.strerror or str(error)) from error
     except UnicodeDecodeError as error:

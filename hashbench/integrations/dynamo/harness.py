@@ -20,6 +20,7 @@ from typing import Never
 
 from hashbench.errors import HashbenchError
 from hashbench.integrations.dynamo.session import Session, chosen_model
+from hashbench.io import read_file
 from hashbench.processes import Child, describe_end
 
 COMMON_FILE = "common.py"
@@ -63,7 +64,7 @@ def check_harness(script: Path) -> None:
 
 def _tree(path: Path) -> ast.Module:
     try:
-        return ast.parse(path.read_bytes())
+        return ast.parse(read_file(path))
     except (OSError, SyntaxError, ValueError) as error:
         reason = f"it is not Python that this interpreter reads ({error}); nothing was run"
         raise HashbenchError(f"cannot read {path}", consequence=reason, tip=_TIP) from error

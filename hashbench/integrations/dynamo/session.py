@@ -12,13 +12,14 @@ import contextlib
 import csv
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hashbench.catalog import STATUSES, Status
-from hashbench.io import from_json, replace_file
+from hashbench.io import from_json, open_file, read_file, replace_file
 from hashbench.records import HarnessRow, ModelSpec, Row, extended
 from hashbench.results.folder import ResultsFolder, file_key
 from hashbench.results.load import dynamo_row
@@ -125,7 +126,7 @@ def read_notes(session: Session) -> list[Note]:
     notes = []
     for path in sorted(session.notes.glob("*.json"), key=lambda path: path.stat().st_mtime_ns):
         with contextlib.suppress(OSError, ValueError):
-            notes.append(from_json(Note, json.loads(path.read_text(encoding="utf-8"))))
+            notes.append(from_json(Note, json.loads(read_file(path))))
     return notes
 
 
@@ -182,7 +183,7 @@ def write(session: Session, rows: Sequence[HarnessRow]) -> Path:
 def read_harness_rows(path: Path) -> list[Row]:
     """What the harness's CSV says; nothing where there is none yet, or it is not one of accuracies."""
     try:
-        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        with os.fdopen(open_file(path), encoding="utf-8", errors="replace", newline="") as file:
             rows = [dynamo_row({key: cell or "" for key, cell in line.items()}) for line in csv.DictReader(file)]
     except (OSError, csv.Error):
         return []

@@ -34,7 +34,7 @@ import psutil
 
 from hashbench.devices.visibility import WORKSPACE_VARIABLE, DeviceAssignment, workspace_config, workspace_conflict
 from hashbench.errors import HashbenchError
-from hashbench.io import replace_file
+from hashbench.io import open_file, replace_file
 from hashbench.processes import end_family, end_with, exit_at_once, uncollected, variables
 from hashbench.records import ModelSpec, Row, RunOptions
 from hashbench.results.rows import row_to_json
@@ -321,7 +321,7 @@ def _lead_a_group() -> None:
 
 
 def _redirect_output(log: Path) -> None:
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    descriptor = open_file(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for standard in (1, 2):
         os.dup2(descriptor, standard)
     os.close(descriptor)

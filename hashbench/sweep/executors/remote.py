@@ -21,7 +21,7 @@ from typing import Any
 
 from hashbench import __version__
 from hashbench.errors import HashbenchError
-from hashbench.io import file_digest, from_json
+from hashbench.io import file_digest, from_json, read_file
 from hashbench.records import ModelSpec, RunOptions
 from hashbench.results.folder import ResultsFolder, file_key
 from hashbench.suites import registry
@@ -107,7 +107,7 @@ def _run(asked: Mapping[str, Any], folder: ResultsFolder) -> tuple[TaskResult, d
             _sleep_until_it_ends(task.timeout)
             (ended,) = executor.wait()
         files = (path for path in sorted(folder.path.rglob("*")) if path.is_file() and not path.name.startswith("."))
-        return ended, {path.relative_to(folder.path).as_posix(): path.read_bytes() for path in files}
+        return ended, {path.relative_to(folder.path).as_posix(): read_file(path) for path in files}
 
 
 def _task(asked: Mapping[str, Any], folder: ResultsFolder) -> Task:

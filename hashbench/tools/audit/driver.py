@@ -16,7 +16,7 @@ from typing import Any
 
 from hashbench.devices.visibility import freest
 from hashbench.errors import HashbenchError
-from hashbench.io import replace_file, to_json
+from hashbench.io import read_file, replace_file, to_json
 from hashbench.processes import Interrupts, describe_end, last_words, python_calling
 from hashbench.processes import run as run_process
 from hashbench.records import ModelSpec, RunOptions
@@ -261,4 +261,4 @@ def _catalog(folder: Path) -> list[Op]:
                 consequence=f"nothing was run ({done.last_line})",
                 tip="It needs the package expecttest: pip install expecttest.",
             )
-    return [(str(source), str(op)) for source, op in json.loads(path.read_bytes())]
+    return [(str(source), str(op)) for source, op in json.loads(read_file(path))]

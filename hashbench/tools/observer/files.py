@@ -21,7 +21,7 @@ import safetensors.torch
 import torch
 
 from hashbench.errors import HashbenchError
-from hashbench.io import document_digest, from_json, replace_bytes, replace_file, to_json
+from hashbench.io import document_digest, from_json, read_file, replace_bytes, replace_file, to_json
 from hashbench.records import OpRecord
 from hashbench.text import one_line, shorten
 from hashbench.tools.observer.recording import Observation, Recording, Saved
@@ -203,7 +203,7 @@ def _refusing(path: Path) -> Iterator[None]:
 
 def _read(path: Path) -> tuple[Recording, str]:
     """The recording, and the SHA-256 of its tensors' file."""
-    document = _document(path.read_bytes())
+    document = _document(read_file(path))
     if document.error:
         raise ValueError(f"its run ended with an error: {document.error:.200}")
     if document.tensors and not _SHA256.fullmatch(document.tensors):
@@ -261,7 +261,7 @@ def _read_tensors(path: Path, sha256: str, recording: Recording) -> dict[int, to
         return {}
     file = _tensors_path(path, sha256)
     try:
-        content = file.read_bytes()
+        content = read_file(file)
     except OSError as error:
         raise ValueError(f"its tensors, {file.name}: {error.strerror}") from None
     if hashlib.sha256(content).hexdigest() != sha256:

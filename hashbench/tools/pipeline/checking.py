@@ -24,6 +24,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hashbench.errors import HashbenchError, first_line
+from hashbench.io import open_file, read_file
 from hashbench.processes import Child, describe_end, python_calling
 from hashbench.suites.python_suites import import_file
 from hashbench.tools.pipeline import MARK, observed
@@ -127,7 +128,7 @@ def run_once(config: Path, folder: Path, *, hash_seed: str, hash_seed_by: str, t
     variables = {"PYTHONHASHSEED": hash_seed}
     text = json.dumps(task) + "\n"
     with (
-        log.open("ab") as printed,
+        os.fdopen(open_file(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as printed,
         Child(command, task=text, stdout=printed, stderr=printed, environment=variables) as child,
     ):
         status = child.wait(timeout)
@@ -135,7 +136,7 @@ def run_once(config: Path, folder: Path, *, hash_seed: str, hash_seed_by: str, t
     if status is None:
         raise _unfinished(config, f"it took more than {timeout:g} s", f"Give it more with --timeout. {tip}")
     try:
-        error = json.loads((folder / ANSWER_FILE).read_text(encoding="utf-8"))["error"]
+        error = json.loads(read_file(folder / ANSWER_FILE))["error"]
     except (OSError, ValueError):
         raise _unfinished(config, describe_end(status), tip) from None
     (folder / ANSWER_FILE).unlink()
@@ -210,7 +211,7 @@ def _of_yaml(path: Path) -> tuple[dict[str, Any], Mapping[Any, Any]]:
     except ImportError:
         raise _unusable(path, "reading YAML needs PyYAML", tip="pip install 'hashbench[pipeline]'") from None
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(read_file(path).decode("utf-8"))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         first = first_line(error) or type(error).__name__
         raise _unusable(path, f"it is not YAML ({first})", tip="Check it with any YAML tool.") from error

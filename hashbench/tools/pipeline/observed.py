@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hashbench.errors import HashbenchError
-from hashbench.io import file_digest, from_json, replace_file, to_json
+from hashbench.io import file_digest, from_json, read_file, replace_file, to_json
 from hashbench.records import Trace
 from hashbench.text import squeezed
 from hashbench.trace import file
@@ -358,11 +358,11 @@ def _file(folder: Path, name: str) -> Path:
 
 
 def _json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+    return json.loads(read_file(path))
 
 
 def _layers(path: Path) -> tuple[tuple[str, ...], ...]:
-    header, *rows = list(csv.reader(io.StringIO(path.read_text(encoding="utf-8"), newline=""))) or [[]]
+    header, *rows = list(csv.reader(io.StringIO(read_file(path).decode("utf-8"), newline=""))) or [[]]
     if any(len(row) != len(LAYER_COLUMNS) for row in rows) or tuple(header) != LAYER_COLUMNS:
         raise _unreadable(path.parent, f"{LAYERS_FILE} has other columns")
     return tuple(map(tuple, rows))

@@ -22,7 +22,7 @@ import torch
 import xxhash
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from hashbench.io import file_digest, from_json, to_json
+from hashbench.io import file_digest, from_json, read_file, to_json
 from hashbench.run.outputs import NotComparableError, flatten
 from hashbench.run.rng import global_state_digests
 from hashbench.tools.pipeline.loading import NOT_LOADER, Anatomy, dissect
@@ -310,7 +310,7 @@ def read_notes(folder: Path) -> tuple[list[Worker], dict[int, list[Batch]]]:
     batches: dict[int, list[Batch]] = {}
     for path in sorted(folder.glob("*.jsonl"), key=lambda path: int(path.stem)):
         noted = batches.setdefault(int(path.stem), [])
-        for line in path.read_text(encoding="utf-8").split("\n")[:-1]:
+        for line in read_file(path).decode("utf-8").split("\n")[:-1]:
             entry = json.loads(line)
             if "worker" in entry:
                 workers.append(from_json(Worker, entry["worker"]))
