@@ -233,3 +233,15 @@ def test_package_itself_loads_nothing() -> None:
     code = "import hashbench, sys; print([n for n in sys.modules if n.startswith('hashbench.') or n == 'torch'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_the_help_loads_no_library() -> None:
+    code = (
+        "import sys, hashbench.cli\n"
+        "try: hashbench.cli.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(*(name for name in sys.modules if '.' not in name))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = done.stdout.splitlines()[-1].split()
+    assert not {"torch", "pandas", "numpy", "tabulate", "jinja2", "xxhash", "email"} & set(loaded)

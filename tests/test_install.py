@@ -77,6 +77,7 @@ def names(wheel: Path) -> list[str]:
         "hashbench/repro/templates/REPORT.md.jinja",
         "hashbench/repro/templates/experiments/repeat.py.jinja",
         "hashbench/models/specimens/races.py",
+        "hashbench/docs/zoo.md",
     ],
 )
 def test_wheel_holds(path: str, wheel: Path) -> None:
@@ -113,6 +114,16 @@ def test_installed_hashbench_lists_its_own_zoo(installed: Path, tmp_path: Path) 
 def test_installed_hashbench_builds_its_own_specimens(installed: Path, tmp_path: Path) -> None:
     found = said_by(BUILD, installed=installed, cwd=tmp_path)
     assert Path(found["source"]).is_relative_to(installed / "hashbench" / "models" / "specimens")
+
+
+def test_installed_hashbench_shows_its_documentation(installed: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    command = [sys.executable, "-m", "hashbench", "docs"]
+    listed = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert [line.split()[2] for line in listed.stdout.splitlines()[:-2]] == sorted(
+        page.stem for page in (CHECKOUT / "docs").glob("*.md")
+    )
+    assert str(installed / "hashbench" / "docs") in listed.stdout
 
 
 def said_by(code: str, *, installed: Path, cwd: Path) -> dict[str, Any]:

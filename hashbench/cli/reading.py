@@ -1,4 +1,4 @@
-"""The subcommands that run no models: ``list``, ``diff``, ``compare``, ``replay`` and ``env``.
+"""The subcommands that run no models: ``list``, ``diff``, ``compare``, ``replay``, ``env`` and ``docs``.
 
 Also what the words after ``--suite`` stand for.
 """
@@ -11,13 +11,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from tabulate import tabulate
-
 from hashbench.cli import flags
 from hashbench.cli.flags import EXIT_DIFFERENCE, Commands, Flags, say
 from hashbench.errors import HashbenchError
 from hashbench.records import ModelSpec
-from hashbench.results.rows import csv_line, defuse
 from hashbench.text import one_line
 
 COLUMNS = ("suite", "name", "task", "parameters", "batch size", "input", "default", "notes")
@@ -55,6 +52,10 @@ def add(commands: Commands) -> None:
     env = commands.add_parser("env", help="the fingerprint of this machine")
     env.add_argument("-d", "--device", default="cpu", metavar="D")
     env.set_defaults(command=_env)
+
+    docs = commands.add_parser("docs", help="the documentation: its pages, or one of them")
+    docs.add_argument("page", nargs="?", default="", metavar="PAGE", help="print this page (default: list all pages)")
+    docs.set_defaults(command=_docs)
 
 
 def _diff(parsed: argparse.Namespace) -> int:
@@ -110,6 +111,41 @@ def _env(parsed: argparse.Namespace) -> int:
     return 0
 
 
+def _docs(parsed: argparse.Namespace) -> int:
+    pages = _pages()
+    page = parsed.page.removeprefix("docs/").removesuffix(".md")
+    if not page:
+        print("\n".join(f"hashbench docs {name:12}  {_title(path)}" for name, path in pages.items()))
+        print(f"\nThe pages are in {next(iter(pages.values())).parent}")
+    elif page in pages:
+        print(pages[page].read_text(encoding="utf-8").rstrip("\n"))
+    else:
+        raise HashbenchError(
+            f"the documentation has no page {parsed.page!r}",
+            consequence="nothing to print",
+            tip=f"The pages are {', '.join(pages)}.",
+        )
+    return 0
+
+
+def _pages() -> dict[str, Path]:
+    """Pages by name: ``hashbench/docs`` of an installed wheel, else ``docs`` beside the package in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "docs", package.parent / "docs"):
+        if (folder / "design.md").is_file():
+            return {path.stem: path for path in sorted(folder.glob("*.md"))}
+    raise HashbenchError(
+        "cannot find hashbench's documentation",
+        consequence="no page can be shown",
+        tip="Install hashbench again, or run it from a whole checkout.",
+    )
+
+
+def _title(page: Path) -> str:
+    with page.open(encoding="utf-8") as file:
+        return file.readline().lstrip("# ").rstrip().replace("`", "")
+
+
 # ---------------------------------------------------------------------------------------------------- suites, list
 
 
@@ -160,11 +196,15 @@ def _print(specs: Sequence[ModelSpec], form: str) -> None:
     elif form == "csv":
         print(_as_csv(specs), end="")
     else:
+        from tabulate import tabulate
+
         print(tabulate([_listed(spec) for spec in specs], headers=COLUMNS, disable_numparse=True, colalign=_ALIGNED))
         print(f"\n{len(specs)} models")
 
 
 def _as_csv(specs: Sequence[ModelSpec]) -> str:
+    from hashbench.results.rows import csv_line, defuse
+
     lines = [csv_line(field.name for field in dataclasses.fields(ModelSpec))]
     for spec in specs:
         values = {**dataclasses.asdict(spec), "input_shape": _shape(spec), "default": "yes" if spec.default else ""}

@@ -17,10 +17,10 @@ from hashbench.cli.flags import EXIT_DIFFERENCE, Commands, OneLineParser, made_o
 from hashbench.cli.reading import add_suites, suites_to_sweep
 from hashbench.errors import HashbenchError
 from hashbench.io import write_file
-from hashbench.nightly import Part
 from hashbench.records import MODES, ModelSpec
 
 if TYPE_CHECKING:
+    from hashbench.nightly import Part
     from hashbench.sweep.request import SweepRequest
 
 

@@ -237,7 +237,7 @@ def tried(book: Ledger, device: torch.device) -> DigestPath:
         raise HashbenchError(
             f"cannot make digests on {device}",
             consequence=f"nothing can be traced there ({_in_short(error)})",
-            tip="docs/devices.md says what a device must be able to do.",
+            tip="`hashbench docs devices` says what a device must be able to do.",
         ) from error
     path = book.path(device)
     if digest != digest_of_bytes(data):

@@ -63,7 +63,7 @@ class BundledSuite:
 
     Attributes:
         name: of the suite and its CSV.
-        package: the module that must be importable to sweep it; empty: none that hashbench does not need.
+        package: the module that must be importable to sweep it; empty: none but torch.
         install: how that comes to be.
         variants: endings of the names of further CSVs with the same models, built by the same function.
         apart: why ``all`` leaves it out; empty where it does not.
@@ -127,7 +127,7 @@ _SUITES = (
         builder="hashbench.suites.model_zoos:load_torchbench",
         lister="hashbench.suites.model_zoos:torchbench_models",
     ),
-    BundledSuite("torchvision"),
+    BundledSuite("torchvision", "torchvision", "pip install the torchvision of this torch"),
 )
 """A new bundled suite is one entry here, its CSV, and a module ``hashbench/suites/<name>.py`` with ``load``."""
 

@@ -11,6 +11,7 @@ import pytest
 
 from hashbench.cli import main
 from hashbench.cli.reading import count
+from hashbench.errors import HashbenchError
 from hashbench.suites import csv_file, registry
 
 ZOO = """
@@ -118,3 +119,20 @@ def test_a_note_that_a_spreadsheet_would_execute_is_defused(capsys, tmp_path):
     assert main(["list", "--suite", str(path), "--format", "csv"]) == 0
     (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
     assert (row["name"], row["note"]) == ("'=1+1", "'@SUM(A1)")
+
+
+def test_docs_lists_the_pages_by_title_and_prints_one(capsys):
+    assert main(["docs"]) == 0
+    assert "hashbench docs zoo           Your own models\n" in capsys.readouterr().out
+    for name in ("zoo", "zoo.md", "docs/zoo.md"):
+        assert main(["docs", name]) == 0
+        assert capsys.readouterr().out.startswith("# Your own models\n")
+    assert main(["docs", "../README"]) == 2
+    assert "the documentation has no page '../README'" in capsys.readouterr().err
+
+
+def test_without_torchvision_its_suite_says_how_to_get_it_and_others_run(monkeypatch):
+    monkeypatch.setattr(registry, "_importable", lambda module: module != "torchvision")
+    with pytest.raises(HashbenchError, match="pip install the torchvision of this torch"):
+        registry.require(["torchvision"])
+    assert "torchvision" not in registry.choose(["all"], tiny=False).suites

@@ -79,7 +79,7 @@ def _file(name: str, line: str) -> None:
 # ------------------------------------------------------------------------------------------------ the command line
 
 COMMANDS = (
-    *("sweep", "nightly", "report", "expect", "merge", "list", "diff", "compare", "replay", "env", "dynamo"),
+    *("sweep", "nightly", "report", "expect", "merge", "list", "diff", "compare", "replay", "env", "docs", "dynamo"),
     *("pipeline", "pipeline check", "pipeline compare", "numeric", "audit"),
 )
 

@@ -58,7 +58,7 @@ def check_harness(script: Path) -> None:
         raise HashbenchError(
             f"{common} has no {missing}",
             consequence="this version of the harness has moved on and hashbench cannot plug into it; nothing was run",
-            tip="docs/dynamo.md lists the versions that were tried; a newer hashbench may know this one.",
+            tip="`hashbench docs dynamo` lists the versions that were tried; a newer hashbench may know this one.",
         )
 
 
