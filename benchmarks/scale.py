@@ -65,6 +65,10 @@ class RecordedExecutor:
         self.elapsed += time.perf_counter() - elapsed
         return (TaskResult(task=task, wall_seconds=self._seconds[task.spec.name], exit_code=0),)
 
+    def phase(self, key: str) -> str:  # noqa: ARG002
+        """Nothing to tell."""
+        return ""
+
     def close(self) -> None:
         """Nothing to end."""
 

@@ -1,6 +1,7 @@
 """Child processes: started, waited for with a time limit, ended with everything they started, and how they ended.
 
-Also time budgets, environment variables set for a while, and Ctrl-C deferred to safe points.
+Also what this process is doing for whoever shows it, time budgets, environment variables set for a while, and Ctrl-C
+deferred to safe points.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -201,6 +203,27 @@ class Budget:
     def left(self) -> float:
         """Seconds that are left; below 0 when it is overdrawn."""
         return self._ends - monotonic()
+
+
+# -------------------------------------------------------------------------------------------- what is done just now
+
+_PHASE_LISTENER: ContextVar[Callable[[str], object] | None] = ContextVar("hashbench_phase_listener", default=None)
+
+
+def tell_phase(phase: str) -> None:
+    """Tell whoever listens what this process begins to do, in a few words (``run 2 of 2``, ``experiments 12/26``)."""
+    if (listener := _PHASE_LISTENER.get()) is not None:
+        listener(phase)
+
+
+@contextlib.contextmanager
+def phases_told_to(listener: Callable[[str], object]) -> Iterator[None]:
+    """A context in which ``listener`` is called with each phase that this thread enters."""
+    token = _PHASE_LISTENER.set(listener)
+    try:
+        yield
+    finally:
+        _PHASE_LISTENER.reset(token)
 
 
 # --------------------------------------------------------------------------------------------------- in a child

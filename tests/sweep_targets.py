@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 
 from hashbench.io import replace_file
+from hashbench.processes import tell_phase
 from hashbench.records import ModelSpec, Row, RunOptions
 from hashbench.results.folder import ResultsFolder, file_key
 from hashbench.results.rows import row_to_json
@@ -123,6 +124,11 @@ def do_nap(*_):
 
 
 def do_hang(*_):
+    time.sleep(FOR_EVER)
+
+
+def do_tell(*_):
+    tell_phase("slot_memory: run 2")
     time.sleep(FOR_EVER)
 
 

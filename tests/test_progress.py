@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+import re
+import sys
+from dataclasses import replace
 
 import pytest
 
 from hashbench.cli.sweep import Progress, _time_left
 from hashbench.devices.visibility import DeviceAssignment
+from hashbench.processes import phases_told_to, tell_phase
 from hashbench.records import Row
 from hashbench.sweep.executors import Resources
 from hashbench.sweep.run import ModelFinished, ModelRequeued, ModelStarted, SweepOpened, SweepPlanned
@@ -37,7 +41,7 @@ def shown(stream):
     with Progress(stream) as progress:
         for event in EVENTS:
             progress(event)
-    return stream.getvalue()
+    return stream.getvalue() if stream is not None else ""
 
 
 def test_a_terminal_shows_what_runs_the_time_left_and_what_went_wrong():
@@ -47,6 +51,67 @@ def test_a_terminal_shows_what_runs_the_time_left_and_what_went_wrong():
     assert any(frame.rstrip().endswith("vit, unet") and "40 s left" in frame for frame in frames)
     assert any(frame.strip() == "vit  eager_two_runs_differ  aten::index_put" for frame in frames)
     assert not any("resnet18  pass" in frame for frame in frames)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def shown_at(stream, *moments, events=EVENTS[:2], phases=()):
+    """What is shown where ticks come at ``moments``, at which ``resnet18`` is in the phase of the same place."""
+    clock, phase = Clock(), iter(phases)
+    told = []
+    progress = Progress(stream, clock=clock)
+    for event in events:
+        progress(replace(event, phase=lambda: told[-1] if told else "") if isinstance(event, ModelStarted) else event)
+    for clock.now in moments:
+        told += [next(phase, "")]
+        before = len(stream.getvalue())
+        progress.tick()
+        yield stream.getvalue()[before:].replace("\r", "\n").strip().splitlines()
+
+
+def test_a_terminal_shows_the_phase_and_the_time_at_every_tick():
+    frames = shown_at(Terminal(), 1, 2, 3, phases=["loading", "slot_memory: run 1", "slot_memory: run 2"])
+    assert [frame[-1].split("] ")[1] for frame in frames] == [
+        "resnet18 (loading)",
+        "resnet18 (slot_memory: run 1, 2 s)",
+        "resnet18 (slot_memory: run 2, 3 s)",
+    ]
+
+
+def test_the_time_left_goes_down_between_two_models_and_is_not_said_when_it_is_overdrawn():
+    frames = list(shown_at(Terminal(), 10, 30, 50, 100, events=EVENTS[:5]))
+    assert [re.search(r", (\d+) s left", frame[-1])[1] for frame in frames[:2]] == ["30", "10"]
+    assert "left" not in frames[-1][-1], "two models run, and nothing waits"
+
+
+def test_off_a_terminal_a_long_model_has_a_line_every_half_minute_and_at_new_stages():
+    phases = {5: "run 1 of 2", 29: "run 2 of 2", 30: "run 2 of 2", 35: "clocks: run 1", 40: "clocks: run 9"}
+    phases |= {41: "clocks: run 10", 69: "clocks: run 40", 70: "clocks: run 41"}
+    lines = dict(zip(phases, shown_at(io.StringIO(), *phases, phases=phases.values()), strict=True))
+    assert {moment: line for moment, line in lines.items() if line} == {
+        30: ["[1/4] running: resnet18 (run 2 of 2, 30 s)"],
+        40: ["[1/4] running: resnet18 (clocks: run 9, 40 s)"],
+        70: ["[1/4] running: resnet18 (clocks: run 41, 70 s)"],
+    }
+
+
+def test_without_a_standard_error_nothing_is_shown(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    shown(None)
+
+
+def test_phases_are_told_to_who_listens_and_to_nobody_else():
+    told = []
+    tell_phase("before")
+    with phases_told_to(told.append):
+        tell_phase("run 1 of 2")
+    tell_phase("after")
+    assert told == ["run 1 of 2"]
 
 
 def test_a_closed_stream_does_not_end_the_sweep():

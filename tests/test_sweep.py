@@ -121,6 +121,21 @@ def test_events_tell_the_story_in_order(output):
     assert rest[-1].eta_seconds == 0
 
 
+def test_what_a_worker_is_doing_is_known_while_it_runs_and_a_killed_one_leaves_nothing_of_it(output):
+    started = []
+
+    def told():
+        return [event.phase() for event in started if isinstance(event, ModelStarted)]
+
+    executor = OutOfTimeOnce(lambda: told() == ["slot_memory: run 2"])
+    result = sweep([spec("a", "tell")], output, executor=executor, on_event=started.append)
+    assert [row.accuracy for row in result.rows] == ["timeout"]
+    assert told() == [""]
+    sweep([spec("a", "pass")], output.with_name("other"))
+    left, other = ({path.name for path in folder.rglob("*")} for folder in (output, output.with_name("other")))
+    assert left - other == set()
+
+
 def test_a_model_that_cannot_run_here_is_skipped_without_a_process(output):
     models = [
         spec("a", skip_training="no loss", skip_inference="needs a GPU"),

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from hashbench.catalog import Status
 from hashbench.check.pair import PairCheck, retried_with_warnings, row_of
 from hashbench.diagnose import fresh_process
+from hashbench.processes import tell_phase
 from hashbench.records import Failure, ModelSpec, Row, RunOptions, Trace
 from hashbench.run import outputs
 from hashbench.run.outcome import (
@@ -92,6 +93,7 @@ class BenchmarkRunner:
 
     def _loaded_and_checked(self, spec: ModelSpec, level: str) -> Outcome:
         with deterministic_settings(level, threads=self.options.threads):
+            tell_phase("loading")
             try:
                 workload = self.load_model(spec)
             except Exception as error:

@@ -18,6 +18,7 @@ from hashbench.diagnose import driver, fresh_process
 from hashbench.divergence import find as find_divergence
 from hashbench.errors import ran_out_of_memory
 from hashbench.io import replace_file
+from hashbench.processes import tell_phase
 from hashbench.records import (
     Decision,
     Diagnosis,
@@ -128,6 +129,7 @@ class PairCheck:
         if outcome.accuracy != Status.TWO_RUNS_DIFFER:
             return outcome
         for number in range(1, CONFIRMING_PAIRS + 1):
+            tell_phase(f"confirming pair {number}")
             first, second = (self.attempt(diagnosing=True) for _ in range(2))
             if isinstance(first, Failure) or isinstance(second, Failure) or first.trace is None or second.trace is None:
                 return replace(outcome, confirmed="no: a further run failed")
@@ -149,6 +151,7 @@ class PairCheck:
         """The outcome with what two untraced runs say, where that is asked for and all runs succeeded."""
         if not self.options.untraced_pair or outcome.run_counts is None:
             return outcome
+        tell_phase("untraced pair")
         first, second = (self.attempt(traced=False) for _ in range(2))
         traced = self.attempt()
         if isinstance(first, Failure) or isinstance(second, Failure) or isinstance(traced, Failure):
@@ -196,6 +199,7 @@ class PairCheck:
         replace_file(folder.draft_path(key), json.dumps(row_to_json(row)))
 
     def _numbered(self, number: int) -> Run | Failure:
+        tell_phase(f"run {number} of {self.runs}")
         return self.attempt() if self.numbered is None else self.numbered(number)
 
 

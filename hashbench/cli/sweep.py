@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
+import re
 import sys
 import textwrap
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
@@ -41,6 +46,15 @@ _OF_RAY = {"address": "--address", "resources": "--ray-resource", "gpus": "--ray
 
 _SHOWN = 6
 """Models that run, by name: a cluster runs more of them than a line can hold."""
+
+TICK_SECONDS = 1.0
+SPARSE_SECONDS = 30.0
+"""Off a terminal: how long a model runs, and how long nothing was said, before a line tells how far it is."""
+
+_WORTH_SAYING = 2
+"""Seconds from which on a model that runs is shown with its time."""
+
+_NUMBERS = re.compile(r"[\d/]+")
 
 
 def add(commands: Commands) -> None:
@@ -210,36 +224,71 @@ def _resource(text: str) -> tuple[str, float]:
 # --------------------------------------------------------------------------------------------------- while it runs
 
 
+@dataclass(slots=True)
+class _Running:
+    """A model that runs since ``started``, and what tells its phase."""
+
+    name: str
+    phase: Callable[[], str]
+    started: float
+
+    def words(self, now: float) -> str:
+        """``resnet18 (clocks: run 2, 45 s)``"""
+        seconds = now - self.started
+        known = ", ".join(filter(None, [self.phase(), f"{seconds:.0f} s" if seconds >= _WORTH_SAYING else ""]))
+        return f"{self.name} ({known})" if known else self.name
+
+    def stage(self) -> str:
+        """Its phase without the numbers that count runs."""
+        return _NUMBERS.sub("", self.phase())
+
+
 class Progress:
     """Shows the events of :func:`hashbench.sweep.run.run_sweep` on ``stream`` (by default standard error).
 
-    A terminal gets a bar with the models that run and the time left, and above it a line for each row that is not
-    ``pass``. Anything else gets one line for each finished model. A stream that is closed is no reason to stop a sweep.
+    A terminal gets a bar with the models that run, what each is doing and the time left, drawn anew every second, and
+    above it a line for each row that is not ``pass``. Anything else gets one line for each finished model, and where
+    models take long, every half minute or when they come to another stage, one that says how far they are. A stream
+    that is closed is no reason to stop a sweep.
+
+    ``clock`` gives seconds. In its context a thread calls :meth:`tick` every second.
     """
 
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
+    def __init__(self, stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream or sys.stderr or io.StringIO()  # Python has none where file descriptor 2 is closed
         self._on_terminal = self._stream.isatty()
         self._bar: Any = None  # of tqdm
-        self._running: list[str] = []
+        self._clock = clock
+        self._running: list[_Running] = []
+        self._done = self._total = 0
+        self._finished_at = self._said_at = clock()
+        self._seconds_left = 0.0
+        self._stages: list[str] = []
+        self._before_the_first = "starting workers"
+        self._lock, self._ended = threading.RLock(), threading.Event()
+        self._ticking = threading.Thread(target=self._tick_on, name="hashbench progress", daemon=True)
 
     def __enter__(self) -> Self:
+        self._ticking.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._ticking.join()
         if self._bar is not None:
             self._bar.close()
 
     def __call__(self, event: Event) -> None:
         """Show ``event``."""
-        with contextlib.suppress(OSError, ValueError):
+        with self._lock, contextlib.suppress(OSError, ValueError):
             match event:
                 case SweepOpened():
                     self._open(event)
                 case SweepPlanned():
                     self._print(_plan(event))
                 case ModelStarted():
-                    self._running.append(event.name)
+                    self._before_the_first = ""
+                    self._running.append(_Running(event.name, event.phase, self._clock()))
                     self._show_running()
                 case ModelRequeued():
                     self._forget(event.row.name)
@@ -247,7 +296,30 @@ class Progress:
                 case ModelFinished():
                     self._finish(event)
 
+    def tick(self) -> None:
+        """Show how far everything is now."""
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            if self._bar is not None:
+                self._show_running()
+            elif self._is_due():
+                self._said_at, self._stages = self._clock(), [one.stage() for one in self._running]
+                left = self._time_left()
+                self._print(f"[{self._done}/{self._total}] running: {self._words()}{f'; {left}' if left else ''}")
+
+    def _tick_on(self) -> None:
+        while not self._ended.wait(TICK_SECONDS):
+            self.tick()
+
+    def _is_due(self) -> bool:
+        """Whether a line is due where lines stay: some model runs for long, and none was written for long."""
+        now = self._clock()
+        if not any(now - one.started >= SPARSE_SECONDS for one in self._running):
+            return False
+        changed = [one.stage() for one in self._running] != self._stages
+        return now - self._said_at >= (SPARSE_SECONDS / 3 if changed else SPARSE_SECONDS)
+
     def _open(self, event: SweepOpened) -> None:
+        self._done, self._total = event.done, event.total
         if event.done or event.damaged:
             damaged = f"; {event.damaged} damaged row files were thrown away and their models run again"
             self._print(f"{event.done} of {event.total} rows are there already{damaged if event.damaged else ''}")
@@ -264,24 +336,39 @@ class Progress:
 
     def _finish(self, event: ModelFinished) -> None:
         self._forget(event.row.name)
+        self._before_the_first = ""
+        self._done, self._seconds_left = event.done, event.eta_seconds
+        self._finished_at = self._clock()
         if self._bar is None:
             self._print(f"[{event.done}/{event.total}] {_summary(event.row)}")
             return
         if event.row.accuracy != Status.PASS:
             self._print(_summary(event.row))
-        self._bar.set_postfix_str(_time_left(event.eta_seconds), refresh=False)
         self._bar.update(event.done - self._bar.n)
         self._show_running()
 
     def _forget(self, name: str) -> None:
-        if name in self._running:
-            self._running.remove(name)
+        self._running = [one for one in self._running if one.name != name]
+
+    def _time_left(self) -> str:
+        """What the pace until the last model ended leaves now; nothing where those that run have overdrawn it."""
+        waiting = self._total - self._done
+        since = self._clock() - self._finished_at
+        pace = self._seconds_left / waiting if waiting else 0.0
+        seconds = max(self._seconds_left - since, pace * (waiting - len(self._running)))
+        return _time_left(seconds) if seconds >= 1 else ""
+
+    def _words(self) -> str:
+        now = self._clock()
+        return one_line(a_few([one.words(now) for one in self._running], _SHOWN)) or self._before_the_first
 
     def _show_running(self) -> None:
         if self._bar is not None:
-            self._bar.set_description_str(one_line(a_few(self._running, _SHOWN)))
+            self._bar.set_postfix_str(self._time_left(), refresh=False)
+            self._bar.set_description_str(self._words())
 
     def _print(self, line: str) -> None:
+        self._said_at = self._clock()
         if self._bar is None:
             print(line, file=self._stream, flush=True)
         else:

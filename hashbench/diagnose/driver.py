@@ -24,7 +24,7 @@ from hashbench.diagnose import fresh_process
 from hashbench.diagnose.pairs import CONTROLS, Pairs, process_results
 from hashbench.divergence import find as find_divergence
 from hashbench.errors import HashbenchError
-from hashbench.processes import Budget
+from hashbench.processes import Budget, tell_phase
 from hashbench.records import (
     NO_TIME,
     CallFacts,
@@ -163,6 +163,7 @@ def repeat_untraced(case: Case, findings: Findings) -> Findings:
 def capture_call(case: Case, findings: Findings) -> Findings:
     """The call of the guilty kernel from one more run; where there is none, the reason."""
     assert case.divergence is not None
+    tell_phase("capturing the call")
     call, limits = _capture(case, case.divergence)
     facts = CallFacts(case.divergence.kernel, allocation=call is not None and plan_of(call.func).blank, limits=limits)
     return replace(findings, call=call, evidence=replace(findings.evidence, call=facts))
@@ -207,6 +208,7 @@ def _in_processes(case: Case, name: str, *, runs: int) -> Sequence[ExperimentRes
     if case.spec is None or case.budget.left() <= 0:
         note = NO_TIME if case.spec is not None else "only models of a suite can be built again"
         return [ExperimentResult(name, "process", note=note)]
+    tell_phase(f"{name}: {FRESH_PROCESSES} processes")
     fresh = fresh_process.fresh_traces(
         case.spec,
         case.options,
@@ -262,6 +264,7 @@ def _with_repro(case: Case, findings: Findings, diagnosis: Diagnosis) -> Diagnos
         return replace(diagnosis, reproduced=f"no repro: {error}")
     definition = definition_of(call.func)
     argument = definition.argument if definition is not None else None
+    tell_phase("running the repro")
     reproduced = repro.run_in_fresh_process(folder, timeout=REPRO_SECONDS, definition=argument)
     return replace(diagnosis, repro=name, reproduced=reproduced)
 
@@ -273,6 +276,7 @@ def _other_sources(case: Case, divergence: Divergence) -> Sequence[str]:
     """What else differs once the known sources are made to give what they gave in the first run of a pair."""
     known, descriptions = [divergence.node], []
     while len(known) <= MOST_SOURCES and case.budget.left() > 0:
+        tell_phase(f"source {len(known) + 1}")
         following = _next_source(case, known)
         if following is None:
             break

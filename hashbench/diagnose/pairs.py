@@ -21,7 +21,7 @@ from hashbench.causes import stats
 from hashbench.diagnose.fresh_process import FreshRuns
 from hashbench.divergence import find as find_divergence
 from hashbench.errors import first_line
-from hashbench.processes import Budget
+from hashbench.processes import Budget, tell_phase
 from hashbench.records import NO_TIME, Divergence, ExperimentResult, Failure, RunCounts, Trace
 from hashbench.replay import controls
 from hashbench.replay.replayer import UNCHANGED, Change
@@ -127,6 +127,7 @@ class Pairs:
         while len(seconds) < 2 * self.replays and (len(seconds) < 4 or self.budget.left() > seconds[-1]):
             for value, digests in seen.items():
                 change = functools.partial(controls.poisoned_memory, value, device=self.device, reserve=reserve)
+                tell_phase(f"poison: run {len(seconds) + 1}")
                 run, took = self._one(change, traced=True)
                 if isinstance(run, Failure):
                     return _failed("poison", run)
@@ -155,6 +156,7 @@ class Pairs:
         if self.budget.left() <= 0:
             return ExperimentResult(name, "pair", note=NO_TIME)
         left = Budget(self.budget.left() * SHARE)
+        tell_phase(f"{name}: run 1")
         first, took = self._one(change, traced=traced)
         if isinstance(first, Failure):
             return _failed(name, first)
@@ -163,6 +165,7 @@ class Pairs:
             if (left if result.trials >= stats.FEWEST else self.budget).left() < took:
                 note = f"{result.trials} of {trials} trials: {NO_TIME}" if result.ran else NO_TIME
                 return replace(result, note=note)
+            tell_phase(f"{name}: run {result.trials + 2}")
             other, took = self._one(change, traced=traced)
             if isinstance(other, Failure):
                 return _failed(name, other)

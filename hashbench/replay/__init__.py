@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from hashbench.catalog import EXPERIMENTS, Experiment, Role
-from hashbench.processes import Budget
+from hashbench.processes import Budget, tell_phase
 from hashbench.records import NO_TIME, CallFacts, ExperimentResult, TensorDigest
 from hashbench.replay import facts as callfacts
 from hashbench.replay.call import CallOutcome, CapturedCall, in_force
@@ -63,11 +63,14 @@ def experiments(
     with warnings.catch_warnings(), in_force(call):
         warnings.simplefilter("ignore")  # the replays repeat what the runs have said already
         replayer = Replayer(call, replays=replays, budget=budget)
+        tell_phase("experiments: repeat")
         repeat = _attempted(replayer, "repeat", share=REPEAT_SHARE)
         results: list[ExperimentResult] = []
         queue = [one for one in _order(replayer) if one.name in arms] if replayer.repeated.outcomes else []
         while queue:
             experiment, *queue = queue
+            made = len(results) + 2
+            tell_phase(f"experiments {made}/{made + len(queue)}: {experiment.name}")
             share = experiment.weight / (experiment.weight + len(queue))
             results.append(_attempted(replayer, experiment.name, share=share))
         if repeat.ran:  # with the unchanged replays that were made between those of the others

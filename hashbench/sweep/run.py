@@ -8,6 +8,7 @@ imports torch. Which model starts when is decided in :mod:`hashbench.sweep.sched
 
 from __future__ import annotations
 
+import functools
 import textwrap
 import time
 from collections import Counter
@@ -53,9 +54,10 @@ class SweepPlanned:
 
 @dataclass(frozen=True, slots=True)
 class ModelStarted:
-    """A worker begins with model ``name``."""
+    """A worker begins with model ``name``. ``phase`` tells at any moment, to any thread, what it is doing."""
 
     name: str
+    phase: Callable[[], str] = field(default=str, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +294,7 @@ class _Sweep:
     def _begin(self, start: Start) -> None:
         key, slots, devices = start.job.key, self.resources.slots, self.resources.devices
         spec = self.specs[key]
-        self.on_event(ModelStarted(name=spec.name))
+        self.on_event(ModelStarted(name=spec.name, phase=functools.partial(self.executor.phase, key)))
         self.executor.submit(
             Task(
                 key=key,

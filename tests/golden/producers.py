@@ -360,6 +360,9 @@ class InThisProcess:
         ended, self._ended = tuple(self._ended), []
         return ended
 
+    def phase(self, key: str) -> str:  # noqa: ARG002
+        return ""
+
     def close(self) -> None:
         pass
 

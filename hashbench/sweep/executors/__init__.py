@@ -111,5 +111,9 @@ class Executor(Protocol):
         """Block until at least one running task ends, by itself or by its time limit. Empty if none is running, or
         when :attr:`capacity` grew."""
 
+    def phase(self, key: str) -> str:
+        """What the running task of this key is doing, in a few words; empty where that is not known. Any thread may
+        ask, once a second."""
+
     def close(self) -> None:
         """End every running worker and all it started, without a result. Can be called more than once."""

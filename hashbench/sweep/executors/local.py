@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import errno
 import faulthandler
+import functools
 import gc
 import importlib
 import json
@@ -28,14 +29,14 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Never
+from typing import Any, Never, Protocol
 
 import psutil
 
 from hashbench.devices.visibility import WORKSPACE_VARIABLE, DeviceAssignment, workspace_config, workspace_conflict
 from hashbench.errors import HashbenchError
 from hashbench.io import open_file, replace_file
-from hashbench.processes import end_family, end_with, exit_at_once, uncollected, variables
+from hashbench.processes import end_family, end_with, exit_at_once, phases_told_to, uncollected, variables
 from hashbench.records import ModelSpec, Row, RunOptions
 from hashbench.results.rows import row_to_json
 from hashbench.sweep.executors import Resources, Task, TaskResult
@@ -58,11 +59,21 @@ _preloaded: tuple[str, ...] | None = None
 """What the server that runs has imported."""
 
 
+_PHASE_BYTES = 96
+
+
+class _Phase(Protocol):
+    """Memory that a worker and its parent share: nothing is left of it when both are gone, and neither ever waits."""
+
+    value: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class _Running:
     task: Task
     process: ForkServerProcess
     reports: Connection
+    phase: _Phase
     started: float
     deadline: float
 
@@ -124,8 +135,14 @@ class LocalExecutor:
         """Fork a worker for ``task``."""
         started = time.monotonic()
         with _described_failures():
-            process, reports = self._spawn(_run_worker, task)
-        self._running.append(_Running(task, process, reports, started, deadline=started + task.timeout))
+            phase: _Phase = self._context.RawArray("c", _PHASE_BYTES)
+            process, reports = self._spawn(_run_worker, task, phase)
+        self._running.append(_Running(task, process, reports, phase, started, deadline=started + task.timeout))
+
+    def phase(self, key: str) -> str:
+        """What the worker of a task has written into the memory that it shares with this process."""
+        told = (running.phase.value for running in tuple(self._running) if running.task.key == key)
+        return next(told, b"").decode(errors="replace")
 
     def wait(self) -> tuple[TaskResult, ...]:
         """Sleep until a worker ends or its time is up."""
@@ -144,10 +161,10 @@ class LocalExecutor:
         while self._running:
             self._reap(self._running[-1], timed_out=False)
 
-    def _spawn(self, function: Callable[..., Any], argument: object) -> tuple[ForkServerProcess, Connection]:
+    def _spawn(self, function: Callable[..., Any], *arguments: object) -> tuple[ForkServerProcess, Connection]:
         receiver, sender = self._context.Pipe(duplex=False)
         # Not a daemon: those may not have children, and data loaders do.
-        process = self._context.Process(target=function, args=(argument, sender), daemon=False)
+        process = self._context.Process(target=function, args=(*arguments, sender), daemon=False)
         try:
             with _without_main_module():
                 process.start()
@@ -261,7 +278,7 @@ def _preload() -> None:
         atexit.register(gc.unfreeze)
 
 
-def _run_worker(task: Task, reports: Connection) -> Never:
+def _run_worker(task: Task, phase: _Phase, reports: Connection) -> Never:
     """Run ``task`` in this process, a worker, and end it: with code 0 once its row is on disk.
 
     A row or log that cannot be written, or a full disk under the target, is told through ``reports`` as a text; any
@@ -280,7 +297,8 @@ def _run_worker(task: Task, reports: Connection) -> Never:
     # Shortly before the parent ends this process, the log gets the stack where it hangs.
     faulthandler.dump_traceback_later(max(0.9 * task.timeout, task.timeout - 2.0), file=2)
     try:
-        row = load_target(task.target)(task.spec, task.options)
+        with phases_told_to(functools.partial(_write_phase, phase)):
+            row = load_target(task.target)(task.spec, task.options)
     except OSError as error:
         if error.errno in _NO_SPACE:
             _end_with_storage_error(reports, error)
@@ -290,6 +308,10 @@ def _run_worker(task: Task, reports: Connection) -> Never:
     except OSError as error:
         _end_with_storage_error(reports, error)
     exit_at_once(0)
+
+
+def _write_phase(memory: _Phase, phase: str) -> None:
+    memory.value = phase.encode(errors="replace")[: _PHASE_BYTES - 1]
 
 
 def _probe(target: str, reports: Connection) -> None:

@@ -293,6 +293,10 @@ class RayExecutor:
             self._place_again()
         return ()
 
+    def phase(self, key: str) -> str:  # noqa: ARG002 – nothing comes from there before a task ends
+        """Nothing: the machines tell no phases."""
+        return ""
+
     def close(self) -> None:
         """Cancel what runs, let it end what it started, and leave the cluster; one that was started here ends."""
         if self._running and self._ray.is_initialized():
