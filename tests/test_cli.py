@@ -52,6 +52,7 @@ def folder(tmp_path: Path, swept: tuple[Path, subprocess.CompletedProcess[str]])
     (here / "a_file").write_text("This is no CSV, no trace and no folder.\n")
     rows = (here / "out" / "accuracy.csv").read_text().splitlines(keepends=True)
     (here / "twice.csv").write_text("".join([*rows, rows[1]]))
+    (here / "other.csv").write_text("".join(rows).replace("inference", "training"))
     shutil.copytree(here / "out", here / "future")
     environment = json.loads((here / "future" / "environment.json").read_text())
     (here / "future" / "environment.json").write_text(json.dumps({**environment, "schema": 99}))
@@ -142,6 +143,7 @@ BAD = {
     "one replay": ("replay out --replays 1", "--replays: 1 is too small", "must be at least 2"),
     "an unknown command": ("swep", "invalid choice", "--help"),
     "no command": ("", "COMMAND", "--help"),
+    "sweeps without a common row": ("compare out other.csv", "no row in common", "hashbench report"),
     "an unknown flag": ("compare out out --strict", "--strict", "--help"),
     "an unknown suite to list": ("list --suite timmm", "unknown suite 'timmm'", ""),
     "an executor that does not exist": (f"{SWEEP} --executor nonsense", "invalid choice: 'nonsense'", "--help"),

@@ -26,7 +26,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Co
     return folder, run(*NIGHT, "--label", "2026-11-19", "--annotations", "--", "--diagnose-budget", "0", cwd=folder)
 
 
-def test_the_first_night_sweeps_and_reports_and_nothing_got_worse(first):
+def test_the_first_night_sweeps_and_reports_what_differs(first):
     folder, done = first
     assert done.returncode == 0, done.stderr
     night = folder / "nights" / "2026-11-19"
@@ -35,8 +35,10 @@ def test_the_first_night_sweeps_and_reports_and_nothing_got_worse(first):
     assert {path.name for path in night.iterdir()} == {
         *("zoo_inference", "night.json", "report.html", "report.md", "junit.xml")
     }
-    assert done.stdout.startswith("# hashbench: 2026-11-19\n\n**Nothing got worse**\n")
-    assert done.stdout.splitlines()[-1].startswith("::warning title=drifting (zoo%2C inference)%3A no expectation::")
+    assert done.stdout.startswith("# hashbench: 2026-11-19\n\n**Of 2 models, 1 differs and 1 passes**\n")
+    notice, warning = done.stdout.splitlines()[-2:]
+    assert notice == "::notice title=hashbench 2026-11-19::Of 2 models, 1 differs and 1 passes"
+    assert warning.startswith("::warning title=drifting (zoo%2C inference)%3A differs::eager_two_runs_differ")
     assert "2 models in inference" in done.stderr
     assert "began" in json.loads((night / "zoo_inference" / "sweep.json").read_text())
 

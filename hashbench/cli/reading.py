@@ -80,12 +80,14 @@ def _compare(parsed: argparse.Namespace) -> int:
         )
     if no_audits:
         comparison = compare.compare(load.load_sweep(parsed.base), load.load_sweep(parsed.new))
+        compare.require_overlap(comparison)
         written = getattr(text, f"as_{parsed.format}")(comparison)
         worse = comparison.got_worse
     else:
         from hashbench.tools.audit import report as audits
 
         audited = audits.compare(audit_table.read(parsed.base), audit_table.read(parsed.new))
+        compare.require_overlap(audited)
         written = getattr(audits, f"as_{parsed.format}")(audited)
         worse = audited.got_worse
     print(written.rstrip("\n"))

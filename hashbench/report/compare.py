@@ -18,7 +18,7 @@ from hashbench.errors import HashbenchError
 from hashbench.records import Row
 from hashbench.results.load import Sweep
 from hashbench.results.rows import row_key
-from hashbench.text import a_few
+from hashbench.text import a_few, count
 
 
 class Became(StrEnum):
@@ -99,8 +99,43 @@ class Comparison(Generic[R, B]):
         """Whether any outcome is worse."""
         return any(change.outcome.worse for change in self.changes)
 
+    @property
+    def compared(self) -> int:
+        """How many rows both sides have."""
+        return sum(change.base is not None and change.new is not None for change in self.changes)
+
+    @property
+    def unpaired(self) -> tuple[int, int]:
+        """How many rows of BASE, and of NEW, the other side does not have."""
+        return sum(change.new is None for change in self.changes), sum(change.base is None for change in self.changes)
+
 
 ModelChange = Change[Row, Outcome]
+
+
+def require_overlap(comparison: Comparison[Any, Any]) -> None:
+    """Raise :class:`HashbenchError` where no row is on both sides: whether anything got worse is then not known."""
+    if comparison.compared:
+        return
+    base, new = comparison.unpaired
+    if not new:
+        raise HashbenchError(
+            f"{comparison.new} holds no rows",
+            consequence=f"nothing was compared: {count(base, 'row')} of BASE ({comparison.base}) without a partner",
+            tip="Name a finished sweep; one that was stopped goes on with `hashbench sweep --resume`.",
+        )
+    raise HashbenchError(
+        f"{comparison.base} and {comparison.new} have no row in common",
+        consequence=f"nothing was compared: {count(base, 'row')} of BASE ({_groups(comparison, 'base')}) and {new} of "
+        f"NEW ({_groups(comparison, 'new')}) without a partner",
+        tip="Name two results of the same models, suite and mode; `hashbench report` shows one sweep alone.",
+    )
+
+
+def _groups(comparison: Comparison[Any, Any], side: str) -> str:
+    """Of which suites, modes, dtypes and devices the rows of a side are: all that identifies them but the model."""
+    keys = (change.key[:-1] for change in comparison.changes if getattr(change, side) is not None)
+    return a_few(list(dict.fromkeys(" ".join(filter(None, key)) for key in keys)), 3)
 
 
 def worst_first(changes: Iterable[Change[R, B]]) -> tuple[Change[R, B], ...]:
@@ -189,7 +224,7 @@ def compare(base: Sweep, new: Sweep, *, scoped: bool = False) -> Comparison[Row,
         new=new.label,
         environment=_environment_changes(base, new, ran),
         changes=worst_first(sorted(_changes(base, new, pairs), key=lambda change: change.key)),
-        remarks=(*_remarks(base, new, compared=len(both)), *_environment_remarks(base, new, ran)),
+        remarks=(*_remarks(base, new), *_environment_remarks(base, new, ran)),
     )
 
 
@@ -317,10 +352,10 @@ def _note(outcome: Outcome, pair: Pair) -> str:
     if base and new and outcome is Outcome.MOVED:
         return "; ".join(_moved(base, new))
     row = base if outcome in (Outcome.FIXED, Outcome.NOT_SEEN) else new
-    return _what_happened(row) if row else ""
+    return what_happened(row) if row else ""
 
 
-def _what_happened(row: Row) -> str:
+def what_happened(row: Row) -> str:
     """The error of a row that failed; for one that differs, where."""
     where = " in ".join(filter(None, (row.kernel, row.module))) if row.kernel else ""
     return row.error or ": ".join(filter(None, (row.origin, where)))
@@ -402,7 +437,7 @@ def _environment_changes(base: Sweep, new: Sweep, ran: Pairs) -> tuple[Environme
     return environment_changes(*used)
 
 
-def _remarks(base: Sweep, new: Sweep, *, compared: int) -> Iterator[str]:
+def _remarks(base: Sweep, new: Sweep) -> Iterator[str]:
     for side, sweep in (("BASE", base), ("NEW", new)):
         if sweep.kind == "hashbench" and not sweep.environments:
             yield f"{side} has no environment.json: whether the machine or its settings changed is not known."
@@ -410,8 +445,6 @@ def _remarks(base: Sweep, new: Sweep, *, compared: int) -> Iterator[str]:
             yield f"{side} is dynamo's: rows are matched by device and name, and it names no kernels."
         if sweep.kind == "dynamo_expected":
             yield f"{side} is a list that dynamo's CI expects: rows are matched by name alone, and it names no kernels."
-    if not compared:
-        yield "No model is on both sides: nothing was compared."
 
 
 _SHOWN = 4

@@ -7,7 +7,7 @@ An expectation is a row of a CSV of expected rows, else last night's. Whether an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -17,7 +17,7 @@ from hashbench.catalog import Kind, kind_of
 from hashbench.errors import HashbenchError
 from hashbench.io import write_file
 from hashbench.records import ROW_SCHEMA, ExpectedRow, Row, extended
-from hashbench.report.compare import Change, ModelChange, Outcome, compare
+from hashbench.report.compare import Change, ModelChange, Outcome, compare, what_happened
 from hashbench.report.history import History, Interval, ModelHistory, Night, load_history, seen
 from hashbench.results.load import Sweep, joined, load_files, load_sweep
 from hashbench.results.rows import EXPECTED_ROWS, environments_text, is_link, row_key
@@ -170,13 +170,74 @@ class Judged:
         return bool(self.night.problems) or any(judgement.worse for judgement in self.judgements)
 
     @property
+    def alone(self) -> bool:
+        """Whether there was nothing to compare the night with: no model has a row on both sides, and none is missing
+        from it. What it says then is what it found."""
+        return not any(one.base is not None and (one.new is not None or one.worse) for one in self.judgements)
+
+    @property
     def verdict(self) -> str:
-        """One line: whether anything got worse, and what."""
+        """One line: whether anything got worse, and what; of a night :attr:`alone`, what differs and fails."""
         worse = Counter(str(one.status) for one in self.judgements if one.worse)
         parts = [f"{number} {word}" for word, number in worse.items()]
         if self.night.problems:
             parts.append(count(len(self.night.problems), "problem") + " of the night itself")
-        return f"Worse: {', '.join(parts)}" if parts else "Nothing got worse"
+        if self.alone:
+            return "; ".join([counted(self.judgements), *parts])
+        return (f"Worse: {', '.join(parts)}" if parts else "Nothing got worse") + self.not_compared
+
+    @property
+    def not_compared(self) -> str:
+        """``; 3 rows have nothing to compare with: 1 differs and 2 pass``; empty where each has, and of a night
+        :attr:`alone`."""
+        lonely = [one for one in self.judgements if one.base is None]
+        if not lonely or self.alone:
+            return ""
+        return f"; {count(len(lonely), 'row')} had nothing to compare with: {_kinds_in_words(lonely)}"
+
+    def word_of(self, one: Judgement) -> str:
+        """The status of a judgement as a reader understands it; of a night :attr:`alone`, what is seen."""
+        return _SEEN[kind_of(one.now)][0] if self.alone else one.word
+
+    def message_of(self, one: Judgement) -> str:
+        """One line: what is seen, what was expected, and why; of a night :attr:`alone`, what is seen and where."""
+        if self.alone and one.new is not None:
+            return "; ".join(filter(None, (seen(one.new), what_happened(one.new))))
+        return one.message
+
+
+_SEEN = {
+    Kind.DIFFER: ("differs", "differ"),
+    Kind.FAIL: ("fails", "fail"),
+    Kind.PASS: ("passes", "pass"),
+    Kind.SKIP: ("was skipped", "were skipped"),
+    Kind.ABSENT: ("has no row", "have no row"),
+}
+"""What one model does, and what several do."""
+
+
+def counted(judgements: Collection[Judgement]) -> str:
+    """``Of 3 models, 1 differs and 2 pass``: what the rows say, compared with nothing."""
+    rows = [one for one in judgements if one.new is not None]
+    if not rows:
+        return "There are no rows"
+    if any(one.in_trouble for one in rows):
+        return f"Of {rows_of_models(rows)}, {_kinds_in_words(rows)}"
+    return f"None of {rows_of_models(rows)} differs or fails: {_kinds_in_words(rows)}"
+
+
+def rows_of_models(judgements: Collection[Judgement]) -> str:
+    """``3 models``; where a model has rows of several modes, dtypes or devices, ``5 rows of 3 models``."""
+    models = len({(one.key[0], one.key[-1]) for one in judgements})
+    words = count(models, "model")
+    return words if models == len(judgements) else f"{count(len(judgements), 'row')} of {words}"
+
+
+def _kinds_in_words(judgements: Iterable[Judgement]) -> str:
+    """``1 differs, 2 fail and 3 pass``, the worst first."""
+    counts = Counter(kind_of(one.now) for one in judgements)
+    parts = [f"{counts[kind]} {words[counts[kind] != 1]}" for kind, words in _SEEN.items() if counts[kind]]
+    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
 
 
 def expectation_status(outcome: Outcome, accuracy: str, *, expected: bool = True, unseen: int = 0) -> ExpectationStatus:
@@ -272,10 +333,14 @@ def _judgement(change: ModelChange, model: ModelHistory | None, *, expected: boo
 def _remarks(history: History, new: Sweep, expected: Sweep | None, before: int | None) -> Iterator[str]:
     if before is None:
         yield "There is no earlier night to compare with."
+        known = {row_key(row) for row in expected.rows} if expected else set()
+        if expected is not None and not any(row_key(row) in known for row in new.rows):
+            yield f"None of the {count(len(expected.rows), 'row')} of what is expected is of a model of this night."
     elif before < len(history.nights) - 2:
         yield f"The nights after {history.nights[before].label} have no rows."
     if expected is None:
-        yield "Nothing says what is expected (--expected): models are compared with the night before."
+        before_it = "" if before is None else ": models are compared with the night before"
+        yield f"Nothing says what is expected (--expected){before_it}."
     if not new.environments:
         yield "This night has no environment.json: whether the machine or its settings changed is not known."
 

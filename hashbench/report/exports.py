@@ -71,12 +71,14 @@ def _markdown(judged: Judged, *, lines: int, details: int, only_beginning: bool 
             details=details,
             only_beginning=only_beginning,
             worse=[_worse(one) for one in judged.judgements if one.worse],
+            kinds=[("What differs", Kind.DIFFER), ("What fails", Kind.FAIL)] if judged.alone else [],
             changed=_changed(judged),
             environment=[{"what": one.key, "before": one.base, "now": one.new} for one in judged.night.changed],
             totals=list(_totals(rows)),
             not_passing=_not_passing(judged),
+            found={kind: _not_passing(judged, kind=kind) for kind in (Kind.DIFFER, Kind.FAIL)},
             skipped=sum(kind_of(row.accuracy) is Kind.SKIP for row in rows),
-            expectations=list(_expectations(judged)),
+            expectations=[] if judged.alone else list(_expectations(judged)),
             not_asked=sum(one.status is ExpectationStatus.NOT_ASKED for one in judged.judgements),
             older_problems=[
                 f"{night.label}: {problem}" for night in history.nights[-2::-1] for problem in reversed(night.problems)
@@ -169,11 +171,12 @@ def _totals(rows: Sequence[Row]) -> Iterator[Cells]:
         yield {"suite": "all", "mode": "", "dtype": "", "device": "", **sums}
 
 
-def _not_passing(judged: Judged) -> list[Cells]:
+def _not_passing(judged: Judged, *, kind: Kind | None = None) -> list[Cells]:
+    """The rows that differ or fail, or those of one kind."""
     nights, models = judged.history.nights, {model.key: model for model in judged.history.models}
     lines: list[Cells] = []
     for one in judged.judgements:
-        if one.new is None or not one.in_trouble:
+        if one.new is None or not one.in_trouble or kind not in (None, kind_of(one.now)):
             continue
         row, link, model = one.new, _link(one.link), models.get(one.key)
         newest = model.intervals[-1] if model and model.intervals else None
@@ -182,7 +185,7 @@ def _not_passing(judged: Judged) -> list[Cells]:
             "cause": f"{row.cause} ({row.confidence})" if row.cause and row.confidence else row.cause,
             "module": row.module,
             "rate": rate(row),
-            "expected": Markup(f"{_escaped(one.word)} ({link})") if link else one.word,
+            "expected": "" if judged.alone else Markup(f"{_escaped(one.word)} ({link})") if link else one.word,
             "for nights": f"{newest.nights}, since {nights[newest.first].label}" if newest else "",
             "what to do": row.advice or row.error,
         }
@@ -230,16 +233,16 @@ _FACTS = (
 def as_junit(judged: Judged) -> str:
     """The XML document of the last night: one test case for each model, except those that it was not asked for.
 
-    What got worse is a failure. What is expected is no success either: a model that differs or fails as expected, and
-    one that was skipped, are skipped test cases that say why. There is no official schema; this keeps to what Ant,
-    Jenkins and pytest have in common.
+    What got worse is a failure, and where there was nothing to compare with, what differs or fails. What is expected is
+    no success either: a model that differs or fails as expected, and one that was skipped, are skipped test cases that
+    say why. There is no official schema; this keeps to what Ant, Jenkins and pytest have in common.
     """
-    root = ElementTree.Element("testsuites", name=f"hashbench {judged.night.label}")
+    root = ElementTree.Element("testsuites", name=f"hashbench {judged.night.label}: {judged.verdict}")
     suites: dict[str, list[ElementTree.Element]] = {}
     for one in sorted(judged.judgements, key=lambda one: one.key):
         if one.status is not ExpectationStatus.NOT_ASKED:
             name = ".".join(filter(None, one.key[:-1]))
-            suites.setdefault(name, []).append(_case(name, one))
+            suites.setdefault(name, []).append(_case(name, one, judged))
     for problem in judged.night.problems:
         case = ElementTree.Element("testcase", classname="night", name=problem[:200])
         ElementTree.SubElement(case, "failure", message=problem, type="problem")
@@ -258,14 +261,15 @@ def as_junit(judged: Judged) -> str:
     return f'<?xml version="1.0" encoding="utf-8"?>\n{text}\n'
 
 
-def _case(suite: str, one: Judgement) -> ElementTree.Element:
+def _case(suite: str, one: Judgement, judged: Judged) -> ElementTree.Element:
     case = ElementTree.Element("testcase", classname=suite, name=one.key[-1])
     if one.new is not None and one.new.seconds is not None:
         case.set("time", f"{one.new.seconds:.3f}")
     facts = "\n".join(f"{column}: {value}" for column in _FACTS if (value := getattr(one.new, column, "")))
     kind = kind_of(one.now)
-    if one.worse:
-        ElementTree.SubElement(case, "failure", message=one.message, type=one.word).text = facts
+    if one.worse or (judged.alone and one.in_trouble):
+        message, word = judged.message_of(one), judged.word_of(one)
+        ElementTree.SubElement(case, "failure", message=message, type=word).text = facts
     elif kind is Kind.SKIP:
         ElementTree.SubElement(case, "skipped", message=one.new.error if one.new else "")
     elif kind is not Kind.PASS:
@@ -285,19 +289,21 @@ MOST = 10
 def as_annotations(judged: Judged) -> str:
     """``::error title=…::…`` lines, which GitHub shows on the page of a workflow's run: an error for everything that
     got worse; a warning for what does not pass and nothing is expected of, for stale expectations, and for a changed
-    environment. Empty where there is nothing to say. Past ten of a level, the last line counts the others.
+    environment. Empty where there is nothing to say; where there was nothing to compare with, the first line says what
+    the night found. Past ten of a level, the last line counts the others.
     https://docs.github.com/actions/reference/workflow-commands-for-github-actions
     """
     worse = [one for one in judged.judgements if one.worse]
     errors = [_annotation("error", "The night is not whole", problem) for problem in judged.night.problems]
-    errors += [_annotation_of("error", one) for one in worse]
-    warnings = [_annotation_of("warning", one) for one in judged.judgements if _asks_for_attention(one)]
+    errors += [_annotation_of("error", one, judged) for one in worse]
+    warnings = [_annotation_of("warning", one, judged) for one in judged.judgements if _asks_for_attention(one)]
     if judged.night.changed:
         changes = (f"{one.key}: {one.base or '(none)'} → {one.new or '(none)'}" for one in judged.night.changed)
         warnings.insert(0, _annotation("warning", "The environment changed", "; ".join(changes)))
     counts = ", ".join(f"{number} {word}" for word, number in Counter(one.word for one in worse).items())
     in_all = f" In all: {counts}." if counts else ""
-    return "".join((*_at_most(errors, "error", in_all), *_at_most(warnings, "warning", "")))
+    found = [_annotation("notice", f"hashbench {judged.night.label}", judged.verdict)] if judged.alone else []
+    return "".join((*found, *_at_most(errors, "error", in_all), *_at_most(warnings, "warning", "")))
 
 
 def _asks_for_attention(one: Judgement) -> bool:
@@ -312,9 +318,9 @@ def _at_most(lines: Sequence[str], level: str, in_all: str) -> Iterable[str]:
     return [*lines[: MOST - 1], _annotation(level, more, f"{more} are in the report.{in_all}")]
 
 
-def _annotation_of(level: str, one: Judgement) -> str:
+def _annotation_of(level: str, one: Judgement, judged: Judged) -> str:
     suite, mode, *_, name = one.key
-    return _annotation(level, f"{name} ({suite}, {mode}): {one.word}", one.message)
+    return _annotation(level, f"{name} ({suite}, {mode}): {judged.word_of(one)}", judged.message_of(one))
 
 
 def _annotation(level: str, title: str, text: str) -> str:

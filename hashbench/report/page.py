@@ -26,7 +26,7 @@ from hashbench.catalog import CAUSES, LETTERS, REPEATED, STATUSES, Kind, kind_of
 from hashbench.records import LABELS, Row
 from hashbench.report.compare import EnvironmentChange
 from hashbench.report.diagnoses import Excerpt, model_views
-from hashbench.report.expectations import ExpectationStatus, Judged, Judgement
+from hashbench.report.expectations import ExpectationStatus, Judged, Judgement, counted, rows_of_models
 from hashbench.report.history import History, ModelHistory, Night
 from hashbench.results.rows import is_link
 from hashbench.text import (
@@ -119,6 +119,7 @@ def _environment() -> Environment:
         "is_link": is_link,
         "kind_of": kind_of,
         "letter_of": letter_of,
+        "rows_of_models": rows_of_models,
         "scope_words": scope_words,
         "shorten": shorten,
         "spaced": spaced,
@@ -157,14 +158,13 @@ def policy_for(style: str, script: str) -> str:
 
 def headline(judged: Judged) -> str:
     """The answer in a few words."""
-    if judged.got_worse or any(one.base is not None for one in judged.judgements):
-        worse = sum(one.worse for one in judged.judgements)
-        text = f"{count(worse, 'model')} got worse" if worse else "Nothing got worse"
-        return f"{text}{', and' if worse else ', but'} the night is not whole" if judged.night.problems else text
-    kinds = by_kind(judged.night.counts)
-    parts = [f"{kinds[kind]} {kind}{'s' * (kinds[kind] == 1)}" for kind in ("differ", "fail") if kinds[kind]]
-    total = count(sum(kinds.values()), "model")
-    return f"Of {total}, {' and '.join(parts)}" if parts else f"None of {total} differs or fails"
+    worse = [one for one in judged.judgements if one.worse]
+    if judged.alone:
+        text = counted(judged.judgements)
+    else:
+        text = f"{rows_of_models(worse)} got worse" if worse else "Nothing got worse"
+    broken = f"{', but' if text.startswith('Nothing') else ', and'} the night is not whole"
+    return text + (broken if judged.night.problems else "") + judged.not_compared
 
 
 # ------------------------------------------------------------------------------------------------ what changed

@@ -134,9 +134,16 @@ def _sections(comparison: Comparison[Row, Outcome], *, style: str, cell: Cell, b
 
 
 def summary(comparison: Comparison[Row, Outcome]) -> str:
-    """One line: how many models had each outcome, the worst first, and whether anything got worse."""
+    """One line: whether anything got worse, how many rows had each outcome, the worst first, and how many were compared
+    with nothing."""
     counts = ", ".join(f"{number} {outcome}" for outcome, number in comparison.counts.items())
-    return f"{'Worse' if comparison.got_worse else 'Nothing got worse'}: {counts or 'no models'}"
+    base, new = comparison.unpaired
+    if not base and not new:
+        return f"{'Worse' if comparison.got_worse else 'Nothing got worse'}: {counts or 'no models'}"
+    compared = f"in the {count(comparison.compared, 'row')} that both have"
+    lonely = ", ".join(f"{count(rows, 'row')} of {side}" for rows, side in ((base, "BASE"), (new, "NEW")) if rows)
+    verdict = "Worse" if comparison.got_worse else f"Nothing got worse {compared}"
+    return f"{verdict}: {counts}; without a partner: {lonely}"
 
 
 def _change_cells(change: ModelChange) -> list[str]:
@@ -186,6 +193,8 @@ def as_json(comparison: Comparison[Row, Outcome]) -> str:
         "base": comparison.base,
         "new": comparison.new,
         "worse": comparison.got_worse,
+        "compared": comparison.compared,
+        "without_partner": dict(zip(("base", "new"), comparison.unpaired, strict=True)),
         "counts": {str(outcome): number for outcome, number in comparison.counts.items()},
         "environment": [{"key": one.key, "base": one.base, "new": one.new} for one in comparison.environment],
         "remarks": list(comparison.remarks),

@@ -9,7 +9,7 @@ import pytest
 
 from hashbench.catalog import Kind, Status, kind_of
 from hashbench.errors import HashbenchError
-from hashbench.report.compare import Outcome, compare, decide, environment_changes
+from hashbench.report.compare import Outcome, compare, decide, environment_changes, require_overlap
 from hashbench.results.load import Selection, load_sweep
 
 from .rows import DIFFERING, PLAIN, row, selection, sweep, write_rows, write_sweep
@@ -176,10 +176,22 @@ def test_whether_it_got_worse(base, new, worse):
     assert compare(sweep(*base), sweep(*new)).got_worse is worse
 
 
-def test_sweeps_without_a_common_model_say_that_nothing_was_compared():
-    remarks = compare(sweep(row("a")), sweep(row("b"))).remarks
-    assert "No model is on both sides: nothing was compared." in remarks
-    assert not [remark for remark in compare(sweep(row("a")), sweep(row("a"))).remarks if "nothing" in remark]
+@pytest.mark.parametrize(
+    ("new", "words"),
+    [
+        pytest.param([row("b"), row("c")], "nothing was compared: 1 row of BASE .* and 2 of NEW", id="other models"),
+        pytest.param([row("a", mode="inference", dtype="")], "training float32 cpu.* inference cpu", id="another mode"),
+        pytest.param([row("a", suite="timm")], "Name two results of the same models", id="another suite"),
+        pytest.param([], "holds no rows: nothing was compared: 1 row of BASE", id="no rows"),
+    ],
+)
+def test_sweeps_without_a_common_row_are_refused(new, words):
+    with pytest.raises(HashbenchError, match=words):
+        require_overlap(compare(sweep(row("a")), sweep(*new)))
+
+
+def test_sweeps_with_a_common_row_are_compared():
+    require_overlap(compare(sweep(row("a"), row("b")), sweep(row("b"))))
 
 
 def test_a_base_without_rows_is_refused():

@@ -205,6 +205,26 @@ def test_the_first_night_of_all_is_not_worse():
     assert {one.status for one in judged.judgements} == {ExpectationStatus.UNEXPECTED}
     assert not judged.got_worse
     assert "There is no earlier night to compare with." in judged.remarks
+    assert judged.alone
+    assert judged.verdict == "Of 2 models, 1 differs and 1 passes"
+
+
+def test_a_night_of_which_nothing_is_expected_and_no_model_ran_before_is_not_called_equal():
+    expected, new = expecting(row(suite="timm")), tonight(differing(), row("vgg11", "timeout"), row("vgg11", mode="x"))
+    judged = judge(history(nights=1), new, expected=expected)
+    assert judged.verdict == "Of 3 rows of 2 models, 1 differs, 1 fails and 1 passes"
+    assert "None of the 1 row of what is expected is of a model of this night." in judged.remarks
+
+
+def test_rows_that_had_nothing_to_compare_with_are_counted():
+    judged = judge(history(), tonight(row(), differing("b"), row("c")), expected=expecting(row()))
+    assert judged.verdict == "Nothing got worse; 2 rows had nothing to compare with: 1 differs and 1 passes"
+    assert not judged.alone
+
+
+def test_a_night_that_lost_all_that_was_expected_is_worse_and_not_alone():
+    judged = judge(history(), tonight(models=("resnet18",)), expected=expecting(row()))
+    assert (judged.verdict, judged.alone) == ("Worse: 1 missing", False)
 
 
 def test_the_worst_comes_first():

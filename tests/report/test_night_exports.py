@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from hashbench.nightly import html_of
 from hashbench.records import RowEvidence
 from hashbench.report import exports
 from hashbench.report.expectations import Judged, assess, expect_from
@@ -72,7 +73,8 @@ def test_markdown_says_first_what_got_worse_and_then_what_changed(night):
         "Expectations",
         "Diagnoses",
     ]
-    assert "**Worse: 1 broken, 1 moved, 1 missing, 1 problem of the night itself**" in text
+    alone = "2 rows had nothing to compare with: 1 differs and 1 passes"
+    assert f"**Worse: 1 broken, 1 moved, 1 missing, 1 problem of the night itself; {alone}**" in text
     assert "- timm in training: no &lt;b&gt;timm" in text
     assert as_summary(night) == text[: text.index("\n## Everything")]
 
@@ -151,7 +153,7 @@ def test_junit_holds_no_character_that_xml_cannot(tmp_path):
     found = assess([tmp_path])
     night = replace(found.night, label=everything, problems=(everything,))
     text = as_junit(replace(found, history=replace(found.history, nights=(night,))))
-    assert ElementTree.fromstring(text.encode()).get("name", "").endswith("\N{GRINNING FACE}")
+    assert ElementTree.fromstring(text.encode()).get("name", "").count("\N{GRINNING FACE}") == 1
 
 
 # ------------------------------------------------------------------------------------------------ annotations
@@ -163,8 +165,52 @@ def test_annotations_are_escaped_as_github_asks():
 
 
 def test_a_quiet_night_has_none(tmp_path):
-    write_night(tmp_path, "2026-11-01", row("a"))
+    for label in ("2026-11-01", "2026-11-02"):
+        write_night(tmp_path, label, row("a"))
     assert as_annotations(assess([tmp_path])) == ""
+
+
+# ------------------------------------------------------------------------------------------- one sweep alone
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Judged:
+    """The first night of all: a model that differs in one mode, one that fails, one that was skipped."""
+    root = tmp_path_factory.mktemp("first")
+    skipped = row("skipped", "pass_due_to_skip", error="no CUDA")
+    rows = (differing("drifts"), row("drifts", mode="inference"), row("broken", "crashed", error=EVIL), skipped)
+    write_night(root, "2026-11-01", *rows)
+    return assess([root])
+
+
+HEADLINE = "Of 4 rows of 3 models, 1 differs, 1 fails, 1 passes and 1 was skipped"
+COMPARING = re.compile(r"worse|better|no expectation|as expected|expected:|as last night|new difference", re.IGNORECASE)
+
+
+@pytest.mark.parametrize("form", [as_markdown, as_summary, as_junit, as_annotations, html_of])
+def test_one_sweep_alone_says_what_differs_and_compares_nothing(alone, form):
+    text = form(alone)
+    assert HEADLINE in text
+    told = re.sub(r"<(style|script).*?</\1>| class=\"[^\"]*\"", "", text, flags=re.DOTALL)
+    assert not COMPARING.search(told), COMPARING.search(told)
+
+
+def test_one_sweep_alone_lists_what_differs_and_what_fails(alone):
+    headings = re.findall(r"^## (.*)$", as_markdown(alone), re.MULTILINE)
+    assert headings == ["Totals", "What differs", "What fails", "Diagnoses"]
+    root = ElementTree.fromstring(as_junit(alone))
+    told = {
+        (case.get("classname", ""), case.get("name", "")): [child.tag for child in case]
+        for case in root.iter("testcase")
+    }
+    assert told == {
+        ("torchvision.training.float32.cpu", "drifts"): ["failure"],
+        ("torchvision.inference.float32.cpu", "drifts"): [],
+        ("torchvision.training.float32.cpu", "broken"): ["failure"],
+        ("torchvision.training.float32.cpu", "skipped"): ["skipped"],
+    }
+    assert {failure.get("type") for failure in root.iter("failure")} == {"differs", "fails"}
+    assert as_annotations(alone).splitlines()[0] == f"::notice title=hashbench 2026-11-01::{HEADLINE}"
 
 
 @pytest.mark.parametrize("damaged", ["2026-11-01", "2026-11-02"])

@@ -138,9 +138,11 @@ def test_an_endless_error_is_cut() -> None:
         ([[row("a"), row("b")], [failed("a"), failed("b")]], "2 models got worse"),
         ([[row("a")], [row("a")]], "Nothing got worse"),
         ([[failed("a")], [row("a")]], "Nothing got worse"),
-        ([[DIAGNOSED, row("a")]], "Of 2 models, 1 differs"),
-        ([[DIAGNOSED, failed("b"), row("c")]], "Of 3 models, 1 differs and 1 fails"),
-        ([[row("c")]], "None of 1 model differs or fails"),
+        ([[DIAGNOSED, row("a")]], "Of 2 models, 1 differs and 1 passes"),
+        ([[DIAGNOSED, failed("b"), row("c")]], "Of 3 models, 1 differs, 1 fails and 1 passes"),
+        ([[row("c")]], "None of 1 model differs or fails: 1 passes"),
+        ([[row("c", "timeout"), row("c", mode="inference")]], "Of 2 rows of 1 model, 1 fails and 1 passes"),
+        ([[row("a")], [failed("a"), row("b")]], "1 model got worse; 1 row had nothing to compare with: 1 passes"),
     ],
 )
 def test_the_headline_is(nights: list[list[Row]], words: str) -> None:

@@ -97,6 +97,22 @@ def test_a_comparison_in_which_all_is_well_is_short():
     assert "outcome" not in as_text(quiet)
 
 
+@pytest.mark.parametrize(
+    ("new", "words"),
+    [
+        ([row("a"), row("c")], "Worse: 1 missing, 1 new, 1 unchanged; without a partner: 1 row of BASE, 1 row of NEW"),
+        (
+            [row("a"), row("b"), row("c")],
+            "Nothing got worse in the 2 rows that both have: 1 new, 2 unchanged; .*: 1 row of NEW",
+        ),
+    ],
+)
+def test_a_comparison_counts_the_rows_that_have_no_partner(new, words):
+    compared = compare(sweep(row("a"), row("b")), sweep(*new))
+    assert re.fullmatch(words, summary(compared))
+    assert json.loads(as_json(compared))["without_partner"] == {"base": 4 - len(new) - 1, "new": 1}
+
+
 def test_names_that_look_like_numbers_stay_as_they_are():
     assert "1e5" in as_text(compare(sweep(row("1e5")), sweep(row("1e5", "timeout"))))
     assert "1e5" in sweep_table([row("1e5")])
