@@ -58,11 +58,16 @@ def count(number: int, word: str) -> str:
 # ------------------------------------------------------------------------------------------------ a row in words
 
 
+_SINGULAR = {"runs": "run", "replays": "replay", "pairs": "pair", "processes": "process"}
+"""Of what a rate counts."""
+
+
 def rate(row: Row) -> str:
     """``33 of 33 replays``; empty where nothing was counted."""
     if row.rate is None or row.trials is None:
         return ""
-    return f"{round(row.rate * row.trials)} of {row.trials} {row.rate_of or 'runs'}"
+    of = row.rate_of or "runs"
+    return f"{round(row.rate * row.trials)} of {row.trials} {_SINGULAR.get(of, of) if row.trials == 1 else of}"
 
 
 def how_often(row: Row) -> str:
@@ -70,7 +75,7 @@ def how_often(row: Row) -> str:
     text = rate(row)
     if text and bounds(row):
         text += f" (95 % interval: {bounds(row)})"
-    return text + (f", {row.distinct} different outcomes" if text and row.distinct else "")
+    return text + (f", {count(row.distinct, 'different outcome')}" if text and row.distinct else "")
 
 
 def bounds(row: Row) -> str:
@@ -83,11 +88,11 @@ def how_much(row: Row) -> str:
     parts = []
     if row.differing_elements is not None:
         share = f" ({100 * row.count_variability:.2g} %)" if row.count_variability is not None else ""
-        parts.append(f"{spaced(row.differing_elements)} elements{share}")
+        parts.append(f"{spaced(row.differing_elements)} element{'s' * (row.differing_elements != 1)}{share}")
     if row.max_abs_diff is not None:
         parts.append(f"at most {row.max_abs_diff:.3g} apart")
     if row.max_ulp is not None:
-        parts.append(f"{spaced(row.max_ulp)} units in the last place")
+        parts.append(f"{spaced(row.max_ulp)} unit{'s' * (row.max_ulp != 1)} in the last place")
     return ", ".join([*parts, *filter(None, [row.representation])])
 
 
@@ -122,7 +127,7 @@ def five_lines(row: Row, *, folder: Path) -> str:
 
 def _what(row: Row) -> str:
     numbers = _in_brackets(
-        f"{row.differing_elements} elements" if row.differing_elements is not None else "",
+        count(row.differing_elements, "element") if row.differing_elements is not None else "",
         f"by at most {row.max_abs_diff:.3g}" if row.max_abs_diff is not None else "",
         f"{row.max_ulp} ULP" if row.max_ulp is not None else "",
         f"only in {row.representation}" if row.representation else "",

@@ -54,6 +54,14 @@ def test_a_count_that_no_experiment_reaches_has_bounds_at_once() -> None:
         assert (rate.low, rate.high) == pytest.approx((exact.low, exact.high), abs=1e-4)
 
 
+def test_a_rate_in_a_row_still_tells_its_count() -> None:
+    for trials in (*range(1, 400), 2000, 99_999):
+        for differing in {0, 1, trials // 3, trials - 1, trials}:
+            share = stats.significant(differing / trials, stats.RATE_DIGITS)
+            assert share is not None
+            assert (round(share * trials), share >= 1) == (differing, differing == trials)
+
+
 @pytest.mark.parametrize(("differing", "trials"), [(0, 0), (3, 2), (-1, 5)])
 def test_what_is_no_count_has_no_rate(differing: int, trials: int) -> None:
     with pytest.raises(ValueError, match="not a count"):

@@ -19,8 +19,9 @@ from runner_helpers import FunctionRunner
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from hashbench.check.model import BenchmarkRunner
-from hashbench.records import ModelSpec, Row, RunCounts, RunOptions
+from hashbench.records import ROW_COLUMNS, ModelSpec, Row, RowEvidence, RunCounts, RunOptions
 from hashbench.replay.controls.memory import POISONS, poisoned_memory
+from hashbench.results.rows import ROWS, read_rows
 from hashbench.run.outcome import Outcome
 from hashbench.run.settings import settings
 from hashbench.run.workload import Workload, call, clone_inputs
@@ -242,6 +243,22 @@ def test_a_difference_in_one_result_alone_is_found_and_named(build, names: list[
     row = row_of(build, replace(TRAINING, iterations=1))
     assert (row.accuracy, row.error) == ("eager_two_runs_differ", "")
     assert row.differing_results.split(", ") == names
+
+
+def test_numbers_of_a_row_have_no_digits_that_mean_nothing(tmp_path: Path) -> None:
+    def a_third(model, out):
+        return out + _in_second_run(model) / 3
+
+    row = row_of(lambda: workload(a_third, make_optimizer=no_optimizer), replace(TRAINING, runs=4))
+    decimals = {"seconds": 3, "peak_memory_mib": 1, "rate": None}
+    numbers = {name: value for name in ROW_COLUMNS if isinstance(value := getattr(row, name), float)}
+    assert numbers.keys() >= {"rate", "rate_low", "rate_high", "max_abs_diff", "count_variability", *decimals}
+    for name, value in numbers.items():
+        places = decimals.get(name, 0)
+        assert value == (float(f"{value:.{6 if places is None else 4}g}") if not places else round(value, places)), name
+    assert (row.rate, row.rate_low) == (0.666667, 0.0943)
+    (tmp_path / "accuracy.csv").write_text(ROWS.text([row]))
+    assert read_rows(tmp_path / "accuracy.csv") == [replace(row, evidence=RowEvidence(row.evidence.text))]
 
 
 @pytest.mark.parametrize(

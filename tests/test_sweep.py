@@ -89,7 +89,7 @@ def test_overhead_is_what_the_row_does_not_count_itself(output):
             return tuple(replace(ended, wall_seconds=10.0) for ended in super().wait())
 
     row = sweep([spec("a")], output, executor=Slow(preload=())).rows[0]
-    assert row.overhead_seconds == 10.0 - row.seconds
+    assert row.overhead_seconds == round(10.0 - row.seconds, 3)
     assert (
         json.loads((output / "rows" / "fake.inference.a.json").read_text())["overhead_seconds"] == row.overhead_seconds
     )

@@ -34,6 +34,17 @@ Count = tuple[int, int]
 """How many differed, of how many."""
 
 
+def significant(number: float | None, digits: int = 4) -> float | None:
+    """``number`` with that many significant digits, as a row holds what was measured or estimated: further digits of a
+    bound or a share mean nothing. ``None`` where it is not known."""
+    return None if number is None else float(f"{number:.{digits}g}")
+
+
+RATE_DIGITS = 6
+"""Significant digits of a rate in a row, from which its count is told again: enough for 100 000 trials, and what is
+below 1 stays below 1."""
+
+
 def rate_of(differing: int, trials: int, *, distinct: int, of: str) -> Rate:
     """How often outcomes differ from the first, with the Clopper–Pearson bounds at 95 %. Where none or all differ, the
     whole 5 % lies on the one open side: 0 of 19 gives at most 0.146.

@@ -299,10 +299,10 @@ def row_of(spec: ModelSpec, options: RunOptions, outcome: Outcome, *, seconds: f
             row,
             differing_results=a_few(difference.names),
             differing_elements=difference.elements,
-            max_abs_diff=difference.max_abs,
+            max_abs_diff=stats.significant(difference.max_abs),
             max_ulp=difference.max_ulp,
-            mean_relative_variability=difference.mean_relative,
-            count_variability=difference.share,
+            mean_relative_variability=stats.significant(difference.mean_relative),
+            count_variability=stats.significant(difference.share),
             representation=difference.representation,
         )
     row = _with_rate(row, stats.rate_of_runs(outcome.run_counts))
@@ -319,9 +319,9 @@ def _with_rate(row: Row, rate: Rate | None) -> Row:
         distinct=rate.distinct,
         trials=rate.trials,
         rate_of=rate.of,
-        rate=rate.share,
-        rate_low=rate.low,
-        rate_high=rate.high,
+        rate=stats.significant(rate.share, stats.RATE_DIGITS),
+        rate_low=stats.significant(rate.low),
+        rate_high=stats.significant(rate.high),
     )
 
 
@@ -335,7 +335,7 @@ def _with_diagnosis(row: Row, diagnosis: Diagnosis) -> Row:
         capture=facts.limits if facts is not None else "",
         deterministic_doc=diagnosis.deterministic_doc,
         deterministic_here=diagnosis.deterministic_here,
-        deterministic_price=None if price is None else round(price, 3),
+        deterministic_price=stats.significant(price),
         repro=diagnosis.repro,
         reproduced=diagnosis.reproduced,
     )

@@ -15,6 +15,7 @@ from hashbench.cli import flags
 from hashbench.cli.flags import EXIT_DIFFERENCE, Commands, Flags, say
 from hashbench.errors import HashbenchError
 from hashbench.records import ModelSpec
+from hashbench.text import count as counted
 from hashbench.text import one_line
 
 COLUMNS = ("suite", "name", "task", "parameters", "batch size", "input", "default", "notes")
@@ -201,7 +202,7 @@ def _print(specs: Sequence[ModelSpec], form: str) -> None:
         from tabulate import tabulate
 
         print(tabulate([_listed(spec) for spec in specs], headers=COLUMNS, disable_numparse=True, colalign=_ALIGNED))
-        print(f"\n{len(specs)} models")
+        print(f"\n{counted(len(specs), 'model')}")
 
 
 def _as_csv(specs: Sequence[ModelSpec]) -> str:

@@ -211,12 +211,15 @@ def _add_expect(expect: argparse.ArgumentParser) -> None:
 
 def _expect(parsed: argparse.Namespace) -> int:
     from hashbench.report.expectations import expect_from
+    from hashbench.text import a_few, count
 
     for path, written in expect_from(
         parsed.results, output=parsed.output, only=parsed.only, link=parsed.link, today=time.strftime("%Y-%m-%d")
     ):
-        counts = ", ".join(f"{count} {what}" for what, count in written.what.items())
-        print(f"{path}: {len(written.rows)} rows: {counts}")
+        counts = ", ".join(f"{number} {what}" for what, number in written.what.items())
+        print(f"{path}: {count(len(written.rows), 'row')}: {counts}")
+        if written.taken:
+            print(f"  taken: {a_few(written.taken)}; not named, so left as it was: {a_few(written.left) or 'nothing'}")
     return 0
 
 
@@ -240,12 +243,12 @@ def _add_merge(merge: argparse.ArgumentParser) -> None:
 
 def _merge(parsed: argparse.Namespace) -> int:
     from hashbench.results.merge import merge
-    from hashbench.text import a_few
+    from hashbench.text import a_few, count
 
     merged = merge(parsed.output, parsed.folders, allow_missing=parsed.allow_missing)
     if merged.missing:
         names = a_few([name for _, name in merged.missing], 5)
-        print(f"{len(merged.missing)} models have no row: {names}. ")
+        print(f"{count(len(merged.missing), 'model')} without a row: {names}.")
         print(f"To run them: the sweep's command without partitions, with --resume --output {merged.output}")
-    print(f"{merged.rows} rows of {merged.shards} shards. Results: {merged.output / 'accuracy.csv'}")
+    print(f"{count(merged.rows, 'row')} of {count(merged.shards, 'shard')}. Results: {merged.output / 'accuracy.csv'}")
     return 0

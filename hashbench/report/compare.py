@@ -478,5 +478,5 @@ def _environment_remarks(base: Sweep, new: Sweep, ran: Pairs) -> Iterator[str]:
         if old.env in old_entries and now.env in new_entries and old_entries[old.env] != new_entries[now.env]
     ]
     if elsewhere:
-        share, names = f"{len(elsewhere)} of {len(ran)} models", a_few(elsewhere, _SHOWN)
+        share, names = f"{len(elsewhere)} of {count(len(ran), 'model')}", a_few(elsewhere, _SHOWN)
         yield f"{share} ran in another environment than in BASE, which may be why they changed: {names}."

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
@@ -21,7 +22,7 @@ from hashbench.report.compare import Change, ModelChange, Outcome, compare, what
 from hashbench.report.history import History, Interval, ModelHistory, Night, load_history, seen
 from hashbench.results.load import Sweep, joined, load_files, load_sweep
 from hashbench.results.rows import EXPECTED_ROWS, environments_text, is_link, row_key
-from hashbench.text import count, one_line
+from hashbench.text import a_few, count, one_line
 
 STALE_AFTER = 30
 """Nights in which a model ran and did not show what is expected of it, before that is called stale."""
@@ -384,11 +385,15 @@ def _sweep_of(night: Night) -> Sweep:
 @dataclass(frozen=True, slots=True)
 class Expected:
     """The content of one CSV of expected rows. ``what`` counts what became of its rows: ``new``, ``changed``,
-    ``unchanged``, ``kept: not seen`` (it differs now and then, and did not tonight), ``kept: not in the sweep``."""
+    ``unchanged``, ``kept: not seen`` (it differs now and then, and did not tonight), ``kept: not in the sweep``, and
+    where models were named, ``kept: not named``. ``taken`` and ``left`` are then the names of the sweep's models that
+    were named, and of those that were not."""
 
     rows: tuple[ExpectedRow, ...]
     environments: Mapping[str, Mapping[str, Any]]
     what: Mapping[str, int]
+    taken: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
 
 
 def expect(new: Sweep, *, known: Sweep | None, only: Collection[str] = (), link: str = "", today: str) -> Expected:
@@ -423,9 +428,10 @@ def expect(new: Sweep, *, known: Sweep | None, only: Collection[str] = (), link:
         )
     # Folders of the sweep that the row came from do not lie beside a CSV of expected rows.
     taken = tuple(replace(row, repro="", traces="") for row in new.rows if not only or row.name in only)
+    left = {row_key(row): row.name for row in new.rows if only and row.name not in only}
     known = known or Sweep("nothing", (), {}, kind="hashbench")
     updated = {
-        change.key: _updated(change, only=only, link=link, today=today)
+        change.key: _updated(change, only=only, left=left, link=link, today=today)
         for change in changes_since(known, replace(new, rows=taken, selections=(), parts=None))
     }
     rows = tuple(updated[key][0] for key in dict.fromkeys(row_key(row) for row in (*known.rows, *taken)))
@@ -435,16 +441,22 @@ def expect(new: Sweep, *, known: Sweep | None, only: Collection[str] = (), link:
         rows=rows,
         environments={key: value for key, value in environments.items() if key in used},
         what=Counter(what for _, what in updated.values()),
+        taken=tuple(dict.fromkeys(row.name for row in taken)) if only else (),
+        left=tuple(dict.fromkeys(left.values())),
     )
 
 
-def _updated(change: ModelChange, *, only: Collection[str], link: str, today: str) -> tuple[ExpectedRow, str]:
+def _updated(
+    change: ModelChange, *, only: Collection[str], left: Collection[tuple[str, ...]], link: str, today: str
+) -> tuple[ExpectedRow, str]:
     """The row to expect, and what became of it."""
     base, new = change.base, change.new
     if base is not None and not isinstance(base, ExpectedRow):
         base = extended(ExpectedRow, base)
     if base is not None and (new is None or (change.outcome is Outcome.NOT_SEEN and new.name not in only)):
-        return base, "kept: not in the sweep" if new is None else "kept: not seen"
+        if new is None:
+            return base, "kept: not named" if change.key in left else "kept: not in the sweep"
+        return base, "kept: not seen"
     if new is None:
         raise ValueError("a change has a row on one side at least")
     seen = "" if kind_of(new.accuracy).is_fine else today  # a pass is nothing that one has to look out for
@@ -480,21 +492,25 @@ def expect_from(
     and device. Everything is read and decided before anything is written.
 
     Raises:
-        HashbenchError: none of the models of ``only`` is there; or see :func:`expect`, :func:`write_expected` and
+        HashbenchError: a model of ``only`` is not there; or see :func:`expect`, :func:`write_expected` and
             :func:`~hashbench.results.load.load_sweep`.
     """
     new = joined([load_sweep(path) for path in results], path=Path(", ".join(map(str, results))))
-    if only and not any(row.name in only for row in new.rows):
-        lost = ", ".join(sorted(set(only)))
+    names = sorted({row.name for row in new.rows})
+    lost = sorted(set(only) - set(names))
+    if lost:
+        near = get_close_matches(lost[0], names, n=1)
         raise HashbenchError(
-            f"{new.label} has no row of {lost}", consequence="nothing was written", tip="Check the names."
+            f"{new.label} has no row of {', '.join(lost)}",
+            consequence="nothing was written",
+            tip=f"Did you mean {near[0]}?" if near else f"It has rows of: {a_few(names)}.",
         )
     written = []
     for path, part in _split(new, output):
-        names = [name for name in only if any(row.name == name for row in part.rows)]
-        if not only or names:
+        named = [name for name in only if any(row.name == name for row in part.rows)]
+        if not only or named:
             known = load_sweep(path) if path.exists() else None
-            written.append((path, expect(part, known=known, only=names, link=link, today=today)))
+            written.append((path, expect(part, known=known, only=named, link=link, today=today)))
     for path, expected in written:
         write_expected(path, expected)
     return written

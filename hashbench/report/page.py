@@ -305,7 +305,7 @@ def expectation_of(one: Judgement) -> str:
     if not one.expected:
         return ""
     text = "expected" + (f" since {one.since}" if one.since else "")
-    return text + (f", not seen for {one.unseen} nights" if one.unseen else "")
+    return text + (f", not seen for {count(one.unseen, 'night')}" if one.unseen else "")
 
 
 # -------------------------------------------------------------------------------------------------------- totals

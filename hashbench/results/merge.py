@@ -29,7 +29,7 @@ from hashbench.results.folder import (
     schema_difference,
     with_models,
 )
-from hashbench.text import a_few
+from hashbench.text import a_few, count
 
 _MOST_PARTITIONS = 1_000_000
 
@@ -204,7 +204,7 @@ def _is_missing(shards: Sequence[_Shard], missing: Sequence[Model]) -> Hashbench
     which = f"partition {', '.join(map(str, absent))} of {total} is" if absent else "a part of the selection is"
     return HashbenchError(
         f"{which} missing",
-        consequence=f"{len(missing)} models would have no row ({a_few([name for _, name in missing], 3)})",
+        consequence=f"{count(len(missing), 'model')} would have no row ({a_few([name for _, name in missing], 3)})",
         tip="Name its folder, too, or add --allow-missing: `hashbench compare` then reports them as missing.",
     )
 

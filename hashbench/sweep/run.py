@@ -337,7 +337,7 @@ class _Sweep:
         died = row is None and not worker.timed_out
         if row is None:
             row = replace(self._row_of_the_dead(worker), env="")
-        overhead = None if row.seconds is None else max(0.0, worker.wall_seconds - row.seconds)
+        overhead = None if row.seconds is None else max(0.0, round(worker.wall_seconds - row.seconds, 3))
         environment = self._environment_of(worker)
         return replace(row, overhead_seconds=overhead, env=row.env or environment, retried=worker.retried), died
 

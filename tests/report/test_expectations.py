@@ -281,6 +281,25 @@ def test_a_model_that_is_named_is_taken_even_where_its_difference_was_not_seen()
     assert rows == [("pass", TODAY, "", "")]
 
 
+def test_models_that_are_not_named_are_left_and_said_so():
+    new, known = sweep(row("a"), row("b"), row("c")), expecting(row("b"), row("gone"), told=TOLD)
+    made = expect(new, known=known, only=["a"], today=TODAY)
+    assert made.what == {"kept: not named": 1, "kept: not in the sweep": 1, "new": 1}
+    assert (made.taken, made.left) == (("a",), ("b", "c"))
+
+
+@pytest.mark.parametrize(
+    ("only", "tip"),
+    [(["resnet81"], "Did you mean resnet18?"), (["resnet18", "x"], "no row of x: .* It has rows of: resnet18, vgg11.")],
+    ids=["a name that is nearly there", "one name of two"],
+)
+def test_a_name_that_the_sweep_lacks_is_refused(tmp_path, only, tip):
+    night = write_night(tmp_path, "2026-11-20", row("resnet18"), row("vgg11"))
+    with pytest.raises(HashbenchError, match=tip):
+        expect_from([night], output=tmp_path / "x.csv", today=TODAY, only=only)
+    assert not (tmp_path / "x.csv").exists()
+
+
 def test_rows_that_the_sweep_lacks_are_kept_and_counted():
     rows, what = update(sweep(row()), expecting(row("gone"), row(dev="cuda"), told=TOLD))
     assert [one[:2] for one in rows] == [("pass", EARLIER), ("pass", EARLIER), ("pass", TODAY)]
