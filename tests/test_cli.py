@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +21,9 @@ from command_helpers import CHECKOUT, ZOO, Main, Said, run
 from repro_helpers import adding_rows, aten, captured, said_of
 from sweep_helpers import snapshot
 
+from hashbench import cli
 from hashbench.cli import reading
+from hashbench.cli.flags import default_words
 from hashbench.records import ROW_COLUMNS
 from hashbench.replay import ops
 from hashbench.repro import write_repro
@@ -141,10 +147,17 @@ BAD = {
     "a folder that is no repro": ("replay out", "cannot use the repro in out", "hashbench sweep"),
     "a definition that raises": ("replay out --import raises.py", "RuntimeError: no licence", "Give a Python file"),
     "one replay": ("replay out --replays 1", "--replays: 1 is too small", "must be at least 2"),
-    "an unknown command": ("swep", "invalid choice", "--help"),
-    "no command": ("", "COMMAND", "--help"),
     "sweeps without a common row": ("compare out other.csv", "no row in common", "hashbench report"),
-    "an unknown flag": ("compare out out --strict", "--strict", "--help"),
+    "a misspelt command": ("swep", "unknown command 'swep'", "Did you mean sweep? See `hashbench --help`"),
+    "an unknown command": ("frobnicate", "unknown command 'frobnicate': it is none of sweep, ", "`hashbench --help`"),
+    "a misspelt command of two": ("pipeline chek", "unknown command 'chek'", "Did you mean check?"),
+    "an unknown flag": ("compare out out --strict", "unknown flag --strict", "`hashbench compare --help`"),
+    "a misspelt flag": ("sweep --inferense", "unknown flag --inferense", "Did you mean --inference?"),
+    "a misspelt flag with a value": (f"{SWEEP} --runz=3", "unknown flag --runz. Did", "Did you mean --runs?"),
+    "a misspelt flag of one letter": (f"{SWEEP} -q", "unknown flag -q", "`hashbench sweep --help`"),
+    "a misspelt choice": ("list --format jsno", "(choose from table, csv, json). Did", "Did you mean json?"),
+    "one argument too many": ("compare out out out", "unknown argument out", "`hashbench compare --help`"),
+    "a flag of the sweep's": ("nightly --suite zoo.py --runs 3", "of `hashbench sweep` follow a --", "… -- --runs …"),
     "an unknown suite to list": ("list --suite timmm", "unknown suite 'timmm'", ""),
     "an executor that does not exist": (f"{SWEEP} --executor nonsense", "invalid choice: 'nonsense'", "--help"),
     "an address alone": (f"{SWEEP} --address auto", "--address requires --executor ray", "Add --executor ray"),
@@ -172,12 +185,61 @@ def test_bad_input_gets_one_line_and_writes_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "bad", ["unknown model", "a device that is not there", "a repro that is missing", "no command"]
+    "bad", ["unknown model", "a device that is not there", "a repro that is missing", "a misspelt command"]
 )
 def test_a_real_process_says_it_in_the_same_words(bad: str, main: Main, folder: Path) -> None:
     arguments = BAD[bad][0].split()
     done = run(*arguments, cwd=folder)
     assert Said(done.returncode, done.stdout, done.stderr) == main(*arguments, cwd=folder)
+
+
+@pytest.mark.parametrize("command", [(), ("pipeline",)], ids=str)
+def test_without_a_command_the_help_is_shown_which_is_no_success(
+    command: tuple[str, ...], main: Main, tmp_path: Path
+) -> None:
+    done = main(*command, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == main(*command, "--help", cwd=tmp_path).stdout
+
+
+def every_parser(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                yield from every_parser(each)
+
+
+PARSERS = {parser.prog: parser for parser in every_parser(cli._parser())}
+
+
+@pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS)
+def test_every_flag_has_a_text_and_shows_its_default(
+    parser: argparse.ArgumentParser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    shown = [re.sub(r"\s+", " ", line) for line in parser.format_help().splitlines()]
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            continue
+        assert action.help, action.dest
+        (line,) = (line for line in shown if action.help.replace("%%", "%") in line)
+        default = default_words(action)
+        assert default in line, action.dest
+        assert not default or "default" in line, action.dest
+
+
+def test_a_folder_of_repros_is_refused_with_the_commands_that_replay_them(main: Main, folder: Path) -> None:
+    for name in ("small.inference.a", "small.inference.b c"):
+        (folder / "night" / "small" / "repro" / name).mkdir(parents=True)
+        (folder / "night" / "small" / "repro" / name / "call.json").write_text("{}")
+    for asked in ("night", "night/small", "night/small/repro"):
+        done = main("replay", asked, cwd=folder)
+        assert done.returncode == 2
+        assert [shlex.split(line) for line in done.stdout.splitlines()] == [
+            ["hashbench", "replay", f"night/small/repro/small.inference.{name}"] for name in ("a", "b c")
+        ]
+        assert done.stderr.startswith(f"hashbench: {asked} is not a repro, but has 2 inside: nothing was replayed.")
 
 
 def test_without_ray_the_extra_is_named(main: Main, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,6 +264,31 @@ def test_ctrl_c_is_no_fault(main: Main, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(reading, "_listed", lambda _: signal.raise_signal(signal.SIGINT))
     done = main("list", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (130, "hashbench: stopped\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device here is always full")
+@pytest.mark.parametrize(("command", "buffered"), [("list --suite torchvision", True), ("sweep --help", False)])
+def test_an_output_that_is_full_is_said_to_be_and_is_no_fault(command: str, buffered: bool, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), **({} if buffered else {"PYTHONUNBUFFERED": "1"})}
+    with open("/dev/full", "w") as full:  # noqa: PTH123 – a device
+        done = subprocess.run(
+            [sys.executable, "-m", "hashbench", *command.split()],
+            cwd=tmp_path,
+            env=environment,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("hashbench: cannot write: No space left on device, so the output is not whole.")
+
+
+@pytest.mark.parametrize("closed", ["1", "2"])
+def test_a_standard_stream_that_is_closed_is_no_fault(closed: str, tmp_path: Path) -> None:
+    command = f"{sys.executable} -m hashbench list --suite torchvison {closed}>&-"
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", int(closed == "1"))
 
 
 def test_reader_that_goes_away_is_no_fault(tmp_path: Path) -> None:

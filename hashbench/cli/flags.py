@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import itertools
 import math
+import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Never, TypeVar
 
@@ -25,12 +29,98 @@ Flags = argparse._ActionsContainer
 
 _Value = TypeVar("_Value")
 
+_FLAG = re.compile(r"--[\w-]+")
+
+
+class _Help(argparse.HelpFormatter):
+    """Shows the default of every flag that has one, unless its text says what stands in for it."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text, default = action.help or "", default_words(action)
+        return text if not default or "default" in text else f"{text} (default: {default})".replace("%", "%%")
+
+
+def default_words(action: argparse.Action) -> str:
+    """The default of a flag as it is given on a command line; empty where it has none."""
+    default = action.default
+    if default in (None, False, argparse.SUPPRESS):
+        return ""
+    if isinstance(default, (list, tuple)):
+        return " ".join(map(str, default))
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
 
 class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong on one line, without the usage text."""
+    """Says what is wrong on one line, with the names that may have been meant and the command whose help to read.
+
+    ``tip_for`` may say more of a flag that this command does not have.
+    """
+
+    tip_for: Callable[[str], str] = staticmethod(lambda _: "")
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **{"formatter_class": _Help, **more})
 
     def error(self, message: str) -> Never:
-        self.exit(EXIT_USAGE, f"{self.prog}: {message}. See `{self.prog} --help`.\n")
+        sentence = message if message.endswith("?") else f"{message}."
+        self.exit(EXIT_USAGE, f"{self.prog}: {sentence} See `{self.prog} --help`.\n")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """As argparse does, but an output that is full or closed is no secret."""
+        if file is not None:  # Python has none where its file descriptor is closed
+            file.write(message)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does, but what is not known is an error of this command, not of the one that it belongs to."""
+        words = sys.argv[1:] if args is None else list(args)
+        if misspelt := self._misspelt(words):  # before argparse asks for something else that is missing
+            self.error(self._about(misspelt))
+        parsed, unknown = super().parse_known_args(words, namespace)
+        if unknown:
+            self.error(self._about(unknown[0]))
+        return parsed, unknown
+
+    def _misspelt(self, words: Sequence[str]) -> str:
+        """The first flag that this command does not have, among those that are its own."""
+        hands_on = any(action.nargs in (argparse.PARSER, argparse.REMAINDER) for action in self._actions)
+        for word in itertools.takewhile(lambda word: word != "--", words):
+            if hands_on and not word.startswith("-"):
+                break
+            name = word.partition("=")[0]
+            if _FLAG.fullmatch(name) and not any(known.startswith(name) for known in self._option_string_actions):
+                return name
+        return ""
+
+    def _about(self, unknown: str) -> str:
+        what = "flag" if unknown.startswith("-") else "argument"
+        tip = self.tip_for(unknown) or _did_you_mean(unknown, self._option_string_actions)
+        return f"unknown {what} {unknown}{tip}"
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        near = _did_you_mean(str(value), action.choices)
+        if action.nargs == argparse.PARSER:
+            commands = f"it is none of {', '.join(action.choices)}"
+            raise argparse.ArgumentError(None, f"unknown command {value!r}{near or f': {commands}'}")
+        choices = ", ".join(map(str, action.choices))
+        raise argparse.ArgumentError(action, f"invalid choice: {value!r} (choose from {choices}){near}")
+
+
+def _did_you_mean(word: str, known: Iterable[object]) -> str:
+    near = get_close_matches(word, sorted(map(str, known)), n=1)
+    return f". Did you mean {near[0]}?" if near else ""
+
+
+def subcommands(parser: OneLineParser, metavar: str) -> Commands:
+    """The subcommands of a command, which shows its help where none is given; that did nothing, so it is no success."""
+
+    def show_help(_: argparse.Namespace) -> int:
+        parser.print_help(sys.stderr)
+        return EXIT_USAGE
+
+    parser.set_defaults(command=show_help)
+    return parser.add_subparsers(metavar=metavar, parser_class=OneLineParser)
 
 
 def at_least(lowest: float, kind: type = int, *, most: float = math.inf) -> Callable[[str], Any]:
@@ -50,9 +140,9 @@ def at_least(lowest: float, kind: type = int, *, most: float = math.inf) -> Call
     return check
 
 
-def whole(flags: Flags, *names: str, least: int = 1, default: int | None = None, text: str = "") -> None:
+def whole(flags: Flags, *names: str, text: str, least: int = 1, default: int | None = None) -> None:
     """Add a flag for a whole number."""
-    flags.add_argument(*names, type=at_least(least), default=default, metavar="N", help=text or None)
+    flags.add_argument(*names, type=at_least(least), default=default, metavar="N", help=text)
 
 
 def seconds(flags: Flags, name: str, text: str, *, least: float = 0, default: float | None = None) -> None:
@@ -63,7 +153,13 @@ def seconds(flags: Flags, name: str, text: str, *, least: float = 0, default: fl
 
 def seed(flags: Flags) -> None:
     """Add ``--seed``."""
-    flags.add_argument("--seed", type=at_least(0, most=LARGEST_SEED), default=1337, metavar="N")
+    text = "of all random generators"
+    flags.add_argument("--seed", type=at_least(0, most=LARGEST_SEED), default=1337, metavar="N", help=text)
+
+
+def output_format(flags: Flags, *forms: str) -> None:
+    """Add ``--format``; the first form is the default."""
+    flags.add_argument("--format", choices=forms, default=forms[0], help="of what is printed")
 
 
 def several(flags: Flags, *names: str, metavar: str, text: str, dest: str | None = None) -> None:
@@ -79,7 +175,7 @@ def words(flags: Flags, name: str, *, metavar: str, text: str) -> None:
 
 def models(flags: Flags) -> None:
     """Add the flags that choose among the models of suites, as ``sweep`` and ``nightly`` have them."""
-    text = "one of every family, or all"
+    text = "default: those that their suite marks, one of every family; all: every one"
     flags.add_argument("--models", dest="which", choices=("default", "all"), default="default", help=text)
     words(flags, "--only", metavar="M", text="these models")
     several(flags, "-k", "--filter", dest="filters", metavar="RE", text="models that match")
@@ -109,6 +205,8 @@ def refuse_resume_without_output(parsed: argparse.Namespace) -> None:
 
 
 def say(message: str, code: int = 0) -> int:
-    """Print ``message`` as one line on standard error and return ``code``."""
-    print(f"hashbench: {' '.join(message.split())}", file=sys.stderr)
+    """Print ``message`` as one line on standard error, where there is one that takes it, and return ``code``."""
+    if sys.stderr is not None:  # Python has none where file descriptor 2 is closed, and would print it as a result
+        with contextlib.suppress(OSError):
+            print(f"hashbench: {' '.join(message.split())}", file=sys.stderr)
     return code

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,32 +27,32 @@ def add(commands: Commands) -> None:
     """Add the subcommands of this file."""
     listing = commands.add_parser("list", help="the models of a suite")
     add_suites(listing, default=[], otherwise="all that there are")
-    listing.add_argument("--format", choices=("table", "csv", "json"), default="table", help="default: table")
+    flags.output_format(listing, "table", "csv", "json")
     listing.set_defaults(command=_list)
 
     diff = commands.add_parser("diff", help="the first divergence of two trace files")
-    diff.add_argument("first", type=Path, metavar="A.log")
-    diff.add_argument("second", type=Path, metavar="B.log")
-    flags.whole(diff, "--context", least=0, default=3, text="records shown around it (default 3)")
+    diff.add_argument("first", type=Path, metavar="A.log", help="the trace of one run")
+    diff.add_argument("second", type=Path, metavar="B.log", help="that of another")
+    flags.whole(diff, "--context", least=0, default=3, text="records shown around it")
     diff.set_defaults(command=_diff)
 
     compare = commands.add_parser("compare", help="what changed from one sweep, or audit, to another")
     compare.add_argument("base", type=Path, metavar="BASE", help="a CSV or results folder; dynamo's CSVs too")
-    compare.add_argument("new", type=Path, metavar="NEW")
-    compare.add_argument("--format", choices=("text", "markdown", "json", "csv"), default="text")
+    compare.add_argument("new", type=Path, metavar="NEW", help="another of the same kind")
+    flags.output_format(compare, "text", "markdown", "json", "csv")
     compare.set_defaults(command=_compare)
 
     replay = commands.add_parser("replay", help="repeat the experiments on the captured call of a repro")
     replay.add_argument("folder", type=Path, metavar="DIR", help="a folder with call.json and tensors.pt")
-    flags.whole(replay, "--replays", least=2, default=20, text="calls of each (default 20)")
-    flags.seconds(replay, "--budget", "seconds for all of them (default 120)", least=0.1, default=120.0)
+    flags.whole(replay, "--replays", least=2, default=20, text="calls of each")
+    flags.seconds(replay, "--budget", "seconds for all of them", least=0.1, default=120.0)
     text = "a Python file, library or module that defines the op, where torch does not"
     flags.several(replay, "--import", dest="imports", metavar="FILE", text=text)
-    replay.add_argument("--format", choices=("text", "json"), default="text")
+    flags.output_format(replay, "text", "json")
     replay.set_defaults(command=_replay)
 
     env = commands.add_parser("env", help="the fingerprint of this machine")
-    env.add_argument("-d", "--device", default="cpu", metavar="D")
+    env.add_argument("-d", "--device", default="cpu", metavar="D", help="cpu, cuda, xpu, …")
     env.set_defaults(command=_env)
 
     docs = commands.add_parser("docs", help="the documentation: its pages, or one of them")
@@ -99,11 +100,26 @@ def _replay(parsed: argparse.Namespace) -> int:
     from hashbench import repro
     from hashbench.replay import ops
 
+    _refuse_folder_of_repros(parsed.folder)
     for definition in parsed.imports:
         ops.load(definition)
     made = repro.rerun(parsed.folder, replays=parsed.replays, budget=parsed.budget)
     print({"text": repro.rerun_text, "json": repro.rerun_json}[parsed.format](made))
     return EXIT_DIFFERENCE if made.reproduced else 0
+
+
+def _refuse_folder_of_repros(folder: Path) -> None:
+    """Raise where ``folder`` is that of a sweep or a night; the commands that replay its repros are printed."""
+    from hashbench.results.folder import CALL_FILE
+
+    if (folder / CALL_FILE).exists():
+        return
+    repros = sorted(call.parent for above in range(4) for call in folder.glob(f"{'*/' * above}*/{CALL_FILE}"))
+    for repro in repros:
+        print(shlex.join(["hashbench", "replay", str(repro)]))
+    if repros:
+        problem = f"{folder} is not a repro, but has {len(repros)} inside"
+        raise HashbenchError(problem, consequence="nothing was replayed", tip="Choose one of those listed.")
 
 
 def _env(parsed: argparse.Namespace) -> int:

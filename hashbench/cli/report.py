@@ -35,21 +35,37 @@ def add(commands: Commands) -> None:
 # ---------------------------------------------------------------------------------------------------- nightly
 
 
-def _add_nightly(nightly: argparse.ArgumentParser) -> None:
+def _add_nightly(nightly: OneLineParser) -> None:
     nightly.set_defaults(command=_nightly)
-    nightly.add_argument("--output", type=Path, default=Path("results/nightly"), metavar="ROOT", help="of all nights")
+    nightly.tip_for = _flag_of_sweep
+    nightly.add_argument(
+        "--output", type=Path, default=Path("results/nightly"), metavar="ROOT", help="the folder of all nights"
+    )
     nightly.add_argument(
         "--label", default="", metavar="NAME", help="the night's folder in ROOT (default: today's date)"
     )
     add_suites(nightly, default=["all"], otherwise="all")
-    nightly.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="default: both")
+    nightly.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="training, inference, or both")
     flags.models(nightly)
-    flags.whole(nightly, "--jobs", text="models at once")
+    flags.whole(nightly, "--jobs", text="models at once (default 1; on a cluster as many as it can run)")
     nightly.add_argument("--expected", type=Path, metavar="DIR", help="CSVs of what is expected")
     nightly.add_argument("--annotations", action="store_true", help="print GitHub's workflow commands, too")
     nightly.add_argument(
         "flags", nargs="*", metavar="-- FLAGS", help="what follows -- goes to every `hashbench sweep` as it is"
     )
+
+
+def _flag_of_sweep(flag: str) -> str:
+    """What to say of a flag that ``nightly`` lacks: where it is one of ``sweep``, where it goes."""
+    if flag not in _parser_of_sweep()._option_string_actions:
+        return ""
+    return f": flags of `hashbench sweep` follow a --, as in `hashbench nightly … -- {flag} …`"
+
+
+def _parser_of_sweep() -> OneLineParser:
+    parser = OneLineParser(prog="hashbench sweep")
+    sweep.add_flags(parser)
+    return parser
 
 
 def _nightly(parsed: argparse.Namespace) -> int:
@@ -120,13 +136,11 @@ def _sweep_requests(parsed: argparse.Namespace) -> dict[str, SweepRequest]:
     Raises:
         HashbenchError: these flags contradict each other, or say which or where to.
     """
-    parser = OneLineParser(prog="hashbench nightly … --")
-    of_sweep = parser.add_subparsers(parser_class=OneLineParser).add_parser("sweep")
-    sweep.add_flags(of_sweep)
-    of_sweep.set_defaults(suite=[], which=parsed.which, jobs=parsed.jobs)
+    parser = _parser_of_sweep()
+    parser.set_defaults(suite=[], which=parsed.which, jobs=parsed.jobs)
     requests = {}
     for mode in dict.fromkeys(parsed.modes):
-        made = parser.parse_args(["sweep", f"--{mode}", *parsed.flags])
+        made = parser.parse_args([f"--{mode}", *parsed.flags])
         if made.output or made.only or made.tiny or made.suite:
             raise HashbenchError(
                 "--output, --suite, --only and --tiny are flags of `hashbench nightly` itself",

@@ -149,15 +149,16 @@ def _add_run(run: Flags) -> None:
     run.add_argument("-d", "--device", "--devices", default="cpu", metavar="D", help=text)
     dtypes = run.add_mutually_exclusive_group()
     for dtype in DTYPES:
-        dtypes.add_argument(f"--{dtype}", dest="dtype", action="store_const", const=dtype, default="")
-    flags.whole(run, "--batch-size")
+        text = "torch.autocast" if dtype == "amp" else f"cast the model and its inputs to {dtype}"
+        dtypes.add_argument(f"--{dtype}", dest="dtype", action="store_const", const=dtype, default="", help=text)
+    flags.whole(run, "--batch-size", text="in place of each model's own")
     flags.whole(run, "--iterations", text="steps of one run (default 2)")
     flags.whole(run, "--runs", least=2, text="all compared with the first (default 2, or as the model asks)")
     flags.whole(run, "--threads", "-t", text="torch.set_num_threads")
     flags.seed(run)
     text = "use_deterministic_algorithms (default on)"
     run.add_argument("--deterministic", choices=DETERMINISTIC, default="", help=text)
-    text = "random: a random projection as loss"
+    text = "random: a random projection as loss, in place of the model's own"
     run.add_argument("--cotangent", choices=("ones", "random"), default="ones", help=text)
     run.add_argument("--hash-inputs", action="store_true", help="hash what ops read as well")
     run.add_argument("--untraced-pair", action="store_true", help="also compare two runs without tracing")
@@ -165,10 +166,10 @@ def _add_run(run: Flags) -> None:
 
 
 def _add_diagnosis(why: Flags) -> None:
-    flags.whole(why, "--replays", least=2, default=20, text="repetitions of an experiment, at least (default 20)")
-    text = "seconds for the experiments on one model (default 120; 0: none)"
+    flags.whole(why, "--replays", least=2, default=20, text="repetitions of an experiment, at least")
+    text = "seconds for the experiments on one model; 0: none"
     flags.seconds(why, "--diagnose-budget", text, default=120.0)
-    text = "largest call captured for them, in MiB (default 2048)"
+    text = "largest call captured for them, in MiB"
     kind = at_least(0, float)
     why.add_argument("--capture-limit", dest="capture_mib", type=kind, default=2048.0, metavar="MIB", help=text)
     why.add_argument("--all-sources", action="store_true", help="name every independent source, not only the first")
@@ -185,14 +186,14 @@ def _add_machinery(machinery: Flags) -> None:
     machinery.add_argument("--memory-limit", dest="memory_mib", type=kind, metavar="MIB", help=text)
     text = "start the longest first as this sweep saw them (default: the newest one of the same kind nearby)"
     machinery.add_argument("--times-from", type=Path, metavar="DIR|CSV", help=text)
-    text = "run what died or ran out of memory beside others again, alone, N times at most (default 1)"
+    text = "run what died or ran out of memory beside others again, alone, N times at most"
     flags.whole(machinery, "--retries", least=0, default=1, text=text)
     flags.seconds(machinery, "--timeout", "seconds for one model", least=0.1, default=2000.0)
     machinery.add_argument("--strict", action="store_true", help="exit 1 if any model does not pass")
 
 
 def _add_cluster(machinery: Flags) -> None:
-    text = "run here, or on a Ray cluster (default local)"
+    text = "run here, or on a Ray cluster"
     machinery.add_argument("--executor", choices=tuple(EXECUTORS), default=LOCAL, help=text)
     text = "the Ray cluster, or auto (default: $RAY_ADDRESS, else one that is started here and ends with the sweep)"
     machinery.add_argument("--address", metavar="HOST:PORT", help=text)

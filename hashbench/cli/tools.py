@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hashbench.cli import flags
-from hashbench.cli.flags import EXIT_DIFFERENCE, EXIT_INTERRUPTED, Commands, OneLineParser, made_of, say
+from hashbench.cli.flags import EXIT_DIFFERENCE, EXIT_INTERRUPTED, Commands, made_of, say
 from hashbench.errors import HashbenchError
 from hashbench.records import DETERMINISTIC
 
@@ -49,11 +49,11 @@ def _add_dynamo(commands: Commands) -> None:
         usage="hashbench dynamo [-h] [--trace WHEN] [--results DIR] [--diagnose-budget S] SUITE.py [FLAG ...]",
         description="Everything after SUITE.py is the harness's own and passed through; its exit code is returned.",
     )
-    text = "always: its own two runs (default); on-demand: only further runs of models that differ"
+    text = "always: its own two runs; on-demand: only further runs of models that differ"
     dynamo.add_argument("--trace", choices=("always", "on-demand"), default="always", help=text)
     text = "our folder (default: beside --output, as <its name>.hashbench)"
     dynamo.add_argument("--results", type=Path, metavar="DIR", help=text)
-    text = "seconds for the experiments on one model (default 120; 0: none)"
+    text = "seconds for the experiments on one model; 0: none"
     flags.seconds(dynamo, "--diagnose-budget", text, default=120.0)
     dynamo.add_argument("script", type=Path, metavar="SUITE.py", help="path/to/benchmarks/dynamo/huggingface.py")
     dynamo.add_argument("arguments", nargs=argparse.REMAINDER, metavar="FLAG", help="its own flags")
@@ -139,22 +139,22 @@ def _show_tables(ours: Session, rows: Sequence[HarnessRow], path: Path) -> None:
 
 def _add_pipeline(commands: Commands) -> None:
     pipeline = commands.add_parser("pipeline", help="data loading, transforms, initial weights, first predictions")
-    kinds = pipeline.add_subparsers(metavar="check|compare", required=True, parser_class=OneLineParser)
+    kinds = flags.subcommands(pipeline, "check|compare")
 
     check = kinds.add_parser("check", help="run a pipeline twice, in fresh processes, and write what was seen")
     text = "Python with make_loader(seed), or YAML that names it"
     check.add_argument("--config", type=Path, required=True, metavar="FILE", help=text)
     check.add_argument("--output-dir", type=Path, required=True, metavar="DIR", help="a new folder")
-    flags.seconds(check, "--timeout", "seconds for each run (default 600)", least=1, default=600.0)
+    flags.seconds(check, "--timeout", "seconds for each run", least=1, default=600.0)
     check.add_argument("--once", action="store_true", help="do not run it again")
     check.set_defaults(command=_pipeline_check)
 
     compare = kinds.add_parser("compare", help="the first stage at which two checks differ, and why")
-    compare.add_argument("first", type=Path, metavar="CHECK1")
-    compare.add_argument("second", type=Path, metavar="CHECK2")
+    compare.add_argument("first", type=Path, metavar="CHECK1", help="what one check wrote")
+    compare.add_argument("second", type=Path, metavar="CHECK2", help="what another wrote")
     compare.set_defaults(command=_pipeline_compare)
     for command in (check, compare):
-        command.add_argument("--format", choices=("text", "json"), default="text")
+        flags.output_format(command, "text", "json")
 
 
 def _pipeline_check(parsed: argparse.Namespace) -> int:
@@ -195,7 +195,7 @@ def _add_numeric(commands: Commands) -> None:
         ("--inference", False, "in eval() mode, without gradients"),
     ):
         mode.add_argument(name, action="store_const", const=training, dest="training", help=text)
-    flags.whole(numeric, "--iterations", default=2, text="steps (default 2)")
+    flags.whole(numeric, "--iterations", default=2, text="steps")
     for name, text in (
         ("--precision", "rtol and atol (default: those of the dtype)"),
         ("--rtol", "relative tolerance"),
@@ -205,9 +205,10 @@ def _add_numeric(commands: Commands) -> None:
     numeric.add_argument("--stages", metavar="S,S", help="what is compared (default: all, or the file's STAGES)")
     flags.several(numeric, "--ignore", metavar="FORM", text="dtype, device or layout: may differ")
     numeric.add_argument("--trace", action="store_true", help="name the first op at which the two part")
-    numeric.add_argument("--deterministic", choices=DETERMINISTIC, default="on")
+    text = "use_deterministic_algorithms"
+    numeric.add_argument("--deterministic", choices=DETERMINISTIC, default="on", help=text)
     flags.seed(numeric)
-    flags.whole(numeric, "--lines", default=20, text="of the table (default 20)")
+    flags.whole(numeric, "--lines", default=20, text="of the table")
     numeric.add_argument("--json", type=Path, metavar="F", help="write all that was found to F")
     numeric.set_defaults(command=_numeric, training=None)
 
@@ -247,22 +248,22 @@ def _add_audit(commands: Commands) -> None:
     which = audit.add_argument_group("which ops")
     flags.words(which, "--ops", metavar="OP", text="these ops")
     flags.several(which, "-k", "--filter", metavar="RE", text="ops that match")
-    text = "default: one of each class"
+    text = "dtypes of the inputs"
     which.add_argument("--dtypes", nargs="+", default=DTYPES, type=_dtype, metavar="T", help=text)
-    flags.whole(which, "--samples", default=3, text="inputs for each op and dtype (default 3)")
+    flags.whole(which, "--samples", default=3, text="inputs for each op and dtype")
     text = "sweeps whose kernels add rows"
     which.add_argument("--results", nargs="+", type=Path, default=[], metavar="DIR", help=text)
     run = audit.add_argument_group("how each op runs")
     run.add_argument("-d", "--device", default="cpu", metavar="D", help="cpu, cuda, xpu, …")
-    flags.whole(run, "--runs", least=2, default=20, text="under each setting (default 20)")
+    flags.whole(run, "--runs", least=2, default=20, text="under each setting")
     flags.whole(run, "--threads", "-t", text="default on the CPU: one a core, at least 8")
     flags.seed(run)
-    flags.whole(run, "--replays", least=2, default=20, text="of each experiment (default 20)")
-    flags.seconds(run, "--budget", "seconds for the causes of one op (default 20; 0: none is looked for)", default=20.0)
+    flags.whole(run, "--replays", least=2, default=20, text="of each experiment")
+    flags.seconds(run, "--budget", "seconds for the causes of one op; 0: none is looked for", default=20.0)
     machinery = audit.add_argument_group("the audit")
     machinery.add_argument("--output", type=Path, metavar="DIR", help="results folder (default: a new one in results/)")
     machinery.add_argument("--resume", action="store_true", help="complete the audit in --output")
-    flags.whole(machinery, "--jobs", default=1, text="ops at once (default 1)")
+    flags.whole(machinery, "--jobs", default=1, text="ops at once")
     flags.seconds(machinery, "--timeout", "seconds for one op", least=1, default=120.0)
     text = "also write the rows there, and the environment beside it"
     machinery.add_argument("--write", type=Path, metavar="CSV", help=text)

@@ -34,6 +34,7 @@ from hashbench.records import Decision, Diagnosis, Evidence, ExperimentResult
 from hashbench.replay.call import LINE, CapturedCall, TensorForm
 from hashbench.replay.ops import Definition, definition_of, needs_definition
 from hashbench.repro import call_file, script
+from hashbench.results.folder import CALL_FILE
 from hashbench.run import environment
 from hashbench.run.outputs import Difference
 
@@ -102,7 +103,7 @@ def _write_call(folder: Path, call: CapturedCall, recorded: Mapping[str, Any]) -
         warnings.simplefilter("ignore")  # torch deprecates its own way of saving quantized tensors
         torch.save(call_file.payload(call), folder / call_file.TENSORS_FILE)
     text = call_file.document(call, tensors=folder / call_file.TENSORS_FILE, recorded=recorded)
-    (folder / call_file.CALL_FILE).write_text(text, encoding="utf-8")
+    (folder / CALL_FILE).write_text(text, encoding="utf-8")
     call_file.read_checked(folder)
 
 

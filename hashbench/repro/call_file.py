@@ -25,13 +25,14 @@ import torch
 from hashbench.errors import HashbenchError, first_line
 from hashbench.io import document_digest, from_json, open_file, read_file, to_json
 from hashbench.replay.call import CapturedCall, GeneratorSlot, Memory, Slot, TensorForm, generator_slots
+from hashbench.results.folder import CALL_FILE
 from hashbench.run.rng import preserved_rng, restore_random_states
 from hashbench.run.settings import applied
 
 CALL_SCHEMA = 1
 """Version of ``call.json``; a file of another one is refused."""
 
-CALL_FILE, TENSORS_FILE = "call.json", "tensors.pt"
+TENSORS_FILE = "tensors.pt"
 
 TIP = "Regenerate it with `hashbench sweep`."
 _LARGEST = 2**62

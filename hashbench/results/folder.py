@@ -32,6 +32,8 @@ ACCURACY_FILE, SELECTION_FILE, ENVIRONMENT_FILE = "accuracy.csv", "sweep.json", 
 LOCK_FILE = ".lock"
 NIGHT_FILE = "night.json"
 """Beside the folders of the sweeps of one night."""
+CALL_FILE = "call.json"
+"""In the folder of a repro: the captured call."""
 
 _LONGEST_NAME = 80
 """Characters of a model's name in a file name; file systems take 255 bytes, and suite, mode and ending come on top."""

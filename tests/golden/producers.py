@@ -83,14 +83,16 @@ COMMANDS = (
     *("pipeline", "pipeline check", "pipeline compare", "numeric", "audit"),
 )
 
-_command("help.txt", "--help", *(f"{command} --help" for command in COMMANDS), "--version")
+_command("help.txt", "--help", *(f"{command} --help" for command in COMMANDS), "--version", "", "pipeline")
 
 _SWEEP = "sweep --inference --output new"
 _ZOO = f"{_SWEEP} --suite bad/zoo.py"
 BAD = (
-    "",
     "swep",
+    "frobnicate",
     "--nonsense",
+    f"{_SWEEP} --runz 3",
+    f"{_SWEEP} extra",
     # sweep
     f"{_SWEEP} --suite torchvison",
     f"{_SWEEP} --only resnet81",
@@ -175,6 +177,8 @@ BAD = (
     "nightly --suite bad/zoo.py --only second --output new -- --total-partitions 2",
     "nightly --suite bad/zoo.py --output new -- --output elsewhere",
     "nightly --suite bad/zoo.py --output new -- --runs 1",
+    "nightly --suite bad/zoo.py --output new --runs 3",
+    "nightly --suite bad/zoo.py --output new --nonsense",
     "nightly --suite bad/zoo.py --output new --expected none",
     "report",
     "report none",
@@ -199,7 +203,7 @@ BAD = (
     "dynamo none.py",
     "dynamo bad/zoo.py --accuracy",
     "dynamo --trace sometimes bad/zoo.py",
-    "pipeline",
+    "pipeline chek",
     "pipeline check",
     "pipeline check --config none.py --output-dir new",
     "pipeline check --config bad/a_file --output-dir new",
