@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,7 +67,7 @@ def test_resuming_no_folder_says_so_and_runs_nothing(tmp_path: Path) -> None:
 
 def test_old_python_is_refused_with_what_to_do(tmp_path: Path) -> None:
     old = tmp_path / "python3"
-    old.write_text('#!/bin/sh\nexec python3 -c "import sys; sys.version_info = (3, 9, 1); $2"\n')
+    old.write_text(f'#!/bin/sh\nexec {sys.executable} -c "import sys; sys.version_info = (3, 9, 1); $2"\n')
     old.chmod(0o755)
     shutil.copy(CHECKOUT / "Makefile", tmp_path)
     shutil.copy(CHECKOUT / "pyproject.toml", tmp_path)

@@ -88,7 +88,7 @@ def test_a_task_is_read_and_the_child_ends_with_its_input(tmp_path: Path) -> Non
     with Child(python(code, str(note)), task="123\n") as child:
         assert written(note) == 123
         assert child.status() is None
-        os.close(child._process.stdin.fileno())  # as when this process is killed
+        child._process.stdin.close()  # as when this process is killed
         child._process.stdin = None
         assert child.wait(20) == -9
 

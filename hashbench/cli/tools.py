@@ -56,7 +56,8 @@ def _add_dynamo(commands: Commands) -> None:
     text = "seconds for the experiments on one model; 0: none"
     flags.seconds(dynamo, "--diagnose-budget", text, default=120.0)
     dynamo.add_argument("script", type=Path, metavar="SUITE.py", help="path/to/benchmarks/dynamo/huggingface.py")
-    dynamo.add_argument("arguments", nargs=argparse.REMAINDER, metavar="FLAG", help="its own flags")
+    theirs = dynamo.add_argument("arguments", nargs=argparse.REMAINDER, metavar="FLAG", help="its own flags")
+    theirs.required = False  # as Python 3.14 has it; older ones say in errors that it is
     dynamo.set_defaults(command=_dynamo)
 
 

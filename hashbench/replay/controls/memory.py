@@ -29,6 +29,9 @@ nor ``nan``, which could vanish in a sum or be replaced; as integers they are la
 _M_PERTURB = -6
 _PROBE_BYTES = 4096
 
+_CACHED_BLOCKS = 24
+"""More blocks of a size than glibc caches for a thread: 7, and 16 since 2.42."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
@@ -58,6 +61,8 @@ def poisoned_memory(
         if device is not None:
             _fill_free_blocks(value, device, reserve)
         covered = filling and _reaches_small_tensors(value) and not torch.accelerator.is_available()
+        if filling:
+            _fill_small_blocks(value)  # last: the question before leaves a block of its own
         with nullcontext() if covered or not through_mode else _FillingMode(value):
             yield
     finally:
@@ -168,9 +173,7 @@ def _fill_malloc(value: int) -> bool:
     block = library.malloc(_PROBE_BYTES)
     filled = ctypes.string_at(block, _PROBE_BYTES) == bytes([value]) * _PROBE_BYTES
     library.free(block)
-    if filled:
-        _fill_small_blocks(library, value)
-    else:
+    if not filled:
         _set_perturbation(_usual_perturbation())
     return filled
 
@@ -199,8 +202,9 @@ def _usual_perturbation() -> int:
     return int(asked) if asked.isdigit() else 0
 
 
-def _fill_small_blocks(library: Any, value: int) -> None:
+def _fill_small_blocks(value: int) -> None:
     """Small blocks that are free: glibc hands those out again as they are, from a cache of 7 a size in every thread."""
+    library = _c_library()
     for size in range(24, 1033, 16):
         blocks = [library.malloc(size) for _ in range(7)]
         for block in blocks:
