@@ -23,6 +23,9 @@ _Value = TypeVar("_Value")
 PACKAGE_PARENT = str(Path(__file__).resolve().parents[1])
 """The folder that holds this package: what a Python started with ``-P`` puts on its path to find it."""
 
+LARGEST_FILE = 512 * 2**20
+"""Bytes of a file that is still read into memory: a trace of a large model has some ten MiB."""
+
 PIPE_SECONDS = 60.0
 """How long what a user asked for waits for the reader of a pipe."""
 
@@ -50,10 +53,28 @@ def open_file(path: str | Path, flags: int = os.O_RDONLY) -> int:
     return descriptor
 
 
-def read_file(path: str | Path) -> bytes:
-    """The content of a regular file. Raises ``OSError``, and :class:`NotRegularError` for what is none."""
-    with os.fdopen(open_file(path), "rb") as file:
+def read_file(path: str | Path, *, most: int = LARGEST_FILE) -> bytes:
+    """The content of a regular file, or of what is called ``/dev/stdin`` or ``/dev/fd/…`` (a shell's ``<(command)``).
+    Raises ``OSError``: :class:`NotRegularError` for what is none, and where it has more than ``most`` bytes."""
+    passed = str(path).startswith(("/dev/fd/", "/dev/stdin"))
+    with open(path, "rb") if passed else os.fdopen(open_file(path), "rb") as file:  # noqa: PTH123 – or a text
+        if os.fstat(file.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, f"{Path(path).name} has more than {most // 2**20} MiB", str(path))
         return file.read()
+
+
+def read_json(path: str | Path) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+        OSError: as :func:`read_file`.
+        ValueError: it is not JSON in UTF-8, or is nested too deep to be read.
+    """
+    content = read_file(path)
+    try:
+        return json.loads(content.decode("utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
 
 
 def _refuse_special(at: str | Path | int, *, name: str | Path | None = None) -> None:
@@ -129,7 +150,8 @@ def _write_through(path: Path, content: bytes) -> None:
 def file_digest(path: str | Path) -> str:
     """SHA-256 of a file in hexadecimal digits; empty where there is none that can be read."""
     try:
-        return hashlib.sha256(read_file(path)).hexdigest()
+        with os.fdopen(open_file(path), "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:
         return ""
 
@@ -157,10 +179,10 @@ def _sync_folder(folder: Path) -> None:
 def read_json_object(path: Path) -> dict[str, Any]:
     """The JSON object in ``path``; :class:`HashbenchError` where there is none."""
     try:
-        content = json.loads(read_file(path).decode("utf-8"))
+        content = read_json(path)
     except OSError as error:
         raise HashbenchError(f"cannot read {path}", consequence=error.strerror or str(error)) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise HashbenchError(f"cannot read {path}", consequence=f"it is not JSON ({error})") from error
     if not isinstance(content, dict):
         raise HashbenchError(f"cannot read {path}", consequence="it holds no JSON object")

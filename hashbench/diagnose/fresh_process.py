@@ -23,7 +23,7 @@ from time import monotonic, sleep
 from typing import NoReturn
 
 from hashbench.errors import HashbenchError, named_line
-from hashbench.io import from_json, read_file, replace_file, to_json
+from hashbench.io import from_json, read_json, replace_file, to_json
 from hashbench.processes import Child, describe_end, end_with_input, exit_at_once, python_calling, uncollected
 from hashbench.records import Failure, ModelSpec, RunOptions, Trace
 from hashbench.trace import file
@@ -111,7 +111,7 @@ def fresh_traces(
         ended = _run_all(tasks, environment, deadline=monotonic() + timeout)
         for folder in folders:
             try:
-                answer = from_json(_Answer, json.loads(read_file(Path(folder, _ANSWER))))
+                answer = from_json(_Answer, read_json(Path(folder, _ANSWER)))
                 read = tuple(file.read(Path(folder, name)) for name in answer.traces)
             except HashbenchError as error:
                 answer = replace(answer, failure=answer.failure or str(error))

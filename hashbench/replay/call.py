@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from hashbench.records import TensorDigest
-from hashbench.replay.ops import is_custom
+from hashbench.replay.ops import is_custom, why_refused
 from hashbench.run.rng import preserved_rng, random_states, restore_random_states
 from hashbench.run.settings import applied, settings
 from hashbench.trace.arguments import argument_text, leaves, mapped, tensors_in
@@ -187,9 +187,13 @@ def capture(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, limit_
     """The call of ``func`` that is about to be made. Draws no random numbers and writes nothing.
 
     Raises:
-        CaptureError: its tensors take more than ``limit_bytes``; or an argument is a fake or meta tensor, or an object
+        CaptureError: it does something else than compute on tensors (:func:`~hashbench.replay.ops.why_refused`); its
+            tensors take more than ``limit_bytes``; or an argument is a fake or meta tensor, or an object
             that is not a plain value, which cannot be made again.
     """
+    refused = why_refused(func) if isinstance(func, torch._ops.OpOverload) else ""
+    if refused:
+        raise CaptureError(f"{refused}, and only ops that compute on tensors are replayed")
     tensors: list[torch.Tensor] = []
     generators: list[torch.Generator] = []
 

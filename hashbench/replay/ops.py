@@ -8,25 +8,59 @@ import inspect
 import re
 import runpy
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import torch
 
 from hashbench.errors import HashbenchError
 
-TORCH_NAMESPACES = frozenset(
+# Both tables: the first words of torch._C._jit_get_all_schemas() after `import torch`, torch 2.15. What a newer torch
+# adds is taken for custom until it is named here; that costs four more experiments.
+TENSOR_NAMESPACES = frozenset(
     {
-        # Those that `import torch` registers in torch 2.15 and that hold kernels: the first words of
-        # torch._C._jit_get_all_schemas(). What a newer torch adds is taken for custom until it is named here; that
-        # costs four more experiments.
-        *("aten", "prim", "prims", "quantized", "_quantized", "quantization", "sparse", "rngprims", "profiler", "cuda"),
-        *("mkldnn", "mkldnn_prepacked", "onednn", "mkl", "inductor", "inductor_prims", "_native", "static_runtime"),
-        *("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "fsdp", "_dtensor"),
+        *("aten", "prims", "quantized", "_quantized", "quantization", "sparse", "rngprims", "static_runtime", "fsdp"),
+        *("mkldnn", "mkldnn_prepacked", "onednn", "mkl", "inductor", "inductor_prims", "flex_gemm", "_native", "_test"),
     }
 )
+"""Namespaces of torch's own whose ops compute on tensors, but for those that :func:`why_refused` names."""
+
+_OTHERS = {
+    "works with other processes": "c10d c10d_functional _c10d_functional _c10d_functional_autograd symm_mem _dtensor",
+    "works with devices and their queues": "cuda streams mempool coor",
+    "serves tools of a developer, files among them": "profiler debugprims debug_mode_ops _native_aot _inductor_test",
+    "belongs to programs as data": "prim export onnx onnx_symbolic flex_lib",
+}
+OTHER_NAMESPACES = MappingProxyType({name: what for what, names in _OTHERS.items() for name in names.split()})
+"""Namespaces of torch's own whose ops do something else, and what."""
+
+TORCH_NAMESPACES = TENSOR_NAMESPACES | OTHER_NAMESPACES.keys()
+
+MODE_ARGUMENTS = frozenset(
+    {
+        # Every argument of type `str` of the dispatcher's ops in TENSOR_NAMESPACES, in torch 2.15, but for `filename`
+        # and what is printed (`s`).
+        *("UPLO", "driver", "equation", "indexing", "interpolation", "mode", "norm", "ord", "p", "side"),
+        *("pad_mode", "padding", "padding_side", "rounding_mode", "reduce", "approximate", "activation", "algorithm"),
+        *("attr", "binary_attr", "unary_attr", "unary_algorithm", "post_op_name", "post_op_algorithm"),
+        *("binary_post_op", "unary_post_op", "unary_post_op_algorithm"),
+        *("api_name", "assert_msg"),  # words of the error that the op raises
+        *("a", "b"),  # of aten::_test_*
+    }
+)
+"""Arguments of torch's own ops that are texts and name a way to compute."""
+
+_OUTSIDE = re.compile(
+    r"(?:^|_)(path|file|filename|filepath|fname|dir|directory|dirname|folder|url|uri|host|hostname|addr|address|port"
+    r"|socket|endpoint|server|cmd|command|shell|program|executable|script|lib|library|module|env|group|store)(?:s|_|$)",
+    re.IGNORECASE,
+)
+"""In the name of an argument that is a text, of an op of somebody's own: something outside the op's tensors."""
+
+_TEXT, _PATH = re.compile(r"\bstr\b"), re.compile(r"[/\\\0]|^~|^\.\.?$")
 
 _TORCH = f"{Path(torch.__file__).parent}/"
 _DECORATORS = ("library.py", "_library/custom_ops.py")
@@ -55,7 +89,46 @@ def is_custom(func: Any) -> bool:
     kernels = (_COMPUTES.match(line) for line in torch._C._dispatch_dump(name).splitlines())
     files = [match["file"] for match in kernels if match is not None]
     python = [file for file in files if file.endswith(".py") or file.startswith("/dev/null")]
-    return any(not file.startswith(_TORCH) or file.removeprefix(_TORCH) in _DECORATORS for file in python)
+    return any(not file.startswith(_TORCH) or _is_decorator(file) for file in python)
+
+
+def _is_decorator(file: str) -> bool:
+    return file.removeprefix(_TORCH) in _DECORATORS
+
+
+@functools.cache
+def why_refused(func: Any) -> str:
+    """Why an op is not replayed that a file names; empty for one that computes on tensors.
+
+    Only such ops are: they take or return tensors, belong to a namespace whose ops compute (or to one that is not
+    torch's, which somebody loaded), and no argument of theirs is a text that names something outside: files, processes,
+    machines, libraries. That is read off the schema. Of an op of torch's own every text must be a known mode, of
+    another's no text may be called as a place is.
+    """
+    schema, name = getattr(func, "_schema", None), str(func)
+    if schema is None or not torch._C._dispatch_has_kernel(func.name()):
+        return f"{name} is not an op that the dispatcher calls"
+    namespace = schema.name.partition("::")[0]
+    if namespace in OTHER_NAMESPACES:
+        return f"{name} {OTHER_NAMESPACES[namespace]}"
+    own = namespace in TENSOR_NAMESPACES
+    file = "" if own else _defining_file(func)
+    if file.startswith(_TORCH) and not _is_decorator(file):
+        return f"{name} is of a namespace of torch's that this hashbench does not know"
+    texts = [argument.name for argument in schema.arguments if _TEXT.search(str(argument.type))]
+    named = next((text for text in texts if (text not in MODE_ARGUMENTS if own else _OUTSIDE.search(text))), "")
+    if named:
+        return f"{name} takes a text that may name a file, a process or a machine ({named!r})"
+    types = (str(each.type) for each in (*schema.arguments, *schema.returns))
+    return "" if any("Tensor" in kind for kind in types) else f"{name} neither takes nor returns a tensor"
+
+
+def path_among(func: Any, values: Iterable[Any]) -> str:
+    """Why an op of somebody's own is not replayed with these arguments: a text among them reads as a path; or empty."""
+    if func._schema.name.partition("::")[0] in TENSOR_NAMESPACES:
+        return ""
+    path = next((value for value in values if isinstance(value, str) and _PATH.search(value)), None)
+    return "" if path is None else f"{func} is given {path[:40]!r}, which reads as the path of a file"
 
 
 @functools.cache

@@ -14,6 +14,7 @@ import math
 import os
 import re
 import warnings
+import zipfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,11 +24,13 @@ from typing import Any, Never
 import torch
 
 from hashbench.errors import HashbenchError, first_line
-from hashbench.io import document_digest, from_json, open_file, read_file, to_json
+from hashbench.io import document_digest, from_json, open_file, read_json, to_json
 from hashbench.replay.call import CapturedCall, GeneratorSlot, Memory, Slot, TensorForm, generator_slots
+from hashbench.replay.ops import path_among, why_refused
 from hashbench.results.folder import CALL_FILE
 from hashbench.run.rng import preserved_rng, restore_random_states
 from hashbench.run.settings import applied
+from hashbench.trace.arguments import leaves
 
 CALL_SCHEMA = 1
 """Version of ``call.json``; a file of another one is refused."""
@@ -35,12 +38,20 @@ CALL_SCHEMA = 1
 TENSORS_FILE = "tensors.pt"
 
 TIP = "Regenerate it with `hashbench sweep`."
+_DISTRUST = "Do not trust this folder, nor its repro.py: no sweep writes the repro of such a call."
 _LARGEST = 2**62
 _MOST_THREADS = 4096
 
 
 class BadCallError(ValueError):
     """What is wrong with a call that is to be written or was read."""
+
+
+class RefusedOpError(BadCallError):
+    """The call is of an op that does something else than compute on tensors."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}, and only ops that compute on tensors are replayed")
 
 
 def bad(what: str) -> Never:
@@ -201,7 +212,8 @@ def read(folder: Path) -> SavedCall:
 
 def unusable(folder: Path, error: ValueError) -> HashbenchError:
     """What is said of a repro with something wrong in it."""
-    return HashbenchError(f"cannot use the repro in {folder}", consequence=f"nothing was run ({error})", tip=TIP)
+    tip = _DISTRUST if isinstance(error, RefusedOpError) else TIP
+    return HashbenchError(f"cannot use the repro in {folder}", consequence=f"nothing was run ({error})", tip=tip)
 
 
 def read_checked(folder: Path) -> SavedCall:
@@ -217,10 +229,10 @@ def read_checked(folder: Path) -> SavedCall:
 
 def _read_document(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(read_file(path))
+        content = read_json(path)
     except OSError as error:
         bad(f"{path.name}: {error.strerror}")
-    except (ValueError, RecursionError):
+    except ValueError:
         bad(f"{path.name} is truncated or not JSON")
     if not isinstance(content, dict) or "op" not in content:
         bad(f"{path.name} describes no call")
@@ -240,6 +252,9 @@ def _call(document: _Document, tensors: _Tensors) -> CapturedCall:
     args = tuple(arguments.decoded(value) for value in document.args)
     kwargs = {name: arguments.decoded(value) for name, value in document.kwargs.items()}
     check_arguments(func, args, kwargs)
+    path = path_among(func, leaves([args, kwargs]))
+    if path:
+        raise RefusedOpError(path)
     if document.settings.get("num_threads", str(document.threads)) != str(document.threads):
         bad("it names two numbers of threads")
     call = CapturedCall(
@@ -281,6 +296,7 @@ class _Tensors:
             bad(f"{self.path.name}: {error.strerror}")
         if not same:
             bad(f"{self.path.name} is truncated, changed, or of another call")
+        _check_archive(self.path)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that sparse tensors are checked, which is wanted
@@ -337,6 +353,19 @@ class _Tensors:
         except (RuntimeError, AssertionError, NotImplementedError):
             bad(f"the device {name!r} is not here")
         return bad("the device 'meta' has no data") if moved.is_meta else moved
+
+
+def _check_archive(path: Path) -> None:
+    """``torch.save`` stores each member once and as it is, so that loading takes no more memory than the file has
+    bytes. Its older format is refused, since what it says of sizes is believed before any byte is read."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
+        bad(f"{path.name} holds more than tensors, or is damaged ({type(error).__name__})")
+    stored = all(member.compress_type == zipfile.ZIP_STORED for member in members)
+    if not stored or sum(member.file_size for member in members) > path.stat().st_size:
+        bad(f"members of {path.name} are compressed or overlap, which torch does not write")
 
 
 def _check_form(form: TensorForm, *, nbytes: int) -> None:
@@ -400,10 +429,11 @@ def named_in(content: Any) -> set[str]:
 
 
 def find_op(name: str) -> Any:
-    """The op overload of this name (``aten.add.Tensor``), which must be loaded.
+    """The op overload of this name (``aten.add.Tensor``), which must be loaded, and compute on tensors.
 
     Raises:
         HashbenchError: its library is not loaded.
+        BadCallError: it is not an op, or does something else (:func:`~hashbench.replay.ops.why_refused`).
     """
     parts = name.split(".")
     if len(parts) != 3 or not all(re.fullmatch(r"[A-Za-z_]\w*", part, re.ASCII) for part in parts):
@@ -417,7 +447,12 @@ def find_op(name: str) -> Any:
             tip="If it is not torch's own, say with --import FILE which file defines it.",
         )
     overload = getattr(packet, parts[2], None) if parts[2] in packet.overloads() else None
-    return overload if isinstance(overload, torch._ops.OpOverload) else bad(f"{name} is not an overload of an op")
+    if not isinstance(overload, torch._ops.OpOverload):
+        bad(f"{name} is not an overload of an op")
+    refused = why_refused(overload)
+    if refused:
+        raise RefusedOpError(refused)
+    return overload
 
 
 _NAMED_KINDS = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme)

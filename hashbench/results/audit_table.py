@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hashbench.errors import HashbenchError
-from hashbench.io import from_json, open_file, read_file, read_json_object, replace_file, to_json
+from hashbench.io import from_json, open_file, read_json, read_json_object, replace_file, to_json
 from hashbench.results.folder import file_key
 from hashbench.results.rows import RowFormat, environments_of, read_table
 
@@ -212,7 +212,7 @@ def write_op(folder: Path, op: Op, rows: Iterable[AuditRow]) -> None:
 def read_op(folder: Path, op: Op) -> tuple[AuditRow, ...] | None:
     """The rows of an op; ``None`` where it has no file, or a damaged one."""
     try:
-        content = json.loads(read_file(op_file(folder, op)))
+        content = read_json(op_file(folder, op))
         return tuple(map(AUDIT_ROWS.from_json, content)) if isinstance(content, list) else None
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         return None

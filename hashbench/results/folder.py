@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from hashbench.errors import HashbenchError
-from hashbench.io import NotRegularError, open_file, read_file, replace_file
+from hashbench.io import NotRegularError, open_file, read_file, read_json, replace_file
 from hashbench.records import ROW_SCHEMA, SWEEP_SCHEMA, ModelSpec, Row, RunOptions
 from hashbench.results.rows import ROWS, environments_text, row_from_json, row_key, row_to_json
 from hashbench.text import a_few, one_line
@@ -164,7 +164,7 @@ class ResultsFolder:
 
     def _began(self) -> str:
         try:
-            return str(json.loads(read_file(self.manifest)).get("began", ""))
+            return str(read_json(self.manifest).get("began", ""))
         except (OSError, ValueError, AttributeError):
             return ""
 
@@ -175,7 +175,7 @@ class ResultsFolder:
             HashbenchError: it is missing or damaged.
         """
         try:
-            manifest = json.loads(read_file(self.manifest))
+            manifest = read_json(self.manifest)
         except (OSError, ValueError) as error:
             raise HashbenchError(
                 f"cannot resume {self.path}",
@@ -205,7 +205,7 @@ class ResultsFolder:
     def _known_environments(self) -> list[Mapping[str, Any]]:
         """Those that were kept, the sweep's own as the last."""
         try:
-            own = json.loads(read_file(self.environment))
+            own = read_json(self.environment)
             return [*own.pop("previous", []), own]
         except (OSError, ValueError, AttributeError, TypeError):
             return []
@@ -293,14 +293,14 @@ def _write_whole(descriptor: int, line: bytes) -> None:
     os.fsync(descriptor)
 
 
-NOT_A_ROW = (ValueError, TypeError, AttributeError, RecursionError, NotRegularError)
+NOT_A_ROW = (ValueError, TypeError, AttributeError, NotRegularError)
 """What reading a row file raises that holds something else."""
 
 
 def row_in(path: Path, spec: ModelSpec, mode: str) -> Row:
     """The row of ``spec`` in the file ``path``; one that somebody renamed or copied is damaged. Raises ``OSError``, or
     one of :data:`NOT_A_ROW`."""
-    row = row_from_json(json.loads(read_file(path)))
+    row = row_from_json(read_json(path))
     if (row.suite, row.mode, row.name) != (spec.suite, mode, spec.name):
         raise ValueError("the row is another model's")
     return row

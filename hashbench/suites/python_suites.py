@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Never, TypedDict, TypeVar, Unpack, cast, overload
 
 from hashbench.errors import HashbenchError, last_line
-from hashbench.io import read_file, replace_file
+from hashbench.io import read_file, read_json, replace_file
 from hashbench.processes import Child, exit_at_once, python_calling
 from hashbench.records import DETERMINISTIC, ModelSpec
 
@@ -357,7 +357,7 @@ def offered(target: str, argument: str, suite: str, *, hint: str) -> list[dict[s
             status = child.wait(LISTING_SECONDS)
         if not answer.exists():
             raise _unusable(suite, _how_it_ended(status, printed), tip=hint)
-        offer = json.loads(read_file(answer))
+        offer = read_json(answer)
     if "problem" in offer:
         raise _unusable(suite, offer["problem"], tip=offer["tip"] or hint)
     models: list[dict[str, Any]] = offer["models"]

@@ -6,7 +6,6 @@ The command line makes one from its flags, a night one for every suite and mode.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from typing import Any
 from hashbench.catalog import OUT_OF_MEMORY
 from hashbench.devices import visibility
 from hashbench.errors import HashbenchError
-from hashbench.io import read_file
+from hashbench.io import read_json
 from hashbench.records import ModelSpec, RunOptions
 from hashbench.results.folder import ACCURACY_FILE, SELECTION_FILE
 from hashbench.results.load import load_sweep
@@ -204,12 +203,12 @@ def newest_before(output: Path, *, models: Collection[tuple[str, str]], mode: st
     where there is none."""
     for manifest in _newest_manifests(output.absolute()):
         try:
-            content = json.loads(read_file(manifest))
+            content = read_json(manifest)
             asked, known = content["options"], {(suite, name) for suite, name in content["models"]}
             enough = 2 * len(known.intersection(models)) >= len(models)
             if enough and (asked["mode"], asked["device"]) == (mode, device):
                 return read_estimates(manifest.parent, mode=mode, device=device)
-        except (OSError, ValueError, TypeError, KeyError, RecursionError, HashbenchError):
+        except (OSError, ValueError, TypeError, KeyError, HashbenchError):
             continue
     return EarlierSweep()
 

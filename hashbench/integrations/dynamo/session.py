@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hashbench.catalog import STATUSES, Status
-from hashbench.io import from_json, open_file, read_file, replace_file
+from hashbench.io import from_json, open_file, read_json, replace_file
 from hashbench.records import HarnessRow, ModelSpec, Row, extended
 from hashbench.results.folder import ResultsFolder, file_key
 from hashbench.results.load import dynamo_row
@@ -126,7 +126,7 @@ def read_notes(session: Session) -> list[Note]:
     notes = []
     for path in sorted(session.notes.glob("*.json"), key=lambda path: path.stat().st_mtime_ns):
         with contextlib.suppress(OSError, ValueError):
-            notes.append(from_json(Note, json.loads(read_file(path))))
+            notes.append(from_json(Note, read_json(path)))
     return notes
 
 

@@ -7,6 +7,7 @@ that only what kills a process of its own is blamed, and the others go on in a n
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 
 from hashbench.devices.visibility import freest
 from hashbench.errors import HashbenchError
-from hashbench.io import read_file, replace_file, to_json
+from hashbench.io import from_json, read_json, replace_file, to_json
 from hashbench.processes import Interrupts, describe_end, last_words, python_calling
 from hashbench.processes import run as run_process
 from hashbench.records import ModelSpec, RunOptions
@@ -253,12 +254,22 @@ def _catalog(folder: Path) -> list[Op]:
     """Every op there is, as a process of this audit or of its earlier part wrote it down: only a process of its own may
     import torch's test helpers."""
     path = folder / CATALOG_FILE
-    if not path.exists():
-        done = run_process(python_calling(CATALOG_TARGET, str(path)), seconds=STARTING_SECONDS)
-        if not path.exists():
-            raise HashbenchError(
-                "cannot read torch's op database",
-                consequence=f"nothing was run ({done.last_line})",
-                tip="It needs the package expecttest: pip install expecttest.",
-            )
-    return [(str(source), str(op)) for source, op in json.loads(read_file(path))]
+    known = _read_catalog(path)
+    if known:
+        return known
+    done = run_process(python_calling(CATALOG_TARGET, str(path)), seconds=STARTING_SECONDS)
+    known = _read_catalog(path)
+    if not known:
+        raise HashbenchError(
+            "cannot read torch's op database",
+            consequence=f"nothing was run ({done.last_line})",
+            tip="It needs the package expecttest: pip install expecttest.",
+        )
+    return known
+
+
+def _read_catalog(path: Path) -> list[Op]:
+    """The ops in the file; empty where there is none, or it is damaged."""
+    with contextlib.suppress(OSError, ValueError):
+        return list(from_json(tuple[tuple[str, str], ...], read_json(path)))
+    return []

@@ -24,7 +24,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hashbench.errors import HashbenchError, first_line
-from hashbench.io import open_file, read_file
+from hashbench.io import open_file, read_file, read_json
 from hashbench.processes import Child, describe_end, python_calling
 from hashbench.suites.python_suites import import_file
 from hashbench.tools.pipeline import MARK, observed
@@ -136,7 +136,7 @@ def run_once(config: Path, folder: Path, *, hash_seed: str, hash_seed_by: str, t
     if status is None:
         raise _unfinished(config, f"it took more than {timeout:g} s", f"Give it more with --timeout. {tip}")
     try:
-        error = json.loads(read_file(folder / ANSWER_FILE))["error"]
+        error = read_json(folder / ANSWER_FILE)["error"]
     except (OSError, ValueError):
         raise _unfinished(config, describe_end(status), tip) from None
     (folder / ANSWER_FILE).unlink()

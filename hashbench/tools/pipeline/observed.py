@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hashbench.errors import HashbenchError
-from hashbench.io import file_digest, from_json, read_file, replace_file, to_json
+from hashbench.io import file_digest, from_json, read_file, read_json, replace_file, to_json
 from hashbench.records import Trace
 from hashbench.text import squeezed
 from hashbench.trace import file
@@ -358,7 +358,7 @@ def _file(folder: Path, name: str) -> Path:
 
 
 def _json(path: Path) -> Any:
-    return json.loads(read_file(path))
+    return read_json(path)
 
 
 def _layers(path: Path) -> tuple[tuple[str, ...], ...]:
@@ -372,7 +372,7 @@ def _layers(path: Path) -> tuple[tuple[str, ...], ...]:
 def _damage_refused(folder: Path, name: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, RecursionError, csv.Error) as error:
+    except (OSError, ValueError, csv.Error) as error:
         reason = squeezed(str(error), 120) or type(error).__name__
         raise _unreadable(folder, f"{name} is damaged ({reason})") from error
 

@@ -1,0 +1,151 @@
+"""Which ops are replayed: the rule held against every op that torch registers."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from hashbench.replay.call import CaptureError, capture
+from hashbench.replay.ops import MODE_ARGUMENTS, OTHER_NAMESPACES, TENSOR_NAMESPACES, path_among, why_refused
+
+aten: Any = torch.ops.aten
+
+
+def overload(name: str) -> Any:
+    namespace, _, rest = name.partition("::")
+    packet, _, which = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), packet), which or "default")
+
+
+def registered(*namespaces: str) -> Iterator[Any]:
+    for name in sorted(torch._C._dispatch_get_all_op_names()):
+        if name.partition("::")[0] in namespaces:
+            yield overload(name)
+
+
+def texts_of(func: Any) -> set[str]:
+    return {argument.name for argument in func._schema.arguments if "str" in str(argument.type)}
+
+
+def has_tensors(func: Any) -> bool:
+    return "Tensor" in str(func._schema)
+
+
+REFUSED_TEXTS = {"aten.from_file.default", "aten.from_file.out", "aten._print.default", "_test.get_first.default"}
+
+
+def test_every_op_of_torch_that_computes_on_tensors_is_replayed_and_no_other() -> None:
+    reasons = {str(func): why_refused(func) for func in registered(*TENSOR_NAMESPACES)}
+    assert len(reasons) > 3000, "the registry was not read"
+    refused = {name for name, reason in reasons.items() if reason}
+    without = {str(func) for func in registered(*TENSOR_NAMESPACES) if not has_tensors(func)}
+    objects = re.compile("Any|torch.classes")  # of packed weights: they say nothing of tensors
+    assert {name for name in refused - without if not objects.search(str(schema_of(name)))} <= REFUSED_TEXTS
+    assert without <= refused
+    assert {name for name, reason in reasons.items() if "file, a process" in reason} <= REFUSED_TEXTS
+
+
+def schema_of(name: str) -> Any:
+    namespace, packet, which = name.split(".")
+    return overload(f"{namespace}::{packet}.{which}")._schema
+
+
+def test_no_op_that_is_replayed_takes_a_text_that_no_table_names() -> None:
+    taken = {text for func in registered(*TENSOR_NAMESPACES) if not why_refused(func) for text in texts_of(func)}
+    assert taken <= MODE_ARGUMENTS
+    assert not {text for text in taken if re.search("file|path|dir|url|host|group|lib|name$", text)} - {
+        "post_op_name",
+        "api_name",
+    }
+
+
+def test_no_op_of_another_namespace_is_replayed() -> None:
+    assert not [str(func) for func in registered(*OTHER_NAMESPACES) if not why_refused(func)]
+
+
+ALLOWED = (
+    *("aten.add.Tensor", "aten.randn.default", "aten.empty.memory_format", "aten.sym_size.int", "aten.einsum.default"),
+    *("aten.scatter_reduce.two", "aten.div.Tensor_mode", "aten._convolution_mode.default", "aten.stft.center"),
+    *("aten.linalg_norm.ord_str", "aten.searchsorted.Tensor", "aten._test_string_default.default"),
+    *("prims.add.default", "quantized.linear.default", "mkldnn._linear_pointwise.default"),
+)
+DENIED = {
+    "aten.from_file.default": "may name a file",
+    "aten.from_file.out": "may name a file",
+    "aten._print.default": "may name a file",
+    "aten.save.default": "not an op that the dispatcher calls",
+    "aten._assert_scalar.default": "neither takes nor returns a tensor",
+    "prim.device.default": "not an op that the dispatcher calls",
+    "profiler._record_function_enter_new.default": "files among them",
+    "symm_mem.one_shot_all_reduce.default": "works with other processes",
+}
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_a_text_that_is_a_mode_is_no_reason(name: str) -> None:
+    namespace, packet, which = name.split(".")
+    assert why_refused(getattr(getattr(getattr(torch.ops, namespace), packet), which)) == ""
+
+
+@pytest.mark.parametrize(("name", "words"), DENIED.items(), ids=list(DENIED))
+def test_what_does_something_else_is_refused_and_says_what(name: str, words: str) -> None:
+    namespace, packet, which = name.split(".")
+    assert words in why_refused(getattr(getattr(getattr(torch.ops, namespace), packet), which))
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without torch.distributed")
+def test_collectives_are_refused() -> None:
+    for namespace in ("c10d", "_c10d_functional"):
+        assert [why_refused(func) for func in registered(namespace)].count("") == 0
+
+
+@pytest.mark.slow
+def test_ops_of_torchvision_are_replayed_but_those_that_read_and_write_files() -> None:
+    pytest.importorskip("torchvision")
+    refused = {str(func) for func in registered("torchvision", "image") if why_refused(func) and has_tensors(func)}
+    assert refused <= {"image.read_file.default", "image.write_file.default"}
+    assert not why_refused(torch.ops.torchvision.nms.default)
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[Any]:
+    library = torch.library.Library("hashbench_which", "DEF")
+    for schema in ("scaled(Tensor x, str layer_name) -> Tensor", "kept(Tensor x, str out_path) -> Tensor"):
+        library.define(schema)
+        library.impl(schema.partition("(")[0], lambda x, _: x.clone(), "CPU")
+    yield torch.ops.hashbench_which
+    library._destroy()
+
+
+def test_an_op_of_somebodys_own_takes_names_but_no_paths(own: Any) -> None:
+    assert why_refused(own.scaled.default) == ""
+    assert "'out_path'" in why_refused(own.kept.default)
+    assert path_among(own.scaled.default, ["layers.0.mlp", 1, None]) == ""
+    for path in ("/etc/passwd", "../x", "a\\b", "~", "..", "a\0b"):
+        assert "reads as the path of a file" in path_among(own.scaled.default, [1, path])
+    assert path_among(aten.einsum.default, ["i/j"]) == "", "torch reads it as a mode, whatever it is"
+
+
+def test_such_a_call_is_not_captured_either(tmp_path: Any) -> None:
+    file = tmp_path / "made"
+    with pytest.raises(
+        CaptureError, match=r"aten\.from_file\.default takes a text that may name a file.*only ops that"
+    ):
+        capture(aten.from_file.default, (str(file), True, 8), {}, limit_bytes=2**20)
+    assert not file.exists()
+
+
+_NAMESPACES = "import torch; print(*sorted({s.name.partition('::')[0] for s in torch._C._jit_get_all_schemas()}))"
+
+
+@pytest.mark.slow
+def test_every_namespace_of_torch_is_in_one_of_the_tables() -> None:
+    said = subprocess.run([sys.executable, "-P", "-c", _NAMESPACES], capture_output=True, text=True, check=True)
+    assert set(said.stdout.split()) <= TENSOR_NAMESPACES | OTHER_NAMESPACES.keys()
+    assert not TENSOR_NAMESPACES & OTHER_NAMESPACES.keys()
