@@ -13,11 +13,14 @@ from typing import Any, NamedTuple, TypeVar
 TRACE_SCHEMA = 1
 """Version of the text form of a trace; a file of another version is refused."""
 
-ROW_SCHEMA = 1
-"""Version of the CSV and of the row files; written to ``environment.json`` as ``schema``."""
+ROW_SCHEMA = 5
+"""Version of the CSV and of the row files; written to ``environment.json`` as ``schema``. Older ones are read."""
+
+COLUMNS_ADDED = ("not_compared",)
+"""Columns that rows of an older schema lack; there they are empty."""
 
 SWEEP_SCHEMA = 1
-"""Version of ``sweep.json``. A sweep of another version, or with rows of another, is neither resumed nor merged."""
+"""Version of ``sweep.json``. A sweep of another version, or with rows of a newer one, is neither resumed nor merged."""
 
 PHASES = ("forward", "backward", "optimizer")
 MODES = ("training", "inference")
@@ -538,6 +541,7 @@ class Row:
     untraced: str = labelled("Untraced runs")
     perturbed_ops: str = ""
     settings_changed: str = labelled("Settings changed")
+    not_compared: str = labelled("Not compared")
     deterministic_doc: str = labelled("torch documents")
     deterministic_here: str = ""
     deterministic_price: float | None = None

@@ -36,7 +36,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
         | {"storage_writers"},
     ),
     ("divergence", NO_MODULE),
-    ("run", frozenset({"outcome", "outputs", "rng", "settings", "workload"})),
+    ("run", frozenset({"leaves", "outcome", "outputs", "rng", "settings", "workload"})),
     ("results", NO_MODULE),
     ("causes", NO_MODULE),
     ("replay", EVERY_MODULE),

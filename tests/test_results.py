@@ -1,30 +1,16 @@
-"""Results: which leaves a model's output has, and what exactly is said about two runs that differ."""
+"""Results: what a step leaves, and what exactly is said about two runs that differ."""
 
 from __future__ import annotations
 
-import collections
-import dataclasses
 import math
 
-import numpy as np
 import pytest
 import torch
 
-from hashbench.run.outputs import Difference, NotComparableError, bitwise_equal, compare, flatten, state_results
+from hashbench.run.leaves import NotComparableError, flatten
+from hashbench.run.outputs import Difference, bitwise_equal, compare, state_results
 
-
-@dataclasses.dataclass
-class Boxes:
-    scores: torch.Tensor
-    label: str
-    seen: dataclasses.InitVar[int] = 0
-
-
-Point = collections.namedtuple("Point", "x y")
-
-
-def leaves(value) -> dict[str, object]:
-    return dict(flatten(value, "output"))
+ONE = torch.ones(1)
 
 
 def difference(first, second) -> Difference:
@@ -43,67 +29,7 @@ def float_bits(bits: int) -> torch.Tensor:
     return torch.tensor([bits], dtype=torch.int32).view(torch.float32)
 
 
-# ------------------------------------------------------------------------------------------------------ flatten
-
-ONE = torch.ones(1)
-STRUCTURES = {
-    "a tensor": (ONE, ["output"]),
-    "nothing": (None, ["output"]),
-    "a plain value": (3, ["output"]),
-    "a list": ([ONE, 1], ["output.0", "output.1"]),
-    "nested tuples": (((ONE,), [ONE]), ["output.0.0", "output.1.0"]),
-    "a named tuple": (Point(ONE, 2), ["output.0", "output.1"]),
-    "a mapping": ({"loss": ONE, 7: ONE}, ["output.loss", "output.7"]),
-    "an ordered mapping": (collections.OrderedDict(a=ONE), ["output.a"]),
-    "a set of names": ({"b", "a"}, ["output"]),
-    "a dataclass, without its pseudo-fields": (Boxes(ONE, "cat"), ["output.scores", "output.label"]),
-    "an empty list": ({"boxes": []}, ["output.boxes"]),
-    "a NumPy array": (np.zeros(2), ["output"]),
-    "a tuple of torch's own": (torch.max(torch.ones(2, 2), dim=0), ["output.0", "output.1"]),
-}
-
-
-@pytest.mark.parametrize(("value", "names"), STRUCTURES.values(), ids=STRUCTURES)
-def test_leaves_of(value, names: list[str]) -> None:
-    assert list(leaves(value)) == names
-
-
-@pytest.mark.parametrize(
-    ("value", "named"),
-    {
-        "an object": ([object()], r"output\.0 is a builtins\.object"),
-        "a set of tensors": ({ONE}, r"output is a builtins\.set"),
-        "a generator": ({"a": (_ for _ in ())}, r"output\.a is a builtins\.generator"),
-        "an array of texts": (np.array(["a"]), r"output is a NumPy array of <U1"),
-        "a class of dataclass": (Boxes, r"output is a builtins\.type"),
-    }.values(),
-    ids=["an object", "a set of tensors", "a generator", "an array of texts", "a dataclass itself"],
-)
-def test_unknown_type_is_named(value, named: str) -> None:
-    with pytest.raises(NotComparableError, match=named):
-        leaves(value)
-
-
-def test_set_is_compared_by_content_not_by_order() -> None:
-    assert leaves({8, 0}) == leaves({0, 8})  # small integers that collide come in the order of insertion
-    assert leaves({"a"}) != leaves({"b"})
-
-
-def test_numpy_array_is_taken_as_it_is_now() -> None:
-    array = np.arange(3.0)
-    (found,) = leaves(array).values()
-    array[:] = 0
-    assert found.tolist() == [0.0, 1.0, 2.0]
-
-
-def test_numpy_array_may_have_any_order_of_bytes_and_strides() -> None:
-    (found,) = leaves(np.arange(6.0, dtype=">f8").reshape(2, 3)[:, ::-1]).values()
-    assert torch.equal(found, torch.tensor([[2.0, 1.0, 0.0], [5.0, 4.0, 3.0]], dtype=torch.float64))
-
-
-def test_zero_dimensional_numpy_value_keeps_its_shape() -> None:
-    (found,) = leaves(np.array(1.5, dtype=np.float32)).values()
-    assert found.shape == ()
+# ---------------------------------------------------------------------------------------- what a step leaves
 
 
 def test_state_after_a_training_step_has_its_names() -> None:
@@ -360,4 +286,4 @@ def test_tensor_against_python_value_is_another_structure() -> None:
 
 def test_empty_container_against_a_full_one_is_another_structure() -> None:
     with pytest.raises(NotComparableError):
-        compare(leaves({"boxes": []}), leaves({"boxes": [ONE]}))
+        compare(dict(flatten({"boxes": []}, "output")), dict(flatten({"boxes": [ONE]}, "output")))

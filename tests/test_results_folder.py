@@ -252,7 +252,7 @@ BAD = [
     (manifest(partition={"id": 2, "total": 10**12, "of": OF}), r"partition 2 of 1000000000000"),
     (manifest(schema=2), r"sweep\.json has version 2, this hashbench writes 1"),
     (manifest(schema=9), r"sweep\.json has version 9"),
-    (manifest(rows=2), r"its rows have schema 2"),
+    (manifest(rows=99), r"its rows have schema 99"),
     (other_options, r"not shards of one sweep: seed was 1337 and is 7"),
     (other_mode, r"mode was 'inference' and is 'training'"),
     (manifest(partition={"id": 2, "total": 4, "of": OF}), r"one is of 3 partitions, the other of 4"),

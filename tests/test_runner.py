@@ -7,6 +7,7 @@ import contextlib
 import copy
 import gc
 import random
+import types
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -349,10 +350,10 @@ STATUSES = {
     "the first run has no memory": (failing_in_run(1, MemoryError()), "eager_1st_run_OOM", "MemoryError"),
     "the second run has none": (failing_in_run(2, torch.OutOfMemoryError("CUDA")), "eager_2nd_run_OOM", "CUDA"),
     "the allocator has no memory": (failing_in_run(1, RuntimeError(FULL)), "eager_1st_run_OOM", FULL),
-    "an output has an unknown type": (
-        lambda: workload(lambda _, out: {"boxes": [out, object()]}),
+    "nothing in the output can be compared": (
+        lambda: workload(lambda *_: {"boxes": [object()]}),
         "results_not_comparable",
-        ".boxes.1 is a builtins.object",
+        "output.boxes.0: type builtins.object has no comparable content",
     ),
     "the runs have other structures": (
         lambda: workload(lambda model, out: [out] * model.run),
@@ -370,6 +371,23 @@ def test_status_when(build, accuracy: str, error: str) -> None:
     assert row.accuracy == accuracy
     assert error in row.error
     assert bool(row.error) == (accuracy != "pass")
+
+
+@pytest.mark.parametrize("options", [INFERENCE, TRAINING], ids=["inference", "training"])
+@pytest.mark.parametrize(("added", "accuracy"), [(0.0, "pass"), (1.0, "eager_two_runs_differ")])
+def test_what_cannot_be_compared_is_named_and_the_rest_decides(
+    options: RunOptions, added: float, accuracy: str
+) -> None:
+    def change(model, out):
+        return types.SimpleNamespace(logits=out + added * model.run, aux={"made_by": lambda: None}, left=iter([1]))
+
+    row = row_of(lambda: workload(change), options)
+    assert (row.accuracy, row.error) == (accuracy, "")
+    assert row.not_compared == (
+        "output.aux.made_by: type builtins.function has no comparable content, "
+        "output.left: type builtins.list_iterator has no comparable content"
+    )
+    assert row.differing_results.startswith("output.0.logits" if added else "")
 
 
 def _put(_model, out):

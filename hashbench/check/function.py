@@ -23,7 +23,7 @@ import torch
 from hashbench.check.pair import PairCheck, retried_with_warnings, row_of
 from hashbench.errors import HashbenchError
 from hashbench.records import Failure, ModelSpec, Result, Row, RunOptions, TensorDigest, Trace
-from hashbench.run import outputs
+from hashbench.run import leaves, outputs
 from hashbench.run.outcome import Outcome, Run, add_result, failure_of
 from hashbench.run.rng import GENERATORS, preserved_rng, reset_rng_state
 from hashbench.run.settings import claim_workspace, deterministic_settings, preserved, settings
@@ -188,7 +188,7 @@ class _Runs:
             run, value = self._run()
             if number == 1 and value is None and not self.allow_empty:
                 _require_ops(run)
-        except outputs.NotComparableError as error:
+        except leaves.NotComparableError as error:
             raise HashbenchError(
                 f"cannot compare runs: {error}",
                 consequence="nothing is known of whether they agree",
@@ -256,7 +256,7 @@ class _Runs:
 def _results_of(value: Any, call: FunctionCall) -> Iterator[tuple[str, Any]]:
     """Everything by which two runs are compared, with its name."""
     if value is not None:
-        yield from outputs.flatten(value, "output")
+        yield from leaves.flatten(value, "output")
     for name, tensor in named_tensors(call.named()):
         if tensor.is_leaf and tensor.grad is not None:
             yield f"input_grad.{name}", tensor.grad
@@ -266,7 +266,7 @@ def _results_of(value: Any, call: FunctionCall) -> Iterator[tuple[str, Any]]:
             for kind, result in outputs.state_results(part, None):
                 yield f"{kind.partition('.')[0]}.{name}.{kind.partition('.')[2]}", result
         elif state := part.state_dict()["state"]:
-            yield from outputs.flatten(state, f"optimizer.{name}")
+            yield from leaves.leaves(state, f"optimizer.{name}")
 
 
 def _require_ops(run: Run) -> None:

@@ -22,7 +22,7 @@ from hashbench.check.pair import PairCheck, retried_with_warnings, row_of
 from hashbench.diagnose import fresh_process
 from hashbench.processes import tell_phase
 from hashbench.records import Failure, ModelSpec, Row, RunOptions, Trace
-from hashbench.run import outputs
+from hashbench.run import leaves, outputs
 from hashbench.run.outcome import (
     Attempt,
     Outcome,
@@ -282,4 +282,6 @@ def _unready(accuracy: str, level: str, error: Exception, what: str) -> Outcome:
 
 
 def _named_outputs(output: Any) -> list[tuple[tuple[str, str], Any]]:
-    return [(("output", name.removeprefix("output")), value) for name, value in outputs.flatten(output, "output")]
+    with _disable_current_modes():
+        found = list(leaves.leaves(output, "output"))
+    return [(("output", name.removeprefix("output")), value) for name, value in found]

@@ -36,6 +36,7 @@ from hashbench.records import (
 from hashbench.results.folder import ResultsFolder, file_key
 from hashbench.results.rows import row_to_json
 from hashbench.run import outputs
+from hashbench.run.leaves import NotComparableError
 from hashbench.run.outcome import (
     Attempt,
     Outcome,
@@ -135,7 +136,7 @@ class PairCheck:
                 return replace(outcome, confirmed="no: a further run failed")
             try:
                 difference = difference_between(first, second)
-            except outputs.NotComparableError as error:
+            except NotComparableError as error:
                 return replace(outcome, confirmed=f"yes, in another way: {error}")
             if difference is None:
                 continue
@@ -159,7 +160,7 @@ class PairCheck:
         try:
             difference = outputs.compare(first.results, second.results)
             by_tracing = outputs.compare(first.results, traced.results)
-        except outputs.NotComparableError:
+        except NotComparableError:
             return replace(outcome, untraced="not comparable")
         outcome = replace(outcome, untraced="agree" if difference is None else "differ")
         if difference is not None and outcome.accuracy == Status.PASS:
@@ -213,7 +214,7 @@ def compared(outcome: Outcome, first: Run, other: Run, *, number: int = 2, same_
     traces = (first.trace, other.trace)
     try:
         difference = difference_between(first, other)
-    except outputs.NotComparableError as error:
+    except NotComparableError as error:
         verdict = find_divergence(*traces)
         outcome = replace(outcome, verdict=verdict, benign=verdict.benign, traces=traces)
         if same_structure:
@@ -240,7 +241,7 @@ def retried_with_warnings(check: Callable[[str], Outcome], level: str) -> Outcom
 
 
 def _with_facts(outcome: Outcome, first: Run) -> Outcome:
-    outcome = replace(outcome, runs=1, settings_changed=first.settings_changed)
+    outcome = replace(outcome, runs=1, settings_changed=first.settings_changed, not_compared=first.not_compared)
     if first.trace is None:
         return outcome
     perturbed = a_few(mode_dependent(first.trace))
@@ -288,6 +289,7 @@ def row_of(spec: ModelSpec, options: RunOptions, outcome: Outcome, *, seconds: f
         untraced=outcome.untraced,
         perturbed_ops=outcome.perturbed_ops,
         settings_changed="; ".join(outcome.settings_changed),
+        not_compared=a_few(outcome.not_compared),
         traces=" ".join(traces),
         seconds=None if seconds is None else round(seconds, 3),
         peak_memory_mib=round(peak_memory_mib(), 1),

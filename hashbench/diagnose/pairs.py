@@ -25,8 +25,8 @@ from hashbench.processes import Budget, tell_phase
 from hashbench.records import NO_TIME, Divergence, ExperimentResult, Failure, RunCounts, Trace
 from hashbench.replay import controls
 from hashbench.replay.replayer import UNCHANGED, Change
+from hashbench.run.leaves import NotComparableError
 from hashbench.run.outcome import Attempt, Run, difference_between, fingerprint
-from hashbench.run.outputs import NotComparableError
 
 CONTROLS: Mapping[str, Change] = {
     "entropy": controls.constant_entropy,

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from hashbench.catalog import STATUSES
 from hashbench.errors import HashbenchError
 from hashbench.io import from_json, read_file, read_json_object, to_json
-from hashbench.records import ROW_KEY, ROW_SCHEMA, ExpectedRow, Row
+from hashbench.records import COLUMNS_ADDED, ROW_KEY, ROW_SCHEMA, ExpectedRow, Row
 from hashbench.text import one_line
 
 if TYPE_CHECKING:
@@ -304,6 +304,8 @@ class RowFormat(Generic[T]):
         Raises:
             ValueError: a field is missing, unknown or of another type, or holds a word or a number that is none.
         """
+        if isinstance(value, dict):
+            value = {column: "" for column in self.types if column in COLUMNS_ADDED} | value
         row = from_json(self.kind, value, where="not a row: it")
         for column, (_, words) in self.words.items():
             if getattr(row, column) not in words:
@@ -357,6 +359,7 @@ def environments_of(path: Path) -> tuple[dict[str, Any], ...]:
         path,
         content,
         reads=ROW_SCHEMA,
+        older=range(1, ROW_SCHEMA),  # which have fewer columns, and no other meaning
         consequence=f"its columns may mean something else ({file.name} says so)",
         tip="Read it with the version that wrote it, or run the sweep again.",
     )
@@ -365,11 +368,13 @@ def environments_of(path: Path) -> tuple[dict[str, Any], ...]:
     return (content, *(environment for environment in earlier if isinstance(environment, dict)))
 
 
-def refuse_other_schema(path: Path, content: Mapping[str, Any], *, reads: int, consequence: str, tip: str) -> None:
+def refuse_other_schema(
+    path: Path, content: Mapping[str, Any], *, reads: int, older: Sequence[int] = (), consequence: str, tip: str
+) -> None:
     """Raise :class:`HashbenchError` where ``content`` says that ``path`` has another schema than the one that this
-    version ``reads``; without a word about it, it has that one."""
+    version ``reads``, or an ``older`` one; without a word about it, it has that one."""
     schema = content.get("schema", reads)
-    if schema != reads:
+    if schema != reads and schema not in older:
         raise HashbenchError(
             f"{path} has schema {schema!r} and this hashbench reads schema {reads}", consequence=consequence, tip=tip
         )

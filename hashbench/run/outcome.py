@@ -27,6 +27,7 @@ from hashbench.records import (
     contiguous_stride,
 )
 from hashbench.run import outputs
+from hashbench.run.leaves import LeftOut, NotComparableError
 from hashbench.run.rng import reset_rng_state
 from hashbench.run.settings import preserved, settings
 from hashbench.trace.api import HashDebugTrace
@@ -47,6 +48,11 @@ class Run:
     trace: Trace | None
     results: Mapping[str, Any] = field(repr=False)
     settings_changed: tuple[str, ...] = ()
+
+    @property
+    def not_compared(self) -> tuple[str, ...]:
+        """What its results hold that cannot be compared, and why; each once, whatever the iteration."""
+        return tuple(dict.fromkeys(str(value) for value in self.results.values() if isinstance(value, LeftOut)))
 
 
 class Attempt(Protocol):
@@ -112,12 +118,18 @@ def _attempt(
                 )
             results = prepared.execute(trace)
             changed = _changes(before, settings())
+            _require_content(results)
         return Run(None if trace is None else trace.finish(), results, changed)
-    except outputs.NotComparableError as error:
+    except NotComparableError as error:
         return Failure(f"the results cannot be compared: {error}", not_comparable=True)
     except Exception as error:
         log_error("a run failed")
         return failure_of(error, op=trace.failed_op if trace is not None else "")
+
+
+def _require_content(results: Mapping[str, Any]) -> None:
+    if results and all(isinstance(value, LeftOut) for value in results.values()):
+        raise NotComparableError("; ".join(dict.fromkeys(map(str, results.values()))))
 
 
 @contextlib.contextmanager
@@ -221,6 +233,7 @@ class Outcome:
     perturbed_ops: str = ""
     nondeterministic_op: str = ""
     settings_changed: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = ()
     ops: int | None = None
     benign: tuple[str, ...] | None = None
     traces: tuple[Trace, ...] = field(default=(), repr=False)

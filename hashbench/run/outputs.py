@@ -10,19 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from hashbench.trace.arguments import fields_of, items_of
+from hashbench.run.leaves import NotComparableError, leaves
 from hashbench.trace.digest import digest
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
-
 Results = Mapping[str, Any]
-"""By name a tensor or a plain Python value: ``output.0.<place>`` and ``loss.0`` for every iteration, and after the last
-one ``grad.<parameter>``, ``input_grad.<place>``, ``parameter.<name>``, ``buffer.<name>`` and
-``optimizer.<parameter>.<state>``."""
-
-
-class NotComparableError(Exception):
-    """Results that cannot be compared: an unknown type, or runs of another structure."""
+"""By name a tensor, a plain Python value or a :class:`~hashbench.run.leaves.LeftOut`: ``output.0.<place>`` and
+``loss.0`` for every iteration, and after the last one ``grad.<parameter>``, ``input_grad.<place>``,
+``parameter.<name>``, ``buffer.<name>`` and ``optimizer.<parameter>.<state>``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,39 +52,6 @@ class Difference:
         return None if not self.total or self.sum_relative is None else self.sum_relative / self.total
 
 
-def flatten(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """The comparable leaves of a model's output, with their names.
-
-    Knows tensors, NumPy arrays, plain Python values, lists, tuples, sets of plain values, mappings, dataclasses and
-    objects of ``transformers``' ``ModelOutput`` kind (which are mappings). An empty container is a leaf: a run that
-    found nothing must not look like one that was not asked.
-
-    Raises:
-        NotComparableError: a value of any other type.
-    """
-    if isinstance(value, (torch.Tensor, *_PLAIN)):
-        yield name, value
-    elif isinstance(value, (np.ndarray, np.generic)):
-        yield name, _from_numpy(value, name)
-    elif isinstance(value, (Mapping, list, tuple)) and not value:
-        yield name, f"empty {type(value).__name__}"
-    elif (parts := items_of(value) or fields_of(value)) is not None:
-        for key, item in parts:
-            yield from flatten(item, f"{name}.{key}")
-    elif isinstance(value, (set, frozenset)) and all(isinstance(item, _PLAIN) for item in value):
-        yield name, repr(sorted(value, key=repr))
-    else:
-        raise NotComparableError(f"{name} is a {type(value).__module__}.{type(value).__qualname__}")
-
-
-def _from_numpy(value: Any, name: str) -> torch.Tensor:
-    array = np.array(value, order="C")
-    try:
-        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
-    except TypeError:
-        raise NotComparableError(f"{name} is a NumPy array of {array.dtype}") from None
-
-
 def state_results(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[str, Any]]:
     """Gradients, parameters, buffers and optimizer state after a run, with their names. The tensors are not copied."""
     names = {}
@@ -108,7 +69,7 @@ def state_results(model: torch.nn.Module, optimizer: torch.optim.Optimizer | Non
             owner = names.get(id(parameter), str(index))
             state = dict(optimizer.state.get(parameter, {}))
             if state:
-                yield from flatten(state, f"optimizer.{owner}")
+                yield from leaves(state, f"optimizer.{owner}")
 
 
 def compare(first: Results, second: Results, *, noted: Mapping[str, bool] | None = None) -> Difference | None:

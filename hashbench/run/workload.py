@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from hashbench.trace.arguments import mapped, named_tensors
+from hashbench.run.leaves import tensors_of
+from hashbench.trace.arguments import mapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,8 @@ def random_projection(output: Any, *, seed: int) -> torch.Tensor:
 
 
 def _differentiable(output: Any) -> list[torch.Tensor]:
-    tensors = [tensor for _, tensor in named_tensors(output) if tensor.requires_grad]
+    with _disable_current_modes():
+        tensors = [tensor for tensor in tensors_of(output) if tensor.requires_grad]
     if not tensors:
         raise _no_gradient()
     return tensors

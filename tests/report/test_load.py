@@ -11,7 +11,7 @@ import math
 import pytest
 
 from hashbench.errors import HashbenchError
-from hashbench.records import ROW_COLUMNS, ROW_SCHEMA, Row, RowEvidence
+from hashbench.records import COLUMNS_ADDED, ROW_COLUMNS, ROW_SCHEMA, Row, RowEvidence
 from hashbench.results.load import Selection, kind_of_csv, load_sweep
 from hashbench.results.rows import ROWS, read_rows, row_from_json, row_to_json
 
@@ -204,8 +204,9 @@ def test_a_file_that_is_not_there_and_a_folder_are_refused(tmp_path):
 @pytest.mark.parametrize("name", ["environment.json", "accuracy.environment.json"])
 def test_another_schema_is_refused_by_name(tmp_path, name):
     write_rows(tmp_path / "accuracy.csv", [PLAIN])
-    (tmp_path / name).write_text(json.dumps({"schema": ROW_SCHEMA}))
-    assert read_rows(tmp_path / "accuracy.csv") == [PLAIN]
+    for readable in (1, ROW_SCHEMA):
+        (tmp_path / name).write_text(json.dumps({"schema": readable}))
+        assert read_rows(tmp_path / "accuracy.csv") == [PLAIN]
     (tmp_path / name).write_text(json.dumps({"schema": ROW_SCHEMA + 1}))
     with pytest.raises(HashbenchError, match=f"schema {ROW_SCHEMA + 1} .*{name}"):
         read_rows(tmp_path / "accuracy.csv")
@@ -243,7 +244,12 @@ def test_json_that_is_not_a_row_is_refused(change):
         row_from_json(row_to_json(PLAIN) | change)
 
 
-@pytest.mark.parametrize("column", ROW_COLUMNS)
+def test_json_of_an_older_schema_lacks_the_columns_added_since():
+    fields = row_to_json(PLAIN)
+    assert row_from_json({name: value for name, value in fields.items() if name not in COLUMNS_ADDED}) == PLAIN
+
+
+@pytest.mark.parametrize("column", [column for column in ROW_COLUMNS if column not in COLUMNS_ADDED])
 def test_json_that_lacks_a_field_is_refused(column):
     fields = row_to_json(PLAIN)
     del fields[column]

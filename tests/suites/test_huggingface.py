@@ -7,8 +7,12 @@ import os
 
 import pytest
 import torch
+from runner_helpers import FunctionRunner
 
 from hashbench.errors import HashbenchError
+from hashbench.records import ModelSpec, RunOptions
+from hashbench.run.leaves import leaves
+from hashbench.run.workload import Workload, call
 from hashbench.suites.huggingface import OFFLINE, TASKS
 from hashbench.suites.registry import catalog, load
 
@@ -120,3 +124,31 @@ def test_a_task_that_lacks_its_length_says_so():
     spec = dataclasses.replace(spec, arguments={"config": spec.arguments["config"]})
     with pytest.raises(HashbenchError, match="Wav2Vec2ForCTC has no target_length among its arguments"):
         load(spec, mode="training")
+
+
+@pytest.mark.parametrize("kind", ["GPT2LMHeadModel", "T5ForConditionalGeneration"])
+def test_cache_of_keys_and_values_is_compared_beside_the_logits(kind):
+    import transformers
+
+    def build():
+        if kind == "GPT2LMHeadModel":
+            config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=16, n_positions=16)
+        else:
+            sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "vocab_size": 16}
+            config = transformers.T5Config(num_layers=1, num_heads=2, decoder_start_token_id=0, **sizes)
+        tokens = torch.zeros(1, 4, dtype=torch.long)
+        inputs = (
+            {"input_ids": tokens} if kind.startswith("GPT2") else {"input_ids": tokens, "decoder_input_ids": tokens}
+        )
+        return Workload(getattr(transformers, kind)(config), inputs)
+
+    for mode in ("inference", "training"):
+        runner = FunctionRunner(RunOptions(mode=mode, diagnose_budget=0))
+        runner.build = build
+        row = runner.run_model(ModelSpec(suite="here", name=kind))
+        assert (row.accuracy, row.error, row.not_compared) == ("pass", "", "")
+    with torch.no_grad():
+        workload = build()
+        names = {name for name, _ in leaves(call(workload.module, workload.inputs), "output")}
+    of_self = "" if kind.startswith("GPT2") else ".self_attention_cache"
+    assert {"output.logits", f"output.past_key_values{of_self}.layers.0.keys"} <= names

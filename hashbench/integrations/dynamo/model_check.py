@@ -28,7 +28,7 @@ from hashbench.check.pair import PairCheck, compared, row_of
 from hashbench.integrations.dynamo.session import Session, amend_note, tell
 from hashbench.records import DTYPES, Failure, ModelSpec, RunCounts, RunOptions
 from hashbench.results.folder import file_key
-from hashbench.run import outputs
+from hashbench.run import leaves, outputs
 from hashbench.run.outcome import Attempt, Outcome, Prepared, Run, add_result, attempt, failure_of
 from hashbench.run.settings import claim_workspace, settings
 from hashbench.trace.api import HashDebugTrace
@@ -150,7 +150,7 @@ class EagerRuns:
         try:
             for name, value in named_results(returned).items():
                 trace.add_result(name, value)
-        except outputs.NotComparableError as error:
+        except leaves.NotComparableError as error:
             log.info("results are not noted: %s", error)
         finished = trace.finish()
         self.runs.append(Run(finished, {result.name: result.digest.word() for result in finished.results}))
@@ -201,7 +201,7 @@ def named_results(returned: Any) -> dict[str, Any]:
         NotComparableError: there is a value of a type that nobody knows how to compare.
     """
     with _disable_current_modes():
-        return dict(outputs.flatten(returned, "result"))
+        return dict(leaves.flatten(returned, "result"))
 
 
 # --------------------------------------------------------------------------------------------------------- our row

@@ -23,7 +23,7 @@ from hashbench.check.function import FunctionCall, fresh_copy, quiet
 from hashbench.errors import HashbenchError, named_line
 from hashbench.replay import controls
 from hashbench.results.audit_table import AuditOptions, Measured
-from hashbench.run.outputs import NotComparableError, flatten
+from hashbench.run.leaves import NotComparableError, flatten
 from hashbench.run.rng import reset_rng_state
 from hashbench.run.settings import applied
 from hashbench.trace.arguments import argument_text, named_tensors, tensors_in

@@ -30,7 +30,7 @@ from hashbench.repro import torch_docs
 from hashbench.repro.torch_docs import NOT_LISTED, Documentation
 from hashbench.results.audit_table import VARYING, AuditOptions, AuditRow, AuditVerdict, Measured, op_file, write_op
 from hashbench.results.load import load_sweep
-from hashbench.run.outputs import flatten
+from hashbench.run.leaves import flatten
 from hashbench.run.rng import reset_rng_state
 from hashbench.run.settings import applied
 from hashbench.tools.audit import cases

@@ -24,8 +24,8 @@ from torch.utils._python_dispatch import (
 from hashbench.errors import HashbenchError
 from hashbench.replay.call import CaptureError
 from hashbench.replay.ops import is_custom
+from hashbench.run.leaves import NotComparableError
 from hashbench.run.outcome import failure_of
-from hashbench.run.outputs import NotComparableError
 from hashbench.tools.bitwise.findings import (
     BitwiseMismatchError,
     BitwiseMismatchWarning,

@@ -25,8 +25,9 @@ from hashbench.replay.call import (
 )
 from hashbench.replay.controls import POISONS, poisoned_memory
 from hashbench.replay.ops import is_custom
+from hashbench.run.leaves import flatten
 from hashbench.run.outcome import failure_of
-from hashbench.run.outputs import Difference, bitwise_equal, flatten, integer_view, measure
+from hashbench.run.outputs import Difference, bitwise_equal, integer_view, measure
 from hashbench.run.rng import random_states, restore_random_states
 from hashbench.tools.bitwise.findings import Mismatch, Place
 from hashbench.trace.arguments import mapped, named_arguments, tensors_in

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from hashbench.errors import HashbenchError
 from hashbench.run import outputs
+from hashbench.run.leaves import LeftOut, leaves
 from hashbench.text import squeezed
 from hashbench.tools.numeric.report import FORMS, Comparison, Rename, Rule, TensorComparison
 from hashbench.trace.digest import dtype_name
@@ -41,21 +42,17 @@ def compare_mappings(
 
 
 def leaves_of(value: Any, name: str) -> dict[str, Any]:
-    """The leaves of a nested value by their names (see ``outputs.flatten``); two of one name (the keys ``1`` and
-    ``"1"`` of a dict) are both kept. What is of another type stands for itself."""
-    try:
-        flattened = list(outputs.flatten(value, name))
-    except outputs.NotComparableError as error:
-        return {name: error}
-    leaves: dict[str, Any] = {}
-    for leaf, item in flattened:
+    """The leaves of a nested value by their names (see ``run.leaves``); two of one name (the keys ``1`` and
+    ``"1"`` of a dict) are both kept."""
+    found: dict[str, Any] = {}
+    for leaf, item in leaves(value, name):
         is_nested = isinstance(item, torch.Tensor) and item.is_nested
         parts = {f"{leaf}.{number}": part for number, part in enumerate(item.unbind())} if is_nested else {leaf: item}
         for part, content in parts.items():
-            while part in leaves:
+            while part in found:
                 part += "'"
-            leaves[part] = content
-    return leaves
+            found[part] = content
+    return found
 
 
 def renamed(names: Iterable[str], rename: Rename) -> dict[str, str]:
@@ -111,7 +108,7 @@ def compare_values(name: str, before: Any, after: Any, *, rule: Rule) -> TensorC
     if before is _ABSENT or after is _ABSENT or (before is None) != (after is None):
         return _one_sided(name, before, after)
     for value in (before, after):
-        if isinstance(value, outputs.NotComparableError):
+        if isinstance(value, LeftOut):
             return _differing(name, "not comparable", str(value))
     with _disable_current_modes(), torch.no_grad():
         if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):

@@ -20,7 +20,8 @@ from hashbench.errors import HashbenchError
 from hashbench.records import OpRecord
 from hashbench.report.compare import EnvironmentChange, environment_changes
 from hashbench.run.environment import collect
-from hashbench.run.outputs import NotComparableError, flatten, logical_value
+from hashbench.run.leaves import NotComparableError, flatten
+from hashbench.run.outputs import logical_value
 from hashbench.run.settings import settings
 from hashbench.tools.observer import files
 from hashbench.tools.observer.recording import (

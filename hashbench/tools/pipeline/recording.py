@@ -23,7 +23,7 @@ import xxhash
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from hashbench.io import file_digest, from_json, read_file, to_json
-from hashbench.run.outputs import NotComparableError, flatten
+from hashbench.run.leaves import NotComparableError, flatten
 from hashbench.run.rng import global_state_digests
 from hashbench.tools.pipeline.loading import NOT_LOADER, Anatomy, dissect
 from hashbench.tools.pipeline.observed import MOMENTS, Batch, Batches, Sample, Step, Worker, moved

@@ -22,7 +22,8 @@ from hashbench.io import PACKAGE_PARENT, replace_file
 from hashbench.processes import end_with_input, exit_at_once
 from hashbench.records import Trace
 from hashbench.run.environment import collect, package_versions
-from hashbench.run.outputs import NotComparableError, flatten, state_results
+from hashbench.run.leaves import NotComparableError, flatten
+from hashbench.run.outputs import state_results
 from hashbench.run.rng import global_state_digests
 from hashbench.run.settings import settings
 from hashbench.run.workload import map_tensors, mean_of_outputs

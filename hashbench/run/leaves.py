@@ -1,0 +1,271 @@
+"""The leaves of a model's output by name: what of it can be compared, and what cannot, which is named in its place."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import datetime
+import decimal
+import enum
+import fractions
+import pathlib
+import sys
+import types
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_flatten
+
+from hashbench.trace.digest import digest, python_digest
+
+_BASIC = (bool, int, float, complex, str, bytes)
+_PLAIN = (
+    *(*_BASIC, type(None), type(...), range, torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format),
+    *(decimal.Decimal, fractions.Fraction, datetime.date, datetime.time, datetime.timedelta, pathlib.PurePath),
+    uuid.UUID,
+)
+"""Types whose ``repr`` says all of a value, and the same in every process."""
+
+_SEQUENCES = (list, tuple, collections.deque, collections.UserList)
+_VIEWS = (collections.abc.KeysView, collections.abc.ValuesView, collections.abc.ItemsView)
+_OPEN = (types.SimpleNamespace, slice)
+"""Types of Python's own library whose attributes are all of them; others hold what no attribute shows."""
+
+_DEPTH, _OBJECTS = 100, 10_000
+"""How deep containers and objects are walked, and how many objects of one output."""
+
+
+class NotComparableError(Exception):
+    """Results that cannot be compared: an unknown type, or runs of another structure."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Stands where an output holds something that cannot be compared: its ``path``, and ``why``. That both runs have
+    the same there is compared."""
+
+    path: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.why}"
+
+
+def flatten(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """The leaves of ``value``, as :func:`leaves`, where all of it can be compared.
+
+    Raises:
+        NotComparableError: it holds something that cannot be.
+    """
+    for path, leaf in leaves(value, name):
+        if isinstance(leaf, LeftOut):
+            raise NotComparableError(str(leaf))
+        yield path, leaf
+
+
+def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """The leaves of a model's output, with their names: tensors, plain Python values, and a :class:`LeftOut` for
+    each part that cannot be compared.
+
+    Walked are lists, tuples, mappings, sets, modules (their parameters, buffers and own attributes), the nodes that are
+    registered with ``torch.utils._pytree``, and the attributes of all other objects: dataclasses, namespaces,
+    distributions, ``transformers``' caches. No property is called, no iterator consumed. An empty container is a
+    leaf: a run that found nothing must not look like one that was not asked. NumPy arrays, storages and the states of
+    generators are tensors, members of an ``Enum`` and classes go by their names. What has no order is put in one by its
+    content. Must be called with dispatch modes disabled, else a trace records it.
+    """
+    yield from _Walk().leaves(value, name)
+
+
+def tensors_of(output: Any) -> list[torch.Tensor]:
+    """All tensors among the leaves of a model's output, in their order."""
+    return [leaf for _, leaf in leaves(output, "output") if isinstance(leaf, torch.Tensor)]
+
+
+class _Walk:
+    """One walk through a value: what it is inside of, and how many objects it has seen."""
+
+    def __init__(self) -> None:
+        self._above: dict[int, str] = {}
+        self._objects = 0
+
+    def leaves(self, value: Any, name: str) -> Iterator[tuple[str, Any]]:
+        """The leaves of ``value``, which is called ``name``."""
+        if id(value) in self._above:
+            yield name, f"the same object as {self._above[id(value)]}"
+            return
+        try:
+            leaf = _as_leaf(value, name)
+            parts = self._parts(value) if leaf is _NO_LEAF else None
+        except Exception as error:
+            leaf, parts = LeftOut(name, f"listing its parts raised {type(error).__name__}"), None
+        if leaf is not _NO_LEAF:
+            yield name, leaf
+        elif not parts:
+            yield name, LeftOut(name, f"type {_name_of(type(value))} has no comparable content")
+        elif len(self._above) >= _DEPTH or self._objects > _OBJECTS:
+            yield name, LeftOut(name, f"it is beyond {_DEPTH} levels or {_OBJECTS} objects")
+        else:
+            self._above[id(value)] = name
+            for key, part in parts:
+                yield from self.leaves(part, f"{name}.{key}")
+            del self._above[id(value)]
+
+    def _parts(self, value: Any) -> list[tuple[str, Any]]:
+        """The parts of a container or an object, with what each is called in it; empty where nothing is known."""
+        if isinstance(value, Mapping):
+            return [*_by_key(value), *_further_attributes(value)]
+        if isinstance(value, (*_SEQUENCES, *_VIEWS)):
+            return [*((str(index), item) for index, item in enumerate(value)), *_further_attributes(value)]
+        if isinstance(value, (set, frozenset)):
+            return [(str(index), item) for index, item in enumerate(sorted(value, key=self._content))]
+        if isinstance(value, np.ndarray):
+            return _array_parts(value)
+        self._objects += 1
+        if isinstance(value, torch.nn.Module):
+            return _module_parts(value)
+        return _registered_parts(value) or _attributes(value)
+
+    def _content(self, value: Any) -> list[tuple[Any, ...]]:
+        """The leaves of a part that has no place of its own: what such parts are put in order by."""
+        return [
+            (path, *(digest(leaf) if isinstance(leaf, torch.Tensor) else python_digest(leaf)))
+            for path, leaf in self.leaves(value, "")
+        ]
+
+
+# --------------------------------------------------------------------------------------------------- what is a leaf
+
+_NO_LEAF = object()
+
+
+def _as_leaf(value: Any, name: str) -> Any:
+    """``value`` in the form in which it is compared as a whole; ``_NO_LEAF`` where its parts are."""
+    if isinstance(value, torch.Tensor):
+        empty = value.is_meta or is_lazy(value)
+        return LeftOut(name, "a tensor without data") if empty else value
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, enum.Enum):
+        return f"{_name_of(type(value))}.{value.name}"
+    if isinstance(value, type):
+        return f"class {_name_of(value)}"
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _array_leaf(np.asanyarray(value))
+    if isinstance(value, _PLAIN):
+        basic = next((kind for kind in _BASIC if isinstance(value, kind)), None)
+        return value if basic is None else f"{_name_of(type(value))} {basic.__repr__(value)}"
+    if isinstance(value, (bytearray, memoryview)):
+        return bytes(value)
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if isinstance(value, (torch.UntypedStorage, torch.TypedStorage)):
+        memory = value if isinstance(value, torch.UntypedStorage) else value.untyped()
+        return torch.empty(0, dtype=torch.uint8, device=memory.device).set_(memory)
+    if isinstance(value, (Mapping, *_SEQUENCES, *_VIEWS)) and not value:
+        return f"empty {type(value).__name__}"
+    if isinstance(value, (set, frozenset)) and all(isinstance(item, _PLAIN) for item in value):
+        return repr(sorted(value, key=repr))
+    return _NO_LEAF
+
+
+def _array_leaf(array: np.ndarray[Any, Any]) -> Any:
+    """A NumPy array as a tensor, or as a text of its values where torch has no such dtype."""
+    if isinstance(array, np.ma.MaskedArray) or array.dtype.hasobject or array.dtype.names:
+        return _NO_LEAF
+    array = np.array(array, order="C")
+    try:
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+    except TypeError:
+        return f"{array.dtype} {array.shape} {', '.join(map(repr, array.ravel()))}"
+
+
+def _array_parts(array: np.ndarray[Any, Any]) -> list[tuple[str, Any]]:
+    if isinstance(array, np.ma.MaskedArray):
+        return [("mask", np.ma.getmaskarray(array)), ("data", np.where(np.ma.getmaskarray(array), 0, array.data))]
+    if array.dtype.names:
+        return [(field, array[field]) for field in array.dtype.names]
+    return [("shape", array.shape), *((str(index), item) for index, item in enumerate(array.ravel().tolist()))]
+
+
+# ------------------------------------------------------------------------------------------ the parts of containers
+
+
+def _by_key(value: Mapping[Any, Any]) -> Iterable[tuple[str, Any]]:
+    """The items of a mapping. A key that is no plain value is called by its place and type, and is a part too."""
+    for index, (key, item) in enumerate(value.items()):
+        if _is_named_by(key):
+            yield str(key), item
+        else:
+            place = f"{type(key).__name__}#{index}"
+            yield from ((f"{place}.key", key), (place, item))
+
+
+def _is_named_by(key: Any) -> bool:
+    if isinstance(key, tuple):
+        return all(map(_is_named_by, key))
+    return isinstance(key, (*_PLAIN, enum.Enum, np.generic))
+
+
+def _further_attributes(value: Any) -> list[tuple[str, Any]]:
+    """What an instance of somebody's subclass of a container has beside its items, and not under the same names."""
+    if _is_of_library(type(value)) or not isinstance(value, (dict, *_SEQUENCES)):
+        return []
+    keys = value.keys() if isinstance(value, dict) else ()
+    inner = "data" if isinstance(value, collections.UserList) else ""
+    return [(k, v) for k, v in _instance_dict(value).items() if k not in keys and v is not None and k != inner]
+
+
+def _registered_parts(value: Any) -> list[tuple[str, Any]]:
+    """The children of a node registered with ``torch.utils._pytree``, and its context, which is all the rest."""
+    children, spec = tree_flatten(value, is_leaf=lambda part: part is not value)
+    if spec.is_leaf():
+        return []
+    context = spec.context
+    named = isinstance(context, (list, tuple)) and len(context) == len(children)
+    names = context if named and all(isinstance(key, str) for key in context) else map(str, range(len(children)))
+    return [*zip(names, children, strict=True), *([("context", context)] if context is not None else [])]
+
+
+def _module_parts(module: torch.nn.Module) -> list[tuple[str, Any]]:
+    """Parameters, buffers and whatever somebody's own code keeps as attributes of a module or of those in it."""
+    torchs = vars(torch.nn.Module())
+    found: list[tuple[str, Any]] = [(f"parameter.{name}", value.detach()) for name, value in module.named_parameters()]
+    found += [(f"buffer.{name}", value) for name, value in module.named_buffers()]
+    for path, part in module.named_modules():
+        own = ((key, item) for key, item in _attributes(part) if key not in torchs)
+        found += [(f"{path}.{key}".removeprefix("."), item) for key, item in own]
+    return found
+
+
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    """What an object keeps in its ``__dict__`` and its slots; nothing of objects of Python's own library."""
+    if _is_of_library(type(value)):
+        return []
+    found = _instance_dict(value)
+    for kind in type(value).__mro__:
+        for name, member in vars(kind).items():
+            if isinstance(member, types.MemberDescriptorType) and name not in found:
+                with contextlib.suppress(AttributeError):  # a slot that is not set
+                    found[name] = member.__get__(value)
+    return [(name, item) for name, item in found.items() if not (name.startswith("__") and name.endswith("__"))]
+
+
+def _instance_dict(value: Any) -> dict[str, Any]:
+    try:
+        return dict(object.__getattribute__(value, "__dict__"))
+    except AttributeError:
+        return {}
+
+
+def _is_of_library(kind: type) -> bool:
+    return kind not in _OPEN and kind.__module__.partition(".")[0] in sys.stdlib_module_names
+
+
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
