@@ -111,6 +111,38 @@ def do_exit3(*_):
     os._exit(3)
 
 
+def do_exit255(*_):
+    os._exit(255)
+
+
+def do_stop(*_):
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def do_hang_once(spec, options):
+    """For ever the first time; pass the second."""
+    if ran(Path(options.output)).count(spec.name) == 1:
+        time.sleep(FOR_EVER)
+
+
+def do_kill_server(*_):
+    """End the fork server, as an operating system short of memory may; this process would go on."""
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(FOR_EVER)
+
+
+def do_differ_and_kill_server(spec, options):
+    _leave_draft(spec, options, kernel="aten.index_put.default")
+    do_kill_server()
+
+
+def do_stop_server(spec, options):
+    """The first time: the fork server answers no more, and this process ends."""
+    if ran(Path(options.output)).count(spec.name) == 1:
+        os.kill(os.getppid(), signal.SIGSTOP)
+        os._exit(3)
+
+
 def do_exit0(*_):
     os._exit(0)
 

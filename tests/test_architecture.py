@@ -65,6 +65,7 @@ NEVER_TORCH = (
     "report",
     "results",
     "sweep.run",
+    "sweep.executors.fork_server",
     "sweep.executors.local",
     "sweep.executors.ray",
     "divergence",

@@ -14,7 +14,7 @@ from hashbench.devices.visibility import DeviceAssignment
 from hashbench.processes import phases_told_to, tell_phase
 from hashbench.records import Row
 from hashbench.sweep.executors import Resources
-from hashbench.sweep.run import ModelFinished, ModelRequeued, ModelStarted, SweepOpened, SweepPlanned
+from hashbench.sweep.run import ModelFinished, ModelLost, ModelRequeued, ModelStarted, SweepOpened, SweepPlanned
 
 
 class Terminal(io.StringIO):
@@ -146,6 +146,14 @@ def test_a_model_that_is_put_off_runs_no_more_until_it_starts_again():
     frames = stream.getvalue().replace("\n", "\r").split("\r")
     assert any("vit  crashed  killed by SIGKILL: runs again alone, after all others" in frame for frame in frames)
     assert not any(frame.rstrip().endswith("vit, unet") for frame in frames)
+
+
+def test_a_model_of_which_nothing_is_known_runs_no_more():
+    stream = io.StringIO()
+    with Progress(stream) as progress:
+        progress(ModelLost(name="v\nit", reason="its machine died", again=True))
+        progress(ModelLost(name="vit", reason="its machine died", again=False))
+    assert stream.getvalue() == "v it: its machine died; runs again\nvit: its machine died; left without a row\n"
 
 
 def test_a_line_end_in_a_name_begins_no_line_of_its_own():

@@ -98,7 +98,7 @@ def _check_device(requests: Iterable[SweepRequest]) -> None:
     """A device that this machine lacks stops the night before its folder is made. A cluster tells only when asked."""
     from hashbench.run.environment import collect_in_child
     from hashbench.sweep.executors import LOCAL
-    from hashbench.sweep.executors.local import WORKER_VARIABLES
+    from hashbench.sweep.executors.fork_server import WORKER_VARIABLES
 
     for device in {request.options.device for request in requests if request.executor == LOCAL} - {"cpu"}:
         collect_in_child(device=device, variables=WORKER_VARIABLES)

@@ -29,6 +29,7 @@ from hashbench.sweep.executors import EXECUTORS, LOCAL
 from hashbench.sweep.run import (
     Event,
     ModelFinished,
+    ModelLost,
     ModelRequeued,
     ModelStarted,
     SweepInterrupted,
@@ -294,6 +295,10 @@ class Progress:
                 case ModelRequeued():
                     self._forget(event.row.name)
                     self._print(f"{_summary(event.row)}: runs again alone, after all others")
+                case ModelLost():
+                    self._forget(event.name)
+                    then = "runs again" if event.again else "left without a row"
+                    self._print(one_line(f"{event.name}: {event.reason}; {then}"))
                 case ModelFinished():
                     self._finish(event)
 

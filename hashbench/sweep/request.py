@@ -24,7 +24,8 @@ from hashbench.run import environment as fingerprints
 from hashbench.suites import registry
 from hashbench.suites.selection import Selection
 from hashbench.sweep.executors import EXECUTORS, LOCAL, Executor
-from hashbench.sweep.executors.local import WORKER_VARIABLES, LocalExecutor
+from hashbench.sweep.executors.fork_server import WORKER_VARIABLES
+from hashbench.sweep.executors.local import LocalExecutor
 from hashbench.sweep.run import Event, SweepResult, run_sweep
 from hashbench.sweep.schedule import EarlierSweep
 

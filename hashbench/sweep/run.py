@@ -23,9 +23,14 @@ from hashbench.processes import Interrupts, describe_end, last_words
 from hashbench.records import ModelSpec, Row, RunOptions
 from hashbench.results.folder import Partition, ResultsFolder, describe_differences, file_key, manifest_of
 from hashbench.sweep.executors import Executor, Resources, Task, TaskResult
-from hashbench.sweep.schedule import EarlierSweep, Schedule, Start, longest_first
+from hashbench.sweep.schedule import EarlierSweep, Job, Schedule, Start, longest_first
+from hashbench.text import a_few, count
 
 DEFAULT_TARGET = "hashbench.check.model:run_model"
+
+REPETITIONS_AFTER_LOSS = 3
+"""How often a model runs again whose machine, or the process that ran it, ended; from the second time on alone, so that
+one that ends it each time takes no others along for ever."""
 
 # ------------------------------------------------------------------------------------- what a sweep tells as it runs
 
@@ -77,7 +82,17 @@ class ModelRequeued:
     row: Row
 
 
-Event = SweepOpened | SweepPlanned | ModelStarted | ModelFinished | ModelRequeued
+@dataclass(frozen=True, slots=True)
+class ModelLost:
+    """The machine or process that ran model ``name`` ended, as ``reason`` says, which tells nothing of the model. It
+    runs ``again``, or is left without a row."""
+
+    name: str
+    reason: str
+    again: bool
+
+
+Event = SweepOpened | SweepPlanned | ModelStarted | ModelFinished | ModelRequeued | ModelLost
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +175,8 @@ def run_sweep(
 @dataclass(slots=True, kw_only=True)
 class _Sweep:
     """One sweep while it runs. ``specs`` are in the order of the selection, by key as all else. ``rows`` mirrors the
-    row files, ``firsts`` the rows that wait for a second attempt."""
+    row files, ``firsts`` the rows that wait for a second attempt; ``losses`` says why nothing is known of
+    an attempt."""
 
     specs: Mapping[str, ModelSpec]
     options: RunOptions
@@ -177,6 +193,7 @@ class _Sweep:
     rows: dict[str, Row] = field(default_factory=dict)
     firsts: dict[str, Row] = field(default_factory=dict)
     repetitions: Counter[str] = field(default_factory=Counter)
+    losses: dict[str, list[str]] = field(default_factory=dict)
     environments: set[str] = field(default_factory=set)
     schedule: Schedule = field(default_factory=lambda: Schedule(()))
     resumed: int = 0
@@ -213,13 +230,26 @@ class _Sweep:
             raise SweepInterrupted(done=len(self.rows), total=len(self.specs), output=self.folder.path) from None
         except OSError as error:
             raise self._storage_error(error) from error
-        if lost := len(self.specs) - len(self.rows):
+        self._refuse_to_leave_out()
+        if gone := len(self.specs) - len(self.rows):
             raise HashbenchError(
-                f"{lost} files in {self.folder.rows} were damaged or removed while the sweep ran",
+                f"{gone} files in {self.folder.rows} were damaged or removed while the sweep ran",
                 consequence="accuracy.csv lacks their models",
                 tip="Run the same command with --resume.",
             )
         return SweepResult(self._ordered_rows(), self.folder.path)
+
+    def _refuse_to_leave_out(self) -> None:
+        """Say which models have no row, since what ran them ended each time."""
+        lost = {key: reasons for key, reasons in self.losses.items() if key not in self.rows}
+        if lost:
+            names = a_few([self.specs[key].name for key in lost], 5)
+            how = _counted([reason for reasons in lost.values() for reason in reasons])
+            raise HashbenchError(
+                f"{count(len(lost), 'model')} without a row: {names}",
+                consequence=f"what ran them ended each time, which says nothing of a model ({how})",
+                tip="Run the same command with --resume.",
+            )
 
     def _judge_what_a_killed_sweep_did_not(self) -> None:
         """Rows that a worker left while the sweep ended so suddenly that nobody looked at them."""
@@ -315,6 +345,9 @@ class _Sweep:
         key = worker.task.key
         job, beside_others = self.schedule.end(key)
         row, died = self._row_of(worker)
+        if row is None:
+            self._lose(job, worker)
+            return
         log = self.folder.log_path(key)
         if log.exists() and not log.stat().st_size:
             log.unlink()
@@ -329,17 +362,40 @@ class _Sweep:
         first = self.firsts.pop(key, None)
         self._add(key, row if first is None else believed(first, row))
 
-    def _row_of(self, worker: TaskResult) -> tuple[Row, bool]:
+    def _lose(self, job: Job, worker: TaskResult) -> None:
+        """Nothing is known of a model but that the machine or the process which ran it ended: it runs again, at last
+        alone. A difference that was seen before is kept, as that of a first attempt."""
+        key = job.key
+        losses = self.losses.setdefault(key, [])
+        losses.append(worker.lost)
+        again = len(losses) <= REPETITIONS_AFTER_LOSS
+        draft = self.folder.read_draft(key, worker.task.spec, mode=self.options.mode)
+        if draft is not None:
+            draft = replace(draft, error=f"the diagnosis did not end: {worker.lost}", env=self._environment_of(worker))
+            self.firsts.setdefault(key, draft)
+            self.folder.put_off(key, self.firsts[key])
+        self.on_event(ModelLost(name=worker.task.spec.name, reason=worker.lost, again=again))
+        if again:
+            self.schedule.repeat(job, alone=len(losses) > 1)
+        elif key in self.firsts and self.firsts[key].accuracy == Status.TWO_RUNS_DIFFER:
+            first = self.firsts.pop(key)
+            self._add(key, replace(first, retried=_joined(first.retried, _counted(losses))))
+
+    def _row_of(self, worker: TaskResult) -> tuple[Row | None, bool]:
         """The row that ``worker`` left, or the one that is made for it, and whether it died without one. A row that
-        it did not leave because its time was up is not a sudden death."""
+        it did not leave because its time was up is not a sudden death; where nobody knows how it ended, there is none.
+        """
         task = worker.task
         row = self.folder.read_row(task.key, task.spec, mode=self.options.mode)
         died = row is None and not worker.timed_out
+        if row is None and worker.lost and not worker.storage_error:
+            return None, False
         if row is None:
             row = replace(self._row_of_the_dead(worker), env="")
+        retried = _counted(self.losses.get(task.key, ()))
         overhead = None if row.seconds is None else max(0.0, round(worker.wall_seconds - row.seconds, 3))
         environment = self._environment_of(worker)
-        return replace(row, overhead_seconds=overhead, env=row.env or environment, retried=worker.retried), died
+        return replace(row, overhead_seconds=overhead, env=row.env or environment, retried=retried), died
 
     def _environment_of(self, worker: TaskResult) -> str:
         """The key of the environment of ``worker``, which is kept when it is seen for the first time."""
@@ -447,6 +503,12 @@ def believed(first: Row, second: Row) -> Row:
 def _ending(row: Row) -> str:
     """``crashed: killed by SIGKILL``"""
     return textwrap.shorten(f"{row.accuracy}: {row.error}" if row.error else row.accuracy, 300)
+
+
+def _counted(losses: Sequence[str]) -> str:
+    """How attempts ended; what happened several times is counted."""
+    counts = Counter(losses)
+    return "; ".join(f"{how} ({times} times)" if times > 1 else how for how, times in counts.items())
 
 
 def _joined(*texts: str) -> str:

@@ -200,9 +200,9 @@ class Schedule:
         self._used = self._used - self._expected(start.job) if self._running else 0.0
         return start.job, not start.alone and (running > 0 or self._starts > starts)
 
-    def repeat(self, job: Job) -> None:
-        """Run ``job`` again, alone, when all others have ended."""
-        self._again.append(job)
+    def repeat(self, job: Job, *, alone: bool = True) -> None:
+        """Run ``job`` again when all others have begun, or ``alone``, when they have ended."""
+        (self._again if alone or self._too_large(job) else self._waiting).append(job)
 
     def _start(self, job: Job, *, alone: bool = False) -> Start:
         slot = heapq.heappop(self._free_slots) if self._free_slots else len(self._running)

@@ -72,9 +72,9 @@ class TaskResult:
 
     ``wall_seconds`` counts from the request for a worker until it was reaped. ``exit_code`` is negative for a signal.
     ``timed_out`` says that the executor ended it, ``storage_error`` that the worker could not write into the results
-    folder: a fault of the machine, not of the model. ``retried`` says how earlier attempts ended where the executor
-    repeated the task by itself (a machine was lost). ``environment`` is the fingerprint of the machine where it is not
-    the sweep's own (empty: nobody knows which it was); the row gets its ``key``.
+    folder: a fault of the machine, not of the model. ``lost`` says what became of the machine or process that ran the
+    worker: how that ended by itself is not known then, and without a row nothing is said of the model. ``environment``
+    is the fingerprint of the machine where it is not the sweep's own; the row gets its ``key``.
     """
 
     task: Task
@@ -82,7 +82,7 @@ class TaskResult:
     exit_code: int
     timed_out: bool = False
     storage_error: str = ""
-    retried: str = ""
+    lost: str = ""
     environment: Mapping[str, Any] | None = None
 
 

@@ -21,33 +21,28 @@ import os
 import signal
 import sys
 import time
-import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing import connection, forkserver, resource_tracker
+from multiprocessing import connection
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Never, Protocol
+from typing import Never, Protocol
 
 import psutil
 
 from hashbench.devices.visibility import WORKSPACE_VARIABLE, DeviceAssignment, workspace_config, workspace_conflict
 from hashbench.errors import HashbenchError
 from hashbench.io import open_file, replace_file
-from hashbench.processes import end_family, end_with, exit_at_once, phases_told_to, uncollected, variables
+from hashbench.processes import end_family, end_with, exit_at_once, phases_told_to, uncollected
 from hashbench.records import ModelSpec, Row, RunOptions
 from hashbench.results.rows import row_to_json
-from hashbench.sweep.executors import Resources, Task, TaskResult
+from hashbench.sweep.executors import Resources, Task, TaskResult, fork_server
+from hashbench.sweep.executors.fork_server import LOST, PRELOAD_VARIABLE, SAFE_PATH_MARK, Worker
 
 DEFAULT_PRELOAD = ("torch", "torch._dynamo", "torchvision", "hashbench.check.model", "hashbench.suites.torchvision")
 """What the server imports once, so that no worker pays for it. Importing these starts no OpenMP threads, which would
 not survive the fork; running an op there would."""
-
-WORKER_VARIABLES: Mapping[str, str] = types.MappingProxyType({"OMP_WAIT_POLICY": "PASSIVE"})
-"""What the server has in its environment unless the caller set it. OpenMP threads that wait sleep instead of spinning:
-on a machine that also does something else that is several times faster. It does not change what is computed."""
 
 _SHARE_OF_MEMORY = 0.9
 """Of the memory that is available at the start: what workers may be expected to take together."""
@@ -55,8 +50,17 @@ _SHARE_OF_MEMORY = 0.9
 _LAST_WAIT = 10.0
 """Seconds that a killed process gets to vanish; only one stuck in the kernel needs longer."""
 
-_preloaded: tuple[str, ...] | None = None
-"""What the server that runs has imported."""
+_LOST_TEXT = "the fork server ended before it could tell how the worker ended"
+
+_ATTEMPTS = 3
+"""How often a worker tries to import the target before it is believed that this is what ends the fork server."""
+
+_POLL_SECONDS = 0.5
+"""How often it is looked whether the server has forgotten a worker. A cancelled task of a cluster learns of it between
+two system calls only."""
+
+_REPORT_SECONDS = 10.0
+"""How long the server may take to tell that a worker has ended."""
 
 
 _PHASE_BYTES = 96
@@ -71,7 +75,8 @@ class _Phase(Protocol):
 @dataclass(frozen=True, slots=True)
 class _Running:
     task: Task
-    process: ForkServerProcess
+    process: Worker
+    watched: psutil.Process | None
     reports: Connection
     phase: _Phase
     started: float
@@ -100,8 +105,8 @@ class LocalExecutor:
         self._memory_mib = memory_mib
         self._devices = tuple(devices)
         self._preload = tuple(preload)
-        self._context = multiprocessing.get_context("forkserver")
         self._running: list[_Running] = []
+        self._silent_since: float | None = None
 
     @property
     def resources(self) -> Resources:
@@ -115,29 +120,24 @@ class LocalExecutor:
 
     def start(self, *, target: str) -> None:
         """Start the fork server, if it does not run yet, and let a first process import ``target``."""
-        with _described_failures():
-            _start_server(self._preload)
-            process, reports = self._spawn(_probe, target)
-        try:
-            connection.wait([reports, process.sentinel])
-            problem = _last_report(reports)
-            process.join()
-        finally:
-            process.kill()
-        if problem or process.exitcode:
+        for _ in range(_ATTEMPTS):
+            problem = self._problem_with(target)
+            if problem != _LOST_TEXT:
+                break
+        if problem:
             raise HashbenchError(
                 f"worker processes cannot import {target.partition(':')[0]}",
-                consequence=f"{problem or f'exit code {process.exitcode}'}; no model was run",
+                consequence=f"{problem}; no model was run",
                 tip="Check that torch and torchvision are installed and fit each other.",
             )
 
     def submit(self, task: Task) -> None:
         """Fork a worker for ``task``."""
         started = time.monotonic()
-        with _described_failures():
-            phase: _Phase = self._context.RawArray("c", _PHASE_BYTES)
-            process, reports = self._spawn(_run_worker, task, phase)
-        self._running.append(_Running(task, process, reports, phase, started, deadline=started + task.timeout))
+        phase: _Phase = multiprocessing.get_context("forkserver").RawArray("c", _PHASE_BYTES)
+        process, reports = fork_server.spawn(_run_worker, task, phase, preload=self._preload)
+        watched = fork_server.watched(process.pid)
+        self._running.append(_Running(task, process, watched, reports, phase, started, deadline=started + task.timeout))
 
     def phase(self, key: str) -> str:
         """What the worker of a task has written into the memory that it shares with this process."""
@@ -149,8 +149,10 @@ class LocalExecutor:
         while self._running:
             nearest = min(running.deadline for running in self._running)
             ends = [running.process.sentinel for running in self._running]
-            ready = connection.wait(ends, timeout=max(0.0, nearest - time.monotonic()))
+            seconds = min(_POLL_SECONDS, max(0.0, nearest - time.monotonic()))
+            ready = connection.wait(ends, timeout=seconds)
             now = time.monotonic()
+            self._replace_silent_server(heard=bool(ready), now=now)
             over = [r for r in self._running if r.process.sentinel in ready or r.deadline <= now]
             if over:
                 return tuple(self._reap(running, timed_out=running.process.sentinel not in ready) for running in over)
@@ -161,85 +163,56 @@ class LocalExecutor:
         while self._running:
             self._reap(self._running[-1], timed_out=False)
 
-    def _spawn(self, function: Callable[..., Any], *arguments: object) -> tuple[ForkServerProcess, Connection]:
-        receiver, sender = self._context.Pipe(duplex=False)
-        # Not a daemon: those may not have children, and data loaders do.
-        process = self._context.Process(target=function, args=(*arguments, sender), daemon=False)
+    def _problem_with(self, target: str) -> str:
+        """Why a worker cannot import ``target``; empty where it can."""
+        process, reports = fork_server.spawn(_probe, target, preload=self._preload)
         try:
-            with _without_main_module():
-                process.start()
+            heard = connection.wait([reports, process.sentinel], fork_server.START_SECONDS)
+            problem = _last_report(reports)
+            process.join(_LAST_WAIT if heard else 0.0)
         finally:
-            sender.close()
-        return process, receiver
+            process.kill()
+        if not heard:
+            return f"the import did not end within {fork_server.START_SECONDS:g} s"
+        if process.exitcode == LOST and not problem:
+            return _LOST_TEXT
+        return problem or (f"exit code {process.exitcode}" if process.exitcode else "")
+
+    def _replace_silent_server(self, *, heard: bool, now: float) -> None:
+        """Kill a server that has not told for a while that a worker ended: it is stopped, and nobody would ever know.
+        The next worker gets another one."""
+        if heard or not any(fork_server.has_ended(running.watched) for running in self._running):
+            self._silent_since = None
+        elif self._silent_since is None:
+            self._silent_since = now
+        elif now - self._silent_since > _REPORT_SECONDS:
+            fork_server.end()
 
     def _reap(self, running: _Running, *, timed_out: bool) -> TaskResult:
-        process = running.process
+        process, watched = running.process, running.watched
+        timed_out = timed_out and not fork_server.has_ended(watched)
+        # What the server did not live to tell may still run.
         assert process.pid is not None
-        end_family(process.pid, running=process.exitcode is None)
+        end_family(process.pid, running=process.exitcode in (None, LOST) and not fork_server.has_ended(watched))
         if process.exitcode is None:
             process.kill()  # a worker killed in its first instants has no group of its own yet
             process.join(_LAST_WAIT)
+        if process.exitcode is None:
+            fork_server.end()
+            process.join(_LAST_WAIT)
+        if process.exitcode == LOST:
+            fork_server.wait_for_end(watched, _LAST_WAIT)
         self._running.remove(running)
         ended = TaskResult(
             task=running.task,
             wall_seconds=time.monotonic() - running.started,
-            exit_code=-signal.SIGKILL if process.exitcode is None else process.exitcode,
+            exit_code=LOST if process.exitcode is None else process.exitcode,
             timed_out=timed_out,
             storage_error=_last_report(running.reports),
+            lost=_LOST_TEXT if process.exitcode in (None, LOST) and not timed_out else "",
         )
         running.reports.close()
         return ended
-
-
-@contextlib.contextmanager
-def _described_failures() -> Iterator[None]:
-    try:
-        yield
-    except (OSError, EOFError) as error:
-        raise HashbenchError(
-            "cannot start a worker process",
-            consequence=f"its fork server failed ({type(error).__name__}: {error})",
-            tip="See the messages above it; if memory is short, use fewer --jobs. "
-            "Rows that are written can be resumed.",
-        ) from error
-
-
-def _start_server(preload: tuple[str, ...]) -> None:
-    global _preloaded
-    server: Any = forkserver._forkserver
-    if _preloaded != preload:
-        server._stop()  # does nothing where none runs; a running one cannot preload anything more
-    _preloaded = preload
-    forkserver.set_forkserver_preload([__name__])
-    resource_tracker.ensure_running()  # first, because it unblocks SIGINT
-    # OpenMP reads its variables once, when torch is loaded: the server must be born with them.
-    kept = {**WORKER_VARIABLES, **_caller_path()}
-    asked = {_PRELOAD_VARIABLE: " ".join(preload)}
-    # The server inherits the mask: Ctrl-C during the preload is for the parent alone.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        with variables(kept, unless_set=True), variables(asked):
-            forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _caller_path() -> dict[str, str]:
-    """What keeps the current folder out of the server's module path unless it is in the caller's: the server is a
-    ``python -c``, which would import ``torch`` from a checkout of PyTorch that the user happens to stand in."""
-    in_path = {"", ".", str(Path.cwd())} & set(sys.path)
-    return {} if in_path else {"PYTHONSAFEPATH": _SAFE_PATH_MARK}
-
-
-@contextlib.contextmanager
-def _without_main_module() -> Iterator[None]:
-    """Hide the caller's main module: multiprocessing would run that script again in every worker."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
 
 
 def _last_report(reports: Connection) -> str:
@@ -252,19 +225,13 @@ def _last_report(reports: Connection) -> str:
 
 # ------------------------------------------------------------------------- in the fork server and in its workers
 
-_SAFE_PATH_MARK = "hashbench"
-"""Value of ``PYTHONSAFEPATH`` in a fork server whose parent had not set it; the worker removes it again."""
-
-_PRELOAD_VARIABLE = "HASHBENCH_PRELOAD"
-"""Names in the environment of a new fork server what it imports; neither its parent nor its workers have it."""
-
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 def _preload() -> None:
     """Import what a fork server is to have, as far as that can be: an exception would end the server, where a worker's
     reaches a row or the user."""
-    names = os.environ.pop(_PRELOAD_VARIABLE, "").split()
+    names = os.environ.pop(PRELOAD_VARIABLE, "").split()
     with uncollected():
         for name in names:
             with contextlib.suppress(Exception):
@@ -285,7 +252,7 @@ def _run_worker(task: Task, phase: _Phase, reports: Connection) -> Never:
     other exception of the target ends up in the log, with exit code 1.
     """
     _lead_a_group()
-    if os.environ.get("PYTHONSAFEPATH") == _SAFE_PATH_MARK:
+    if os.environ.get("PYTHONSAFEPATH") == SAFE_PATH_MARK:
         del os.environ["PYTHONSAFEPATH"]
     try:
         _redirect_output(Path(task.log_path))

@@ -40,7 +40,7 @@ CONNECT_SECONDS = 60.0
 """How long a cluster may take to answer; one of this kind takes 1 s, and importing Ray on a busy machine many."""
 
 _RETRIES = 3
-"""How often a task runs again after its machine or its Ray worker was lost, before it counts as the model's doing."""
+"""How often a task runs again after a machine could not run it, before the sweep ends."""
 
 _PREPARE_SECONDS = 180.0
 """Longest wait for the machines to say that they are ready; those that did not, tell with their first row."""
@@ -139,12 +139,11 @@ def call_on_node(function: str, request: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """One attempt. ``submitted`` is when the first attempt was; ``lost`` says how each earlier one ended."""
+    """One attempt, ``submitted`` when it was handed to the cluster."""
 
     task: Task
     demand: Demand
     submitted: float
-    lost: tuple[str, ...] = ()
 
 
 class RayExecutor:
@@ -194,6 +193,7 @@ class RayExecutor:
         self._on_terminate: Any = signal.SIG_DFL
         self._environments: dict[str, Mapping[str, Any]] = {}
         self._running: dict[Any, _Running] = {}
+        self._problems: Counter[str] = Counter()
         self._nodes: list[Node] = []
         self._looked = 0.0
         self._able_last = monotonic()
@@ -286,7 +286,7 @@ class RayExecutor:
         while self._running:
             references = list(self._running)
             self._wait_for(references, seconds=_POLL_SECONDS, count=1)
-            ended = tuple(filter(None, map(self._settle, self._wait_for(references, seconds=0))))
+            ended = tuple(map(self._settle, self._wait_for(references, seconds=0)))
             self._look()
             if ended or self.capacity > before:
                 return ended
@@ -308,42 +308,26 @@ class RayExecutor:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, self._on_terminate)  # Ray leaves its own behind
 
-    def _settle(self, reference: Any) -> TaskResult | None:
-        """What became of a task; ``None`` where it runs again."""
+    def _settle(self, reference: Any) -> TaskResult:
+        """What became of a task."""
         attempt = self._running.pop(reference)
         try:
             answer = self._ray.get(reference)
         except self._ray.exceptions.RayError as error:
-            return self._lost(attempt, _loss(error))
+            return _lost(attempt, _loss(error))
         node = str(answer["node"])
         if "problem" in answer:
-            if len(attempt.lost) >= _RETRIES:
+            self._problems[attempt.task.key] += 1
+            if self._problems[attempt.task.key] > _RETRIES:
                 raise _unusable(self._address_of(node), answer["problem"]["what"], tip=answer["problem"]["tip"])
-            return self._lost(attempt, f"{self._address_of(node)}: {answer['problem']['what']}")
+            return _lost(attempt, f"{self._address_of(node)}: {answer['problem']['what']}")
         if node not in self._environments:
             self._environments[node] = answer["environment"]
         _write_files(attempt.task, answer["files"])
         ended = dict(answer["ended"])
         if ended["storage_error"]:
             ended["storage_error"] = f"on {self._address_of(node)}: {ended['storage_error']}"
-        retried = _described_losses(attempt.lost)
-        return TaskResult(attempt.task, **ended, retried=retried, environment=self._environments[node])
-
-    def _lost(self, attempt: _Running, how: str) -> TaskResult | None:
-        attempt = replace(attempt, lost=(*attempt.lost, how))
-        if len(attempt.lost) <= _RETRIES:
-            self._look(now=True)
-            self._submit(attempt)
-            return None
-        text = f"hashbench: no answer from the cluster, {len(attempt.lost)} times: {_described_losses(attempt.lost)}\n"
-        replace_bytes(Path(attempt.task.log_path), text.encode())
-        return TaskResult(
-            attempt.task,
-            wall_seconds=monotonic() - attempt.submitted,
-            exit_code=-signal.SIGKILL,
-            retried=_described_losses(attempt.lost[:-1]),
-            environment={},
-        )
+        return TaskResult(attempt.task, **ended, environment=self._environments[node])
 
     # ---------------------------------------------------------------------------------------------------- machines
 
@@ -452,10 +436,10 @@ def _unusable(address: str, problem: str, *, tip: str) -> HashbenchError:
     )
 
 
-def _described_losses(losses: Sequence[str]) -> str:
-    """How attempts ended; what happened several times is counted."""
-    counts = Counter(losses)
-    return "; ".join(f"{how} ({count} times)" if count > 1 else how for how, count in counts.items())
+def _lost(attempt: _Running, how: str) -> TaskResult:
+    """A task of which there is no answer; nobody knows which machine it was on."""
+    seconds = monotonic() - attempt.submitted
+    return TaskResult(attempt.task, seconds, exit_code=-signal.SIGKILL, lost=how, environment={})
 
 
 def _loss(error: Exception) -> str:

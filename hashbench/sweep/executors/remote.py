@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
 import tempfile
 from collections.abc import Mapping
-from multiprocessing import connection
 from pathlib import Path
 from pkgutil import resolve_name
-from time import monotonic
 from typing import Any
 
 from hashbench import __version__
@@ -26,10 +23,8 @@ from hashbench.records import ModelSpec, RunOptions
 from hashbench.results.folder import ResultsFolder, file_key
 from hashbench.suites import registry
 from hashbench.sweep.executors import Task, TaskResult
-from hashbench.sweep.executors.local import WORKER_VARIABLES, LocalExecutor
-
-_LOOK_SECONDS = 0.2
-"""A cancelled task learns of it only between two system calls."""
+from hashbench.sweep.executors.fork_server import WORKER_VARIABLES
+from hashbench.sweep.executors.local import LocalExecutor
 
 
 def prepare(request: str) -> dict[str, Any]:
@@ -55,7 +50,7 @@ def run(request: str) -> dict[str, Any]:
         _check(asked)
         with tempfile.TemporaryDirectory(prefix="hashbench-", ignore_cleanup_errors=True) as temporary:
             ended, files = _run(asked, ResultsFolder(Path(temporary, "results")))
-        told = ("wall_seconds", "exit_code", "timed_out", "storage_error")
+        told = ("wall_seconds", "exit_code", "timed_out", "storage_error", "lost")
         answer: dict[str, Any] = {"ended": {name: getattr(ended, name) for name in told}, "files": files}
         if asked["node"] not in asked["known"]:
             answer["environment"] = _environment(asked)
@@ -104,7 +99,6 @@ def _run(asked: Mapping[str, Any], folder: ResultsFolder) -> tuple[TaskResult, d
         with contextlib.closing(LocalExecutor(preload=asked["preload"])) as executor:
             executor.start(target=task.target)
             executor.submit(task)
-            _sleep_until_it_ends(task.timeout)
             (ended,) = executor.wait()
         files = (path for path in sorted(folder.path.rglob("*")) if path.is_file() and not path.name.startswith("."))
         return ended, {path.relative_to(folder.path).as_posix(): read_file(path) for path in files}
@@ -123,10 +117,3 @@ def _task(asked: Mapping[str, Any], folder: ResultsFolder) -> Task:
         log_path=str(folder.log_path(key)),
         timeout=asked["timeout"],
     )
-
-
-def _sleep_until_it_ends(timeout: float) -> None:
-    """In short naps: the exception by which Ray cancels a task does not interrupt a longer one."""
-    deadline = monotonic() + timeout
-    while (workers := multiprocessing.active_children()) and monotonic() < deadline:
-        connection.wait([worker.sentinel for worker in workers], timeout=_LOOK_SECONDS)

@@ -47,6 +47,9 @@ GROUP_SIZE = 40
 STARTING_SECONDS = 120.0
 """What a worker may take on a loaded machine until its first op."""
 
+_LOSSES = 3
+"""How many workers in a row may be lost together with their fork server before the audit ends."""
+
 
 @dataclass(frozen=True, slots=True)
 class AuditRequest:
@@ -138,6 +141,7 @@ class _Audit:
     waiting: list[tuple[Op, ...]] = field(default_factory=list)
     running: dict[str, int | None] = field(default_factory=dict)
     submitted: int = 0
+    losses: int = 0
 
     def run(self, environment: Mapping[str, Any]) -> tuple[AuditRow, ...]:
         """From the choice of ops to ``audit.csv``, which is written on Ctrl-C too."""
@@ -225,10 +229,20 @@ class _Audit:
         """What follows from the end of a worker; a text where one op killed its process."""
         if result.storage_error:
             raise OSError(result.storage_error)
+        self.losses = self.losses + 1 if result.lost else 0
+        if self.losses > _LOSSES:
+            raise HashbenchError(
+                f"the audit in {self.folder.path} has no more workers",
+                consequence=f"{_LOSSES + 1} times in a row, {result.lost}, which says nothing of an op",
+                tip="What is written is safe: run the same command with --resume.",
+            )
         ops: tuple[Op, ...] = result.task.spec.arguments["ops"]
         left = self._missing(ops)
         if not left:
             return ""
+        if result.lost:
+            self.waiting.insert(0, tuple(left))
+            return result.lost
         guilty, others = left[0], tuple(left[1:])
         if others:
             self.waiting.insert(0, others)
