@@ -69,6 +69,29 @@ class Status(StrEnum):
         """Whether a run ended for want of memory: it is then repeated alone, and tells little of what it needs."""
         return self.letter == "M"
 
+    @property
+    def remedy(self) -> str:
+        """What to do about a model that failed so; empty for other statuses. What differs has the advice of its
+        cause."""
+        return _REMEDIES.get(self, "see its log" if self.kind is Kind.FAIL else "")
+
+
+_IN_PLAIN_PYTHON = "run it in plain Python, where it should raise the same"
+_MORE_MEMORY = "give it more memory: fewer --jobs, a smaller --batch-size, or a larger machine"
+_REMEDIES: Mapping[str, str] = MappingProxyType(
+    {
+        Status.FIRST_RUN_FAIL: _IN_PLAIN_PYTHON,
+        Status.SECOND_RUN_FAIL: _IN_PLAIN_PYTHON,
+        Status.FAIL_TO_LOAD: _IN_PLAIN_PYTHON,
+        Status.FAIL_TO_RUN: _IN_PLAIN_PYTHON,
+        Status.FIRST_RUN_OOM: _MORE_MEMORY,
+        Status.SECOND_RUN_OOM: _MORE_MEMORY,
+        Status.NOT_COMPARABLE: "let the model return tensors, numbers, texts, or containers of them",
+        Status.TIMEOUT: "see in its log where it was, or give it more time with --timeout",
+        Status.CRASHED: "run it alone: native code of its ended the process, or something killed it",
+    }
+)
+
 
 STATUSES: Mapping[str, Status] = MappingProxyType({str(status): status for status in Status})
 """Word → status."""

@@ -23,7 +23,8 @@ from hashbench.records import CallFacts, Diagnosis, Evidence, ModelSpec, Row, Ro
 from hashbench.report.compare import compare
 from hashbench.report.exports import as_annotations, as_junit, as_markdown
 from hashbench.report.page import render_html
-from hashbench.report.text import as_json, sweep_table
+from hashbench.report.table import sweep_table
+from hashbench.report.text import as_json
 from hashbench.repro import report
 from hashbench.results.rows import read_rows, row_from_json, row_to_json
 from hashbench.run.outcome import Outcome

@@ -7,13 +7,15 @@ import contextlib
 import dataclasses
 import itertools
 import math
+import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Never, TypeVar
+from typing import Any, NamedTuple, Never, TextIO, TypeVar
 
 from hashbench.errors import HashbenchError
 
@@ -202,6 +204,22 @@ def refuse_resume_without_output(parsed: argparse.Namespace) -> None:
             consequence="a new results folder holds nothing to complete, so nothing was run",
             tip="Add --output DIR with the folder of the run that stopped, or leave --resume out.",
         )
+
+
+class Look(NamedTuple):
+    """How wide the lines of a stream may be (``None``: as long as they come), and whether they may have colours."""
+
+    width: int | None
+    colour: bool
+
+
+def look_of(stream: TextIO | None) -> Look:
+    """A terminal has a width, and colours unless ``NO_COLOR`` is set; anything else has colours where ``FORCE_COLOR``
+    is."""
+    on_terminal = stream is not None and stream.isatty()
+    wanted = bool(os.environ.get("FORCE_COLOR")) or (on_terminal and os.environ.get("TERM") != "dumb")
+    width = shutil.get_terminal_size().columns if on_terminal else None
+    return Look(width, colour=wanted and not os.environ.get("NO_COLOR"))
 
 
 def say(message: str, code: int = 0) -> int:

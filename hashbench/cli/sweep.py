@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import io
 import re
+import shlex
 import sys
 import textwrap
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
@@ -78,14 +80,39 @@ def _sweep(parsed: argparse.Namespace) -> int:
 
 def run(request: SweepRequest) -> SweepResult:
     """Run a sweep, show its progress on standard error, and print its table."""
-    from hashbench.report.text import sweep_table
+    from hashbench.report.table import sweep_table
     from hashbench.sweep import request as requests
 
     with Progress() as progress:
         result = requests.run(request, on_event=progress, on_note=say)
-    print(sweep_table(result.rows))
+    look = flags.look_of(sys.stdout)
+    command = functools.partial(command_for, request)
+    print(sweep_table(result.rows, folder=result.output, command=command, width=look.width, colour=look.colour))
     print(f"\nResults: {result.output / 'accuracy.csv'}")
     return result
+
+
+def command_for(request: SweepRequest, row: Row) -> str:
+    """The command that looks at a row again: the replay of its repro, else the sweep of its model alone under the same
+    flags."""
+    if row.repro:
+        return shlex.join(["hashbench", "replay", str(request.output / row.repro)])
+    suite = next((suite for suite in request.selection.suites if Path(suite).stem == row.suite), row.suite)
+    options = request.options
+    if request.jobs not in (None, 1) and options.threads is None:
+        options = replace(options, threads=row.threads)  # several at once have fewer than one alone
+    if not options.diagnose_budget:
+        options = replace(options, diagnose_budget=RunOptions().diagnose_budget)  # one model alone has the time
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    words = ["hashbench", "sweep", "--suite", suite, "--only", row.name]
+    for action in parser._actions:
+        value = getattr(options, action.dest, None)
+        if action.const is not None and value == action.const:
+            words.append(action.option_strings[0])
+        elif action.const is None and value not in (None, "", action.default):
+            words += [action.option_strings[0], f"{value:g}" if isinstance(value, float) else str(value)]
+    return shlex.join(words)
 
 
 def request_of(parsed: argparse.Namespace, *, suites: Sequence[str], output: Path) -> SweepRequest:

@@ -123,12 +123,13 @@ def _write_environment(ours: Session) -> str:
 
 
 def _show_tables(ours: Session, rows: Sequence[HarnessRow], path: Path) -> None:
-    from hashbench.report.text import sweep_table
+    from hashbench.report.table import sweep_table
 
     if not rows:
         say("the harness made no accuracy check, so there is nothing to say.")
         return
-    print(f"\n{sweep_table(rows)}")
+    look = flags.look_of(sys.stdout)
+    print(f"\n{sweep_table(rows, folder=ours.results.path, width=look.width, colour=look.colour)}")
     for row in rows:
         if row.harness_accuracy not in (row.accuracy, ""):
             print(f"{row.name}: the harness says {row.harness_accuracy}, hashbench {row.accuracy}")

@@ -1,4 +1,4 @@
-"""Rows and comparisons as text, Markdown, JSON and CSV. Every exporter returns a string and writes nothing."""
+"""Comparisons as text, Markdown, JSON and CSV. Every exporter returns a string and writes nothing."""
 
 from __future__ import annotations
 
@@ -21,68 +21,6 @@ COUNTED_ONLY = frozenset({Outcome.UNCHANGED, Outcome.STILL_SKIPPED, Outcome.NOT_
 
 LISTED_ALIKE = 5
 """From this many models on, those that are not comparable for one and the same reason become one line."""
-
-
-# -------------------------------------------------------------------------------------------- a sweep's table
-
-SWEEP_WIDTHS = {
-    "name": 18,
-    "accuracy": 21,
-    "origin": 8,
-    "kernel": 21,
-    "module": 12,
-    "phase": 9,
-    "cause": 20,
-    "confidence": 10,
-    "benign": 6,
-    "seconds": 7,
-}
-"""Column → its widest, in characters; with the gaps the table fits 140 columns, and 80 where no model differs. A cause
-says more than an origin, which is shown where there is none."""
-
-ERROR_WIDTH = 116
-
-
-def sweep_table(rows: Sequence[Row]) -> str:
-    """The table at the end of a sweep, in the order of ``rows``; columns that are empty throughout are left out. Below
-    it one line per error, then how many models had each status."""
-    if not rows:
-        return "No model was run."
-    cells = {
-        column: [shorten(_shown(getattr(row, column)), width) for row in rows] for column, width in SWEEP_WIDTHS.items()
-    }
-    used = [column for column, texts in cells.items() if any(texts)]
-    if "cause" in used and "origin" in used:
-        used.remove("origin")
-    table = _table(used, zip(*(cells[column] for column in used), strict=True))
-    errors = [
-        f"{shorten(_shown(row.name), SWEEP_WIDTHS['name'])}: {shorten(_shown(row.error), ERROR_WIDTH)}"
-        for row in rows
-        if row.error
-    ]
-    counts = Counter(row.accuracy for row in rows)
-    summary = ", ".join(f"{number} {status}" for status, number in counts.most_common())
-    modes = " and ".join(dict.fromkeys(row.mode for row in rows if row.mode))
-    total = count(len(rows), "model") + (f" in {modes}" if modes else "")
-    return "\n\n".join(filter(None, [table, "\n".join(errors), f"{total}: {summary}", _what_passing_proves(rows)]))
-
-
-def _what_passing_proves(rows: Sequence[Row]) -> str:
-    """How many further runs may differ although those that were made agree: two equal runs prove little."""
-    bounds = [(row.rate_high, row.runs) for row in rows if row.accuracy == "pass" and row.rate_high is not None]
-    if not bounds:
-        return ""
-    high, runs = max(bounds)
-    return (
-        f"Where {runs} runs agree, at most {high:.1%} of further runs may differ from the first (95 % confidence); "
-        "more --runs lower that."
-    )
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return ""
-    return f"{value:.1f}" if isinstance(value, float) else one_line(str(value))
 
 
 def _table(headers: Sequence[str], lines: Iterable[Sequence[str]], style: str = "simple") -> str:

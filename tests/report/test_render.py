@@ -14,7 +14,7 @@ from hashbench.catalog import CAUSES, Origin, Status
 from hashbench.divergence import find as find_divergence
 from hashbench.records import ROW_COLUMNS, Leaf, OpRecord, Result, Row, RowEvidence, Trace
 from hashbench.report.compare import Outcome, compare
-from hashbench.report.text import as_json, as_markdown, as_text, escape_markdown, summary, sweep_table
+from hashbench.report.text import as_json, as_markdown, as_text, escape_markdown, summary
 from hashbench.results.load import Selection
 from hashbench.text import five_lines, shorten
 from tests.experiment_texts import evidence
@@ -115,7 +115,6 @@ def test_a_comparison_counts_the_rows_that_have_no_partner(new, words):
 
 def test_names_that_look_like_numbers_stay_as_they_are():
     assert "1e5" in as_text(compare(sweep(row("1e5")), sweep(row("1e5", "timeout"))))
-    assert "1e5" in sweep_table([row("1e5")])
 
 
 @pytest.mark.parametrize(
@@ -124,47 +123,6 @@ def test_names_that_look_like_numbers_stay_as_they_are():
 )
 def test_long_texts_are_cut_in_the_middle(text, width, short):
     assert shorten(text, width) == short
-
-
-# -------------------------------------------------------------------------------------------- a sweep's table
-
-
-def test_the_table_of_a_sweep_gives_the_cause_in_the_place_of_the_origin():
-    table = sweep_table([row("a"), replace(DIFFERING, cause="write_race", confidence="proven")])
-    header, _, _, line, *_ = table.splitlines()
-    assert header.split()[-2:] == ["cause", "confidence"]
-    assert "origin" not in header
-    assert line.split()[-2:] == ["write_race", "proven"]
-
-
-def test_the_table_of_a_sweep_fits_140_columns_whatever_the_rows_hold():
-    texts = dict.fromkeys(
-        ("name", "accuracy", "kernel", "module", "phase", "cause", "confidence", "error"), "long " * 50
-    )
-    table = sweep_table([row(**texts, benign=123_456, seconds=12_345.6)])
-    assert max(map(len, table.splitlines()[:4])) <= 140
-
-
-def test_the_table_of_a_sweep_says_what_agreeing_runs_prove():
-    few, many = row("a", runs=2, rate_high=0.95), row("b", runs=20, rate_high=0.14586)
-    failed = row("c", "crashed", runs=2, rate_high=0.99)
-    proved = "at most 14.6% of further runs may differ from the first"
-    assert sweep_table([many, failed]).splitlines()[-1].startswith(f"Where 20 runs agree, {proved}")
-    assert "Where 2 runs agree, at most 95.0%" in sweep_table([few, many])
-    assert "runs agree" not in sweep_table([failed])
-
-
-def test_zero_benign_records_are_shown_as_zero():
-    assert "benign" in sweep_table([row(benign=0)])
-
-
-def test_errors_stand_below_the_table_on_one_line_each():
-    table = sweep_table([row("a", "crashed", error="killed\nby signal 9"), row("b")])
-    assert "\na: killed by signal 9\n" in table
-
-
-def test_a_sweep_without_rows_has_words_for_it():
-    assert sweep_table([]) == "No model was run."
 
 
 # ------------------------------------------------------------------------------------------------- two traces

@@ -1,0 +1,217 @@
+"""The table at the end of a sweep: what differs and what fails, what to do about it, and what the rest counts to."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from tabulate import tabulate
+
+from hashbench.catalog import STATUSES, Kind, kind_of
+from hashbench.causes import stats
+from hashbench.records import Row
+from hashbench.results.folder import ResultsFolder, file_key
+from hashbench.text import a_few, count, one_line, shorten
+
+COLUMNS = ("name", "accuracy", "origin", "kernel", "module", "phase", "cause", "confidence", "seconds")
+"""A cause says more than an origin, which is shown where there is none. Columns that are empty throughout are left
+out."""
+
+_NARROWEST = {"kernel": 16, "module": 8, "name": 16, "cause": 12}
+"""How narrow a column may become so that the table fits, and in which order; no other is ever cut."""
+
+_FIRST_TO_GO = ("phase", "module", "confidence", "origin", "seconds", "kernel")
+"""Columns that are left out where a terminal is narrower than all that."""
+
+_ORDER = (Kind.DIFFER, Kind.FAIL, Kind.SKIP, Kind.PASS)
+_COLOURS = {Kind.DIFFER: "31", Kind.FAIL: "33", Kind.PASS: "32"}
+_INDENT = "    "
+_GAP = 2
+_MORE_RUNS = (21, 60)
+"""Numbers of runs that are offered where fewer agreed."""
+
+
+def no_command(_row: Row) -> str:
+    """For a table without commands."""
+    return ""
+
+
+def sweep_table(
+    rows: Sequence[Row],
+    *,
+    folder: Path | None = None,
+    command: Callable[[Row], str] = no_command,
+    width: int | None = None,
+    colour: bool = False,
+) -> str:
+    """What a sweep prints when it has ended.
+
+    Args:
+        rows: in the order of the sweep. Those that differ are listed first, then those that fail, each with what to do
+            about it; what passed or was skipped is counted.
+        folder: holds their repros and logs; ``None``: nobody knows where those are.
+        command: what to run on a row that differs or fails; empty for none.
+        width: characters of a line; ``None``: as long as they come. Commands are never broken.
+        colour: with escape sequences of a terminal.
+    """
+    if not rows:
+        return "No model was run."
+    by_kind = {kind: [row for row in rows if kind_of(row.accuracy) is kind] for kind in _ORDER}
+    listed = [*by_kind[Kind.DIFFER], *by_kind[Kind.FAIL]]
+    paint = _painted if colour else _plain
+    blocks = [
+        "\n".join(_listed(listed, folder, command, width, paint)),
+        "\n".join(_notes([*by_kind[Kind.SKIP], *by_kind[Kind.PASS]], width)),
+        _counts(rows, by_kind, width, paint),
+        _fill(_what_passing_proves(by_kind[Kind.PASS]), width, indent=""),
+    ]
+    return "\n\n".join(filter(None, blocks))
+
+
+Paint = Callable[[str, Kind], str]
+
+
+def _plain(text: str, _kind: Kind) -> str:
+    return text
+
+
+def _painted(text: str, kind: Kind) -> str:
+    return f"\x1b[{_COLOURS[kind]}m{text}\x1b[0m" if kind in _COLOURS else text
+
+
+# ------------------------------------------------------------------------------------------- what asks for attention
+
+
+def _listed(
+    rows: Sequence[Row], folder: Path | None, command: Callable[[Row], str], width: int | None, paint: Paint
+) -> Iterator[str]:
+    if not rows:
+        return
+    cells = _fitted({column: [_shown(getattr(row, column)) for row in rows] for column in COLUMNS}, width)
+    aligned = ["right" if column == "seconds" else "left" for column in cells]
+    # Without disable_numparse tabulate rewrites names that look like numbers: 1e5 becomes 100000.
+    table = tabulate(cells, headers="keys", disable_numparse=True, colalign=aligned)
+    header, rule, *lines = table.splitlines()
+    yield from (header.rstrip(), rule)
+    for row, line in zip(rows, lines, strict=True):
+        yield paint(line.rstrip(), kind_of(row.accuracy))
+        yield from _below(row, folder, command, width)
+
+
+def _below(row: Row, folder: Path | None, command: Callable[[Row], str], width: int | None) -> Iterator[str]:
+    """The error of a row, what to do, where to look, and the command."""
+    line = command(row)
+    for label, text in (("", row.error), ("to do: ", _remedy(row, ours=bool(line))), *_places(row, folder)):
+        if text:
+            yield _fill(f"{label}{one_line(text)}", width)
+    if line:
+        yield f"{_INDENT}$ {line}"
+
+
+def _remedy(row: Row, *, ours: bool) -> str:
+    """The advice for a difference; that for a failure only where a run of ours failed."""
+    if kind_of(row.accuracy) is Kind.DIFFER:
+        return row.advice or "let the diagnosis look for the cause, with a --diagnose-budget above 0"
+    return STATUSES[row.accuracy].remedy if ours and row.accuracy in STATUSES else ""
+
+
+def _places(row: Row, folder: Path | None) -> Iterator[tuple[str, str]]:
+    if folder is None:
+        return
+    log = ResultsFolder(folder).log_path(file_key(suite=row.suite, mode=row.mode, name=row.name))
+    if row.repro:
+        yield "repro: ", f"{folder / row.repro} ({row.reproduced})" if row.reproduced else str(folder / row.repro)
+    elif row.traces:
+        yield "traces: ", " ".join(str(folder / name) for name in row.traces.split())
+    if log.exists():
+        yield "log: ", str(log)
+
+
+def _fitted(cells: dict[str, list[str]], width: int | None) -> dict[str, list[str]]:
+    """The columns that are used, cut and left out until they fit."""
+    cells = {column: texts for column, texts in cells.items() if any(texts)}
+    if "cause" in cells:
+        cells.pop("origin", None)
+    if width is None:
+        return cells
+    for column, narrowest in _NARROWEST.items():
+        if column in cells and (over := _width(cells) - width) > 0:
+            room = max(narrowest, _column_width(column, cells[column]) - over)
+            cells[column] = [shorten(text, room) for text in cells[column]]
+    for column in _FIRST_TO_GO:
+        if _width(cells) > width:
+            cells.pop(column, None)
+    return cells
+
+
+def _width(cells: dict[str, list[str]]) -> int:
+    return sum(_column_width(column, texts) + _GAP for column, texts in cells.items()) - _GAP
+
+
+def _column_width(column: str, texts: Sequence[str]) -> int:
+    return max(len(column) + _GAP, *map(len, texts))  # tabulate gives a header two characters more
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.1f}" if isinstance(value, float) else one_line(str(value))
+
+
+def _fill(text: str, width: int | None, *, indent: str = _INDENT) -> str:
+    """``text`` with line breaks between words; paths stay whole, so that they can be copied."""
+    if width is None or not text:
+        return f"{indent}{text}" if text else ""
+    further = f"{indent}  " if indent else ""
+    return textwrap.fill(
+        text,
+        max(width, 40),
+        initial_indent=indent,
+        subsequent_indent=further,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+# ------------------------------------------------------------------------------------------------- what is counted
+
+
+def _notes(rows: Sequence[Row], width: int | None) -> Iterator[str]:
+    """Why models were skipped, and what is said of some that pass: those with one reason share a line."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row.error:
+            reasons.setdefault((row.accuracy, one_line(row.error)), []).append(one_line(row.name))
+    for (status, reason), names in reasons.items():
+        yield _fill(f"{len(names)} {status}: {reason} ({a_few(names)})", width, indent="")
+
+
+def _counts(rows: Sequence[Row], by_kind: dict[Kind, list[Row]], width: int | None, paint: Paint) -> str:
+    """``5 models in inference: 1 eager_two_runs_differ, 4 pass``; each on a line of its own where that is too long."""
+    modes = " and ".join(dict.fromkeys(row.mode for row in rows if row.mode))
+    what = f"{count(len(rows), 'model')}{f' in {modes}' if modes else ''}:"
+    statuses = [
+        (f"{number} {status}", kind)
+        for kind, ones in by_kind.items()
+        for status, number in Counter(row.accuracy for row in ones).most_common()
+    ]
+    long = width is not None and len(what) + sum(len(text) + 2 for text, _ in statuses) > width
+    separator, between = ("\n" + _INDENT, "\n" + _INDENT) if long else (" ", ", ")
+    return what + separator + between.join(paint(text, kind) for text, kind in statuses)
+
+
+def _what_passing_proves(rows: Sequence[Row]) -> str:
+    """How many further runs may differ although those that were made agree, and how many runs say more."""
+    bounds = [(row.rate_high, row.runs) for row in rows if row.rate_high is not None and row.runs is not None]
+    if not bounds:
+        return ""
+    high, runs = max(bounds)
+    text = f"{runs} equal runs: up to {100 * high:.0f} % of further runs may still differ (95 % confidence)"
+    more = [
+        f"--runs {number} bounds that at {100 * stats.rate_of(0, number - 1, distinct=1, of='runs').high:.0f} %"
+        for number in _MORE_RUNS
+        if number > runs
+    ]
+    return f"{'; '.join([text, *more])}."
