@@ -19,11 +19,11 @@ COLUMNS = ("name", "accuracy", "origin", "kernel", "module", "phase", "cause", "
 """A cause says more than an origin, which is shown where there is none. Columns that are empty throughout are left
 out."""
 
-_NARROWEST = {"kernel": 16, "module": 8, "name": 16, "cause": 12}
+_NARROWEST = {"kernel": 16, "module": 8, "name": 16}
 """How narrow a column may become so that the table fits, and in which order; no other is ever cut."""
 
-_FIRST_TO_GO = ("phase", "module", "confidence", "origin", "seconds", "kernel")
-"""Columns that are left out where a terminal is narrower than all that."""
+_FIRST_TO_GO = ("phase", "module", "confidence", "origin", "seconds", "cause", "kernel")
+"""Columns that are left out where not all fit, however narrow."""
 
 _ORDER = (Kind.DIFFER, Kind.FAIL, Kind.SKIP, Kind.PASS)
 _COLOURS = {Kind.DIFFER: "31", Kind.FAIL: "33", Kind.PASS: "32"}
@@ -130,20 +130,23 @@ def _places(row: Row, folder: Path | None) -> Iterator[tuple[str, str]]:
 
 
 def _fitted(cells: dict[str, list[str]], width: int | None) -> dict[str, list[str]]:
-    """The columns that are used, cut and left out until they fit."""
+    """The columns that are used, as many as fit where some are narrow, and these no narrower than they must be."""
     cells = {column: texts for column, texts in cells.items() if any(texts)}
     if "cause" in cells:
         cells.pop("origin", None)
     if width is None:
         return cells
+    for column in _FIRST_TO_GO:
+        if _width({column: _cut(texts, _NARROWEST.get(column)) for column, texts in cells.items()}) > width:
+            cells.pop(column, None)
     for column, narrowest in _NARROWEST.items():
         if column in cells and (over := _width(cells) - width) > 0:
-            room = max(narrowest, _column_width(column, cells[column]) - over)
-            cells[column] = [shorten(text, room) for text in cells[column]]
-    for column in _FIRST_TO_GO:
-        if _width(cells) > width:
-            cells.pop(column, None)
+            cells[column] = _cut(cells[column], max(narrowest, _column_width(column, cells[column]) - over))
     return cells
+
+
+def _cut(texts: Sequence[str], width: int | None) -> list[str]:
+    return [text if width is None else shorten(text, width) for text in texts]
 
 
 def _width(cells: dict[str, list[str]]) -> int:

@@ -67,6 +67,18 @@ def test_the_table_fits_a_terminal_and_no_status_and_no_remedy_is_cut(width, sta
     assert " ".join(REMEDY.split()) in " ".join(table.split())
 
 
+def test_columns_are_left_out_before_a_cause_is_cut_and_what_is_left_has_the_room():
+    known = {"kernel": "aten.new_empty.default", "module": "Padding", "phase": "forward", "seconds": 6.6}
+    differs = row(
+        "circular_padding", "eager_two_runs_differ", cause="uninitialized_memory", confidence="proven", **known
+    )
+    heads = {width: sweep_table([differs], width=width).splitlines()[0].split() for width in (140, 100, 90, 80)}
+    assert heads[140] == ["name", "accuracy", "kernel", "module", "phase", "cause", "confidence", "seconds"]
+    assert heads[90] == ["name", "accuracy", "kernel", "cause", "seconds"]
+    assert "uninitialized_memory" in sweep_table([differs], width=80)
+    assert "aten.new_empty.default" in sweep_table([differs], width=100)
+
+
 def test_nothing_is_cut_where_no_terminal_is():
     odd = row("n" * 99, "crashed", **LONG, error=REMEDY)
     table = sweep_table([odd])
