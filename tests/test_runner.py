@@ -6,7 +6,9 @@ import collections
 import contextlib
 import copy
 import gc
+import itertools
 import random
+import re
 import types
 import weakref
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from runner_helpers import FunctionRunner
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from hashbench.check.model import BenchmarkRunner
+from hashbench.processes import phases_told_to
 from hashbench.records import ROW_COLUMNS, ModelSpec, Row, RowEvidence, RunCounts, RunOptions
 from hashbench.replay.controls.memory import POISONS, poisoned_memory
 from hashbench.results.rows import ROWS, read_rows
@@ -127,6 +130,18 @@ def test_each_run_resets_copies_makes_an_optimizer_and_steps() -> None:
     runner.check_accuracy(workload(iterations=2))
     seed_all(1337)
     assert runner.steps == [f"copy under force_eager with {drawn()}", "optimizer Adam", "step", "step"] * 3
+
+
+def test_whoever_listens_is_told_what_is_being_done() -> None:
+    told: list[str] = []
+    numbers = itertools.count()
+    with phases_told_to(told.append):
+        check(workload(lambda _, out: out + next(numbers)), replace(INFERENCE, diagnose_budget=60.0, replays=2))
+    stages = list(dict.fromkeys(re.sub(r" \d+.*", "", phase) for phase in told))
+    controlled = ["generators", "entropy", "clocks", "one_worker"]
+    assert told[:3] == ["run 1 of 2", "run 2 of 2", "confirming pair 1"]
+    assert stages == ["run", "confirming pair", *(f"{name}: run" for name in ("pair", *controlled))]
+    assert {"pair: run 1", "pair: run 2", "pair: run 3"} <= set(told)
 
 
 def test_dropout_is_the_same_in_both_runs_and_without_tracing() -> None:

@@ -103,7 +103,12 @@ def _listed(
 def _below(row: Row, folder: Path | None, command: Callable[[Row], str], width: int | None) -> Iterator[str]:
     """The error of a row, what to do, where to look, and the command."""
     line = command(row)
-    for label, text in (("", row.error), ("to do: ", _remedy(row, ours=bool(line))), *_places(row, folder)):
+    for label, text in (
+        ("", row.error),
+        ("not compared: ", row.not_compared),
+        ("to do: ", _remedy(row, ours=bool(line))),
+        *_places(row, folder),
+    ):
         if text:
             yield _fill(f"{label}{one_line(text)}", width)
     if line:
@@ -185,8 +190,9 @@ def _notes(rows: Sequence[Row], width: int | None) -> Iterator[str]:
     """Why models were skipped, and what is said of some that pass: those with one reason share a line."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        if row.error:
-            reasons.setdefault((row.accuracy, one_line(row.error)), []).append(one_line(row.name))
+        for label, text in (("", row.error), ("not compared: ", row.not_compared)):
+            if text:
+                reasons.setdefault((row.accuracy, f"{label}{one_line(text)}"), []).append(one_line(row.name))
     for (status, reason), names in reasons.items():
         yield _fill(f"{len(names)} {status}: {reason} ({a_few(names)})", width, indent="")
 

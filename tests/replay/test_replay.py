@@ -21,7 +21,7 @@ from hashbench import processes
 from hashbench import replay as replay_module
 from hashbench.catalog import EXPERIMENTS
 from hashbench.causes import stats
-from hashbench.processes import Budget
+from hashbench.processes import Budget, phases_told_to
 from hashbench.records import Evidence, TensorDigest
 from hashbench.replay import Replays, experiments, methods
 from hashbench.replay import call as calls_module
@@ -53,6 +53,14 @@ def captured(func: Any, *args: Any, **kwargs: Any) -> CapturedCall:
 
 def numbers(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+
+
+def test_experiments_are_counted_for_whoever_listens() -> None:
+    told: list[str] = []
+    with phases_told_to(told.append):
+        tried(captured(aten.sort.default, numbers(10)), "repeat", "one_thread", "onednn_off", replays=2)
+    assert told == ["experiments: repeat", *(f"experiments {n}/3: {told[n - 1].split()[-1]}" for n in (2, 3))]
+    assert {phase.split()[-1] for phase in told} == {"repeat", "one_thread", "onednn_off"}
 
 
 def tried(call: CapturedCall, *names: str, seconds: float = 120.0, replays: int = REPLAYS) -> Replays:

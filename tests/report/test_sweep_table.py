@@ -41,6 +41,13 @@ def test_what_differs_comes_first_then_what_fails_and_the_rest_is_counted():
     assert "5 models in training: 1 eager_two_runs_differ, 1 crashed, 2 pass_due_to_skip, 1 pass" in table.splitlines()
 
 
+def test_what_was_not_compared_is_said_of_what_passes_and_of_what_does_not():
+    rows = [row("a", not_compared="output.1: a lock"), replace(DIFFERING, not_compared="output.2: a socket")]
+    lines = [line.strip() for line in sweep_table(rows).splitlines()]
+    assert "1 pass: not compared: output.1: a lock (a)" in lines
+    assert "not compared: output.2: a socket" in lines
+
+
 def test_where_all_passes_there_is_no_table():
     assert sweep_table([row("a"), row("b")]) == "2 models in training: 2 pass"
 
