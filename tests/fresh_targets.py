@@ -11,6 +11,7 @@ import uuid
 from pathlib import Path
 
 from hashbench.records import Failure, ModelSpec, OpRecord, RunOptions, TensorDigest, Trace
+from hashbench.run.addresses import arranged_addresses
 
 RUNS_HERE: list[int] = []
 """State of the process: how many runs it made."""
@@ -43,6 +44,14 @@ class Runner:
         things = [Thing() for _ in range(30)]
         by_address = [things.index(thing) for thing in set(things)]
         return trace(f"{by_address} {list({'a', 'b', 'c', 'd', 'e'})} {id(things[0])}")
+
+    def arranged(self, *_: object) -> Trace:
+        """What a set of new objects is ordered by, in a process whose memory has random holes."""
+        holes = [bytes(length) for length in os.urandom(20_000)]
+        del holes[:: 2 + os.urandom(1)[0] % 7]
+        kept = arranged_addresses()
+        things = [Thing() for _ in range(30)]
+        return trace(f"{[things.index(thing) for thing in set(things)]}{'' if kept else 'nothing is kept'}")
 
     def where(self, _spec: ModelSpec, _level: str, _number: int) -> Trace:
         return trace(f"{sys.path} {os.environ.get('FRESH_TEST')} {sys.stdin.read()!r} {uuid.uuid4()}")

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from hashbench.records import Divergence, Leaf, OpRecord, TensorDigest, Trace, Verdict
-from hashbench.run.outcome import replaces
+from hashbench.records import Divergence, Leaf, OpRecord, RunOptions, TensorDigest, Trace, Verdict
+from hashbench.run import outcome
+from hashbench.run.outcome import Prepared, replaces, traces_of
 
 CONTENT = TensorDigest("float32", (4,), (1,), "a")
 OTHER = CONTENT._replace(value="b")
@@ -52,3 +53,15 @@ def test_which_verdict_is_kept(
 
 def test_a_pair_without_a_plain_divergence_takes_the_hashed_one() -> None:
     assert replaces(verdict(KERNEL), None, traces())
+
+
+def test_addresses_are_arranged_right_before_each_run_of_a_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(outcome, "arranged_addresses", lambda: done.append("arranged") or [])  # type: ignore[func-returns-value]
+
+    def prepare() -> Prepared:
+        done.append("copied")
+        raise RuntimeError("enough")
+
+    assert len(traces_of(prepare, RunOptions(), runs=2)) == 2
+    assert done == ["arranged", "copied"] * 2

@@ -11,6 +11,7 @@ import contextlib
 import copy
 import functools
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -24,7 +25,6 @@ from hashbench.processes import tell_phase
 from hashbench.records import Failure, ModelSpec, Row, RunOptions, Trace
 from hashbench.run import leaves, outputs
 from hashbench.run.outcome import (
-    Attempt,
     Outcome,
     Prepared,
     add_result,
@@ -110,7 +110,7 @@ class BenchmarkRunner:
         and nothing else: what a fresh process does for an experiment."""
         with preserved_rng(), deterministic_settings(level, threads=self.options.threads), self.pick_grad():
             workload = self.prepare(self.load_model(spec))
-            return traces_of(self._attempts(workload, spec.optimizer), runs=runs)
+            return traces_of(self._preparing(workload, spec.optimizer), self.options, runs=runs)
 
     def load_model(self, spec: ModelSpec) -> Workload:
         """Build the model and its inputs from the seed."""
@@ -141,7 +141,7 @@ class BenchmarkRunner:
         def check(level: str) -> Outcome:
             with deterministic_settings(level, threads=self.options.threads), self.pick_grad():
                 return PairCheck(
-                    self._attempts(workload, optimizer),
+                    functools.partial(attempt, self._preparing(workload, optimizer), self.options),
                     self.options,
                     level,
                     runs=max(2, self.options.runs or (spec.runs if spec is not None else None) or 2),
@@ -154,8 +154,8 @@ class BenchmarkRunner:
 
     # ------------------------------------------------------------------------------------------------ one run
 
-    def _attempts(self, workload: Workload, optimizer: str) -> Attempt:
-        """What makes one run of the model."""
+    def _preparing(self, workload: Workload, optimizer: str) -> Callable[[], Prepared]:
+        """What makes the copies for one run of the model."""
 
         def prepare() -> Prepared:
             model = self.deepcopy_model(workload.module)
@@ -163,7 +163,7 @@ class BenchmarkRunner:
             inputs = self.fresh_inputs(workload)
             return Prepared(model, inputs, functools.partial(self.run_n_iterations, workload, model, inputs, chosen))
 
-        return functools.partial(attempt, prepare, self.options)
+        return prepare
 
     def deepcopy_model(self, module: torch.nn.Module) -> torch.nn.Module:
         """The copy that one run may change."""

@@ -90,8 +90,8 @@ def fresh_traces(
         level: ``on``, ``warn`` or ``off``: the deterministic settings.
         processes: how many.
         runs: traced runs in each.
-        fixed_order: with string hashes and memory addresses the same in every process, by which sets and dictionaries
-            of objects are ordered; otherwise both are random.
+        fixed_order: with string hashes and the addresses of objects the same in every process, by which sets are
+            ordered; otherwise both are random (see :mod:`hashbench.run.addresses`).
         timeout: seconds for all of them together; what has not ended then is a failure.
         target: ``module:class``. A process makes ``class(options).traces_of(spec, level=level, runs=runs)``, a list of
             traces and failures.

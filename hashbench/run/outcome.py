@@ -27,6 +27,7 @@ from hashbench.records import (
     contiguous_stride,
 )
 from hashbench.run import outputs
+from hashbench.run.addresses import arranged_addresses
 from hashbench.run.leaves import LeftOut, NotComparableError
 from hashbench.run.rng import reset_rng_state
 from hashbench.run.settings import preserved, settings
@@ -88,9 +89,16 @@ def attempt(
         release_memory(torch.device(options.device))  # the frame that held the copy of the model is gone
 
 
-def traces_of(attempt: Attempt, *, runs: int) -> list[Trace | Failure]:
-    """The traces of so many runs, or why they failed: what a fresh process does for an experiment."""
-    made = (attempt() for _ in range(runs))
+def traces_of(prepare: Callable[[], Prepared], options: RunOptions, *, runs: int) -> list[Trace | Failure]:
+    """The traces of so many runs, or why they failed: what a fresh process does for an experiment. The copies that are
+    prepared lie at random addresses, or at the same ones in every process."""
+    kept: list[bytes] = []
+
+    def prepare_in_order() -> Prepared:
+        kept[:] = arranged_addresses()
+        return prepare()
+
+    made = [attempt(prepare_in_order, options) for _ in range(runs)]
     traces = [run if isinstance(run, Failure) else run.trace for run in made]
     return [trace for trace in traces if trace is not None]
 

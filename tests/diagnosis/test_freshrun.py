@@ -78,6 +78,12 @@ def test_without_fixed_order_sets_have_other_orders() -> None:
     assert len(orders(fresh("order", processes=4))) > 1
 
 
+@pytest.mark.parametrize("fixed_order", [True, False])
+def test_order_of_a_set_is_random_as_long_as_it_is_not_fixed(fixed_order: bool) -> None:
+    found = fresh("arranged", processes=4, fixed_order=fixed_order)
+    assert (len(orders(found)) == 1) == fixed_order
+
+
 def test_a_process_has_the_environment_and_module_path_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FRESH_TEST", "inherited")
     monkeypatch.syspath_prepend("a folder of somebody's")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import shutil
 import signal
 import subprocess
@@ -234,7 +235,13 @@ def test_sweep_of_the_harness_names_the_kernel_in_its_children(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_fresh_process_builds_the_model_by_the_harness_own_flags(tmp_path: Path) -> None:
+def test_fresh_process_builds_the_model_by_the_harness_own_flags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the environment of the harness's process that wants it: our hook is loaded there too."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(harness.SITE), *sys.path)))
+    for variable, value in a_session(tmp_path).environment().items():
+        monkeypatch.setenv(variable, value)
     output = tmp_path / "a.csv"
     arguments = {"script": str(SCRIPT), "arguments": ["--accuracy", f"--output={output}"], "only": "steady"}
     found = fresh_traces(

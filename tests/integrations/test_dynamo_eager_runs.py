@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 import weakref
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,7 +14,7 @@ import torch
 from dynamo_helpers import Found, Standin, a_session
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from hashbench.integrations.dynamo import model_check
+from hashbench.integrations.dynamo import hook, model_check
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.mode import TracingMode
 
@@ -32,6 +35,37 @@ def without_times(row: dict[str, str]) -> dict[str, str]:
 
 def test_finder_tells_of_every_module_called_common(standin: Standin) -> None:
     assert [name for name in standin.found if not name.startswith("torch.")] == ["common"]
+
+
+class Asking:
+    """A finder of somebody's own that asks all others, without thinking of one that asks back."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        others = [finder for finder in sys.meta_path if finder is not self]
+        return next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
+
+
+@pytest.mark.parametrize(
+    "order", ["ours", "asking ours", "ours asking", "ours ours", "ours asking ours", "asking ours ours"]
+)
+def test_watching_ends_and_tells_once_whatever_else_finds_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str
+) -> None:
+    (tmp_path / "common.py").write_text("LOADER, SPEC = __loader__, __spec__.loader\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.delitem(sys.modules, "common", raising=False)
+    found: list[ModuleType] = []
+    for finder in reversed(order.split()):
+        if finder == "ours":
+            hook.watch_for_harness(found.append)
+        else:
+            sys.meta_path.insert(0, Asking())
+    module = importlib.import_module("common")
+    monkeypatch.delitem(sys.modules, "common")
+    assert found == [module]
+    for loader in (module.LOADER, module.SPEC, module.__loader__, module.__spec__.loader):
+        assert type(loader).__name__ == "SourceFileLoader"
 
 
 @pytest.mark.parametrize("year", ["2024", "2026"])

@@ -15,6 +15,7 @@ import os
 import runpy
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -35,8 +36,9 @@ OnImport = Callable[[ModuleType], None]
 
 
 def watch_for_harness(on_import: OnImport) -> None:
-    """Call ``on_import`` with every module called ``common`` once it is imported."""
-    sys.meta_path.insert(0, _Finder(on_import))
+    """Call ``on_import``, and nothing that was to be called before, with every module called ``common`` once it is
+    imported."""
+    sys.meta_path[:] = [_Finder(on_import), *(finder for finder in sys.meta_path if not isinstance(finder, _Finder))]
 
 
 def attach(module: ModuleType) -> None:
@@ -109,34 +111,57 @@ def _note_failure(session: Session, name: str, cause: Any) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds nothing by itself: it asks the other finders, and has the loader of a ``common`` tell when it is done."""
+    """Finds a module called ``common`` as the finders behind this one do, with a loader that tells when it is done.
+
+    Another finder that asks all of ``sys.meta_path`` may ask this one again meanwhile: it then finds nothing.
+    """
 
     def __init__(self, on_import: OnImport) -> None:
         self._on_import = on_import
+        self._asking = threading.local()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname.rpartition(".")[2] != "common":
+        if fullname.rpartition(".")[2] != "common" or getattr(self._asking, "now", False):
             return None
-        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
-        spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
+        self._asking.now = True
+        try:
+            spec = self._found_behind(fullname, path, target)
+        finally:
+            self._asking.now = False
         if spec is not None and hasattr(spec.loader, "exec_module"):
-            self._announce(spec.loader)
+            spec.loader = _Loader(spec.loader, self._on_import)
         return spec
 
-    def _announce(self, loader: Any) -> None:
-        execute = loader.exec_module
+    def _found_behind(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> importlib.machinery.ModuleSpec | None:
+        finders = list(sys.meta_path)
+        behind = finders[finders.index(self) + 1 :] if self in finders else []
+        able = (finder for finder in behind if hasattr(finder, "find_spec"))
+        return next(filter(None, (finder.find_spec(fullname, path, target) for finder in able)), None)
 
-        def exec_module(module: ModuleType) -> None:
-            del loader.exec_module
-            execute(module)
-            self._on_import(module)
 
-        try:
-            loader.exec_module = exec_module
-        except AttributeError:  # a loader of somebody's own that takes no attributes: no harness comes from there
-            tell(f"cannot look into what {type(loader).__name__} loads")
+class _Loader(importlib.abc.Loader):
+    """Loads as ``loader`` does, puts that in its own place, and calls ``on_import`` with the module."""
+
+    def __init__(self, loader: Any, on_import: OnImport) -> None:
+        self._loader, self._on_import = loader, on_import
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        create = getattr(self._loader, "create_module", None)
+        return None if create is None else create(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        for holder, name in ((module, "__loader__"), (module.__spec__, "loader")):
+            if getattr(holder, name, None) is self:
+                setattr(holder, name, self._loader)
+        self._loader.exec_module(module)
+        self._on_import(module)
 
 
 # -------------------------------------------------------------------------------------------------- a fresh process
@@ -181,7 +206,7 @@ def _replace_check(module: ModuleType, options: RunOptions, runs: int) -> None:
     runner = getattr(module, "BenchmarkRunner", None)
     if runner is None:
         return
-    from hashbench.integrations.dynamo.model_check import harness_attempt
+    from hashbench.integrations.dynamo.model_check import preparing
     from hashbench.run.outcome import traces_of
     from hashbench.run.settings import claim_workspace
 
@@ -189,6 +214,6 @@ def _replace_check(module: ModuleType, options: RunOptions, runs: int) -> None:
         claim_workspace(options.device)
         with self.pick_grad(name, self.args.training):
             model, inputs = self.maybe_cast(model, example_inputs)
-            raise _Done(traces_of(harness_attempt(self, vars(module), model, inputs, options), runs=runs))
+            raise _Done(traces_of(preparing(self, vars(module), model, inputs), options, runs=runs))
 
     runner.check_accuracy = check_accuracy

@@ -207,8 +207,8 @@ def named_results(returned: Any) -> dict[str, Any]:
 # --------------------------------------------------------------------------------------------------------- our row
 
 
-def harness_attempt(harness: Any, names: Mapping[str, Any], model: Any, inputs: Any, options: RunOptions) -> Attempt:
-    """What makes one run of the harness's model exactly as the harness does, within the settings that it has set.
+def preparing(harness: Any, names: Mapping[str, Any], model: Any, inputs: Any) -> Callable[[], Prepared]:
+    """What makes the copies for one run of the harness's model exactly as the harness does, within its settings.
 
     ``names`` are the globals of the harness's module.
     """
@@ -219,7 +219,7 @@ def harness_attempt(harness: Any, names: Mapping[str, Any], model: Any, inputs: 
         cloned = names["clone_inputs"](inputs)
         return Prepared(copied, cloned, functools.partial(_iterate, harness, copied, cloned))
 
-    return functools.partial(attempt, prepare, options)
+    return prepare
 
 
 def _iterate(harness: Any, model: Any, inputs: Any, trace: HashDebugTrace | None) -> dict[str, Any]:
@@ -297,7 +297,8 @@ class ModelCheck:
         amend_note(self.session, self.name, status=status, csv=csv, problem=problem, key=key)
         with self.harness.pick_grad(self.name, self.harness.args.training):
             model, inputs = self.harness.maybe_cast(self.model, self.inputs)
-            make = harness_attempt(self.harness, self.names, model, inputs, self.options)
+            prepare = preparing(self.harness, self.names, model, inputs)
+            make = functools.partial(attempt, prepare, self.options)
             outcome, error = self._happened(make, status)
             if outcome.accuracy == Status.TWO_RUNS_DIFFER:
                 outcome = self._explained(make, outcome)
