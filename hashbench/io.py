@@ -139,12 +139,17 @@ def _write_through(path: Path, content: bytes) -> None:
     except OSError as error:
         raise OSError(error.errno, "nobody reads from it" if error.errno == errno.ENXIO else error.strerror) from error
     try:
-        while content:
-            if not select.select([], [descriptor], [], PIPE_SECONDS)[1]:
-                raise OSError(errno.ETIMEDOUT, f"nobody has read from it for {PIPE_SECONDS:g} s")
-            content = content[os.write(descriptor, content) :]
+        write_within(descriptor, content, seconds=PIPE_SECONDS)
     finally:
         os.close(descriptor)
+
+
+def write_within(descriptor: int, content: bytes, *, seconds: float) -> None:
+    """Write to a pipe that does not block; raises ``OSError`` where nobody has read from it for so many seconds."""
+    while content:
+        if not select.select([], [descriptor], [], seconds)[1]:
+            raise OSError(errno.ETIMEDOUT, f"nobody has read from it for {seconds:g} s")
+        content = content[os.write(descriptor, content) :]
 
 
 def file_digest(path: str | Path) -> str:

@@ -27,9 +27,12 @@ from typing import IO, Never
 import psutil
 
 from hashbench.errors import last_line
-from hashbench.io import PACKAGE_PARENT, open_file
+from hashbench.io import PACKAGE_PARENT, PIPE_SECONDS, open_file, write_within
 
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
+
+_LAST_WAIT = 10.0
+"""Seconds that a killed process gets to vanish; only one stuck in the kernel needs longer."""
 
 _CALL = """
 import pkgutil, sys
@@ -111,9 +114,9 @@ class Child:
             start_new_session=own_session,
         )
         if self._process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):  # it died at once, which its exit status tells
-                self._process.stdin.write(task.encode())
-                self._process.stdin.flush()
+            os.set_blocking(self._process.stdin.fileno(), False)
+            with contextlib.suppress(OSError):  # it died at once, or never reads: its status tells, or its time limit
+                write_within(self._process.stdin.fileno(), task.encode(), seconds=PIPE_SECONDS)
 
     def __enter__(self) -> Child:
         return self
@@ -139,7 +142,7 @@ class Child:
     def end(self) -> None:
         """End it, unless it has ended, and whatever it has started and left behind."""
         end_family(self._process.pid, group=self._own_session, running=self._process.poll() is None)
-        self._process.wait()
+        self.wait(_LAST_WAIT)
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()

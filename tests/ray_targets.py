@@ -10,6 +10,7 @@ Run as a script, this file is a sweep in a process of its own: ``python ray_targ
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from sweep_targets import FOR_EVER, do_hang, do_nap, do_segfault, do_segfault_in_diagnosis  # noqa: F401 – by name
+from sweep_targets import FOR_EVER, do_hang, do_kill9, do_nap, do_segfault, do_segfault_in_diagnosis  # noqa: F401 – by name
 
 from hashbench.io import replace_file
 from hashbench.records import ModelSpec, Row, RunOptions
@@ -95,6 +96,13 @@ def do_lose_the_machine_once(spec, _options):
         time.sleep(FOR_EVER)
 
 
+def do_take_the_machine_along_once(spec, _options):
+    """As a machine does that goes down, all of whose processes are killed; on the next one, pass."""
+    if times_run(Path(spec.arguments["notes"]))[spec.name] == 1:
+        os.kill(int(os.environ["RAY_RAYLET_PID"]), signal.SIGKILL)
+        do_kill9()
+
+
 def do_kill_ray_worker(*_):
     """End the process that asked for this one, as an operating system short of memory may."""
     import psutil
@@ -137,11 +145,11 @@ if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
 
 
-def print_problem_of_an_older_ray(address: str) -> None:
+def serve_an_older_ray(address: str) -> None:
     """What a machine with an older Ray has to say when it joins the cluster."""
     import ray
 
-    from hashbench.sweep.executors.ray import print_problem
+    from hashbench.sweep.executors.ray_client import serve
 
     ray.__version__ = "1.0"
-    print_problem(address)
+    serve(address)

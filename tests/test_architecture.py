@@ -68,6 +68,7 @@ NEVER_TORCH = (
     "sweep.executors.fork_server",
     "sweep.executors.local",
     "sweep.executors.ray",
+    "sweep.executors.ray_client",
     "divergence",
     "trace.file",
     "tools.pipeline.comparing",

@@ -100,6 +100,13 @@ def press_ctrl_c():
     os.kill(os.getpid(), signal.SIGINT)
 
 
+def test_a_child_that_never_reads_its_task_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hashbench.processes.PIPE_SECONDS", 0.01)
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with Child(command, task="x" * 2**21) as child:
+        assert child.wait(0.01) is None
+
+
 def test_ctrl_c_is_raised_where_it_is_allowed():
     with Interrupts() as interrupts, pytest.raises(KeyboardInterrupt), interrupts.allowed():
         press_ctrl_c()

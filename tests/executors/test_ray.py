@@ -23,8 +23,10 @@ from sweep_helpers import alive, names_in_csv, sweep_process, wait_until
 from hashbench.errors import HashbenchError
 from hashbench.io import PACKAGE_PARENT
 from hashbench.records import RunOptions
-from hashbench.sweep.executors import Task
+from hashbench.sweep import run
+from hashbench.sweep.executors import Task, ray_client
 from hashbench.sweep.executors import ray as ray_executor
+from hashbench.sweep.executors.ray_client import RayClient
 from hashbench.sweep.run import run_sweep
 
 pytestmark = [
@@ -40,9 +42,11 @@ DEAD_AFTER_SECONDS = {
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 60_000,
     "health_check_failure_threshold": 2,
+    "gcs_rpc_server_reconnect_timeout_s": 10,
 }
 """A machine that refuses to answer, as a killed one does, counts as lost after seconds, not after a quarter of a
-minute; one that is slow to answer has a minute."""
+minute; one that is slow to answer has a minute. What is left of a cluster without its head ends after
+seconds, not after a minute."""
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +142,6 @@ def finished(machines, tmp_path_factory):
         "dead": "segfault",
         "draft": "segfault_in_diagnosis",
         "hanging": "hang_with_children",
-        "ray_dies": "kill_ray_worker",
     }
     result = sweep(machines.address, models, notes, timeout=3.0, retries=0)
     return notes, {row.name: row for row in result.rows}
@@ -159,7 +162,6 @@ def test_every_model_has_one_row_in_the_csv(finished):
         "dead": "crashed",
         "draft": "eager_two_runs_differ",
         "hanging": "timeout",
-        "ray_dies": "crashed",
     }
 
 
@@ -196,14 +198,6 @@ def test_rows_name_the_environment_of_their_machine_which_is_kept(finished):
     assert others == {f"machine-{raylet}" for raylet in ray_targets.machines(notes).values()}
 
 
-def test_a_task_whose_ray_worker_dies_is_tried_again_and_at_last_believed(finished):
-    notes, rows = finished
-    assert ray_targets.times_run(notes)["ray_dies"] == 4
-    assert "no answer from the cluster, 4 times: WorkerCrashedError" in rows["ray_dies"].error
-    assert "(3 times)" in rows["ray_dies"].retried
-    assert rows["ray_dies"].env == "", "nobody knows which machine it was"
-
-
 # --------------------------------------------------------------------------------------------------- lost machines
 
 
@@ -217,6 +211,31 @@ def test_no_row_is_lost_and_none_is_twice_when_a_machine_is_killed(machines, tmp
     assert {row.accuracy for row in rows.values()} == {"pass"}
     assert rows["victim"].retried.startswith(("NodeDiedError", "WorkerCrashedError"))
     assert ray_targets.times_run(tmp_path)["victim"] == 2
+
+
+def test_a_model_that_was_killed_with_its_machine_is_not_said_to_have_crashed(machines, tmp_path):
+    """It dies first, and Ray's process lives long enough to tell."""
+    models = {"victim": "take_the_machine_along_once", "killed": "kill9"}
+    rows = {row.name: row for row in sweep(machines.address, models, tmp_path, retries=0).rows}
+    add_machine(machines)
+    assert (rows["victim"].accuracy, ray_targets.times_run(tmp_path)["victim"]) == ("pass", 2)
+    assert rows["victim"].retried
+    assert (rows["killed"].accuracy, rows["killed"].retried) == ("crashed", ""), "its machine has outlived it"
+    assert rows["killed"].error.startswith("killed by SIGKILL")
+
+
+def test_a_model_that_ends_rays_process_each_time_is_left_out_in_one_sentence(machines, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "REPETITIONS_AFTER_LOSS", 1)
+    models = {"ray_dies": "kill_ray_worker", "fine": "pass"}
+    with pytest.raises(
+        HashbenchError,
+        match=r"^1 model without a row: ray_dies: .*says nothing of a model \(WorkerCrashedError.*\(2 times\)\)\. Run",
+    ):
+        sweep(machines.address, models, tmp_path)
+    assert ray_targets.times_run(tmp_path) == {"ray_dies": 2, "fine": 1}
+    assert names_in_csv(tmp_path / "results") == ["fine"]
+    sweep(machines.address, {"ray_dies": "pass", "fine": "pass"}, tmp_path, resume=True)
+    assert sorted(names_in_csv(tmp_path / "results")) == ["fine", "ray_dies"]
 
 
 def test_a_sweep_without_any_machine_left_ends_in_time_and_can_be_resumed(machines, tmp_path):
@@ -328,20 +347,20 @@ def test_one_line_says_what_is_wrong_with(main, tmp_path, flags, text):
 
 
 def test_a_cluster_of_another_version_is_refused_in_one_line(cluster, monkeypatch):
-    monkeypatch.setattr(ray_executor, "_REHEARSAL", "ray_targets:print_problem_of_an_older_ray")
+    monkeypatch.setattr(ray_client, "_SERVE", "ray_targets:serve_an_older_ray")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(ray_targets.__file__).parent), PACKAGE_PARENT]))
     with pytest.raises(HashbenchError, match=r"cannot join .* RuntimeError: Version mismatch: .*Ray: 1\.0") as caught:
-        ray_executor.connect(cluster.address)
+        RayClient(cluster.address)
     assert "\n" not in str(caught.value)
 
 
 def test_what_listens_but_is_no_ray_is_given_up_in_time(monkeypatch):
-    monkeypatch.setattr(ray_executor, "CONNECT_SECONDS", 2.0)
+    monkeypatch.setattr(ray_client, "CONNECT_SECONDS", 2.0)
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         pytest.raises(HashbenchError, match="did not answer as Ray within 2 s"),
     ):
-        ray_executor.connect(f"127.0.0.1:{server.getsockname()[1]}")
+        RayClient(f"127.0.0.1:{server.getsockname()[1]}")
 
 
 def test_a_file_that_would_land_outside_the_results_folder_is_refused(tmp_path):
@@ -352,3 +371,24 @@ def test_a_file_that_would_land_outside_the_results_folder_is_refused(tmp_path):
     with pytest.raises(ValueError, match="a file called"):
         ray_executor._write_files(task, {"../elsewhere": b"x"})
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["a.log"]
+
+
+# ----------------------------------------------------------------------------------------------- the head is gone
+
+
+def test_a_cluster_without_its_head_is_one_sentence_in_time(cluster, machines, tmp_path, monkeypatch, capfd):
+    """The last test: this cluster is of no more use."""
+    monkeypatch.setattr(ray_client, "SILENCE_SECONDS", 5.0)
+    head = cluster.head_node.all_processes["gcs_server"][0].process
+    with (
+        when_begun("victim", tmp_path, lambda _: head.kill()),
+        pytest.raises(
+            HashbenchError, match=r"^lost the Ray cluster at .*: it has not answered for 5 s; rows .*--resume"
+        ),
+    ):
+        sweep(machines.address, {"first": "pass", "victim": "hang"}, tmp_path)
+    assert names_in_csv(tmp_path / "results") == ["first"]
+    assert capfd.readouterr() == ("", "")
+    wait_until(lambda: not any(map(alive, ray_targets.workers(tmp_path))))
+    for node in cluster.list_all_nodes():  # which would say good-bye to it for half a minute
+        node.kill_all_processes(check_alive=False, allow_graceful=False)

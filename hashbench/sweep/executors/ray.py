@@ -10,25 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
-import socket
-import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from pkgutil import resolve_name
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from hashbench import __version__
-from hashbench.errors import HashbenchError, last_line
+from hashbench.errors import HashbenchError
 from hashbench.io import file_digest, replace_bytes, to_json
-from hashbench.processes import python_calling, run, variables
 from hashbench.sweep.executors import Resources, Task, TaskResult
 from hashbench.sweep.executors.local import DEFAULT_PRELOAD
-from hashbench.text import squeezed
+from hashbench.sweep.executors.ray_client import Lost, RayClient
 
 if TYPE_CHECKING:
     from hashbench.records import ModelSpec
@@ -36,28 +31,19 @@ if TYPE_CHECKING:
 
 DEFAULT_FINGERPRINT = "hashbench.run.environment:collect_in_child"
 
-CONNECT_SECONDS = 60.0
-"""How long a cluster may take to answer; one of this kind takes 1 s, and importing Ray on a busy machine many."""
-
 _RETRIES = 3
 """How often a task runs again after a machine could not run it, before the sweep ends."""
 
 _PREPARE_SECONDS = 180.0
 """Longest wait for the machines to say that they are ready; those that did not, tell with their first row."""
 
-_KNOCK_SECONDS = 5.0
+_CONFIRM_SECONDS = 60.0
+"""How long a machine may take to say that it has outlived a model that was killed there."""
+
 _POLL_SECONDS = 1.0
-_CANCEL_SECONDS = 5.0
 _MIB = 2**20
-_OWN = "local"
-_VARIABLES = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # Ray's announced default; the present one hides accelerators from tasks that ask for none, with a warning each.
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
 # By name: what runs there knows torch, and nothing here may.
-_PREPARE, _RUN = "hashbench.sweep.executors.remote:prepare", "hashbench.sweep.executors.remote:run"
-_REHEARSAL = "hashbench.sweep.executors.ray:print_problem"
+_PREPARE, _RUN, _CONFIRM = (f"hashbench.sweep.executors.remote:{name}" for name in ("prepare", "run", "confirm"))
 _SAME_EVERYWHERE = f"Install the same there: pip install 'hashbench[ray]=={__version__}'"
 
 # ------------------------------------------------------------------- which machines have what a task asks for: numbers
@@ -128,22 +114,16 @@ def settled(demand: Demand, nodes: Sequence[Node], *, memory: int, alone: bool) 
 # ------------------------------------------------------------------------------------------------- the executor
 
 
-def call_on_node(function: str, request: str) -> dict[str, Any]:
-    """The task itself: call ``module:function`` there, and say where that was."""
-    import ray
-
-    here = ray.get_runtime_context().get_node_id()
-    answer: dict[str, Any] = resolve_name(function)(json.dumps({**json.loads(request), "node": here}))
-    return {**answer, "node": here}
-
-
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """One attempt, ``submitted`` when it was handed to the cluster."""
+    """One attempt, ``submitted`` when it was handed to the cluster. ``answer`` is that of a model which was killed, and
+    ``believe_by`` until when its machine may say that it lives: else whatever ended the machine killed it, too."""
 
     task: Task
     demand: Demand
     submitted: float
+    answer: Mapping[str, Any] | None = None
+    believe_by: float = 0.0
 
 
 class RayExecutor:
@@ -160,7 +140,7 @@ class RayExecutor:
         fingerprint: the function of ``device`` and ``variables`` that tells the environment of a machine.
 
     Raises:
-        HashbenchError: Ray is not installed, or the device has a number, which Ray chooses.
+        HashbenchError: the device has a number, which Ray chooses.
     """
 
     def __init__(
@@ -171,7 +151,6 @@ class RayExecutor:
         preload: Sequence[str] = DEFAULT_PRELOAD,
         fingerprint: str = DEFAULT_FINGERPRINT,
     ) -> None:
-        self._ray = _imported()
         device, cluster, threads = request.options.device, request.cluster, request.options.threads or 1
         if ":" in device:
             tip = f"Use --device {device.partition(':')[0]}."
@@ -189,10 +168,9 @@ class RayExecutor:
             "suites": sorted({spec.suite for spec in specs if not spec.source}),
             "zoo_files": {path: file_digest(path) for path in sorted({spec.source for spec in specs} - {""})},
         }
-        self._connected_here = False
-        self._on_terminate: Any = signal.SIG_DFL
+        self._client: RayClient | None = None
         self._environments: dict[str, Mapping[str, Any]] = {}
-        self._running: dict[Any, _Running] = {}
+        self._running: dict[int, _Running] = {}
         self._problems: Counter[str] = Counter()
         self._nodes: list[Node] = []
         self._looked = 0.0
@@ -209,11 +187,10 @@ class RayExecutor:
         """Join or start the cluster; :meth:`start` does it otherwise.
 
         Raises:
-            HashbenchError: it cannot be reached.
+            HashbenchError: Ray is not installed, or the cluster cannot be reached.
         """
-        before = signal.getsignal(signal.SIGTERM)
-        if connect(self._address):
-            self._connected_here, self._on_terminate = True, before
+        if self._client is None:
+            self._client = RayClient(self._address)
 
     def start(self, *, target: str) -> None:
         """Let every machine that can run models import ``target`` and tell its environment."""
@@ -222,39 +199,40 @@ class RayExecutor:
         self._wait_for_a_node(target)
         preparing = {self._prepare(node, target): node for node in able(self._nodes, self._demand)}
         try:
-            for reference in self._wait_for(list(preparing), seconds=_PREPARE_SECONDS):
-                node = preparing.pop(reference)
-                self._environments[node.id] = self._environment_of(reference, node)
+            for task in self._cluster.ended(list(preparing), seconds=_PREPARE_SECONDS):
+                node = preparing.pop(task)
+                self._environments[node.id] = self._environment_of(task, node)
         finally:
-            self._cancel(list(preparing))
+            self._cluster.cancel(list(preparing))
+
+    @property
+    def _cluster(self) -> RayClient:
+        assert self._client is not None, "the executor is connected"
+        return self._client
 
     def _wait_for_a_node(self, target: str) -> None:
         self._look()
         if able(self._nodes, self._demand):
             return
         # A cluster that grows by itself does so for a task that waits.
-        waiting = self._remote(self._demand).remote(_PREPARE, self._request(target=target))
+        waiting = self._submitted(_PREPARE, self._request(target=target), self._demand)
         try:
             while not able(self._nodes, self._demand):
                 self._refuse_to_wait_for_ever()
                 sleep(_POLL_SECONDS / 2)
                 self._look()
         finally:
-            self._cancel([waiting])
+            self._cluster.cancel([waiting])
 
-    def _prepare(self, node: Node, target: str) -> Any:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
+    def _prepare(self, node: Node, target: str) -> int:
         # No CPU, so that a machine that is busy answers; but what has an accelerator is seen only by who asked for it.
         asked = Demand(cpus=0, gpus=self._demand.gpus)
-        strategy = NodeAffinitySchedulingStrategy(node.id, soft=False)
-        return self._remote(asked, scheduling_strategy=strategy).remote(_PREPARE, self._request(target=target))
+        return self._submitted(_PREPARE, self._request(target=target), asked, node=node.id)
 
-    def _environment_of(self, reference: Any, node: Node) -> Mapping[str, Any]:
-        try:
-            answer = self._ray.get(reference)
-        except self._ray.exceptions.RayError as error:
-            raise _unusable(node.address, _final_line(error), tip=_SAME_EVERYWHERE) from error
+    def _environment_of(self, task: int, node: Node) -> Mapping[str, Any]:
+        answer = self._cluster.answer(task)
+        if isinstance(answer, Lost):
+            raise _unusable(node.address, answer.detail, tip=_SAME_EVERYWHERE)
         if "problem" in answer:
             raise _unusable(node.address, answer["problem"]["what"], tip=answer["problem"]["tip"])
         environment: Mapping[str, Any] = answer["environment"]
@@ -277,16 +255,17 @@ class RayExecutor:
             timeout=task.timeout,
             known=sorted(self._environments),
         )
-        reference = self._remote(demand, name=f"hashbench {task.spec.name}").remote(_RUN, request)
-        self._running[reference] = replace(attempt, demand=demand)
+        number = self._submitted(_RUN, request, demand, name=f"hashbench {task.spec.name}")
+        self._running[number] = replace(attempt, demand=demand)
 
     def wait(self) -> tuple[TaskResult, ...]:
         """Sleep until a row is here, or more machines are there than before."""
         before = self.capacity
         while self._running:
-            references = list(self._running)
-            self._wait_for(references, seconds=_POLL_SECONDS, count=1)
-            ended = tuple(map(self._settle, self._wait_for(references, seconds=0)))
+            tasks = list(self._running)
+            self._cluster.ended(tasks, seconds=_POLL_SECONDS, count=1)
+            settled = [self._settle(task) for task in self._cluster.ended(tasks, seconds=0.0)]
+            ended = (*filter(None, settled), *self._not_confirmed())
             self._look()
             if ended or self.capacity > before:
                 return ended
@@ -299,22 +278,23 @@ class RayExecutor:
 
     def close(self) -> None:
         """Cancel what runs, let it end what it started, and leave the cluster; one that was started here ends."""
-        if self._running and self._ray.is_initialized():
-            self._cancel(list(self._running))
+        if self._client is not None:
+            with contextlib.suppress(HashbenchError):  # it does not answer: its tasks end with the process that asks it
+                self._client.cancel(list(self._running))
+            self._client.close()
+            self._client = None
         self._running.clear()
-        if self._connected_here:
-            self._connected_here = False
-            self._ray.shutdown()
-            if threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGTERM, self._on_terminate)  # Ray leaves its own behind
 
-    def _settle(self, reference: Any) -> TaskResult:
-        """What became of a task."""
-        attempt = self._running.pop(reference)
-        try:
-            answer = self._ray.get(reference)
-        except self._ray.exceptions.RayError as error:
-            return _lost(attempt, _loss(error))
+    def _settle(self, task: int) -> TaskResult | None:
+        """What became of a task; ``None`` where its machine is asked before it is believed."""
+        attempt, answer = self._running.pop(task), self._cluster.answer(task)
+        if isinstance(answer, Lost):
+            return _lost(attempt, answer.reason)
+        if attempt.answer is not None:
+            answer = dict(attempt.answer)
+        elif answer.get("ended", {}).get("exit_code", 0) < 0:
+            self._confirm(attempt, answer)
+            return None
         node = str(answer["node"])
         if "problem" in answer:
             self._problems[attempt.task.key] += 1
@@ -329,6 +309,16 @@ class RayExecutor:
             ended["storage_error"] = f"on {self._address_of(node)}: {ended['storage_error']}"
         return TaskResult(attempt.task, **ended, environment=self._environments[node])
 
+    def _confirm(self, attempt: _Running, answer: Mapping[str, Any]) -> None:
+        """Let the machine where a model was killed say that it lives: if it does not, that is what killed the model."""
+        task = self._submitted(_CONFIRM, "{}", Demand(cpus=0), node=str(answer["node"]))
+        self._running[task] = replace(attempt, answer=answer, believe_by=monotonic() + _CONFIRM_SECONDS)
+
+    def _not_confirmed(self) -> list[TaskResult]:
+        overdue = [task for task, attempt in self._running.items() if 0.0 < attempt.believe_by < monotonic()]
+        self._cluster.cancel(overdue)
+        return [_lost(self._running.pop(task), "its machine has not answered since") for task in overdue]
+
     # ---------------------------------------------------------------------------------------------------- machines
 
     def _look(self, *, now: bool = False) -> None:
@@ -337,7 +327,7 @@ class RayExecutor:
             return
         self._nodes = [
             Node(str(node["NodeID"]), str(node["NodeManagerAddress"]), dict(node["Resources"]))
-            for node in self._ray.nodes()
+            for node in self._cluster.nodes()
             if node["Alive"]
         ]
         self._looked = monotonic()
@@ -349,10 +339,10 @@ class RayExecutor:
         self._refuse_to_wait_for_ever()
         if not able(self._nodes, self._demand):
             return
-        for reference, attempt in list(self._running.items()):
-            if not able(self._nodes, attempt.demand):
-                self._cancel([reference])
-                self._submit(self._running.pop(reference))
+        for task, attempt in list(self._running.items()):
+            if attempt.answer is None and not able(self._nodes, attempt.demand):
+                self._cluster.cancel([task])
+                self._submit(self._running.pop(task))
 
     def _refuse_to_wait_for_ever(self) -> None:
         if monotonic() - self._able_last > self._patience:
@@ -367,14 +357,14 @@ class RayExecutor:
 
     # --------------------------------------------------------------------------------------------------------- Ray
 
-    def _remote(self, demand: Demand, **more: Any) -> Any:
-        """The remote function with its demands. Ray's own retries would hide a lost machine from the row."""
-        return self._ray.remote(call_on_node).options(
+    def _submitted(self, function: str, request: str, demand: Demand, **more: str) -> int:
+        return self._cluster.submit(
+            function,
+            request,
             num_cpus=demand.cpus,
             num_gpus=demand.gpus,
             memory=demand.memory or None,
             resources=dict(demand.custom),
-            max_retries=0,
             **more,
         )
 
@@ -388,22 +378,6 @@ class RayExecutor:
                 consequence=f"its data cannot be written as JSON ({error})",
                 tip="Leave it out with --exclude-exact, or run without --executor ray.",
             ) from error
-
-    def _wait_for(self, references: list[Any], *, seconds: float, count: int | None = None) -> list[Any]:
-        if not references:
-            return []
-        ready, _ = self._ray.wait(references, num_returns=count or len(references), timeout=seconds)
-        return list(ready)
-
-    def _cancel(self, references: list[Any]) -> None:
-        """First by an exception, so that what a model has started is ended too; then by force."""
-        for force in (False, True):
-            done = set(self._wait_for(references, seconds=0))
-            references = [reference for reference in references if reference not in done]
-            for reference in references:
-                with contextlib.suppress(self._ray.exceptions.RayError, ValueError):
-                    self._ray.cancel(reference, force=force)
-            self._wait_for(references, seconds=_CANCEL_SECONDS)
 
 
 def requested(request: SweepRequest, specs: Sequence[ModelSpec]) -> RayExecutor:
@@ -440,106 +414,3 @@ def _lost(attempt: _Running, how: str) -> TaskResult:
     """A task of which there is no answer; nobody knows which machine it was on."""
     seconds = monotonic() - attempt.submitted
     return TaskResult(attempt.task, seconds, exit_code=-signal.SIGKILL, lost=how, environment={})
-
-
-def _loss(error: Exception) -> str:
-    """What Ray says of a task that gave no answer: the kind of error and its first sentence."""
-    first_sentence = squeezed(str(error)).partition(". ")[0][:200]
-    return f"{type(error).__name__}: {_final_line(error) if hasattr(error, 'cause') else first_sentence}"
-
-
-def _final_line(error: Exception) -> str:
-    return last_line(str(error))[:300] or type(error).__name__
-
-
-# ----------------------------------------------------------------------------------------------- the connection
-
-
-def _imported() -> Any:
-    """The package ``ray``.
-
-    Raises:
-        HashbenchError: it is not installed, or cannot be imported.
-    """
-    try:
-        import ray
-    except ImportError as error:
-        raise HashbenchError(
-            "cannot run models on Ray",
-            consequence=f"the package ray cannot be imported ({error})",
-            tip="Install it with: pip install 'hashbench[ray]'",
-        ) from error
-    return ray
-
-
-def connect(address: str) -> bool:
-    """Join the cluster at ``address`` (``HOST:PORT``, or ``auto`` for the one that runs here); where that is empty, the
-    one that ``RAY_ADDRESS`` names, else start one of this machine. Returns whether this process was not connected yet.
-
-    Raises:
-        HashbenchError: there is no such cluster within :data:`CONNECT_SECONDS`, or it is of another version.
-    """
-    ray = _imported()
-    if ray.is_initialized():
-        return False
-    chosen = address or os.environ.get("RAY_ADDRESS", "") or _OWN
-    own = {"include_dashboard": False} if chosen == _OWN else {}
-    if chosen != _OWN:
-        _knock(chosen)
-        _rehearse(chosen)
-    try:
-        with variables(_VARIABLES, unless_set=True):  # a cluster that is started here inherits them
-            ray.init(address=chosen, log_to_driver=False, logging_level="ERROR", **own)
-    except KeyboardInterrupt:
-        ray.shutdown()
-        raise
-    except (Exception, SystemExit) as error:
-        ray.shutdown()
-        raise _unreachable(chosen, squeezed(f"{type(error).__name__}: {error}")) from error
-    return True
-
-
-def _knock(address: str) -> None:
-    """See whether anything listens there, which takes no time where nothing does."""
-    if address == "auto":
-        return
-    host, _, port = address.rpartition(":")
-    if "://" in address or not host or not port.isdecimal() or int(port) > 65535:
-        tip = "Give HOST:PORT as `ray start` prints it, or auto; run the sweep on a machine of the cluster."
-        raise HashbenchError(f"{address!r} is not the address of a Ray cluster", consequence="nothing was run", tip=tip)
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_SECONDS).close()
-    except OSError as error:
-        raise _unreachable(address, error.strerror or str(error)) from error
-
-
-def _rehearse(address: str) -> None:
-    done = run(python_calling(_REHEARSAL, address), seconds=CONNECT_SECONDS)
-    if done.status is None:
-        raise _unreachable(address, f"it did not answer as Ray within {CONNECT_SECONDS:.0f} s")
-    try:
-        problem = str(json.loads(last_line(done.stdout)))
-    except ValueError:
-        problem = f"the attempt ended with exit code {done.status}"
-    if problem:
-        raise _unreachable(address, problem)
-
-
-def print_problem(address: str) -> None:
-    """What the child does: try to connect, and print as JSON what went wrong, or an empty text."""
-    try:
-        _imported().init(address=address, log_to_driver=False, logging_level="ERROR")
-        problem = ""
-    except BaseException as error:
-        problem = squeezed(f"{type(error).__name__}: {error}")
-    print("\n" + json.dumps(problem), flush=True)
-
-
-def _unreachable(address: str, reason: str) -> HashbenchError:
-    if address == _OWN:
-        tip = "See Ray's messages above; or run without --executor ray."
-        return HashbenchError("cannot start Ray on this machine", consequence=reason[:400], tip=tip)
-    tip = (
-        "Check that it runs, that --address is HOST:PORT as `ray start` prints it, and that this machine belongs to it."
-    )
-    return HashbenchError(f"cannot join the Ray cluster at {address}", consequence=reason[:400], tip=tip)

@@ -1,0 +1,285 @@
+"""A child process that talks to a Ray cluster for this one, which asks it and waits no longer than it says.
+
+Ray's library ends the process that has loaded it, with a page of C++, when the head of the cluster has been gone for a
+minute; it prints what other machines say of themselves, and has waits without a limit. All of that stays in the child,
+whose output goes nowhere: what comes back is an answer, or one sentence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pkgutil import resolve_name
+from typing import Any, Never
+
+from hashbench.errors import HashbenchError, last_line, named_line
+from hashbench.processes import Budget, Child, describe_end, exit_at_once, python_calling, variables
+from hashbench.text import squeezed
+
+CONNECT_SECONDS = 60.0
+"""How long a cluster may take to answer; one of this kind takes 1 s, and importing Ray on a busy machine many."""
+
+SILENCE_SECONDS = 30.0
+"""How long the head of a cluster that was joined may be silent. Ray itself gives up after 60 s, and its process too."""
+
+FETCH_SECONDS = 300.0
+"""How long what a model left may take to get here."""
+
+_CANCEL_SECONDS = 5.0
+_LEAVE_SECONDS = 20.0
+_KNOCK_SECONDS = 5.0
+_OWN = "local"
+_VARIABLES = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray's announced default; the present one hides accelerators from tasks that ask for none, with a warning each.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+_SERVE = "hashbench.sweep.executors.ray_client:serve"
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """There is no answer to a task: what Ray says in ``reason``, its last line, of the other machine, in ``detail``."""
+
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """Ray raised something that is not about a task."""
+
+    reason: str
+
+
+class RayClient:
+    """A Ray cluster, joined at ``address`` (``HOST:PORT``, or ``auto`` for the one that runs here); where that is
+    empty, the one that ``RAY_ADDRESS`` names, else one of this machine, which is started and ends with :meth:`close`.
+
+    Methods raise :class:`HashbenchError` when the cluster has not answered for :data:`SILENCE_SECONDS`.
+
+    Raises:
+        HashbenchError: there is no such cluster within :data:`CONNECT_SECONDS`, it is of another version, or Ray is not
+            installed.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address or os.environ.get("RAY_ADDRESS", "") or _OWN
+        if self.address != _OWN:
+            _knock(self.address)
+        self._numbers = itertools.count()
+        ours, theirs = socket.socketpair()
+        with theirs, variables(_VARIABLES, unless_set=True):  # a cluster that is started there inherits them
+            self._child = Child(python_calling(_SERVE, self.address, dies_with_us=True), stdin=theirs.fileno())
+        # Half a message, of or to a process that is stopped, is not waited for for ever either.
+        limit = struct.pack("ll", int(SILENCE_SECONDS), 0)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            ours.setsockopt(socket.SOL_SOCKET, option, limit)
+        self._connection = Connection(ours.detach())
+        with contextlib.ExitStack() as otherwise:
+            otherwise.callback(self._end)
+            if problem := self._connect():
+                raise _unreachable(self.address, problem)
+            otherwise.pop_all()
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """What Ray knows of each machine."""
+        nodes: list[dict[str, Any]] = self._ask("nodes")
+        return nodes
+
+    def submit(self, function: str, request: str, **options: Any) -> int:
+        """Call ``module:function`` with a text on some machine, or on the ``node`` that is named; ``options`` are those
+        of Ray. Returns a number for the task."""
+        task: int = self._ask("submit", function, request, options)
+        return task
+
+    def ended(self, tasks: Sequence[int], *, seconds: float, count: int | None = None) -> list[int]:
+        """Which of these tasks have ended: after ``seconds``, or when ``count`` of them have (by default all)."""
+        if not tasks:
+            return []
+        ended: list[int] = self._ask("ended", list(tasks), seconds, count or len(tasks), extra=seconds)
+        return ended
+
+    def answer(self, task: int) -> dict[str, Any] | Lost:
+        """What a task returned that has ended."""
+        answer: dict[str, Any] | Lost = self._ask("answer", task, extra=FETCH_SECONDS)
+        return answer
+
+    def cancel(self, tasks: Sequence[int]) -> None:
+        """End these tasks: first by an exception, so that what a model has started is ended too; then by force."""
+        if tasks and not self._connection.closed:
+            self._ask("cancel", list(tasks), extra=2 * _CANCEL_SECONDS)
+
+    def close(self) -> None:
+        """Leave the cluster; one that was started here ends. Can be called more than once."""
+        if not self._connection.closed:
+            with contextlib.suppress(HashbenchError, OSError, EOFError):
+                self._exchange("leave", (), _LEAVE_SECONDS)
+        self._end()
+
+    def _connect(self) -> str:
+        try:
+            answer = self._exchange("connect", (), CONNECT_SECONDS)
+        except (OSError, EOFError):
+            return f"the attempt {self._how_the_child_ended()}"
+        return f"it did not answer as Ray within {CONNECT_SECONDS:.0f} s" if answer is None else str(answer)
+
+    def _ask(self, method: str, *arguments: Any, extra: float = 0.0) -> Any:
+        seconds = SILENCE_SECONDS + extra
+        try:
+            answer = self._exchange(method, arguments, seconds)
+            if not (answer is None or isinstance(answer, _Failed)):
+                return answer
+            reason = f"it has not answered for {seconds:g} s" if answer is None else answer.reason
+        except (OSError, EOFError):
+            reason = f"the process that talks to it {self._how_the_child_ended()}"
+        self._end()
+        raise HashbenchError(
+            f"lost the Ray cluster {'of this machine' if self.address == _OWN else f'at {self.address}'}",
+            consequence=f"{reason}; rows that are written are safe",
+            tip="See that it runs (Ray's logs are in /tmp/ray), then run the same command with --resume.",
+        )
+
+    def _exchange(self, method: str, arguments: tuple[Any, ...], seconds: float) -> Any:
+        """The child's answer, never ``None``; ``None`` where there is none in time."""
+        number, budget = next(self._numbers), Budget(seconds)
+        self._connection.send((number, method, arguments))
+        while self._connection.poll(max(0.0, budget.left())):
+            asked, answer = self._connection.recv()
+            if asked == number:  # else a question that Ctrl-C cut short
+                return answer
+        return None
+
+    def _how_the_child_ended(self) -> str:
+        status = self._child.wait(_CANCEL_SECONDS)
+        return "does not answer" if status is None else describe_end(status)
+
+    def _end(self) -> None:
+        self._connection.close()
+        self._child.end()
+
+
+def _knock(address: str) -> None:
+    """See whether anything listens there, which takes no time where nothing does."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if "://" in address or not host or not port.isdecimal() or int(port) > 65535:
+        tip = "Give HOST:PORT as `ray start` prints it, or auto; run the sweep on a machine of the cluster."
+        raise HashbenchError(f"{address!r} is not the address of a Ray cluster", consequence="nothing was run", tip=tip)
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_SECONDS).close()
+    except OSError as error:
+        raise _unreachable(address, error.strerror or str(error)) from error
+
+
+def _unreachable(address: str, reason: str) -> HashbenchError:
+    if address == _OWN:
+        tip = "Ray's logs are in /tmp/ray; or run without --executor ray."
+        return HashbenchError("cannot start Ray on this machine", consequence=reason[:400], tip=tip)
+    tip = (
+        "Check that it runs, that --address is HOST:PORT as `ray start` prints it, and that this machine belongs to it."
+    )
+    return HashbenchError(f"cannot join the Ray cluster at {address}", consequence=reason[:400], tip=tip)
+
+
+# ------------------------------------------------------------------------------------------------------ in the child
+
+
+def serve(address: str) -> Never:
+    """What the child does: answer questions from its standard input, a socket, until that is closed."""
+    connection = Connection(os.dup(0))
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    driver = _Driver(address)
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            number, method, arguments = connection.recv()
+            try:
+                answer = getattr(driver, method)(*arguments)
+            except Exception as error:
+                answer = _Failed(named_line(error, limit=300))
+            connection.send((number, answer))
+    exit_at_once()
+
+
+class _Driver:
+    """What Ray calls the driver. No method returns ``None``."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._ray: Any = None
+        self._function: Any = None
+        self._references: dict[int, Any] = {}
+        self._numbers = itertools.count()
+
+    def connect(self) -> str:
+        own: dict[str, Any] = {"include_dashboard": False} if self._address == _OWN else {}
+        try:
+            import ray
+
+            ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR, **own)
+        except BaseException as error:
+            return squeezed(f"{type(error).__name__}: {error}")
+        self._ray, self._function = ray, ray.remote(call_on_node)
+        return ""
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return list(self._ray.nodes())
+
+    def submit(self, function: str, request: str, options: dict[str, Any]) -> int:
+        if node := options.pop("node", ""):
+            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
+        number = next(self._numbers)
+        # Ray's own retries would hide a lost machine from the row.
+        self._references[number] = self._function.options(max_retries=0, **options).remote(function, request)
+        return number
+
+    def ended(self, tasks: list[int], seconds: float, count: int) -> list[int]:
+        waiting = {self._references[task]: task for task in tasks}
+        ready, _ = self._ray.wait(list(waiting), num_returns=count, timeout=seconds)
+        return [waiting[reference] for reference in ready]
+
+    def answer(self, task: int) -> dict[str, Any] | Lost:
+        try:
+            answer: dict[str, Any] = self._ray.get(self._references.pop(task), timeout=FETCH_SECONDS)
+        except self._ray.exceptions.RayError as error:
+            final = last_line(str(error))[:300] or type(error).__name__
+            first_sentence = squeezed(str(error)).partition(". ")[0][:200]
+            return Lost(f"{type(error).__name__}: {final if hasattr(error, 'cause') else first_sentence}", final)
+        return answer
+
+    def cancel(self, tasks: list[int]) -> bool:
+        for force in (False, True):
+            done = set(self.ended(tasks, 0.0, len(tasks)))
+            tasks = [task for task in tasks if task not in done]
+            if not tasks:
+                break
+            for task in tasks:
+                with contextlib.suppress(self._ray.exceptions.RayError, ValueError):
+                    self._ray.cancel(self._references[task], force=force)
+            self.ended(tasks, _CANCEL_SECONDS, len(tasks))
+        return True
+
+    def leave(self) -> bool:
+        self._ray.shutdown()
+        return True
+
+
+def call_on_node(function: str, request: str) -> dict[str, Any]:
+    """The task itself: call ``module:function`` there, and say where that was."""
+    import ray
+
+    here = ray.get_runtime_context().get_node_id()
+    answer: dict[str, Any] = resolve_name(function)(json.dumps({**json.loads(request), "node": here}))
+    return {**answer, "node": here}
