@@ -132,6 +132,12 @@ class Origin(StrEnum):
     KERNEL = "kernel"
 
 
+OPAQUE: Mapping[str, str] = MappingProxyType(
+    {"compiled code": 'To trace it, run it eagerly: torch.compiler.set_stance("force_eager").'}
+)
+"""What a trace does not see into → what to do, as a sentence. No kernel behind it is named."""
+
+
 class Confidence(StrEnum):
     """How surely the evidence shows a cause."""
 

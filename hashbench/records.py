@@ -16,7 +16,7 @@ TRACE_SCHEMA = 1
 ROW_SCHEMA = 5
 """Version of the CSV and of the row files; written to ``environment.json`` as ``schema``. Older ones are read."""
 
-COLUMNS_ADDED = ("not_compared",)
+COLUMNS_ADDED = ("not_compared", "compiled")
 """Columns that rows of an older schema lack; there they are empty."""
 
 SWEEP_SCHEMA = 1
@@ -163,6 +163,8 @@ class OpRecord:
     wrote (outputs first, then written arguments in schema order); empty for a view. ``scalar`` is the text of a
     returned Python scalar, ``rng`` the digest of the generator's state before a seeded op, ``forward_op`` the id of the
     forward record of a backward one, ``source`` a source line. ``blank`` marks allocations.
+    ``opaque``: what the record stands for where it is no op, and the trace sees neither all that it read nor all
+    that it wrote (``compiled code``): no kernel behind it can be named.
     """
 
     id: str
@@ -178,6 +180,7 @@ class OpRecord:
     forward_op: str = ""
     blank: bool = False
     source: str = ""
+    opaque: str = ""
 
 
 def op_of(node: str) -> str:
@@ -277,18 +280,21 @@ class Divergence:
 @dataclass(frozen=True, slots=True, repr=False)
 class Verdict:
     """The judgement on a pair: ``differing`` names the results that differ, ``divergence`` says where that entered
-    (``None`` when no result differs), ``benign`` lists the ids of records that differ without reaching a result."""
+    (``None`` when no result differs), ``benign`` lists the ids of records that differ without reaching a result,
+    ``unseen`` says in sentences what the traces did not see (empty where they saw all)."""
 
     differing: tuple[str, ...]
     divergence: Divergence | None
     benign: tuple[str, ...]
+    unseen: str = ""
 
     def __repr__(self) -> str:
         """Where the difference entered, and how much differs, on one line."""
         found, where = self.divergence, "no divergence"
         if found is not None:
             where = f"{found.origin} at {found.kernel or found.node}{f' in {found.module}' if found.module else ''}"
-        return f"<Verdict: {where}; results that differ: {len(self.differing)}>"
+        unseen = "; not all was seen" if self.unseen else ""
+        return f"<Verdict: {where}; results that differ: {len(self.differing)}{unseen}>"
 
 
 NO_TIME = "budget"
@@ -542,6 +548,7 @@ class Row:
     perturbed_ops: str = ""
     settings_changed: str = labelled("Settings changed")
     not_compared: str = labelled("Not compared")
+    compiled: str = labelled("Compiled code")
     deterministic_doc: str = labelled("torch documents")
     deterministic_here: str = ""
     deterministic_price: float | None = None

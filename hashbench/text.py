@@ -134,7 +134,8 @@ def _what(row: Row) -> str:
     )
     often = ", ".join(filter(None, (f"{rate(row)} differed from the first", bounds(row))))
     what = row.differing_results or row.error or row.accuracy
-    return f"{row.name}: runs differ in {what}{numbers}; {often if rate(row) else 'how often is not known'}"
+    eager = f"; compiled code {row.compiled}" if row.compiled else ""
+    return f"{row.name}: runs differ in {what}{numbers}; {often if rate(row) else 'how often is not known'}{eager}"
 
 
 def _where(row: Row) -> str:

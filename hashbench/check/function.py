@@ -31,6 +31,7 @@ from hashbench.run.workload import clone_inputs
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import items_of, named_tensors
 from hashbench.trace.callbacks import TraceCallback
+from hashbench.trace.compiled import kept_eager
 
 SUITE = "pytest"
 _NOT_EVEN_ONE = (KeyboardInterrupt, SystemExit, GeneratorExit)
@@ -221,7 +222,7 @@ class _Runs:
         self, *, traced: bool = True, diagnosing: bool = False, watcher: TraceCallback | None = None
     ) -> tuple[Run, Any]:
         """One run from the reset state, and what the function returned."""
-        with contextlib.chdir(Path.cwd()), preserved(), torch.compiler.set_stance("force_eager"):
+        with contextlib.chdir(Path.cwd()), preserved(), kept_eager() as compiled:
             call = fresh_copy(self.call)
             reset_rng_state(self.options.seed)
             trace = None
@@ -250,7 +251,7 @@ class _Runs:
                 added = [Result("nothing", TensorDigest("None", (), (), "none"))]
             results.update({result.name: result.digest.value for result in added})
             finished = replace(finished, results=(*finished.results, *added))
-        return Run(finished, results), value
+        return Run(finished, results, compiled=tuple(compiled)), value
 
 
 def _results_of(value: Any, call: FunctionCall) -> Iterator[tuple[str, Any]]:

@@ -42,6 +42,7 @@ from hashbench.run.workload import Workload, call, clone_inputs, map_tensors, me
 from hashbench.suites import registry
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import named_tensors
+from hashbench.trace.compiled import compiled_in_place
 from hashbench.trace.storage_writers import share_memory
 
 DEFAULT_ITERATIONS = 2
@@ -150,7 +151,9 @@ class BenchmarkRunner:
                     target=self.fresh_target,
                 ).run()
 
-        return retried_with_warnings(check, deterministic)
+        outcome = retried_with_warnings(check, deterministic)
+        lost = compiled_in_place(workload.module)  # by a deep copy
+        return replace(outcome, compiled=tuple(dict.fromkeys((*lost, *outcome.compiled))))
 
     # ------------------------------------------------------------------------------------------------ one run
 

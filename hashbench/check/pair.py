@@ -208,7 +208,8 @@ def compared(outcome: Outcome, first: Run, other: Run, *, number: int = 2, same_
     """The outcome with run ``number`` compared with the first. The first pair that differs is described; with
     ``same_structure``, results of another structure are a difference, too."""
     changed = tuple(dict.fromkeys((*outcome.settings_changed, *other.settings_changed)))
-    outcome = replace(outcome, runs=number, settings_changed=changed)
+    compiled = tuple(dict.fromkeys((*outcome.compiled, *other.compiled)))
+    outcome = replace(outcome, runs=number, settings_changed=changed, compiled=compiled)
     if outcome.accuracy != Status.PASS or first.trace is None or other.trace is None:
         return outcome
     traces = (first.trace, other.trace)
@@ -241,7 +242,13 @@ def retried_with_warnings(check: Callable[[str], Outcome], level: str) -> Outcom
 
 
 def _with_facts(outcome: Outcome, first: Run) -> Outcome:
-    outcome = replace(outcome, runs=1, settings_changed=first.settings_changed, not_compared=first.not_compared)
+    outcome = replace(
+        outcome,
+        runs=1,
+        settings_changed=first.settings_changed,
+        compiled=first.compiled,
+        not_compared=first.not_compared,
+    )
     if first.trace is None:
         return outcome
     perturbed = a_few(mode_dependent(first.trace))
@@ -290,6 +297,7 @@ def row_of(spec: ModelSpec, options: RunOptions, outcome: Outcome, *, seconds: f
         perturbed_ops=outcome.perturbed_ops,
         settings_changed="; ".join(outcome.settings_changed),
         not_compared=a_few(outcome.not_compared),
+        compiled=f"ran eagerly: {a_few(outcome.compiled)}" if outcome.compiled else "",
         traces=" ".join(traces),
         seconds=None if seconds is None else round(seconds, 3),
         peak_memory_mib=round(peak_memory_mib(), 1),

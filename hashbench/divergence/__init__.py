@@ -7,12 +7,20 @@ causal slice: the first introduction in it is the divergence. Records that diffe
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from hashbench.catalog import Origin
+from hashbench.catalog import OPAQUE, Origin
 from hashbench.divergence.align import SECOND, PairedRuns, pair
-from hashbench.divergence.introduce import Differences, Source, find_differences, unwritten_memory
+from hashbench.divergence.introduce import (
+    Differences,
+    Source,
+    find_differences,
+    first_opaque,
+    opaque_source,
+    unwritten_memory,
+)
 from hashbench.divergence.text import PairVerdict
 from hashbench.errors import HashbenchError
 from hashbench.records import Divergence, OpRecord, Result, Steering, TensorDigest, Trace
@@ -44,14 +52,34 @@ def find(first: Trace, second: Trace, *, differing: Sequence[str] | None = None)
     by_results = bool(old or new)
     reached = _causal_slice(known, _roots(known, pairs) if by_results else sorted(known.differs))
     chosen = _choose(known, reached) if pairs or not by_results else None
+    opaque = first_opaque(runs)
     if chosen is None and pairs:
-        chosen = _written_after_the_last_record(runs, differing[0], *pairs[0])
+        chosen = (
+            opaque_source(runs, opaque) if opaque else _written_after_the_last_record(runs, differing[0], *pairs[0])
+        )
     if chosen is not None and chosen.origin in (Origin.SEQUENCE, Origin.OUTSIDE):
         reached |= _causal_slice(known, _scalars_that_chose(known, chosen))
     idle = known.differs - reached
-    benign = tuple(node for node in runs.records if node in idle and _wrote(runs, node))
+    nodes: Iterable[str] = runs.records
+    if opaque and chosen is not None:  # whether what lies behind reaches a result is not known
+        nodes = itertools.takewhile(lambda node: node != opaque, nodes)
+    benign = tuple(node for node in nodes if node in idle and _wrote(runs, node))
     divergence = None if chosen is None else _divergence(known, chosen)
-    return PairVerdict(tuple(differing), divergence, benign, first=first, second=second)
+    unseen = _unseen(runs, opaque)
+    return PairVerdict(tuple(differing), divergence, benign, unseen, first=first, second=second)
+
+
+def _unseen(runs: PairedRuns, opaque: str) -> str:
+    """What the traces did not see, as sentences."""
+    if not opaque:
+        return ""
+    what = next(record.opaque for record in runs.records[opaque] if record is not None and record.opaque)
+    times = max(sum(record.opaque == what for record in run.records) for run in (runs.first, runs.second))
+    return (
+        f"{what.capitalize()} ran {'once, as' if times == 1 else f'{times} times, first as'} "
+        f"{opaque.removeprefix(SECOND)}: what it does is not recorded, and no kernel behind it is named. "
+        f"{OPAQUE.get(what, '')}"
+    ).rstrip()
 
 
 def _refuse_empty(trace: Trace, name: str) -> None:
@@ -192,7 +220,7 @@ def _divergence(known: Differences, source: Source) -> Divergence:
     return Divergence(
         origin=source.origin,
         node=source.node.removeprefix(SECOND),
-        kernel=where.op,
+        kernel="" if where.opaque else where.op,
         op_index=runs.position.get(source.felt_at, source.position) if record is not None else None,
         phase=where.phase,
         iteration=where.iteration,

@@ -66,6 +66,8 @@ class Differences:
 def find_differences(runs: PairedRuns) -> Differences:
     """Judge leaves, then every pair of records in order."""
     known = Differences(runs)
+    opaque = first_opaque(runs)
+    last = runs.position.get(opaque, len(runs.first.records))
     others = {leaf.id: leaf for leaf in runs.second.leaves}
     for leaf in runs.first.leaves:
         other = others.get(leaf.id, leaf)
@@ -73,13 +75,37 @@ def find_differences(runs: PairedRuns) -> Differences:
             known.differs.add(leaf.id)
         if leaf.digest != other.digest:
             known.tainted.add(leaf.id)
-            known.sources[leaf.id] = _leaf_source(leaf, other)
+            hidden = max(leaf.position, other.position) > last
+            known.sources[leaf.id] = opaque_source(runs, opaque) if hidden else _leaf_source(leaf, other)
+    behind = False
     for node, (a, b) in runs.records.items():
+        behind = behind or node == opaque
         if a is not None and b is not None:
             _judge_pair(known, node, a, b)
         elif (record := a or b) is not None:
             _judge_unmatched(known, node, record, in_first=a is not None)
+        if behind and node in known.sources:
+            known.sources[node] = opaque_source(runs, opaque)
+        if node == opaque:  # it may have read whatever differs among its inputs, however that is hashed
+            known.edges.setdefault(node, []).extend(runs.read_by(node))
     return known
+
+
+def first_opaque(runs: PairedRuns) -> str:
+    """The node of the first record, of either run, into which no trace sees; empty where there is none."""
+    pairs = runs.records.items()
+    return next((node for node, pair in pairs if any(record is not None and record.opaque for record in pair)), "")
+
+
+def opaque_source(runs: PairedRuns, node: str) -> Source:
+    """The difference of everything that came out of such a record, or behind it, where no earlier one explains it."""
+    a, b = runs.records[node]
+    what = next(record.opaque for record in (a, b) if record is not None and record.opaque)
+    old, new = ("absent" if record is None else _left(record) for record in (a, b))
+    detail = f"the runs part in {what} or behind it, where a trace names no kernel"
+    if old == new:
+        old = new = ""
+    return Source(Origin.OUTSIDE, node, runs.position[node], detail, old, new, opaque_producer=True)
 
 
 _ALIASES = frozenset({"alias", "detach", "lift_fresh"})

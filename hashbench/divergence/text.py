@@ -36,6 +36,9 @@ def _diff_lines(first: Trace, second: Trace, verdict: Verdict, context: int) -> 
         yield from _divergence_lines(verdict.divergence)
         yield ""
         yield from _excerpt(first, second, verdict.divergence, context)
+    if verdict.unseen:
+        yield ""
+        yield verdict.unseen
     if verdict.differing:
         yield ""
         yield f"{_differing(verdict.differing, 'result')}: {a_few(verdict.differing, _SHOWN)}"

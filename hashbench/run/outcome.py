@@ -33,6 +33,7 @@ from hashbench.run.rng import reset_rng_state
 from hashbench.run.settings import preserved, settings
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.callbacks import TraceCallback
+from hashbench.trace.compiled import kept_eager
 
 log = logging.getLogger(__name__)
 
@@ -44,11 +45,13 @@ _REFUSED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one run left: its trace (``None`` when untraced), its results by name, and the settings that it changed."""
+    """What one run left: its trace (``None`` when untraced), its results by name, the settings that it changed, and the
+    names of what ``torch.compile`` made and that ran eagerly all the same."""
 
     trace: Trace | None
     results: Mapping[str, Any] = field(repr=False)
     settings_changed: tuple[str, ...] = ()
+    compiled: tuple[str, ...] = ()
 
     @property
     def not_compared(self) -> tuple[str, ...]:
@@ -112,7 +115,7 @@ def _attempt(
 ) -> Run | Failure:
     trace: HashDebugTrace | None = None
     try:
-        with _reset_state(options.seed):
+        with _reset_state(options.seed) as compiled:
             before = settings()
             prepared = prepare()
             if traced:
@@ -127,7 +130,7 @@ def _attempt(
             results = prepared.execute(trace)
             changed = _changes(before, settings())
             _require_content(results)
-        return Run(None if trace is None else trace.finish(), results, changed)
+        return Run(None if trace is None else trace.finish(), results, changed, tuple(compiled))
     except NotComparableError as error:
         return Failure(f"the results cannot be compared: {error}", not_comparable=True)
     except Exception as error:
@@ -141,12 +144,13 @@ def _require_content(results: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _reset_state(seed: int) -> Iterator[None]:
-    """The state that every run begins in; what the run changes of torch's settings is put back."""
-    with preserved(), torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+def _reset_state(seed: int) -> Iterator[Mapping[str, None]]:
+    """The state that every run begins in; what the run changes of torch's settings is put back. Gives the names of what
+    is compiled and ran eagerly."""
+    with preserved(), kept_eager() as compiled, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         reset_rng_state(seed)
-        yield
+        yield compiled
 
 
 def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[str, ...]:
@@ -242,6 +246,7 @@ class Outcome:
     nondeterministic_op: str = ""
     settings_changed: tuple[str, ...] = ()
     not_compared: tuple[str, ...] = ()
+    compiled: tuple[str, ...] = ()
     ops: int | None = None
     benign: tuple[str, ...] | None = None
     traces: tuple[Trace, ...] = field(default=(), repr=False)

@@ -35,7 +35,12 @@ def _deterministic_mode() -> str:
 
 
 def _set_deterministic_mode(value: str) -> None:
-    torch.use_deterministic_algorithms(value != "off", warn_only=value == "warn")
+    """What ``torch.use_deterministic_algorithms`` does. That imports the compiler (1.3 s of CPU) to tell it,
+    which here is told only where it is loaded, since nothing runs compiled."""
+    if "torch._inductor.config" in sys.modules:
+        torch.use_deterministic_algorithms(value != "off", warn_only=value == "warn")
+    else:
+        torch._C._set_deterministic_algorithms(value != "off", warn_only=value == "warn")
 
 
 def _default_device() -> torch.device | None:

@@ -163,6 +163,7 @@ def build_record(
         forward_op=forward.id if forward is not None else "",
         blank=any(value is None for *_, value in raw.written),
         source=(forward.source if forward is not None else "") or notes.get("source", ""),
+        opaque=raw.plan.opaque,
     )
 
 

@@ -154,6 +154,10 @@ class CallObserver:
         self._identity = identity
         return output
 
+    def opaque(self, identity: RecordIdentity) -> None:
+        """A record was made that is no op's: the callback is not called around it."""
+        self._identity = identity
+
     def before(self, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """What has to be looked at before a call."""
         noted: dict[str, Any] = {}

@@ -76,7 +76,13 @@ def record_line(record: OpRecord, digits: Mapping[str, str]) -> str:
         _escape(record.arguments, spaces=False),
         "-> " + " ".join(map(digest_text, record.outputs)) if record.outputs else "->",
     ]
-    extras = (("scalar", record.scalar), ("rng", record.rng), ("forward", record.forward_op), ("source", record.source))
+    extras = (
+        ("scalar", record.scalar),
+        ("rng", record.rng),
+        ("forward", record.forward_op),
+        ("source", record.source),
+        ("opaque", record.opaque),
+    )
     fields += [f"{name}={_escape(value, spaces=False)}" for name, value in extras if value]
     return "\t".join(fields)
 
@@ -252,6 +258,7 @@ def _parse_record(fields: Sequence[str]) -> OpRecord:
         forward_op=_unescape(extras.get("forward", "")),
         blank=any(not digest.value for digest in outputs),
         source=_unescape(extras.get("source", "")),
+        opaque=_unescape(extras.get("opaque", "")),
     )
 
 

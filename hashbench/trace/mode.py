@@ -27,6 +27,7 @@ from hashbench.records import SettingsMark, Trace
 from hashbench.trace import arguments
 from hashbench.trace.build import RawLeaf, RawResult, build_trace
 from hashbench.trace.callbacks import CallObserver, TraceOptions
+from hashbench.trace.compiled import compiled_calls, is_compiled_backward, skip_frames
 from hashbench.trace.digest import BY_DTYPE, EMPTY, RawDigest, _buffer, _hash, components, python_digest, raw_digest
 from hashbench.trace.module_paths import ModulePaths
 from hashbench.trace.op_schema import OpPlan, Pattern, plan_of
@@ -55,9 +56,29 @@ _PLAIN_TYPES = frozenset(
 )
 
 
+def _no_op(*_: Any, **__: Any) -> None:
+    """Stands where there is no op to call."""
+
+
 def is_tracing() -> bool:
     """Whether a trace is active in this thread."""
     return any(isinstance(mode, TracingMode) for mode in _get_current_dispatch_mode_stack())
+
+
+class _NoPlans(dict[int, OpPlan]):
+    """The plans of a trace that has stepped aside: no op is recorded."""
+
+    _SKIPPED = OpPlan(name="", call=_no_op, traced=False)
+
+    def get(self, *_: Any) -> OpPlan:
+        return self._SKIPPED
+
+
+class _PlansBehindCompiledCode(dict[int, OpPlan]):
+    """The plans of a trace that has met compiled code: ops that the backward of such code calls are not recorded."""
+
+    def get(self, function: int, *_: Any) -> OpPlan | None:  # type: ignore[override]
+        return _NoPlans._SKIPPED if is_compiled_backward(_current_autograd_node()) else super().get(function)
 
 
 class TracingMode(TorchDispatchMode):
@@ -71,7 +92,7 @@ class TracingMode(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         # The base class would wrap __torch_dispatch__ in torch._disable_dynamo: one more Python frame for every op.
-        # Under torch.compile the mode is hidden by ignore_compile_internals, so dynamo never traces it.
+        # ``skip_frames`` below does the same for nothing.
         return False
 
     @classmethod
@@ -93,11 +114,13 @@ class TracingMode(TorchDispatchMode):
         self._results: list[RawResult] = []
         self._setting_marks: list[SettingsMark] = []
         self._registered: dict[int, tuple[str, str, RawDigest]] = {}
+        self._unread: dict[int, tuple[str, str, RawDigest]] = {}
         self._modules = ModulePaths()
         self._plans: dict[int, OpPlan] = {}
         self._first_sequence: int | None = None
         self._undo: ExitStack | None = None
         self._hashed_inputs = options.hash_inputs
+        self._compiled_call: tuple[Any, ...] = ()
         self._observer = CallObserver(options, self._token, self._ledger, self._records)
 
     @property
@@ -109,6 +132,7 @@ class TracingMode(TorchDispatchMode):
             self._first_sequence = self._observer.ids.first_sequence = _get_sequence_nr()
         with ExitStack() as undo:
             undo.enter_context(self._modules.watched())
+            undo.enter_context(compiled_calls(self._begin_compiled, self._end_compiled))
             self._undo = undo.pop_all()
         return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
 
@@ -137,7 +161,7 @@ class TracingMode(TorchDispatchMode):
         if key is not None:
             if self._observer.callback is not None:
                 self._observer.callback.leaf(f"{kind}/{name}", tensor)
-            self._registered[key] = (kind, name, raw_digest(tensor, self._ledger))
+            self._registered[key] = self._unread[key] = (kind, name, raw_digest(tensor, self._ledger))
 
     def mark(self, label: str, settings: Mapping[str, str]) -> None:
         self._setting_marks.append(SettingsMark(len(self._records), label, tuple(sorted(settings.items()))))
@@ -286,6 +310,51 @@ class TracingMode(TorchDispatchMode):
         )
         return self._observer.call(func, plan, identity, args, kwargs)
 
+    # --------------------------------------------------------------------------------------- around compiled code
+
+    def _begin_compiled(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Step aside for compiled code: a trace in it would be compiled as well, and sees some of its ops at best."""
+        plan = OpPlan(name="torch.compile", call=_no_op, opaque="compiled code")
+        with _disable_current_modes(), torch.no_grad():
+            reads: list[Any] = []
+            for path, tensor in arguments.named_arguments(args, kwargs):
+                for part in components(tensor) or [tensor]:
+                    reads += (path, self._node(part, written=False), offset(part))
+            for kind, label, digest in self._unread.values():  # it may read any of these, and write it
+                self._leaves.append((kind, label, digest, len(self._records), None))
+                reads += (kind, -len(self._leaves), 0)
+                if self._observer.callback is not None:
+                    self._observer.ids.add_leaf(kind, label)
+            self._registered.clear()
+            self._unread.clear()
+            others = [name, *(value for value in args if type(value) in _PLAIN_TYPES)]
+            others += [(key, value) for key, value in kwargs.items() if type(value) in _PLAIN_TYPES]
+            noted = self._observer.before(plan, args, kwargs) if self._observer.wanted else None
+        self._compiled_call = plan, tuple(reads), tuple(others), noted
+        self._modules.rest()
+        self._plans = _NoPlans()
+
+    def _end_compiled(self, result: Any) -> None:
+        """One record for all of it. What its backward does is not recorded either."""
+        plan, reads, others, noted = self._compiled_call
+        number, sequence = self._next_number(), _get_sequence_nr() - 1
+        phase, module = "optimizer" if self._modules.optimizing else "forward", self._modules.current
+        with _disable_current_modes(), torch.no_grad():
+            mark = (self._token, number, None)
+            written = tuple([self._write(tensor, mark, False) for tensor in arguments.tensors_in(result)])
+            self._records.append(
+                (plan, phase, self.iteration, module, sequence, reads, others, written, None, None, number)
+            )
+            if self._observer.callback is not None:
+                identity = self._observer.ids.add_record(
+                    plan.name, phase=phase, iteration=self.iteration, module=module, sequence=sequence
+                )
+                self._observer.opaque(identity)
+            if noted is not None:
+                self._observer.after(number, plan, (), {}, noted)
+        self._plans = _PlansBehindCompiledCode()
+        self._modules.follow()
+
     # --------------------------------------------------------------------------- what the hot path seldom needs
 
     def _write_all(
@@ -394,7 +463,9 @@ class TracingMode(TorchDispatchMode):
             kind, name = self._modules.state_name(tensor)
             initial = None
             if self._registered:
-                kind, name, initial = self._registered.get(storage_key(tensor) or 0, (kind, name, None))
+                key = storage_key(tensor) or 0
+                self._unread.pop(key, None)
+                kind, name, initial = self._registered.get(key, (kind, name, None))
             if not kind:
                 kind = "parameter" if isinstance(tensor, _Parameter) else "other"
                 name = self._modules.current
@@ -412,3 +483,6 @@ class TracingMode(TorchDispatchMode):
             registered = None if initial is None else (initial, seen)
             self._leaves.append((kind, name, digest, len(self._records), registered))
             return number
+
+
+skip_frames(TracingMode.__torch_dispatch__)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 
 class ModulePaths:
@@ -28,6 +29,8 @@ class ModulePaths:
         self._paths: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = {}
         self._state: dict[int, tuple[weakref.ref[torch.nn.Module], str, str]] = {}
         self._roots: Counter[str] = Counter()
+        self._hooks: list[RemovableHandle] = []
+        self._thread, self._outer = 0, list[str]()
 
     def register(self, root: torch.nn.Module) -> str:
         """Name a model and all modules in it after the class of the root; a second root of one class gets ``@2``."""
@@ -53,31 +56,39 @@ class ModulePaths:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Follow the module calls of this thread, and optimizers' steps, through torch's global hooks."""
-        owner, outer, paths = threading.get_ident(), list[str](), self._paths
-
-        def enter(module: torch.nn.Module, _inputs: Any) -> None:
-            if threading.get_ident() == owner:
-                outer.append(self.current)
-                known = paths.get(id(module))
-                self.current = known[1] if known is not None and known[0]() is module else self.register(module)
-
-        def leave(_module: torch.nn.Module, _inputs: Any, _output: Any) -> None:
-            if threading.get_ident() == owner and outer:
-                self.current = outer.pop()
-
-        def step(*_: Any, begins: bool) -> None:
-            self.optimizing = begins
-
-        hooks = (
-            register_module_forward_pre_hook(enter),
-            register_module_forward_hook(leave, always_call=True),
-            register_optimizer_step_pre_hook(functools.partial(step, begins=True)),
-            register_optimizer_step_post_hook(functools.partial(step, begins=False)),
-        )
+        """Follow the module calls of this thread, and optimizers' steps."""
+        self._thread = threading.get_ident()
+        self._outer.clear()
+        self.follow()
         try:
             yield
         finally:
-            for hook in hooks:
-                hook.remove()
+            self.rest()
             self.current, self.optimizing = "", False
+
+    def follow(self) -> None:
+        """Register torch's global hooks."""
+        self._hooks += (
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+            register_optimizer_step_pre_hook(functools.partial(self._step, begins=True)),
+            register_optimizer_step_post_hook(functools.partial(self._step, begins=False)),
+        )
+
+    def rest(self) -> None:
+        """Remove them: dynamo compiles what hooks do into a graph, cannot follow ours, and compiles anew without."""
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def _enter(self, module: torch.nn.Module, _inputs: Any) -> None:
+        if threading.get_ident() == self._thread:
+            self._outer.append(self.current)
+            known = self._paths.get(id(module))
+            self.current = known[1] if known is not None and known[0]() is module else self.register(module)
+
+    def _leave(self, _module: torch.nn.Module, _inputs: Any, _output: Any) -> None:
+        if threading.get_ident() == self._thread and self._outer:
+            self.current = self._outer.pop()
+
+    def _step(self, *_: Any, begins: bool) -> None:
+        self.optimizing = begins

@@ -54,7 +54,7 @@ class OpPlan:
     with an argument, as far as the schema says. ``traced`` is false for ops without any tensor, such as the
     profiler's marks. ``collective``: it exchanges data with other processes. ``leading``: the positions of the tensor
     arguments, where those are plain tensors that come before all other arguments; ``None`` where each argument must be
-    looked at.
+    looked at. ``opaque``: what it stands for where that is more than a trace sees (:class:`OpRecord`).
     """
 
     name: str
@@ -72,6 +72,7 @@ class OpPlan:
     collective: bool = False
     leading: tuple[int, ...] | None = None
     writes_arguments: bool = False
+    opaque: str = ""
 
     def writes(self, argument: int | str) -> bool:
         """Whether an ``argument`` (by position, name, or ``position.index`` in a list) is written."""

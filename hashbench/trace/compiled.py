@@ -1,0 +1,198 @@
+"""Calls of what ``torch.compile`` made, noticed as they begin and end: a trace steps aside for them, and a run that is
+kept eager knows that it was.
+
+torch announces such calls to nobody. Every one of them, whoever made it and when, asks ``torch._dynamo.eval_frame`` how
+to run (``_callback_from_stance``) and ends by putting that back (``_maybe_set_eval_frame``); both are looked up in that
+module at every call, and replaced there while somebody watches. ``torch._dynamo`` takes a second to import, which most
+programs never do: until then there is nothing compiled, and its import is waited for.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import FrameType, ModuleType
+from typing import Any
+
+import torch
+from torch._C._dynamo import eval_frame as _eval_frame
+
+_DYNAMO = "torch._dynamo"
+
+
+Begin = Callable[[str, Sequence[Any], Mapping[str, Any]], object]
+"""Called with the name of what was compiled and the arguments of its call, which is about to be made."""
+
+End = Callable[[Any], object]
+"""Called with what that call returned; with ``None`` also where it raised."""
+
+
+@contextmanager
+def compiled_calls(begin: Begin, end: End) -> Iterator[None]:
+    """Call ``begin`` before and ``end`` after every outermost call of compiled code in this thread."""
+    with _dynamo_imported(lambda: _patched(begin, end, _nothing)):
+        yield
+
+
+@contextmanager
+def kept_eager() -> Iterator[Mapping[str, None]]:
+    """Run what is compiled eagerly, by torch's own stance; gives the names of what did, in order."""
+    names: dict[str, None] = {}
+
+    def eager() -> ExitStack:
+        with ExitStack() as stack:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(_patched(_nothing, _nothing, lambda name: names.setdefault(name)))
+            return stack.pop_all()
+
+    with _dynamo_imported(eager):
+        yield names
+
+
+def _nothing(*_: Any) -> None:
+    """What is done where nobody asked."""
+
+
+@contextmanager
+def _dynamo_imported(then: Callable[[], Any]) -> Iterator[None]:
+    """Be inside the context that ``then`` gives from now on, or from the import of ``torch._dynamo`` on."""
+    with ExitStack() as stack:
+        if _DYNAMO in sys.modules:
+            stack.enter_context(then())
+        else:
+            finder = _Finder(lambda: stack.enter_context(then()))
+            sys.meta_path.insert(0, finder)
+            stack.callback(finder.remove)
+        yield
+
+
+class _Finder(MetaPathFinder):
+    """Lets everybody else find ``torch._dynamo`` and load it, and acts when that is done. Asked once: it is gone before
+    it asks the others, who may ask in turn."""
+
+    def __init__(self, loaded: Callable[[], object]) -> None:
+        self._loaded = loaded
+
+    def find_spec(
+        self,
+        name: str,
+        path: Sequence[str] | None,  # noqa: ARG002
+        target: ModuleType | None = None,  # noqa: ARG002
+    ) -> ModuleSpec | None:
+        if name != _DYNAMO or not self.remove():
+            return None
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _ThenLoader(spec.loader, self._loaded)
+        return spec
+
+    def remove(self) -> bool:
+        """Whether it was still there."""
+        if self not in sys.meta_path:
+            return False
+        sys.meta_path.remove(self)
+        return True
+
+
+class _ThenLoader(Loader):
+    """A loader, and what is done when it has loaded; the module keeps no trace of it (as ``importlib.util.LazyLoader``
+    does)."""
+
+    def __init__(self, loader: Loader, loaded: Callable[[], object]) -> None:
+        self._loader, self._loaded = loader, loaded
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._loaded()
+
+
+@contextmanager
+def _patched(begin: Begin, end: End, eager: Callable[[str], object]) -> Iterator[None]:
+    from torch._dynamo import eval_frame
+
+    owner, choose, install = threading.get_ident(), eval_frame._callback_from_stance, eval_frame._maybe_set_eval_frame
+    running: list[FrameType] = []  # that of the outermost call, twice once it has begun
+
+    @functools.wraps(choose)
+    def callback_from_stance(callback: Any) -> Any:
+        chosen = choose(callback)
+        if callback is not None and not running and watching and threading.get_ident() == owner:
+            frame = _caller()
+            values = frame.f_locals
+            name = _name(values.get("fn"))
+            if chosen is None:
+                eager(name)
+            else:
+                begin(name, values.get("args", ()), values.get("kwargs", {}))
+                running.append(frame)
+        return chosen
+
+    @functools.wraps(install)
+    def maybe_set_eval_frame(callback: Any) -> Any:
+        if running and _caller() is running[0]:
+            running.append(running[0])
+            if len(running) == 3:
+                result = running[0].f_locals.get("result")
+                running.clear()
+                end(result)
+        return install(callback)  # frames are evaluated by dynamo from here on: nothing of ours may follow
+
+    watching = True
+    with warnings.catch_warnings():  # of hooks, which a trace has: OptimizedModule is called before they are removed
+        warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
+        eval_frame._callback_from_stance, eval_frame._maybe_set_eval_frame = callback_from_stance, maybe_set_eval_frame
+        try:
+            yield
+        finally:
+            watching = False
+            running.clear()
+            eval_frame._callback_from_stance, eval_frame._maybe_set_eval_frame = choose, install
+
+
+def _caller() -> FrameType:
+    """The frame of torch's that called the function which replaces one of torch's, or several of these in turn."""
+    frame: FrameType = sys._getframe(2)
+    while frame.f_code.co_filename == __file__ and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def compiled_in_place(model: torch.nn.Module) -> Iterator[str]:
+    """The classes of the modules that ``Module.compile`` has compiled. A deep copy of such a module runs eagerly."""
+    return (type(module).__name__ for module in model.modules() if module._compiled_call_impl is not None)
+
+
+def is_compiled_backward(node: Any) -> bool:
+    """Whether an autograd node is the backward of a graph that ``torch.compile`` made."""
+    forward = getattr(node, "_forward_cls", None)
+    return forward is not None and forward.__module__.startswith("torch._functorch._aot_autograd.")
+
+
+def skip_frames(function: Callable[..., object]) -> None:
+    """Let dynamo compile neither this function nor what it calls, which it may when a graph breaks; costs a call of it
+    nothing."""
+    _eval_frame.set_code_exec_strategy(
+        function.__code__, _eval_frame._FrameExecStrategy(_eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.SKIP)
+    )
+
+
+def _name(function: Any) -> str:
+    """What was compiled: the class of a module, or the qualified name of a function."""
+    function = getattr(function, "__wrapped__", function)
+    owner = function if isinstance(function, torch.nn.Module) else getattr(function, "__self__", None)
+    if isinstance(owner, torch.nn.Module):
+        return type(owner).__name__
+    return getattr(function, "__qualname__", type(function).__name__)
