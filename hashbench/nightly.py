@@ -134,7 +134,7 @@ def report(root: Path, *, folder: Path, expected: Path | None) -> Judged:
         HashbenchError: the folders cannot be read, or the reports not written.
     """
     judged = assess([root], expected=expected, until=folder)
-    reports = {MARKDOWN_FILE: as_markdown(judged), JUNIT_FILE: as_junit(judged), HTML_FILE: html_of(judged)}
+    reports = {MARKDOWN_FILE: as_markdown(judged), JUNIT_FILE: junit_of(judged), HTML_FILE: html_of(judged)}
     for name, text in reports.items():
         write_file(folder / name, text, tip=OTHER_FOLDER)
     return judged
@@ -142,8 +142,20 @@ def report(root: Path, *, folder: Path, expected: Path | None) -> Judged:
 
 def html_of(judged: Judged) -> str:
     """The HTML page, with the traces that its rows name."""
-    from hashbench.report.diagnoses import read_excerpts
+    from hashbench.report.diagnoses import read_excerpts, read_tracebacks
     from hashbench.report.page import render_html
 
-    title = f"hashbench {judged.night.label}"
-    return render_html(judged, excerpts=read_excerpts(judged.history), title=title, now=datetime.now(UTC))
+    return render_html(
+        judged,
+        excerpts=read_excerpts(judged.history),
+        tracebacks=read_tracebacks(judged.history),
+        title=f"hashbench {judged.night.label}",
+        now=datetime.now(UTC),
+    )
+
+
+def junit_of(judged: Judged) -> str:
+    """The JUnit XML, with the tracebacks that the logs of its models end in."""
+    from hashbench.report.diagnoses import read_tracebacks
+
+    return as_junit(judged, tracebacks=read_tracebacks(judged.history))

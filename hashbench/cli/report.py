@@ -191,10 +191,14 @@ def _add_report(report: argparse.ArgumentParser) -> None:
 def _report(parsed: argparse.Namespace) -> int:
     from hashbench import nightly
     from hashbench.report.expectations import assess
-    from hashbench.report.exports import as_annotations, as_junit, as_markdown
+    from hashbench.report.exports import as_annotations, as_markdown
 
     judged = assess(parsed.folders, expected=parsed.expected)
-    for path, form in ((parsed.html, nightly.html_of), (parsed.markdown, as_markdown), (parsed.junit, as_junit)):
+    for path, form in (
+        (parsed.html, nightly.html_of),
+        (parsed.markdown, as_markdown),
+        (parsed.junit, nightly.junit_of),
+    ):
         if path:
             write_file(path, form(judged), tip=nightly.OTHER_FOLDER)
     if parsed.annotations:

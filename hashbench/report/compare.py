@@ -393,7 +393,7 @@ def environment_changes(
     base: Iterable[Mapping[str, Any]], new: Iterable[Mapping[str, Any]]
 ) -> tuple[EnvironmentChange, ...]:
     """Every entry that differs, sorted by key. A side of several environments has all their values, ``a or b``."""
-    first, second = _merged(base), _merged(new)
+    first, second = merged(base), merged(new)
     return tuple(
         EnvironmentChange(key=key, base=first.get(key, ""), new=second.get(key, ""))
         for key in sorted(first.keys() | second.keys())
@@ -401,7 +401,8 @@ def environment_changes(
     )
 
 
-def _merged(environments: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+def merged(environments: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """The entries of several environments by their dotted keys; several values of one are joined, ``a or b``."""
     values: dict[str, set[str]] = {}
     for environment in environments:
         for key, value in flat(environment).items():

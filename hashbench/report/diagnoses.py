@@ -6,29 +6,36 @@ sweep's folder is not followed, and what the files hold is checked against the r
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from hashbench.catalog import EXPERIMENTS, Role
+from hashbench.catalog import EXPERIMENTS, Kind, Role, kind_of
 from hashbench.causes.evidence import base_of, effect
 from hashbench.causes.stats import MOST_TRIALS, Effect, rate_of
 from hashbench.divergence.align import align
 from hashbench.errors import HashbenchError
-from hashbench.records import Evidence, ExperimentResult, OpRecord, Rate, Row, TensorDigest, Trace
+from hashbench.records import DTYPES, Evidence, ExperimentResult, OpRecord, Rate, Row, TensorDigest, Trace
 from hashbench.report.history import History, ModelHistory, models_in_trouble
+from hashbench.results.folder import file_key, traceback_of
 from hashbench.trace import file as tracefile
 
 DETAILS = 150
 """Models of which a page tells everything, the newest trouble first."""
 
+TRACEBACKS = 500
+"""Models that failed whose logs are read at most for one report."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
     """Everything that a page says of one model. ``index`` is that of :attr:`History.models`, ``row`` its newest row in
-    trouble, of ``night``."""
+    trouble, of ``night``, and ``folder`` that of its sweep. ``suite`` is what ``--suite`` takes for it, ``traceback``
+    the end of its log where it failed."""
 
     index: int
     model: ModelHistory
@@ -36,6 +43,14 @@ class ModelView:
     night: int
     experiments: tuple[ExperimentView, ...]
     excerpt: Excerpt | None
+    folder: Path = Path()
+    suite: str = ""
+    traceback: str = ""
+
+    @property
+    def anchor(self) -> str:
+        """What the page's address ends in to show this model: its name, whatever other models there are."""
+        return anchor_of(self.model.key)
 
     @property
     def not_run(self) -> dict[str, list[ExperimentResult]]:
@@ -48,15 +63,76 @@ class ModelView:
     @property
     def repro(self) -> str:
         """Where the repro lies."""
-        return str(Path(self.excerpt.folder if self.excerpt else "") / self.row.repro)
+        return str(self.folder / self.row.repro)
+
+    @property
+    def commands(self) -> tuple[tuple[str, str], ...]:
+        """What to do next: what for, and the command line. Of a path that leads out of the sweep's folder, none."""
+        row, traces, repro = self.row, self.row.traces.split(), [self.row.repro] if self.row.repro else []
+        run = ["hashbench", "sweep", "--suite", self.suite, f"--{row.mode}", "--only", row.name]
+        run += [f"--{row.dtype}"] * (row.dtype in DTYPES and row.dtype != DTYPES[0])
+        run += ["-d", row.dev] * (row.dev != "cpu")
+        lines = [
+            ("run the captured call again; needs torch alone", ["python", f"{self.repro}/repro.py"], repro),
+            ("repeat the experiments on that call", ["hashbench", "replay", self.repro], repro),
+            (
+                "the first divergence of both traces",
+                ["hashbench", "diff", *(str(self.folder / t) for t in traces)],
+                traces,
+            ),
+            ("sweep this model again", [*run, "--output", f"again/{row.name}"], ["."] * bool(self.suite and row.mode)),
+        ]
+        return tuple(
+            (what, shlex.join(words))
+            for what, words, paths in lines
+            if paths and all(_is_inside(self.folder, path) for path in paths)
+        )
 
 
-def model_views(history: History, excerpts: Mapping[tuple[str, ...], Excerpt]) -> tuple[ModelView, ...]:
+def anchor_of(key: Sequence[str]) -> str:
+    """The anchor of the model with this key (:data:`~hashbench.records.ROW_KEY`): its words, made fit for an address.
+
+    >>> anchor_of(("torchvision", "training", "float32", "cpu", "resnet18"))
+    'torchvision.training-float32-cpu.resnet18'
+    """
+    suite, *scope, name = key
+    return file_key(suite=suite, mode=re.sub(r"[^A-Za-z0-9_-]", "_", "-".join(filter(None, scope))), name=name)
+
+
+def model_views(
+    history: History,
+    excerpts: Mapping[tuple[str, ...], Excerpt],
+    tracebacks: Mapping[tuple[str, ...], str] | None = None,
+) -> tuple[ModelView, ...]:
     """Views of the first :data:`DETAILS` models that have something to tell, the newest trouble first."""
+    told = tracebacks or {}
     return tuple(
-        ModelView(index, model, trouble.row, trouble.night, read_evidence(trouble.row), excerpts.get(model.key))
+        ModelView(
+            *(index, model, trouble.row, trouble.night, read_evidence(trouble.row)),
+            excerpt=excerpts.get(model.key),
+            folder=trouble.folder,
+            suite=_suite_argument(trouble.row, history.nights[trouble.night].environments),
+            traceback=told.get(model.key, ""),
+        )
         for index, model, trouble in models_in_trouble(history)[:DETAILS]
     )
+
+
+def _suite_argument(row: Row, environments: Mapping[str, Mapping[str, Any]]) -> str:
+    """The suite of a row as the command line of its sweep names it: a zoo file by its path."""
+    words = environments.get(row.env, {}).get("command_line")
+    files = (word for word in (words if isinstance(words, list) else ()) if isinstance(word, str))
+    return next((word for word in files if word.endswith(".py") and Path(word).stem == row.suite), row.suite)
+
+
+def read_tracebacks(history: History, *, limit: int = TRACEBACKS) -> dict[tuple[str, ...], str]:
+    """Model key → the end of its log, for the first models in trouble that failed. Nothing is raised: where there is no
+    log, there is no text."""
+    failed = [
+        (model.key, told) for _, model, told in models_in_trouble(history) if kind_of(told.row.accuracy) is Kind.FAIL
+    ]
+    texts = {key: traceback_of(trouble.row, trouble.folder) for key, trouble in failed[:limit]}
+    return {key: text for key, text in texts.items() if text}
 
 
 # -------------------------------------------------------------------------------------------------- experiments
@@ -204,8 +280,11 @@ def read_excerpts(history: History, *, limit: int = DETAILS, mib: float = TRACE_
 
 def _inside(folder: Path, name: str) -> Path:
     """The path of that name in the folder; the folder itself where it leads out."""
-    path = (folder / name).resolve()
-    return path if path.is_relative_to(folder.resolve()) else folder
+    return (folder / name).resolve() if _is_inside(folder, name) else folder
+
+
+def _is_inside(folder: Path, name: str) -> bool:
+    return (folder / name).resolve().is_relative_to(folder.resolve())
 
 
 def excerpt_of(first: Trace, second: Trace, row: Row, *, context: int = CONTEXT) -> Excerpt:

@@ -22,7 +22,7 @@ from hashbench.records import Row
 from hashbench.report.expectations import STALE_AFTER, ExpectationStatus, Judged, Judgement
 from hashbench.report.history import seen
 from hashbench.report.text import escape_markdown
-from hashbench.results.rows import is_link
+from hashbench.results.rows import is_link, row_key
 from hashbench.text import count, one_line, rate, shorten
 
 # -------------------------------------------------------------------------------------------------- Markdown
@@ -84,6 +84,8 @@ def _markdown(judged: Judged, *, lines: int, details: int, only_beginning: bool 
                 f"{night.label}: {problem}" for night in history.nights[-2::-1] for problem in reversed(night.problems)
             ],
             diagnosed=[row for row in rows if row.because or row.detail],
+            repros=_repros(judged),
+            row_key=row_key,
         )
     )
     return text.rstrip() + "\n"
@@ -107,6 +109,17 @@ def _environment() -> Environment:
         "table": _table,
     }
     return environment
+
+
+def _repros(judged: Judged) -> dict[tuple[str, ...], str]:
+    """Where the repros of the last night's rows lie, by the keys of these."""
+    last = len(judged.history.nights) - 1
+    troubles = {model.key: model.trouble for model in judged.history.models}
+    return {
+        key: str(trouble.folder / trouble.row.repro)
+        for key, trouble in troubles.items()
+        if trouble is not None and trouble.night == last and trouble.row.repro
+    }
 
 
 def _escaped(value: object) -> str:
@@ -230,19 +243,21 @@ _FACTS = (
 )
 
 
-def as_junit(judged: Judged) -> str:
+def as_junit(judged: Judged, *, tracebacks: Mapping[tuple[str, ...], str] | None = None) -> str:
     """The XML document of the last night: one test case for each model, except those that it was not asked for.
 
     What got worse is a failure, and where there was nothing to compare with, what differs or fails. What is expected is
     no success either: a model that differs or fails as expected, and one that was skipped, are skipped test cases that
-    say why. There is no official schema; this keeps to what Ant, Jenkins and pytest have in common.
+    say why. ``tracebacks`` has those of models that failed, by their keys. There is no official schema; this keeps to
+    what Ant, Jenkins and pytest have in common.
     """
+    repros, told = _repros(judged), tracebacks or {}
     root = ElementTree.Element("testsuites", name=f"hashbench {judged.night.label}: {judged.verdict}")
     suites: dict[str, list[ElementTree.Element]] = {}
     for one in sorted(judged.judgements, key=lambda one: one.key):
         if one.status is not ExpectationStatus.NOT_ASKED:
             name = ".".join(filter(None, one.key[:-1]))
-            suites.setdefault(name, []).append(_case(name, one, judged))
+            suites.setdefault(name, []).append(_case(name, one, judged, repros=repros, traceback=told.get(one.key, "")))
     for problem in judged.night.problems:
         case = ElementTree.Element("testcase", classname="night", name=problem[:200])
         ElementTree.SubElement(case, "failure", message=problem, type="problem")
@@ -261,11 +276,15 @@ def as_junit(judged: Judged) -> str:
     return f'<?xml version="1.0" encoding="utf-8"?>\n{text}\n'
 
 
-def _case(suite: str, one: Judgement, judged: Judged) -> ElementTree.Element:
+def _case(
+    suite: str, one: Judgement, judged: Judged, *, repros: Mapping[tuple[str, ...], str], traceback: str
+) -> ElementTree.Element:
     case = ElementTree.Element("testcase", classname=suite, name=one.key[-1])
     if one.new is not None and one.new.seconds is not None:
         case.set("time", f"{one.new.seconds:.3f}")
-    facts = "\n".join(f"{column}: {value}" for column in _FACTS if (value := getattr(one.new, column, "")))
+    values = {column: getattr(one.new, column, "") for column in _FACTS} | {"repro": repros.get(one.key, "")}
+    facts = "\n".join(f"{column}: {value}" for column, value in values.items() if value)
+    facts = "\n\n".join(filter(None, (facts, traceback if kind_of(one.now) is Kind.FAIL else "")))
     kind = kind_of(one.now)
     if one.worse or (judged.alone and one.in_trouble):
         message, word = judged.message_of(one), judged.word_of(one)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hashbench.catalog import kind_of
 from hashbench.errors import HashbenchError
@@ -24,6 +24,9 @@ from hashbench.results.folder import ACCURACY_FILE, NIGHT_FILE, SELECTION_FILE, 
 from hashbench.results.load import Sweep, csv_files, load_file, night_problems, refuse_mixed
 from hashbench.results.rows import row_key
 
+if TYPE_CHECKING:
+    import pandas
+
 
 @dataclass(frozen=True, slots=True)
 class Night:
@@ -33,7 +36,8 @@ class Night:
     ``counts`` says how many rows had each accuracy, ``environments`` has the fingerprints by their key, and ``changed``
     what is different in them from the night before. ``named``: the user named it, and not a folder of nights, so that
     what is wrong with it is an error. ``problems`` are sentences on files that could not be read, which are not among
-    ``files``."""
+    ``files``. ``seconds`` is the time that all its models took, ``memory_mib`` the largest peak of one; ``None`` where
+    no row says so."""
 
     label: str
     when: str = ""
@@ -44,6 +48,8 @@ class Night:
     environments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     changed: tuple[EnvironmentChange, ...] = ()
     problems: tuple[str, ...] = ()
+    seconds: float | None = None
+    memory_mib: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,12 @@ class Interval:
 STATE = ("accuracy", "kernel", "cause")
 """Columns of a row that an interval has in common."""
 
+MEASURED = ("rate", "seconds", "peak_memory_mib")
+"""Columns of a row whose course over the nights is kept."""
+
+Measured = tuple[tuple[int, float], ...]
+"""Nights, oldest first, each with what was measured in it."""
+
 
 class Trouble(NamedTuple):
     """A row that is neither a pass nor a skip, its night, and the folder of its sweep."""
@@ -78,12 +90,14 @@ class Trouble(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class ModelHistory:
     """One model over all nights. ``key`` follows :data:`~hashbench.records.ROW_KEY`. ``newest`` is its row in the last
-    night, ``trouble`` the newest one of all nights; ``None`` where there is none."""
+    night, ``trouble`` the newest one of all nights; ``None`` where there is none. Of a model in trouble, ``measured``
+    has for each of :data:`MEASURED` the nights that tell it, with its value."""
 
     key: tuple[str, ...]
     intervals: tuple[Interval, ...]
     newest: Row | None = None
     trouble: Trouble | None = None
+    measured: Mapping[str, Measured] = field(default_factory=dict)
 
     def at(self, night: int | None) -> Interval | None:
         """The interval that holds a night; ``None`` where the model has no row in it."""
@@ -114,14 +128,14 @@ _WORST_FIRST = {"differ": 0, "fail": 1}
 def models_in_trouble(history: History) -> list[tuple[int, ModelHistory, Trouble]]:
     """The models that have a row in trouble, with their indices and that row, in the order in which a reader wants
     them: those of the last night before those that were, what began last before what began earlier, differences before
-    failures."""
+    failures, what differs more often before what differs less often."""
     last = len(history.nights) - 1
 
-    def urgency(entry: tuple[int, ModelHistory, Trouble]) -> tuple[bool, int, int, tuple[str, ...]]:
+    def urgency(entry: tuple[int, ModelHistory, Trouble]) -> tuple[bool, int, int, float, tuple[str, ...]]:
         _, model, trouble = entry
         interval = model.at(trouble.night)
-        kind = _WORST_FIRST.get(kind_of(trouble.row.accuracy), 2)
-        return trouble.night != last, -(interval.first if interval else -1), kind, model.key
+        kind, rate = _WORST_FIRST.get(kind_of(trouble.row.accuracy), 2), trouble.row.rate or 0.0
+        return trouble.night != last, -(interval.first if interval else -1), kind, -rate, model.key
 
     models = [(index, model, model.trouble) for index, model in enumerate(history.models) if model.trouble is not None]
     return sorted(models, key=urgency)
@@ -178,16 +192,24 @@ def _read(night: Night, rows: ModelRows, *, index: int, known: Mapping[str, Mapp
         environments=environments,
         changed=environment_changes(known.values(), environments.values()) if comparable else (),
         problems=tuple(problems),
+        seconds=round(sum(times), 3) if (times := _all(sweeps, "seconds") + _all(sweeps, "overhead_seconds")) else None,
+        memory_mib=max(_all(sweeps, "peak_memory_mib"), default=None),
     )
 
 
+def _all(sweeps: Mapping[Path, Sweep], column: str) -> list[float]:
+    """The numbers of a column that the rows of all sweeps tell."""
+    values = (getattr(row, column) for sweep in sweeps.values() for row in sweep.rows)
+    return [value for value in values if value is not None]
+
+
 class ModelRows:
-    """Gathers what the rows of all nights say, oldest first: of each its model, night and :data:`STATE`, and by model
-    the last row, with its night, and the last one in trouble."""
+    """Gathers what the rows of all nights say, oldest first: of each its model, night, :data:`STATE` and
+    :data:`MEASURED`, and by model the last row, with its night, and the last one in trouble."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[str, ...], int] = {}
-        self._states: list[tuple[int | str, ...]] = []
+        self._states: list[tuple[int | float | str | None, ...]] = []
         self._newest: dict[int, tuple[int, Row]] = {}
         self._trouble: dict[int, Trouble] = {}
 
@@ -204,34 +226,54 @@ class ModelRows:
                 )
         for row in rows:
             number = self._numbers.setdefault(row_key(row), len(self._numbers))
-            self._states.append((number, night, row.accuracy, row.kernel, row.cause))
+            state = (row.accuracy, row.kernel, row.cause, row.rate, row.seconds, row.peak_memory_mib)
+            self._states.append((number, night, *state))
             self._newest[number] = (night, row)
             if not kind_of(row.accuracy).is_fine:
                 self._trouble[number] = Trouble(row, night, file.parent)
 
     def models(self, *, last: int) -> Iterator[ModelHistory]:
         """The histories of all models, sorted by their keys."""
-        intervals = self._intervals()
+        rows = self._rows()
+        intervals, measured = _intervals(rows), _measured(rows[rows["model"].isin(self._trouble)])
         for key, number in sorted(self._numbers.items()):
             night, newest = self._newest[number]
             trouble = self._trouble.get(number)
             if trouble is not None:
                 trouble = trouble._replace(row=with_evidence(trouble.row, trouble.folder))
-            yield ModelHistory(key, tuple(intervals[number]), newest if night == last else None, trouble)
+            now = newest if night == last else None
+            yield ModelHistory(key, tuple(intervals[number]), now, trouble, measured.get(number, {}))
 
-    def _intervals(self) -> dict[int, list[Interval]]:
+    def _rows(self) -> pandas.DataFrame:
+        """What was gathered, by model and night."""
         import pandas
 
-        rows = pandas.DataFrame(self._states, columns=["model", "night", *STATE])
-        rows = rows.sort_values(["model", "night"], kind="stable")
-        alike = (rows[["model", *STATE]] == rows[["model", *STATE]].shift()).all(axis=1)
-        begins = ~(alike & (rows["night"] == rows["night"].shift() + 1))
-        firsts = rows[begins]
-        lasts = rows["night"][begins.shift(-1, fill_value=True)]
-        intervals: dict[int, list[Interval]] = {}
-        for (model, first, *state), end in zip(firsts.to_numpy().tolist(), lasts, strict=True):
-            intervals.setdefault(model, []).append(Interval(first, int(end), *state))
-        return intervals
+        rows = pandas.DataFrame(self._states, columns=["model", "night", *STATE, *MEASURED])
+        return rows.sort_values(["model", "night"], kind="stable")
+
+
+def _intervals(rows: pandas.DataFrame) -> dict[int, list[Interval]]:
+    """Intervals by model."""
+    alike = (rows[["model", *STATE]] == rows[["model", *STATE]].shift()).all(axis=1)
+    begins = ~(alike & (rows["night"] == rows["night"].shift() + 1))
+    firsts = rows.loc[begins, ["model", "night", *STATE]]
+    lasts = rows["night"][begins.shift(-1, fill_value=True)]
+    intervals: dict[int, list[Interval]] = {}
+    for (model, first, *state), end in zip(firsts.to_numpy().tolist(), lasts, strict=True):
+        intervals.setdefault(model, []).append(Interval(first, int(end), *state))
+    return intervals
+
+
+def _measured(rows: pandas.DataFrame) -> dict[int, dict[str, Measured]]:
+    """What was measured of each model, by column."""
+    measured: dict[int, dict[str, Measured]] = {}
+    for model, nights in rows.groupby("model"):
+        told = {column: nights.loc[nights[column].notna(), ["night", column]] for column in MEASURED}
+        measured[int(str(model))] = {
+            column: tuple((int(night), float(value)) for night, value in values.to_numpy().tolist())
+            for column, values in told.items()
+        }
+    return measured
 
 
 # --------------------------------------------------------------------------------------------- which nights

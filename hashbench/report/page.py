@@ -24,10 +24,10 @@ from markupsafe import Markup
 
 from hashbench.catalog import CAUSES, LETTERS, REPEATED, STATUSES, Kind, kind_of, letter_of
 from hashbench.records import LABELS, Row
-from hashbench.report.compare import EnvironmentChange
-from hashbench.report.diagnoses import Excerpt, model_views
+from hashbench.report.compare import EnvironmentChange, merged
+from hashbench.report.diagnoses import Excerpt, anchor_of, model_views
 from hashbench.report.expectations import ExpectationStatus, Judged, Judgement, counted, rows_of_models
-from hashbench.report.history import History, ModelHistory, Night
+from hashbench.report.history import History, Measured, ModelHistory, Night
 from hashbench.results.rows import is_link
 from hashbench.text import (
     count,
@@ -35,6 +35,7 @@ from hashbench.text import (
     how_much,
     how_often,
     one_line,
+    rate,
     scope_words,
     shorten,
     spaced,
@@ -51,13 +52,14 @@ def render_html(
     judged: Judged,
     *,
     excerpts: Mapping[tuple[str, ...], Excerpt] | None = None,
+    tracebacks: Mapping[tuple[str, ...], str] | None = None,
     title: str = "hashbench",
     now: datetime | None = None,
 ) -> str:
-    """The page. ``excerpts`` is what :func:`~hashbench.report.diagnoses.read_excerpts` read. The text encodes as UTF-8
-    whatever the names hold."""
+    """The page. ``excerpts`` and ``tracebacks`` are what :func:`~hashbench.report.diagnoses.read_excerpts` and
+    :func:`~hashbench.report.diagnoses.read_tracebacks` read. The text encodes as UTF-8 whatever the names hold."""
     history, judgements = judged.history, judged.judgements
-    models = model_views(history, excerpts or {})
+    models = model_views(history, excerpts or {}, tracebacks)
     detailed = frozenset(model.index for model in models)
     style, script = _bundled("style.css"), _bundled("report.js")
     return (
@@ -68,6 +70,8 @@ def render_html(
             nights=history.nights,
             title=title,
             headline=headline(judged),
+            machine=machine_of(judged.night),
+            size=rows_of_models([one for one in judged.judgements if one.new is not None]),
             now=now.strftime("%Y-%m-%d %H:%M") + (f" {now.tzname()}" if now.tzname() else "") if now else "",
             policy=policy_for(style, script),
             style=Markup(style),
@@ -83,6 +87,13 @@ def render_html(
             # how many, and over time
             totals=totals_of(history),
             course=course_of(history.nights),
+            measured=[
+                (label, sparkline(values, nights=len(history.nights)), unit)
+                for label, unit, values in (
+                    ("Seconds that all models took", "seconds", _measured(history, "seconds")),
+                    ("Largest memory of a model", "MiB", _measured(history, "memory_mib")),
+                )
+            ],
             first_night=first_night_shown(history),
             changed_nights=[night for night in reversed(history.nights) if night.changed],
             # model by model
@@ -120,6 +131,10 @@ def _environment() -> Environment:
         "kind_of": kind_of,
         "letter_of": letter_of,
         "rows_of_models": rows_of_models,
+        "anchor_of": anchor_of,
+        "sparkline": sparkline,
+        "measures": _MEASURES,
+        "rate_words": rate,
         "scope_words": scope_words,
         "shorten": shorten,
         "spaced": spaced,
@@ -263,12 +278,20 @@ def is_known(one: Judgement) -> bool:
 
 
 def groups_of(judgements: Iterable[Judgement]) -> Groups:
-    """``judgements``, those alike together: first what got worse, then by status, the largest group first."""
+    """``judgements``, those alike together: first what got worse, then by status, differences before failures, the
+    largest group first."""
     alike: dict[tuple[str, ...], list[Judgement]] = {}
     for one in judgements:
         alike.setdefault((one.status, *_reason(one)), []).append(one)
     order = list(ExpectationStatus)
-    ranked = sorted(alike.values(), key=lambda same: (not same[0].worse, order.index(same[0].status), -len(same)))
+    kinds = list(KIND_WORDS)
+
+    def urgency(same: Sequence[Judgement]) -> tuple[bool, int, int, int]:
+        kind = kind_of(same[0].now)
+        kind_rank = kinds.index(kind) if kind in kinds else len(kinds)
+        return not same[0].worse, order.index(same[0].status), kind_rank, -len(same)
+
+    ranked = sorted(alike.values(), key=urgency)
     seen: Counter[ExpectationStatus] = Counter()
     groups, left, omitted = [], MEMBERS_IN_ALL, 0
     for same in ranked:
@@ -304,7 +327,7 @@ def expectation_of(one: Judgement) -> str:
     """What a CSV of expected rows says of it; empty where it says nothing."""
     if not one.expected:
         return ""
-    text = "expected" + (f" since {one.since}" if one.since else "")
+    text = f"{one.before} expected" + (f" since {one.since}" if one.since else "")
     return text + (f", not seen for {count(one.unseen, 'night')}" if one.unseen else "")
 
 
@@ -313,13 +336,15 @@ def expectation_of(one: Judgement) -> str:
 
 def totals_of(history: History) -> dict[str, Any]:
     """What is counted of the last night: ``kinds`` and the ``change`` of each since the night before (``None``: there
-    is none), ``statuses`` as ``(status, now, before)``, ``suites`` as ``(suite, mode, count per kind)`` and ``kernels``
-    as ``(kernel, cause, models)``, the largest first."""
+    is none), ``models`` (of which one may have several rows), ``statuses`` as ``(status, now, before)``, ``suites`` as
+    ``(suite, mode, count per kind)``, those with the most that differ first, and ``kernels`` as ``(kernel, cause,
+    rows)``, the largest first."""
     now = history.nights[-1].counts
     # A night that could not be read tells nothing of what there was before.
     before = next((night.counts for night in reversed(history.nights[:-1]) if night.counts), None)
     kinds, earlier = by_kind(now), by_kind(before or {})
-    order = list(STATUSES)
+    order = {status: rank for rank, status in enumerate(STATUSES)}
+    ranks = {kind: rank for rank, kind in enumerate(KIND_WORDS)}
     rows = [model.newest for model in history.models if model.newest is not None]
     suites: dict[tuple[str, str], Counter[str]] = {}
     for row in rows:
@@ -331,17 +356,18 @@ def totals_of(history: History) -> dict[str, Any]:
     )
     return {
         "kinds": kinds,
+        "models": len({(row.suite, row.name) for row in rows}),
         "change": {kind: None if before is None else kinds[kind] - earlier[kind] for kind in kinds},
         "statuses": [
             (status, now.get(status, 0), None if before is None else before.get(status, 0))
             for status in sorted(
                 {*now, *(before or ())},
-                key=lambda status: (order.index(status) if status in order else len(order), status),
+                key=lambda status: (ranks.get(kind_of(status), len(ranks)), order.get(status, len(order)), status),
             )
         ],
         "suites": sorted(
             ((*suite, by_kind(counts)) for suite, counts in suites.items()),
-            key=lambda suite: (-sum(suite[2].values()), suite[:2]),
+            key=lambda suite: (*(-number for number in suite[2].values()), suite[:2]),
         ),
         "kernels": sorted(((*kernel, n) for kernel, n in kernels.items()), key=lambda kernel: (-kernel[2], kernel)),
     }
@@ -385,6 +411,83 @@ def _outline(counts: Sequence[int], top: int) -> str:
         at += len(list(run))
         path += f"V{round(100 - 100 * number / top, 1):g}H{at}"
     return f"{path}V100Z"
+
+
+_MEASURES = {"rate": ("How often it differs", ""), "seconds": ("Seconds", "s"), "peak_memory_mib": ("Memory", "MiB")}
+"""Of each of the columns whose course is kept, what it is called, and its unit."""
+
+STEPS = 100
+"""Steps that a sparkline has at most; where there are more nights, each step shows the largest of several."""
+
+
+ACROSS = 400
+"""How wide a sparkline is, in the units of its drawing: about as many pixels, since a line that is stretched blurs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sparkline:
+    """The course of a number as the outline of a drawing :data:`ACROSS` wide and 100 high, with its largest number at
+    the top and 0 at the bottom; ``newest``, ``least`` and ``most`` as texts."""
+
+    path: str
+    newest: str
+    least: str
+    most: str
+
+
+def sparkline(values: Measured, *, nights: int) -> Sparkline | None:
+    """The sparkline of ``values`` over that many nights; ``None`` where there are none. A night without a value is a
+    gap."""
+    if not values:
+        return None
+    top = max(value for _, value in values) or 1.0
+    width = -(-nights // STEPS)
+    steps: dict[int, float] = {}
+    for night, value in values:
+        steps[night // width] = max(value, steps.get(night // width, 0.0))
+    path, end, height = "", -1, -1
+    for step, value in steps.items():
+        begin, level = step * width, round(100 - 100 * value / top)
+        if begin != end:
+            path += f"M{_across(begin, nights)} {level}"
+        elif level != height:
+            path += f"V{level}"
+        else:
+            path = path[: path.rindex("H")]
+        end, height = min(nights, begin + width), level
+        path += f"H{_across(end, nights)}"
+    numbers = [value for _, value in values]
+    return Sparkline(path, *(f"{value:.4g}" for value in (numbers[-1], min(numbers), max(numbers))))
+
+
+def _across(night: int, nights: int) -> int:
+    return round(ACROSS * night / nights)
+
+
+def _measured(history: History, name: str) -> Measured:
+    values = ((index, getattr(night, name)) for index, night in enumerate(history.nights))
+    return tuple((index, value) for index, value in values if value is not None)
+
+
+_MACHINE = {
+    "torch": ("packages.torch", "torch.git"),
+    "CPU": ("cpu.model", "torch.cpu_capability"),
+    "cores": ("cpu.cores",),
+    "threads": ("threads.intra_op",),
+    "device": ("device.name",),
+    "Python": ("python",),
+    "hashbench": ("packages.hashbench",),
+}
+"""What is said of the machine first: the label, and the entries of its environment."""
+
+
+def machine_of(night: Night) -> list[tuple[str, str]]:
+    """On what the night ran, as labels and texts: torch and its commit, the CPU, threads. Where its sweeps ran in
+    several environments, all of their values; nothing of what no environment tells."""
+    entries = merged(night.environments.values())
+    entries["torch.git"] = " or ".join(text[:12] for text in entries.get("torch.git", "").split(" or "))
+    told = ((label, [entries[key] for key in keys if entries.get(key)]) for label, keys in _MACHINE.items())
+    return [(label, shorten(one_line(", ".join(texts)), 120)) for label, texts in told if texts]
 
 
 # ------------------------------------------------------------------------------------- the data of the heat map

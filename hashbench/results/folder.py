@@ -318,6 +318,24 @@ def with_evidence(row: Row, folder: Path) -> Row:
     return replace(row, evidence=kept.evidence)
 
 
+def traceback_of(row: Row, folder: Path, *, limit: int = 4000) -> str:
+    """The last traceback in the log of ``row``, in the sweep at ``folder``; where it has none, the end of the log. At
+    most ``limit`` characters of its end; empty where there is no log that can be read."""
+    key = file_key(suite=row.suite, mode=_safe(row.mode, extra=""), name=row.name)
+    try:
+        with os.fdopen(open_file(folder / "logs" / f"{key}.log"), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 16 * limit))
+            log = file.read(16 * limit).decode(errors="replace").rstrip()
+    except OSError:
+        return ""
+    begin = log.rfind(_TRACEBACK)
+    text = log[begin:] if begin >= 0 else "\n".join(log.splitlines()[-20:])
+    return text if len(text) <= limit else f"… {text[-limit:]}"
+
+
+_TRACEBACK = "Traceback (most recent call last):"
+
+
 def _row_if_any(path: Path, spec: ModelSpec, mode: str) -> Row | None:
     try:
         return row_in(path, spec, mode)

@@ -208,7 +208,7 @@ def test_a_reader_first_sees_what_changed_which_kernel_why_and_what_to_do(browse
 
 def test_known_trouble_is_there_and_closed(browser: Browser, page: Path) -> None:
     browser.open(page)
-    assert browser.shown(".standing > summary") == ["Known trouble: 1 model"]
+    assert browser.shown(".standing > summary") == ["Known trouble: 1 row"]
     assert browser.shown(".standing .change") == []
 
 
@@ -226,6 +226,58 @@ def test_an_address_with_a_model_opens_its_diagnosis(browser: Browser, page: Pat
     href = browser.run("document.querySelector('.members a').getAttribute('href')")
     browser.open(page, href)
     assert browser.shown("details.model[open] .name") == ["message_passing"]
+
+
+def test_filters_stand_in_the_address_and_come_back_with_it(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    browser.choose("f-suite", "specimens")
+    browser.choose("f-cause", "accumulation_order")
+    browser.choose("order", "name")
+    browser.run("document.querySelector('.members a').click()")
+    address = browser.run("location.hash")
+    browser.open(page, address)  # a reload, or somebody who was sent the link
+    assert browser.shown("#matches") == ["1 of 6 rows"]
+    assert browser.run("document.getElementById('order').value") == "name"
+    assert browser.shown("details.model[open] .name") == ["message_passing"]
+    browser.run("document.getElementById('clear').click()")
+    browser.choose("order", "trouble")
+    assert browser.run("location.hash") == "#specimens.training-float32-cpu.message_passing"
+    assert browser.logs() == []
+
+
+def test_a_damaged_address_shows_everything(browser: Browser, page: Path) -> None:
+    browser.open(page, "#suite=none&status=%E0%A4%A&model=nothing&order=")
+    assert len(browser.shown("details.model > summary")) == 3
+    assert browser.logs() == []
+
+
+def test_a_table_is_sorted_by_the_column_that_is_pressed(browser: Browser, page: Path) -> None:
+    def names() -> list[str]:
+        return browser.shown("#models .sortable tbody .name")
+
+    browser.open(page)
+    before = names()
+    browser.run("document.querySelector('#models .sortable thead button').focus()")
+    browser.press("ENTER")
+    assert names() == before  # as they were: the worst first
+    browser.press("ENTER")
+    assert names() == before[::-1]
+    assert browser.run("document.querySelector('[aria-sort]').getAttribute('aria-sort')") == "descending"
+
+
+def test_a_command_is_copied_by_its_button(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    browser.run("document.querySelector('.members a').click()")
+    browser.tool(
+        "Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"], origin=page.as_uri()
+    )
+    command = browser.shown("details.model[open] .command code")[0]
+    browser.run("document.querySelector('details.model[open] .copy').click()")
+    told = (
+        "new Promise(done => setTimeout(() => done(document.querySelector('details.model[open] .copy').innerText), 50))"
+    )
+    assert browser.run(told) == "Copied"
+    assert browser.run("navigator.clipboard.readText().catch(() => getSelection().toString())") == command
 
 
 def test_the_essentials_are_there_without_scripts(browser: Browser, page: Path) -> None:
@@ -246,7 +298,7 @@ def test_a_filter_by_kernel_hides_what_never_had_it(browser: Browser, page: Path
     assert browser.shown(".row .label bdi") == ["slot_memory"]
     assert browser.shown(CHANGES) == []
     assert browser.shown("#changes-hidden") == ["3 changes hidden by the filter."]
-    assert browser.shown("#matches") == ["1 of 6 models"]
+    assert browser.shown("#matches") == ["1 of 6 rows"]
     browser.run("document.getElementById('clear').click()")
     assert len(browser.shown("details.model > summary")) == 3
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
+import shlex
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from hashbench.causes.evidence import effect
 from hashbench.causes.stats import Effect
+from hashbench.cli import _parser as cli_parser
 from hashbench.io import to_json
+from hashbench.nightly import html_of, junit_of
 from hashbench.records import Evidence, ExperimentResult, Row, RowEvidence, Trace
 from hashbench.report.diagnoses import (
     Excerpt,
@@ -20,15 +25,16 @@ from hashbench.report.diagnoses import (
     module_tree,
     read_evidence,
     read_excerpts,
+    read_tracebacks,
 )
 from hashbench.report.expectations import assess
 from hashbench.report.history import load_history
 from hashbench.report.page import render_html
 from hashbench.results.load import load_sweep
-from hashbench.results.rows import read_rows, row_from_json, row_to_json
+from hashbench.results.rows import read_rows, row_from_json, row_key, row_to_json
 from hashbench.trace import file as tracefile
 from tests.experiment_texts import evidence
-from tests.report.histories import DIAGNOSED, diagnosed, history, record, traces
+from tests.report.histories import DIAGNOSED, diagnosed, failed, history, record, traces
 from tests.report.rows import write_sweep
 
 MOVES = ((None, 4), (1, 8))
@@ -152,6 +158,66 @@ def test_the_page_and_the_rules_agree(
     (view,) = model_views(load_history([folder]), {})
     shown = {one.result.name: one.effect for one in view.experiments}
     assert shown[place[0]] == words
+
+
+def test_commands_are_those_of_the_command_line_with_paths_that_are_there(tmp_path: Path) -> None:
+    names = ("traces/one.run1.log", "traces/one.run2.log", f"{DIAGNOSED.repro}/repro.py")
+    for name in names:
+        (tmp_path / "my nights" / "one" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "my nights" / "one" / name).touch()
+    row = dataclasses.replace(DIAGNOSED, suite="zoo", dtype="bfloat16", dev="cuda")
+    environment = {
+        "schema": 1,
+        "key": "e1",
+        "command_line": ["hashbench", "sweep", "--suite", "../my zoo.py", "zoos/zoo.py"],
+    }
+    folder = write_sweep(tmp_path / "my nights" / "one", row, environment=environment)
+    (view,) = model_views(load_history([folder]), {})
+    python, *commands = (shlex.split(line) for _, line in view.commands)
+    assert python == ["python", str(folder / names[2])]
+    assert [words[1] for words in commands] == ["replay", "diff", "sweep"]
+    assert commands[1][2:] == [str(folder / name) for name in names[:2]]
+    sweep = cli_parser().parse_args(commands[2][1:])
+    assert (sweep.suite, sweep.mode, sweep.only, sweep.dtype) == (["zoos/zoo.py"], "training", [row.name], "bfloat16")
+    for words in commands:
+        cli_parser().parse_args(words[1:])
+
+
+@pytest.mark.parametrize("repro", ["", "../elsewhere", "/etc"])
+def test_no_command_leads_out_of_the_folder_of_the_sweep(tmp_path: Path, repro: str) -> None:
+    folder = write_sweep(tmp_path / "one", dataclasses.replace(DIAGNOSED, repro=repro, traces="../../a.log b.log"))
+    (view,) = model_views(load_history([folder]), {})
+    assert [line.split()[1] for _, line in view.commands] == ["sweep"]
+
+
+LOG = "noise\nTraceback (most recent call last):\n  old\nTraceback (most recent call last):\n  File x\nKeyError: <7>\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "told"),
+    [
+        pytest.param(LOG, "Traceback (most recent call last):\n  File x\nKeyError: <7>", id="the last traceback"),
+        pytest.param(
+            "Fatal Python error: Segmentation fault\n", "Fatal Python error: Segmentation fault", id="no traceback"
+        ),
+        pytest.param("x" * 100_000, "… " + "x" * 4000, id="a long log"),
+        pytest.param(None, "", id="no log"),
+    ],
+)
+def test_what_failed_has_the_end_of_its_log(tmp_path: Path, log: str | None, told: str) -> None:
+    row = failed("broken", accuracy="eager_1st_run_fail", error="KeyError: 7")
+    folder = write_sweep(tmp_path / "one", row, dataclasses.replace(DIAGNOSED, suite="torchvision"))
+    if log is not None:
+        (folder / "logs").mkdir()
+        (folder / "logs" / "torchvision.training.broken.log").write_text(log)
+    judged = assess([folder])
+    assert read_tracebacks(judged.history) == ({row_key(row): told} if told else {})
+    (failure,) = (
+        one.text or "" for one in ElementTree.fromstring(junit_of(judged)).iter("failure") if one.get("type") == "fails"
+    )
+    assert failure.endswith(told)
+    assert "error: KeyError: 7" in failure
+    assert html.escape(told.splitlines()[-1][:100] if told else "").replace("&#x27;", "&#39;") in html_of(judged)
 
 
 def test_bounds_are_those_of_the_counts() -> None:

@@ -16,7 +16,7 @@ import pytest
 from hashbench.catalog import CAUSES, STATUSES, letter_of
 from hashbench.records import Row, RowEvidence
 from hashbench.report.compare import Outcome
-from hashbench.report.diagnoses import DETAILS, read_excerpts
+from hashbench.report.diagnoses import DETAILS, anchor_of, read_excerpts
 from hashbench.report.expectations import ExpectationStatus, Judged, Judgement
 from hashbench.report.history import History, Interval, ModelHistory, Night, Trouble, models_in_trouble
 from hashbench.report.page import (
@@ -33,8 +33,10 @@ from hashbench.report.page import (
     headline,
     is_known,
     is_news,
+    machine_of,
     payload_of,
     render_html,
+    sparkline,
     totals_of,
 )
 from hashbench.text import how_much, how_often
@@ -208,7 +210,8 @@ def test_totals_count_the_last_night_and_what_changed_since_the_one_before() -> 
     assert totals == {
         "kinds": {"differ": 1, "fail": 0, "skip": 0, "pass": 1},
         "change": {"differ": 1, "fail": 0, "skip": 0, "pass": -1},
-        "statuses": [("pass", 1, 2), ("eager_two_runs_differ", 1, 0)],
+        "models": 2,
+        "statuses": [("eager_two_runs_differ", 1, 0), ("pass", 1, 2)],
         "suites": [("torchvision", "training", {"differ": 1, "fail": 0, "skip": 0, "pass": 1})],
         "kernels": [("aten.index_put.default", "accumulation_order", 1)],
     }
@@ -395,7 +398,7 @@ def test_a_group_tells(one: Judgement, names_kernel: bool, kind: str, why: str, 
 def changes_of(*judgements: Judgement) -> str:
     """What the page shows of them as changes."""
     text = render_html(Judged(history([DIFFERS]), judgements))
-    return text[text.index('id="changes"') : text.index('id="totals"')]
+    return text[text.index('id="changes"') :].partition("</section>")[0]
 
 
 def test_a_moved_difference_says_from_where_to_where() -> None:
@@ -403,7 +406,7 @@ def test_a_moved_difference_says_from_where_to_where() -> None:
 
 
 def test_an_expectation_says_since_when_and_for_how_long_it_was_not_seen() -> None:
-    assert expectation_of(STALE) == "expected since 2026-01-01, not seen for 40 nights"
+    assert expectation_of(STALE) == "eager_two_runs_differ expected since 2026-01-01, not seen for 40 nights"
     assert expectation_of(STALE) in changes_of(STALE)
     assert expectation_of(MOVED) == ""
 
@@ -470,3 +473,80 @@ def test_letters_of(status: str, letter: str) -> None:
 
 def test_every_status_has_a_sentence() -> None:
     assert all(status.meaning for status in STATUSES.values())
+
+
+# ---------------------------------------------------------------------------------- addresses, machine, measured
+
+
+def test_an_address_of_a_model_is_its_name_and_stays_when_others_come() -> None:
+    first = page([failed("b"), failed("d")])
+    then = page([failed("a"), failed("b"), diagnosed("c"), failed("d")])
+    anchors = re.findall(r'class="lead" id="([^"]+)"', first)
+    assert anchors == ["torchvision.training-float32-cpu.b", "torchvision.training-float32-cpu.d"]
+    assert set(anchors) < set(re.findall(r'class="lead" id="([^"]+)"', then))
+
+
+def test_addresses_of_hostile_names_are_different_and_need_no_quoting() -> None:
+    names = ["a b", "a_b", HOSTILE, "a=b", "ä", "#", ""]
+    anchors = {anchor_of(("zoos/my zoo.py", "training", 'x"y', "cuda:0", name)) for name in names}
+    assert len(anchors) == len(names)
+    assert all(re.fullmatch(r"[A-Za-z0-9_.~-]+", anchor) for anchor in anchors)
+
+
+def test_one_sweep_alone_begins_with_its_totals() -> None:
+    alone, compared = page([failed("a")]), page([row("a")], [failed("a")])
+    assert (">What differs</h2>" in alone, ">What changed</h2>" in compared) == (True, True)
+    assert alone.index('id="totals"') < alone.index('id="changes"')
+    assert compared.index('id="totals"') > compared.index('id="changes"')
+
+
+def test_rows_and_models_are_counted_apart() -> None:
+    text = page([failed("a"), row("a", mode="inference"), row("b")])
+    assert "<b>3</b> <span>rows</span>" in text
+    assert "<b>2</b> <span>models</span>" in text
+    assert "3 rows of 2 models · 1 night" in text
+
+
+def test_what_the_night_ran_on_is_told() -> None:
+    machine = {
+        "packages": {"torch": "2.15.0", "hashbench": "0.1.0"},
+        "torch": {"git": "d0f2af8b66b20da4baa5", "cpu_capability": "AVX512"},
+        "cpu": {"model": "EPYC <1>", "cores": 2},
+        "threads": {"intra_op": 2},
+    }
+    other = {**machine, "threads": {"intra_op": 4}}
+    assert machine_of(Night("x", environments={"a": machine, "b": other})) == [
+        ("torch", "2.15.0, d0f2af8b66b2"),
+        ("CPU", "EPYC <1>, AVX512"),
+        ("cores", "2"),
+        ("threads", "2 or 4"),
+        ("hashbench", "0.1.0"),
+    ]
+    assert machine_of(Night("x")) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "nights", "path"),
+    [
+        pytest.param([], 5, None, id="nothing"),
+        pytest.param([(0, 2.0)], 1, "M0 0H400", id="one night"),
+        pytest.param([(0, 1.0), (1, 1.0), (2, 2.0), (3, 1.0)], 4, "M0 50H200V0H300V50H400", id="steps"),
+        pytest.param([(0, 2.0), (3, 2.0)], 4, "M0 0H100M300 0H400", id="a gap"),
+        pytest.param([(0, 0.0), (1, 0.0)], 2, "M0 100H400", id="zeros"),
+        pytest.param(
+            [(n, float(n == 5)) for n in range(200)], 200, "M0 100H8V0H12V100H400", id="more nights than steps"
+        ),
+    ],
+)
+def test_a_sparkline_is(values: list[tuple[int, float]], nights: int, path: str | None) -> None:
+    line = sparkline(tuple(values), nights=nights)
+    assert (line.path if line else None) == path
+
+
+def test_the_course_of_a_model_is_drawn_in_its_diagnosis() -> None:
+    nights = [[dataclasses.replace(DIAGNOSED, seconds=seconds, peak_memory_mib=900.0)] for seconds in (1.0, 4.0, 2.0)]
+    text = page(*nights)
+    assert "Seconds <b>2</b> s" in text
+    assert "Memory <b>900</b> MiB" in text
+    assert "How often it differs <b>1</b>" in text
+    assert '<path d="M0 75H133V0H267V50H400"/>' in text

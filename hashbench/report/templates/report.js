@@ -24,7 +24,8 @@
       const newest = this.spells.length ? this.spells[this.spells.length - 1] : null;
       this.status = newest && newest.last === nights - 1 ? newest.state[ACCURACY] : "no row";
       this.dull = this.spells.every(({ state }) => state[KIND] === "pass" || state[KIND] === "skip");
-      this.trouble = newest && ["differ", "fail"].includes(newest.state[KIND]) && newest.last === nights - 1 ? 1 : 0;
+      const now = newest && newest.last === nights - 1 ? newest.state[KIND] : "";
+      this.trouble = now === "differ" ? 2 : now === "fail" ? 1 : 0;
       this.began = newest ? newest.first : -1;
     }
     at(night) {
@@ -119,24 +120,57 @@
     tell("changes-hidden", hiddenGroups, (count) => `${plural(count, "change")} hidden by the filter.`);
     const hidden = document.querySelectorAll("details.model[hidden]").length;
     tell("models-hidden", hidden, (count) => `${count === 1 ? "1 diagnosis" : `${count} diagnoses`} hidden by the filter.`);
-    byId("matches").textContent = on ? `${kept.size} of ${plural(models.length, "model")}` : plural(models.length, "model");
+    byId("matches").textContent = on ? `${kept.size} of ${plural(models.length, "row")}` : plural(models.length, "row");
     const everything = byId("all-models").checked;
     rows = models.filter((model) => kept.has(model.index) && (everything || !model.dull));
-    if (byId("order").value === "trouble") rows.sort((a, b) => b.trouble - a.trouble || b.began - a.began || a.index - b.index);
+    if (byId("order").value === "trouble") rows.sort((a, b) => Number(b.trouble > 0) - Number(a.trouble > 0) || b.began - a.began || b.trouble - a.trouble || a.index - b.index);
     cursor.row = Math.min(cursor.row, Math.max(0, rows.length - 1));
     layOut();
+  }
+  // What is chosen stands in the address, where a reload and somebody with the link find it: `#model`, or
+  // `#kernel=…&q=…&model=…`.
+  const controls = { q: search, ...choices, order: byId("order"), range: byId("range") };
+  const asked = () => new URLSearchParams(location.hash.includes("=") ? location.hash.slice(1) : { model: decoded(location.hash.slice(1)) });
+  function decoded(text) {
+    try { return decodeURIComponent(text); } catch { return text; }
+  }
+  function standard(control) {
+    return control.tagName === "SELECT" ? control.options[0].value : "";
+  }
+  function remember(model = asked().get("model") || "") {
+    const words = new URLSearchParams();
+    for (const [name, control] of Object.entries(controls)) if (control.value !== standard(control)) words.set(name, control.value);
+    if (byId("all-models").checked && !byId("all-models").disabled) words.set("all", "1");
+    const hash = [...words].length ? `#${new URLSearchParams([...words, ...(model ? [["model", model]] : [])])}` : `#${model}`;
+    if (hash !== location.hash && (hash !== "#" || location.hash)) history.replaceState(null, "", hash);
+  }
+  function recall() {
+    const words = asked();
+    for (const [name, control] of Object.entries(controls)) {
+      control.value = words.has(name) ? words.get(name) : standard(control);
+      if (control.tagName === "SELECT" && control.selectedIndex < 0) control.value = standard(control);
+    }
+    if (!byId("all-models").disabled) byId("all-models").checked = words.has("all");
+    if (Object.values(choices).some((select) => select.value)) { byId("choices").classList.add("open"); byId("more").setAttribute("aria-expanded", "true"); }
+    setRange();
+    applyFilter();
+    if (words.get("model")) show(words.get("model"));
   }
   function tell(id, count, words) {
     byId(id).hidden = count === 0;
     byId(id).textContent = count ? words(count) : "";
   }
   let waiting = 0;
-  search.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(applyFilter, 80); });
-  for (const select of [...Object.values(choices), byId("order"), byId("all-models")]) select.addEventListener("change", applyFilter);
+  search.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(choose, 80); });
+  function choose() {
+    applyFilter();
+    remember();
+  }
+  for (const select of [...Object.values(choices), byId("order"), byId("all-models")]) select.addEventListener("change", choose);
   byId("clear").addEventListener("click", () => {
     search.value = "";
     for (const select of Object.values(choices)) select.value = "";
-    applyFilter();
+    choose();
     search.focus();
   });
   byId("more").addEventListener("click", () => {
@@ -165,7 +199,7 @@
   }
   for (const count of [30, 90, 365]) if (count < nights) range.append(new Option(`last ${count}`, String(count)));
   range.append(new Option(nights === 1 ? "the only one" : `all ${nights}`, String(nights)));
-  range.addEventListener("change", () => { setRange(); draw(); });
+  range.addEventListener("change", () => { setRange(); draw(); remember(); });
   function setRange() {
     from = Math.max(0, nights - Number(range.value));
     cursor.night = Math.max(cursor.night, from);
@@ -317,7 +351,7 @@
     if (mark) out.append(` ▼ Environment changed that night: ${mark}.`);
     if (model.detailed) {
       const link = document.createElement("a");
-      link.href = `#m${model.index}`;
+      link.href = `#${anchorOf(model.index)}`;
       link.textContent = "Diagnosis";
       out.append(" ", link);
     }
@@ -354,7 +388,7 @@
       if (cursor.shown) moveTo(cursor.row + down, cursor.night + right);
       else moveTo(cursor.row, cursor.night);
     } else if (event.key === "Enter") {
-      if (rows[cursor.row].detailed) show(rows[cursor.row].index, grid);
+      if (rows[cursor.row].detailed) show(anchorOf(rows[cursor.row].index), grid);
     } else return;
     event.preventDefault();
   });
@@ -376,13 +410,14 @@
   grid.addEventListener("click", (event) => {
     const found = place(event);
     if (found) moveTo(...found);
-    if (found && event.target.closest(".label") && rows[found[0]].detailed) show(rows[found[0]].index, grid);
+    if (found && event.target.closest(".label") && rows[found[0]].detailed) show(anchorOf(rows[found[0]].index), grid);
   });
 
   // ------------------------------------------------------------------------------------------ one model
   let cameFrom = null;
-  function show(index, source = null) {
-    const part = document.querySelector(`details.model[data-model="${index}"]`);
+  const anchorOf = (index) => document.querySelector(`details.model[data-model="${index}"] .lead`).id;
+  function show(anchor, source = null) {
+    const lead = byId(anchor), part = lead && lead.closest("details.model");
     if (!part) return;
     cameFrom = source;
     part.hidden = false;
@@ -392,13 +427,57 @@
     part.scrollIntoView({ behavior: calm ? "auto" : "smooth", block: "start" });
   }
   document.addEventListener("click", (event) => {
-    const link = event.target.closest('a[href^="#m"]');
-    const found = link && /^#m(\d+)$/.exec(link.getAttribute("href"));
-    if (!found) return;
+    const copy = event.target.closest("button.copy");
+    if (copy) return void copied(copy);
+    const link = event.target.closest('a[href^="#"]');
+    const anchor = link && link.getAttribute("href").slice(1);
+    if (!anchor || !byId(anchor) || !byId(anchor).closest("details.model")) return;
     event.preventDefault();
-    history.replaceState(null, "", link.getAttribute("href"));
-    show(Number(found[1]), link);
+    remember(anchor);
+    show(anchor, link);
   });
+  async function copied(button) {
+    const code = button.parentNode.querySelector("code");
+    try {
+      await navigator.clipboard.writeText(code.textContent);
+    } catch { // a browser that does not let a file do that
+      getSelection().selectAllChildren(code);
+      document.execCommand("copy");
+    }
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = "Copy"; }, 1500);
+  }
+  for (const part of document.querySelectorAll("details.model"))
+    part.addEventListener("toggle", () => { if (part.open) remember(part.querySelector(".lead").id); });
+  addEventListener("hashchange", recall);
+
+  // ------------------------------------------------------------------------------------------ sorted tables
+  const sortKey = (cell) => {
+    const text = (cell.dataset.sort || cell.textContent).trim(), number = Number(text);
+    return text !== "" && !Number.isNaN(number) ? [0, number, ""] : [1, 0, text.toLowerCase()];
+  };
+  function sortBy(table, column, down) {
+    const keyed = [...table.tBodies[0].rows].map((row) => [sortKey(row.cells[column]), row]);
+    const order = ([a], [b]) => a[0] - b[0] || a[1] - b[1] || (a[2] < b[2] ? -1 : a[2] > b[2] ? 1 : 0);
+    keyed.sort((a, b) => (down ? -order(a, b) : order(a, b)));
+    table.tBodies[0].append(...keyed.map(([, row]) => row));
+  }
+  for (const table of document.querySelectorAll("table.sortable")) {
+    const heads = [...table.tHead.rows[0].cells];
+    for (const [column, head] of heads.entries()) {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.textContent = head.textContent;
+      head.replaceChildren(button);
+      button.addEventListener("click", () => {
+        const was = head.getAttribute("aria-sort");
+        const down = was ? was === "ascending" : head.classList.contains("number");
+        for (const other of heads) other.removeAttribute("aria-sort");
+        head.setAttribute("aria-sort", down ? "descending" : "ascending");
+        sortBy(table, column, down);
+      });
+    }
+  }
   document.addEventListener("keydown", (event) => {
     const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
     if (event.key === "/" && !typing && !event.ctrlKey && !event.metaKey && !event.altKey) {
@@ -408,7 +487,7 @@
     if (event.key !== "Escape") return;
     if (event.target === search) {
       search.value = "";
-      applyFilter();
+      choose();
       return;
     }
     const part = event.target.closest("details.model[open]");
@@ -426,10 +505,8 @@
 
   for (const part of document.querySelectorAll(".needs-script")) if (!part.id.endsWith("-hidden")) part.hidden = false;
   if (!models.length || !nights) byId("map").hidden = true;
-  else if (models.every((model) => model.dull)) byId("all-models").checked = true; // rather all lines than none
+  else if (models.every((model) => model.dull)) byId("all-models").checked = byId("all-models").disabled = true; // rather all lines than none
   setRange();
   showTheme();
-  applyFilter();
-  const asked = /^#m(\d+)$/.exec(location.hash);
-  if (asked) show(Number(asked[1]));
+  recall();
 })();
