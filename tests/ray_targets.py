@@ -21,6 +21,7 @@ from pathlib import Path
 from sweep_targets import FOR_EVER, do_hang, do_kill9, do_nap, do_segfault, do_segfault_in_diagnosis  # noqa: F401 – by name
 
 from hashbench.io import replace_file
+from hashbench.processes import tell_phase
 from hashbench.records import ModelSpec, Row, RunOptions
 from hashbench.results.folder import file_key
 
@@ -88,6 +89,13 @@ def do_leave_files(spec, options):
     repro = Path(options.output) / "repro" / key
     repro.mkdir(parents=True)
     (repro / "tensors.pt").write_bytes(bytes(range(256)))
+
+
+def do_tell(spec, _options):
+    """Say what it is doing, until the test has heard of it."""
+    tell_phase("slot_memory: run 2")
+    while not Path(spec.arguments["notes"], "heard").exists():
+        time.sleep(0.05)
 
 
 def do_lose_the_machine_once(spec, _options):

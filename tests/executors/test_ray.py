@@ -27,7 +27,7 @@ from hashbench.sweep import run
 from hashbench.sweep.executors import Task, ray_client
 from hashbench.sweep.executors import ray as ray_executor
 from hashbench.sweep.executors.ray_client import RayClient
-from hashbench.sweep.run import run_sweep
+from hashbench.sweep.run import ModelStarted, run_sweep
 
 pytestmark = [
     pytest.mark.slow,
@@ -188,6 +188,23 @@ def test_a_model_that_is_out_of_time_leaves_nothing_running_on_the_machine(finis
     children = [int(pid) for pid in (finished[0] / "children.txt").read_text().split()]
     assert len(children) == 2
     assert not any(map(alive, children))
+
+
+def test_what_a_model_is_doing_on_a_machine_is_known_here(machines, tmp_path):
+    started = []
+
+    def answer():
+        wait_until(lambda: any(event.phase() == "slot_memory: run 2" for event in started), seconds=60)
+        (tmp_path / "heard").touch()
+
+    def note(event):
+        started.extend([event] if isinstance(event, ModelStarted) else [])
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    result = sweep(machines.address, {"a": "tell"}, tmp_path, timeout=90, on_event=note)
+    thread.join()
+    assert [row.accuracy for row in result.rows] == ["pass"]
 
 
 def test_rows_name_the_environment_of_their_machine_which_is_kept(finished):

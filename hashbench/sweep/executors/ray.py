@@ -171,6 +171,7 @@ class RayExecutor:
         self._client: RayClient | None = None
         self._environments: dict[str, Mapping[str, Any]] = {}
         self._running: dict[int, _Running] = {}
+        self._phases: Mapping[str, str] = {}
         self._problems: Counter[str] = Counter()
         self._nodes: list[Node] = []
         self._looked = 0.0
@@ -255,7 +256,7 @@ class RayExecutor:
             timeout=task.timeout,
             known=sorted(self._environments),
         )
-        number = self._submitted(_RUN, request, demand, name=f"hashbench {task.spec.name}")
+        number = self._submitted(_RUN, request, demand, name=f"hashbench {task.spec.name}", phase_key=task.key)
         self._running[number] = replace(attempt, demand=demand)
 
     def wait(self) -> tuple[TaskResult, ...]:
@@ -272,9 +273,9 @@ class RayExecutor:
             self._place_again()
         return ()
 
-    def phase(self, key: str) -> str:  # noqa: ARG002 – nothing comes from there before a task ends
-        """Nothing: the machines tell no phases."""
-        return ""
+    def phase(self, key: str) -> str:
+        """What the machine of a task told last of what its model is doing."""
+        return self._phases.get(key, "")
 
     def close(self) -> None:
         """Cancel what runs, let it end what it started, and leave the cluster; one that was started here ends."""
@@ -322,7 +323,7 @@ class RayExecutor:
     # ---------------------------------------------------------------------------------------------------- machines
 
     def _look(self, *, now: bool = False) -> None:
-        """See which machines are there, at most once a second."""
+        """See which machines are there, and what models are doing, at most once a second."""
         if not now and monotonic() - self._looked < _POLL_SECONDS:
             return
         self._nodes = [
@@ -330,6 +331,7 @@ class RayExecutor:
             for node in self._cluster.nodes()
             if node["Alive"]
         ]
+        self._phases = self._cluster.phases()
         self._looked = monotonic()
         if able(self._nodes, self._demand):
             self._able_last = self._looked

@@ -8,6 +8,7 @@ whose output goes nowhere: what comes back is an answer, or one sentence.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import logging
@@ -22,6 +23,7 @@ from typing import Any, Never
 
 from hashbench.errors import HashbenchError, last_line, named_line
 from hashbench.processes import Budget, Child, describe_end, exit_at_once, python_calling, variables
+from hashbench.sweep.executors.phase_board import BoardOfSweep
 from hashbench.text import squeezed
 
 CONNECT_SECONDS = 60.0
@@ -97,7 +99,7 @@ class RayClient:
 
     def submit(self, function: str, request: str, **options: Any) -> int:
         """Call ``module:function`` with a text on some machine, or on the ``node`` that is named; ``options`` are those
-        of Ray. Returns a number for the task."""
+        of Ray. Under ``phase_key`` it tells what it is doing. Returns a number for the task."""
         task: int = self._ask("submit", function, request, options)
         return task
 
@@ -112,6 +114,11 @@ class RayClient:
         """What a task returned that has ended."""
         answer: dict[str, Any] | Lost = self._ask("answer", task, extra=FETCH_SECONDS)
         return answer
+
+    def phases(self) -> dict[str, str]:
+        """What tasks were doing a moment ago, by their ``phase_key``."""
+        phases: dict[str, str] = self._ask("phases")
+        return phases
 
     def cancel(self, tasks: Sequence[int]) -> None:
         """End these tasks: first by an exception, so that what a model has started is ended too; then by force."""
@@ -218,6 +225,7 @@ class _Driver:
         self._address = address
         self._ray: Any = None
         self._function: Any = None
+        self._board: BoardOfSweep | None = None
         self._references: dict[int, Any] = {}
         self._numbers = itertools.count()
 
@@ -240,10 +248,18 @@ class _Driver:
             from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
-        number = next(self._numbers)
+        number, key, board = next(self._numbers), options.pop("phase_key", ""), None
+        if key:
+            self._board = self._board or BoardOfSweep(self._ray)
+            board = self._board.handle
         # Ray's own retries would hide a lost machine from the row.
-        self._references[number] = self._function.options(max_retries=0, **options).remote(function, request)
+        self._references[number] = self._function.options(max_retries=0, **options).remote(
+            function, request, board, key
+        )
         return number
+
+    def phases(self) -> dict[str, str]:
+        return dict(self._board.read()) if self._board is not None else {}
 
     def ended(self, tasks: list[int], seconds: float, count: int) -> list[int]:
         waiting = {self._references[task]: task for task in tasks}
@@ -276,10 +292,11 @@ class _Driver:
         return True
 
 
-def call_on_node(function: str, request: str) -> dict[str, Any]:
-    """The task itself: call ``module:function`` there, and say where that was."""
+def call_on_node(function: str, request: str, board: Any = None, key: str = "") -> dict[str, Any]:
+    """The task itself: call ``module:function`` there, and say where that was; on the ``board``, what it is doing."""
     import ray
 
     here = ray.get_runtime_context().get_node_id()
-    answer: dict[str, Any] = resolve_name(function)(json.dumps({**json.loads(request), "node": here}))
+    more = {} if board is None else {"tell": functools.partial(board.write.remote, key)}
+    answer: dict[str, Any] = resolve_name(function)(json.dumps({**json.loads(request), "node": here}), **more)
     return {**answer, "node": here}

@@ -8,10 +8,11 @@ shared with the machine that asks.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -25,6 +26,7 @@ from hashbench.suites import registry
 from hashbench.sweep.executors import Task, TaskResult
 from hashbench.sweep.executors.fork_server import WORKER_VARIABLES
 from hashbench.sweep.executors.local import LocalExecutor
+from hashbench.sweep.executors.phase_board import told
 
 
 def prepare(request: str) -> dict[str, Any]:
@@ -42,14 +44,15 @@ def prepare(request: str) -> dict[str, Any]:
         return _problem(error)
 
 
-def run(request: str) -> dict[str, Any]:
+def run(request: str, tell: Callable[[str], object] = str) -> dict[str, Any]:
     """Run one model and return how its worker ended and every file that it left, ``files`` by their path in the
-    results folder; with ``environment``, unless this machine (``node``) is among those that are ``known``."""
+    results folder; with ``environment``, unless this machine (``node``) is among those that are ``known``. ``tell`` is
+    called with what the model is doing."""
     asked = json.loads(request)
     try:
         _check(asked)
         with tempfile.TemporaryDirectory(prefix="hashbench-", ignore_cleanup_errors=True) as temporary:
-            ended, files = _run(asked, ResultsFolder(Path(temporary, "results")))
+            ended, files = _run(asked, ResultsFolder(Path(temporary, "results")), tell)
         told = ("wall_seconds", "exit_code", "timed_out", "storage_error", "lost")
         answer: dict[str, Any] = {"ended": {name: getattr(ended, name) for name in told}, "files": files}
         if asked["node"] not in asked["known"]:
@@ -98,13 +101,16 @@ def _environment(asked: Mapping[str, Any]) -> dict[str, Any]:
     return environment
 
 
-def _run(asked: Mapping[str, Any], folder: ResultsFolder) -> tuple[TaskResult, dict[str, bytes]]:
+def _run(
+    asked: Mapping[str, Any], folder: ResultsFolder, tell: Callable[[str], object]
+) -> tuple[TaskResult, dict[str, bytes]]:
     with folder.claimed(resume=False):
         task = _task(asked, folder)
         with contextlib.closing(LocalExecutor(preload=asked["preload"])) as executor:
             executor.start(target=task.target)
             executor.submit(task)
-            (ended,) = executor.wait()
+            with told(functools.partial(executor.phase, task.key), tell):
+                (ended,) = executor.wait()
         files = (path for path in sorted(folder.path.rglob("*")) if path.is_file() and not path.name.startswith("."))
         return ended, {path.relative_to(folder.path).as_posix(): read_file(path) for path in files}
 
