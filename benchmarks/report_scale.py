@@ -1,9 +1,10 @@
 """How long the report of many nights takes: ``python -m benchmarks.report_scale --nights 1000 --rows 600``.
 
 Makes the folders of that many nights in a temporary folder, as ``hashbench nightly`` leaves them: their CSVs with all
-columns, in two suites and two modes; a few rows differ, fail, move or are flaky, and the environment changes now and
-then. It runs ``hashbench report`` on them in a process of its own. The lines that a model may have are made once and
-put together for every night, since writing them one by one would take longer than reading them.
+columns, in two suites and two modes; a few rows differ, fail, move or are flaky, the environment changes now and then,
+and each night takes another time. It runs ``hashbench report`` on them in a process of its own. The lines that a model
+may have are made once and put together for every night, since writing them one by one would take longer than reading
+them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from hashbench.records import ROW_SCHEMA, Row, RowEvidence
 from hashbench.results.rows import ROWS
 
 PARTS = [(suite, mode) for suite in ("timm", "huggingface") for mode in ("training", "inference")]
+SECONDS = "3.256"
+"""What each line has as its time, until every night gets another."""
+
 KERNELS = ("aten.index_put_.default", "aten.scatter_add_.default", "aten.convolution_backward.default")
 
 
@@ -33,7 +37,8 @@ def _passing(name: str, suite: str, mode: str) -> Row:
     return Row(
         dev="cpu", name=name, batch_size=4, accuracy="pass", suite=suite, mode=mode, dtype="float32", iterations=2,
         runs=2, threads=2, deterministic="on", ops=1234, distinct=1, trials=1, rate_of="runs", rate=0.0, rate_low=0.0,
-        rate_high=0.95, benign=0, seconds=3.256, overhead_seconds=0.12345678, peak_memory_mib=906.4, env="ENVIRONMENT",
+        rate_high=0.95, benign=0, seconds=float(SECONDS), overhead_seconds=0.12345678, peak_memory_mib=906.4,
+        env="ENVIRONMENT",
     )  # fmt: skip
 
 
@@ -57,7 +62,7 @@ def _kinds(row: Row) -> list[str]:
 def make_nights(root: Path, *, nights: int, rows: int, seed: int = 0) -> int:
     """Fill ``root`` and return how many bytes of CSV there are. One model in fifty changes at a random night, one in a
     hundred is flaky."""
-    chance = random.Random(seed)
+    chance, times = random.Random(seed), random.Random(seed)
     each = rows // len(PARTS)
     lines = {
         part: [_kinds(_passing(f"model_with_a_name_{number:05d}", *part)) for number in range(each)] for part in PARTS
@@ -73,9 +78,8 @@ def make_nights(root: Path, *, nights: int, rows: int, seed: int = 0) -> int:
                 kinds[number] = 1 + number % 4 if night >= turns[part, number] else 0
             for number in range(25, each, 100):
                 kinds[number] = int(chance.random() < 0.3)
-            text = ROWS.header + "".join(
-                [choices[kind] for choices, kind in zip(lines[part], kinds, strict=True)]
-            ).replace("ENVIRONMENT", environment)
+            text = ROWS.header + "".join([choices[kind] for choices, kind in zip(lines[part], kinds, strict=True)])
+            text = text.replace("ENVIRONMENT", environment).replace(SECONDS, f"{times.uniform(3, 5):.3f}")
             folder = root / label / "_".join(part)
             folder.mkdir(parents=True)
             (folder / "accuracy.csv").write_text(text, encoding="utf-8")
