@@ -26,6 +26,7 @@ from hashbench.causes.evidence import (
 )
 from hashbench.causes.stats import Effect, fewer, is_rare, sure_count
 from hashbench.records import CallFacts, Decision, Evidence, ExperimentResult
+from hashbench.text import count
 
 Rule = Callable[[Evidence], Decision | None]
 
@@ -425,7 +426,9 @@ def _unreproduced(evidence: Evidence) -> Decision | None:
         return None
     if any(_more_than_luck(repeated, on) for on in ("call", "pair")):
         return None
-    seen = f"{differing} of {compared} runs of the sweep differed" if differing else "an untraced pair differed"
+    seen = (
+        f"{differing} of {count(compared, 'run')} of the sweep differed" if differing else "an untraced pair differed"
+    )
     then = "hardly any did, too few to tell what removes it" if strays else "nothing did"
     because = f"{seen} from the first, then {then}: {', '.join(map(counted, repeated))}"
     fresh = evidence.arm("fresh_process", "process")

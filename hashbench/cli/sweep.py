@@ -418,7 +418,7 @@ def _plan(event: SweepPlanned) -> str:
     known = f"{event.known} of {event.waiting} models"
     order = f"longest first as {known} were in {event.times_from}" if event.times_from else "no earlier times"
     devices = f" on {len(resources.devices)} devices" if len(resources.devices) > 1 else ""
-    return f"{event.workers} models at once{devices}{how}{cores}{memory}; {order}"
+    return f"{count(event.workers, 'model')} at once{devices}{how}{cores}{memory}; {order}"
 
 
 def _summary(row: Row) -> str:

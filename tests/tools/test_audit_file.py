@@ -154,6 +154,13 @@ def test_what_the_second_audit_was_not_asked_for_is_not_missing(tmp_path: Path) 
     assert found[("sweep", "put", "float32")] is AuditOutcome.NOT_ASKED
 
 
+def test_audits_without_a_common_row_are_refused(tmp_path: Path, capsys) -> None:
+    base = written(tmp_path / "a", ROW)
+    new = written(tmp_path / "b", replace(ROW, op="another"))
+    assert cli.main(["compare", str(base), str(new)]) == 2
+    assert "no row in common: nothing was compared" in capsys.readouterr().err
+
+
 def test_compare_says_torchs_version_first_and_ends_with_1(tmp_path: Path, capsys) -> None:
     base = written(tmp_path / "a", ROW, torch="2.14.0")
     new = written(tmp_path / "b", UNDER, torch="2.15.0.dev")
