@@ -162,7 +162,8 @@ class OpRecord:
     within these. ``arguments`` is the text of all non-tensor arguments. ``outputs`` are the digests of what the op
     wrote (outputs first, then written arguments in schema order); empty for a view. ``scalar`` is the text of a
     returned Python scalar, ``rng`` the digest of the generator's state before a seeded op, ``forward_op`` the id of the
-    forward record of a backward one, ``source`` a source line. ``blank`` marks allocations.
+    forward record of a backward one, ``source`` a source line. ``blank`` marks allocations, ``collective`` ops that
+    exchange data with other processes.
     ``opaque``: what the record stands for where it is no op, and the trace sees neither all that it read nor all
     that it wrote (``compiled code``): no kernel behind it can be named.
     """
@@ -181,6 +182,7 @@ class OpRecord:
     blank: bool = False
     source: str = ""
     opaque: str = ""
+    collective: bool = False
 
 
 def op_of(node: str) -> str:

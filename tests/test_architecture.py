@@ -32,8 +32,8 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("devices", frozenset({"ledger", "reference", "triton_kernel"})),
     (
         "trace",
-        frozenset({"api", "arguments", "build", "callbacks", "compiled", "digest", "mode", "module_paths"})
-        | {"op_schema", "storage_writers"},
+        frozenset({"api", "arguments", "build", "callbacks", "collectives", "compiled", "digest", "mode"})
+        | {"module_paths", "op_schema", "storage_writers"},
     ),
     ("divergence", NO_MODULE),
     ("run", frozenset({"leaves", "outcome", "outputs", "rng", "settings", "workload"})),

@@ -164,6 +164,7 @@ def build_record(
         blank=any(value is None for *_, value in raw.written),
         source=(forward.source if forward is not None else "") or notes.get("source", ""),
         opaque=raw.plan.opaque,
+        collective=raw.plan.collective,
     )
 
 

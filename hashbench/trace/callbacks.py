@@ -16,9 +16,17 @@ from hashbench.devices.ledger import Ledger
 from hashbench.records import OpRecord
 from hashbench.trace import arguments
 from hashbench.trace.build import Ids, RawRecord, RawResult, RecordIdentity, build_record
-from hashbench.trace.digest import RawDigest, is_waiting, raw_digest, readable
+from hashbench.trace.digest import PENDING, RawDigest, is_waiting, raw_digest, readable
 from hashbench.trace.op_schema import OpPlan
-from hashbench.trace.storage_writers import LeafViews, Mark, get_mark, set_mark, storage_bytes, storage_key
+from hashbench.trace.storage_writers import (
+    LeafViews,
+    Mark,
+    get_mark,
+    is_in_flight,
+    set_mark,
+    storage_bytes,
+    storage_key,
+)
 
 
 class TraceCallback:
@@ -81,7 +89,7 @@ class PossibleWrites:
         """The mark of a storage of which record ``number`` may have written a part; ``digests`` are those of the part
         before and after, and ``before`` is the mark that the storage has."""
         token, node, views = before
-        if views is None:
+        if not isinstance(views, dict):
             return token, self._add(number, node, digests), None
         aliased: LeafViews = {}
         for view, leaf in views.items():
@@ -168,7 +176,7 @@ class CallObserver:
             ]
         if self._options.hash_inputs:
             named = arguments.named_arguments(args, kwargs)
-            noted["inputs"] = {path: raw_digest(tensor, self._ledger) for path, tensor in named}
+            noted["inputs"] = {path: self._input_digest(tensor) for path, tensor in named}
         if self._options.source_lines:
             noted["source"] = arguments.caller_line(sys._getframe(1).f_back)
         noted["time"], noted["clock"] = time.time(), time.perf_counter()
@@ -230,6 +238,12 @@ class CallObserver:
             {position(number): kept for number, kept in self.kept.items()},
         )
 
+    def _input_digest(self, tensor: torch.Tensor) -> RawDigest:
+        """The digest of a tensor before a call; ``pending`` of one that a collective still writes."""
+        if is_in_flight(tensor):
+            return tensor.dtype, tuple(tensor.shape), None, PENDING
+        return raw_digest(tensor, self._ledger)
+
     def _find_undeclared_writes(
         self, number: int, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], before: Mapping[str, RawDigest]
     ) -> None:
@@ -237,7 +251,7 @@ class CallObserver:
         declared = {id(tensor) for tensor in arguments.tensors_in(plan.written_values(args, kwargs))}
         changed = []
         for path, tensor in arguments.named_arguments(args, kwargs):
-            if id(tensor) in declared or plan.resizes:
+            if id(tensor) in declared or plan.resizes or is_in_flight(tensor):
                 continue
             after = raw_digest(tensor, self._ledger)
             if after == before[path]:

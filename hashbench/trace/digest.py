@@ -6,6 +6,7 @@ any address. What is hashed, by kind of tensor:
 * dense in any order of dimensions (contiguous, channels-last, transposed): the buffer, without a copy;
 * with holes or overlaps (a strided slice, an expanded view): a contiguous copy, in logical order;
 * sparse, nested and wrapper tensors: their component tensors, in order;
+* a ``DTensor`` and other tensors of ``torch.distributed``: as their local tensor, once it is there;
 * quantized: the stored integers and the quantization parameters;
 * on another device than the CPU: there, by another function over the same bytes (:mod:`hashbench.devices`). With a
   ledger nothing is waited for: the value is a promise that :func:`readable` keeps. Digests that were made on different
@@ -16,6 +17,7 @@ any address. What is hashed, by kind of tensor:
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -82,7 +84,23 @@ class PendingHash:
         return self if any(isinstance(part, _WAITING) for part in self.parts) else self.resolve()
 
 
-_WAITING = (Pending, PendingHash)
+PENDING = "pending"
+"""In place of a digest: other processes' data were to come, and the trace ended before they were known to be there."""
+
+
+class Arrival:
+    """The digest of a tensor that a collective fills: :data:`PENDING` until its ``value`` is known."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: Any = PENDING
+
+    def resolve(self) -> Any:
+        return _number(self.value)
+
+
+_WAITING = (Pending, PendingHash, Arrival)
 
 
 def _number(value: Any) -> Any:
@@ -96,6 +114,8 @@ def raw_digest(tensor: torch.Tensor, ledger: Ledger | None = None) -> RawDigest:
     disabled (inside ``__torch_dispatch__`` they are), else it traces itself.
     """
     if type(tensor) is not torch.Tensor and is_traceable_wrapper_subclass(tensor):
+        if is_distributed(type(tensor)):
+            return raw_digest(local_tensor(tensor), ledger)
         return tensor.dtype, () if tensor.is_nested else tuple(tensor.shape), (), _hash_parts(_wrapped(tensor), ledger)
     if tensor.is_nested:
         return tensor.dtype, (), (), _hash_parts([tensor.values(), tensor._nested_tensor_size()], ledger)
@@ -216,6 +236,24 @@ def _wrapped(tensor: torch.Tensor) -> list[torch.Tensor]:
     names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
     parts = (getattr(tensor, name) for name in names)
     return [part for part in parts if isinstance(part, torch.Tensor)]
+
+
+@functools.cache
+def is_distributed(kind: type) -> bool:
+    """Whether tensors of this class are those of ``torch.distributed`` that hold a local one: ``DTensor``,
+    ``AsyncCollectiveTensor``. Their class turns an op into ops, and collectives, on local tensors."""
+    ours = any(base.__module__.startswith("torch.distributed.") for base in kind.__mro__)
+    return ours and hasattr(kind, "__tensor_flatten__")
+
+
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """What a tensor of ``torch.distributed`` holds on this rank; where it still comes from others, waits for it. Any
+    other tensor is returned as it is."""
+    while is_distributed(type(tensor)):
+        (held,) = _wrapped(tensor)
+        comes = hasattr(tensor, "trigger_wait")
+        tensor = torch.ops._c10d_functional.wait_tensor(held) if comes else held  # a second wait does nothing
+    return tensor
 
 
 def _hash_parts(parts: Iterable[torch.Tensor], ledger: Ledger | None) -> int | PendingHash:

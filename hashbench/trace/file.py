@@ -84,6 +84,7 @@ def record_line(record: OpRecord, digits: Mapping[str, str]) -> str:
         ("opaque", record.opaque),
     )
     fields += [f"{name}={_escape(value, spaces=False)}" for name, value in extras if value]
+    fields += ["collective=yes"] if record.collective else []
     return "\t".join(fields)
 
 
@@ -259,6 +260,7 @@ def _parse_record(fields: Sequence[str]) -> OpRecord:
         blank=any(not digest.value for digest in outputs),
         source=_unescape(extras.get("source", "")),
         opaque=_unescape(extras.get("opaque", "")),
+        collective="collective" in extras,
     )
 
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
@@ -27,11 +28,24 @@ from hashbench.records import SettingsMark, Trace
 from hashbench.trace import arguments
 from hashbench.trace.build import RawLeaf, RawResult, build_trace
 from hashbench.trace.callbacks import CallObserver, TraceOptions
+from hashbench.trace.collectives import Collectives
 from hashbench.trace.compiled import compiled_calls, is_compiled_backward, skip_frames
-from hashbench.trace.digest import BY_DTYPE, EMPTY, RawDigest, _buffer, _hash, components, python_digest, raw_digest
+from hashbench.trace.digest import (
+    BY_DTYPE,
+    EMPTY,
+    RawDigest,
+    _buffer,
+    _hash,
+    components,
+    is_distributed,
+    local_tensor,
+    python_digest,
+    raw_digest,
+)
 from hashbench.trace.module_paths import ModulePaths
-from hashbench.trace.op_schema import OpPlan, Pattern, plan_of
+from hashbench.trace.op_schema import GROUP, OpPlan, Pattern, plan_of
 from hashbench.trace.storage_writers import (
+    IN_FLIGHT,
     LeafViews,
     Mark,
     covers_storage,
@@ -58,6 +72,10 @@ _PLAIN_TYPES = frozenset(
 
 def _no_op(*_: Any, **__: Any) -> None:
     """Stands where there is no op to call."""
+
+
+class _WithoutContentError(Exception):
+    """An op has made a fake tensor: nothing was computed, and there is nothing to record."""
 
 
 def is_tracing() -> bool:
@@ -122,6 +140,7 @@ class TracingMode(TorchDispatchMode):
         self._hashed_inputs = options.hash_inputs
         self._compiled_call: tuple[Any, ...] = ()
         self._observer = CallObserver(options, self._token, self._ledger, self._records)
+        self._collectives = Collectives(self._token, self._ledger)
 
     @property
     def active(self) -> bool:
@@ -148,7 +167,7 @@ class TracingMode(TorchDispatchMode):
         with _disable_current_modes(), torch.no_grad():
             self._modules.register(model)
             for tensor in [*model.parameters(), *model.buffers()]:
-                if storage_key(tensor) not in self._registered:
+                if storage_key(local_tensor(tensor)) not in self._registered:
                     self._register(tensor, *self._modules.state_name(tensor))
 
     def register_inputs(self, inputs: Any) -> None:
@@ -157,6 +176,7 @@ class TracingMode(TorchDispatchMode):
                 self._register(tensor, "input", path)
 
     def _register(self, tensor: torch.Tensor, kind: str, name: str) -> None:
+        tensor = local_tensor(tensor)
         key = storage_key(tensor)
         if key is not None:
             if self._observer.callback is not None:
@@ -171,9 +191,12 @@ class TracingMode(TorchDispatchMode):
             self._results.append((name, python_digest(value), None))
             return
         with _disable_current_modes(), torch.no_grad():
+            value = local_tensor(value)
             mark: Mark | None = get_mark((components(value) or [value])[0])
             node = mark[1] if mark is not None and mark[0] is self._token else None
-            if mark is not None and node is not None and mark[2] is not None:
+            if mark is not None and node is not None and mark[2] is IN_FLIGHT:
+                self._collectives.read(node, value)
+            elif mark is not None and node is not None and isinstance(mark[2], dict):
                 node = mark[2].get(view_key(value), node)
             self._results.append((name, raw_digest(value, self._ledger), node))
 
@@ -181,6 +204,8 @@ class TracingMode(TorchDispatchMode):
 
     def finish(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
         """All that was recorded, and notes by record number; the raw records are released."""
+        with _disable_current_modes(), torch.no_grad():
+            self._collectives.finish()
         self._ledger.read()
         built = self.built()
         self._records.clear()
@@ -207,6 +232,11 @@ class TracingMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if types:  # of classes that answer ops themselves
+            if any(map(is_distributed, types)):
+                return NotImplemented  # the class then computes with local tensors, which come here
+            if any(issubclass(kind, FakeTensor) for kind in types):  # as DTensor asks for shapes: nothing is computed
+                return func(*args, **(kwargs or {}))
         plan = self._plans.get(id(func)) or self._plan(func)
         if not plan.traced:
             return func(*args, **(kwargs or {}))
@@ -252,20 +282,25 @@ class TracingMode(TorchDispatchMode):
         scalar = None
         written: tuple[RawDigest, ...] = ()
         pattern = plan.pattern
-        if pattern is _VIEW and self._shows(output, storage):
-            pass  # half of all calls: nothing was written
-        elif pattern is _FRESH:
-            written = (self._write(output, (token, number, None), plan.blank),)
-        elif pattern is _INPLACE:
-            written = (self._write(args[0], (token, number, None), False),)
-        elif pattern is _SEVERAL and type(output) is tuple:
-            mark = (token, number, None)
-            # A backward that was not asked for some gradient returns None in its place.
-            written = tuple([self._write(tensor, mark, plan.blank) for tensor in output if tensor is not None])
-        else:
-            if type(output) in _PLAIN_TYPES:
-                scalar = output
-            written = self._write_all(plan, args, kwargs, output, (token, number, None))
+        try:
+            if pattern is _VIEW and self._shows(output, storage):
+                pass  # half of all calls: nothing was written
+            elif pattern is _FRESH:
+                written = (self._write(output, (token, number, None), plan.blank),)
+            elif pattern is _INPLACE:
+                written = (self._write(args[0], (token, number, None), False),)
+            elif pattern is _SEVERAL and type(output) is tuple:
+                mark = (token, number, None)
+                # A backward that was not asked for some gradient returns None in its place.
+                written = tuple([self._write(tensor, mark, plan.blank) for tensor in output if tensor is not None])
+            else:
+                if type(output) in _PLAIN_TYPES:
+                    scalar = output
+                written = self._write_all(plan, args, kwargs, output, (token, number, None))
+        except _WithoutContentError:
+            if self._observer.callback is not None:
+                self._observer.ids.take_back_record()
+            return output
         self._records.append(
             (plan, phase, self.iteration, self._modules.current, sequence, reads, others, written, scalar, rng, number)
         )
@@ -275,8 +310,8 @@ class TracingMode(TorchDispatchMode):
 
     def _write(self, tensor: torch.Tensor, mark: Mark, blank: bool) -> RawDigest:
         """The digest of a tensor just written; its storage gets ``mark``. A stride of ``None`` means contiguous."""
+        dtype = tensor.dtype
         try:
-            dtype = tensor.dtype
             if type(tensor) in _PLAIN_TENSORS and dtype in self._at_once and tensor.is_cpu and tensor.is_contiguous():
                 tensor.untyped_storage()._hashbench_writer = mark  # type: ignore[attr-defined]
                 if blank:
@@ -288,6 +323,8 @@ class TracingMode(TorchDispatchMode):
                     return dtype, tensor.shape, None, _hash(_buffer[size](address))
         except (NotImplementedError, RuntimeError):
             pass  # a tensor without a storage or strides: sparse, nested, opaque; without an address: zero tensors
+        if isinstance(tensor, FakeTensor):
+            raise _WithoutContentError
         set_mark(tensor, mark)
         raw = raw_digest(tensor, self._ledger)
         return (*raw[:3], None) if blank else raw
@@ -319,7 +356,7 @@ class TracingMode(TorchDispatchMode):
             reads: list[Any] = []
             for path, tensor in arguments.named_arguments(args, kwargs):
                 for part in components(tensor) or [tensor]:
-                    reads += (path, self._node(part, written=False), offset(part))
+                    reads += (path, self._node(plan, path, part), offset(part))
             for kind, label, digest in self._unread.values():  # it may read any of these, and write it
                 self._leaves.append((kind, label, digest, len(self._records), None))
                 reads += (kind, -len(self._leaves), 0)
@@ -361,13 +398,16 @@ class TracingMode(TorchDispatchMode):
         self, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any, mark: Mark
     ) -> tuple[RawDigest, ...]:
         """Digests of all that a call wrote: fresh outputs first, then written arguments in the schema's order."""
-        targets = plan.written_tensors(args, kwargs)
+        targets = plan.written_tensors(args, kwargs) if plan.shown is None else [output[plan.shown]]
         seen = {id(tensor) for tensor in targets}
         fresh = [
             tensor
             for tensor in arguments.tensors_in(output)
             if id(tensor) not in seen and (plan.fresh or not self._is_marked(tensor))
         ]
+        if plan.collective:
+            once = plan.receives_once
+            return self._collectives.begin(mark[1], [*fresh, *targets], output, receives_once=once)
         return tuple([self._write(tensor, mark, plan.blank) for tensor in fresh + targets])
 
     def _shows(self, tensor: torch.Tensor, storage: Any) -> bool:
@@ -378,6 +418,8 @@ class TracingMode(TorchDispatchMode):
             return self._is_marked(tensor)
 
     def _is_marked(self, tensor: torch.Tensor) -> bool:
+        if is_distributed(type(tensor)):
+            (tensor,) = components(tensor)
         try:
             marked: bool = tensor.untyped_storage()._hashbench_writer[0] is self._token  # type: ignore[attr-defined]
         except (AttributeError, NotImplementedError, RuntimeError):
@@ -389,6 +431,8 @@ class TracingMode(TorchDispatchMode):
         """What a call reads, place, writer and offset after each other, and its other positional arguments."""
         reads: list[Any] = []
         others: list[Any] = []
+        if plan.group:
+            args = [GROUP if argument in plan.group else value for argument, value in enumerate(args)]
         for argument, value in enumerate(args):
             kind = type(value)
             if kind in _PLAIN_TENSORS:
@@ -414,8 +458,8 @@ class TracingMode(TorchDispatchMode):
         reads: list[Any] = []
         others: list[Any] = []
         for name, value in kwargs.items():
-            if type(value) in _PLAIN_TYPES:
-                others.append((name, value))
+            if type(value) in _PLAIN_TYPES or name in plan.group:
+                others.append((name, GROUP if name in plan.group else value))
             else:
                 self._read(plan, name, value, reads, others)
         return tuple(reads), tuple(others)
@@ -424,7 +468,7 @@ class TracingMode(TorchDispatchMode):
         """One argument that is not simply a marked tensor: a leaf, a list, an odd tensor, or any other object."""
         if isinstance(value, torch.Tensor):
             for part in components(value) or [value]:
-                reads += (argument, self._node(part, written=plan.writes(argument)), offset(part))
+                reads += (argument, self._node(plan, argument, part), offset(part))
             if value.is_complex() and value.is_conj():
                 others.append(("conj", argument))
             return
@@ -440,18 +484,22 @@ class TracingMode(TorchDispatchMode):
                 return
         others.append((argument, plain) if isinstance(argument, str) else plain)
 
-    def _node(self, tensor: torch.Tensor, *, written: bool) -> int:
+    def _node(self, plan: OpPlan, argument: int | str, tensor: torch.Tensor) -> int:
         """The number of the record or leaf that wrote this tensor last; an unknown tensor becomes a leaf."""
         mark = get_mark(tensor)
         if mark is not None and mark[0] is not self._token:
             mark = None
-        if mark is not None and mark[2] is None:
+        if mark is not None and not isinstance(mark[2], dict):
+            if mark[2] is IN_FLIGHT and (plan.fresh or plan.writes_arguments):  # else it reads nothing, as a view
+                self._collectives.read(mark[1], tensor)
             return mark[1]
         view = view_key(tensor)
-        views: LeafViews | None = mark[2] if mark is not None else None
+        views: LeafViews | None = mark[2] if mark is not None and isinstance(mark[2], dict) else None
         if views is None and not covers_storage(tensor):
             views = {}
-        if views is not None and written:  # the rest of the memory was seen by nobody, and is no leaf after the write
+        if views is not None and plan.writes(
+            argument
+        ):  # the rest of the memory was seen by nobody, and is no leaf after the write
             return self._new_leaf(tensor, None, content=whole_storage(tensor))
         if views is not None and view in views:
             return views[view]

@@ -34,6 +34,37 @@ _ALLOCATIONS = frozenset(
 )
 
 
+_EXCHANGING = frozenset(
+    {"c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"}
+)
+"""Namespaces of the ops that exchange data with other processes (torch/csrc/distributed/c10d/Ops.cpp, Functional.cpp,
+SymmetricMemory.cpp; torch/distributed/_functional_collectives.py, torch/distributed/tensor/_collective_utils.py)."""
+
+_WAITING = frozenset({"wait_tensor", "wait_tensors", "_wrap_tensor_autograd"})
+"""Ops of these namespaces that return the tensor they are given, once it is there."""
+
+_RECEIVING = frozenset({"recv_", "recv_any_source_"})
+"""Point-to-point ops of ``c10d``. Their ``Work.wait`` may be called once: a second call waits for another message."""
+
+_WRITES_SHOWN = {"fsdp::all_gather_copy_in": ("all_gather_output", 0)}
+"""Ops whose schema declares neither that an output is a view of an argument nor that it is written: the argument, and
+the output that shows the part written (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py)."""
+
+GROUP = "<group>"
+"""Stands for the name of a process group among a record's arguments: a group made anew has another."""
+
+
+def _received_into(schema: Any) -> tuple[str, ...]:
+    """The arguments of a ``c10d`` op that the other processes' data are written to, which its schema does not declare:
+    what is named as an output, else the tensors of an op in place."""
+    if not schema.name.startswith("c10d::") or not schema.name.endswith("_"):
+        return ()
+    names = [argument.name for argument in schema.arguments]
+    return tuple(name for name in names if name.startswith("output") and "split" not in name) or tuple(
+        name for name in names if name == "tensors"
+    )
+
+
 class Pattern(enum.Enum):
     """The commonest ways in which ops write; anything else is ``GENERAL``."""
 
@@ -52,9 +83,12 @@ class OpPlan:
     ``running_statistics`` are positions that batch and instance norm write when their argument at ``training`` is
     true: the schema of ``native_batch_norm`` and its relatives omits that mutation. ``fresh``: no output shares memory
     with an argument, as far as the schema says. ``traced`` is false for ops without any tensor, such as the
-    profiler's marks. ``collective``: it exchanges data with other processes. ``leading``: the positions of the tensor
-    arguments, where those are plain tensors that come before all other arguments; ``None`` where each argument must be
-    looked at. ``opaque``: what it stands for where that is more than a trace sees (:class:`OpRecord`).
+    profiler's marks. ``collective``: it exchanges data with other processes; what it writes may come later, and
+    ``group`` tells by position or name which arguments name a process group. ``receives_once``: its Work may be waited
+    for once. ``shown``: the output that shows what it wrote to an argument, which its schema does not declare.
+    ``leading``: the positions of the tensor arguments, where those are plain tensors that come before all other
+    arguments; ``None`` where each argument must be looked at. ``opaque``: what it stands for where that is more than a
+    trace sees (:class:`OpRecord`).
     """
 
     name: str
@@ -70,6 +104,9 @@ class OpPlan:
     seeded: bool = False
     traced: bool = True
     collective: bool = False
+    group: tuple[int | str, ...] = ()
+    receives_once: bool = False
+    shown: int | None = None
     leading: tuple[int, ...] | None = None
     writes_arguments: bool = False
     opaque: str = ""
@@ -112,36 +149,56 @@ def plan_of(func: Any) -> OpPlan:
         return OpPlan(name=str(func), call=func)
     metadata_only = torch.Tag.inplace_view in func.tags
     arguments = list(schema.arguments)
+    names = [argument.name for argument in arguments]
+    namespace, _, name = schema.name.partition("::")
+    shown_in, shown = _WRITES_SHOWN.get(schema.name, ("", None))
+    undeclared = (*_received_into(schema), shown_in)
     written = [
         (position, argument)
         for position, argument in enumerate(arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write and not metadata_only
+        if (argument.alias_info is not None and argument.alias_info.is_write and not metadata_only)
+        or argument.name in undeclared
     ]
-    names = [argument.name for argument in arguments]
     kinds = [str(item.type) for item in [*arguments, *schema.returns]]
     returns_scalar = not {"number", "int", "float", "bool"}.isdisjoint(kinds[len(arguments) :])
     statistics: tuple[int, ...] = ()
     # Only the forward of a norm has the factor by which it moves its statistics; its backward merely reads them.
     if not written and not {"momentum", "exponential_average_factor"}.isdisjoint(names):
         statistics = tuple(names.index(name) for name in ("running_mean", "running_var") if name in names)
+    # It names other processes: by its namespace, a class of torch.distributed's, a group, a peer.
+    waits = namespace in _EXCHANGING and name in _WAITING
+    collective = not waits and (
+        namespace in _EXCHANGING
+        or any("torch.classes.c10d." in kind for kind in kinds)
+        or not {"group_name", "ranks", "peer"}.isdisjoint(names)
+    )
+    pattern = _pattern(schema, metadata_only=metadata_only, undeclared=bool(statistics))
+    if collective or waits or shown_in:
+        pattern = Pattern.VIEW if waits and pattern is Pattern.FRESH else Pattern.GENERAL
     return OpPlan(
         name=str(func),
         call=func._op,  # what OpOverload.__call__ calls, without that Python frame
-        pattern=_pattern(schema, metadata_only=metadata_only, undeclared=bool(statistics)),
+        pattern=pattern,
         writes_arguments=bool(written or statistics),
         written=tuple(position for position, argument in written if not argument.kwarg_only),
         written_names=tuple(argument.name for _, argument in written),
         running_statistics=statistics,
         training=next((names.index(name) for name in ("training", "train", "use_input_stats") if name in names), -1),
-        fresh=all(item.alias_info is None for item in schema.returns) and not metadata_only,
+        fresh=all(item.alias_info is None for item in schema.returns) and not (metadata_only or waits or shown_in),
         blank=schema.name in _ALLOCATIONS,
         resizes=metadata_only,
         seeded=torch.Tag.nondeterministic_seeded in func.tags or any("Generator" in kind for kind in kinds),
         traced=returns_scalar or any("Tensor" in kind for kind in kinds),
-        # It names other processes: by a class of torch.distributed's, a group, a peer.
-        collective=any("torch.classes.c10d." in kind for kind in kinds)
-        or not {"group_name", "ranks", "peer"}.isdisjoint(names),
-        leading=_leading_tensors(arguments),
+        collective=collective,
+        group=tuple(
+            key
+            for at, (label, kind) in enumerate(zip(names, kinds, strict=False))
+            if label == "group_name" or (label, kind) == ("tag", "str")
+            for key in (at, label)
+        ),
+        receives_once=namespace == "c10d" and name in _RECEIVING,
+        shown=shown,
+        leading=None if collective else _leading_tensors(arguments),
     )
 
 

@@ -11,9 +11,17 @@ from hashbench.trace.digest import components, is_dense
 LeafViews = dict[tuple[Any, ...], int]
 """The parts of a storage that were recorded as leaves: ``(offset, shape, stride)`` to leaf number."""
 
-Mark = tuple[object, int, LeafViews | None]
+
+class InFlight:
+    """Stands in a mark for data that may not have come from other processes yet."""
+
+
+IN_FLIGHT = InFlight()
+
+Mark = tuple[object, int, LeafViews | InFlight | None]
 """``(trace, node, views)``: the object that stands for the trace that set it, the number of the record (0 and up) or
-leaf (-1 and down) that wrote it, and, for a leaf of which only a part was seen, the parts known so far."""
+leaf (-1 and down) that wrote it, and, for a leaf of which only a part was seen, the parts known so far; for the output
+of a collective that nobody has read yet, :data:`IN_FLIGHT`."""
 
 # Storages without a mark show this one, of no trace: looking an attribute up in vain costs 1 to 4 µs, more than a hash.
 torch.UntypedStorage._hashbench_writer = (None, 0, None)  # type: ignore[attr-defined]
@@ -24,6 +32,12 @@ def get_mark(tensor: torch.Tensor) -> Mark | None:
     storage = _storage(tensor)
     mark: Mark | None = getattr(tensor if storage is None else storage, "_hashbench_writer", None)
     return None if mark is None or mark[0] is None else mark
+
+
+def is_in_flight(tensor: torch.Tensor) -> bool:
+    """Whether a collective writes to the tensor's storage, and the trace does not know yet whether it is done."""
+    mark = get_mark(tensor)
+    return mark is not None and mark[2] is IN_FLIGHT
 
 
 def set_mark(tensor: torch.Tensor, mark: Mark) -> None:
