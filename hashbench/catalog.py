@@ -130,6 +130,7 @@ class Origin(StrEnum):
     OUTSIDE = "outside"
     SEQUENCE = "sequence"
     KERNEL = "kernel"
+    RANKS = "ranks"
 
 
 OPAQUE: Mapping[str, str] = MappingProxyType(
@@ -288,6 +289,13 @@ _CAUSES = (
         "global_settings",
         "A run changed a global setting of torch.",
         "Set torch's global settings once before the model runs, and restore what the model changes",
+    ),
+    Cause(
+        "other_ranks",
+        "The runs part in, or behind, what other processes sent: one rank's trace does not say where.",
+        "Compare the traces of each rank, and look where the verdict names an op or an input (where none does, at the "
+        "collective), or run the model in one process",
+        decided=False,
     ),
     Cause(
         "opaque_kernel",

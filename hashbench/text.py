@@ -141,7 +141,9 @@ def _what(row: Row) -> str:
 def _where(row: Row) -> str:
     if not row.origin:
         return "first divergence: not in any op that was traced"
-    what = row.kernel if row.origin == Origin.KERNEL else f"{row.origin}, reached {row.kernel or 'no op'}"
+    what = row.kernel if row.origin == Origin.KERNEL else row.origin
+    if row.origin not in (Origin.KERNEL, Origin.RANKS):  # no op behind a collective is named
+        what += f", reached {row.kernel or 'no op'}"
     position = _in_brackets(
         row.phase,
         f"op {row.op_index + 1} of {row.ops}" if row.op_index is not None else "",

@@ -7,6 +7,7 @@ import random
 import re
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -384,6 +385,91 @@ view of another tensor: sequence at slice
     slice a|b (0, 0, 2)
     sum a|b => y|Y
 
+# ------------------------------------------------------------------------------------------------- collectives
+
+kernel in front of the first collective: kernel at index_put
+    x = index_put input/0 -> y|Y
+    x = c10d.allreduce_.default !x -> r|R
+    sum x => s|S
+
+collective whose inputs are equal: ranks at nothing; node=forward.0/Net/c10d.allreduce_.default#0
+    x = relu input/0 -> r
+    x = c10d.allreduce_.default !x -> r|R
+    sum x => s|S
+
+kernel that reads what a collective received: ranks at nothing; node=forward.0/Net/c10d.allreduce_.default#0; op_index=1
+    x = relu input/0 -> r
+    x = c10d.allreduce_.default !x -> a
+    x = relu x -> b
+    index_put x => y|Y
+
+kernel that reads what a collective received, inputs hashed: ranks at nothing
+    hashed
+    x = relu input/0@w -> r
+    x = c10d.allreduce_.default !x@r -> a
+    index_put x@a => y|Y
+
+kernel after a collective that reads nothing of it, inputs hashed: kernel at index_put
+    hashed
+    x = relu input/0@w -> r
+    x = c10d.allreduce_.default !x@r -> a
+    index_put input/1@w => y|Y
+
+kernel after a collective that reads nothing of it, inputs not hashed: ranks at nothing
+    x = relu input/0 -> r
+    x = c10d.allreduce_.default !x -> a
+    index_put input/1 => y|Y
+
+argument after a collective may be what was received: ranks at nothing
+    x = relu input/0 -> r
+    x = c10d.allreduce_.default !x -> a
+    mul input/1 (3 | 4) => y|Y
+
+argument in front of a collective: outside at mul
+    x = mul input/1 (3 | 4) -> y|Y
+    c10d.allreduce_.default !x => a|A
+
+argument of the first collective: outside at c10d.allreduce_.default
+    x = relu input/0 -> r
+    c10d.allreduce_.default !x (3 | 4) => a|A
+
+another op after a collective: ranks at nothing; steered_by=None
+    x = relu input/0 -> r
+    x = c10d.allreduce_.default !x -> a
+    _local_scalar_dense x scalar=3|4
+    relu|gelu input/0 => y|Y
+
+collective that only one run calls: sequence at c10d.allreduce_.default
+    x = relu input/0 -> r
+    2: x = c10d.allreduce_.default !x -> a
+    result x r|a
+
+tensor from outside torch that is read after a collective: ranks at nothing
+    x = relu input/0 -> r
+    x = c10d.allreduce_.default !x -> a
+    add x other/Net#0=o|O => y|Y
+
+blank memory that a collective fills: ranks at nothing
+    x = relu input/0 -> r
+    o = empty -> blank*8
+    c10d._allgather_base_.default !o x => a|A*8
+
+memory from outside that is only filled: kernel at index_put; benign=0
+    x = index_put input/0 -> y|Y*4
+    mul input/1 out=!other/Net#0=g|G -> m
+    sum x => s|S
+
+memory from outside that a collective fills: ranks at nothing
+    x = relu input/0 -> r
+    c10d._allgather_base_.default !other/Net#0=g|G x => a|A
+
+memory from outside that an all-reduce reads: outside at c10d.allreduce_.default
+    c10d.allreduce_.default !other/Net#0=g|G => a|A
+
+memory from outside that is filled in part and read: outside at mul; node=other/Net#0
+    x = mul input/1 out=!other/Net#0=g|G*8 -> m
+    sum x => s|S
+
 # ---------------------------------------------------------------------------------------------------- steering
 
 scalar steers which op comes next: sequence at relu; steered_by=3 4 aten.bincount.default; either_order=False
@@ -460,6 +546,8 @@ def tensor(text: str) -> TensorDigest:
 
 
 def full(name: str) -> str:
+    if name == "nothing":
+        return ""
     return name if "." in name else f"aten.{name}.default"
 
 
@@ -517,7 +605,8 @@ class Run:
         node = f"{stem}#{self.counts[stem]}"
         self.counts[stem] += 1
         fields |= {"arguments": arguments, "blank": any(not output.value for output in outputs)}
-        self.records.append(OpRecord(node, iteration=0, op=op, inputs=inputs, outputs=outputs, **fields))
+        record = OpRecord(node, iteration=0, op=op, inputs=inputs, outputs=outputs, **fields)
+        self.records.append(replace(record, collective=op.startswith("c10d.")))
         if arrow == "=>":
             self.results.append(Result("output", outputs[0], node))
         return node
@@ -608,6 +697,18 @@ def test_an_empty_trace_is_refused(empty: int) -> None:
     pair[empty] = Trace(())
     with pytest.raises(HashbenchError, match="empty"):
         find(*pair)
+
+
+def test_memory_that_is_only_filled_is_no_difference_of_its_own() -> None:
+    assert judge("mul input/0 out=!other/Net#0=g|G -> m").divergence is None
+    assert judge("c10d._allgather_base_.default !other/Net#0=g|G input/0 -> a").divergence is None
+
+
+def test_a_verdict_across_ranks_says_so_and_what_to_do() -> None:
+    divergence = judge("c10d.allreduce_.default !input/0 => a|A").divergence
+    assert divergence is not None
+    assert divergence.detail.startswith("not traceable across ranks: ")
+    assert "Compare the traces of each rank" in divergence.detail
 
 
 def test_without_results_the_first_record_that_differs_is_blamed() -> None:

@@ -134,6 +134,11 @@ def _control_flow(evidence: Evidence) -> Decision | None:
     return _left(evidence, "control_flow", LIKELY, "a value that the program read out differs before the runs part")
 
 
+def _other_ranks(evidence: Evidence) -> Decision:
+    """No experiment of one rank's is made: the others would have to take part in it."""
+    return decision(evidence, "other_ranks", OPEN, "the runs part in, or behind, what a collective received")
+
+
 def _reordered(evidence: Evidence) -> Decision | None:
     sentence = "both runs have the same ops, in another order or wired otherwise"
     return _left(evidence, "call_order", LIKELY, sentence) if evidence.reordered else None
@@ -372,6 +377,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     Origin.STATE: (_state,),
     Origin.OUTSIDE: (_written_behind, _held_still, _value_from_outside),
     Origin.SEQUENCE: (_control_flow, _held_still, _reordered),
+    Origin.RANKS: (_other_ranks,),
     Origin.KERNEL: (
         _uninitialized,  # memory that follows the poison matches no record, so that is no argument against it
         *map(_capped, _INSIDE),

@@ -125,7 +125,7 @@ def stages_of(case: Case) -> Sequence[Stage]:
         return repeat_pair, repeat_untraced
     around = (repeat_pair, control_environment)
     match case.divergence.origin:
-        case Origin.SETTINGS:
+        case Origin.SETTINGS | Origin.RANKS:
             return ()
         case Origin.KERNEL:
             return capture_call, replay_call, poison_allocation, *map(_unless_proven, (*around, start_processes))

@@ -55,9 +55,9 @@ def find(first: Trace, second: Trace, *, differing: Sequence[str] | None = None)
     opaque = first_opaque(runs)
     if chosen is None and pairs:
         chosen = (
-            opaque_source(runs, opaque) if opaque else _written_after_the_last_record(runs, differing[0], *pairs[0])
+            opaque_source(runs, opaque) if opaque else _written_after_the_last_record(known, differing[0], *pairs[0])
         )
-    if chosen is not None and chosen.origin in (Origin.SEQUENCE, Origin.OUTSIDE):
+    if chosen is not None and chosen.origin in (Origin.SEQUENCE, Origin.OUTSIDE, Origin.RANKS):
         reached |= _causal_slice(known, _scalars_that_chose(known, chosen))
     idle = known.differs - reached
     nodes: Iterable[str] = runs.records
@@ -181,12 +181,12 @@ def _settings_source(runs: PairedRuns) -> Source | None:
     return None
 
 
-def _written_after_the_last_record(runs: PairedRuns, name: str, a: Result | None, b: Result | None) -> Source:
+def _written_after_the_last_record(known: Differences, name: str, a: Result | None, b: Result | None) -> Source:
     """A result that differs although all that torch recorded agrees: something wrote it behind its back."""
-    writer = a.source if a is not None else ""
+    runs, writer = known.runs, a.source if a is not None else ""
     memory = unwritten_memory(runs, writer)
     if memory is not None:
-        return memory
+        return known.traceable(writer, memory)
     if a is None or b is None:
         detail = f"the result {name} exists in one run only"
     elif writer:
@@ -196,7 +196,7 @@ def _written_after_the_last_record(runs: PairedRuns, name: str, a: Result | None
     at = runs.position.get(writer, max(0, len(runs.first.records) - 1))
     old, new = ("absent" if x is None else x.digest.value for x in (a, b))
     hidden = bool(writer) and a is not None and b is not None
-    return Source(Origin.OUTSIDE, writer, at, detail, old, new, opaque_producer=hidden)
+    return known.traceable(writer, Source(Origin.OUTSIDE, writer, at, detail, old, new, opaque_producer=hidden))
 
 
 def _scalars_that_chose(known: Differences, chosen: Source) -> list[str]:
@@ -220,7 +220,7 @@ def _divergence(known: Differences, source: Source) -> Divergence:
     return Divergence(
         origin=source.origin,
         node=source.node.removeprefix(SECOND),
-        kernel="" if where.opaque else where.op,
+        kernel="" if where.opaque or source.origin == Origin.RANKS else where.op,
         op_index=runs.position.get(source.felt_at, source.position) if record is not None else None,
         phase=where.phase,
         iteration=where.iteration,

@@ -9,10 +9,10 @@ import functools
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hashbench.records import OpRecord, Ref, TensorDigest, Trace
+from hashbench.records import Leaf, OpRecord, Ref, TensorDigest, Trace
 
 EDIT_LIMIT = 400
 """Runs that differ by at most so many insertions and removals are aligned exactly, in time ``n + edits²``; others by
@@ -126,6 +126,29 @@ def _anchors(ids_a: Sequence[str], ids_b: Sequence[str]) -> list[tuple[int, int]
 
 # ------------------------------------------------------------------------------------------- uninitialised memory
 
+OVERWRITING = frozenset(
+    {"_index_put_impl_", "copy_", "fill_", "index_copy_", "index_fill_", "index_put_", "put_", "scatter_", "zero_"}
+)
+"""In-place ops whose result is not computed from what was there before."""
+
+_COMBINING = frozenset(
+    {"allreduce_", "allreduce_coalesced_", "reduce_", "broadcast_", "all_reduce_", "all_reduce_coalesced_"}
+)
+"""Collectives that send what they overwrite."""
+
+
+def name_of(record: OpRecord) -> str:
+    """The op without namespace and overload: ``add_`` of ``aten.add_.Tensor``."""
+    return record.op.partition(".")[2].partition(".")[0]
+
+
+def _reads(record: OpRecord, ref: Ref) -> bool:
+    """Whether an op computes with what is in a tensor that it is given: not where it fills an ``out=``, which has a
+    name and no position, or a target that it overwrites."""
+    name = name_of(record)
+    fills = name in OVERWRITING or not ref.argument[:1].isdigit() or (record.collective and name not in _COMBINING)
+    return not (ref.written and fills)
+
 
 @dataclass(slots=True)
 class _Chain:
@@ -149,14 +172,17 @@ class _Chain:
 
 
 class Coverage:
-    """How much of each allocation the records of a trace have written, as of the moment after each record.
+    """How much of each allocation, and of each leaf that is ``only_filled``, the records of a trace have written, as of
+    the moment after each record.
 
     The writers of a storage form a chain, each record naming the one before it. Writes count as covering what they
     show; two that overlap in part count twice. A record that writes several tensors answers for the largest.
     """
 
-    def __init__(self, trace: Trace) -> None:
-        self._chains = {leaf.id: _Chain(_bytes(leaf.digest)) for leaf in trace.leaves}
+    def __init__(self, trace: Trace, only_filled: Container[str] = ()) -> None:
+        self._chains = {
+            leaf.id: _Chain(_bytes(leaf.digest), leaf.id if leaf.id in only_filled else "") for leaf in trace.leaves
+        }
         self._sizes = {name: chain.size for name, chain in self._chains.items()}
         self._allocations: dict[str, str] = {}
         self._contents = {leaf.id: leaf.digest for leaf in trace.leaves}
@@ -230,12 +256,28 @@ class PairedRuns:
     @functools.cached_property
     def coverage(self) -> Coverage:
         """How much of its memory the first run has written; needed only where something differs."""
-        return Coverage(self.first)
+        return Coverage(self.first, self.only_filled)
 
     @functools.cached_property
     def other_coverage(self) -> Coverage:
         """The same of the second run."""
-        return Coverage(self.second)
+        return Coverage(self.second, self.only_filled)
+
+    @functools.cached_property
+    def only_filled(self) -> Mapping[str, tuple[Leaf, Leaf]]:
+        """Leaves with other content in the two runs that no op reads before it is written, such as a buffer for an
+        ``out=``: what was in that memory changes nothing."""
+        others = {leaf.id: leaf for leaf in self.second.leaves}
+        changed = {
+            leaf.id: (leaf, others[leaf.id])
+            for leaf in self.first.leaves
+            if leaf.kind == "other" and leaf.digest != others.get(leaf.id, leaf).digest
+        }
+        for record in (record for pair in self.records.values() for record in pair if changed and record is not None):
+            for ref in record.inputs:
+                if ref.source in changed and _reads(record, ref):
+                    del changed[ref.source]
+        return changed
 
     @functools.cached_property
     def order(self) -> Mapping[str, int]:

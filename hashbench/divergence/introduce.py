@@ -6,11 +6,11 @@ the other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hashbench.catalog import Origin
-from hashbench.divergence.align import PairedRuns
-from hashbench.records import Leaf, OpRecord, Ref
+from hashbench.divergence.align import OVERWRITING, PairedRuns, name_of
+from hashbench.records import Leaf, OpRecord, Ref, op_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,9 @@ class Differences:
     ``odd_views`` names, by what was viewed, a view that one run took differently; ``lone_draws`` a seeded op of one run
     alone, by the generator's state before it; ``shifted_by`` is the draw by which one run's generator has been ahead
     since.
+
+    ``exchanges`` are the collectives so far, in order; ``received`` tells by node through which of them data of other
+    processes came into what it read.
     """
 
     runs: PairedRuns
@@ -50,6 +53,32 @@ class Differences:
     odd_views: dict[str, str] = field(default_factory=dict)
     lone_draws: dict[tuple[bool, str], str] = field(default_factory=dict)
     shifted_by: str = ""
+    exchanges: dict[str, None] = field(default_factory=dict)
+    received: dict[str, str] = field(default_factory=dict)
+
+    def follow(self, node: str, *records: OpRecord | None) -> None:
+        """Note whether other processes' data came into what a record read, or come with it."""
+        read = (source if source in self.exchanges else self.received.get(source) for source in self.runs.read_by(node))
+        through = next(filter(None, read), None) if self.exchanges else None
+        if through is not None:
+            self.received[node] = through
+        if any(record is not None and record.collective and record.outputs for record in records):
+            self.exchanges[node] = None
+
+    def traceable(self, node: str, source: Source) -> Source:
+        """``source``, which was found at ``node``; in its place :attr:`Origin.RANKS` where other processes may be what
+        is behind it.
+
+        A kernel is named where nothing that it read came through a collective, and where either none was called before
+        it or the content of all that it read was hashed: a trace does not see what a collective's callbacks do. Any
+        other origin (another order, another argument) may follow from received data by way of Python: it is told apart
+        in front of the first collective only.
+        """
+        kernel = source.origin == Origin.KERNEL
+        through = self.received.get(node) or (node if kernel and node in self.exchanges else "")
+        if not through and not (kernel and self.runs.hashed):
+            through = next((one for one in reversed(self.exchanges) if one != node), "")
+        return _behind_collective(source, through) if through else source
 
     def add_view(self, node: str) -> None:
         """A view taken differently, or in one run only: what reads that memory may be reading other elements."""
@@ -63,6 +92,18 @@ class Differences:
         return bool(origin)
 
 
+def _behind_collective(source: Source, collective: str) -> Source:
+    """In place of ``source``: other processes may be what is behind it, through that collective."""
+    detail = (
+        f"not traceable across ranks: the runs part in what {op_of(collective)} received from other processes, or "
+        "behind it. Compare the traces of each rank, and look where the verdict names an op or an input; where none "
+        "does, at the collective"
+    )
+    return replace(
+        source, origin=Origin.RANKS, node=collective, felt_at=collective, detail=detail, opaque_producer=False
+    )
+
+
 def find_differences(runs: PairedRuns) -> Differences:
     """Judge leaves, then every pair of records in order."""
     known = Differences(runs)
@@ -71,15 +112,19 @@ def find_differences(runs: PairedRuns) -> Differences:
     others = {leaf.id: leaf for leaf in runs.second.leaves}
     for leaf in runs.first.leaves:
         other = others.get(leaf.id, leaf)
+        if leaf.id in runs.only_filled:
+            continue
         if leaf.digest != other.digest or leaf.initial != other.initial:
             known.differs.add(leaf.id)
         if leaf.digest != other.digest:
             known.tainted.add(leaf.id)
             hidden = max(leaf.position, other.position) > last
             known.sources[leaf.id] = opaque_source(runs, opaque) if hidden else _leaf_source(leaf, other)
-    behind = False
+    behind = opaque_first = False
     for node, (a, b) in runs.records.items():
-        behind = behind or node == opaque
+        if node == opaque:
+            behind, opaque_first = True, not known.exchanges
+        known.follow(node, a, b)
         if a is not None and b is not None:
             _judge_pair(known, node, a, b)
         elif (record := a or b) is not None:
@@ -88,6 +133,13 @@ def find_differences(runs: PairedRuns) -> Differences:
             known.sources[node] = opaque_source(runs, opaque)
         if node == opaque:  # it may have read whatever differs among its inputs, however that is hashed
             known.edges.setdefault(node, []).extend(runs.read_by(node))
+        if node in known.sources and not opaque_first:
+            known.sources[node] = known.traceable(node, known.sources[node])
+    for leaf in runs.first.leaves if known.exchanges and not opaque_first else ():
+        source = known.sources.get(leaf.id)
+        if source is not None and source.origin == Origin.OUTSIDE:
+            earlier = [node for node in known.exchanges if runs.position[node] < leaf.position]
+            known.sources[leaf.id] = _behind_collective(source, earlier[-1]) if earlier else source
     return known
 
 
@@ -114,11 +166,6 @@ _ALIASES = frozenset({"alias", "detach", "lift_fresh"})
 _COPIES = frozenset({"_to_copy", "cat", "clone", "copy", "copy_", "lift_fresh_copy", "stack"})
 """Ops that only move elements, so that no kernel of theirs can be what differs."""
 
-_OVERWRITING = frozenset(
-    {"_index_put_impl_", "copy_", "fill_", "index_copy_", "index_fill_", "index_put_", "put_", "scatter_", "zero_"}
-)
-"""In-place ops whose result is not computed from what was there before."""
-
 
 def _judge_unmatched(known: Differences, node: str, record: OpRecord, *, in_first: bool) -> None:
     known.differs.add(node)
@@ -132,7 +179,7 @@ def _judge_unmatched(known: Differences, node: str, record: OpRecord, *, in_firs
         known.lone_draws.setdefault((in_first, record.rng), node)
     if record.scalar:
         known.lone_scalars.append(node)
-    elif not record.outputs and _name(record) not in _ALIASES:
+    elif not record.outputs and name_of(record) not in _ALIASES:
         known.add_view(node)
 
 
@@ -270,7 +317,7 @@ def _memory_read_blank(runs: PairedRuns, a: OpRecord) -> Source | None:
     """An op whose inputs are equal but for memory that nobody wrote: the allocation is to blame."""
     if a.blank:
         return None
-    reads_its_target = a.op.startswith("aten.") and _name(a).endswith("_") and _name(a) not in _OVERWRITING
+    reads_its_target = a.op.startswith("aten.") and name_of(a).endswith("_") and name_of(a) not in OVERWRITING
     read = (ref.source for ref in a.inputs if (reads_its_target if ref.written else not runs.hashed))
     return next(filter(None, (unwritten_memory(runs, source) for source in read)), None)
 
@@ -280,6 +327,8 @@ def unwritten_memory(runs: PairedRuns, node: str) -> Source | None:
     allocation = runs.coverage.allocation_behind(node)
     if not allocation:
         return None
+    if allocation in runs.only_filled:
+        return _leaf_source(*runs.only_filled[allocation])
     detail = "memory that this op allocated was read before it was written"
     return Source(Origin.KERNEL, allocation, runs.position[allocation], detail, "uninitialised", "uninitialised")
 
@@ -288,7 +337,7 @@ def _copied_after_hidden_write(runs: PairedRuns, node: str, a: OpRecord, b: OpRe
     """A copy cannot change what it copies: one that differs read memory that was written behind torch's back."""
     written = {ref.source for ref in a.inputs if ref.written}
     races = any(ref.source in written for ref in a.inputs if not ref.written)
-    if runs.hashed or races or _name(a) not in _COPIES or not a.inputs:
+    if runs.hashed or races or name_of(a) not in _COPIES or not a.inputs:
         return None
     detail = "a copy of equal memory differs, so that memory was written behind torch's back"
     return Source(Origin.OUTSIDE, node, runs.position[node], detail, _left(a), _left(b), opaque_producer=True)
@@ -321,11 +370,6 @@ def _kernel_source(node: str, at: int, a: OpRecord, b: OpRecord) -> Source:
 def _left(record: OpRecord) -> str:
     """All that a record left, as text."""
     return " ".join(digest.word() for digest in record.outputs) + record.scalar
-
-
-def _name(record: OpRecord) -> str:
-    """The op without namespace and overload: ``add_`` of ``aten.add_.Tensor``."""
-    return record.op.partition(".")[2].partition(".")[0]
 
 
 def _wiring(record: OpRecord) -> str:

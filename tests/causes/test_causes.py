@@ -505,6 +505,10 @@ OUTSIDE = {
     "global_settings proven": {
         "a setting was changed": seen("settings"),
     },
+    "other_ranks open": {
+        "data of other processes": seen("ranks"),
+        "whatever was tried in one rank": seen("ranks", PAIR, "pair/entropy 0/20"),
+    },
     "rng proven": {
         "a generator's state differs": seen("rng", PAIR, "pair/generators 0/20 [noise.DRAW]"),
         "a value from a private generator": seen("outside", PAIR, "pair/generators 0/20 [a.DRAW]"),
@@ -627,9 +631,10 @@ TABLE = [
 ]
 
 REACHABLE = {
-    "proven": set(CAUSES) - {"opaque_kernel", "opaque_producer", "unreproduced", "unknown"},
-    "likely": set(CAUSES) - {"input_pipeline", "external_mutation", "global_settings", "unreproduced", "unknown"},
-    "open": {"outside_value", "opaque_kernel", "unreproduced", "unknown"},
+    "proven": set(CAUSES) - {"opaque_kernel", "opaque_producer", "other_ranks", "unreproduced", "unknown"},
+    "likely": set(CAUSES)
+    - {"input_pipeline", "external_mutation", "global_settings", "other_ranks", "unreproduced", "unknown"},
+    "open": {"outside_value", "opaque_kernel", "other_ranks", "unreproduced", "unknown"},
 }
 """What the rules can answer: ``docs/causes.md`` says the same of each cause."""
 

@@ -1,0 +1,215 @@
+"""Programs of ``torch.distributed`` that run twice under a trace, on ranks in processes of their own.
+
+``python -m tests.rank_programs --rounds 20 --ranks 2`` counts the verdicts on further runs of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+from hashbench import HashDebugTrace, find_divergence
+from hashbench.records import Trace
+
+_COUNT = itertools.count(1)
+
+
+@torch.library.custom_op("ranks::noisy", mutates_args=())
+def noisy(x: torch.Tensor) -> torch.Tensor:
+    """An op whose output is another each time it is called on rank 0."""
+    return x + (next(_COUNT) if dist.get_rank() == 0 else 0)
+
+
+def examples(rank: int) -> torch.Tensor:
+    """A batch of eight, another on every rank."""
+    return torch.randn(8, 16, generator=torch.Generator().manual_seed(rank))
+
+
+def network(*between: nn.Module) -> nn.Sequential:
+    """A small network from a fixed seed."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 64), nn.ReLU(), *between, nn.Linear(64, 8))
+
+
+def trained(model: nn.Module, x: torch.Tensor, *, hash_inputs: bool, iterations: int = 2) -> Trace:
+    """The trace of a few training steps."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    with HashDebugTrace(model=model, inputs=x, hash_inputs=hash_inputs) as trace:
+        for trace.iteration in range(iterations):
+            loss = model(x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        for name, parameter in model.named_parameters():
+            trace.add_result(name, parameter)
+    return trace.finish()
+
+
+def data_parallel(rank: int, hash_inputs: bool) -> Trace:
+    """DDP with several buckets and with buffers; the second iteration has its buckets built anew."""
+    model = DistributedDataParallel(network(nn.BatchNorm1d(64)), bucket_cap_mb=0.005)
+    return trained(model, examples(rank), hash_inputs=hash_inputs)
+
+
+def data_parallel_views(rank: int, hash_inputs: bool) -> Trace:
+    """DDP whose gradients are views of its buckets."""
+    model = DistributedDataParallel(network(nn.BatchNorm1d(64)), bucket_cap_mb=0.005, gradient_as_bucket_view=True)
+    return trained(model, examples(rank), hash_inputs=hash_inputs)
+
+
+def fully_sharded(rank: int, hash_inputs: bool) -> Trace:
+    """FSDP2, each layer by itself."""
+    model = network()
+    for layer in (model[0], model[2]):
+        fully_shard(layer)
+    return trained(fully_shard(model), examples(rank), hash_inputs=hash_inputs)
+
+
+def tensor_parallel(_: int, hash_inputs: bool) -> Trace:
+    """The layers split over the ranks, on a mesh that every run makes anew."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = parallelize_module(network(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    return trained(model, examples(0), hash_inputs=hash_inputs)
+
+
+def distributed_tensors(_: int, hash_inputs: bool) -> Trace:
+    """A product of two sharded matrices."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    columns = distribute_tensor(examples(0), mesh, [Shard(1)])
+    rows = distribute_tensor(examples(1).t().contiguous(), mesh, [Shard(0)])
+    with HashDebugTrace(inputs=[columns, rows], hash_inputs=hash_inputs) as trace:
+        product = (columns @ rows).relu()
+        trace.add_result("local", product)
+        trace.add_result("full", product.full_tensor())
+    return trace.finish()
+
+
+def blocking(rank: int, hash_inputs: bool) -> Trace:
+    """Blocking collectives, the second into memory that nobody wrote."""
+    x = examples(rank)
+    with HashDebugTrace(inputs=x, hash_inputs=hash_inputs) as trace:
+        doubled = x * 2
+        dist.all_reduce(doubled)
+        gathered = [torch.empty_like(doubled) for _ in range(dist.get_world_size())]
+        dist.all_gather(gathered, doubled)
+        trace.add_result("mean", torch.stack(gathered).mean())
+    return trace.finish()
+
+
+def asynchronous(rank: int, hash_inputs: bool) -> Trace:
+    """Large collectives that go on while other ops run; nobody reads what the last one gathers."""
+    x = examples(rank).repeat(2000, 4)
+    with HashDebugTrace(inputs=x, hash_inputs=hash_inputs) as trace:
+        doubled = x * 2
+        reduced = dist.all_reduce(doubled, async_op=True)
+        x.sin()
+        gathered = torch.empty(dist.get_world_size() * x.numel())
+        work = dist.all_gather_into_tensor(gathered, x.flatten(), async_op=True)
+        reduced.wait()
+        trace.add_result("mean", doubled.mean())
+    finished = trace.finish()
+    work.wait()
+    return finished
+
+
+def fault_in_front(rank: int, hash_inputs: bool) -> Trace:
+    """An op that differs on rank 0, in front of the first collective."""
+    x = examples(rank)
+    with HashDebugTrace(inputs=x, hash_inputs=hash_inputs) as trace:
+        changed = noisy(x)
+        dist.all_reduce(changed)
+        trace.add_result("mean", changed.relu().mean())
+    return trace.finish()
+
+
+def fault_behind(rank: int, hash_inputs: bool) -> Trace:
+    """The same op, behind a collective."""
+    x = examples(rank)
+    with HashDebugTrace(inputs=x, hash_inputs=hash_inputs) as trace:
+        reduced = x * 2
+        dist.all_reduce(reduced)
+        trace.add_result("mean", noisy(reduced.relu()).mean())
+    return trace.finish()
+
+
+CLEAN: Mapping[str, Callable[[int, bool], Trace]] = {
+    "ddp": data_parallel,
+    "ddp with gradients in buckets": data_parallel_views,
+    "fsdp2": fully_sharded,
+    "tensor parallel": tensor_parallel,
+    "dtensor": distributed_tensors,
+    "blocking": blocking,
+    "asynchronous": asynchronous,
+}
+FAULTY = {"fault in front": fault_in_front, "fault behind": fault_behind}
+
+Said = tuple[str, str, str, int]
+"""The program, the kind of trace, the verdict, and how often it was given."""
+
+
+def verdict(first: Trace, second: Trace) -> str:
+    """Where the first divergence of two traces is, in a word or two."""
+    divergence = find_divergence(first, second).divergence
+    return "agree" if divergence is None else f"{divergence.origin} {divergence.kernel}".strip()
+
+
+def run_rank(rank: int, ranks: int, folder: str, rounds: int) -> None:
+    """Write down what is said on this rank of ``rounds`` further runs of every program, each compared with the first:
+    with results, without any (so that every record counts), and with inputs hashed."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", ranks), rank=rank, world_size=ranks)
+    said: list[Said] = []
+    for name, program in {**CLEAN, **FAULTY}.items():
+        for hash_inputs in (False, True):
+            counts: Counter[tuple[str, str]] = Counter()
+            first = program(rank, hash_inputs)
+            for _ in range(rounds):
+                other = program(rank, hash_inputs)
+                counts["hashed inputs" if hash_inputs else "results", verdict(first, other)] += 1
+                if not hash_inputs:
+                    counts["records", verdict(replace(first, results=()), replace(other, results=()))] += 1
+            said += [(name, *key, times) for key, times in counts.items()]
+    Path(folder, f"said.{rank}.json").write_text(json.dumps(said))
+    dist.barrier()  # the first to leave would take the store along
+    dist.destroy_process_group()
+
+
+def run_ranks(folder: Path, *, ranks: int = 2, rounds: int = 1) -> dict[int, list[Said]]:
+    """What is said on every rank, by rank."""
+    context = torch.multiprocessing.get_context("spawn")
+    processes = [context.Process(target=run_rank, args=(rank, ranks, str(folder), rounds)) for rank in range(ranks)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * ranks
+    return {
+        rank: [tuple(line) for line in json.loads((folder / f"said.{rank}.json").read_text())] for rank in range(ranks)
+    }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--ranks", type=int, default=2)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        for number, lines in run_ranks(Path(temporary), ranks=asked.ranks, rounds=asked.rounds).items():
+            for line in lines:
+                sys.stdout.write(f"rank {number}: {line[0]}, {line[1]}: {line[2]} {line[3]} of {asked.rounds}\n")

@@ -1,0 +1,301 @@
+"""Collectives in a trace: when their outputs are hashed, what a record says, what a difference behind one is called.
+
+Two ranks share this process where that is enough: only the first is traced. ``tests/rank_programs.py`` has processes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from hashbench import HashDebugTrace, find_divergence
+from hashbench.records import OpRecord, Trace
+from hashbench.trace import collectives, file
+from hashbench.trace.digest import digest
+from hashbench.trace.op_schema import Pattern, plan_of
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Sequence[Any]:
+    """The process groups of two ranks in this process."""
+    store = dist.HashStore()
+
+    def group(rank: int) -> Any:
+        made = dist.ProcessGroup(store, rank, 2)
+        gloo = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=60))
+        made._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+        return made
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(group, range(2)))
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A default group of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def elsewhere(call: Callable[[], Any]) -> Any:
+    """What a call returns that is made in another thread, where nothing is traced."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
+
+
+def of(trace: Trace, op: str) -> OpRecord:
+    """The one record of an op."""
+    (record,) = (record for record in trace.records if record.op == op)
+    return record
+
+
+def reduced(group: Any, tensor: torch.Tensor) -> Any:
+    return group.allreduce([tensor], c10d.AllreduceOptions())
+
+
+# ------------------------------------------------------------------------------------------------- when it is hashed
+
+
+def test_an_output_is_hashed_when_it_is_read_and_never_before_its_work_is_done(ranks: Sequence[Any]) -> None:
+    with HashDebugTrace() as trace:
+        x = torch.ones(4) * 2
+        work = reduced(ranks[0], x)
+        torch.ones(4).sin()  # reads nothing of it
+        view = x[1:]
+        begun = of(trace._tracer.built()[0], "c10d.allreduce_.default")
+        joined = elsewhere(lambda: reduced(ranks[1], torch.ones(4)))
+        work.wait()
+        view.sum()
+        read = of(trace._tracer.built()[0], "c10d.allreduce_.default")
+        x.zero_()
+    joined.wait()
+
+    assert [output.value for output in begun.outputs] == ["pending"]
+    assert read.outputs == (digest(torch.full((4,), 3.0)),)
+    assert of(trace.finish(), "c10d.allreduce_.default") == read
+
+
+def test_an_output_that_nobody_reads_is_hashed_at_the_end(ranks: Sequence[Any]) -> None:
+    with HashDebugTrace() as trace:
+        x = torch.ones(4) * 2
+        work = reduced(ranks[0], x)
+    joined = threading.Timer(0, reduced, (ranks[1], torch.ones(4)))
+    joined.start()
+
+    assert of(trace.finish(), "c10d.allreduce_.default").outputs == (digest(torch.full((4,), 3.0)),)
+    work.wait()
+    joined.join()
+
+
+def test_a_result_is_hashed_when_it_is_there(ranks: Sequence[Any]) -> None:
+    with HashDebugTrace() as trace:
+        x = torch.ones(4) * 2
+        reduced(ranks[0], x)
+        elsewhere(lambda: reduced(ranks[1], torch.ones(4)))
+        trace.add_result("x", x)
+
+    (result,) = trace.finish().results
+    assert result.digest == digest(torch.full((4,), 3.0))
+    assert result.source == of(trace.finish(), "c10d.allreduce_.default").id
+
+
+def test_what_never_comes_is_waited_for_no_longer_than_the_limit(
+    ranks: Sequence[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collectives, "LIMIT", 0.01)
+    with HashDebugTrace() as trace:
+        x = torch.ones(4) * 2
+        work = reduced(ranks[0], x)
+    trace.finish()
+    elsewhere(lambda: reduced(ranks[1], torch.ones(4))).wait()
+    work.wait()
+
+    assert of(trace.finish(), "c10d.allreduce_.default").outputs[0].value == "pending"
+
+
+def test_a_message_is_waited_for_by_the_program_alone(ranks: Sequence[Any]) -> None:
+    """Gloo's ``Work`` of a message waits for another one when it is waited for twice."""
+    buffer = torch.zeros(8)
+    with HashDebugTrace(hash_inputs=True) as trace:
+        first = ranks[0].recv([buffer[:4]], 1, 0)
+        buffer[4:].sum()  # another part, while the message is under way
+        elsewhere(lambda: ranks[1].send([torch.ones(4)], 0, 0).wait())
+        first.wait()
+        buffer.sum()
+        late = ranks[0].recv([torch.zeros(4)], 1, 0)
+    records = [record for record in trace.finish().records if record.op == "c10d.recv_.default"]
+    elsewhere(lambda: ranks[1].send([torch.ones(4)], 0, 0).wait())
+    late.wait()
+
+    assert records[0].outputs == (digest(torch.ones(4)),)
+    assert records[1].outputs[0].value == "pending"
+
+
+@pytest.mark.usefixtures("alone")
+def test_functional_collectives_are_waited_for_when_they_are_read() -> None:
+    from torch.distributed import _functional_collectives as functional
+
+    def run() -> Trace:
+        with HashDebugTrace() as trace:
+            y = functional.all_reduce(torch.ones(4), "sum", dist.group.WORLD)
+            (y + 1).sum()
+        return trace.finish()
+
+    trace = run()
+    assert of(trace, "_c10d_functional.all_reduce.default").outputs == (digest(torch.ones(4)),)
+    assert of(trace, "_c10d_functional.wait_tensor.default").outputs == ()
+    assert of(trace, "aten.add.Tensor").inputs[0].source == of(trace, "_c10d_functional.all_reduce.default").id
+    assert run() == trace
+
+
+# ---------------------------------------------------------------------------------------------------- what is recorded
+
+NOT_WRITING = {"barrier", "check_for_nan", "monitored_barrier_", "send"}
+
+
+def test_every_collective_of_c10d_writes_what_it_receives_into() -> None:
+    names = {
+        schema.name.removeprefix("c10d::")
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith("c10d::")
+    }
+    plans = {name: plan_of(getattr(torch.ops.c10d, name).default) for name in names}
+
+    assert all(plan.collective and plan.pattern is Pattern.GENERAL for plan in plans.values())
+    assert {name for name, plan in plans.items() if not plan.written} == NOT_WRITING
+    assert (plans["allreduce_"].written, plans["alltoall_base_"].written) == ((0,), (0,))
+    assert [name for name, plan in sorted(plans.items()) if plan.receives_once] == ["recv_", "recv_any_source_"]
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_name_of_a_group_is_no_argument() -> None:
+    from torch.distributed import _functional_collectives as functional
+
+    def run(group: Any) -> Trace:
+        with HashDebugTrace() as trace:
+            functional.all_reduce(torch.ones(4), "sum", group).sum()
+        return trace.finish()
+
+    assert run(dist.group.WORLD) == run(dist.new_group([0]))
+
+
+def test_the_text_form_keeps_what_is_a_collective(ranks: Sequence[Any], tmp_path: Path) -> None:
+    with HashDebugTrace(tmp_path / "trace.log") as trace:
+        x = torch.ones(4) * 2
+        reduced(ranks[0], x)
+        elsewhere(lambda: reduced(ranks[1], torch.ones(4)))
+        x.sum()
+        late = ranks[0].recv([torch.zeros(4)], 1, 0)
+    read = file.read(tmp_path / "trace.log")
+    elsewhere(lambda: ranks[1].send([torch.ones(4)], 0, 0).wait())
+    late.wait()
+
+    assert read == trace.finish()
+    assert [record.op for record in read.records if record.collective] == [
+        "c10d.allreduce_.default",
+        "c10d.recv_.default",
+    ]
+
+
+@pytest.mark.usefixtures("alone")
+def test_ops_on_a_dtensor_are_recorded_on_its_local_tensors() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
+
+    model = distribute_module(torch.nn.Linear(3, 2), init_device_mesh("cpu", (1,)))
+    local = torch.arange(12.0).reshape(4, 3)
+
+    def run() -> Trace:
+        x = distribute_tensor(local, init_device_mesh("cpu", (1,)), [Shard(0)])
+        with HashDebugTrace(model=model, inputs=[x], hash_inputs=True) as trace:
+            y = model(x)
+            trace.add_result("local", y)
+            trace.add_result("full", y.full_tensor())
+        assert digest(y) == digest(y.to_local())
+        return trace.finish()
+
+    trace = run()
+    assert {leaf.id: leaf.digest for leaf in trace.leaves} == {
+        "input/0": digest(local),
+        "parameter/Linear.weight": digest(model.weight.to_local()),
+        "parameter/Linear.bias": digest(model.bias.to_local()),
+    }
+    linear = torch.nn.functional.linear(local, model.weight.to_local(), model.bias.to_local())
+    assert [result.digest for result in trace.results] == [digest(linear)] * 2
+    assert not any(record.blank for record in trace.records)  # DTensor computes shapes on fake tensors
+    assert run() == trace
+
+
+# ----------------------------------------------------------------------------------------------------- the programs
+
+
+PROGRAMS = [
+    "ddp",
+    "ddp with gradients in buckets",
+    "fsdp2",
+    "tensor parallel",
+    "dtensor",
+    "blocking",
+    "asynchronous",
+]
+KINDS = ["results", "records", "hashed inputs"]
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[tuple[str, str], set[str]]]:
+    """The verdicts on every program, by rank, and by the program and the kind of trace."""
+    from tests.rank_programs import CLEAN, run_ranks
+
+    assert list(CLEAN) == PROGRAMS
+    everything: dict[int, dict[tuple[str, str], set[str]]] = {}
+    for rank, lines in run_ranks(tmp_path_factory.mktemp("ranks")).items():
+        verdicts = everything.setdefault(rank, {})
+        for program, kind, verdict, _ in lines:
+            verdicts.setdefault((program, kind), set()).add(verdict)
+    return everything
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_clean_programs_of_two_ranks_agree(said: Any, program: str, kind: str) -> None:
+    assert [said[rank][program, kind] for rank in (0, 1)] == [{"agree"}, {"agree"}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kernel_in_front_of_the_first_collective_is_named_on_its_rank_alone(said: Any, kind: str) -> None:
+    assert [said[rank]["fault in front", kind] for rank in (0, 1)] == [{"kernel ranks.noisy.default"}, {"ranks"}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_kernel_behind_a_collective_is_named(said: Any, kind: str) -> None:
+    assert [said[rank]["fault behind", kind] for rank in (0, 1)] == [{"ranks"}, {"agree"}]
+
+
+def test_a_difference_that_another_rank_sent_is_not_traceable_across_ranks(ranks: Sequence[Any]) -> None:
+    def run(sent: float) -> Trace:
+        with HashDebugTrace() as trace:
+            x = torch.ones(4) * 2
+            work = reduced(ranks[0], x)
+            elsewhere(lambda: reduced(ranks[1], torch.full((4,), sent))).wait()
+            work.wait()
+            trace.add_result("sum", x.sum())
+        return trace.finish()
+
+    assert run(1.0) == run(1.0)
+    divergence = find_divergence(run(1.0), run(2.0)).divergence
+    assert divergence is not None
+    assert (divergence.origin, divergence.kernel) == ("ranks", "")
+    assert "not traceable across ranks" in divergence.detail
