@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from hashbench.cli.flags import phases_shown
 from hashbench.cli.sweep import Progress, _time_left
 from hashbench.devices.visibility import DeviceAssignment
 from hashbench.processes import phases_told_to, tell_phase
@@ -112,6 +113,16 @@ def test_phases_are_told_to_who_listens_and_to_nobody_else():
         tell_phase("run 1 of 2")
     tell_phase("after")
     assert told == ["run 1 of 2"]
+
+
+@pytest.mark.parametrize(("stream", "shown"), [(Terminal(), "experiments 2/9: one_thread"), (io.StringIO(), "")])
+def test_what_one_command_is_doing_is_shown_on_a_terminal_alone_and_goes_again(monkeypatch, stream, shown):
+    monkeypatch.setattr(sys, "stderr", stream)
+    with phases_shown():
+        tell_phase("experiments 2/9: one_thread")
+        before = stream.getvalue()
+    assert before.strip("\r").removesuffix("\x1b[K") == shown
+    assert stream.getvalue().removeprefix(before) == ("\r\x1b[K" if shown else "")
 
 
 def test_a_closed_stream_does_not_end_the_sweep():

@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple, Never, TextIO, TypeVar
@@ -220,6 +220,29 @@ def look_of(stream: TextIO | None) -> Look:
     wanted = bool(os.environ.get("FORCE_COLOR")) or (on_terminal and os.environ.get("TERM") != "dumb")
     width = shutil.get_terminal_size().columns if on_terminal else None
     return Look(width, colour=wanted and not os.environ.get("NO_COLOR"))
+
+
+@contextlib.contextmanager
+def phases_shown() -> Iterator[None]:
+    """A context in which a terminal's standard error shows what this process is doing, on a line that goes again. No
+    thread draws it: experiments go on meanwhile."""
+    from hashbench.processes import phases_told_to
+
+    stream = sys.stderr
+    if stream is None or not stream.isatty():
+        yield
+        return
+
+    def show(text: str) -> None:
+        with contextlib.suppress(OSError):
+            stream.write(f"\r{text[: shutil.get_terminal_size().columns - 1]}\x1b[K")
+            stream.flush()
+
+    with phases_told_to(show):
+        try:
+            yield
+        finally:
+            show("")
 
 
 def say(message: str, code: int = 0) -> int:

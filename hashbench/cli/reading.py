@@ -103,7 +103,8 @@ def _replay(parsed: argparse.Namespace) -> int:
     _refuse_folder_of_repros(parsed.folder)
     for definition in parsed.imports:
         ops.load(definition)
-    made = repro.rerun(parsed.folder, replays=parsed.replays, budget=parsed.budget)
+    with flags.phases_shown():
+        made = repro.rerun(parsed.folder, replays=parsed.replays, budget=parsed.budget)
     print({"text": repro.rerun_text, "json": repro.rerun_json}[parsed.format](made))
     return EXIT_DIFFERENCE if made.reproduced else 0
 
