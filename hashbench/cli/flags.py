@@ -13,7 +13,6 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple, Never, TextIO, TypeVar
 
@@ -110,6 +109,8 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def _did_you_mean(word: str, known: Iterable[object]) -> str:
+    from difflib import get_close_matches  # a hundredth of a second, which --help need not take
+
     near = get_close_matches(word, sorted(map(str, known)), n=1)
     return f". Did you mean {near[0]}?" if near else ""
 
