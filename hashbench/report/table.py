@@ -103,16 +103,19 @@ def _listed(
 def _below(row: Row, folder: Path | None, command: Callable[[Row], str], width: int | None) -> Iterator[str]:
     """The error of a row, what to do, where to look, and the command."""
     line = command(row)
-    for label, text in (
-        ("", row.error),
-        ("not compared: ", row.not_compared),
-        ("to do: ", _remedy(row, ours=bool(line))),
-        *_places(row, folder),
-    ):
+    for text in _remarks(row):
+        yield _fill(text, width)
+    for label, text in (("to do: ", _remedy(row, ours=bool(line))), *_places(row, folder)):
         if text:
             yield _fill(f"{label}{one_line(text)}", width)
     if line:
         yield f"{_INDENT}$ {line}"
+
+
+def _remarks(row: Row) -> Iterator[str]:
+    """What is said of a row whatever its status: its error, what was left out, and what ran in another way."""
+    not_compared = f"not compared: {row.not_compared}" if row.not_compared else ""
+    return (one_line(text) for text in (row.error, not_compared, row.compiled) if text)
 
 
 def _remedy(row: Row, *, ours: bool) -> str:
@@ -190,9 +193,8 @@ def _notes(rows: Sequence[Row], width: int | None) -> Iterator[str]:
     """Why models were skipped, and what is said of some that pass: those with one reason share a line."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        for label, text in (("", row.error), ("not compared: ", row.not_compared)):
-            if text:
-                reasons.setdefault((row.accuracy, f"{label}{one_line(text)}"), []).append(one_line(row.name))
+        for text in _remarks(row):
+            reasons.setdefault((row.accuracy, text), []).append(one_line(row.name))
     for (status, reason), names in reasons.items():
         yield _fill(f"{len(names)} {status}: {reason} ({a_few(names)})", width, indent="")
 

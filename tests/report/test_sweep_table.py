@@ -42,9 +42,14 @@ def test_what_differs_comes_first_then_what_fails_and_the_rest_is_counted():
 
 
 def test_what_was_not_compared_is_said_of_what_passes_and_of_what_does_not():
-    rows = [row("a", not_compared="output.1: a lock"), replace(DIFFERING, not_compared="output.2: a socket")]
+    rows = [
+        row("a", not_compared="output.1: a lock"),
+        row("b", compiled="ran eagerly: Net"),
+        replace(DIFFERING, not_compared="output.2: a socket"),
+    ]
     lines = [line.strip() for line in sweep_table(rows).splitlines()]
     assert "1 pass: not compared: output.1: a lock (a)" in lines
+    assert "1 pass: ran eagerly: Net (b)" in lines
     assert "not compared: output.2: a socket" in lines
 
 
