@@ -46,7 +46,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("check", frozenset({"function", "model", "pair"})),
     ("sweep", NO_MODULE),
     ("report", NO_MODULE),
-    ("integrations", frozenset({"dynamo.model_check"})),
+    ("integrations", frozenset({"dynamo.eager_runs", "dynamo.model_check"})),
     (
         "tools",
         frozenset({"bitwise", "numeric", "observer"})

@@ -459,13 +459,21 @@ def _total(results: Sequence[ExperimentResult]) -> tuple[int, int]:
     return sum(result.differing for result in results), sum(result.trials for result in results)
 
 
+def _unless_nothing_ran(evidence: Evidence, decided: Decision) -> Decision:
+    """Experiments that were all tried in vain prove nothing, whatever the trace shows."""
+    if decided.confidence != PROVEN or not evidence.arms or any(result.ran for result in evidence.arms):
+        return decided
+    because = f"{decided.because}; no experiment could be made: {all_words(evidence)}"
+    return replace(decided, confidence=str(LIKELY), because=because)
+
+
 def decide(evidence: Evidence) -> Decision:
     """The cause that the evidence shows, the confidence in it, the numbers, and what to do: what the first rule answers
     that applies. ``docs/causes.md`` explains causes and experiments; ``tests/causes`` is the truth table."""
     for rule in (_masked_by_tracing, _unreproduced, *RULES.get(evidence.origin, ())):
         decided = rule(evidence)
         if decided is not None:
-            return decided
+            return _unless_nothing_ran(evidence, decided)
     limits = evidence.call.limits if evidence.call is not None else ""
     because = f"no mechanism explains all of this: {all_words(evidence) or 'no experiment was made'}"
     because += f"; the call was not captured: {limits}" if limits else ""

@@ -676,6 +676,13 @@ def test_a_rare_difference_proves_nothing_in_arms_of_twenty() -> None:
         assert decide(seen(origin, "pair/pair 1/20", *arms)).confidence != "proven"
 
 
+def test_experiments_that_were_all_tried_in_vain_prove_nothing() -> None:
+    shown = Evidence(origin="rng", first_pair=(1, 1))
+    failed = ExperimentResult("pair", "pair", note="a run failed: TypeError")
+    assert decide(shown).confidence == "proven"
+    assert decide(replace(shown, arms=(failed,))).confidence == "likely"
+
+
 def test_no_evidence_at_all_is_never_an_explanation_of_a_kernel() -> None:
     for origin in Origin:
         assert decide(Evidence(origin)).because

@@ -42,19 +42,21 @@ class Found:
 class Standin:
     """The stand-in of one year, imported under a hook that only counts."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, year: str = "2026") -> None:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, year: str = "2026", changed: str = "") -> None:
         self.folder, self.monkeypatch = folder, monkeypatch
         self.found: list[str] = []
         monkeypatch.setenv("STANDIN_YEAR", year)
+        monkeypatch.setenv("STANDIN_CHANGED", changed)
         with imported(lambda module: self.found.append(module.__name__)) as (self.common, self.zoo):
             pass
 
-    def run(self, name: str, *flags: str, session: Session | None = None) -> Found:
-        """Run one model as the stand-in's own process for it would; ``session``: with hashbench."""
+    def run(self, name: str, *flags: str, session: Session | None = None, only: str = "") -> Found:
+        """Run one model as the stand-in's own process for it would; ``session``: with hashbench. ``only``: the model by
+        another name that the harness takes."""
         self.folder.mkdir(exist_ok=True)
         output = self.folder / f"{name}-{'with' if session else 'without'}.csv"
         output.unlink(missing_ok=True)
-        arguments = ["--accuracy", f"--only={name}", f"--output={output}", *flags]
+        arguments = ["--accuracy", f"--only={only or name}", f"--output={output}", *flags]
         if session is not None:
             session = replace(session, csv=str(output))
             session.prepare(anew=True)
@@ -65,6 +67,7 @@ class Standin:
             (theirs,) = csv.DictReader(file)
         gc.collect()
         ours = collect(session, ended="it ended") if session else []
+        assert len(ours) == (session is not None), ours
         return Found(theirs, ours[0] if ours else None, runner)
 
     @contextmanager

@@ -23,6 +23,7 @@ from hashbench.integrations.dynamo.session import (
     Session,
     chosen_model,
     collect,
+    name_of,
     read_harness_rows,
     write,
     write_note,
@@ -114,8 +115,7 @@ def test_what_is_no_suite_is_refused_in_one_line(
         ("def check_accuracy", "def check_it", "BenchmarkRunner.check_accuracy"),
         ("def run_n_iterations", "def run_n_times", "BenchmarkRunner.run_n_iterations"),
         ("def deepcopy_and_maybe", "def maybe", "BenchmarkRunner.deepcopy_and_maybe_parallelize"),
-        ("            reset_rng_state()\n", "            reset()\n", "call of reset_rng_state"),
-        ("            reset_rng_state()\n            torch", "            torch", "third call of reset_rng_state"),
+        ("reset_rng_state()\n", "reset()\n", "call of reset_rng_state"),
         ("not same(", "not alike(", "call of same"),
     ],
 )
@@ -174,6 +174,13 @@ def test_flags_of_the_harness_are_passed_through_and_ours_are_not(
 )
 def test_place_of_the_harness_csv_is_read_off_its_flags(arguments: list[str], expected: str) -> None:
     assert harness.read_flags(arguments).csv == expected
+
+
+@pytest.mark.parametrize(
+    ("chosen", "name"), [("path:/x/m.py,class:Net", "Net"), ("class:Net,path:/x", "Net"), ("a:b", "a:b"), ("", "")]
+)
+def test_model_of_a_file_is_called_by_its_class(chosen: str, name: str) -> None:
+    assert name_of(chosen) == name
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 import weakref
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +17,8 @@ import torch
 from dynamo_helpers import Found, Standin, a_session
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from hashbench.integrations.dynamo import hook, model_check
+import hashbench
+from hashbench.integrations.dynamo import eager_runs, hook, model_check
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.mode import TracingMode
 
@@ -118,8 +122,12 @@ WORDS = [
     ("exempt", "on-demand", SKIPPED, DIFFER, NOISY, "the harness wrote pass_due_to_skip"),
     ("odd", "always", DIFFER, "results_not_comparable", "", "bit by bit the two runs agree"),
     ("odd", "on-demand", DIFFER, "results_not_comparable", "", "unsupported type"),
-    ("stranger", "always", DIFFER, "results_not_comparable", "", "unsupported type"),
-    ("stranger", "on-demand", DIFFER, "results_not_comparable", "", "unsupported type"),
+    ("stranger", "always", DIFFER, "results_not_comparable", "", "bit by bit the two runs agree"),
+    ("alien", "always", DIFFER, "results_not_comparable", "", "the recorded ops of the two runs agree"),
+    ("noisyalien", "always", DIFFER, "results_not_comparable", NOISY, "the recorded ops of the two runs do not agree"),
+    ("stranger", "on-demand", DIFFER, "results_not_comparable", "", "nothing of the two runs was recorded"),
+    ("noisystranger", "always", DIFFER, DIFFER, NOISY, ""),
+    ("noisystranger", "on-demand", DIFFER, DIFFER, NOISY, ""),
     ("notnumbers --float32", "always", DIFFER, "pass", "", "same() of the harness said no"),
     ("failing", "always", "eager_1st_run_fail", "eager_1st_run_fail", "", "ValueError: no such luck"),
     ("refused", "always", "eager_fail_to_run", "eager_fail_to_run", "", "does not have a deterministic implementation"),
@@ -141,6 +149,16 @@ def test_word_of_the_harness_and_ours(
     assert ("put_" in found.row.nondeterministic_op) == (name == "refused")
 
 
+def test_model_of_a_file_has_one_row_by_the_name_of_its_class(standin: Standin) -> None:
+    file = standin.folder.parent / "net.py"
+    file.write_text(
+        "import torch\n\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(4, 3)\n\n"
+        "    def get_example_inputs(self):\n        return [torch.ones(2, 4)]\n"
+    )
+    found = standin.run("net", session=a_session(standin.folder.parent / "ours"), only=f"path:{file},class:Net")
+    assert (found.theirs["name"], found.row.name, found.row.accuracy) == ("Net", "Net", "pass")
+
+
 def test_sign_of_zero_is_a_difference_here_and_none_there(standin: Standin) -> None:
     found = with_us(standin, "signs")
     assert found.theirs["accuracy"] == "pass"
@@ -159,8 +177,12 @@ def test_on_demand_no_run_of_a_model_that_agrees_is_traced(standin: Standin, mon
     assert (found.row.accuracy, found.row.ops, found.row.error) == ("pass", None, "")
 
 
-def raises(*_: Any, **__: Any) -> None:
-    raise RuntimeError("a planted fault")
+def planted_fault() -> Callable[..., None]:
+    """A function that raises, in what looks like a file of ours."""
+    scope: dict[str, Any] = {}
+    text = "def raises(*_, **__):\n    raise RuntimeError('a planted fault')\n"
+    exec(compile(text, str(hashbench.__file__), "exec"), scope)
+    return scope["raises"]  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("fault", ["HashDebugTrace", "named_results", "settings"])
@@ -168,20 +190,103 @@ def test_fault_of_ours_changes_nothing_that_the_harness_writes(
     standin: Standin, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     plain = standin.run("steady")
-    monkeypatch.setattr(model_check, fault, raises)
+    monkeypatch.setattr(eager_runs, fault, planted_fault())
     found = with_us(standin, "steady")
     assert without_times(found.theirs) == without_times(plain.theirs)
     assert found.row.accuracy == "pass"
     assert "a planted fault" in found.row.error
 
 
-def test_run_that_fails_under_the_trace_alone_is_made_again_without(
+def test_run_that_our_own_code_ends_is_made_again_without_a_trace(
     standin: Standin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TracingMode, "__torch_dispatch__", raises)
+    monkeypatch.setattr(TracingMode, "__torch_dispatch__", planted_fault())
     found = with_us(standin, "steady", "--training")
     assert found.theirs["accuracy"] == "pass"
     assert "the run failed only under the trace: RuntimeError: a planted fault" in found.row.error
+
+
+def test_run_that_fails_under_every_trace_and_under_none_is_the_traces(standin: Standin) -> None:
+    plain, found = standin.run("shy"), with_us(standin, "shy")
+    assert (plain.theirs["accuracy"], found.theirs["accuracy"]) == ("pass", "pass")
+    assert "the run failed only under the trace: RuntimeError: shape" in found.row.error
+
+
+@pytest.mark.parametrize("trace", ["always", "on-demand"])
+def test_run_that_fails_once_has_failed(
+    standin: Standin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trace: str
+) -> None:
+    plain, found = (
+        standin.run("failingonce"),
+        with_us(Standin(tmp_path / "again", monkeypatch), "failingonce", trace=trace),
+    )
+    assert (plain.theirs["accuracy"], found.theirs["accuracy"]) == ("eager_1st_run_fail", "eager_1st_run_fail")
+    assert (found.row.accuracy, found.row.runs) == ("eager_1st_run_fail", 1)
+    assert "RuntimeError: shape" in found.row.error
+
+
+@pytest.mark.parametrize("trace", ["always", "on-demand"])
+def test_op_without_a_deterministic_implementation_is_named_where_an_eager_run_meets_it(
+    standin: Standin, trace: str
+) -> None:
+    row = with_us(standin, "refusedlater", trace=trace).row
+    assert row.accuracy == "eager_1st_run_fail"
+    assert "put_" in row.nondeterministic_op
+
+
+# ------------------------------------------------------------------------------------------------ other harnesses
+
+
+def changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> Standin:
+    return Standin(tmp_path / "csv", monkeypatch, changed=change)
+
+
+@pytest.mark.parametrize("change", ["reset", "keyword", "decorated"])
+@pytest.mark.parametrize("trace", ["always", "on-demand"])
+def test_eager_runs_are_recognised_by_what_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, trace: str
+) -> None:
+    standin = changed(tmp_path, monkeypatch, change)
+    steady, noisy = (with_us(standin, name, trace=trace) for name in ("steady", "noisy"))
+    assert (steady.theirs["accuracy"], steady.row.accuracy, steady.row.error) == ("pass", "pass", "")
+    assert (noisy.row.accuracy, noisy.row.kernel, noisy.row.iteration) == (DIFFER, NOISY, 1)
+
+
+@pytest.mark.parametrize("change", ["device", "unknown"])
+@pytest.mark.parametrize(("name", "word"), [("steady", "pass"), ("noisy", DIFFER)])
+def test_harness_that_cannot_be_followed_is_not_judged(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    change: str,
+    name: str,
+    word: str,
+) -> None:
+    found = with_us(changed(tmp_path, monkeypatch, change), name, budget=60)
+    assert found.theirs["accuracy"] == word
+    assert found.row.accuracy == (SKIPPED if word == "pass" else DIFFER)
+    assert found.row.error.startswith("cannot follow this harness: ")
+    assert found.row.error.endswith(f"; the harness wrote {word}")
+    assert (found.row.kernel, found.row.cause, found.row.confidence) == ("", "", "")
+    printed = capfd.readouterr().err
+    assert "Traceback" not in printed
+    assert printed.count("hashbench: ") == printed.count("cannot follow this harness") <= 1
+
+
+@pytest.mark.parametrize("arguments", [("--accuracy",), ("--accuracy", "--only=noisy")])
+@pytest.mark.parametrize("age", [10.0, 1990.0])
+def test_diagnosis_is_left_out_only_where_the_harness_would_end_it(
+    standin: Standin, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], age: float
+) -> None:
+    """A check that took long, of runs that did not: of loading, casting and copying."""
+    session = replace(a_session(standin.folder.parent / "ours", budget=0.001), arguments=arguments)
+    monkeypatch.setattr(model_check, "_age", lambda: age)
+    for module, seconds in ((model_check, 200), (eager_runs, 1)):
+        clock = itertools.count(step=seconds)
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=clock.__next__))
+    row = standin.run("noisy", session=session).row
+    in_time = age < 100 or len(arguments) > 1
+    assert row.confirmed == ("yes" if in_time else "not tried: the harness's --timeout is too near")
 
 
 def test_no_copy_of_the_model_is_kept(standin: Standin, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import importlib.abc
 import importlib.machinery
+import inspect
 import os
 import runpy
 import sys
@@ -22,11 +23,14 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from hashbench.integrations.dynamo.session import (
+    CANNOT_FOLLOW,
     VARIABLE,
     Note,
     Session,
     amend_note,
     chosen_model,
+    name_of,
+    rename_note,
     tell,
     write_note,
 )
@@ -47,10 +51,10 @@ def attach(module: ModuleType) -> None:
     runner: Any = getattr(module, "BenchmarkRunner", None)
     if session is None or not hasattr(runner, "check_accuracy"):
         return
-    name = chosen_model(sys.argv)
+    name = name_of(chosen_model(sys.argv))
     if name:
         guarded(session, name, lambda: write_note(session, Note(name)))
-    runner.check_accuracy = _checked(runner.check_accuracy, session)
+    runner.check_accuracy = _checked(runner.check_accuracy, session, vars(module))
     if hasattr(runner, "validate_model"):
         runner.validate_model = _validated(runner.validate_model, session)
 
@@ -69,20 +73,27 @@ def guarded(session: Session, name: str, action: Callable[[], Any]) -> Any:
         return None
 
 
-def _checked(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
+def _checked(original: Callable[..., Any], session: Session, names: dict[str, Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def check_accuracy(self: Any, name: str, model: Any, example_inputs: Any, *rest: Any, **named: Any) -> Any:
+    def check_accuracy(self: Any, *arguments: Any, **named: Any) -> Any:
         def begin() -> Any:
             from hashbench.integrations.dynamo.model_check import ModelCheck
 
-            return ModelCheck(session, self, original.__globals__, name=name, model=model, inputs=example_inputs)
+            given = inspect.signature(original).bind(self, *arguments, **named).arguments
+            if not given.keys() >= {"name", "model", "example_inputs"}:
+                raise TypeError(f"{CANNOT_FOLLOW}: check_accuracy is not given a name, a model and example_inputs")
+            rename_note(session, chosen, given["name"])
+            return ModelCheck(
+                session, self, names, name=given["name"], model=given["model"], inputs=given["example_inputs"]
+            )
 
-        check = guarded(session, name, begin)
+        chosen = name_of(chosen_model(sys.argv))
+        check = guarded(session, chosen, begin)
         if check is None:
-            return original(self, name, model, example_inputs, *rest, **named)
+            return original(self, *arguments, **named)
         with check.eager.watched():
-            status = original(self, name, model, example_inputs, *rest, **named)
-        guarded(session, name, lambda: check.conclude(str(status)))
+            status = original(self, *arguments, **named)
+        guarded(session, check.name, lambda: check.conclude(str(status)))
         return status
 
     return check_accuracy

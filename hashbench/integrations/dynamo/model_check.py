@@ -1,21 +1,14 @@
-"""One model that the harness runs: its two eager runs are watched, and our row says what became of them and why.
+"""One model that the harness runs: our row says what became of its two eager runs, and why they differ.
 
-Every version of the harness resets the random state before eager run 1, before eager run 2, and before it compiles:
-counting these calls tells the phases. Between the first and the third alone, ``run_n_iterations`` is an attribute of
-the runner *instance* that puts a trace around the real one, so that nothing of ours is there when Dynamo looks. Nothing
-of ours may raise meanwhile, since the harness takes any exception for the model's. What follows the harness's own row
-is as in ``hashbench sweep``; only a run is made as the harness makes one.
+What follows the harness's own row is as in ``hashbench sweep``; only a run is made as the harness makes one.
 """
 
 from __future__ import annotations
 
 import functools
-import gc
-import inspect
-import logging
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,19 +18,23 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from hashbench.catalog import Status
 from hashbench.check.pair import PairCheck, compared, row_of
-from hashbench.integrations.dynamo.session import Session, amend_note, tell
+from hashbench.divergence import find as find_divergence
+from hashbench.integrations.dynamo.eager_runs import (
+    EagerRuns,
+    named_results,
+    optimizer_arguments,
+    run_once,
+    unlike_any_known,
+)
+from hashbench.integrations.dynamo.session import CANNOT_FOLLOW, Session, amend_note, chosen_model, tell
 from hashbench.records import DTYPES, Failure, ModelSpec, RunCounts, RunOptions
 from hashbench.results.folder import file_key
-from hashbench.run import leaves, outputs
-from hashbench.run.outcome import Attempt, Outcome, Prepared, Run, add_result, attempt, failure_of
+from hashbench.run import outputs
+from hashbench.run.leaves import LeftOut
+from hashbench.run.outcome import Attempt, Outcome, Prepared, Run, add_result, attempt
 from hashbench.run.settings import claim_workspace, settings
 from hashbench.trace.api import HashDebugTrace
 
-log = logging.getLogger(__name__)
-
-_RESET, _COMPARE, _RUN = "reset_rng_state", "same", "run_n_iterations"
-COMPILING = 3
-"""The phase in which the harness compiles: the third reset of the random state."""
 FRESH_TARGET = "hashbench.integrations.dynamo.hook:FreshHarness"
 """What builds the model again in a fresh process."""
 PAIRS_ON_DEMAND = 3
@@ -48,163 +45,6 @@ rows in the harness's CSV, which the harness's own tools take for none."""
 _FAILED_RUNS = (Status.FIRST_RUN_FAIL, Status.FIRST_RUN_OOM, Status.SECOND_RUN_FAIL, Status.SECOND_RUN_OOM)
 _CONFIRMING_RUNS = 12
 """Runs, in times of a traced one, that must fit in before looking for a cause makes sense."""
-
-
-class EagerRuns:
-    """What is seen of one ``check_accuracy``. Digests are kept, never tensors.
-
-    Args:
-        harness: the harness's runner.
-        names: the globals of its module, in which two functions are replaced while this watches.
-        model, inputs: as the harness has them, to make a run again that failed under the trace: only if it fails
-            without one too has the model failed.
-        traced: put a trace around the two runs; otherwise only listen to their comparison.
-
-    ``phase`` counts the resets: 0 nothing ran, 1 and 2 the eager runs, 3 compiling. ``runs`` are the traced runs that
-    succeeded, ``failure`` the exception of the model that ended one. ``answer`` is what ``same`` said of the two
-    (``None``: it was not asked or raised), ``compare_error`` what it raised. ``problems`` are faults of ours.
-    """
-
-    def __init__(self, harness: Any, names: MutableMapping[str, Any], *, model: Any, inputs: Any, traced: bool) -> None:
-        self.harness, self.names, self.model, self.inputs, self.traced = harness, names, model, inputs, traced
-        self.phase = 0
-        self.runs: list[Run] = []
-        self.answer: bool | None = None
-        self.compare_error = ""
-        self.failure: Failure | None = None
-        self.problems: list[str] = []
-        self.on_compared: Callable[[Mapping[str, Any], Mapping[str, Any]], None] = lambda *_: None
-        self._compared = False
-        self._real = {name: names[name] for name in (_RESET, _COMPARE)}
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Watch until the end of the context; everything is then as it was."""
-        self.names.update({_RESET: self._reset, _COMPARE: self._same})
-        try:
-            yield
-        finally:
-            self.names.update(self._real)
-            self._stop_tracing()
-
-    # ------------------------------------------------------------------------------------- in the harness's place
-
-    def _reset(self, *arguments: Any, **named: Any) -> Any:
-        self.phase += 1
-        if self.phase == 1 and self.traced:
-            vars(self.harness)[_RUN] = self._run_n_iterations
-        if self.phase == COMPILING:
-            self._stop_tracing()
-        return self._real[_RESET](*arguments, **named)
-
-    def _stop_tracing(self) -> None:
-        vars(self.harness).pop(_RUN, None)
-
-    def _same(self, *arguments: Any, **named: Any) -> Any:
-        if self.phase != COMPILING - 1 or self._compared:
-            return self._real[_COMPARE](*arguments, **named)
-        self._compared = True
-        self._stop_tracing()
-        try:
-            answer = self._real[_COMPARE](*arguments, **named)
-        except Exception as error:
-            self.compare_error = f"{type(error).__name__}: {error}"
-            raise
-        self.answer = bool(answer)
-        self._guarded(lambda: self.on_compared(*map(named_results, arguments[:2])))
-        return answer
-
-    def _run_n_iterations(self, mod: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
-        real = getattr(type(self.harness), _RUN).__get__(self.harness)
-        trace = self._guarded(lambda: HashDebugTrace(model=mod, inputs=inputs, settings=settings))
-        if trace is None:
-            return real(mod, inputs, *rest, **named)
-        try:
-            with trace:
-                returned = real(mod, inputs, *counting(rest, trace), **named)
-        except Exception as error:
-            failure = failure_of(error, op=trace.failed_op)
-        else:
-            self._guarded(lambda: self._keep(trace, returned))
-            return returned
-        return self._run_again(failure, real, rest, named)
-
-    def _run_again(self, failure: Failure, real: Callable[..., Any], rest: Any, named: Any) -> Any:
-        """The run that failed under the trace once more without one, from the same state."""
-        gc.collect()
-        self._real[_RESET]()
-        model, inputs = self.harness.maybe_cast(self.model, self.inputs)
-        copy = self.harness.deepcopy_and_maybe_parallelize(model)
-        self.harness.init_optimizer(*optimizer_arguments(self.names, copy))
-        try:
-            returned = real(copy, self.names["clone_inputs"](inputs), *rest, **named)
-        except Exception as error:
-            self.failure = failure_of(error, op=failure.op)
-            raise
-        self._problem(f"the run failed only under the trace: {failure.error}")
-        return returned
-
-    # ------------------------------------------------------------------------------------------------ what is kept
-
-    def _keep(self, trace: HashDebugTrace, returned: Any) -> None:
-        try:
-            for name, value in named_results(returned).items():
-                trace.add_result(name, value)
-        except leaves.NotComparableError as error:
-            log.info("results are not noted: %s", error)
-        finished = trace.finish()
-        self.runs.append(Run(finished, {result.name: result.digest.word() for result in finished.results}))
-
-    def _guarded(self, action: Callable[[], Any]) -> Any:
-        try:
-            return action()
-        except Exception as error:
-            log.exception("watching the harness failed")
-            self._problem(f"{type(error).__name__}: {error}")
-            return None
-
-    def _problem(self, text: str) -> None:
-        self.problems.append(text)
-        tell(text)
-
-
-def optimizer_arguments(names: Mapping[str, Any], model: Any) -> tuple[Any, ...]:
-    """What the harness gives its ``init_optimizer``."""
-    return names.get("current_name"), names.get("current_device"), model.parameters()
-
-
-def counting(rest: Sequence[Any], trace: HashDebugTrace | None) -> tuple[Any, ...]:
-    """The further arguments of ``run_n_iterations``: the function that makes one iteration, which tells the trace which
-    one it is. Harnesses before 2025 take it from the runner, and have only one iteration as far as the trace knows."""
-    if trace is None or not rest or not callable(rest[0]):
-        return tuple(rest)
-    step, number = rest[0], iter(range(2**31))
-
-    def iteration(*arguments: Any, **named: Any) -> Any:
-        trace.iteration = next(number)
-        trace.mark(f"iteration {trace.iteration}")
-        return step(*arguments, **named)
-
-    return (iteration, *rest[1:])
-
-
-def step_of(harness: Any) -> tuple[Any, ...]:
-    """What this version's ``run_n_iterations`` takes beside a model and inputs."""
-    takes = inspect.signature(getattr(type(harness), _RUN)).parameters
-    return (harness.model_iter_fn,) if len(takes) > COMPILING else ()
-
-
-def named_results(returned: Any) -> dict[str, Any]:
-    """What ``run_n_iterations`` returned, flat and by name.
-
-    Raises:
-        NotComparableError: there is a value of a type that nobody knows how to compare.
-    """
-    with _disable_current_modes():
-        return dict(leaves.flatten(returned, "result"))
-
-
-# --------------------------------------------------------------------------------------------------------- our row
 
 
 def preparing(harness: Any, names: Mapping[str, Any], model: Any, inputs: Any) -> Callable[[], Prepared]:
@@ -224,8 +64,7 @@ def preparing(harness: Any, names: Mapping[str, Any], model: Any, inputs: Any) -
 
 def _iterate(harness: Any, model: Any, inputs: Any, trace: HashDebugTrace | None) -> dict[str, Any]:
     """The harness's iterations, and what the harness compares: the results of the last one."""
-    with trace if trace is not None else nullcontext():
-        returned = harness.run_n_iterations(model, inputs, *counting(step_of(harness), trace))
+    returned = run_once(harness, model, inputs, trace)
     results: dict[str, Any] = {}
     for name, value in named_results(returned).items():
         add_result(results, trace, name, value, copied=False)
@@ -266,18 +105,26 @@ class ModelCheck:
         )
         claim_workspace(self.options.device)
         self.model, self.inputs = model, inputs
-        self.eager = EagerRuns(harness, names, model=model, inputs=inputs, traced=session.trace == "always")
+        self.unlike = unlike_any_known(harness, names)
+        traced = session.trace == "always" and not self.unlike
+        self.eager = EagerRuns(harness, names, model=model, inputs=inputs, traced=traced)
         self.eager.on_compared = self._look
         self.outcome = Outcome(Status.PASS, settings()["deterministic_algorithms"], iterations=harness.args.iterations)
         amend_note(session, name, device=self.options.device, mode=self.options.mode)
+        if self.unlike:
+            tell(self.unlike)
+
+    @property
+    def traced_runs(self) -> list[Run]:
+        """The two runs that were compared, where both were traced."""
+        runs = [run.run for run in self.eager.pair or self.eager.runs]
+        return [run for run in runs if run is not None] if len(runs) == 2 and all(runs) else []
 
     def _look(self, first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
         """While the harness still holds both results: how they differ, in numbers."""
-        if len(self.eager.runs) == 2:
-            runs = [
-                replace(run, results=results) for run, results in zip(self.eager.runs, (first, second), strict=True)
-            ]
-            self.outcome = _compared(self._begun(), *runs)
+        if self.traced_runs:
+            both = zip(self.traced_runs, (first, second), strict=True)
+            self.outcome = _compared(self._begun(), *(replace(run, results=results) for run, results in both))
         elif not self.eager.answer:
             with _disable_current_modes(), torch.no_grad():
                 difference = outputs.compare(first, second)
@@ -285,8 +132,9 @@ class ModelCheck:
             self.outcome = replace(differ, difference=difference)
 
     def _begun(self) -> Outcome:
-        traces = [run.trace for run in self.eager.runs if run.trace is not None]
-        return replace(self.outcome, runs=2, ops=len(traces[0].records) if traces else None)
+        traces = [run.trace for run in self.traced_runs if run.trace is not None]
+        apart = next((run.not_compared for run in self.traced_runs), ())
+        return replace(self.outcome, runs=2, ops=len(traces[0].records) if traces else None, not_compared=apart)
 
     # ------------------------------------------------------------------------------ when the harness has its own row
 
@@ -295,23 +143,27 @@ class ModelCheck:
         key = file_key(suite=self.spec.suite, mode=self.options.mode, name=self.name)
         csv, problem = str(self.names.get("output_filename") or ""), "; ".join(self.eager.problems)[:500]
         amend_note(self.session, self.name, status=status, csv=csv, problem=problem, key=key)
-        with self.harness.pick_grad(self.name, self.harness.args.training):
-            model, inputs = self.harness.maybe_cast(self.model, self.inputs)
-            prepare = preparing(self.harness, self.names, model, inputs)
-            make = functools.partial(attempt, prepare, self.options)
-            outcome, error = self._happened(make, status)
-            if outcome.accuracy == Status.TWO_RUNS_DIFFER:
-                outcome = self._explained(make, outcome)
+        if why := self.unlike or self._unrecognised(status):
+            outcome, error = self._not_judged(status, why)
+        else:
+            with self.harness.pick_grad(self.name, self.harness.args.training):
+                model, inputs = self.harness.maybe_cast(self.model, self.inputs)
+                prepare = preparing(self.harness, self.names, model, inputs)
+                outcome, error = self._judged(functools.partial(attempt, prepare, self.options), status)
         row = row_of(self.spec, self.options, outcome, seconds=time.perf_counter() - self.began)
         self.session.results.write_row(key, replace(row, error="; ".join(filter(None, (row.error, error)))))
+
+    def _judged(self, make: Attempt, status: str) -> tuple[Outcome, str]:
+        outcome, error = self._happened(make, status)
+        return (self._explained(make, outcome) if outcome.accuracy == Status.TWO_RUNS_DIFFER else outcome), error
 
     def _happened(self, make: Attempt, status: str) -> tuple[Outcome, str]:
         """What became of the two eager runs, and words for where that is not what the harness wrote."""
         eager = self.eager
-        if eager.phase == 0:
+        if eager.pair is None and status in _FAILED_RUNS:
+            return self._failed(status), ""
+        if eager.pair is None and not eager.runs and status == Status.SKIPPED:
             return replace(self.outcome, accuracy=Status.SKIPPED), "the harness ran no eager pair"
-        if eager.phase < COMPILING and status in _FAILED_RUNS:
-            return replace(self.outcome, accuracy=status, failure=eager.failure, runs=eager.phase), ""
         if eager.compare_error:
             return self._not_compared()
         outcome = self.outcome if eager.answer is not None else self._unasked(make)
@@ -322,24 +174,48 @@ class ModelCheck:
         hidden = outcome.accuracy == Status.TWO_RUNS_DIFFER != status
         return outcome, f"the harness wrote {status}" if hidden else ""
 
+    def _unrecognised(self, status: str) -> str:
+        """Why the pair cannot be judged: what was compared is not what two eager runs returned."""
+        eager = self.eager
+        ended = status in _FAILED_RUNS or (status == Status.SKIPPED and not eager.runs)
+        known = eager.pair is not None or (not eager.strange and (ended or len(eager.runs) == 2))
+        return "" if known else f"{CANNOT_FOLLOW}: its two eager runs were not recognised"
+
+    def _failed(self, status: str) -> Outcome:
+        failure = self.eager.failure
+        refused = "" if failure is None else failure.nondeterministic_op
+        runs = len(self.eager.runs) + 1
+        return replace(self.outcome, accuracy=status, failure=failure, nondeterministic_op=refused, runs=runs)
+
+    def _not_judged(self, status: str, why: str) -> tuple[Outcome, str]:
+        """The harness's word where it says that something is wrong; that all is well is not ours to repeat."""
+        wrong = status in _FAILED_RUNS or status == Status.TWO_RUNS_DIFFER
+        confirmed = "no: nothing was run again" if status == Status.TWO_RUNS_DIFFER else ""
+        accuracy = status if wrong else Status.SKIPPED
+        return replace(self.outcome, accuracy=accuracy, confirmed=confirmed), f"{why}; the harness wrote {status}"
+
     def _not_compared(self) -> tuple[Outcome, str]:
         said = f"same() of the harness raised {self.eager.compare_error}"
-        outcome = replace(self.outcome, accuracy=Status.NOT_COMPARABLE, failure=Failure(said))
-        if len(self.eager.runs) != 2:
-            return outcome, ""
-        bits = _compared(replace(self._begun(), accuracy=Status.PASS), *self.eager.runs)
-        if not self.eager.runs[0].results:
-            return replace(outcome, ops=bits.ops, runs=2), ""
-        agree = "agree" if bits.accuracy == Status.PASS else "do not agree"
-        return (
-            replace(bits, accuracy=Status.NOT_COMPARABLE, failure=Failure(said), difference=None),
-            f"bit by bit the two runs {agree}",
-        )
+        outcome = replace(self._begun(), accuracy=Status.NOT_COMPARABLE, failure=Failure(said))
+        if not self.traced_runs:
+            return outcome, "nothing of the two runs was recorded (--trace on-demand)"
+        first, second = self.traced_runs
+        if not all(isinstance(value, LeftOut) for run in self.traced_runs for value in run.results.values()):
+            bits = _compared(replace(self._begun(), accuracy=Status.PASS), first, second)
+            differ, what = bits.accuracy != Status.PASS, "bit by bit the two runs"
+        else:
+            assert first.trace is not None
+            assert second.trace is not None
+            verdict = find_divergence(replace(first.trace, results=()), replace(second.trace, results=()))
+            bits = replace(outcome, verdict=verdict, traces=(first.trace, second.trace))
+            differ, what = verdict.divergence is not None, "the recorded ops of the two runs"
+        bits = replace(bits, accuracy=Status.NOT_COMPARABLE, failure=Failure(said), difference=None)
+        return bits, f"{what} {'do not agree' if differ else 'agree'}"
 
     def _unasked(self, make: Attempt) -> Outcome:
         """The harness made both runs and did not compare them: its list says that they differ."""
-        if len(self.eager.runs) == 2:
-            return _compared(self._begun(), *self.eager.runs)
+        if self.traced_runs:
+            return _compared(self._begun(), *self.traced_runs)
         return _further_pair(replace(self.outcome, runs=2), make)
 
     def _found_again(self, make: Attempt, outcome: Outcome) -> Outcome:
@@ -351,13 +227,19 @@ class ModelCheck:
         return replace(outcome, confirmed=f"no: {PAIRS_ON_DEMAND} further pairs agreed")
 
     def _explained(self, make: Attempt, outcome: Outcome) -> Outcome:
-        left = _TIME_SHARE * (float(getattr(self.harness.args, "timeout", 2000)) - _age())
-        if self.session.budget <= 0 or left < _CONFIRMING_RUNS * (time.perf_counter() - self.began):
+        left = self._seconds_left()
+        if self.session.budget <= 0 or left < _CONFIRMING_RUNS * max(run.seconds for run in self.eager.runs):
             why = "no experiments were asked for" if self.session.budget <= 0 else "the harness's --timeout is too near"
             return replace(outcome, confirmed=f"not tried: {why}")
         options = replace(self.options, diagnose_budget=min(self.session.budget, left))
         check = PairCheck(make, options, outcome.deterministic, spec=self.spec, target=FRESH_TARGET)
         return check.diagnose(check.confirm(outcome))
+
+    def _seconds_left(self) -> float:
+        """What the diagnosis may take. Only a child of the harness's sweep is ended by its ``--timeout``."""
+        if chosen_model(self.session.arguments):
+            return math.inf
+        return _TIME_SHARE * (float(getattr(self.harness.args, "timeout", 2000)) - _age())
 
 
 def options_of(session: Session, args: Any, *, device: str) -> RunOptions:

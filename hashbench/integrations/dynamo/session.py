@@ -26,6 +26,8 @@ from hashbench.results.load import dynamo_row
 from hashbench.results.rows import ROWS
 
 VARIABLE = "HASHBENCH_DYNAMO"
+CANNOT_FOLLOW = "cannot follow this harness"
+"""Begins every line that says why a run of it is not judged, or not made again."""
 TABLE_FILE = "hashbench.csv"
 
 _AGREED = (Status.PASS, ": its eager runs agreed, hashbench did not see them")
@@ -111,14 +113,26 @@ class Note:
 
 def write_note(session: Session, note: Note) -> None:
     """Make ``note`` what is known of its model. Raises ``OSError``."""
-    key = file_key(suite=session.suite, mode="note", name=note.name)
-    replace_file(session.notes / f"{key}.json", json.dumps(dataclasses.asdict(note)))
+    replace_file(_note_path(session, note.name), json.dumps(dataclasses.asdict(note)))
 
 
 def amend_note(session: Session, name: str, **changes: str) -> None:
     """Change some of what is known of a model. Raises ``OSError``."""
     known = next((note for note in read_notes(session) if note.name == name), Note(name))
     write_note(session, replace(known, **changes))
+
+
+def rename_note(session: Session, name: str, actual: str) -> None:
+    """Put what is known of the model ``name`` under the name that the harness has for it. Raises ``OSError``."""
+    known = next((note for note in read_notes(session) if note.name == name), None)
+    if known is None or name == actual:
+        return
+    write_note(session, replace(known, name=actual))
+    _note_path(session, name).unlink(missing_ok=True)
+
+
+def _note_path(session: Session, name: str) -> Path:
+    return session.notes / f"{file_key(suite=session.suite, mode='note', name=name)}.json"
 
 
 def read_notes(session: Session) -> list[Note]:
@@ -139,6 +153,12 @@ def chosen_model(arguments: Sequence[str]) -> str:
         elif argument == "--only" and index + 1 < len(arguments):
             chosen = arguments[index + 1]
     return chosen
+
+
+def name_of(chosen: str) -> str:
+    """The name by which the harness calls the model that was chosen: of ``path:FILE,class:CLASS`` it is the class."""
+    parts = dict(part.partition(":")[::2] for part in chosen.split(","))
+    return parts["class"] if parts.keys() >= {"path", "class"} else chosen
 
 
 def tell(message: str) -> None:

@@ -1,7 +1,10 @@
 """A small stand-in for the module of the same name in PyTorch's ``benchmarks/dynamo``.
 
 The same class, methods and order of steps, written for these tests. ``STANDIN_YEAR=2024`` makes it one of that year:
-another ``run_n_iterations``, which is what gets compiled, and no ``set_stance``.
+another ``run_n_iterations``, which is what gets compiled, and no ``set_stance``. ``STANDIN_CHANGED`` makes it a harness
+that has moved on: ``reset`` resets the random state once more, before the run in 64 bits, ``device`` copies a model for
+a device, ``keyword`` takes the step by name, ``decorated`` wraps ``check_accuracy``, ``unknown`` compares copies of the
+results.
 """
 
 # ruff: noqa: ARG001, ARG002, PTH108, PTH110, PTH118, PTH123 – the signatures and habits of the one it stands for
@@ -12,6 +15,8 @@ import argparse
 import contextlib
 import copy
 import csv
+import functools
+import importlib.util
 import os
 import re
 import subprocess
@@ -25,6 +30,7 @@ from torch._dynamo.testing import reset_rng_state
 from torch._dynamo.utils import clone_inputs, counters, same
 
 OLD = os.environ.get("STANDIN_YEAR") == "2024"
+CHANGED = os.environ.get("STANDIN_CHANGED", "")
 
 current_name = current_device = current_batch_size = output_filename = None
 
@@ -35,6 +41,14 @@ def optimize_ctx(function):
 
 def eager_stance():
     return contextlib.nullcontext() if OLD else torch.compiler.set_stance("force_eager")
+
+
+def decorated(function):
+    if CHANGED != "decorated":
+        return function
+    scope = {"function": function}  # a decorator of another module
+    exec("def check_accuracy(*arguments, **named):\n    return function(*arguments, **named)", scope)
+    return functools.wraps(function)(scope["check_accuracy"])
 
 
 class BenchmarkRunner:
@@ -60,8 +74,15 @@ class BenchmarkRunner:
     def deepcopy_model(self, model):
         return copy.deepcopy(model)
 
-    def deepcopy_and_maybe_parallelize(self, model):
-        return self.deepcopy_model(model)
+    if CHANGED == "device":
+
+        def deepcopy_and_maybe_parallelize(self, model, device):
+            return self.deepcopy_model(model).to(device)
+
+    else:
+
+        def deepcopy_and_maybe_parallelize(self, model):
+            return self.deepcopy_model(model)
 
     def maybe_cast(self, model, example_inputs):
         return model, example_inputs
@@ -80,6 +101,13 @@ class BenchmarkRunner:
                 self.model_iter_fn(mod, inputs, collect_outputs=False)
             return self.model_iter_fn(mod, inputs, collect_outputs=True)
 
+    elif CHANGED == "keyword":
+
+        def run_n_iterations(self, mod, inputs, *, step):
+            for _ in range(self.args.iterations - 1):
+                step(mod, inputs, collect_outputs=False)
+            return step(mod, inputs, collect_outputs=True)
+
     else:
 
         def run_n_iterations(self, mod, inputs, model_iter_fn):
@@ -87,6 +115,7 @@ class BenchmarkRunner:
                 model_iter_fn(mod, inputs, collect_outputs=False)
             return model_iter_fn(mod, inputs, collect_outputs=True)
 
+    @decorated
     def check_accuracy(self, name, model, example_inputs, optimize_ctx, experiment, tag):
         def record_status(accuracy_status):
             rewritten = ("pass", "eager_two_runs_differ", "fail_accuracy")
@@ -100,27 +129,35 @@ class BenchmarkRunner:
         if name in self.skip_accuracy_checks_large_models_dashboard:
             return record_status("pass_due_to_skip")
         with self.pick_grad(name, self.args.training):
-            step = () if OLD else (self.model_iter_fn,)
+            step = () if OLD or CHANGED == "keyword" else (self.model_iter_fn,)
+            named = {"step": self.model_iter_fn} if CHANGED == "keyword" else {}
+            device = (current_device,) if CHANGED == "device" else ()
+            if CHANGED == "reset":
+                reset_rng_state()
             with contextlib.suppress(Exception):  # the run in 64 bits: no reset before it
-                double = self.deepcopy_and_maybe_parallelize(model).double()
-                self.run_n_iterations(double, [tensor.double() for tensor in example_inputs], *step)
+                double = self.deepcopy_and_maybe_parallelize(model, *device).double()
+                self.run_n_iterations(double, [tensor.double() for tensor in example_inputs], *step, **named)
             reset_rng_state()
             try:
                 with eager_stance():
-                    model_copy = self.deepcopy_and_maybe_parallelize(model)
+                    model_copy = self.deepcopy_and_maybe_parallelize(model, *device)
                     self.init_optimizer(name, current_device, model_copy.parameters())
-                    correct_result = self.run_n_iterations(model_copy, clone_inputs(example_inputs), *step)
+                    correct_result = self.run_n_iterations(model_copy, clone_inputs(example_inputs), *step, **named)
             except Exception:
                 return record_status("eager_1st_run_fail")
             reset_rng_state()
             try:
                 with eager_stance():
-                    model_copy = self.deepcopy_and_maybe_parallelize(model)
+                    model_copy = self.deepcopy_and_maybe_parallelize(model, *device)
                     self.init_optimizer(name, current_device, model_copy.parameters())
-                    correct_rerun_result = self.run_n_iterations(model_copy, clone_inputs(example_inputs), *step)
+                    correct_rerun_result = self.run_n_iterations(
+                        model_copy, clone_inputs(example_inputs), *step, **named
+                    )
             except Exception:
                 return record_status("eager_2nd_run_fail")
             is_same = True
+            if CHANGED == "unknown":
+                correct_result, correct_rerun_result = copy.deepcopy((correct_result, correct_rerun_result))
             try:
                 if name not in self.skip_accuracy_check_as_eager_non_deterministic and not same(
                     correct_result, correct_rerun_result, fp64_ref=None, tol=0, equal_nan=self.equal_nan
@@ -133,11 +170,13 @@ class BenchmarkRunner:
             reset_rng_state()
             torch._dynamo.reset()
             try:
-                model_copy = self.deepcopy_and_maybe_parallelize(model)
+                model_copy = self.deepcopy_and_maybe_parallelize(model, *device)
                 if OLD:
                     new_result = optimize_ctx(self.run_n_iterations)(model_copy, example_inputs)
                 else:
-                    new_result = self.run_n_iterations(model_copy, example_inputs, optimize_ctx(self.model_iter_fn))
+                    optimized = optimize_ctx(self.model_iter_fn)
+                    step, named = ((), {"step": optimized}) if named else ((optimized,), {})
+                    new_result = self.run_n_iterations(model_copy, example_inputs, *step, **named)
             except Exception:
                 return record_status("fail_to_run")
             if name in self.skip_accuracy_check_as_eager_non_deterministic:
@@ -180,6 +219,15 @@ def parse_args(args=None):
     return parser.parse_args(args)
 
 
+def load_model_from_path(path_and_class):
+    chosen = dict(part.split(":") for part in path_and_class.split(","))
+    spec = importlib.util.spec_from_file_location("module_name", chosen["path"])
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    model = getattr(module, chosen["class"])()
+    return type(model).__name__, model, model.get_example_inputs()
+
+
 def main(runner, original_dir=None, args=None):
     return run(runner, parse_args(args), original_dir)
 
@@ -192,6 +240,11 @@ def run(runner, args, original_dir=None):
     if args.only:
         current_name, current_device, current_batch_size = args.only, (args.devices or ["cpu"])[0], 2
         torch.use_deterministic_algorithms(True)
+        if ":" in args.only:
+            name, model, inputs = load_model_from_path(args.only)
+            current_name = name
+            print(runner.check_accuracy(name, model, inputs, optimize_ctx, None, None))
+            return
         try:
             _, name, model, inputs, _ = runner.load_model(current_device, args.only)
         except Exception:

@@ -12,6 +12,7 @@ from common import BenchmarkRunner, main
 from standin_ops import noisy
 from torch._dynamo.testing import collect_results, reduce_to_scalar_loss
 from torch._dynamo.utils import clone_inputs
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 CALLS = []
 
@@ -91,6 +92,23 @@ class Failing(Steady):
         raise ValueError("no such luck")
 
 
+class FailingOnce(Steady):
+    """An op that raises in the first eager run, and never again."""
+
+    def forward(self, x):
+        CALLS.append(x.dtype)
+        raises = CALLS.count(torch.float32) == 1
+        return super().forward(x).reshape(5 if raises else x.shape[0], -1)
+
+
+class Shy(Steady):
+    """An op that raises in every run that a dispatch mode looks at."""
+
+    def forward(self, x):
+        raises = bool(_get_current_dispatch_mode_stack())
+        return super().forward(x).reshape(5 if raises else x.shape[0], -1)
+
+
 class Refused(Steady):
     """An op that torch has no deterministic implementation of."""
 
@@ -98,14 +116,39 @@ class Refused(Steady):
         return super().forward(x).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
 
 
+class RefusedLater(Refused):
+    """The same, and nobody has run it before its accuracy is checked."""
+
+
+class NoisyStranger(Noisy):
+    """Differs, and returns also what nobody can compare."""
+
+    def forward(self, x):
+        return super().forward(x), object()
+
+
+class Alien(Steady):
+    """Returns nothing that anybody can compare."""
+
+    def forward(self, x):
+        super().forward(x)
+        return object()
+
+
+class NoisyAlien(Noisy):
+    """The same, and its ops differ."""
+
+    def forward(self, x):
+        super().forward(x)
+        return object()
+
+
 class Dying(Steady):
     """Its process is killed."""
 
 
-MODELS = {
-    kind.__name__.lower(): kind
-    for kind in (Steady, Noisy, Listed, Exempt, Huge, Odd, Stranger, Signs, NotNumbers, Failing, Refused, Dying)
-}
+KINDS = [Steady, Noisy, Listed, Exempt, Huge, Odd, Stranger, NoisyStranger, Signs, NotNumbers, Failing, FailingOnce]
+MODELS = {kind.__name__.lower(): kind for kind in (*KINDS, Alien, NoisyAlien, Shy, Refused, RefusedLater, Dying)}
 
 
 class ZooRunner(BenchmarkRunner):
@@ -122,7 +165,7 @@ class ZooRunner(BenchmarkRunner):
             os.kill(os.getpid(), signal.SIGKILL)
         torch.manual_seed(1337)
         model, inputs = MODELS[model_name]().to(device), [torch.randn(2, 4)]
-        if model_name != "failing":
+        if model_name not in ("failing", "failingonce", "refusedlater"):
             self.validate_model(model_name, model, inputs)
         return device, model_name, model, inputs, 2
 

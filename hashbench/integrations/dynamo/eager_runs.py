@@ -1,0 +1,332 @@
+"""The harness's two eager runs of one model, recognised by what is run, and watched.
+
+An eager run is a call of ``run_n_iterations`` with the harness's own ``model_iter_fn`` on a model that is not the
+reference in 64 bits; the pair is what the first ``same`` after it is given. What is not recognised is not judged.
+``run_n_iterations`` is an attribute of the runner *instance* until the pair is complete, so that nothing of ours is
+there when Dynamo looks. Nothing of ours may raise meanwhile, since the harness takes any exception for the model's.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import itertools
+import logging
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+import hashbench
+from hashbench.integrations.dynamo.session import CANNOT_FOLLOW, tell
+from hashbench.records import Failure
+from hashbench.run import leaves
+from hashbench.run.outcome import Run, failure_of
+from hashbench.run.settings import settings
+from hashbench.trace.api import HashDebugTrace
+
+log = logging.getLogger(__name__)
+
+_COMPARE, _RUN = "same", "run_n_iterations"
+_PACKAGE, _TORCH = (str(Path(str(module.__file__)).parent) for module in (hashbench, torch))
+
+
+@dataclass(frozen=True, slots=True)
+class EagerRun:
+    """One eager run that succeeded: what its trace left (``None``: not traced), how many ``seconds`` it took, and what
+    it ``returned``: references to the tensors in it, else its ``id``."""
+
+    run: Run | None
+    seconds: float
+    returned: tuple[Any, ...]
+
+    def is_of(self, value: Any) -> bool:
+        """Whether ``value`` is what this run returned."""
+        found = _references(value)
+        return len(found) == len(self.returned) and all(map(_is_same, self.returned, found))
+
+
+class EagerRuns:
+    """What is seen of one ``check_accuracy``. Digests are kept, never tensors.
+
+    Args:
+        harness: the harness's runner.
+        names: the globals of its module, in which ``same`` is replaced while this watches.
+        model, inputs: as the harness has them, to make a run again that our trace has ended.
+        traced: put a trace around the runs; otherwise they are only recognised.
+
+    ``runs`` are the eager runs that succeeded, ``pair`` the two that ``same`` compared, ``failure`` the exception that
+    ended one. ``answer`` is what ``same`` said of the pair (``None``: it was not asked or raised), ``compare_error``
+    what it raised. ``strange`` is set where it was first given something else. ``problems`` are faults of ours.
+    """
+
+    def __init__(self, harness: Any, names: MutableMapping[str, Any], *, model: Any, inputs: Any, traced: bool) -> None:
+        self.harness, self.names, self.model, self.inputs, self.traced = harness, names, model, inputs, traced
+        self.runs: list[EagerRun] = []
+        self.pair: tuple[EagerRun, EagerRun] | None = None
+        self.answer: bool | None = None
+        self.compare_error = ""
+        self.strange = False
+        self.failure: Failure | None = None
+        self.problems: list[str] = []
+        self.on_compared: Callable[[Mapping[str, Any], Mapping[str, Any]], None] = lambda *_: None
+        self._real_same = names[_COMPARE]
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Watch until the end of the context; everything is then as it was."""
+        self.names[_COMPARE] = self._same
+        vars(self.harness)[_RUN] = self._run_n_iterations
+        try:
+            yield
+        finally:
+            self.names[_COMPARE] = self._real_same
+            self._stop()
+
+    # ------------------------------------------------------------------------------------- in the harness's place
+
+    def _stop(self) -> None:
+        vars(self.harness).pop(_RUN, None)
+
+    def _same(self, *arguments: Any, **named: Any) -> Any:
+        if self.pair is None and not self.strange:
+            self._stop()
+            self.pair = self._guarded(lambda: self._pair_of(*arguments[:2]))
+            self.strange = self.pair is None
+            if self.pair is not None:
+                return self._compare(arguments, named)
+        return self._real_same(*arguments, **named)
+
+    def _pair_of(self, first: Any = None, second: Any = None) -> tuple[EagerRun, EagerRun] | None:
+        pairs = ((a, b) for a, b in itertools.pairwise(self.runs) if a.is_of(first) and b.is_of(second))
+        return next(pairs, None)
+
+    def _compare(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        try:
+            answer = self._real_same(*arguments, **named)
+        except Exception as error:
+            self.compare_error = f"{type(error).__name__}: {error}"
+            raise
+        self.answer = bool(answer)
+        self._guarded(lambda: self.on_compared(*map(named_results, arguments[:2])))
+        return answer
+
+    def _run_n_iterations(self, mod: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
+        real = getattr(type(self.harness), _RUN).__get__(self.harness)
+        steps = [value for value in (*rest, *named.values()) if callable(value)]
+        if steps and self.harness.model_iter_fn not in steps:  # it is compiled
+            self._stop()
+        elif not self._guarded(lambda: self._is_reference(mod, inputs)):
+            return self._eager_run(real, mod, inputs, rest, named)
+        return real(mod, inputs, *rest, **named)
+
+    def _is_reference(self, mod: Any, inputs: Any) -> bool:
+        """Whether all that is computed with was cast to 64 bits, and is not so by itself."""
+        wide = {torch.float64, torch.complex128}
+        return _dtypes(mod, inputs) <= wide and not _dtypes(self.model, self.inputs) <= wide
+
+    def _eager_run(self, real: Callable[..., Any], mod: Any, inputs: Any, rest: Any, named: Any) -> Any:
+        trace = self._trace(mod, inputs)
+        began = time.perf_counter()
+        try:
+            returned = _under(trace, real, mod, inputs, rest, named)
+        except Exception as error:
+            self.failure = failure_of(error, op="" if trace is None else trace.failed_op)
+            without = None
+            if trace is not None:
+                without = self._guarded(functools.partial(self._without_trace, error, trace, real, rest, named))
+            if without is None:
+                raise
+            self.problem(f"the run failed only under the trace: {self.failure.error}")
+            (returned,), trace, self.failure = without, None, None
+        self._guarded(lambda: self._keep(trace, returned, time.perf_counter() - began))
+        if not (rest or named) and len(self.runs) > 1:  # before 2025: run_n_iterations itself is compiled next
+            self._stop()
+        return returned
+
+    # ------------------------------------------------------------------------------------- a run that failed
+
+    def _without_trace(
+        self, error: Exception, trace: HashDebugTrace, real: Any, rest: Any, named: Any
+    ) -> tuple[Any] | None:
+        """What the run returns without our trace, where it failed because of that: our code raised, or an op did that
+        raises in a second traced run, too. What fails just once, or without a trace, fails by itself: ``None``."""
+        if not trace.failed_op and not _raised_here(error):
+            return None
+        if trace.failed_op and (failure_of(error).nondeterministic_op or self._succeeds_traced(real, rest, named)):
+            return None
+        try:
+            return (self._again(real, rest, named, traced=False),)
+        except Exception as again:
+            log.debug("the run fails without a trace, too: %s", again)
+            return None
+
+    def _succeeds_traced(self, real: Any, rest: Any, named: Any) -> bool:
+        try:
+            self._again(real, rest, named, traced=True)
+        except Exception as again:
+            log.debug("the run failed again: %s", again)
+            return False
+        return True
+
+    def _again(self, real: Callable[..., Any], rest: Any, named: Any, *, traced: bool) -> Any:
+        """The run once more from the same state."""
+        gc.collect()
+        self.names["reset_rng_state"]()
+        model, inputs = self.harness.maybe_cast(self.model, self.inputs)
+        copy = self.harness.deepcopy_and_maybe_parallelize(model)
+        self.harness.init_optimizer(*optimizer_arguments(self.names, copy))
+        cloned = self.names["clone_inputs"](inputs)
+        return _under(self._trace(copy, cloned) if traced else None, real, copy, cloned, rest, named)
+
+    # ------------------------------------------------------------------------------------------------ what is kept
+
+    def _trace(self, mod: Any, inputs: Any) -> HashDebugTrace | None:
+        if not self.traced:
+            return None
+        trace: HashDebugTrace | None = self._guarded(
+            lambda: HashDebugTrace(model=mod, inputs=inputs, settings=settings)
+        )
+        return trace
+
+    def _keep(self, trace: HashDebugTrace | None, returned: Any, seconds: float) -> None:
+        run = None
+        try:
+            if trace is not None:
+                run = self._noted(trace, returned)
+        finally:
+            self.runs.append(EagerRun(run, seconds, _references(returned)))
+
+    def _noted(self, trace: HashDebugTrace, returned: Any) -> Run:
+        results = named_results(returned)
+        for name, value in results.items():
+            trace.add_result(name, value)
+        finished = trace.finish()
+        words = {result.name: result.digest.word() for result in finished.results}
+        apart = {name: value for name, value in results.items() if isinstance(value, leaves.LeftOut)}
+        return Run(finished, words | apart)
+
+    def _guarded(self, action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except Exception as error:
+            log.debug("watching the harness failed", exc_info=True)
+            self.problem(f"{type(error).__name__}: {error}")
+            return None
+
+    def problem(self, text: str) -> None:
+        """Tell of a fault of ours, and keep it for the row."""
+        self.problems.append(text)
+        tell(text)
+
+
+def _references(value: Any) -> tuple[Any, ...]:
+    """The tensors in what a run returned, weakly; else the ``id`` of it all."""
+    with _disable_current_modes():
+        tensors = [weakref.ref(leaf) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return tuple(tensors) or (id(value),)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, weakref.ref) and isinstance(other, weakref.ref):
+        return one() is not None and one() is other()
+    return bool(one == other)
+
+
+def _dtypes(model: Any, inputs: Any) -> set[torch.dtype]:
+    """Of all that a model computes with in floating point."""
+    tensors = [*model.parameters(), *model.buffers(), *tree_leaves(inputs)]
+    return {tensor.dtype for tensor in tensors if isinstance(tensor, torch.Tensor) and _is_floating(tensor)}
+
+
+def _is_floating(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _raised_here(error: Exception) -> bool:
+    """Whether an exception comes from our code, or from what it called in torch."""
+    frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    last = next((name for name in reversed(frames) if not name.startswith(_TORCH)), "")
+    return last.startswith(_PACKAGE) and last != __file__
+
+
+def _under(trace: HashDebugTrace | None, real: Callable[..., Any], mod: Any, inputs: Any, rest: Any, named: Any) -> Any:
+    """What ``run_n_iterations`` returns, under a trace or none."""
+    if trace is None:
+        return real(mod, inputs, *rest, **named)
+    counted = [_counting(value, trace) for value in rest]
+    with trace:
+        return real(mod, inputs, *counted, **{name: _counting(value, trace) for name, value in named.items()})
+
+
+def _counting(step: Any, trace: HashDebugTrace) -> Any:
+    """The function that makes one iteration, which tells the trace which one it is; anything else as it is. Harnesses
+    before 2025 take it from the runner, and have only one iteration as far as the trace knows."""
+    if not callable(step):
+        return step
+    number = itertools.count()
+
+    def iteration(*arguments: Any, **named: Any) -> Any:
+        trace.iteration = next(number)
+        trace.mark(f"iteration {trace.iteration}")
+        return step(*arguments, **named)
+
+    return iteration
+
+
+# ------------------------------------------------------------------------------------ how the harness makes a run
+
+
+def optimizer_arguments(names: Mapping[str, Any], model: Any) -> tuple[Any, ...]:
+    """What the harness gives its ``init_optimizer``."""
+    return names.get("current_name"), names.get("current_device"), model.parameters()
+
+
+def run_once(harness: Any, model: Any, inputs: Any, trace: HashDebugTrace | None) -> Any:
+    """What the harness's ``run_n_iterations`` returns for its own step."""
+    positional, named = _step_arguments(harness)
+    return _under(trace, getattr(type(harness), _RUN).__get__(harness), model, inputs, positional, named)
+
+
+def _step_arguments(harness: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What this version's ``run_n_iterations`` takes beside a model and inputs, by position and by name."""
+    parameters = list(inspect.signature(getattr(type(harness), _RUN).__get__(harness)).parameters.values())[2:]
+    needed = [parameter for parameter in parameters if parameter.default is parameter.empty]
+    named = {one.name: harness.model_iter_fn for one in needed if one.kind is one.KEYWORD_ONLY}
+    positional = (one for one in needed if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD))
+    return tuple(harness.model_iter_fn for _ in positional), named
+
+
+def unlike_any_known(harness: Any, names: Mapping[str, Any]) -> str:
+    """What keeps us from making a run as this harness does, in words; empty where nothing does."""
+    for name, count in _TAKES.items():
+        function = names.get(name) or getattr(harness, name, None)
+        try:
+            inspect.signature(function).bind(*range(count))  # type: ignore[arg-type]
+        except (TypeError, ValueError) as error:
+            return f"{CANNOT_FOLLOW}: {name}: {error}"
+    positional, named = _step_arguments(harness)
+    further = len(positional) + len(named)
+    return f"{CANNOT_FOLLOW}: {_RUN} takes {further} things beside a model and its inputs" if further > 1 else ""
+
+
+_TAKES = {
+    **{"maybe_cast": 2, "pick_grad": 2, "init_optimizer": 3, "deepcopy_and_maybe_parallelize": 1},
+    **{"clone_inputs": 1, "reset_rng_state": 0, _COMPARE: 2},
+}
+"""By function of the harness, how many arguments we give it."""
+
+
+def named_results(returned: Any) -> dict[str, Any]:
+    """What ``run_n_iterations`` returned, flat and by name; what cannot be compared is a ``LeftOut``."""
+    with _disable_current_modes():
+        return dict(leaves.leaves(returned, "result"))
