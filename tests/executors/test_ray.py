@@ -255,6 +255,14 @@ def test_a_model_that_ends_rays_process_each_time_is_left_out_in_one_sentence(ma
     assert sorted(names_in_csv(tmp_path / "results")) == ["fine", "ray_dies"]
 
 
+def test_what_is_stopped_on_a_machine_is_not_waited_for_for_ever(machines, tmp_path, monkeypatch):
+    monkeypatch.setattr(ray_executor, "ANSWER_SECONDS", 0.0)
+    (row,) = sweep(machines.address, {"a": "stop_ray_worker_once"}, tmp_path, timeout=10.0).rows
+    assert row.accuracy == "pass"
+    assert row.retried.startswith("its machine has not said in time how it ended")
+    wait_until(lambda: not any(map(alive, ray_targets.workers(tmp_path))))
+
+
 def test_a_sweep_without_any_machine_left_ends_in_time_and_can_be_resumed(machines, tmp_path):
     add_machine(machines, "only")
     models = {"first": "pass", "victim": "lose_the_machine_once"}
@@ -308,8 +316,7 @@ def test_a_target_that_machines_cannot_import_is_refused(machines, tmp_path):
 
 
 def ray_sweep(*arguments):
-    """Ray's own messages on standard error are not ours."""
-    return sweep_process(*arguments, script=TESTS / "ray_targets.py", stderr=None)
+    return sweep_process(*arguments, script=TESTS / "ray_targets.py")
 
 
 def test_ctrl_c_leaves_nothing_running_on_a_cluster_that_goes_on(machines, tmp_path):

@@ -22,6 +22,7 @@ from hashbench import __version__
 from hashbench.errors import HashbenchError
 from hashbench.io import file_digest, replace_bytes, to_json
 from hashbench.sweep.executors import Resources, Task, TaskResult
+from hashbench.sweep.executors.fork_server import START_SECONDS
 from hashbench.sweep.executors.local import DEFAULT_PRELOAD
 from hashbench.sweep.executors.ray_client import Lost, RayClient
 
@@ -39,6 +40,9 @@ _PREPARE_SECONDS = 180.0
 
 _CONFIRM_SECONDS = 60.0
 """How long a machine may take to say that it has outlived a model that was killed there."""
+
+ANSWER_SECONDS = START_SECONDS + 60.0
+"""How long a machine may take for a model beside the model's own time: to start a fork server, to hand over files."""
 
 _POLL_SECONDS = 1.0
 _MIB = 2**20
@@ -266,7 +270,9 @@ class RayExecutor:
             tasks = list(self._running)
             self._cluster.ended(tasks, seconds=_POLL_SECONDS, count=1)
             settled = [self._settle(task) for task in self._cluster.ended(tasks, seconds=0.0)]
-            ended = (*filter(None, settled), *self._not_confirmed())
+            ended = (*filter(None, settled), *self._overdue())
+            if ended and not self._running:
+                return ended
             self._look()
             if ended or self.capacity > before:
                 return ended
@@ -315,10 +321,18 @@ class RayExecutor:
         task = self._submitted(_CONFIRM, "{}", Demand(cpus=0), node=str(answer["node"]))
         self._running[task] = replace(attempt, answer=answer, believe_by=monotonic() + _CONFIRM_SECONDS)
 
-    def _not_confirmed(self) -> list[TaskResult]:
-        overdue = [task for task, attempt in self._running.items() if 0.0 < attempt.believe_by < monotonic()]
-        self._cluster.cancel(overdue)
-        return [_lost(self._running.pop(task), "its machine has not answered since") for task in overdue]
+    def _overdue(self) -> list[TaskResult]:
+        """Tasks of which there should have been an answer: something on their machine is stopped, or hangs."""
+        now, running = monotonic(), self._cluster.running()
+        late = {
+            task: attempt
+            for task, attempt in self._running.items()
+            if 0.0 < attempt.believe_by < now or running.get(task, 0.0) > attempt.task.timeout + ANSWER_SECONDS
+        }
+        self._cluster.abandon(list(late))
+        for task in late:
+            del self._running[task]
+        return [_lost(attempt, "its machine has not said in time how it ended") for attempt in late.values()]
 
     # ---------------------------------------------------------------------------------------------------- machines
 

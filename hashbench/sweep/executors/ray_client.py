@@ -15,10 +15,11 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pkgutil import resolve_name
+from time import monotonic
 from typing import Any, Never
 
 from hashbench.errors import HashbenchError, last_line, named_line
@@ -110,6 +111,11 @@ class RayClient:
         ended: list[int] = self._ask("ended", list(tasks), seconds, count or len(tasks), extra=seconds)
         return ended
 
+    def running(self) -> dict[int, float]:
+        """The seconds since each task began of which that is known and which has not been answered."""
+        running: dict[int, float] = self._ask("running")
+        return running
+
     def answer(self, task: int) -> dict[str, Any] | Lost:
         """What a task returned that has ended."""
         answer: dict[str, Any] | Lost = self._ask("answer", task, extra=FETCH_SECONDS)
@@ -124,6 +130,12 @@ class RayClient:
         """End these tasks: first by an exception, so that what a model has started is ended too; then by force."""
         if tasks and not self._connection.closed:
             self._ask("cancel", list(tasks), extra=2 * _CANCEL_SECONDS)
+
+    def abandon(self, tasks: Sequence[int]) -> None:
+        """Wait for these tasks no longer. Ray cannot end what is stopped as long as it is asked to: when we leave, it
+        does."""
+        if tasks:
+            self._ask("abandon", list(tasks))
 
     def close(self) -> None:
         """Leave the cluster; one that was started here ends. Can be called more than once."""
@@ -226,7 +238,9 @@ class _Driver:
         self._ray: Any = None
         self._function: Any = None
         self._board: BoardOfSweep | None = None
-        self._references: dict[int, Any] = {}
+        self._streams: dict[int, Any] = {}
+        self._began: dict[int, float] = {}
+        self._answers: dict[int, Any] = {}
         self._numbers = itertools.count()
 
     def connect(self) -> str:
@@ -253,22 +267,45 @@ class _Driver:
             self._board = self._board or BoardOfSweep(self._ray)
             board = self._board.handle
         # Ray's own retries would hide a lost machine from the row.
-        self._references[number] = self._function.options(max_retries=0, **options).remote(
-            function, request, board, key
-        )
+        options |= {"max_retries": 0, "num_returns": "streaming"}
+        self._streams[number] = self._function.options(**options).remote(function, request, board, key)
         return number
 
     def phases(self) -> dict[str, str]:
         return dict(self._board.read()) if self._board is not None else {}
 
     def ended(self, tasks: list[int], seconds: float, count: int) -> list[int]:
-        waiting = {self._references[task]: task for task in tasks}
-        ready, _ = self._ray.wait(list(waiting), num_returns=count, timeout=seconds)
-        return [waiting[reference] for reference in ready]
+        budget = Budget(seconds)
+        while True:
+            waiting = {self._streams[task]: task for task in tasks if task not in self._answers}
+            if not waiting or len(tasks) - len(waiting) >= count:
+                break
+            ready, _ = self._ray.wait(list(waiting), num_returns=1, timeout=max(0.0, budget.left()))
+            if not ready:
+                break
+            self._go_on(waiting[ready[0]])
+        return [task for task in tasks if task in self._answers]
+
+    def _go_on(self, task: int) -> None:
+        """Take what has come of a task: that it begins, its answer, or an error."""
+        reference = next(self._streams[task], None)
+        if reference is not None and task not in self._began:
+            with contextlib.suppress(self._ray.exceptions.RayError):
+                self._ray.get(reference, timeout=FETCH_SECONDS)
+                self._began[task] = monotonic()
+                return
+        self._answers[task] = reference
+
+    def running(self) -> dict[int, float]:
+        return {task: monotonic() - began for task, began in self._began.items() if task not in self._answers}
 
     def answer(self, task: int) -> dict[str, Any] | Lost:
+        reference = self._answers[task]
+        self.abandon([task])
+        if reference is None:
+            return Lost("it ended without an answer", "it ended without an answer")
         try:
-            answer: dict[str, Any] = self._ray.get(self._references.pop(task), timeout=FETCH_SECONDS)
+            answer: dict[str, Any] = self._ray.get(reference, timeout=FETCH_SECONDS)
         except self._ray.exceptions.RayError as error:
             final = last_line(str(error))[:300] or type(error).__name__
             first_sentence = squeezed(str(error)).partition(". ")[0][:200]
@@ -276,15 +313,20 @@ class _Driver:
         return answer
 
     def cancel(self, tasks: list[int]) -> bool:
+        left = tasks
         for force in (False, True):
-            done = set(self.ended(tasks, 0.0, len(tasks)))
-            tasks = [task for task in tasks if task not in done]
-            if not tasks:
-                break
-            for task in tasks:
+            done = self.ended(left, 0.0, len(left))
+            left = [task for task in left if task not in done]
+            for task in left:
                 with contextlib.suppress(self._ray.exceptions.RayError, ValueError):
-                    self._ray.cancel(self._references[task], force=force)
-            self.ended(tasks, _CANCEL_SECONDS, len(tasks))
+                    self._ray.cancel(self._streams[task], force=force)
+            self.ended(left, _CANCEL_SECONDS, len(left))
+        return self.abandon(tasks)
+
+    def abandon(self, tasks: list[int]) -> bool:
+        for kept in (self._streams, self._began, self._answers):
+            for task in tasks:
+                kept.pop(task, None)
         return True
 
     def leave(self) -> bool:
@@ -292,11 +334,13 @@ class _Driver:
         return True
 
 
-def call_on_node(function: str, request: str, board: Any = None, key: str = "") -> dict[str, Any]:
-    """The task itself: call ``module:function`` there, and say where that was; on the ``board``, what it is doing."""
+def call_on_node(function: str, request: str, board: Any = None, key: str = "") -> Iterator[dict[str, Any]]:
+    """The task itself: say that it begins, call ``module:function`` there, and say where that was; on the ``board``,
+    what it is doing."""
     import ray
 
     here = ray.get_runtime_context().get_node_id()
+    yield {}
     more = {} if board is None else {"tell": functools.partial(board.write.remote, key)}
     answer: dict[str, Any] = resolve_name(function)(json.dumps({**json.loads(request), "node": here}), **more)
-    return {**answer, "node": here}
+    yield {**answer, "node": here}
