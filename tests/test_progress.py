@@ -84,6 +84,11 @@ def test_a_terminal_shows_the_phase_and_the_time_at_every_tick():
     ]
 
 
+def test_before_the_sweep_opens_a_terminal_shows_that_something_goes_on():
+    assert list(shown_at(Terminal(), 1, 7, events=())) == [[f"looking at this machine ({n} s)"] for n in (1, 7)]
+    assert list(shown_at(io.StringIO(), 1, 70, events=())) == [[], []]
+
+
 def test_the_time_left_goes_down_between_two_models_and_is_not_said_when_it_is_overdrawn():
     frames = list(shown_at(Terminal(), 10, 30, 50, 100, events=EVENTS[:5]))
     assert [re.search(r", (\d+) s left", frame[-1])[1] for frame in frames[:2]] == ["30", "10"]

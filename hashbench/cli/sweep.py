@@ -334,6 +334,9 @@ class Progress:
         with self._lock, contextlib.suppress(OSError, ValueError):
             if self._bar is not None:
                 self._show_running()
+            elif self._on_terminal:  # before the sweep opens; whatever is written next begins in the same place
+                seconds = self._clock() - self._said_at
+                print(f"looking at this machine ({seconds:.0f} s)", end="\r", file=self._stream, flush=True)
             elif self._is_due():
                 self._said_at, self._stages = self._clock(), [one.stage() for one in self._running]
                 left = self._time_left()
