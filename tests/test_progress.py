@@ -172,6 +172,13 @@ def test_a_model_of_which_nothing_is_known_runs_no_more():
     assert stream.getvalue() == "v it: its machine died; runs again\nvit: its machine died; left without a row\n"
 
 
+def test_an_error_of_a_few_sentences_is_not_cut():
+    error = "the results of two runs cannot be compared: " + "output is of a kind that has no content; " * 6
+    stream = io.StringIO()
+    Progress(stream)(ModelFinished(row=row("x", "crashed", error=error), done=1, total=1, eta_seconds=0))
+    assert error.strip() in stream.getvalue()
+
+
 def test_a_line_end_in_a_name_begins_no_line_of_its_own():
     stream = io.StringIO()
     with Progress(stream) as progress:

@@ -50,6 +50,9 @@ _OF_RAY = {"address": "--address", "resources": "--ray-resource", "gpus": "--ray
 _SHOWN = 6
 """Models that run, by name: a cluster runs more of them than a line can hold."""
 
+_LONGEST_ERROR = 400
+"""Characters of an error in a line of progress: what happened, and what to do."""
+
 TICK_SECONDS = 1.0
 SPARSE_SECONDS = 30.0
 """Off a terminal: how long a model runs, and how long nothing was said, before a line tells how far it is."""
@@ -427,7 +430,7 @@ def _plan(event: SweepPlanned) -> str:
 def _summary(row: Row) -> str:
     """``resnet18  eager_two_runs_differ  aten::index_put  3.2 s``; an error in place of a kernel."""
     seconds = "" if row.seconds is None else f"{row.seconds:.1f} s"
-    reason = row.kernel or textwrap.shorten(row.error, 100)
+    reason = row.kernel or textwrap.shorten(row.error, _LONGEST_ERROR, placeholder=" …")  # the table has it all
     # A line end in a name would begin a line of its own, which CI services may take for a command.
     return one_line("  ".join(filter(None, [row.name, row.accuracy, reason, seconds])))
 
