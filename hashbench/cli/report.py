@@ -185,7 +185,9 @@ def _add_report(report: argparse.ArgumentParser) -> None:
     report.add_argument("--junit", type=Path, metavar="FILE", help="JUnit XML: one test case for each model")
     report.add_argument("--annotations", action="store_true", help="print GitHub's workflow commands")
     report.add_argument("--expected", type=Path, metavar="DIR", help="CSVs of what is expected")
-    report.add_argument("--strict", action="store_true", help="exit 1 where anything got worse")
+    report.add_argument(
+        "--strict", action="store_true", help="exit 1 where anything got worse; of one sweep alone: differs or fails"
+    )
 
 
 def _report(parsed: argparse.Namespace) -> int:
@@ -207,7 +209,7 @@ def _report(parsed: argparse.Namespace) -> int:
         print(as_markdown(judged), end="")
     else:
         print(f"{judged.night.label}: {judged.verdict}")
-    return EXIT_DIFFERENCE if parsed.strict and judged.got_worse else 0
+    return EXIT_DIFFERENCE if parsed.strict and judged.failed else 0
 
 
 # ----------------------------------------------------------------------------------------------------- expect

@@ -162,8 +162,8 @@ class Judged:
 
     @property
     def last(self) -> str:
-        """The label of the night before; empty where there is none."""
-        return "" if self.before is None else self.history.nights[self.before].label
+        """The label of the night before; empty where there is none, and where no model of it can be compared."""
+        return "" if self.before is None or self.alone else self.history.nights[self.before].label
 
     @property
     def got_worse(self) -> bool:
@@ -175,6 +175,12 @@ class Judged:
         """Whether there was nothing to compare the night with: no model has a row on both sides, and none is missing
         from it. What it says then is what it found."""
         return not any(one.base is not None and (one.new is not None or one.worse) for one in self.judgements)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a strict reader has something to look at: it :attr:`got_worse`, or, of a night :attr:`alone`, a model
+        differs or fails."""
+        return self.got_worse or (self.alone and any(judgement.in_trouble for judgement in self.judgements))
 
     @property
     def verdict(self) -> str:
@@ -299,12 +305,9 @@ def judge(
         key = row_key(change.base) if change.base else ()
         judgements.append(_judgement(change, models.get(change.key), expected=key in known))
     order = list(ExpectationStatus)
-    return Judged(
-        history,
-        tuple(sorted(judgements, key=lambda one: (not one.worse, order.index(one.status), one.key))),
-        before,
-        tuple(_remarks(history, new, expected, before)),
-    )
+    judgements.sort(key=lambda one: (not one.worse, order.index(one.status), one.key))
+    judged = Judged(history, tuple(judgements), before)
+    return replace(judged, remarks=tuple(_remarks(judged, new, expected)))
 
 
 def changes_since(base: Sweep, new: Sweep) -> tuple[ModelChange, ...]:
@@ -331,17 +334,19 @@ def _judgement(change: ModelChange, model: ModelHistory | None, *, expected: boo
     )
 
 
-def _remarks(history: History, new: Sweep, expected: Sweep | None, before: int | None) -> Iterator[str]:
+def _remarks(judged: Judged, new: Sweep, expected: Sweep | None) -> Iterator[str]:
+    history, before = judged.history, judged.before
     if before is None:
         yield "There is no earlier night to compare with."
-        known = {row_key(row) for row in expected.rows} if expected else set()
-        if expected is not None and not any(row_key(row) in known for row in new.rows):
-            yield f"None of the {count(len(expected.rows), 'row')} of what is expected is of a model of this night."
+    elif judged.alone:
+        yield f"No model of {history.nights[before].label} is one of this night: nothing was compared with it."
     elif before < len(history.nights) - 2:
         yield f"The nights after {history.nights[before].label} have no rows."
     if expected is None:
-        before_it = "" if before is None else ": models are compared with the night before"
+        before_it = "" if before is None or judged.alone else ": models are compared with the night before"
         yield f"Nothing says what is expected (--expected){before_it}."
+    elif judged.alone:
+        yield f"None of the {count(len(expected.rows), 'row')} of what is expected is of a model of this night."
     if not new.environments:
         yield "This night has no environment.json: whether the machine or its settings changed is not known."
 

@@ -216,6 +216,13 @@ def test_a_night_of_which_nothing_is_expected_and_no_model_ran_before_is_not_cal
     assert "None of the 1 row of what is expected is of a model of this night." in judged.remarks
 
 
+def test_a_night_of_other_models_than_the_last_is_compared_with_nothing():
+    judged = judge(history(), tonight(differing("b"), models=("b",)), last=sweep(row("a")), before=0)
+    assert (judged.alone, judged.last, judged.verdict) == (True, "", "Of 1 model, 1 differs")
+    assert "No model of night 0 is one of this night: nothing was compared with it." in judged.remarks
+    assert not any("compared with the night before" in remark for remark in judged.remarks)
+
+
 def test_rows_that_had_nothing_to_compare_with_are_counted():
     judged = judge(history(), tonight(row(), differing("b"), row("c")), expected=expecting(row()))
     assert judged.verdict == "Nothing got worse; 2 rows had nothing to compare with: 1 differs and 1 passes"

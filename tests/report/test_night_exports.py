@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from hashbench.cli import main
 from hashbench.nightly import html_of
 from hashbench.records import RowEvidence
 from hashbench.report import exports
@@ -193,6 +194,14 @@ def test_one_sweep_alone_says_what_differs_and_compares_nothing(alone, form):
     assert HEADLINE in text
     told = re.sub(r"<(style|script).*?</\1>| class=\"[^\"]*\"", "", text, flags=re.DOTALL)
     assert not COMPARING.search(told), COMPARING.search(told)
+
+
+@pytest.mark.parametrize(("made", "code"), [(differing, 1), (row, 0)], ids=["that differs", "that passes"])
+def test_who_is_strict_is_told_of_one_sweep_alone(tmp_path, made, code, capsys):
+    night = write_night(tmp_path, "2026-11-01", made("a"))
+    assert main(["report", str(night), "--strict"]) == code
+    assert main(["report", str(night)]) == 0
+    assert "worse" not in capsys.readouterr().out
 
 
 def test_one_sweep_alone_lists_what_differs_and_what_fails(alone):
