@@ -159,18 +159,18 @@ class OpRecord:
     """What one dispatched op left in a trace.
 
     ``id`` is unique in the trace and survives insertions elsewhere: phase, iteration, module path, op and a count
-    within these. ``arguments`` is the text of all non-tensor arguments. ``outputs`` are the digests of what the op
-    wrote (outputs first, then written arguments in schema order); empty for a view. ``scalar`` is the text of a
-    returned Python scalar, ``rng`` the digest of the generator's state before a seeded op, ``forward_op`` the id of the
-    forward record of a backward one, ``source`` a source line. ``blank`` marks allocations, ``collective`` ops that
-    exchange data with other processes.
+    within these. ``iteration`` is ``None`` where nothing had counted yet. ``arguments`` is the text of all non-tensor
+    arguments. ``outputs`` are the digests of what the op wrote (outputs first, then written arguments in schema order);
+    empty for a view. ``scalar`` is the text of a returned Python scalar, ``rng`` the digest of the generator's state
+    before a seeded op, ``forward_op`` the id of the forward record of a backward one, ``source`` a source line.
+    ``blank`` marks allocations, ``collective`` ops that exchange data with other processes.
     ``opaque``: what the record stands for where it is no op, and the trace sees neither all that it read nor all
     that it wrote (``compiled code``): no kernel behind it can be named.
     """
 
     id: str
     phase: str
-    iteration: int
+    iteration: int | None
     module: str
     op: str
     inputs: tuple[Ref, ...] = ()
@@ -268,7 +268,7 @@ class Divergence:
     kernel: str
     op_index: int | None
     phase: str
-    iteration: int
+    iteration: int | None
     module: str
     forward_op: str
     detail: str

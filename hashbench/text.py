@@ -62,6 +62,11 @@ _SINGULAR = {"runs": "run", "replays": "replay", "pairs": "pair", "processes": "
 """Of what a rate counts."""
 
 
+def when(phase: str, iteration: int | None) -> str:
+    """``backward, iteration 3``; the iteration is left out where nobody counted."""
+    return phase if iteration is None or not phase else f"{phase}, iteration {iteration}"
+
+
 def rate(row: Row) -> str:
     """``33 of 33 replays``; empty where nothing was counted."""
     if row.rate is None or row.trials is None:

@@ -99,7 +99,7 @@ class Runner:
 def trace(arguments: str) -> Trace:
     """One op that says this."""
     digest = TensorDigest("float32", (2,), (1,), "0123456789abcdef")
-    return Trace((OpRecord("forward.0//aten.rand#0", "forward", 0, "", "aten.rand", (), arguments, (digest,)),))
+    return Trace((OpRecord("forward//aten.rand#0", "forward", 0, "", "aten.rand", (), arguments, (digest,)),))
 
 
 def damaged() -> Trace:

@@ -814,4 +814,89 @@ def test_one_trace_entered_twice_goes_on_and_knows_the_forward_op_of_the_second_
     with trace:
         loss.backward()
 
-    assert record(trace, "mm").forward_op == "forward.0/Linear/aten.addmm.default#0"
+    assert record(trace, "mm").forward_op == "forward/Linear/aten.addmm.default#0"
+
+
+# ---------------------------------------------------------------------------------------------------- iterations
+
+
+def trained(trace: HashDebugTrace, steps: int, *, optimizers: int = 1, explicit: bool = False) -> Trace:
+    models = [nn.Linear(2, 2) for _ in range(optimizers)]
+    made = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    with trace:
+        for _ in range(steps):
+            for model, optimizer in zip(models, made, strict=True):
+                optimizer.zero_grad()
+                model(torch.ones(3, 2)).sum().backward()
+                optimizer.step()
+            if explicit:
+                trace.step()
+        torch.ones(1)
+    return trace.finish()
+
+
+def iterations(trace: Trace, op: str) -> list[int | None]:
+    return [record.iteration for record in trace.records if record.op == op]
+
+
+def test_iterations_are_counted_by_the_optimizers_steps() -> None:
+    trace = trained(HashDebugTrace(), 50)
+    assert iterations(trace, "aten.addmm.default") == [None, *range(1, 50)]
+    updates = [record for record in trace.records if record.phase == "optimizer"]
+    assert [record.iteration for record in updates[::2]] == [None, *range(1, 50)]
+    assert trace.records[-1].id == "forward.50//aten.ones.default#0"
+    assert file.loads(file.dumps(trace)) == trace
+
+
+def test_optimizers_that_take_turns_step_once_in_each_iteration() -> None:
+    trace = trained(HashDebugTrace(), 3, optimizers=2)
+    assert trace.records[-1].iteration == 3
+
+
+@pytest.mark.parametrize("optimizers", [1, 2])
+def test_iterations_that_the_caller_counts_take_precedence(optimizers: int) -> None:
+    trace = trained(HashDebugTrace(), 3, optimizers=optimizers, explicit=True)
+    assert iterations(trace, "aten.addmm.default")[optimizers:] == [1] * optimizers + [2] * optimizers
+    assert trace.records[-1].iteration == 3
+
+
+def test_an_iteration_that_is_set_is_kept_and_step_goes_on_from_it() -> None:
+    trace = HashDebugTrace()
+    trace.iteration = 5
+    assert iterations(trained(trace, 2), "aten.addmm.default") == [5, 5]
+    trace = HashDebugTrace()
+    trace.iteration = 5
+    assert iterations(trained(trace, 2, explicit=True), "aten.addmm.default") == [5, 6]
+
+
+def test_hooks_of_the_optimizers_are_gone_after_the_trace() -> None:
+    before = len(optimizer_module._global_optimizer_post_hooks)
+    with HashDebugTrace():
+        assert len(optimizer_module._global_optimizer_post_hooks) == before + 1
+    assert len(optimizer_module._global_optimizer_post_hooks) == before
+
+
+def noisy(steps: int, at: int, seed: int, *, train: bool) -> Trace:
+    """A loop in which one step draws other numbers."""
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    with HashDebugTrace() as trace:
+        for number in range(steps):
+            if number == at:
+                torch.manual_seed(seed)
+            loss = (weight * torch.rand(2)).sum()
+            if train:
+                loss.backward()
+                optimizer.step()
+        trace.add_result("loss", loss)
+    return trace.finish()
+
+
+@pytest.mark.parametrize(("at", "train", "expected"), [(0, True, 0), (2, True, 2), (2, False, None)])
+def test_a_verdict_names_the_iteration_where_one_was_counted(at: int, train: bool, expected: int | None) -> None:
+    verdict = find(*(noisy(3, at, seed, train=train) for seed in (1, 2)))
+    assert verdict.divergence is not None
+    assert verdict.divergence.iteration == expected
+    shown = [line for line in str(verdict).splitlines() if line.startswith("phase:")]
+    assert shown == [f"phase:            forward{'' if expected is None else f', iteration {expected}'}"]

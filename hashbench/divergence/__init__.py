@@ -216,14 +216,14 @@ def _divergence(known: Differences, source: Source) -> Divergence:
     record = a or b
     if record is None and runs.first.records:
         record = runs.first.records[min(source.position, len(runs.first.records) - 1)]
-    where = record or OpRecord("", phase="", iteration=0, module="", op="")
+    where = record or OpRecord("", phase="", iteration=None, module="", op="")
     return Divergence(
         origin=source.origin,
         node=source.node.removeprefix(SECOND),
         kernel="" if where.opaque or source.origin == Origin.RANKS else where.op,
         op_index=runs.position.get(source.felt_at, source.position) if record is not None else None,
         phase=where.phase,
-        iteration=where.iteration,
+        iteration=_iteration(runs, where),
         module=where.module,
         forward_op=where.forward_op,
         detail=source.detail,
@@ -233,6 +233,15 @@ def _divergence(known: Differences, source: Source) -> Divergence:
         opaque_producer=source.opaque_producer,
         steered_by=_steering(known, source) if source.origin in (Origin.SEQUENCE, Origin.OUTSIDE) else None,
     )
+
+
+def _iteration(runs: PairedRuns, record: OpRecord) -> int | None:
+    """The iteration of a record; what came before the first that was counted is iteration 0. ``None`` where nothing was
+    counted at all: what ran may have been several."""
+    counted = record.iteration is None and any(
+        other.iteration is not None for run in (runs.first, runs.second) for other in run.records
+    )
+    return 0 if counted else record.iteration
 
 
 def _steering(known: Differences, source: Source) -> Steering | None:

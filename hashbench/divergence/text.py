@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hashbench.divergence.align import align
 from hashbench.records import Divergence, Trace, Verdict
-from hashbench.text import a_few, count
+from hashbench.text import a_few, count, when
 from hashbench.trace.file import record_line, short_digest
 
 _SHOWN = 10
@@ -64,7 +64,7 @@ def _divergence_lines(divergence: Divergence) -> Iterator[str]:
         ("origin", divergence.origin),
         ("kernel", divergence.kernel),
         ("module", divergence.module),
-        ("phase", f"{divergence.phase}, iteration {divergence.iteration}" if divergence.phase else ""),
+        ("phase", when(divergence.phase, divergence.iteration)),
         ("forward op", divergence.forward_op),
         ("source line", divergence.source),
         ("what differs", divergence.detail),

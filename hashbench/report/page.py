@@ -40,6 +40,7 @@ from hashbench.text import (
     shorten,
     spaced,
     suite_words,
+    when,
 )
 
 LONGEST_TEXT = 3000
@@ -138,6 +139,7 @@ def _environment() -> Environment:
         "scope_words": scope_words,
         "shorten": shorten,
         "spaced": spaced,
+        "when": when,
         "suite_words": suite_words,
     }
     return environment

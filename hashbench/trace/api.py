@@ -115,13 +115,19 @@ class HashDebugTrace:
         return self._tracer.active
 
     @property
-    def iteration(self) -> int:
-        """Written into every record; set it at the start of each iteration. Default: 0."""
+    def iteration(self) -> int | None:
+        """Written into every record. Set it at the start of each iteration, or call :meth:`step` at its end; until
+        then it counts the steps of the optimizer that has made most, and is ``None`` before the first."""
         return self._tracer.iteration
 
     @iteration.setter
     def iteration(self, number: int) -> None:
-        self._tracer.iteration = number
+        self._tracer.begin_iteration(number)
+
+    def step(self) -> None:
+        """An iteration has ended: the records that follow belong to the next. What you say takes precedence: steps of
+        optimizers are no longer counted."""
+        self._tracer.begin_iteration()
 
     @property
     def failed_op(self) -> str:

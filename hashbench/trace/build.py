@@ -22,7 +22,7 @@ class RawRecord(NamedTuple):
 
     plan: OpPlan
     phase: str
-    iteration: int
+    iteration: int | None
     module: str
     sequence: int
     reads: tuple[Any, ...]
@@ -102,7 +102,7 @@ class Ids:
         self._counts: Counter[tuple[str, ...]] = Counter()
         self._last: tuple[str, ...] = ()
 
-    def add_record(self, op: str, *, phase: str, iteration: int, module: str, sequence: int) -> RecordIdentity:
+    def add_record(self, op: str, *, phase: str, iteration: int | None, module: str, sequence: int) -> RecordIdentity:
         """The identity of the next record; ``sequence`` is the autograd sequence number that it was made under."""
         forward = None
         if phase == "backward":
@@ -111,9 +111,10 @@ class Ids:
             self._forward.setdefault(sequence, len(self.records))
         if forward is not None and self._modules[forward].startswith(module):
             module = self._modules[forward]  # else a module is being called in backward: it computes its forward again
-        self._last = phase, str(iteration), module, op
+        step = phase if iteration is None else f"{phase}.{iteration}"
+        self._last = step, module, op
         count = self._count(*self._last)
-        self.records.append(f"{phase}.{iteration}/{module}/{op}#{count}")
+        self.records.append(f"{step}/{module}/{op}#{count}")
         self._modules.append(module)
         return RecordIdentity(self.records[-1], module, forward)
 

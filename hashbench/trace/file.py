@@ -248,7 +248,7 @@ def _parse_record(fields: Sequence[str]) -> OpRecord:
     return OpRecord(
         id=record_id,
         phase=phase,
-        iteration=int(iteration),
+        iteration=int(iteration) if iteration else None,
         module=module,
         op=op_count.rpartition("#")[0],
         inputs=tuple(map(_parse_ref, fields[1].split(" "))) if fields[1] else (),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -102,7 +103,8 @@ class _PlansBehindCompiledCode(dict[int, OpPlan]):
 class TracingMode(TorchDispatchMode):
     """Dispatch mode that records every op with digests of what it wrote.
 
-    ``iteration`` is set by the caller and goes into every record, ``failed_op`` names the op that raised last.
+    ``iteration`` goes into every record: what the caller sets, until then how often the optimizer that made most steps
+    has made one. ``failed_op`` names the op that raised last.
     """
 
     supports_higher_order_operators = True
@@ -119,7 +121,7 @@ class TracingMode(TorchDispatchMode):
 
     def __init__(self, options: TraceOptions) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.iteration = 0
+        self.iteration: int | None = None
         self.failed_op = ""
         self._token = object()
         self._ledger = Ledger(everywhere=options.digests == "device")
@@ -133,7 +135,8 @@ class TracingMode(TorchDispatchMode):
         self._setting_marks: list[SettingsMark] = []
         self._registered: dict[int, tuple[str, str, RawDigest]] = {}
         self._unread: dict[int, tuple[str, str, RawDigest]] = {}
-        self._modules = ModulePaths()
+        self._modules = ModulePaths(self._count_step)
+        self._steps: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] | None = weakref.WeakKeyDictionary()
         self._plans: dict[int, OpPlan] = {}
         self._first_sequence: int | None = None
         self._undo: ExitStack | None = None
@@ -160,6 +163,21 @@ class TracingMode(TorchDispatchMode):
         if self._undo is not None:
             self._undo.close()
             self._undo = None
+
+    # --------------------------------------------------------------------------------------------- iterations
+
+    def begin_iteration(self, number: int | None = None) -> None:
+        """The caller says that another iteration begins: ``number``, or the one after those it has named. From now on
+        steps of optimizers are not counted."""
+        if number is None:
+            number = 1 if self._steps is not None or self.iteration is None else self.iteration + 1
+        self._steps, self.iteration = None, number
+
+    def _count_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """An iteration ends with a step of the optimizer that has made most: two that take turns step once in each."""
+        if self._steps is not None:
+            self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
+            self.iteration = max(self.iteration or 0, self._steps[optimizer])
 
     # ------------------------------------------------------------------------- what the caller names and notes
 

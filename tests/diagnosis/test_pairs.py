@@ -314,7 +314,7 @@ def test_the_next_source_is_found_behind_the_first() -> None:
 
 def test_an_undeclared_write_is_replaced_too() -> None:
     target = START.clone()
-    recorder = Recorder({"forward.0//patching.noise_undeclared.default#0"})
+    recorder = Recorder({"forward//patching.noise_undeclared.default#0"})
     traced(lambda run: {"x": noise_undeclared(target, run)}, 1, recorder)
     other = START.clone()
     traced(lambda run: {"x": noise_undeclared(other, run)}, 2, Replacer(recorder.contents))

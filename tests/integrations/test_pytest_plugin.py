@@ -168,7 +168,7 @@ def test_a_marked_test_shows_five_lines_alone(project: dict[str, tuple[str, str]
     assert outcome == "failed"
     assert len(lines) == 5, message
     assert lines[0].startswith(
-        "test_project.py::test_generator: runs differ in what forward.0//aten.rand.generator#0 left"
+        "test_project.py::test_generator: runs differ in what forward//aten.rand.generator#0 left"
     )
     assert lines[2].startswith("cause: rng, proven: ")
     assert "test_project.OWN_GENERATOR" in lines[4]

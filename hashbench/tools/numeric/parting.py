@@ -458,7 +458,7 @@ def _replacements(stretch: Sequence[Pair], first: Sequence[OpRecord], second: Se
     return joined
 
 
-def _module_of(record: OpRecord) -> tuple[str, int, str]:
+def _module_of(record: OpRecord) -> tuple[str, int | None, str]:
     return record.phase, record.iteration, record.module
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from tabulate import tabulate
 
 from hashbench.errors import HashbenchError
-from hashbench.text import a_few
+from hashbench.text import a_few, when
 
 SIDES = ("before", "after")
 STAGES = ("parameters", "outputs", "buffers", "gradients", "stepped")
@@ -169,7 +169,7 @@ class Parting:
     op: str
     module: str
     phase: str
-    iteration: int
+    iteration: int | None
     detail: str
     before: str = ""
     after: str = ""
@@ -299,7 +299,7 @@ def _parting_lines(parting: Parting, level: str) -> Iterator[str]:
     if parting.numbers is not None and parting.numbers.max_abs is not None:
         ulp = "" if parting.numbers.max_ulp is None else f", {parting.numbers.max_ulp} ULP"
         by = f" (by at most {parting.numbers.max_abs:.3g}{ulp})"
-    phase = f" ({parting.phase}, iteration {parting.iteration})" if parting.phase else ""
+    phase = f" ({when(parting.phase, parting.iteration)})" if parting.phase else ""
     op = f"{parting.op}{f' in {parting.module}' if parting.module else ''}{phase}"
     if parting.kind in OF_OPS:
         yield f"first apart {level}: {op}: {parting.detail}{by}"

@@ -36,7 +36,7 @@ _DIGITS = 16
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _TEXTS = ("id", "phase", "module", "op", "arguments", "scalar", "rng", "forward_op", "source")
 """The fields of a record that are kept, beside its iteration and outputs. What it read is not compared."""
-_NO_RECORD = to_json(OpRecord("", "", 0, "", ""))
+_NO_RECORD = to_json(OpRecord("", "", None, "", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +113,10 @@ def _dumps(recording: Recording, *, tensors: str) -> str:
 def _entry(observation: Observation) -> dict[str, object]:
     record = observation.record
     texts = {name: getattr(record, name) for name in _TEXTS if getattr(record, name)}
+    counted = {} if record.iteration is None else {"iteration": record.iteration}
     more = {name: value for name, value in (("saved", observation.saved), ("note", observation.note)) if value}
     outputs = list(map(digest_text, record.outputs))
-    return {"name": observation.name, "iteration": record.iteration, **texts, "outputs": outputs, **more}
+    return {"name": observation.name, **counted, **texts, "outputs": outputs, **more}
 
 
 def savable(tensor: torch.Tensor, name: str) -> torch.Tensor:

@@ -249,7 +249,7 @@ class Observer:
         record = OpRecord(
             id=_id(op, name),
             phase="backward" if torch._C._current_autograd_node() is not None else "forward",
-            iteration=0,
+            iteration=None,
             module="",
             op=op,
             arguments=", ".join(path.removeprefix(".") for path, _ in parts),
