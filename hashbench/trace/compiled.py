@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch._C._dynamo import eval_frame as _eval_frame
 
-_DYNAMO = "torch._dynamo"
+_DYNAMO, _EXPORT = "torch._dynamo", "torch.export._trace"
 
 
 Begin = Callable[[str, Sequence[Any], Mapping[str, Any]], object]
@@ -37,7 +37,34 @@ End = Callable[[Any], object]
 @contextmanager
 def compiled_calls(begin: Begin, end: End) -> Iterator[None]:
     """Call ``begin`` before and ``end`` after every outermost call of compiled code in this thread."""
-    with _dynamo_imported(lambda: _patched(begin, end, _nothing)):
+    with _imported(_DYNAMO, lambda: _patched(begin, end, _nothing)):
+        yield
+
+
+@contextmanager
+def exports(begin: Callable[[], object], end: Callable[[], object]) -> Iterator[None]:
+    """Call ``begin`` before and ``end`` after every ``torch.export.export``."""
+
+    @contextmanager
+    def patched() -> Iterator[None]:
+        module = sys.modules[_EXPORT]
+        export = module._export
+
+        @functools.wraps(export)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            begin()
+            try:
+                return export(*args, **kwargs)
+            finally:
+                end()
+
+        module._export = watched  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            module._export = export  # type: ignore[attr-defined]
+
+    with _imported(_EXPORT, patched):
         yield
 
 
@@ -52,7 +79,7 @@ def kept_eager() -> Iterator[Mapping[str, None]]:
             stack.enter_context(_patched(_nothing, _nothing, lambda name: names.setdefault(name)))
             return stack.pop_all()
 
-    with _dynamo_imported(eager):
+    with _imported(_DYNAMO, eager):
         yield names
 
 
@@ -61,24 +88,24 @@ def _nothing(*_: Any) -> None:
 
 
 @contextmanager
-def _dynamo_imported(then: Callable[[], Any]) -> Iterator[None]:
-    """Be inside the context that ``then`` gives from now on, or from the import of ``torch._dynamo`` on."""
+def _imported(name: str, then: Callable[[], Any]) -> Iterator[None]:
+    """Be inside the context that ``then`` gives from now on, or from the import of a module on."""
     with ExitStack() as stack:
-        if _DYNAMO in sys.modules:
+        if name in sys.modules:
             stack.enter_context(then())
         else:
-            finder = _Finder(lambda: stack.enter_context(then()))
+            finder = _Finder(name, lambda: stack.enter_context(then()))
             sys.meta_path.insert(0, finder)
             stack.callback(finder.remove)
         yield
 
 
 class _Finder(MetaPathFinder):
-    """Lets everybody else find ``torch._dynamo`` and load it, and acts when that is done. Asked once: it is gone before
-    it asks the others, who may ask in turn."""
+    """Lets everybody else find a module and load it, and acts when that is done. Asked once: it is gone before it asks
+    the others, who may ask in turn."""
 
-    def __init__(self, loaded: Callable[[], object]) -> None:
-        self._loaded = loaded
+    def __init__(self, module: str, loaded: Callable[[], object]) -> None:
+        self._module, self._loaded = module, loaded
 
     def find_spec(
         self,
@@ -86,7 +113,7 @@ class _Finder(MetaPathFinder):
         path: Sequence[str] | None,  # noqa: ARG002
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> ModuleSpec | None:
-        if name != _DYNAMO or not self.remove():
+        if name != self._module or not self.remove():
             return None
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:

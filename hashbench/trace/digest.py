@@ -11,7 +11,7 @@ any address. What is hashed, by kind of tensor:
 * on another device than the CPU: there, by another function over the same bytes (:mod:`hashbench.devices`). With a
   ledger nothing is waited for: the value is a promise that :func:`readable` keeps. Digests that were made on different
   kinds of devices are never equal, and nothing compares them;
-* without data (on the meta device): ``meta``.
+* without data: ``meta`` (on the meta device) or ``fake``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from typing import Any
 
 import torch
 import xxhash
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hashbench.devices.ledger import Ledger, Pending
@@ -113,6 +115,8 @@ def raw_digest(tensor: torch.Tensor, ledger: Ledger | None = None) -> RawDigest:
     Where ``ledger`` is given, what lies on an accelerator is not waited for. Must be called with dispatch modes
     disabled (inside ``__torch_dispatch__`` they are), else it traces itself.
     """
+    if has_no_data(type(tensor)):
+        return tensor.dtype, tuple(tensor.shape), (), "fake"
     if type(tensor) is not torch.Tensor and is_traceable_wrapper_subclass(tensor):
         if is_distributed(type(tensor)):
             return raw_digest(local_tensor(tensor), ledger)
@@ -128,6 +132,14 @@ def raw_digest(tensor: torch.Tensor, ledger: Ledger | None = None) -> RawDigest:
     if tensor.is_quantized:
         return tensor.dtype, shape, stride, _hash_quantized(tensor, ledger)
     return tensor.dtype, shape, stride, _hash_strided(tensor, ledger)
+
+
+@functools.cache
+def has_no_data(*kinds: type) -> bool:
+    """Whether a tensor of one of these types stands for one that is computed later: the fake and functional tensors by
+    which torch.export, torch.compile and make_fx trace. Their ops compute nothing, and to ask such a tensor for its
+    memory raises, which ends the process where C++ expects no exception."""
+    return any(issubclass(kind, (FakeTensor, FunctionalTensor)) for kind in kinds)
 
 
 def digest(tensor: torch.Tensor) -> TensorDigest:

@@ -30,7 +30,7 @@ from hashbench.trace import arguments
 from hashbench.trace.build import RawLeaf, RawResult, build_trace
 from hashbench.trace.callbacks import CallObserver, TraceOptions
 from hashbench.trace.collectives import Collectives
-from hashbench.trace.compiled import compiled_calls, is_compiled_backward, skip_frames
+from hashbench.trace.compiled import compiled_calls, exports, is_compiled_backward, skip_frames
 from hashbench.trace.digest import (
     BY_DTYPE,
     EMPTY,
@@ -38,6 +38,7 @@ from hashbench.trace.digest import (
     _buffer,
     _hash,
     components,
+    has_no_data,
     is_distributed,
     local_tensor,
     python_digest,
@@ -155,6 +156,7 @@ class TracingMode(TorchDispatchMode):
         with ExitStack() as undo:
             undo.enter_context(self._modules.watched())
             undo.enter_context(compiled_calls(self._begin_compiled, self._end_compiled))
+            undo.enter_context(exports(self._modules.rest, self._modules.follow))
             self._undo = undo.pop_all()
         return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
 
@@ -253,7 +255,7 @@ class TracingMode(TorchDispatchMode):
         if types:  # of classes that answer ops themselves
             if any(map(is_distributed, types)):
                 return NotImplemented  # the class then computes with local tensors, which come here
-            if any(issubclass(kind, FakeTensor) for kind in types):  # as DTensor asks for shapes: nothing is computed
+            if has_no_data(*types):  # as DTensor asks for shapes, and torch.export for graphs: nothing is computed
                 return func(*args, **(kwargs or {}))
         plan = self._plans.get(id(func)) or self._plan(func)
         if not plan.traced:

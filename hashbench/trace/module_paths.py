@@ -69,6 +69,8 @@ class ModulePaths:
 
     def follow(self) -> None:
         """Register torch's global hooks."""
+        if self._hooks:
+            return
         self._hooks += (
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
