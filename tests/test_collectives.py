@@ -89,12 +89,29 @@ def test_an_output_that_nobody_reads_is_hashed_at_the_end(ranks: Sequence[Any]) 
     with HashDebugTrace() as trace:
         x = torch.ones(4) * 2
         work = reduced(ranks[0], x)
-    joined = threading.Timer(0, reduced, (ranks[1], torch.ones(4)))
-    joined.start()
+        joined = threading.Thread(target=reduced, args=(ranks[1], torch.ones(4)))
+        joined.start()
 
     assert of(trace.finish(), "c10d.allreduce_.default").outputs == (digest(torch.full((4,), 3.0)),)
     work.wait()
     joined.join()
+
+
+def test_what_is_done_behind_the_trace_is_neither_hashed_nor_undone(ranks: Sequence[Any]) -> None:
+    """Gloo's ``Work`` of a reduce-scatter writes its output in every wait."""
+
+    def scattered(group: Any, into: torch.Tensor) -> Any:
+        return group._reduce_scatter_base(into, torch.ones(8), c10d.ReduceScatterOptions())
+
+    out = torch.zeros(4)
+    with HashDebugTrace() as trace:
+        work = scattered(ranks[0], out)
+        elsewhere(lambda: scattered(ranks[1], torch.zeros(4)).wait())
+        work.wait()
+    out.fill_(7.0)
+
+    assert of(trace.finish(), "c10d._reduce_scatter_base_.default").outputs == (digest(torch.full((4,), 2.0)),)
+    assert out.tolist() == [7.0] * 4
 
 
 def test_a_result_is_hashed_when_it_is_there(ranks: Sequence[Any]) -> None:

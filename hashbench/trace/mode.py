@@ -162,6 +162,9 @@ class TracingMode(TorchDispatchMode):
 
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        if exception[0] is None:  # now, since what comes after may write to what nobody has read
+            with _disable_current_modes(), torch.no_grad():
+                self._collectives.finish()
         if self._undo is not None:
             self._undo.close()
             self._undo = None
@@ -224,8 +227,6 @@ class TracingMode(TorchDispatchMode):
 
     def finish(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
         """All that was recorded, and notes by record number; the raw records are released."""
-        with _disable_current_modes(), torch.no_grad():
-            self._collectives.finish()
         self._ledger.read()
         built = self.built()
         self._records.clear()
