@@ -31,10 +31,14 @@ from hashbench.results.rows import read_rows
 
 NO_TORCH = """
 import sys
+from importlib.machinery import ModuleSpec
 class Refuses:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "torchvision"):
-            raise RuntimeError(f"{name} is imported")
+    def find_spec(self, name, path=None, target=None):  # to ask whether a package is there is no import
+        return ModuleSpec(name, self) if name.partition(".")[0] in ("torch", "torchvision") else None
+    def create_module(self, spec):
+        raise RuntimeError(f"{spec.name} is imported")
+    def exec_module(self, module):
+        pass
 sys.meta_path.insert(0, Refuses())
 """
 ZOO_SWEEP = ("sweep", "--suite", "zoo.py", "--inference", "--keep-traces", "--diagnose-budget", "0")
