@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import bitwise, digests, overhead, scale, sweep_overhead, traces
+from benchmarks import bitwise, digests, fuzz, overhead, scale, sweep_overhead, traces
 from benchmarks.table import Table, machine
 
 
@@ -19,6 +19,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="for each workload (default 20)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="of torch (default 1: steadier)")
+    text = f"of each format, for fuzz (default {fuzz.MUTATIONS})"
+    parser.add_argument("--mutations", type=int, default=fuzz.MUTATIONS, metavar="N", help=text)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write machine and tables there as well")
     benchmarks: dict[str, Callable[[], list[Table]]] = {
         "overhead": lambda: overhead.measure(seconds=parsed.seconds),
@@ -27,13 +29,14 @@ def main() -> None:
         "traces": traces.measure,
         "sweep": sweep_overhead.measure,
         "scale": scale.measure,
+        "fuzz": lambda: fuzz.measure(mutations=parsed.mutations),
     }
-    parser.add_argument("only", nargs="*", choices=[[], *benchmarks], help="which (default: all)")
+    parser.add_argument("only", nargs="*", choices=[[], *benchmarks], help="which (default: all but fuzz)")
     parsed = parser.parse_args()
     torch.set_num_threads(parsed.threads)
     print("\n".join(f"{name}: {value}" for name, value in machine().items()))
     tables: list[Table] = []
-    for name in parsed.only or benchmarks:
+    for name in parsed.only or [name for name in benchmarks if name != "fuzz"]:
         for table in benchmarks[name]():
             print("\n" + table.text(), flush=True)
             tables.append(table)

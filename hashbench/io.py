@@ -239,7 +239,12 @@ def _decoded(kind: Any, value: Any, where: str) -> Any:
         return {key: _decoded(arguments[1], item, f"{where}[{key!r:.40}]") for key, item in mapping.items()}
     if dataclasses.is_dataclass(kind):
         return _decoded_dataclass(kind, value, where)
-    return float(value) if kind is float and type(value) is int else _of_type(kind, value, where)
+    if kind is float and type(value) is int:
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError(f"{where} is a whole number of {value.bit_length()} bits, which is not a float") from None
+    return _of_type(kind, value, where)
 
 
 def _decoded_dataclass(kind: Any, value: Any, where: str) -> Any:

@@ -164,9 +164,9 @@ MANIFEST = {
         pytest.param({"partition": {"id": 1, "total": 4}}, ["it was partition 1 of 4 and is 0 of 1"], id="a shard"),
         pytest.param({"options": {"seed": 2}}, ["seed was 2 and is 1"], id="another option"),
         pytest.param(
-            {"options": {"seed": 1, "threads": 4}}, ["threads was 4 and is None (--jobs sets it, too)"], id="jobs"
+            {"options": {"seed": 1, "threads": 4}}, ["threads was 4 and is absent (--jobs sets it, too)"], id="jobs"
         ),
-        pytest.param({"options": None}, ["seed was None and is 1"], id="damaged"),
+        pytest.param({"options": None}, ["seed was absent and is 1"], id="damaged"),
         pytest.param({"suites": ["t"]}, ["suites were ['t'] and are ['s']"], id="another suite"),
         pytest.param({"models": [["s", "a"]]}, ["models: now b"], id="a model more"),
         pytest.param({"models": [["s", "b"], ["s", "a"]]}, ["the models come in another order"], id="another order"),

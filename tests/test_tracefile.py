@@ -75,7 +75,8 @@ class Writer:
             blank = any(not found.value for found in record.outputs)
             records.append(dataclasses.replace(record, blank=blank))
         results = [
-            Result(self.text(), self.digest(), self.rng.choice(["", *(r.id for r in records)])) for _ in range(2)
+            Result(f"{number}{self.text()}", self.digest(), self.rng.choice(["", *(r.id for r in records)]))
+            for number in range(2)
         ]
         results.append(Result("python", TensorDigest("str", (), (), repr(self.text())), ""))
         return Trace(tuple(records), tuple(leaves), tuple(results), tuple(marks), self.rng.random() < 0.5)

@@ -66,7 +66,7 @@ def _diff(parsed: argparse.Namespace) -> int:
 
     verdict = find_divergence(file.read(parsed.first), file.read(parsed.second))
     print(verdict.text(context=parsed.context))
-    return EXIT_DIFFERENCE if verdict.divergence is not None or verdict.differing or verdict.benign else 0
+    return 0 if verdict.equal else EXIT_DIFFERENCE
 
 
 def _compare(parsed: argparse.Namespace) -> int:

@@ -66,7 +66,8 @@ def find(first: Trace, second: Trace, *, differing: Sequence[str] | None = None)
     benign = tuple(node for node in nodes if node in idle and _wrote(runs, node))
     divergence = None if chosen is None else _divergence(known, chosen)
     unseen = _unseen(runs, opaque)
-    return PairVerdict(tuple(differing), divergence, benign, unseen, first=first, second=second)
+    leaves = tuple(leaf for leaf in _differing_leaves(first, second) if leaf not in reached)
+    return PairVerdict(tuple(differing), divergence, benign, unseen, leaves=leaves, first=first, second=second)
 
 
 def _unseen(runs: PairedRuns, opaque: str) -> str:
@@ -80,6 +81,12 @@ def _unseen(runs: PairedRuns, opaque: str) -> str:
         f"{opaque.removeprefix(SECOND)}: what it does is not recorded, and no kernel behind it is named. "
         f"{OPAQUE.get(what, '')}"
     ).rstrip()
+
+
+def _differing_leaves(first: Trace, second: Trace) -> Iterator[str]:
+    """The ids of leaves that are not the same in both traces, or in one of them only."""
+    old, new = ({leaf.id: (leaf.kind, leaf.digest, leaf.initial) for leaf in run.leaves} for run in (first, second))
+    return (leaf for leaf in dict.fromkeys([*old, *new]) if old.get(leaf) != new.get(leaf))
 
 
 def _refuse_empty(trace: Trace, name: str) -> None:

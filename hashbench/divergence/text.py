@@ -16,20 +16,27 @@ _SHOWN = 10
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class PairVerdict(Verdict):
     """A verdict with the traces that it is about, so that ``print`` shows what ``hashbench diff`` does. Two are equal
-    where they say the same, whatever else is in their traces."""
+    where they say the same, whatever else is in their traces. ``leaves`` are the ids of those that are not the same in
+    both traces and reach no result."""
 
+    leaves: tuple[str, ...] = field(default=(), kw_only=True)
     first: Trace = field(kw_only=True)
     second: Trace = field(kw_only=True)
 
     def __str__(self) -> str:
         return self.text()
 
+    @property
+    def equal(self) -> bool:
+        """Whether nothing differs, neither results nor what does not reach one."""
+        return not (self.divergence or self.differing or self.benign or self.leaves)
+
     def text(self, *, context: int = 3) -> str:
         """What ``hashbench diff`` prints. ``context`` is the number of records shown before and after."""
         return "\n".join(_diff_lines(self.first, self.second, self, context))
 
 
-def _diff_lines(first: Trace, second: Trace, verdict: Verdict, context: int) -> Iterator[str]:
+def _diff_lines(first: Trace, second: Trace, verdict: PairVerdict, context: int) -> Iterator[str]:
     if verdict.divergence is None:
         yield _summary_of_equal(first, verdict)
     else:
@@ -45,15 +52,19 @@ def _diff_lines(first: Trace, second: Trace, verdict: Verdict, context: int) -> 
     if verdict.benign:
         yield ""
         yield f"{_differing(verdict.benign, 'record')} without reaching a result: {a_few(verdict.benign, _SHOWN)}"
+    if verdict.leaves:
+        yield ""
+        which = "1 leaf differs" if len(verdict.leaves) == 1 else f"{len(verdict.leaves)} leaves differ"
+        yield f"{which} without reaching a result: {a_few(verdict.leaves, _SHOWN)}"
 
 
 def _differing(names: Sequence[str], word: str) -> str:
     return f"{count(len(names), word)} {'differs' if len(names) == 1 else 'differ'}"
 
 
-def _summary_of_equal(first: Trace, verdict: Verdict) -> str:
+def _summary_of_equal(first: Trace, verdict: PairVerdict) -> str:
     compared = f"{count(len(first.records), 'record')}, {count(len(first.results), 'result')}"
-    if verdict.benign:
+    if not verdict.equal:
         return f"No divergence reaches a result ({compared} compared)."
     return f"The traces are equal: {compared}."
 

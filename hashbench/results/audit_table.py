@@ -108,6 +108,7 @@ AUDIT_ROWS = RowFormat(
         "verdict": ("verdict", tuple(AuditVerdict)),
         "source": ("source", SOURCES),
         "phase": ("pass", ("forward", "backward")),
+        **dict.fromkeys(("off", "on", "unfilled"), ("measurement", ("", *Measured))),
     },
     whole=(re.compile("[0-9]{1,9}"), "a count"),
 )

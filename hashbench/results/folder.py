@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from hashbench.errors import HashbenchError
-from hashbench.io import NotRegularError, open_file, read_file, read_json, replace_file
-from hashbench.records import ROW_SCHEMA, SWEEP_SCHEMA, ModelSpec, Row, RunOptions
+from hashbench.io import NotRegularError, from_json, open_file, read_file, read_json, replace_file
+from hashbench.records import MODES, ROW_SCHEMA, SWEEP_SCHEMA, ModelSpec, Row, RunOptions
 from hashbench.results.rows import ROWS, environments_text, row_from_json, row_key, row_to_json
 from hashbench.text import a_few, one_line
 
@@ -175,14 +175,13 @@ class ResultsFolder:
             HashbenchError: it is missing or damaged.
         """
         try:
-            manifest = read_json(self.manifest)
+            return checked_manifest(read_json(self.manifest))
         except (OSError, ValueError) as error:
             raise HashbenchError(
                 f"cannot resume {self.path}",
                 consequence="its sweep.json is missing or damaged, so nobody knows which models belong to it",
                 tip="Start again with another --output.",
             ) from error
-        return manifest if isinstance(manifest, dict) else {}
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Keep where this sweep runs. A resumed sweep keeps the environments of its earlier parts, which their rows
@@ -385,6 +384,34 @@ def with_models(manifest: Mapping[str, Any], models: Sequence[Model], partition:
     return {**manifest, "suites": suites, "partition": part, "models": [list(model) for model in models]}
 
 
+def checked_manifest(content: Any) -> dict[str, Any]:
+    """What a ``sweep.json`` holds, parsed from JSON that somebody may have changed. That of another version is returned
+    as it is: :func:`schema_difference` says so.
+
+    Raises:
+        ValueError: it is of this version, and a part of it is of another type than :func:`manifest_of` writes.
+    """
+    manifest = dict(from_json(Mapping[str, object], content, where=SELECTION_FILE))
+    schema = manifest.get("schema", SWEEP_SCHEMA)
+    if type(schema) is not int or schema != SWEEP_SCHEMA:
+        return manifest
+    whole = {"id": 0, "total": 1}
+    part = {"of": [], **from_json(Mapping[str, object], manifest.get("partition", whole), where="partition")}
+    from_json(tuple[str, ...], manifest.get("suites", []), where="suites")
+    options = from_json(Mapping[str, object], manifest.get("options"), where="options")
+    for name in ("device", "dtype"):
+        from_json(str, options.get(name, ""), where=name)
+    if options.get("mode") not in MODES:
+        raise ValueError(f"mode is {options.get('mode')!r:.40}")
+    for where, models in (("models", manifest.get("models")), ("of", part.pop("of"))):
+        named = from_json(tuple[tuple[str, str], ...], models, where=where)
+        if len(set(named)) != len(named):
+            raise ValueError(f"{where} names a model twice")
+    if from_json(Mapping[str, int], part, where="partition").keys() != whole.keys():
+        raise ValueError("partition has other fields")
+    return {"partition": whole, **manifest}
+
+
 def schema_difference(manifest: Mapping[str, Any]) -> str:
     """What versions ``manifest`` has that this hashbench does not read; empty where it reads them. Rows of an older
     schema have fewer columns, and no other meaning."""
@@ -405,6 +432,8 @@ def describe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> l
         differences.append(f"suites were {before.get('suites')} and are {now['suites']}")
     elif _part(before) != _part(now):
         differences.append(f"it was partition {_part(before)} and is {_part(now)}")
+    elif (before.get("partition") or {}).get("of") != now["partition"].get("of"):
+        differences.append("it was a part of another selection of models")
     elif before.get("models") != now["models"]:
         differences.append(_model_differences(before.get("models") or [], now["models"]))
     return differences
@@ -415,12 +444,13 @@ _HINTS = {"threads": " (--jobs sets it, too)"}
 
 def option_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """``seed was 1 and is 2`` for every option that is not the same in both manifests."""
-    old, new = before.get("options") or {}, now.get("options") or {}
-    return [
-        f"{name} was {old.get(name)!r} and is {new.get(name)!r}{_HINTS.get(name, '')}"
-        for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name)
-    ]
+    sides = (before.get("options") or {}, now.get("options") or {})
+    differences = []
+    for name in sorted(sides[0].keys() | sides[1].keys()):
+        was, is_ = (repr(side[name]) if name in side else "absent" for side in sides)
+        if was != is_:
+            differences.append(f"{name} was {was} and is {is_}{_HINTS.get(name, '')}")
+    return differences
 
 
 def _part(manifest: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from hashbench.errors import HashbenchError
 from hashbench.io import read_json_object
 from hashbench.records import SWEEP_SCHEMA, Row
 from hashbench.results.audit_table import is_audit
-from hashbench.results.folder import ACCURACY_FILE, NIGHT_FILE, SELECTION_FILE, with_evidence
+from hashbench.results.folder import ACCURACY_FILE, NIGHT_FILE, SELECTION_FILE, checked_manifest, with_evidence
 from hashbench.results.rows import ROWS, Table, environments_of, read_table, refuse_other_schema, rows_of
 from hashbench.text import one_line
 
@@ -195,9 +195,10 @@ def _selections_beside(file: Path) -> tuple[Selection, ...]:
         tip="Read it with the version that wrote it.",
     )
     try:
+        content = checked_manifest(content)
         options, models = content["options"], frozenset((suite, name) for suite, name in content["models"])
         return (Selection(models, mode=options["mode"], device=options["device"], dtype=options["dtype"]),)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, ValueError) as error:
         raise HashbenchError(
             f"cannot read {path}",
             consequence="its models and options do not say what was selected",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from hashbench.results.folder import (
     Model,
     Partition,
     ResultsFolder,
+    checked_manifest,
     file_key,
     option_differences,
     row_in,
@@ -112,10 +113,11 @@ def _read(path: Path) -> _Shard:
             f"a sweep is writing into {folder.path}", consequence="nothing was merged", tip="Wait until it ends."
         )
     try:
-        models, mode = _models(manifest["models"]), str(manifest["options"]["mode"])
+        manifest = checked_manifest(manifest)
+        models, mode = _models(manifest["models"]), manifest["options"]["mode"]
         part = manifest["partition"]
-        partition = Partition(int(part["id"]), int(part["total"]), _models(part.get("of", manifest["models"])))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        partition = Partition(part["id"], part["total"], _models(part.get("of", manifest["models"])))
+    except ValueError as error:
         raise _damaged(path, "its sweep.json does not say which models belong to it") from error
     if not 0 <= partition.id < partition.total <= _MOST_PARTITIONS:
         raise _damaged(path, f"its sweep.json says that it is partition {partition.id} of {partition.total}")
@@ -134,8 +136,8 @@ def _read(path: Path) -> _Shard:
     return _Shard(folder, manifest, partition, rows, (own, *previous))
 
 
-def _models(value: Any) -> tuple[Model, ...]:
-    return tuple((str(suite), str(name)) for suite, name in value)
+def _models(value: Iterable[Sequence[str]]) -> tuple[Model, ...]:
+    return tuple((suite, name) for suite, name in value)
 
 
 def _rows(folder: ResultsFolder, models: Sequence[Model], mode: str) -> Iterator[tuple[Model, Row]]:

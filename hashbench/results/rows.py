@@ -12,6 +12,7 @@ import difflib
 import functools
 import io
 import json
+import math
 import operator
 import re
 import typing
@@ -128,7 +129,7 @@ def _damaged(path: Path, line: int, why: str) -> HashbenchError:
 
 # ------------------------------------------------------------------------------- one dataclass as rows of a CSV
 
-_WHOLE_NUMBER = re.compile(r"-?[0-9]+")
+_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,20}")
 _NUMBER = re.compile(r"-?([0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?|inf|nan)", re.IGNORECASE)
 """Python's own ``int`` and ``float`` also take ``1_0``, spaces and other alphabets' digits."""
 
@@ -146,7 +147,8 @@ class RowFormat(Generic[T]):
     ``what`` the file holds and which file is its ``example`` are for messages. ``required`` columns no file may lack;
     those ``filled`` may not be empty. ``words`` has for a column what it is called and which words it may hold,
     ``checks`` which texts, what these are, and a tip. ``key`` identifies a row, and ``label`` is a key in words.
-    ``whole`` says which whole numbers there are, and what such a number is called.
+    ``whole`` says which whole numbers there are, and what such a number is called; ``ranges`` between which values the
+    numbers of a column lie.
     """
 
     kind: type[T]
@@ -158,7 +160,8 @@ class RowFormat(Generic[T]):
     filled: tuple[str, ...]
     words: Mapping[str, tuple[str, Sequence[str]]]
     checks: Mapping[str, tuple[Callable[[str], bool], str, str]] = field(default_factory=dict)
-    whole: tuple[re.Pattern[str], str] = (_WHOLE_NUMBER, "a whole number")
+    whole: tuple[re.Pattern[str], str] = (_WHOLE_NUMBER, "a whole number of up to 20 digits")
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @functools.cached_property
     def types(self) -> Mapping[str, type]:
@@ -231,6 +234,8 @@ class RowFormat(Generic[T]):
                     f"line {empty[0]} of {table.path} has no {column}", consequence="the row says nothing"
                 )
         for column, (_, words) in self.words.items():
+            if column not in cells:  # and not required
+                continue
             strange = cells[column][~cells[column].isin(words)]
             if len(strange):
                 raise self._no_word(column, str(strange.iloc[0]), f"line {strange.index[0]} of {table.path}")
@@ -281,7 +286,15 @@ class RowFormat(Generic[T]):
                 consequence=f"that is not {description}",
                 tip="Mend that cell, or leave it empty if the value is not known.",
             )
-        return int(cell) if whole else float(cell)
+        number = int(cell) if whole else float(cell)
+        if outside := self._outside(column, number):
+            raise HashbenchError(f"line {line} of {path} has {cell[:40]} as {column}", consequence=outside, tip=_MEND)
+        return number
+
+    def _outside(self, column: str, number: float) -> str:
+        """What is wrong with a number in this column; empty where it lies in the range of it."""
+        low, high = self.ranges.get(column, (-math.inf, math.inf))
+        return "" if column not in self.ranges or low <= number <= high else f"that is not from {low:g} to {high:g}"
 
     def refuse_duplicates(self, label: str, rows: Iterable[T], *, lines: Sequence[int] = ()) -> None:
         """Raise :class:`HashbenchError` when two of ``rows`` have the same key; ``lines`` are theirs in the file."""
@@ -313,6 +326,9 @@ class RowFormat(Generic[T]):
         for column, number in ((name, getattr(row, name)) for name, kind in self.types.items() if kind is int):
             if number is not None and not self.whole[0].fullmatch(str(number)):
                 raise ValueError(f"not a row: {column} is {number}, not {self.whole[1]}")
+        for column in self.ranges:
+            if (number := getattr(row, column)) is not None and (outside := self._outside(column, number)):
+                raise ValueError(f"not a row: {column} is {number}; {outside}")
         return row
 
 
@@ -405,6 +421,10 @@ ROWS = RowFormat(
     required=("dev", "name", "batch_size", "accuracy"),  # dynamo's columns: no file without them is one of accuracies
     filled=("dev", "name", "accuracy"),  # a model that never loaded has no batch size
     words={"accuracy": ("status", tuple(STATUSES))},
+    ranges={
+        **dict.fromkeys(("rate", "rate_low", "rate_high"), (0.0, 1.0)),
+        **dict.fromkeys(("seconds", "overhead_seconds", "peak_memory_mib", "device_memory_mib"), (0.0, 1e12)),
+    },
 )
 """How a :class:`Row` is written and read."""
 

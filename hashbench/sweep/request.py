@@ -18,7 +18,7 @@ from hashbench.devices import visibility
 from hashbench.errors import HashbenchError
 from hashbench.io import read_json
 from hashbench.records import ModelSpec, RunOptions
-from hashbench.results.folder import ACCURACY_FILE, SELECTION_FILE
+from hashbench.results.folder import ACCURACY_FILE, SELECTION_FILE, checked_manifest
 from hashbench.results.load import load_sweep
 from hashbench.run import environment as fingerprints
 from hashbench.suites import registry
@@ -204,12 +204,12 @@ def newest_before(output: Path, *, models: Collection[tuple[str, str]], mode: st
     where there is none."""
     for manifest in _newest_manifests(output.absolute()):
         try:
-            content = read_json(manifest)
+            content = checked_manifest(read_json(manifest))
             asked, known = content["options"], {(suite, name) for suite, name in content["models"]}
             enough = 2 * len(known.intersection(models)) >= len(models)
             if enough and (asked["mode"], asked["device"]) == (mode, device):
                 return read_estimates(manifest.parent, mode=mode, device=device)
-        except (OSError, ValueError, TypeError, KeyError, HashbenchError):
+        except (OSError, ValueError, KeyError, HashbenchError):
             continue
     return EarlierSweep()
 

@@ -287,6 +287,9 @@ def parse_digest(text: str) -> TensorDigest:
 
 def _check_references(trace: Trace) -> None:
     known = {leaf.id for leaf in trace.leaves}
+    names = {result.name for result in trace.results}
+    if len(known) != len(trace.leaves) or len(names) != len(trace.results):
+        _fail("two leaves or two results have one name")
     for record in trace.records:
         missing = next((ref.source for ref in record.inputs if ref.source not in known), None)
         if missing is not None or record.id in known:
