@@ -80,6 +80,7 @@ DAMAGED_MANIFESTS = {
     "a partition that is a list": {"partition": [0, 1]},
     "a partition of words": {"partition": {"id": "0", "total": 1}},
     "suites that are a text": {"suites": "torchvision"},
+    "a version that is no number": {"rows": True},
 }
 
 

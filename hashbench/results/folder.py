@@ -398,6 +398,7 @@ def checked_manifest(content: Any) -> dict[str, Any]:
     whole = {"id": 0, "total": 1}
     part = {"of": [], **from_json(Mapping[str, object], manifest.get("partition", whole), where="partition")}
     from_json(tuple[str, ...], manifest.get("suites", []), where="suites")
+    from_json(int, manifest.get("rows", ROW_SCHEMA), where="rows")
     options = from_json(Mapping[str, object], manifest.get("options"), where="options")
     for name in ("device", "dtype"):
         from_json(str, options.get(name, ""), where=name)
