@@ -410,7 +410,7 @@ def checked_manifest(content: Any) -> dict[str, Any]:
             raise ValueError(f"{where} names a model twice")
     if from_json(Mapping[str, int], part, where="partition").keys() != whole.keys():
         raise ValueError("partition has other fields")
-    return {"partition": whole, **manifest}
+    return {**manifest, "partition": manifest.get("partition", whole)}
 
 
 def schema_difference(manifest: Mapping[str, Any]) -> str:

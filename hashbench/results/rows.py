@@ -160,7 +160,7 @@ class RowFormat(Generic[T]):
     filled: tuple[str, ...]
     words: Mapping[str, tuple[str, Sequence[str]]]
     checks: Mapping[str, tuple[Callable[[str], bool], str, str]] = field(default_factory=dict)
-    whole: tuple[re.Pattern[str], str] = (_WHOLE_NUMBER, "a whole number of up to 20 digits")
+    whole: tuple[re.Pattern[str], str] = (_WHOLE_NUMBER, "a whole number")
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @functools.cached_property
