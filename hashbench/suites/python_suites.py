@@ -312,17 +312,26 @@ def import_file(path: Path, *, example: str = EXAMPLE) -> ModuleType:
         raise UnusableError("the file does not exist", tip="Check the path.")
     if path.suffix != ".py":
         raise UnusableError("it is not a Python file (.py)", tip=f"Give a Python file with {example}.")
-    folder = str(path.parent)
-    if folder not in sys.path:
+    folder = str(path.absolute().parent)
+    if sys.path[:1] != [folder]:
         sys.path.insert(0, folder)
-    name = f"hashbench_zoo_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
+    name = _module_name(path.absolute())
+    spec = importlib.util.spec_from_file_location(name, path.absolute())
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and deep copies of its classes look it up there
     spec.loader.exec_module(module)
     return module
+
+
+def _module_name(path: Path) -> str:
+    """The name by which processes that the file's code starts can import it, since they are given this ``sys.path``: a
+    data loader's worker gets its dataset by the name of its class. Another where that name is somebody else's."""
+    stem, module = path.stem, sys.modules.get(path.stem)
+    shadowed = "." in stem or stem in sys.stdlib_module_names or (path.with_suffix("") / "__init__.py").exists()
+    other = module is not None and getattr(module, "__file__", None) != str(path)
+    return f"hashbench_zoo_{stem}" if shadowed or other else stem
 
 
 # -------------------------------------------------------------------------------------------- the child process

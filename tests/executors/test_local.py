@@ -11,11 +11,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from sweep_helpers import wait_until
+from sweep_helpers import alive, wait_until
 
+from hashbench.results.rows import read_rows
 from hashbench.sweep.executors.local import DEFAULT_PRELOAD
 
 TESTS = Path(__file__).parent.parent
+METHODS = ("fork", "forkserver", "spawn")
 SCRIPT = TESTS / "sweep_targets.py"
 CLEARED = {"PYTHONSAFEPATH", "PYTHONUNBUFFERED"}
 
@@ -117,3 +119,74 @@ def test_another_preload_gets_another_server_and_the_same_one_is_kept(tmp_path):
 def test_the_server_loads_torch_once_and_starts_no_threads(tmp_path):
     row = run_script(tmp_path, "--preload", " ".join(DEFAULT_PRELOAD), "a=torch")
     assert "torch preloaded True, threads in the server 1, in parallel 2" in row
+
+
+ZOO = """
+import multiprocessing, os, pathlib, signal, time
+from concurrent.futures import ProcessPoolExecutor
+
+HERE = pathlib.Path(__file__).parent
+
+class Numbers:
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return float(index)
+
+def square(number):
+    return number * number
+
+def wait(name):
+    (HERE / name).write_text(str(os.getpid()))
+    time.sleep(600)
+
+def model(forward):
+    import torch
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return x + forward()
+
+    return Model(), (torch.zeros(2),)
+
+def loader():
+    import torch
+
+    loaded = torch.utils.data.DataLoader(Numbers(), batch_size=2, num_workers=1)
+    assert multiprocessing.get_start_method() == METHOD
+    return next(iter(loaded))
+
+def pool(method):
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context(method)) as processes:
+        return processes.submit(square, 2).result()
+
+def dying(method):
+    process = multiprocessing.get_context(method).Process(target=wait, args=(method,), daemon=True)
+    process.start()
+    while not (HERE / method).exists() or not (HERE / method).read_text():
+        assert process.is_alive()
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+METHODS = ("fork", "forkserver", "spawn")
+MODELS = {"loader": lambda: model(loader)}
+MODELS |= {f"pool {method}": lambda method=method: model(lambda: pool(method)) for method in METHODS}
+MODELS |= {f"dying {method}": lambda method=method: model(lambda: dying(method)) for method in METHODS}
+"""
+
+
+@pytest.mark.slow
+def test_processes_of_a_models_own_run_as_under_plain_python_and_leave_nobody_behind(tmp_path):
+    method = subprocess.check_output(
+        [sys.executable, "-c", "import multiprocessing; print(multiprocessing.get_start_method())"], text=True
+    )
+    (tmp_path / "own_processes.py").write_text(f"METHOD = {method.strip()!r}\n{ZOO}")
+    command = [sys.executable, "-m", "hashbench", "sweep", "--suite", "own_processes.py", "--inference"]
+    command += ["--iterations", "1", "--output", "results"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    rows = {row.name: row.accuracy for row in read_rows(tmp_path / "results" / "accuracy.csv")}
+    expected = {"loader": "pass"} | {f"pool {method}": "pass" for method in METHODS}
+    assert rows == expected | {f"dying {method}": "crashed" for method in METHODS}, done.stdout + done.stderr
+    wait_until(lambda: not any(alive(int((tmp_path / method).read_text())) for method in METHODS))
+    assert "leaked" not in done.stderr

@@ -252,6 +252,8 @@ def _run_worker(task: Task, phase: _Phase, reports: Connection) -> Never:
     other exception of the target ends up in the log, with exit code 1.
     """
     _lead_a_group()
+    # It was made by "forkserver", which multiprocessing then takes for the default of whatever the model starts.
+    multiprocessing.set_start_method(None, force=True)
     if os.environ.get("PYTHONSAFEPATH") == SAFE_PATH_MARK:
         del os.environ["PYTHONSAFEPATH"]
     try:
