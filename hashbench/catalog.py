@@ -445,7 +445,7 @@ _EXPERIMENTS = (
     Experiment("generators", _BOTH, "with all RNG states restored", Role.STEADY, "rng", holds_value=True),
     Experiment("entropy", _BOTH, "with constant entropy", Role.STEADY, "outside_value", holds_value=True),
     Experiment("clocks", _BOTH, "with a deterministic clock", Role.STEADY, "outside_value", holds_value=True),
-    Experiment("one_worker", _BOTH, "with single-worker thread pools", Role.STEADY, "call_order"),
+    Experiment("one_worker", _BOTH, "with the model's threads one at a time", Role.STEADY, "call_order"),
     Experiment(
         *("moved", _CALL, "with inputs moved by a few bytes", Role.DISTURB, "alignment"),
         proof=("another outcome", "agrees too"),

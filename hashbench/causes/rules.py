@@ -104,10 +104,10 @@ def _state(evidence: Evidence) -> Decision:
 def _written_behind(evidence: Evidence) -> Decision | None:
     if not evidence.opaque_producer:
         return None
-    because = _with(
-        "a tensor's content differs from what the last recorded op wrote there", _removal_in_words(evidence)
-    )
-    return decision(evidence, "external_mutation", PROVEN, because, named=_singled_out(evidence))
+    sentence, named = "a tensor's content differs from what the last recorded op wrote there", _singled_out(evidence)
+    if not named and removes(evidence, "one_worker", "pair"):
+        sentence, named = f"{sentence}, which threads of the model do", "threads of the model"
+    return decision(evidence, "external_mutation", PROVEN, _with(sentence, _removal_in_words(evidence)), named=named)
 
 
 def _held_still(evidence: Evidence, places: tuple[Place, ...] = MODEL_CONTROLS) -> Decision | None:

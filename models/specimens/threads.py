@@ -89,6 +89,69 @@ def summed_up(shards: list[np.ndarray], *, in_order: bool) -> np.ndarray:
     return functools.reduce(np.add, sums if in_order else finished)
 
 
+def handed_in(shards: list[np.ndarray], *, in_order: bool) -> np.ndarray:
+    """The sum of all shards, of which a thread of its own sums up each; as :func:`summed_up`."""
+    finished: dict[int, np.ndarray] = {}
+
+    def work(number: int) -> None:
+        finished[number] = partial_sum(shards[number])
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(shards))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return functools.reduce(np.add, (finished[number] for number in (sorted(finished) if in_order else finished)))
+
+
+class HandedIn(nn.Module):
+    """Normalise by the mean of all rows, of which each thread hands in its part as it is done."""
+
+    def __init__(self, features: int, *, in_order: bool) -> None:
+        super().__init__()
+        self.classify = nn.Linear(features, 4)
+        self.in_order = in_order
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        total = torch.from_numpy(handed_in(np.split(rows.numpy(), 16), in_order=self.in_order))
+        return self.classify(rows - total / len(rows))
+
+
+def thread_statistics(*, in_order: bool) -> Example:
+    return HandedIn(16, in_order=in_order), (torch.randn(1024, 16),)
+
+
+class SharedTotal(nn.Module):
+    """Workers of a pool add their parts to one tensor as NumPy sees it, where torch does not look."""
+
+    def __init__(self, features: int, *, in_order: bool) -> None:
+        super().__init__()
+        self.start = nn.Parameter(torch.zeros(features))
+        self.classify = nn.Linear(features, 4)
+        self.in_order = in_order
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        total = self.start * 0.5
+        memory, adding = total.detach().numpy(), threading.Lock()
+
+        def work(shard: np.ndarray) -> np.ndarray:
+            part = partial_sum(shard)
+            if not self.in_order:
+                with adding:
+                    np.add(memory, part, out=memory)
+            return part
+
+        with ThreadPoolExecutor(max_workers=8) as pool:
+            parts = list(pool.map(work, np.split(rows.numpy(), 16)))
+        for part in parts if self.in_order else ():
+            np.add(memory, part, out=memory)
+        return self.classify(rows - total / len(rows))
+
+
+def shared_total(*, in_order: bool) -> Example:
+    return SharedTotal(16, in_order=in_order), (torch.randn(1024, 16),)
+
+
 class ShardedStatistics(nn.Module):
     """Normalise by the mean of all rows; workers sum up one shard each, and their sums are added as they finish."""
 
@@ -109,6 +172,10 @@ def sharded_statistics(*, in_order: bool) -> Example:
 
 
 MODELS = {
+    "thread_statistics": lambda: thread_statistics(in_order=False),
+    "thread_statistics_twin": lambda: thread_statistics(in_order=True),
+    "shared_total": lambda: shared_total(in_order=False),
+    "shared_total_twin": lambda: shared_total(in_order=True),
     "fading_memory": lambda: fading_memory(in_background=True),
     "fading_memory_twin": lambda: fading_memory(in_background=False),
     "sharded_statistics": lambda: sharded_statistics(in_order=False),

@@ -536,6 +536,9 @@ OUTSIDE = {
     },
     "external_mutation proven": {
         "memory written behind torch's back": seen("outside", PAIR, opaque_producer=True),
+        "memory written behind torch's back by threads": seen(
+            "outside", PAIR, "pair/one_worker 0/20", opaque_producer=True
+        ),
         "memory written behind torch's back from entropy": seen(
             "outside", PAIR, "pair/entropy 0/20", opaque_producer=True
         ),
@@ -717,6 +720,14 @@ def test_a_few_outcomes_come_again(text: str, few: bool) -> None:
 )
 def test_the_advice_for_a_generator_is_what_helped_here(arms: list[str], advice: str) -> None:
     assert decide(seen("rng", PAIR, *arms)).advice.startswith(advice)
+
+
+def test_threads_that_write_behind_torchs_back_are_named() -> None:
+    decided = decide(seen("outside", PAIR, "pair/one_worker 0/20", opaque_producer=True))
+    assert "which threads of the model do" in decided.because
+    assert "(threads of the model)" in decided.advice
+    unknown = decide(seen("outside", PAIR, "pair/one_worker 20/20", opaque_producer=True))
+    assert "threads of the model" not in unknown.because + unknown.advice
 
 
 def test_the_advice_says_at_what_price_the_deterministic_kernel_agrees() -> None:

@@ -641,6 +641,35 @@ def test_tasks_that_wait_for_each_other_get_their_workers_back(
         assert sorted(run(lambda: barrier.wait(timeout=120))) == [0, 1, 2]
 
 
+def test_threads_of_a_programs_own_end_in_the_order_in_which_they_start() -> None:
+    ended: list[int] = []
+    waits = [threading.Event() for _ in range(3)]
+
+    def work(number: int) -> None:
+        if number < 2:  # alone, the first would end last
+            waits[number].wait(0.05 * (2 - number))
+        ended.append(number)
+
+    with single_worker_pools():
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+    assert ended == [0, 1, 2]
+
+
+def test_a_thread_that_waits_for_the_program_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system, "THREAD_PATIENCE", 0.01)
+    go = threading.Event()
+    with single_worker_pools():
+        threads = [threading.Thread(target=go.wait) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        assert all(thread.is_alive() for thread in threads)
+        go.set()
+    for thread in threads:
+        thread.join()
+
+
 EXECUTORS: list[ThreadPoolExecutor] = []
 
 

@@ -309,6 +309,7 @@ def _seed_torch(stream: _Stream) -> Callable[..., int]:
 # ---------------------------------------------------------------------------------------------------- thread pools
 
 PATIENCE = 5.0
+THREAD_PATIENCE = 1.0
 """Seconds that a task gets before its pool is taken to need several workers: a task may wait for another one."""
 
 
@@ -319,12 +320,14 @@ def single_worker_pools() -> Iterator[None]:
     That is so for ``ThreadPoolExecutor`` and ``multiprocessing.pool.ThreadPool``, whether made inside or before.
     ``ProcessPoolExecutor`` and process pools hand over tasks one by one, too. ``as_completed`` and ``wait`` give
     futures in an order that is the same at every entry, not that of their addresses. A pool whose task does not end
-    within 5 seconds gets all of its workers back, since tasks that wait for each other would wait forever. Threads
-    that a program starts by itself are left alone. Tasks run in the pool's own threads all the same: torch keeps
-    gradient mode, autocast and dispatch modes per thread.
+    within 5 seconds gets all of its workers back, since tasks that wait for each other would wait forever. Tasks run in
+    the pool's own threads all the same: torch keeps gradient mode, autocast and dispatch modes per thread. A thread
+    that a program starts by itself has ended before ``start`` returns; where one does not end within a second, as one
+    that waits for the program, it and all later ones run beside the program as ever.
     """
     executors, pools = _Executors(), _Pools()
     answers: dict[Any, _Function] = {
+        threading.Thread.start: _Threads().start,
         ThreadPoolExecutor.submit: executors.submit,
         ProcessPoolExecutor.submit: executors.submit,
         Pool.imap: pools.imap,
@@ -384,6 +387,20 @@ class _Executors:
     def close(self) -> None:
         for pool in list(self._widths):
             self._widen(pool)
+
+
+class _Threads:
+    """Runs threads that the program itself starts one after the other, in the order in which it starts them."""
+
+    def __init__(self) -> None:
+        self._released = False
+
+    def start(self, original: _Function, thread: threading.Thread, /) -> None:
+        spared = _is_spared(sys._getframe(2))  # beyond _ask: whoever called start, such as a pool
+        original(thread)
+        if not spared and not self._released:
+            thread.join(THREAD_PATIENCE)
+            self._released = thread.is_alive()
 
 
 class _Pools:
