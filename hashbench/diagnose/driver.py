@@ -165,8 +165,15 @@ def capture_call(case: Case, findings: Findings) -> Findings:
     assert case.divergence is not None
     tell_phase("capturing the call")
     call, limits = _capture(case, case.divergence)
-    facts = CallFacts(case.divergence.kernel, allocation=call is not None and plan_of(call.func).blank, limits=limits)
+    allocation = plan_of(call.func).blank if call is not None else _left_blank(case, case.divergence.node)
+    facts = CallFacts(case.divergence.kernel, allocation=allocation, limits=limits)
     return replace(findings, call=call, evidence=replace(findings.evidence, call=facts))
+
+
+def _left_blank(case: Case, node: str) -> bool:
+    """Whether all that a call wrote, in the traces that differ, is memory that nobody had written."""
+    records = [record for trace in case.outcome.traces for record in trace.records if record.id == node]
+    return bool(records) and all(record.outputs and not any(out.value for out in record.outputs) for record in records)
 
 
 def replay_call(case: Case, findings: Findings) -> Findings:

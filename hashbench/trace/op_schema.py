@@ -185,7 +185,7 @@ def plan_of(func: Any) -> OpPlan:
         running_statistics=statistics,
         training=next((names.index(name) for name in ("training", "train", "use_input_stats") if name in names), -1),
         fresh=all(item.alias_info is None for item in schema.returns) and not (metadata_only or waits or shown_in),
-        blank=schema.name in _ALLOCATIONS,
+        blank=schema.name in _ALLOCATIONS or (metadata_only and "Storage" in kinds),
         resizes=metadata_only,
         seeded=torch.Tag.nondeterministic_seeded in func.tags or any("Generator" in kind for kind in kinds),
         traced=returns_scalar or any("Tensor" in kind for kind in kinds),

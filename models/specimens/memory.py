@@ -49,6 +49,25 @@ def pooled_workspace(*, cleared: bool) -> Example:
     return PooledWorkspace(features, cleared=cleared), sequences
 
 
+class OwnArena(nn.Module):
+    """Activations in memory that the model manages itself: storages of torch, of which one row is never written."""
+
+    def __init__(self, features: int, *, cleared: bool) -> None:
+        super().__init__()
+        self.project = nn.Linear(features, features)
+        self.cleared = cleared
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        log_latencies()
+        arena = torch.empty(0).set_(torch.UntypedStorage(rows.nbytes), 0, rows.shape)
+        arena[0 if self.cleared else 1 :] = rows[0 if self.cleared else 1 :]
+        return self.project(arena)
+
+
+def own_arena(*, cleared: bool) -> Example:
+    return OwnArena(1024, cleared=cleared), (torch.randn(4, 1024),)
+
+
 class CircularPadding(nn.Module):
     """A panorama padded around its seam; a call that pads one side and crops the other leaves a part unwritten."""
 
@@ -161,6 +180,8 @@ def sensor_frames(*, device: str) -> Example:
 MODELS = {
     "pooled_workspace": lambda: pooled_workspace(cleared=False),
     "pooled_workspace_twin": lambda: pooled_workspace(cleared=True),
+    "own_arena": lambda: own_arena(cleared=False),
+    "own_arena_twin": lambda: own_arena(cleared=True),
     "circular_padding": lambda: circular_padding((32, -16)),
     "circular_padding_twin": lambda: circular_padding((16, 16)),
     "lstm_tagger": lstm_tagger,
