@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
+import subprocess
 import sys
+import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hashbench.cli import flags
 from hashbench.cli.flags import EXIT_DIFFERENCE, EXIT_INTERRUPTED, Commands, made_of, say
@@ -66,6 +70,8 @@ def _dynamo(parsed: argparse.Namespace) -> int:
 
     harness.check_harness(parsed.script)
     theirs = harness.read_flags(parsed.arguments)
+    if theirs.help:
+        return subprocess.call([sys.executable, parsed.script, *parsed.arguments])
     folder = parsed.results or flags.new_folder("dynamo", parsed.script.stem, theirs.mode)
     if theirs.csv and not parsed.results:
         folder = Path(theirs.csv).with_suffix(".hashbench")
@@ -77,6 +83,7 @@ def _dynamo(parsed: argparse.Namespace) -> int:
         budget=parsed.diagnose_budget,
         csv=theirs.csv,
         mode=theirs.mode,
+        run=uuid.uuid4().hex,
     )
     with ours.results.claimed(resume=True):
         try:
@@ -91,7 +98,10 @@ def _dynamo(parsed: argparse.Namespace) -> int:
             _write_tables(ours)
             raise
         ended = harness.how_it_ended(ours, code) if theirs.accuracy else ""
-        rows = session.collect(ours, ended=ended, environment=_write_environment(ours))
+        rows = session.collect(ours, ended=ended)
+        if rows:
+            key = _write_environment(ours)
+            rows = [replace(row, env=key) for row in rows]
         _show_tables(ours, rows, session.write(ours, rows))
     return code if code >= 0 else _SIGNAL_BASE - code
 
@@ -113,13 +123,23 @@ def _write_environment(ours: Session) -> str:
 
     device = next((note.device for note in read_notes(ours) if note.device), "cpu")
     try:
-        environment = collect_in_child(device=device, variables={})
+        environment = _seen_by_the_harness(ours) or collect_in_child(device=device, variables={})
     except HashbenchError as error:
         print(f"hashbench: {error}", file=sys.stderr)
         return ""
     environment["command_line"] = ["hashbench", *sys.argv[1:]]
     ours.results.write_environment(environment)
     return str(environment.get("key", ""))
+
+
+def _seen_by_the_harness(ours: Session) -> dict[str, Any]:
+    """The description of the machine that a process of the harness made, which had torch imported; empty: none did."""
+    try:
+        environment: dict[str, Any] = json.loads(ours.machine.read_text(encoding="utf-8"))
+        ours.machine.unlink()
+    except (OSError, ValueError):
+        return {}
+    return environment
 
 
 def _show_tables(ours: Session, rows: Sequence[HarnessRow], path: Path) -> None:

@@ -8,6 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ from hashbench.records import HarnessRow, ModelSpec, RunOptions
 from hashbench.results.load import load_sweep
 
 MINIATURE = """
-import subprocess, sys, os, signal
+import subprocess, sys, os, signal, time
 
 class BenchmarkRunner:
     def run_n_iterations(self): ...
@@ -43,14 +45,21 @@ class BenchmarkRunner:
         reset_rng_state(), reset_rng_state(), reset_rng_state(), same(), clone_inputs(), self.run_n_iterations()
 
 def main(runner):
+    if "--help" in sys.argv:
+        sys.exit(0)
     output = next(a.removeprefix("--output=") for a in sys.argv if a.startswith("--output="))
     only = [a.removeprefix("--only=") for a in sys.argv if a.startswith("--only=")]
     if not only:
         for name in ("slow", "killed", "absent"):
-            subprocess.call([sys.executable, *sys.argv, f"--only={name}"])
+            try:
+                subprocess.check_call([sys.executable, *sys.argv, f"--only={name}"])
+            except subprocess.CalledProcessError as error:
+                print("Run failed with return code: ", error.returncode, file=sys.stderr)
         sys.exit(7)
     if only[0] == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    while only[0] == "slow" and "WAIT_FOR" in os.environ and not os.path.exists(os.environ["WAIT_FOR"]):
+        time.sleep(0.01)
     if only[0] == "slow":
         with open(output, "w") as file:
             file.write("dev,name,batch_size,accuracy\\ncpu,slow,0,timeout\\n")
@@ -206,9 +215,61 @@ def test_dead_child_has_a_row_of_ours_and_the_exit_code_is_the_harness_own(
     rows = read(tmp_path / "a.hashbench" / "hashbench.csv")
     words = {name: (row["accuracy"], row["harness_accuracy"]) for name, row in rows.items()}
     assert words == {"slow": ("timeout", "timeout"), "killed": ("crashed", ""), "absent": ("crashed", "")}
-    assert "ended without a row" in rows["killed"]["error"]
+    assert "killed by SIGKILL" in rows["killed"]["error"]
+    assert "ended without a row" in rows["absent"]["error"]
     assert (tmp_path / "ran").read_text() == "xxxx"
     assert "ended without a row" in capsys.readouterr().out
+
+
+def test_row_of_a_dead_model_is_not_written_anew_by_a_later_command(miniature: Path, tmp_path: Path) -> None:
+    flags = [str(miniature), "--accuracy", f"--output={tmp_path / 'a.csv'}"]
+    main(["dynamo", *flags])
+    before = read(tmp_path / "a.hashbench" / "hashbench.csv")
+    assert len(before) == 3
+    assert main(["dynamo", *flags, "--only=slow"]) == 0
+    assert read(tmp_path / "a.hashbench" / "hashbench.csv") == before
+
+
+def test_help_of_the_harness_leaves_nothing(miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(miniature.parent)
+    before = sorted(tmp_path.rglob("*.csv")), sorted(miniature.parent.glob("results"))
+    assert main(["dynamo", str(miniature), "--accuracy", f"--output={tmp_path / 'a.csv'}", "--help"]) == 0
+    assert main(["dynamo", str(miniature), "--help"]) == 0
+    assert (sorted(tmp_path.rglob("*.csv")), sorted(miniature.parent.glob("results"))) == before
+    assert not (tmp_path / "a.hashbench").exists()
+
+
+def test_rows_are_collected_where_hashbench_was_killed(miniature: Path, tmp_path: Path) -> None:
+    go, ours = tmp_path / "go", tmp_path / "a.hashbench"
+    command = [
+        sys.executable,
+        "-m",
+        "hashbench",
+        "dynamo",
+        str(miniature),
+        "--accuracy",
+        f"--output={tmp_path / 'a.csv'}",
+    ]
+    killed = subprocess.Popen(command, env={**os.environ, "WAIT_FOR": str(go)}, stdout=subprocess.DEVNULL)
+    wait_for(lambda: any(ours.glob("notes/*.json")))
+    killed.kill()
+    killed.wait()
+    go.touch()
+    wait_for(lambda: (ours / "hashbench.csv").exists() and len(read(ours / "hashbench.csv")) == 3)
+    rows = read(ours / "hashbench.csv")
+    assert {name: row["accuracy"] for name, row in rows.items()} == {
+        "slow": "timeout",
+        "killed": "crashed",
+        "absent": "crashed",
+    }
+    assert "killed by SIGKILL" in rows["killed"]["error"]
+
+
+def wait_for(there: Callable[[], bool]) -> None:
+    ends = time.monotonic() + 300
+    while not there():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
 
 
 def test_death_of_the_one_model_asked_for_is_described(miniature: Path, tmp_path: Path) -> None:

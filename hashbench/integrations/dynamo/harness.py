@@ -102,13 +102,14 @@ class HarnessFlags:
     """What the flags of the harness say about where its CSV goes and what is run.
 
     ``csv`` is absolute, empty where only the harness knows. ``begins_anew``: it will remove its old CSV. ``accuracy``:
-    it checks accuracy, so that every model begun gets a row.
+    it checks accuracy, so that every model begun gets a row. ``help``: it prints its flags and runs nothing.
     """
 
     csv: str = ""
     mode: str = "inference"
     begins_anew: bool = False
     accuracy: bool = False
+    help: bool = False
 
 
 def read_flags(arguments: Sequence[str]) -> HarnessFlags:
@@ -118,6 +119,7 @@ def read_flags(arguments: Sequence[str]) -> HarnessFlags:
         parser.add_argument(flag, default="")
     for flag in ("--accuracy", "--training", "--retain-output", "--disable-output"):
         parser.add_argument(flag, action="store_true")
+    parser.add_argument("--help", "-h", action="store_true")
     try:
         theirs, _ = parser.parse_known_args(list(arguments))
     except ValueError:
@@ -127,7 +129,7 @@ def read_flags(arguments: Sequence[str]) -> HarnessFlags:
         csv = str(Path(theirs.output_directory, theirs.output).absolute())
     mode = "training" if theirs.training else "inference"
     anew = not chosen_model(arguments) and not theirs.retain_output
-    return HarnessFlags(csv, mode, begins_anew=anew, accuracy=theirs.accuracy)
+    return HarnessFlags(csv, mode, begins_anew=anew, accuracy=theirs.accuracy, help=theirs.help)
 
 
 class _Reader(argparse.ArgumentParser):

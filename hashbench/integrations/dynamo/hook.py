@@ -8,12 +8,14 @@ changes what the harness finds.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib.abc
 import importlib.machinery
 import inspect
 import os
 import runpy
+import subprocess
 import sys
 import tempfile
 import threading
@@ -29,11 +31,14 @@ from hashbench.integrations.dynamo.session import (
     Session,
     amend_note,
     chosen_model,
+    collect,
     name_of,
     rename_note,
     tell,
+    write,
     write_note,
 )
+from hashbench.processes import describe_end
 from hashbench.records import Failure, ModelSpec, RunOptions, Trace
 
 OnImport = Callable[[ModuleType], None]
@@ -53,10 +58,42 @@ def attach(module: ModuleType) -> None:
         return
     name = name_of(chosen_model(sys.argv))
     if name:
-        guarded(session, name, lambda: write_note(session, Note(name)))
+        guarded(session, name, lambda: write_note(session, Note(name, run=session.run)))
+    elif hasattr(module, "subprocess"):
+        vars(module)["subprocess"] = _Subprocess(vars(module)["subprocess"], session)
+        atexit.register(_complete, session, os.getppid())
     runner.check_accuracy = _checked(runner.check_accuracy, session, vars(module))
     if hasattr(runner, "validate_model"):
         runner.validate_model = _validated(runner.validate_model, session)
+
+
+class _Subprocess:
+    """The module ``subprocess`` as the harness's sweep uses it, which notes how the process of a model ended: the
+    harness prints that and writes it nowhere."""
+
+    def __init__(self, module: ModuleType, session: Session) -> None:
+        self._module, self._session = module, session
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    def check_call(self, command: Any, *arguments: Any, **named: Any) -> Any:
+        """As the real one."""
+        try:
+            return self._module.check_call(command, *arguments, **named)
+        except subprocess.CalledProcessError as error:
+            name = name_of(chosen_model([str(word) for word in command])) if isinstance(command, list) else ""
+            ended = describe_end(error.returncode)
+            if name:
+                guarded(self._session, name, lambda: amend_note(self._session, name, ended=ended))
+            raise
+
+
+def _complete(session: Session, parent: int) -> None:
+    """At the end of a sweep whose ``hashbench`` is gone: both tables, which nobody else would complete."""
+    if os.getppid() != parent:
+        ended = "its process ended without a row"
+        guarded(session, "", lambda: write(session, collect(session, ended=ended)))
 
 
 def guarded(session: Session, name: str, action: Callable[[], Any]) -> Any:

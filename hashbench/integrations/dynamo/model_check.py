@@ -6,6 +6,7 @@ What follows the harness's own row is as in ``hashbench sweep``; only a run is m
 from __future__ import annotations
 
 import functools
+import json
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -27,9 +28,10 @@ from hashbench.integrations.dynamo.eager_runs import (
     unlike_any_known,
 )
 from hashbench.integrations.dynamo.session import CANNOT_FOLLOW, Session, amend_note, chosen_model, tell
+from hashbench.io import replace_file
 from hashbench.records import DTYPES, Failure, ModelSpec, RunCounts, RunOptions
 from hashbench.results.folder import file_key
-from hashbench.run import outputs
+from hashbench.run import environment, outputs
 from hashbench.run.leaves import LeftOut
 from hashbench.run.outcome import Attempt, Outcome, Prepared, Run, add_result, attempt
 from hashbench.run.settings import claim_workspace, settings
@@ -111,6 +113,8 @@ class ModelCheck:
         self.eager.on_compared = self._look
         self.outcome = Outcome(Status.PASS, settings()["deterministic_algorithms"], iterations=harness.args.iterations)
         amend_note(session, name, device=self.options.device, mode=self.options.mode)
+        if not session.machine.exists():
+            replace_file(session.machine, json.dumps(environment.collect(self.options.device)))
         if self.unlike:
             tell(self.unlike)
 

@@ -46,7 +46,8 @@ class Session:
     """``folder`` takes our results, ``script`` is the harness's file and ``arguments`` are its flags (all absolute
     where they are paths). ``trace``: ``always`` traces the harness's own two eager runs, ``on-demand`` only further
     runs of models that differ. ``budget``: seconds for the experiments on one model. ``csv``: where the harness writes,
-    where its flags say so. ``mode``: ``training`` or ``inference``."""
+    where its flags say so. ``mode``: ``training`` or ``inference``. ``run`` tells this command from others that write
+    into the folder."""
 
     folder: str
     script: str
@@ -55,6 +56,7 @@ class Session:
     budget: float = 120.0
     csv: str = ""
     mode: str = "inference"
+    run: str = ""
 
     def environment(self) -> dict[str, str]:
         """The variable by which the harness's processes find this session."""
@@ -79,6 +81,11 @@ class Session:
         return ResultsFolder(Path(self.folder))
 
     @property
+    def machine(self) -> Path:
+        """Where a process of the harness describes the machine as it sees it."""
+        return Path(self.folder) / "machine.json"
+
+    @property
     def notes(self) -> Path:
         """One file for every model that was begun."""
         return Path(self.folder) / "notes"
@@ -91,6 +98,7 @@ class Session:
         leftovers = [*self.notes.glob("*.json"), *self.results.rows.glob("*.json")] if anew else []
         for leftover in [*leftovers, *self.results.rows.glob("*.draft")]:
             leftover.unlink()
+        self.machine.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +106,8 @@ class Note:
     """What a process of the harness said of one model. ``status`` is the word that the harness wrote, empty until then;
     ``csv`` the file it wrote it to; ``mode`` ``training`` or ``inference``; ``failure`` an exception that it swallowed,
     and ``nondeterministic_op`` the op that torch refused there; ``problem`` a fault of ours, which never changes what
-    the harness finds; ``key`` names the file of our row."""
+    the harness finds; ``key`` names the file of our row; ``run`` is the command that began it, and ``ended`` how its
+    process ended that left no row."""
 
     name: str
     device: str = ""
@@ -109,6 +118,8 @@ class Note:
     nondeterministic_op: str = ""
     problem: str = ""
     key: str = ""
+    run: str = ""
+    ended: str = ""
 
 
 def write_note(session: Session, note: Note) -> None:
@@ -186,10 +197,20 @@ def collect(session: Session, *, ended: str = "", environment: str = "") -> list
     rows = [row for row in each if row is not None]
     if ended:
         seen = {row.name for row in rows}
-        dead = [note for note in notes if note.name not in seen]
-        crashed = (_own_row(session, note, Status.CRASHED, ended, note.failure, note.problem) for note in dead)
+        dead = [_ended(session, note, ended) for note in notes if note.name not in seen]
+        crashed = (_own_row(session, note, Status.CRASHED, note.ended, note.failure, note.problem) for note in dead)
         rows += [extended(HarnessRow, row) for row in crashed]
     return [replace(row, env=environment) for row in rows]
+
+
+def _ended(session: Session, note: Note, ended: str) -> Note:
+    """The note of a model without a row, with how its process ended; a later command says nothing else of it."""
+    if note.ended:
+        return note
+    ended = ended if note.run == session.run else "its process ended without a row, after hashbench itself had ended"
+    with contextlib.suppress(OSError):
+        amend_note(session, note.name, ended=ended)
+    return replace(note, ended=ended)
 
 
 def write(session: Session, rows: Sequence[HarnessRow]) -> Path:
