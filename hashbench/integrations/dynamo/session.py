@@ -207,7 +207,9 @@ def _ended(session: Session, note: Note, ended: str) -> Note:
     """The note of a model without a row, with how its process ended; a later command says nothing else of it."""
     if note.ended:
         return note
-    ended = ended if note.run == session.run else "its process ended without a row, after hashbench itself had ended"
+    ended = (
+        ended if note.run in ("", session.run) else "its process ended without a row, after hashbench itself had ended"
+    )
     with contextlib.suppress(OSError):
         amend_note(session, note.name, ended=ended)
     return replace(note, ended=ended)
