@@ -186,7 +186,7 @@ def test_a_merged_sweep_can_be_resumed_like_any_other(shards, tmp_path):
 
 
 def test_a_missing_shard_is_allowed_only_by_name_and_compare_misses_its_models(shards, tmp_path):
-    with pytest.raises(HashbenchError, match=r"partition 1 of 3 is missing: 1 models would have no row \(b\).*--allow"):
+    with pytest.raises(HashbenchError, match=r"partition 1 of 3 is missing: 1 model would have no row \(b\).*--allow"):
         merge(tmp_path / "merged", [shards[0], shards[2]])
     assert not (tmp_path / "merged").exists()
     merged = merge(tmp_path / "merged", [shards[0], shards[2]], allow_missing=True)
@@ -310,7 +310,7 @@ def test_an_empty_folder_may_be_there(shards, tmp_path):
 def test_the_command_line(shards, tmp_path, capsys):
     assert main(["merge", str(tmp_path / "merged"), *map(str, shards[1:]), "--allow-missing"]) == 0
     said = capsys.readouterr().out
-    assert "1 models have no row: a" in said
+    assert "1 model without a row: a" in said
     assert "4 rows of 2 shards" in said
     assert main(["merge", str(tmp_path / "other"), str(tmp_path / "nothing")]) == 2
     assert capsys.readouterr().err.startswith(f"hashbench: {tmp_path / 'nothing'} does not exist")

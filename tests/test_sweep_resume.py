@@ -10,7 +10,7 @@ from sweep_helpers import NoExecutor, names_in_csv, snapshot, sweep
 from sweep_targets import ran, spec
 
 from hashbench.errors import HashbenchError
-from hashbench.records import RunOptions
+from hashbench.records import ROW_SCHEMA, RunOptions
 from hashbench.results.rows import read_rows
 from hashbench.sweep.run import ModelFinished, SweepOpened, describe_differences
 
@@ -133,7 +133,7 @@ def test_resume_of_another_sweep_says_what_differs(output):
     assert snapshot(output) == before
 
 
-@pytest.mark.parametrize("fields", [{"schema": 2}, {"schema": 99}, {"rows": 2}, {"schema": None}])
+@pytest.mark.parametrize("fields", [{"schema": 2}, {"schema": 99}, {"rows": 99}, {"schema": None}])
 def test_a_folder_of_another_schema_is_named_and_not_touched(output, fields):
     """Its rows lack fields or mean something else; taken for damaged ones, they would be thrown away."""
     sweep([spec("a")], output)
@@ -160,7 +160,10 @@ MANIFEST = {
     [
         pytest.param({}, [], id="the same"),
         pytest.param({"schema": 2}, ["sweep.json has version 2, this hashbench writes 1"], id="another version"),
-        pytest.param({"rows": 2}, ["its rows have schema 2, this hashbench writes 1"], id="rows of another version"),
+        pytest.param(
+            {"rows": 99}, [f"its rows have schema 99, this hashbench writes {ROW_SCHEMA}"], id="rows of another version"
+        ),
+        pytest.param({"rows": ROW_SCHEMA - 1}, [], id="rows of an older version, which lack columns"),
         pytest.param({"partition": {"id": 1, "total": 4}}, ["it was partition 1 of 4 and is 0 of 1"], id="a shard"),
         pytest.param({"options": {"seed": 2}}, ["seed was 2 and is 1"], id="another option"),
         pytest.param(

@@ -115,8 +115,8 @@ WRONG = {
     "a name that fits nothing": (SMALL + "def after(m): return m\nRENAME = {'a': 'b'}", (), "rename has 'a'"),
     "a place that cannot be written": (
         SMALL + "def after(m): return m",
-        ("--json", "/nowhere/f"),
-        "cannot write /nowhere/f",
+        ("--json", "/dev/null/f"),
+        "cannot write /dev/null/f",
     ),
 }
 

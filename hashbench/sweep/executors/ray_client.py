@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import itertools
 import json
 import logging
@@ -76,6 +77,12 @@ class RayClient:
 
     def __init__(self, address: str) -> None:
         self.address = address or os.environ.get("RAY_ADDRESS", "") or _OWN
+        if importlib.util.find_spec("ray") is None:
+            raise HashbenchError(
+                "cannot run models on Ray",
+                consequence="the package ray is not installed",
+                tip="Install it with: pip install 'hashbench[ray]'",
+            )
         if self.address != _OWN:
             _knock(self.address)
         self._numbers = itertools.count()
