@@ -47,8 +47,9 @@ def wait_until(condition, *, seconds=120.0):
 
 
 def alive(pid: int) -> bool:
+    """Whether a process of this number is not over. A thread of another process may have got its number since."""
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
