@@ -9,6 +9,7 @@ Run as a script, this file is a sweep in a process of its own: ``python ray_targ
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
 from sweep_targets import FOR_EVER, do_hang, do_kill9, do_nap, do_segfault, do_segfault_in_diagnosis  # noqa: F401 – by name
 
 from hashbench.io import replace_file
@@ -34,8 +36,9 @@ def spec(name: str, do: str = "pass", *, notes: Path) -> ModelSpec:
 def run_model(spec: ModelSpec, options: RunOptions) -> Row:
     """Note that this model ran, and do what it says."""
     notes = Path(spec.arguments["notes"])
+    process = f"{os.getpid()}:{psutil.Process().create_time()}"
     with (notes / "ran.txt").open("a") as ran:
-        ran.write(f"{spec.name} {os.getpid()} {os.environ['RAY_RAYLET_PID']} {options.output}\n")
+        ran.write(f"{spec.name} {process} {os.environ['RAY_RAYLET_PID']} {options.output}\n")
     note = globals()[f"do_{spec.arguments['do']}"](spec, options) or ""
     return Row(options.device, spec.name, 2, "pass", suite=spec.suite, mode=options.mode, detail=note, seconds=0.0)
 
@@ -47,7 +50,18 @@ def times_run(notes: Path) -> Counter[str]:
 
 def workers(notes: Path) -> list[int]:
     """The process ids of all models that began."""
-    return [int(pid) for _, pid, *_ in _noted(notes)]
+    return [int(process.partition(":")[0]) for _, process, *_ in _noted(notes)]
+
+
+def lives_on(notes: Path) -> bool:
+    """Whether the process of any model is not over; another one may have got its number since."""
+    for _, process, *_ in _noted(notes):
+        pid, _, created = process.partition(":")
+        with contextlib.suppress(psutil.NoSuchProcess):
+            there = psutil.Process(int(pid))
+            if there.create_time() == float(created) and there.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False
 
 
 def machines(notes: Path) -> dict[str, int]:

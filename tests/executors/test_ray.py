@@ -260,7 +260,7 @@ def test_what_is_stopped_on_a_machine_is_not_waited_for_for_ever(machines, tmp_p
     (row,) = sweep(machines.address, {"a": "stop_ray_worker_once"}, tmp_path, timeout=10.0).rows
     assert row.accuracy == "pass"
     assert row.retried.startswith("its machine has not said in time how it ended")
-    wait_until(lambda: not any(map(alive, ray_targets.workers(tmp_path))))
+    wait_until(lambda: not ray_targets.lives_on(tmp_path))
 
 
 def test_a_sweep_without_any_machine_left_ends_in_time_and_can_be_resumed(machines, tmp_path):
@@ -413,6 +413,6 @@ def test_a_cluster_without_its_head_is_one_sentence_in_time(cluster, machines, t
         sweep(machines.address, {"first": "pass", "victim": "hang"}, tmp_path)
     assert names_in_csv(tmp_path / "results") == ["first"]
     assert capfd.readouterr() == ("", "")
-    wait_until(lambda: not any(map(alive, ray_targets.workers(tmp_path))))
+    wait_until(lambda: not ray_targets.lives_on(tmp_path))
     for node in cluster.list_all_nodes():  # which would say good-bye to it for half a minute
         node.kill_all_processes(check_alive=False, allow_graceful=False)
