@@ -28,7 +28,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("records", NO_MODULE),
     ("errors text", NO_MODULE),
     ("io", NO_MODULE),
-    ("processes", NO_MODULE),
+    ("processes imports", NO_MODULE),
     ("devices", frozenset({"ledger", "reference", "triton_kernel"})),
     (
         "trace",

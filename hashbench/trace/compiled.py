@@ -10,19 +10,18 @@ programs never do: until then there is nothing compiled, and its import is waite
 from __future__ import annotations
 
 import functools
-import importlib.util
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType
 from typing import Any
 
 import torch
 from torch._C._dynamo import eval_frame as _eval_frame
+
+from hashbench.imports import ImportWatch
 
 _DYNAMO, _EXPORT = "torch._dynamo", "torch.export._trace"
 
@@ -94,56 +93,15 @@ def _imported(name: str, then: Callable[[], Any]) -> Iterator[None]:
         if name in sys.modules:
             stack.enter_context(then())
         else:
-            finder = _Finder(name, lambda: stack.enter_context(then()))
-            sys.meta_path.insert(0, finder)
-            stack.callback(finder.remove)
+
+            def loaded(_: ModuleType) -> None:
+                watch.remove()
+                stack.enter_context(then())
+
+            watch = ImportWatch(lambda module: module == name, loaded)
+            sys.meta_path.insert(0, watch)
+            stack.callback(watch.remove)
         yield
-
-
-class _Finder(MetaPathFinder):
-    """Lets everybody else find a module and load it, and acts when that is done. Asked once: it is gone before it asks
-    the others, who may ask in turn."""
-
-    def __init__(self, module: str, loaded: Callable[[], object]) -> None:
-        self._module, self._loaded = module, loaded
-
-    def find_spec(
-        self,
-        name: str,
-        path: Sequence[str] | None,  # noqa: ARG002
-        target: ModuleType | None = None,  # noqa: ARG002
-    ) -> ModuleSpec | None:
-        if name != self._module or not self.remove():
-            return None
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _ThenLoader(spec.loader, self._loaded)
-        return spec
-
-    def remove(self) -> bool:
-        """Whether it was still there."""
-        if self not in sys.meta_path:
-            return False
-        sys.meta_path.remove(self)
-        return True
-
-
-class _ThenLoader(Loader):
-    """A loader, and what is done when it has loaded; the module keeps no trace of it (as ``importlib.util.LazyLoader``
-    does)."""
-
-    def __init__(self, loader: Loader, loaded: Callable[[], object]) -> None:
-        self._loader, self._loaded = loader, loaded
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        self._loaded()
 
 
 @contextmanager

@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import atexit
 import functools
-import importlib.abc
-import importlib.machinery
 import inspect
 import os
 import runpy
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from hashbench.imports import ImportWatch
 from hashbench.integrations.dynamo.session import (
     CANNOT_FOLLOW,
     VARIABLE,
@@ -47,7 +45,12 @@ OnImport = Callable[[ModuleType], None]
 def watch_for_harness(on_import: OnImport) -> None:
     """Call ``on_import``, and nothing that was to be called before, with every module called ``common`` once it is
     imported."""
-    sys.meta_path[:] = [_Finder(on_import), *(finder for finder in sys.meta_path if not isinstance(finder, _Finder))]
+    others = (finder for finder in sys.meta_path if not isinstance(finder, _HarnessWatch))
+    sys.meta_path[:] = [_HarnessWatch(lambda name: name.rpartition(".")[2] == "common", on_import), *others]
+
+
+class _HarnessWatch(ImportWatch):
+    """Of its kind a process has one."""
 
 
 def attach(module: ModuleType) -> None:
@@ -156,60 +159,6 @@ def _note_failure(session: Session, name: str, cause: Any) -> None:
 
     failure = failure_of(cause)
     amend_note(session, name, failure=failure.error[:2000], nondeterministic_op=failure.nondeterministic_op)
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Finds a module called ``common`` as the finders behind this one do, with a loader that tells when it is done.
-
-    Another finder that asks all of ``sys.meta_path`` may ask this one again meanwhile: it then finds nothing.
-    """
-
-    def __init__(self, on_import: OnImport) -> None:
-        self._on_import = on_import
-        self._asking = threading.local()
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname.rpartition(".")[2] != "common" or getattr(self._asking, "now", False):
-            return None
-        self._asking.now = True
-        try:
-            spec = self._found_behind(fullname, path, target)
-        finally:
-            self._asking.now = False
-        if spec is not None and hasattr(spec.loader, "exec_module"):
-            spec.loader = _Loader(spec.loader, self._on_import)
-        return spec
-
-    def _found_behind(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
-    ) -> importlib.machinery.ModuleSpec | None:
-        finders = list(sys.meta_path)
-        behind = finders[finders.index(self) + 1 :] if self in finders else []
-        able = (finder for finder in behind if hasattr(finder, "find_spec"))
-        return next(filter(None, (finder.find_spec(fullname, path, target) for finder in able)), None)
-
-
-class _Loader(importlib.abc.Loader):
-    """Loads as ``loader`` does, puts that in its own place, and calls ``on_import`` with the module."""
-
-    def __init__(self, loader: Any, on_import: OnImport) -> None:
-        self._loader, self._on_import = loader, on_import
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        create = getattr(self._loader, "create_module", None)
-        return None if create is None else create(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        for holder, name in ((module, "__loader__"), (module.__spec__, "loader")):
-            if getattr(holder, name, None) is self:
-                setattr(holder, name, self._loader)
-        self._loader.exec_module(module)
-        self._on_import(module)
 
 
 # -------------------------------------------------------------------------------------------------- a fresh process

@@ -1,0 +1,69 @@
+"""Acting when a module has been imported, whoever finds and loads it, and without importing it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+
+class ImportWatch(MetaPathFinder):
+    """Finds the modules that are ``wanted`` by their full names as the finders behind it in ``sys.meta_path`` do, with
+    a loader that calls ``loaded`` with each once it is imported.
+
+    Another finder that asks all of ``sys.meta_path`` may ask this one again meanwhile: it then finds nothing.
+    """
+
+    def __init__(self, wanted: Callable[[str], bool], loaded: Callable[[ModuleType], object]) -> None:
+        self._wanted, self._loaded = wanted, loaded
+        self._asking = threading.local()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if getattr(self._asking, "now", False) or not self._wanted(fullname):
+            return None
+        self._asking.now = True
+        try:
+            spec = self._found_behind(fullname, path, target)
+        finally:
+            self._asking.now = False
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            spec.loader = _ThenLoader(spec.loader, self._loaded)
+        return spec
+
+    def remove(self) -> None:
+        """Watch no longer."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def _found_behind(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+        finders = list(sys.meta_path)
+        behind = finders[finders.index(self) + 1 :] if self in finders else []
+        able = (finder for finder in behind if hasattr(finder, "find_spec"))
+        return next(filter(None, (finder.find_spec(fullname, path, target) for finder in able)), None)
+
+
+class _ThenLoader(Loader):
+    """Loads as ``loader`` does, puts that in its own place, and calls ``loaded`` with the module."""
+
+    def __init__(self, loader: Any, loaded: Callable[[ModuleType], object]) -> None:
+        self._loader, self._loaded = loader, loaded
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        create = getattr(self._loader, "create_module", None)
+        return None if create is None else create(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        for holder, name in ((module, "__loader__"), (module.__spec__, "loader")):
+            if getattr(holder, name, None) is self:
+                setattr(holder, name, self._loader)
+        self._loader.exec_module(module)
+        self._loaded(module)
