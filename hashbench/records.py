@@ -26,6 +26,7 @@ PHASES = ("forward", "backward", "optimizer")
 MODES = ("training", "inference")
 DETERMINISTIC = ("on", "warn", "off")
 DTYPES = ("float32", "bfloat16", "float16", "amp")
+TRACERS = ("auto", "native", "python")
 
 
 # ---------------------------------------------------------------------------------------------- asked for
@@ -76,7 +77,8 @@ class RunOptions:
     An empty ``dtype`` means: as the model was built; an empty ``deterministic``: as the model's data say, else ``on``;
     ``runs`` of ``None``: as the model's data say, else 2. ``output`` is the results folder. ``replays`` is how often an
     experiment is repeated at least, ``diagnose_budget`` the seconds that all experiments on one model may take (0: none
-    are made), ``capture_mib`` the largest call that is captured for them.
+    are made), ``capture_mib`` the largest call that is captured for them. ``tracer`` is one of :data:`TRACERS`:
+    ``auto`` is the native one where it can be used.
     """
 
     mode: str = "inference"
@@ -96,6 +98,7 @@ class RunOptions:
     replays: int = 20
     diagnose_budget: float = 120.0
     capture_mib: float = 2048.0
+    tracer: str = "auto"
     output: str = ""
 
     @property
@@ -211,13 +214,19 @@ class SettingsMark:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Trace:
-    """Everything one run left behind. Equal runs give equal traces."""
+    """Everything one run left behind. Equal runs give equal traces.
+
+    ``tracer`` is what made it, ``native`` or ``python`` (the dispatch mode, which changes which ops run), and
+    ``tracer_reason`` why it is not the native one where any was welcome.
+    """
 
     records: tuple[OpRecord, ...]
     leaves: tuple[Leaf, ...] = ()
     results: tuple[Result, ...] = ()
     marks: tuple[SettingsMark, ...] = ()
     hashed_inputs: bool = False
+    tracer: str = "python"
+    tracer_reason: str = ""
 
     def __repr__(self) -> str:
         """How much there is of what; all of it would be megabytes."""

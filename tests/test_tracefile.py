@@ -79,7 +79,10 @@ class Writer:
             for number in range(2)
         ]
         results.append(Result("python", TensorDigest("str", (), (), repr(self.text())), ""))
-        return Trace(tuple(records), tuple(leaves), tuple(results), tuple(marks), self.rng.random() < 0.5)
+        tracer = self.rng.choice(["native", "python"])
+        return Trace(
+            tuple(records), tuple(leaves), tuple(results), tuple(marks), self.rng.random() < 0.5, tracer, self.text()
+        )
 
 
 def small_trace() -> Trace:
@@ -111,6 +114,13 @@ def test_one_record_is_one_line() -> None:
     lines = file.dumps(trace).split("\n")
     assert sum(line.startswith("op\t") for line in lines) == len(trace.records) > 0
     assert sum(line.startswith("leaf\t") for line in lines) == len(trace.leaves) > 0
+
+
+@pytest.mark.parametrize("head", ["plain", "hashed-inputs"])
+def test_a_file_that_names_no_tracer_is_of_the_dispatch_mode(head: str) -> None:
+    text = file.dumps(small_trace()).replace("\tplain\ttracer=python\n", f"\t{head}\n")
+    expected = dataclasses.replace(small_trace(), hashed_inputs=head == "hashed-inputs")
+    assert file.loads(resealed(text)) == expected
 
 
 def test_every_truncation_is_refused(tmp_path: Path) -> None:
@@ -165,6 +175,7 @@ def resealed(text: str) -> str:
         pytest.param("op\t", "what\t", id="an unknown kind of line"),
         pytest.param("[2,3]", "[2,x]", id="a shape that is none"),
         pytest.param("forward.0/", "forward.x/", id="an iteration that is none"),
+        pytest.param("tracer=python", "tracer=other", id="a tracer that is none"),
     ],
 )
 def test_a_line_without_meaning_is_refused_though_the_closing_line_fits(old: str, new: str) -> None:

@@ -234,6 +234,7 @@ class _Runs:
                     hash_inputs=diagnosing,
                     source_lines=True,
                     watcher=watcher,
+                    tracer=self.options.tracer,
                 )
             with trace or contextlib.nullcontext():
                 try:

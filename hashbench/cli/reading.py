@@ -63,8 +63,11 @@ def add(commands: Commands) -> None:
 def _diff(parsed: argparse.Namespace) -> int:
     from hashbench.divergence import find as find_divergence
     from hashbench.trace import file
+    from hashbench.trace.tracer import refuse_different
 
-    verdict = find_divergence(file.read(parsed.first), file.read(parsed.second))
+    first, second = file.read(parsed.first), file.read(parsed.second)
+    refuse_different(first, second, names=(str(parsed.first), str(parsed.second)))
+    verdict = find_divergence(first, second)
     print(verdict.text(context=parsed.context))
     return 0 if verdict.equal else EXIT_DIFFERENCE
 

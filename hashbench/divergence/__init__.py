@@ -24,6 +24,7 @@ from hashbench.divergence.introduce import (
 from hashbench.divergence.text import PairVerdict
 from hashbench.errors import HashbenchError
 from hashbench.records import Divergence, OpRecord, Result, Steering, TensorDigest, Trace
+from hashbench.trace.tracer import refuse_different
 
 _RANK: Mapping[str, int] = {Origin.INPUT: 0, Origin.STATE: 1}
 """Origins that lie before the first op, wherever the tensor is first read."""
@@ -38,8 +39,9 @@ def find(first: Trace, second: Trace, *, differing: Sequence[str] | None = None)
             digests differ. Traces without results (of a plain ``HashDebugTrace``) are judged by every record.
 
     Raises:
-        HashbenchError: a trace is empty, so that nothing would be compared.
+        HashbenchError: a trace is empty, so that nothing would be compared, or they are of different tracers.
     """
+    refuse_different(first, second)
     _refuse_empty(first, "first")
     _refuse_empty(second, "second")
     runs = pair(first, second)

@@ -440,12 +440,15 @@ def describe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> l
     return differences
 
 
+_SINCE_ALWAYS = {"tracer": "python"}
+"""Options that older sweeps lack, as they were for them."""
+
 _HINTS = {"threads": " (--jobs sets it, too)"}
 
 
 def option_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """``seed was 1 and is 2`` for every option that is not the same in both manifests."""
-    sides = (before.get("options") or {}, now.get("options") or {})
+    sides = tuple(_SINCE_ALWAYS | (manifest.get("options") or {}) for manifest in (before, now))
     differences = []
     for name in sorted(sides[0].keys() | sides[1].keys()):
         was, is_ = (repr(side[name]) if name in side else "absent" for side in sides)

@@ -126,6 +126,7 @@ def _attempt(
                     hash_inputs=diagnosing or options.hash_inputs,
                     source_lines=diagnosing,
                     watcher=watcher,
+                    tracer=options.tracer,
                 )
             results = prepared.execute(trace)
             changed = _changes(before, settings())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +22,7 @@ from hashbench.records import OpRecord, Ref, TensorDigest, Trace
 from hashbench.trace import file
 from hashbench.trace.callbacks import TraceCallback, TraceOptions
 from hashbench.trace.mode import TracingMode, is_tracing
+from hashbench.trace.tracer import choose
 
 
 class HashDebugTrace:
@@ -46,6 +48,11 @@ class HashDebugTrace:
         watcher: a callback, called around every op with the id that its record will have; it may look, capture, and put
             content in place.
         digests: ``"fast"``, by the fastest function on each device, or ``"device"``, as on accelerators, everywhere.
+        tracer: ``"native"``, ``"python"`` (the dispatch mode), or ``"auto"``: the native one where it can be used. The
+            attribute ``tracer`` says which it is, and ``tracer_reason`` why ``auto`` did not get the native one.
+
+    Raises:
+        HashbenchError: the native tracer is asked for and cannot be used.
     """
 
     def __init__(
@@ -63,7 +70,9 @@ class HashDebugTrace:
         settings: Callable[[], Mapping[str, str]] | None = None,
         watcher: TraceCallback | None = None,
         digests: str = "fast",
+        tracer: str = "auto",
     ) -> None:
+        self._choice = choose(tracer)
         self.log_path = None if log_path is None else Path(log_path)
         self._tracer = TracingMode(
             TraceOptions(
@@ -110,6 +119,16 @@ class HashDebugTrace:
         if self.log_path is not None:
             self.save(self.log_path)
 
+    @property
+    def tracer(self) -> str:
+        """What records the ops: ``native`` or ``python``."""
+        return self._choice.tracer
+
+    @property
+    def tracer_reason(self) -> str:
+        """Why ``auto`` did not get the native tracer; empty otherwise."""
+        return self._choice.reason
+
     def is_active(self) -> bool:
         """Whether ops are being recorded now."""
         return self._tracer.active
@@ -152,7 +171,8 @@ class HashDebugTrace:
     def finish(self) -> Trace:
         """Everything recorded, as a :class:`~hashbench.records.Trace`; the raw records are released."""
         if self._finished is None:
-            self._finished, self._notes = self._tracer.finish()
+            trace, self._notes = self._tracer.finish()
+            self._finished = replace(trace, tracer=self.tracer, tracer_reason=self.tracer_reason)
         return self._finished
 
     def __iter__(self) -> Iterator[OpRecord]:

@@ -2,8 +2,9 @@
 
 ``docs/trace.md`` explains the fields. Equal runs give equal files, byte for byte. A changed op changes its own line and
 the lines of those that read from it, because a line shows, beside the name of every writer it reads from, the first
-digits of what that writer left. A line ``setting`` holds all global settings of torch at first, later only what
-changed; a ``leaf`` has ``was=`` where its digest was another at the start of the run; notes stand after ``;``.
+digits of what that writer left. The first line names the tracer. A line ``setting`` holds all global settings of torch
+at first, later only what changed; a ``leaf`` has ``was=`` where its digest was another at the start of the run; notes
+stand after ``;``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import xxhash
 
@@ -22,6 +23,7 @@ from hashbench.errors import HashbenchError
 from hashbench.io import read_file, replace_file
 from hashbench.records import (
     TRACE_SCHEMA,
+    TRACERS,
     Leaf,
     OpRecord,
     Ref,
@@ -46,7 +48,7 @@ _MOST_DIMENSIONS, _MOST_DIGITS = 256, 20
 
 def dumps(trace: Trace, *, notes: Mapping[int, str] | None = None) -> str:
     """The text form of a trace. ``notes`` by record index are appended to their lines, and ignored when read."""
-    lines = [f"{_MAGIC}\t{TRACE_SCHEMA}\t{'hashed-inputs' if trace.hashed_inputs else 'plain'}"]
+    lines = ["\t".join([_MAGIC, str(TRACE_SCHEMA), *_head(trace)])]
     lines += _body(trace, notes or {})
     text = "\n".join(lines) + "\n"
     return f"{text}end\t{len(lines)}\t{_checksum(text)}\n"
@@ -94,6 +96,13 @@ def digest_text(digest: TensorDigest) -> str:
     stride = "" if digest.stride == contiguous_stride(digest.shape) else f"{{{','.join(map(str, digest.stride))}}}"
     value = "\\blank" if digest.value == _BLANK else _escape(digest.value) or _BLANK
     return f"{_escape(digest.dtype)}[{shape}]{stride}:{value}"
+
+
+def _head(trace: Trace) -> Iterator[str]:
+    yield "hashed-inputs" if trace.hashed_inputs else "plain"
+    yield f"tracer={_escape(trace.tracer)}"
+    if trace.tracer_reason:
+        yield f"tracer_reason={_escape(trace.tracer_reason, spaces=False)}"
 
 
 def _body(trace: Trace, notes: Mapping[int, str]) -> Iterator[str]:
@@ -232,9 +241,19 @@ def _parse(lines: Sequence[str]) -> Trace:
                 marks.append(SettingsMark(int(position), _unescape(label), tuple(sorted(settings.items()))))
             case _:
                 _fail(f"unknown kind {kind!r}")
-    trace = Trace(tuple(records), tuple(leaves), tuple(results), tuple(marks), lines[0].endswith("\thashed-inputs"))
+    trace = Trace(tuple(records), tuple(leaves), tuple(results), tuple(marks), **_parse_head(lines[0].split("\t")[2:]))
     _check_references(trace)
     return trace
+
+
+def _parse_head(fields: Sequence[str]) -> dict[str, Any]:
+    """What the first line says of a trace. One that names no tracer is older than the native one."""
+    named = dict(field.split("=", 1) for field in fields[1:])
+    tracer = named.get("tracer", "python")
+    if tracer not in TRACERS[1:]:
+        _fail(f"unknown tracer {tracer!r}")
+    reason = _unescape(named.get("tracer_reason", ""))
+    return {"hashed_inputs": fields[:1] == ["hashed-inputs"], "tracer": tracer, "tracer_reason": reason}
 
 
 def _parse_record(fields: Sequence[str]) -> OpRecord:

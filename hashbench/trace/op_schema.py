@@ -274,7 +274,9 @@ def mode_dependent_ops() -> tuple[ModeDependentOp, ...]:
 
 def mode_dependent(trace: Trace) -> tuple[str, ...]:
     """Names of the ops of a trace that torch may have computed by another formula because the trace was active, in the
-    order of the table, each once."""
+    order of the table, each once; none under the native tracer, which is no mode."""
+    if trace.tracer == "native":
+        return ()
     positions: dict[str, list[int]] = defaultdict(list)
     derivatives: dict[str, bool] = {}  # by id of a forward record: whether its derivative is complex
     for position, record in enumerate(trace.records):

@@ -135,7 +135,7 @@ def trained(path: str, *, weight: float = 0.0, x: float = 1.0, **options: Any) -
     """The trace of one step of training, also written to ``path``."""
     model, inputs = PROGRAMS["Net"](weight), torch.tensor([[x, 2.0], [3.0, -4.0]])
     of_model = {name: options.pop(name) for name in ("shift", "hook") if name in options}
-    trace = HashDebugTrace(path, model=model, inputs=(inputs,), **options)
+    trace = HashDebugTrace(path, model=model, inputs=(inputs,), tracer="python", **options)
     PROGRAMS["train"](trace, model, inputs, **of_model)
     return trace
 
