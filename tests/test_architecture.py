@@ -29,6 +29,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("errors text", NO_MODULE),
     ("io", NO_MODULE),
     ("processes imports", NO_MODULE),
+    ("native", frozenset({"build"})),
     ("devices", frozenset({"ledger", "reference", "triton_kernel"})),
     (
         "trace",
