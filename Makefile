@@ -43,6 +43,7 @@ $(STAMP): pyproject.toml
 		|| { $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install pip; }
 	@# Python compiles what it imports, a tenth of the 300 MB of sources that pip would compile for a minute.
 	$(BIN)/python -m pip install --no-compile --disable-pip-version-check --progress-bar off --quiet -e '.[dev]'
+	@$(BIN)/hashbench native || true  # it has said why: then the Python tracer is used
 	@touch $@
 
 sweep: $(STAMP) ## Run the zoo: each model twice, training and inference; prints where the results are

@@ -80,6 +80,21 @@ def test_old_python_is_refused_with_what_to_do(tmp_path: Path) -> None:
     assert not (tmp_path / ".venv").exists()
 
 
+@pytest.mark.parametrize("status", [0, 2])
+def test_setup_compiles_the_native_tracer_which_need_not_succeed(tmp_path: Path, status: int) -> None:
+    (tmp_path / STAMP).parent.mkdir()
+    for name, body in (("python", "exit 0"), ("hashbench", f'echo "hashbench $*"; exit {status}')):
+        program = tmp_path / name
+        program.write_text(f"#!/bin/sh\n{body}\n")
+        program.chmod(0o755)
+    shutil.copy(CHECKOUT / "Makefile", tmp_path)
+    shutil.copy(CHECKOUT / "pyproject.toml", tmp_path)
+    command = ["make", "--no-print-directory", "setup", f"PYTHON={tmp_path}/python", f"BIN={tmp_path}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.splitlines()[1:], done.stderr) == (0, ["hashbench native"], "")
+    assert (tmp_path / STAMP).exists()
+
+
 @pytest.mark.slow
 @needs_environment
 def test_sweep_of_one_model_then_compare(tmp_path: Path) -> None:

@@ -55,6 +55,9 @@ def add(commands: Commands) -> None:
     env.add_argument("-d", "--device", default="cpu", metavar="D", help="cpu, cuda, xpu, …")
     env.set_defaults(command=_env)
 
+    native = commands.add_parser("native", help="compile the native tracer, or say why it cannot be")
+    native.set_defaults(command=_native)
+
     docs = commands.add_parser("docs", help="the documentation: its pages, or one of them")
     docs.add_argument("page", nargs="?", default="", metavar="PAGE", help="print this page (default: list all pages)")
     docs.set_defaults(command=_docs)
@@ -131,6 +134,17 @@ def _env(parsed: argparse.Namespace) -> int:
     from hashbench.sweep.executors.fork_server import WORKER_VARIABLES
 
     print(json.dumps(collect_in_child(device=parsed.device, variables=WORKER_VARIABLES), indent=2))
+    return 0
+
+
+def _native(_: argparse.Namespace) -> int:
+    from hashbench.native.build import Unavailable, build
+
+    found = build(retry=True)
+    if isinstance(found, Unavailable):
+        advice = f"{found.advice[:1].upper()}{found.advice[1:]}."
+        raise HashbenchError(found.what, consequence="the Python tracer is used", tip=advice)
+    print(f"native tracer: {found.path}{f' ({found.note})' if found.note else ''}")
     return 0
 
 

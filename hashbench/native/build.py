@@ -24,7 +24,7 @@ import torch
 
 from hashbench.native import cache as caches
 from hashbench.native.cache import Failure, UnusableFolderError
-from hashbench.processes import run
+from hashbench.processes import run, tell_phase
 from hashbench.text import one_line, shorten
 
 RECORDER = Path(__file__).with_name("recorder.cpp")
@@ -36,7 +36,7 @@ COMPILERS = ("c++", "g++", "clang++")
 BUILD_SECONDS = 300.0
 """How long one compiler may take, which needs 8 s of CPU: beside busy neighbours that can be minutes."""
 
-RETRY = "`hashbench native` tries again"
+RETRY = "name another compiler in $CXX; `hashbench native` tries again"
 """What a user does about a failure that is remembered."""
 
 _ERROR = re.compile(r"\berror:|undefined (reference|symbol)|cannot find -l|No space left|[Qq]uota exceeded")
@@ -58,10 +58,15 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """There is no library. ``reason`` is one sentence without its full stop: what is wrong, that the Python tracer is
-    used, and what to do."""
+    """There is no library: ``what`` is wrong, and what a user does about it; both without a full stop."""
 
-    reason: str
+    what: str
+    advice: str
+
+    @property
+    def reason(self) -> str:
+        """Both as one sentence without its full stop, with the consequence: the Python tracer is used."""
+        return f"{self.what}, so the Python tracer is used; {self.advice}"
 
 
 def build(*, cache: Path | None = None, source: Path = RECORDER, retry: bool = False) -> Built | Unavailable:
@@ -77,7 +82,7 @@ def build(*, cache: Path | None = None, source: Path = RECORDER, retry: bool = F
         recipe = Recipe.of(source)
     except OSError as error:
         what = f"{error.filename} cannot be read ({error.strerror})"
-        return _unavailable(what, "install hashbench and torch again")
+        return Unavailable(what, "install hashbench and torch again")
     places = caches.folders(cache)
     unusable: list[str] = []
     for place in places:
@@ -88,12 +93,12 @@ def build(*, cache: Path | None = None, source: Path = RECORDER, retry: bool = F
     try:
         compilers = find_compilers()
     except ValueError as error:
-        return _unavailable(str(error), "install one, or name it in $CXX")
+        return Unavailable(str(error), "install one, or name it in $CXX")
     unusable.clear()
     for place in places:
         with _noting(unusable):
             return _build_in(caches.made(place), recipe, compilers, retry=retry, note="; ".join(unusable))
-    return _unavailable(" and ".join(unusable), f"name a folder that only you can write in ${caches.VARIABLE}")
+    return Unavailable(" and ".join(unusable), f"name a folder that only you can write in ${caches.VARIABLE}")
 
 
 @contextlib.contextmanager
@@ -105,10 +110,6 @@ def _noting(unusable: list[str]) -> Iterator[None]:
         unusable.append(str(error))
 
 
-def _unavailable(what: str, advice: str) -> Unavailable:
-    return Unavailable(one_line(f"{what}, so the Python tracer is used; {advice}"))
-
-
 def _build_in(
     folder: Path, recipe: Recipe, compilers: Sequence[Compiler], *, retry: bool, note: str
 ) -> Built | Unavailable:
@@ -117,17 +118,17 @@ def _build_in(
     with caches.alone(folder, seconds=BUILD_SECONDS):
         if found := caches.find(folder, recipe.prefix):  # another process has made it meanwhile
             return Built(found, note)
-        if not retry and (reason := caches.failure(folder, recipe.prefix, tried)):
-            return Unavailable(reason)
+        if not retry and (what := caches.failure(folder, recipe.prefix, tried)):
+            return Unavailable(what, RETRY)
         reasons = []
         for compiler in compilers:
             try:
                 return Built(_compile(folder, recipe, compiler), note)
             except _CompilerError as error:
                 reasons.append(f"{shlex.join(compiler.command)}: {error}")
-        failed = _unavailable(f"the native recorder cannot be compiled ({'; '.join(reasons)})", RETRY)
-        caches.remember_failure(folder, recipe.prefix, Failure(tried, failed.reason))
-        return failed
+        what = f"the native recorder cannot be compiled ({'; '.join(reasons)})"
+        caches.remember_failure(folder, recipe.prefix, Failure(tried, what))
+        return Unavailable(what, RETRY)
 
 
 # ------------------------------------------------------------------------------------------------------- compiling
@@ -185,6 +186,7 @@ def _compile(folder: Path, recipe: Recipe, compiler: Compiler) -> Path:
     try:
         with tempfile.TemporaryDirectory(prefix=caches.SCRATCH, dir=folder, ignore_cleanup_errors=True) as name:
             scratch = Path(name)
+            tell_phase("compiling the native tracer, once for this torch")
             # What was read before, not the file: an update may have replaced that meanwhile.
             (scratch / recipe.source).write_bytes(recipe.content)
             product = scratch / "library.so"

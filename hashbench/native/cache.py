@@ -22,6 +22,7 @@ from pathlib import Path
 
 from hashbench.errors import first_line
 from hashbench.io import file_digest, from_json, read_json, replace_file, to_json
+from hashbench.text import one_line
 
 VARIABLE = "HASHBENCH_CACHE"
 """The environment variable that names the folder for all of hashbench's caches."""
@@ -49,10 +50,10 @@ class UnusableFolderError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why the library ``prefix`` could not be built with ``compilers`` (paths, sizes and times of the programs)."""
+    """What was wrong when ``compilers`` (paths, sizes and times of the programs) were to build a library."""
 
     compilers: str
-    reason: str
+    what: str
 
 
 def folders(cache: Path | None = None) -> tuple[Path, ...]:
@@ -191,7 +192,7 @@ def _failure(folder: Path, prefix: str) -> Path:
 
 
 def failure(folder: Path, prefix: str, compilers: str) -> str:
-    """Why these compilers could not build it within the last :data:`FAILURE_HOURS`; empty: they did not try."""
+    """What was wrong when these compilers tried within the last :data:`FAILURE_HOURS`; empty: they did not."""
     path = _failure(folder, prefix)
     try:
         if time.time() - path.stat().st_mtime > FAILURE_HOURS * 3600:
@@ -199,7 +200,7 @@ def failure(folder: Path, prefix: str, compilers: str) -> str:
         found = from_json(Failure, read_json(path))
     except (OSError, ValueError):
         return ""
-    return found.reason if found.compilers == compilers else ""
+    return one_line(found.what) if found.compilers == compilers else ""
 
 
 def remember_failure(folder: Path, prefix: str, failed: Failure) -> None:

@@ -79,8 +79,8 @@ def _file(name: str, line: str) -> None:
 # ------------------------------------------------------------------------------------------------ the command line
 
 COMMANDS = (
-    *("sweep", "nightly", "report", "expect", "merge", "list", "diff", "compare", "replay", "env", "docs", "dynamo"),
-    *("pipeline", "pipeline check", "pipeline compare", "numeric", "audit"),
+    *("sweep", "nightly", "report", "expect", "merge", "list", "diff", "compare", "replay", "env", "native"),
+    *("docs", "dynamo", "pipeline", "pipeline check", "pipeline compare", "numeric", "audit"),
 )
 
 _command("help.txt", "--help", *(f"{command} --help" for command in COMMANDS), "--version", "", "pipeline")

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_helpers import Main
 from sweep_helpers import alive, wait_until
 
 from hashbench.native import build as building
@@ -288,7 +289,7 @@ def test_a_failure_is_told_with_the_first_error_and_remembered(
     said = reason(build(cache=folder, source=source))
     assert said == (
         f"the native recorder cannot be compiled ('{compiler.program}': answer.cpp:3:7: error: no member named y), "
-        "so the Python tracer is used; `hashbench native` tries again"
+        "so the Python tracer is used; name another compiler in $CXX; `hashbench native` tries again"
     )
     assert reason(build(cache=folder, source=source)) == said
     assert len(compiler.started) == 1
@@ -568,3 +569,28 @@ def test_a_source_or_a_torch_without_headers_says_so(
     (torch_without.parent / "include" / "torch" / "library.h").unlink()
     monkeypatch.setattr(torch, "__file__", str(torch_without))
     assert "library.h cannot be read (No such file or directory)" in reason(build(cache=folder, source=source))
+
+
+# ----------------------------------------------------------------------------------------------- hashbench native
+
+
+def test_the_command_compiles_it_and_says_where_it_is(
+    places: tuple[Path, Path], compiler: FakeCompiler, source: Path, main: Main, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building.build, "__kwdefaults__", {**building.build.__kwdefaults__, "source": source})
+    compiler.does(FAILS)
+    reason(build())
+    said = main("native", cwd=source.parent)
+    assert (said.returncode, said.stdout) == (2, "")
+    assert said.stderr == (
+        f"hashbench: the native recorder cannot be compiled ('{compiler.program}': answer.cpp:3:7: error: no member "
+        "named y): the Python tracer is used. Name another compiler in $CXX; `hashbench native` tries again.\n"
+    )
+    assert len(compiler.started) == 2  # what failed before was tried again
+    compiler.does(COPIES)
+    places[0].chmod(0o777)
+    said = main("native", cwd=source.parent)
+    assert (said.returncode, said.stderr) == (0, "")
+    (path,) = places[1].glob("*.so")
+    note = f"{places[0]} can be written by other users, who could put any code there"
+    assert said.stdout == f"native tracer: {path} ({note})\n"
