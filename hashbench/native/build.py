@@ -83,21 +83,22 @@ def build(*, cache: Path | None = None, source: Path = RECORDER, retry: bool = F
     except OSError as error:
         what = f"{error.filename} cannot be read ({error.strerror})"
         return Unavailable(what, "install hashbench and torch again")
-    places = caches.folders(cache)
+    compilers: tuple[Compiler, ...] = ()
+    without = ""
+    try:
+        compilers = find_compilers()
+    except (OSError, ValueError) as error:
+        without = str(error)
     unusable: list[str] = []
-    for place in places:
+    for place in caches.folders(cache):
         with _noting(unusable):
             folder = caches.opened(place)
             if folder and (found := caches.find(folder, recipe.prefix)):
                 return Built(found, "; ".join(unusable))
-    try:
-        compilers = find_compilers()
-    except ValueError as error:
-        return Unavailable(str(error), "install one, or name it in $CXX")
-    unusable.clear()
-    for place in places:
-        with _noting(unusable):
-            return _build_in(caches.made(place), recipe, compilers, retry=retry, note="; ".join(unusable))
+            if compilers:
+                return _build_in(caches.made(place), recipe, compilers, retry=retry, note="; ".join(unusable))
+    if without:
+        return Unavailable(without, "install one, or name it in $CXX")
     return Unavailable(" and ".join(unusable), f"name a folder that only you can write in ${caches.VARIABLE}")
 
 
@@ -251,11 +252,11 @@ class Recipe:
 
 
 LINK_FLAGS = (
-    # Torch's libraries are in the process already and are found by their names: nothing says where they lie. A symbol
-    # that none of them has ends the build, not a trace.
+    # Torch's libraries are in the process already and are found by their names: nothing says where they lie. Python's
+    # symbols are in the process without a library that could be named.
     ("-undefined", "dynamic_lookup")
     if sys.platform == "darwin"
-    else ("-Wl,-z,defs", "-Wl,--as-needed", "-ltorch", "-ltorch_cpu", "-lc10", "-ltorch_python")
+    else ("-Wl,--as-needed", "-ltorch", "-ltorch_cpu", "-lc10", "-ltorch_python")
 )
 
 
@@ -280,9 +281,16 @@ def _torch_identity() -> list[str]:
 
 
 def _machine() -> list[str]:
-    """The architecture, and the C and C++ libraries in use: what was compiled with newer ones may not load."""
+    """The architecture, the Python, and the C and C++ libraries in use: what was compiled with newer ones may not
+    load."""
     libc = os.confstr("CS_GNU_LIBC_VERSION") if "CS_GNU_LIBC_VERSION" in os.confstr_names else ""
-    return [sys.platform, platform.machine(), libc or "", _cpp_library()]
+    return [
+        sys.platform,
+        platform.machine(),
+        f"{sys.implementation.cache_tag}{sys.abiflags}",
+        libc or "",
+        _cpp_library(),
+    ]
 
 
 def _cpp_library() -> str:

@@ -62,26 +62,30 @@ def folders(cache: Path | None = None) -> tuple[Path, ...]:
     a private folder among the temporary files, for homes that cannot be written."""
     if cache is not None:
         return (cache.absolute(),)
-    private = Path(tempfile.gettempdir(), f"hashbench-{os.geteuid()}")
+    places = []
     if named := os.environ.get(VARIABLE):
-        return (Path(os.path.expanduser(named)).absolute() / "native", private / "native")  # noqa: PTH111 – never raises
-    home = Path(os.path.expanduser("~"), ".cache")  # noqa: PTH111 – never raises
-    chosen = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    base = chosen if chosen.is_absolute() else home  # the standard: a relative one is ignored
-    return (*([base / "hashbench" / "native"] if base.is_absolute() else []), private / "native")
+        places.append(Path(os.path.expanduser(named)).absolute())  # noqa: PTH111 – never raises
+    else:
+        standard = (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache"))  # noqa: PTH111
+        # Relative ones are passed over, as the standard has it.
+        places += [Path(base, "hashbench") for base in standard if Path(base).is_absolute()][:1]
+    with contextlib.suppress(FileNotFoundError):  # no folder for temporary files can be written
+        places.append(Path(tempfile.gettempdir(), f"hashbench-{os.geteuid()}"))
+    return tuple(place / "native" for place in places)
 
 
 def opened(folder: Path) -> Path | None:
     """The folder without links, in which libraries may be looked for; ``None`` where there is none.
 
     Raises:
-        UnusableFolderError: somebody else could have written what lies there, or it cannot be looked at.
+        UnusableFolderError: somebody else could have written what lies there, or nothing in it may be run or read.
     """
     try:
         real = folder.resolve()
         if not real.exists():
             return None
         _refuse_writable_by_others(real)
+        _refuse_noexec(real)
     except (OSError, RuntimeError) as error:  # RuntimeError: a circle of links
         raise _unusable(folder, error) from error
     return real
@@ -91,20 +95,19 @@ def made(folder: Path) -> Path:
     """The folder without links, in which a library can be compiled and loaded from; made where there is none.
 
     Raises:
-        UnusableFolderError: as :func:`opened`, or it cannot be made or written, is full, or nothing in it may be run.
+        UnusableFolderError: as :func:`opened`, or it cannot be made or written, or is full.
     """
     try:
         real = folder.resolve()
         for missing in reversed([path for path in (real, *real.parents) if not path.exists()]):
             missing.mkdir(mode=0o700, exist_ok=True)
         _refuse_writable_by_others(real)
+        _refuse_noexec(real)
         with tempfile.TemporaryFile(dir=real):
             pass
         found = os.statvfs(real)
     except (OSError, RuntimeError) as error:
         raise _unusable(folder, error) from error
-    if found.f_flag & os.ST_NOEXEC:
-        raise UnusableFolderError(f"{folder} is on a file system mounted noexec")
     if found.f_bavail * found.f_frsize < LEAST_FREE:
         raise UnusableFolderError(f"{folder} has less than {LEAST_FREE // 2**20} MiB of free space")
     return real
@@ -113,6 +116,12 @@ def made(folder: Path) -> Path:
 def _unusable(folder: Path, error: Exception) -> UnusableFolderError:
     why = getattr(error, "strerror", None) or first_line(error)
     return UnusableFolderError(f"{folder} cannot be used ({why})")
+
+
+def _refuse_noexec(folder: Path) -> None:
+    """Raise where ``dlopen`` would be refused."""
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        raise UnusableFolderError(f"{folder} is on a file system mounted noexec")
 
 
 def _refuse_writable_by_others(folder: Path) -> None:
@@ -151,7 +160,8 @@ def store(product: Path, folder: Path, prefix: str) -> Path:
         if not _is_whole(other):
             other.unlink(missing_ok=True)
     _failure(folder, prefix).unlink(missing_ok=True)
-    _remove_old(folder)
+    with contextlib.suppress(OSError):
+        _remove_old(folder)
     return path
 
 

@@ -123,7 +123,9 @@ def test_where_it_was_compiled_no_compiler_is_needed_any_more(
     assert built(build(cache=folder, source=source)) == path
 
 
-@pytest.mark.parametrize("what", ["source", "version", "commit", "abi", "machine", "libc", "libstdc++", "headers"])
+@pytest.mark.parametrize(
+    "what", ["source", "version", "commit", "abi", "machine", "python", "libc", "libstdc++", "headers"]
+)
 def test_another_makes_another_library(
     what: str, source: Path, folder: Path, compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +136,7 @@ def test_another_makes_another_library(
         "commit": lambda: monkeypatch.setattr(torch.version, "git_version", "0123"),
         "abi": lambda: monkeypatch.setattr(torch, "compiled_with_cxx11_abi", lambda: False),
         "machine": lambda: monkeypatch.setattr(building.platform, "machine", lambda: "riscv64"),
+        "python": lambda: monkeypatch.setattr(sys.implementation, "cache_tag", "cpython-399"),
         "libc": lambda: monkeypatch.setattr(os, "confstr", lambda _: "glibc 9.9"),
         "libstdc++": lambda: monkeypatch.setattr(building, "_cpp_library", lambda: "libstdc++.so.9"),
         "headers": lambda: monkeypatch.setattr(torch, "__file__", str(other_torch(source.parent))),
@@ -520,9 +523,7 @@ def test_a_private_temporary_folder_stands_in(
     assert isinstance(first, Built)
     assert first.path.parent == places[1]
     assert why in first.note
-    again = build(source=source)
-    assert isinstance(again, Built)
-    assert again.path == first.path
+    assert build(source=source) == first
     assert len(compiler.started) == 1  # not for every model of a sweep
     assert reason(build(source=source, cache=places[0])) == (
         f"{first.note}, so the Python tracer is used; name a folder that only you can write in $HASHBENCH_CACHE"
@@ -547,6 +548,15 @@ def test_a_library_in_a_folder_that_cannot_be_written_is_used(
     path = built(build(source=source))
     fill_disk(places[0], monkeypatch)
     assert build(source=source) == Built(path)
+
+
+@pytest.mark.usefixtures("compiler")
+def test_nothing_is_loaded_from_a_folder_that_is_mounted_noexec_by_now(
+    places: tuple[Path, Path], source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert built(build(source=source)).parent == places[0]
+    mount_noexec(places[0], monkeypatch)
+    assert built(build(source=source)).parent == places[1]
 
 
 def test_a_disk_that_fills_while_it_is_compiled_is_no_failure_of_the_compilers(
