@@ -13,11 +13,14 @@ from typing import Any, NamedTuple, TypeVar
 TRACE_SCHEMA = 1
 """Version of the text form of a trace; a file of another version is refused."""
 
-ROW_SCHEMA = 5
+ROW_SCHEMA = 6
 """Version of the CSV and of the row files; written to ``environment.json`` as ``schema``. Older ones are read."""
 
-COLUMNS_ADDED = ("not_compared", "compiled")
+COLUMNS_ADDED = ("not_compared", "compiled", "tracer")
 """Columns that rows of an older schema lack; there they are empty."""
+
+TRACER_SINCE = 6
+"""The schema of rows from which on they name the tracer: all older ones are of the Python dispatch mode."""
 
 SWEEP_SCHEMA = 1
 """Version of ``sweep.json``. A sweep of another version, or with rows of a newer one, is neither resumed nor merged."""
@@ -556,6 +559,7 @@ class Row:
     benign_ops: str = ""
     confirmed: str = labelled("Confirmed by another pair")
     untraced: str = labelled("Untraced runs")
+    tracer: str = labelled("Tracer")
     perturbed_ops: str = ""
     settings_changed: str = labelled("Settings changed")
     not_compared: str = labelled("Not compared")

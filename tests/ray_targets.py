@@ -74,9 +74,14 @@ def temporary_folders(notes: Path) -> list[Path]:
     return [Path(folder).parent for *_, folder in _noted(notes)]
 
 
-def fingerprint(*, device: str, variables: Mapping[str, str]) -> dict[str, object]:
+def fingerprint(*, device: str, variables: Mapping[str, str], tracer: str) -> dict[str, object]:
     """In the place of an environment: which of the machines of the test this is."""
-    return {"key": f"machine-{os.environ['RAY_RAYLET_PID']}", "device": device, "variables": dict(variables)}
+    return {
+        "key": f"machine-{os.environ['RAY_RAYLET_PID']}",
+        "device": device,
+        "variables": dict(variables),
+        "tracer": tracer,
+    }
 
 
 def _noted(notes: Path) -> list[list[str]]:

@@ -29,18 +29,26 @@ def request(**changed):
         "preload": [],
         "target": "sweep_targets:run_model",
         "device": "cpu",
+        "tracer": "auto",
         "fingerprint": "test_node:fingerprint",
     }
     return json.dumps(asked | changed)
 
 
-def fingerprint(*, device, variables):
-    return {"key": "e1", "device": device, "threads": os.environ["OMP_NUM_THREADS"], "waiting": dict(variables)}
+def fingerprint(*, device, variables, tracer):
+    return {
+        "key": "e1",
+        "device": device,
+        "tracer": tracer,
+        "threads": os.environ["OMP_NUM_THREADS"],
+        "waiting": dict(variables),
+    }
 
 
 def test_a_machine_that_is_ready_tells_its_environment_as_workers_see_it():
     environment = remote.prepare(request())["environment"]
-    assert environment == {"key": "e1", "device": "cpu", "threads": "2", "waiting": {"OMP_WAIT_POLICY": "PASSIVE"}}
+    waiting = {"OMP_WAIT_POLICY": "PASSIVE"}
+    assert environment == {"key": "e1", "device": "cpu", "tracer": "auto", "threads": "2", "waiting": waiting}
 
 
 @pytest.mark.parametrize("part", [remote.prepare, remote.run])
@@ -84,4 +92,6 @@ def test_a_full_disk_is_a_problem_of_the_machine(monkeypatch):
 
 def test_the_real_environment_is_collected_with_the_same_arguments():
     module, _, name = DEFAULT_FINGERPRINT.partition(":")
-    assert set(inspect.signature(getattr(importlib.import_module(module), name)).parameters) == {"device", "variables"}
+    assert set(inspect.signature(getattr(importlib.import_module(module), name)).parameters) == {
+        *("device", "variables", "tracer")
+    }

@@ -169,6 +169,10 @@ MANIFEST = {
         pytest.param(
             {"options": {"seed": 1, "threads": 4}}, ["threads was 4 and is absent (--jobs sets it, too)"], id="jobs"
         ),
+        pytest.param(
+            {"options": {"seed": 1, "tracer": "native"}}, ["tracer was 'native' and is 'python'"], id="another tracer"
+        ),
+        pytest.param({"options": {"seed": 1, "tracer": "python"}}, [], id="the tracer of sweeps that name none"),
         pytest.param({"options": None}, ["seed was absent and is 1"], id="damaged"),
         pytest.param({"suites": ["t"]}, ["suites were ['t'] and are ['s']"], id="another suite"),
         pytest.param({"models": [["s", "a"]]}, ["models: now b"], id="a model more"),
@@ -191,3 +195,15 @@ def test_a_resumed_sweep_keeps_the_environment_of_its_earlier_rows(output):
     assert [row.env for row in again.rows] == ["e1", "e2"]
     content = json.loads((output / "environment.json").read_text())
     assert (content["key"], content["previous"]) == ("e2", [{"key": "e1", "torch": "2.15"}])
+
+
+def test_a_sweep_is_resumed_by_the_tracer_that_traced_whatever_was_asked_for(output):
+    models = [spec("a")]
+    for wanted in ("auto", "python"):
+        options = RunOptions(tracer=wanted)
+        sweep(models, output, options=options, environment={"key": "e1", "tracer": "python"}, resume=True)
+    with pytest.raises(HashbenchError, match="tracer was 'python' and is 'native'"):
+        sweep(models, output, environment={"key": "e2", "tracer": "native"}, resume=True)
+    manifest = output / "sweep.json"
+    manifest.write_text(manifest.read_text().replace('"tracer": "python"', '"tracer": "auto"'))
+    sweep(models, output, resume=True)  # on a cluster, where each machine has its own

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from runner_helpers import FunctionRunner
 
 from hashbench import HashDebugTrace
+from hashbench.check.function import FunctionCall, check_function
+from hashbench.check.model import BenchmarkRunner
 from hashbench.cli import main
 from hashbench.divergence import find
 from hashbench.errors import HashbenchError
-from hashbench.records import Trace
+from hashbench.records import ModelSpec, RunOptions, Trace
+from hashbench.results.rows import environments_of, read_rows
+from hashbench.run import environment, outcome
+from hashbench.run.workload import Workload
+from hashbench.sweep.run import SweepInterrupted
+from hashbench.tools.numeric import run_model
 from hashbench.trace import file, op_schema, tracer
 from hashbench.trace.tracer import Choice, choose
 
 NO_COMPILER = "no C++ compiler was found"
+SCRIPT = Path(__file__).parent / "integrations" / "dynamo_standin" / "zoo.py"
 
 
 def traced(wanted: str = "auto") -> Trace:
@@ -91,3 +102,101 @@ def test_traces_of_different_tracers_are_not_compared(tmp_path: Path, capsys: py
     output = capsys.readouterr()
     assert output.out == ""
     assert all(words in output.err for words in ("a.log is python", "b.log is native", "--tracer"))
+
+
+# ------------------------------------------------------------------------------------------- asked for by facades
+
+
+def environment_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a child process tells of this machine, told by this one."""
+
+    def collected(*, device: str, tracer: str = "auto", **_: Any) -> dict[str, Any]:
+        return environment.collect(device, tracer=tracer)
+
+    monkeypatch.setattr(environment, "collect_in_child", collected)
+
+
+def test_a_row_names_the_tracer_also_of_a_model_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(
+        outcome, "HashDebugTrace", lambda **more: asked.append(more["tracer"]) or HashDebugTrace(**more)
+    )
+    runner = FunctionRunner(RunOptions(tracer="python"))
+    runner.build = lambda: Workload(module=torch.nn.ReLU(), inputs=(torch.ones(2),))
+    assert runner.run_model(ModelSpec("suite", "relu")).tracer == "python"
+    runner.build = lambda: Workload(module=torch.nn.Linear(3, 3), inputs=(torch.ones(2),))
+    failed = runner.run_model(ModelSpec("suite", "linear"))
+    assert (failed.accuracy, failed.tracer) == ("eager_1st_run_fail", "python")
+    assert set(asked) == {"python"}
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        pytest.param(BenchmarkRunner, id="a model"),
+        pytest.param(
+            lambda options: check_function(FunctionCall(torch.ones, (2,), {}), "it", options), id="a function"
+        ),
+        pytest.param(
+            lambda options: run_model(torch.nn.ReLU(), torch.nn.ReLU(), torch.ones(2), tracer=options.tracer),
+            id="a numeric check",
+        ),
+        pytest.param(lambda options: environment.collect("cpu", tracer=options.tracer), id="a sweep"),
+    ],
+)
+def test_a_facade_refuses_a_tracer_that_is_not_there(
+    check: Callable[[RunOptions], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    available(monkeypatch, NO_COMPILER)
+    with pytest.raises(HashbenchError, match="the native tracer cannot be used here"):
+        check(RunOptions(tracer="native"))
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["sweep --inference", "nightly --label a --suite specimens -- --tracer native", "audit", "dynamo SCRIPT"],
+)
+def test_a_command_refuses_a_tracer_that_is_not_there_before_it_makes_a_folder(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    available(monkeypatch, NO_COMPILER)
+    environment_here(monkeypatch)
+    name, *rest = command.replace("SCRIPT", str(SCRIPT)).split()
+    output = "--results" if name == "dynamo" else "--output"
+    own = [] if name == "nightly" else ["--tracer", "native"]
+    assert main([name, *own, output, str(tmp_path / "new"), *rest]) == 2
+    assert NO_COMPILER in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_says_once_why_the_python_mode_traces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    available(monkeypatch, NO_COMPILER)
+    environment_here(monkeypatch)
+    told: dict[str, Any] = {}
+
+    def stopped(*_: Any, **arguments: Any) -> None:
+        told.update(arguments["environment"])
+        raise SweepInterrupted(done=0, total=1, output=tmp_path)
+
+    monkeypatch.setattr("hashbench.sweep.request.run_sweep", stopped)
+    main(["sweep", "--inference", "--only", "resnet18", "--output", str(tmp_path / "results")])
+    assert capsys.readouterr().err.count(NO_COMPILER) == 1
+    assert (told["tracer"], told["tracer_reason"]) == ("python", NO_COMPILER)
+
+
+def test_another_tracer_is_another_environment_and_another_reason_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = []
+    for reason in ("", NO_COMPILER, "another torch"):
+        available(monkeypatch, reason)
+        keys.append(environment.collect("cpu")["key"])
+    assert keys[0] != keys[1] == keys[2]
+
+
+def test_rows_and_environments_without_a_tracer_are_of_the_python_mode(tmp_path: Path) -> None:
+    (tmp_path / "accuracy.csv").write_text("dev,name,batch_size,accuracy\ncpu,a,1,pass\n")
+    (tmp_path / "environment.json").write_text(json.dumps({"schema": 5, "key": "e", "previous": [{"key": "f"}]}))
+    assert [found["tracer"] for found in environments_of(tmp_path / "accuracy.csv")] == ["python", "python"]
+    (row,) = read_rows(tmp_path / "accuracy.csv")
+    assert row.tracer == ""

@@ -32,6 +32,7 @@ from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import items_of, named_tensors
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.compiled import kept_eager
+from hashbench.trace.tracer import choose
 
 SUITE = "pytest"
 _NOT_EVEN_ONE = (KeyboardInterrupt, SystemExit, GeneratorExit)
@@ -139,8 +140,8 @@ def check_function(
     Args:
         call: the function and its arguments, which are copied for every run.
         name: what the row calls it.
-        options: ``runs``, ``seed``, ``replays``, ``diagnose_budget``, ``output`` and ``device`` are used. An empty
-            ``deterministic`` leaves torch's settings as they are.
+        options: ``runs``, ``seed``, ``replays``, ``diagnose_budget``, ``tracer``, ``output`` and ``device`` are used.
+            An empty ``deterministic`` leaves torch's settings as they are.
         every_op: also compare what every op wrote.
         allow_empty: a function that returns nothing and runs no op passes.
 
@@ -148,8 +149,10 @@ def check_function(
         The row, and what the first run returned.
 
     Raises:
-        HashbenchError: nothing was there to compare, or an argument or a result is of a kind that cannot be.
+        HashbenchError: nothing was there to compare, an argument or a result is of a kind that cannot be, or the tracer
+            that is asked for cannot be used.
     """
+    choose(options.tracer)
     started = time.perf_counter()
     claim_workspace(options.device)
     # Not to be written as JSON, so that no fresh process tries to build what only lives here.

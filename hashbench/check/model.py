@@ -44,6 +44,7 @@ from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import named_tensors
 from hashbench.trace.compiled import compiled_in_place
 from hashbench.trace.storage_writers import share_memory
+from hashbench.trace.tracer import choose
 
 DEFAULT_ITERATIONS = 2
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -62,6 +63,9 @@ class BenchmarkRunner:
 
     Args:
         options: device, dtype, mode and the rest; see :class:`~hashbench.records.RunOptions`.
+
+    Raises:
+        HashbenchError: the tracer that is asked for cannot be used.
     """
 
     fresh_target: ClassVar[str] = fresh_process.DEFAULT_TARGET
@@ -72,6 +76,7 @@ class BenchmarkRunner:
         self.options = options
         self.device = torch.device(options.device)
         self.training = options.mode == "training"
+        choose(options.tracer)
         claim_workspace(options.device)
 
     # ------------------------------------------------------------------------------------------ one model

@@ -53,6 +53,7 @@ from hashbench.run.outcome import (
 from hashbench.text import a_few
 from hashbench.trace import file
 from hashbench.trace.op_schema import mode_dependent
+from hashbench.trace.tracer import choose
 
 CONFIRMING_PAIRS = 3
 """How often a difference is looked for again with inputs hashed before it is called rare."""
@@ -98,7 +99,9 @@ class PairCheck:
 
     def repeat(self) -> Outcome:
         """The outcome of ``runs`` traced runs, each compared with the first."""
-        outcome, first = Outcome(Status.PASS, self.level, iterations=self.iterations), self._numbered(1)
+        tracer = choose(self.options.tracer).tracer
+        outcome = Outcome(Status.PASS, self.level, iterations=self.iterations, tracer=tracer)
+        first = self._numbered(1)
         if isinstance(first, Failure):
             return replace(outcome, accuracy=failed_status(first, number=1), failure=first)
         outcome = _with_facts(outcome, first)
@@ -213,6 +216,7 @@ def compared(outcome: Outcome, first: Run, other: Run, *, number: int = 2, same_
     if outcome.accuracy != Status.PASS or first.trace is None or other.trace is None:
         return outcome
     traces = (first.trace, other.trace)
+    outcome = replace(outcome, tracer=first.trace.tracer)
     try:
         difference = difference_between(first, other)
     except NotComparableError as error:
@@ -294,6 +298,7 @@ def row_of(spec: ModelSpec, options: RunOptions, outcome: Outcome, *, seconds: f
         benign_ops=_op_names(outcome.benign or ()),
         confirmed=outcome.confirmed,
         untraced=outcome.untraced,
+        tracer=outcome.tracer,
         perturbed_ops=outcome.perturbed_ops,
         settings_changed="; ".join(outcome.settings_changed),
         not_compared=a_few(outcome.not_compared),

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Never, TextIO, TypeVar
 
 from hashbench.errors import HashbenchError
+from hashbench.records import TRACERS
 
 EXIT_DIFFERENCE, EXIT_USAGE, EXIT_FAULT, EXIT_INTERRUPTED = 1, 2, 70, 130
 LARGEST_SEED = 2**32 - 1  # NumPy takes no larger one
@@ -158,6 +159,12 @@ def seed(flags: Flags) -> None:
     """Add ``--seed``."""
     text = "of all random generators"
     flags.add_argument("--seed", type=at_least(0, most=LARGEST_SEED), default=1337, metavar="N", help=text)
+
+
+def tracer(flags: Flags) -> None:
+    """Add ``--tracer``."""
+    text = "what records the ops: the native tracer or the Python dispatch mode; auto: the former where it can be used"
+    flags.add_argument("--tracer", choices=TRACERS, default="auto", help=text)
 
 
 def output_format(flags: Flags, *forms: str) -> None:

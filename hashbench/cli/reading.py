@@ -69,7 +69,7 @@ def _diff(parsed: argparse.Namespace) -> int:
     from hashbench.trace.tracer import refuse_different
 
     first, second = file.read(parsed.first), file.read(parsed.second)
-    refuse_different(first, second, names=(str(parsed.first), str(parsed.second)))
+    refuse_different(first.tracer, second.tracer, names=(str(parsed.first), str(parsed.second)))
     verdict = find_divergence(first, second)
     print(verdict.text(context=parsed.context))
     return 0 if verdict.equal else EXIT_DIFFERENCE

@@ -95,13 +95,16 @@ def _nightly(parsed: argparse.Namespace) -> int:
 
 
 def _check_device(requests: Iterable[SweepRequest]) -> None:
-    """A device that this machine lacks stops the night before its folder is made. A cluster tells only when asked."""
+    """A device or a tracer that this machine lacks stops the night before its folder is made. A cluster tells only when
+    asked."""
     from hashbench.run.environment import collect_in_child
     from hashbench.sweep.executors import LOCAL
     from hashbench.sweep.executors.fork_server import WORKER_VARIABLES
 
-    for device in {request.options.device for request in requests if request.executor == LOCAL} - {"cpu"}:
-        collect_in_child(device=device, variables=WORKER_VARIABLES)
+    asked = {(request.options.device, request.options.tracer) for request in requests if request.executor == LOCAL}
+    for device, tracer in asked:
+        if device != "cpu" or tracer == "native":
+            collect_in_child(device=device, variables=WORKER_VARIABLES, tracer=tracer)
 
 
 def _with_models(parsed: argparse.Namespace, parts: Sequence[Part]) -> list[Part]:

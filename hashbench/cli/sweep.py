@@ -191,6 +191,7 @@ def _add_run(run: Flags) -> None:
     run.add_argument("--deterministic", choices=DETERMINISTIC, default="", help=text)
     text = "random: a random projection as loss, in place of the model's own"
     run.add_argument("--cotangent", choices=("ones", "random"), default="ones", help=text)
+    flags.tracer(run)
     run.add_argument("--hash-inputs", action="store_true", help="hash what ops read as well")
     run.add_argument("--untraced-pair", action="store_true", help="also compare two runs without tracing")
     run.add_argument("--keep-traces", action="store_true", help="keep the traces of models that agree too")

@@ -50,11 +50,13 @@ def _add_dynamo(commands: Commands) -> None:
     dynamo = commands.add_parser(
         "dynamo",
         help="run PyTorch's benchmarks/dynamo with a trace around its two eager runs",
-        usage="hashbench dynamo [-h] [--trace WHEN] [--results DIR] [--diagnose-budget S] SUITE.py [FLAG ...]",
+        usage="hashbench dynamo [-h] [--trace WHEN] [--tracer WHICH] [--results DIR] [--diagnose-budget S] SUITE.py "
+        "[FLAG ...]",
         description="Everything after SUITE.py is the harness's own and passed through; its exit code is returned.",
     )
     text = "always: its own two runs; on-demand: only further runs of models that differ"
     dynamo.add_argument("--trace", choices=("always", "on-demand"), default="always", help=text)
+    flags.tracer(dynamo)
     text = "our folder (default: beside --output, as <its name>.hashbench)"
     dynamo.add_argument("--results", type=Path, metavar="DIR", help=text)
     text = "seconds for the experiments on one model; 0: none"
@@ -67,11 +69,14 @@ def _add_dynamo(commands: Commands) -> None:
 
 def _dynamo(parsed: argparse.Namespace) -> int:
     from hashbench.integrations.dynamo import harness, session
+    from hashbench.run.environment import collect_in_child
 
     harness.check_harness(parsed.script)
     theirs = harness.read_flags(parsed.arguments)
     if theirs.help:
         return subprocess.call([sys.executable, parsed.script, *parsed.arguments])
+    if parsed.tracer == "native":  # one that cannot be used is told before anything is run
+        collect_in_child(device="cpu", variables={}, tracer=parsed.tracer)
     folder = parsed.results or flags.new_folder("dynamo", parsed.script.stem, theirs.mode)
     if theirs.csv and not parsed.results:
         folder = Path(theirs.csv).with_suffix(".hashbench")
@@ -84,6 +89,7 @@ def _dynamo(parsed: argparse.Namespace) -> int:
         csv=theirs.csv,
         mode=theirs.mode,
         run=uuid.uuid4().hex,
+        tracer=parsed.tracer,
     )
     with ours.results.claimed(resume=True):
         try:
@@ -119,16 +125,18 @@ def _write_tables(ours: Session) -> None:
 def _write_environment(ours: Session) -> str:
     """Describe the machine in our folder; returns the key of the description for the rows."""
     from hashbench.integrations.dynamo.session import read_notes
-    from hashbench.run.environment import collect_in_child
+    from hashbench.run.environment import collect_in_child, tracer_note
 
     device = next((note.device for note in read_notes(ours) if note.device), "cpu")
     try:
-        environment = _seen_by_the_harness(ours) or collect_in_child(device=device, variables={})
+        environment = _seen_by_the_harness(ours) or collect_in_child(device=device, variables={}, tracer=ours.tracer)
     except HashbenchError as error:
         print(f"hashbench: {error}", file=sys.stderr)
         return ""
     environment["command_line"] = ["hashbench", *sys.argv[1:]]
     ours.results.write_environment(environment)
+    if note := tracer_note(environment):
+        say(note)
     return str(environment.get("key", ""))
 
 
@@ -168,6 +176,7 @@ def _add_pipeline(commands: Commands) -> None:
     check.add_argument("--config", type=Path, required=True, metavar="FILE", help=text)
     check.add_argument("--output-dir", type=Path, required=True, metavar="DIR", help="a new folder")
     flags.seconds(check, "--timeout", "seconds for each run", least=1, default=600.0)
+    flags.tracer(check)
     check.add_argument("--once", action="store_true", help="do not run it again")
     check.set_defaults(command=_pipeline_check)
 
@@ -182,7 +191,9 @@ def _add_pipeline(commands: Commands) -> None:
 def _pipeline_check(parsed: argparse.Namespace) -> int:
     from hashbench.tools.pipeline import checking, comparing
 
-    verdict = checking.check(parsed.config, parsed.output_dir, timeout=parsed.timeout, repeat=not parsed.once)
+    verdict = checking.check(
+        parsed.config, parsed.output_dir, timeout=parsed.timeout, repeat=not parsed.once, tracer=parsed.tracer
+    )
     if verdict is None:
         print(f"Check: {parsed.output_dir}")
         return 0
@@ -227,6 +238,7 @@ def _add_numeric(commands: Commands) -> None:
     numeric.add_argument("--stages", metavar="S,S", help="what is compared (default: all, or the file's STAGES)")
     flags.several(numeric, "--ignore", metavar="FORM", text="dtype, device or layout: may differ")
     numeric.add_argument("--trace", action="store_true", help="name the first op at which the two part")
+    flags.tracer(numeric)
     text = "use_deterministic_algorithms"
     numeric.add_argument("--deterministic", choices=DETERMINISTIC, default="on", help=text)
     flags.seed(numeric)
@@ -254,6 +266,7 @@ def _numeric(parsed: argparse.Namespace) -> int:
         deterministic=parsed.deterministic,
         seed=parsed.seed,
         trace=parsed.trace,
+        tracer=parsed.tracer,
     )
     print(as_text(report, limit=parsed.lines))
     if parsed.json is not None:
@@ -280,6 +293,7 @@ def _add_audit(commands: Commands) -> None:
     flags.whole(run, "--runs", least=2, default=20, text="under each setting")
     flags.whole(run, "--threads", "-t", text="default on the CPU: one a core, at least 8")
     flags.seed(run)
+    flags.tracer(run)
     flags.whole(run, "--replays", least=2, default=20, text="of each experiment")
     flags.seconds(run, "--budget", "seconds for the causes of one op; 0: none is looked for", default=20.0)
     machinery = audit.add_argument_group("the audit")
@@ -307,12 +321,13 @@ def _audit(parsed: argparse.Namespace) -> int:
     output = parsed.output or flags.new_folder("audit", parsed.device)
     kind = parsed.device.partition(":")[0]
     sweep_rows = _rows_of_sweeps(parsed.results, kind)
-    devices = local_devices(parsed.device)
+    devices = local_devices(parsed.device, parsed.tracer)
     for note in devices.notes:
         say(note)
     threads = parsed.threads or (max(FEWEST_THREADS, os.cpu_count() or 1) if kind == "cpu" else None)
     dtypes = tuple(dict.fromkeys(parsed.dtypes))
-    options = made_of(AuditOptions, parsed, device=devices.device, dtypes=dtypes, threads=threads)
+    tracer = devices.environment.get("tracer", parsed.tracer)  # as it is resumed by
+    options = made_of(AuditOptions, parsed, device=devices.device, dtypes=dtypes, threads=threads, tracer=tracer)
     try:
         rows = driver.audit(
             driver.AuditRequest(options, tuple(parsed.ops), tuple(parsed.filter), parsed.timeout, sweep_rows),

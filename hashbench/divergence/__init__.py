@@ -41,7 +41,7 @@ def find(first: Trace, second: Trace, *, differing: Sequence[str] | None = None)
     Raises:
         HashbenchError: a trace is empty, so that nothing would be compared, or they are of different tracers.
     """
-    refuse_different(first, second)
+    refuse_different(first.tracer, second.tracer)
     _refuse_empty(first, "first")
     _refuse_empty(second, "second")
     runs = pair(first, second)

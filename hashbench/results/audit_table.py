@@ -118,7 +118,8 @@ AUDIT_ROWS = RowFormat(
 @dataclass(frozen=True, slots=True)
 class AuditOptions:
     """How every op is run. ``runs`` under each setting of the flag; ``budget``: seconds for the causes of one op;
-    ``replays`` of each experiment; ``threads`` of torch, ``None``: its own choice."""
+    ``replays`` of each experiment; ``threads`` of torch, ``None``: its own choice; ``tracer`` that of
+    :class:`~hashbench.records.RunOptions`."""
 
     device: str = "cpu"
     dtypes: tuple[str, ...] = ()
@@ -128,6 +129,7 @@ class AuditOptions:
     budget: float = 10.0
     replays: int = 20
     threads: int | None = None
+    tracer: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +192,12 @@ def read(path: Path) -> Audit:
 
 def read_manifest(path: Path) -> AuditManifest:
     """What ``audit.json`` says was asked for; :class:`HashbenchError` where it is damaged."""
+    content = read_json_object(path)
+    options = content.get("options")
+    if isinstance(options, dict):  # without a tracer where it is older than the native one
+        content["options"] = {"tracer": "python", **options}
     try:
-        return from_json(AuditManifest, read_json_object(path), where="it")
+        return from_json(AuditManifest, content, where="it")
     except ValueError as error:
         raise HashbenchError(f"cannot read {path}", consequence=str(error)) from error
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from hashbench.catalog import STATUSES
 from hashbench.errors import HashbenchError
 from hashbench.io import from_json, read_file, read_json_object, to_json
-from hashbench.records import COLUMNS_ADDED, ROW_KEY, ROW_SCHEMA, ExpectedRow, Row
+from hashbench.records import COLUMNS_ADDED, ROW_KEY, ROW_SCHEMA, TRACER_SINCE, ExpectedRow, Row
 from hashbench.text import one_line
 
 if TYPE_CHECKING:
@@ -381,7 +381,10 @@ def environments_of(path: Path) -> tuple[dict[str, Any], ...]:
     )
     previous = content.pop("previous", [])
     earlier = previous if isinstance(previous, list) else []
-    return (content, *(environment for environment in earlier if isinstance(environment, dict)))
+    every = (content, *(environment for environment in earlier if isinstance(environment, dict)))
+    if content.get("schema", ROW_SCHEMA) < TRACER_SINCE:
+        every = tuple({"tracer": "python", **environment} for environment in every)
+    return every
 
 
 def refuse_other_schema(

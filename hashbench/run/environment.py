@@ -22,6 +22,7 @@ from hashbench.devices.visibility import WORKSPACE_VARIABLE, workspace_config
 from hashbench.errors import HashbenchError
 from hashbench.processes import exit_at_once, python_calling, run
 from hashbench.records import ROW_SCHEMA
+from hashbench.trace.tracer import choose
 
 _PACKAGES = ("torch", "torchvision", "numpy", "timm", "transformers", "triton", "hashbench")
 _VARIABLES = re.compile(
@@ -36,15 +37,17 @@ _DRIVERS = (
 _SECONDS = 120.0
 
 
-def collect(device: str = "cpu") -> dict[str, Any]:
-    """The fingerprint of this machine as seen from this process; imports torch.
+def collect(device: str = "cpu", *, tracer: str = "auto") -> dict[str, Any]:
+    """The fingerprint of this machine as seen from this process, and the tracer that is used where ``tracer`` is asked
+    for; imports torch.
 
     Raises:
-        HashbenchError: there is no such device here.
+        HashbenchError: there is no such device here, or no such tracer.
     """
     import torch
 
     _check_device(device)
+    choice = choose(tracer)
     libraries = {name: re.search(pattern, torch.__config__.show()) for name, pattern in _LIBRARIES.items()}
     fingerprint: dict[str, Any] = {
         "schema": ROW_SCHEMA,
@@ -63,9 +66,10 @@ def collect(device: str = "cpu") -> dict[str, Any]:
         "threads": {"intra_op": torch.get_num_threads(), "inter_op": torch.get_num_interop_threads()},
         "device": _device(device),
         "variables": variables_that_matter(os.environ),
+        "tracer": choice.tracer,
     }
     key = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:12]
-    return {"key": key, **fingerprint}
+    return {"key": key, **fingerprint, "tracer_reason": choice.reason}
 
 
 def variables_that_matter(environment: Mapping[str, str]) -> dict[str, str]:
@@ -78,14 +82,14 @@ def variables_that_matter(environment: Mapping[str, str]) -> dict[str, str]:
     return variables
 
 
-def collect_in_child(*, device: str, variables: Mapping[str, str]) -> dict[str, Any]:
+def collect_in_child(*, device: str, variables: Mapping[str, str], tracer: str = "auto") -> dict[str, Any]:
     """:func:`collect`, in a child process that also has these environment variables, unless ours already say something.
 
     Raises:
-        HashbenchError: there is no such device, or torch cannot be imported.
+        HashbenchError: there is no such device or tracer, or torch cannot be imported.
     """
     given = {name: value for name, value in variables.items() if name not in os.environ}
-    done = run(python_calling("hashbench.run.environment:main", device), seconds=_SECONDS, environment=given)
+    done = run(python_calling("hashbench.run.environment:main", device, tracer), seconds=_SECONDS, environment=given)
     if done.status is None:
         raise _no_torch(f"importing it took more than {_SECONDS:.0f} s")
     answer = done.stdout.strip().rpartition("\n")[2]
@@ -171,6 +175,12 @@ def digests_note(environment: Mapping[str, Any]) -> str:
     return f"digests on {device} are made by {path['name']}, which is slow: {path['reason']} (docs/devices.md)"
 
 
+def tracer_note(environment: Mapping[str, Any]) -> str:
+    """One line where any tracer was welcome and the native one cannot be used; empty elsewhere."""
+    reason = environment.get("tracer_reason", "")
+    return f"the Python dispatch mode traces: {reason} (docs/trace.md)" if reason else ""
+
+
 def _device(device: str) -> dict[str, Any]:
     import torch
 
@@ -217,12 +227,14 @@ def _driver() -> str:
     return ""
 
 
-def main(device: str) -> Never:
+def main(device: str, tracer: str = "auto") -> Never:
     """Print the fingerprint, or the error, as JSON, and end the process."""
     from hashbench.devices.ledger import digest_path
 
     try:
-        fingerprint = collect(device)  # the way of making digests is not in its key: by any they are the same
+        fingerprint = collect(
+            device, tracer=tracer
+        )  # the way of making digests is not in its key: by any they are the same
         print(json.dumps({**fingerprint, "digests": dataclasses.asdict(digest_path(device))}))
     except HashbenchError as error:
         print(json.dumps({"error": {"what": error.what, "consequence": error.consequence, "tip": error.tip}}))

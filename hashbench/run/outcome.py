@@ -248,6 +248,7 @@ class Outcome:
     settings_changed: tuple[str, ...] = ()
     not_compared: tuple[str, ...] = ()
     compiled: tuple[str, ...] = ()
+    tracer: str = ""
     ops: int | None = None
     benign: tuple[str, ...] | None = None
     traces: tuple[Trace, ...] = field(default=(), repr=False)

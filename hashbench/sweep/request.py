@@ -98,17 +98,21 @@ def run(
         cluster: Executor | None = None
         if make := EXECUTORS[request.executor]:
             cluster = stack.enter_context(contextlib.closing(resolve_name(make)(request, specs)))
-        # Where others run the models, this machine need not have the device; each of theirs tells its own.
-        devices = local_devices(options.device if cluster is None else "cpu")
+        # Where others run the models, this machine need not have the device; each of theirs tells its own, and how it
+        # traces.
+        devices = local_devices(options.device, options.tracer) if cluster is None else local_devices("cpu")
         if cluster is None:
             options = replace(options, device=devices.device)
-        for note in (*devices.notes, *filter(None, [fingerprints.digests_note(devices.environment)])):
+        environment = {**devices.environment, "command_line": list(request.command_line)}
+        if cluster is not None:
+            environment.pop("tracer", None)
+        for note in devices.notes:
             on_note(note)
         return run_sweep(
             specs,
             options,
             output=request.output,
-            environment={**devices.environment, "command_line": list(request.command_line)},
+            environment=environment,
             executor=cluster
             or LocalExecutor(jobs=request.jobs or 1, devices=devices.assignments, memory_mib=request.memory_mib),
             timeout=request.timeout,
@@ -144,22 +148,24 @@ class LocalDevices:
     notes: tuple[str, ...] = ()
 
 
-def local_devices(device: str) -> LocalDevices:
-    """What workers on ``device`` get; its notes say which devices are left out and which variable does not count.
+def local_devices(device: str, tracer: str = "python") -> LocalDevices:
+    """What workers on ``device`` get; its notes say which devices are left out, which variable does not count, which
+    digests are slow, and why ``tracer`` is not the native one.
 
     A child process tells: one that has asked CUDA anything cannot fork workers that use it, so this one never asks.
 
     Raises:
-        HashbenchError: the device is not here.
+        HashbenchError: the device, or the tracer, is not here.
     """
-    environment = fingerprints.collect_in_child(device=device, variables=WORKER_VARIABLES)
+    environment = fingerprints.collect_in_child(device=device, variables=WORKER_VARIABLES, tracer=tracer)
     assignments = visibility.assignments(device, environment, os.environ)
+    notes = [fingerprints.digests_note(environment), fingerprints.tracer_note(environment)]
     if not assignments:
-        return LocalDevices(environment, device)
+        return LocalDevices(environment, device, notes=tuple(filter(None, notes)))
     conflict = visibility.workspace_conflict(os.environ.get(visibility.WORKSPACE_VARIABLE))
-    notes = tuple(filter(None, (visibility.left_out(device, environment), conflict)))
+    notes = [visibility.left_out(device, environment), conflict, *notes]
     # Each worker sees its own as number 0, so the rows of cuda:1 are rows of cuda.
-    return LocalDevices(environment, visibility.kind(device), assignments, notes)
+    return LocalDevices(environment, visibility.kind(device), assignments, tuple(filter(None, notes)))
 
 
 # ------------------------------------------------------------------------- time and memory estimates from a past sweep

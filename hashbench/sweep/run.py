@@ -135,7 +135,8 @@ def run_sweep(
         specs: the models, each at most once.
         options: how to run them; without ``threads``, as many as the executor gives each worker.
         output: the results folder; created with its parents.
-        environment: content of ``environment.json``; its ``key`` becomes the ``env`` of rows that have none.
+        environment: content of ``environment.json``; its ``key`` becomes the ``env`` of rows that have none. Its
+            ``tracer`` is what the sweep is resumed or merged by, where ``auto`` was asked for.
         executor: where models run; closed at the end.
         timeout: seconds that one model may take, with the start of its process.
         resume: keep the rows that are in ``output`` and run the others.
@@ -201,7 +202,8 @@ class _Sweep:
 
     def open(self, environment: Mapping[str, Any], partition: Partition) -> None:
         """Take over the rows that are there; write what must be there before the first row."""
-        manifest = manifest_of(self.specs.values(), self.options, partition)
+        tracer = str(environment.get("tracer", self.options.tracer))
+        manifest = manifest_of(self.specs.values(), replace(self.options, tracer=tracer), partition)
         self.environments.add(self.environment_key)
         if self.folder.in_use:
             _refuse_other_sweep(self.folder, manifest)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hashbench.errors import HashbenchError
-from hashbench.records import TRACERS, Trace
+from hashbench.records import TRACERS
 
 OTHER_OPS = "the Python dispatch mode changes which ops run, and the native tracer does not"
 """Why traces of different tracers are not compared."""
@@ -56,12 +56,12 @@ def choose(wanted: str) -> Choice:
     return Choice("python", reason)
 
 
-def refuse_different(first: Trace, second: Trace, *, names: tuple[str, str] = ("the first", "the second")) -> None:
-    """Raise :class:`HashbenchError` where two traces were made by different tracers; ``names`` are what it calls
-    them."""
-    if first.tracer != second.tracer:
+def refuse_different(first: str, second: str, *, names: tuple[str, str] = ("the first", "the second")) -> None:
+    """Raise :class:`HashbenchError` where what was traced by ``first`` would be compared with what was traced by
+    another; ``names`` are what it calls them."""
+    if first != second:
         raise HashbenchError(
-            f"the traces are of different tracers: {names[0]} is {first.tracer}, {names[1]} is {second.tracer}",
+            f"the traces are of different tracers: {names[0]} is {first}, {names[1]} is {second}",
             consequence=f"{OTHER_OPS}, so nothing was compared",
             tip="Make both with one: `--tracer`, or the argument of that name.",
         )

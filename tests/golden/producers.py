@@ -40,6 +40,7 @@ from hashbench.sweep.executors.local import load_target
 from hashbench.text import five_lines
 from hashbench.tools.audit import report as audit_report
 from hashbench.tools.audit.rows import rows_of_sweeps
+from hashbench.trace import tracer
 from tests.experiment_texts import result
 from tests.report.rows import write_rows
 
@@ -371,10 +372,13 @@ class InThisProcess:
         pass
 
 
+NO_COMPILER = "no C++ compiler was found"
+
+
 def known_environment(*_: Any, **__: Any) -> dict[str, Any]:
     """The same machine everywhere."""
     found: dict[str, Any] = json.loads(Path("sweep/environment.json").read_text(encoding="utf-8"))
-    return found
+    return {**found, "tracer": "python", "tracer_reason": NO_COMPILER}
 
 
 @contextlib.contextmanager
@@ -383,6 +387,7 @@ def sweeps_here() -> Iterator[None]:
     with (
         mock.patch.object(request, "LocalExecutor", InThisProcess),
         mock.patch.object(environment, "collect_in_child", known_environment),
+        mock.patch.object(tracer, "native_unavailable", return_value=NO_COMPILER),
     ):
         yield
 

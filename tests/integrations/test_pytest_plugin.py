@@ -217,6 +217,7 @@ def test_a_session_that_does_not_use_it_imports_nothing(tmp_path: Path) -> None:
         ("hashbench_replays = 2.5", "hashbench_replays = 2.5 is not a number"),
         ("hashbench_diagnose_budget = nan", "hashbench_diagnose_budget = nan is out of range"),
         ("hashbench_diagnose_budget = -1", "out of range"),
+        ("hashbench_tracer = fast", "hashbench_tracer = fast is not a tracer: it is auto, native, python"),
     ],
 )
 def test_nonsense_in_the_ini_file_ends_the_session(pytester: pytest.Pytester, line: str, words: str) -> None:

@@ -268,7 +268,7 @@ def test_a_results_folder_and_its_csv_are_the_same_sweep(tmp_path):
     folder = write_sweep(tmp_path / "r", PLAIN, environment=ENVIRONMENT)
     from_folder, from_file = load_sweep(folder), load_sweep(folder / "accuracy.csv")
     assert from_folder.rows == from_file.rows == (PLAIN,)
-    assert from_folder.environments == {"e1": ENVIRONMENT}
+    assert from_folder.environments == {"e1": {**ENVIRONMENT, "tracer": "python"}}
     assert (from_folder.kind, from_folder.label) == ("hashbench", str(folder))
 
 

@@ -237,3 +237,11 @@ def test_the_page_explains_every_column_verdict_and_builder() -> None:
         assert f"`{name}`" in page, name
     for builder in BUILDERS:
         assert f"`{builder}(" in page, builder
+
+
+def test_an_audit_that_names_no_tracer_was_made_by_the_python_mode(tmp_path: Path) -> None:
+    manifest = AuditManifest(1, AuditOptions(dtypes=("float32",), tracer="python"), (("op_db", "put"),), sweeps=False)
+    written = to_json(manifest)
+    del written["options"]["tracer"]
+    (tmp_path / "audit.json").write_text(json.dumps(written))
+    assert audit_table.read_manifest(tmp_path / "audit.json") == manifest

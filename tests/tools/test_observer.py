@@ -33,6 +33,7 @@ from hashbench.tools.observer import (
     observe_non_deterministic_grad,
     read_recording,
 )
+from hashbench.tools.observer import observer as observer_module
 
 ENTROPY = torch.Generator()
 
@@ -525,6 +526,30 @@ def test_raise_on_mismatch_raises_from_an_op_and_from_backward(pair: Pair) -> No
     with inserted, pair.check(raise_on_mismatch=True) as observer:
         one_op(observer, torch.cos)
     assert torch.ones(2).cos().shape == (2,)
+
+
+@pytest.mark.parametrize("recorded", ["native", None])
+def test_a_reference_of_another_tracer_is_refused(
+    pair: Pair, recorded: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = observer_module.collect
+
+    def collected(device: str, *, tracer: str) -> dict[str, Any]:
+        environment = told(device, tracer=tracer)
+        del environment["tracer"]
+        return environment if recorded is None else {**environment, "tracer": recorded}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(observer_module, "collect", collected)
+        with pair.reference():
+            observe("x", torch.ones(1))
+    if recorded is None:
+        with pair.check() as observer:
+            observe("x", torch.ones(1))
+        assert observer.environment_changes == ()
+        return
+    with pytest.raises(HashbenchError, match=r"different tracers: the reference reference is native.* is python"):
+        pair.check().__enter__()
 
 
 def test_the_report_names_the_environment_that_changed(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:

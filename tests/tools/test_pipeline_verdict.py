@@ -105,6 +105,13 @@ def test_what_one_check_alone_saw_of_the_model_is_said_of_that_check() -> None:
     assert {stage.name: stage.detail for stage in verdict.stages}["first output"] == "only the second check saw it"
 
 
+def test_traces_of_different_tracers_are_not_compared_and_the_rest_is() -> None:
+    verdict = compared(seen(trace=replace(trace("o1"), tracer="native"), weights=Weights({"weight": "w1"}, {})))
+    kernel = next(stage for stage in verdict.stages if stage.name == "kernel")
+    assert (kernel.status, verdict.first) == ("unseen", "initial weights")
+    assert kernel.detail.startswith("not compared: the traces are of python and native, and the Python dispatch mode")
+
+
 def test_an_environment_that_differs_is_said_first_and_stops_nothing() -> None:
     around = Surroundings({"python": "3.12"}, {"num_threads": "2"}, "5", "user", ("training",))
 

@@ -62,15 +62,15 @@ class EagerRuns:
         harness: the harness's runner.
         names: the globals of its module, in which ``same`` is replaced while this watches.
         model, inputs: as the harness has them, to make a run again that our trace has ended.
-        traced: put a trace around the runs; otherwise they are only recognised.
+        tracer: of the traces around the runs; empty: there are none, and the runs are only recognised.
 
     ``runs`` are the eager runs that succeeded, ``pair`` the two that ``same`` compared, ``failure`` the exception that
     ended one. ``answer`` is what ``same`` said of the pair (``None``: it was not asked or raised), ``compare_error``
     what it raised. ``strange`` is set where it was first given something else. ``problems`` are faults of ours.
     """
 
-    def __init__(self, harness: Any, names: MutableMapping[str, Any], *, model: Any, inputs: Any, traced: bool) -> None:
-        self.harness, self.names, self.model, self.inputs, self.traced = harness, names, model, inputs, traced
+    def __init__(self, harness: Any, names: MutableMapping[str, Any], *, model: Any, inputs: Any, tracer: str) -> None:
+        self.harness, self.names, self.model, self.inputs, self.tracer = harness, names, model, inputs, tracer
         self.runs: list[EagerRun] = []
         self.pair: tuple[EagerRun, EagerRun] | None = None
         self.answer: bool | None = None
@@ -191,10 +191,10 @@ class EagerRuns:
     # ------------------------------------------------------------------------------------------------ what is kept
 
     def _trace(self, mod: Any, inputs: Any) -> HashDebugTrace | None:
-        if not self.traced:
+        if not self.tracer:
             return None
         trace: HashDebugTrace | None = self._guarded(
-            lambda: HashDebugTrace(model=mod, inputs=inputs, settings=settings)
+            lambda: HashDebugTrace(model=mod, inputs=inputs, settings=settings, tracer=self.tracer)
         )
         return trace
 

@@ -109,12 +109,12 @@ class ModelCheck:
         self.model, self.inputs = model, inputs
         self.unlike = unlike_any_known(harness, names)
         traced = session.trace == "always" and not self.unlike
-        self.eager = EagerRuns(harness, names, model=model, inputs=inputs, traced=traced)
+        self.eager = EagerRuns(harness, names, model=model, inputs=inputs, tracer=session.tracer if traced else "")
         self.eager.on_compared = self._look
         self.outcome = Outcome(Status.PASS, settings()["deterministic_algorithms"], iterations=harness.args.iterations)
         amend_note(session, name, device=self.options.device, mode=self.options.mode)
         if not session.machine.exists():
-            replace_file(session.machine, json.dumps(environment.collect(self.options.device)))
+            replace_file(session.machine, json.dumps(environment.collect(self.options.device, tracer=session.tracer)))
         if self.unlike:
             tell(self.unlike)
 
@@ -138,7 +138,8 @@ class ModelCheck:
     def _begun(self) -> Outcome:
         traces = [run.trace for run in self.traced_runs if run.trace is not None]
         apart = next((run.not_compared for run in self.traced_runs), ())
-        return replace(self.outcome, runs=2, ops=len(traces[0].records) if traces else None, not_compared=apart)
+        outcome = replace(self.outcome, runs=2, not_compared=apart)
+        return replace(outcome, ops=len(traces[0].records), tracer=traces[0].tracer) if traces else outcome
 
     # ------------------------------------------------------------------------------ when the harness has its own row
 
@@ -254,6 +255,7 @@ def options_of(session: Session, args: Any, *, device: str) -> RunOptions:
         dtype=next((dtype for dtype in DTYPES if getattr(args, dtype, False)), ""),
         iterations=_whole(getattr(args, "iterations", None)),
         runs=2,
+        tracer=session.tracer,
         diagnose_budget=session.budget,
         output=session.folder,
     )

@@ -35,6 +35,7 @@ _INI = {
     "hashbench_diagnose_budget": (float, 30.0, 0, "seconds for the experiments on one difference (0: none)"),
 }
 """Name of an option in ``pytest.ini``: its type, its default, its least value, and what it says."""
+_TRACERS = ("auto", "native", "python")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class Options:
         diagnose: look for the cause of a difference, which runs the function many more times.
         ops: compare what every op left, not results alone. ``None``: the marker does, the fixture does not.
         allow_empty: a function that returns nothing and runs no op passes.
+        tracer: ``auto``, ``native`` or ``python`` records the ops; ``None``: ``hashbench_tracer``, else ``auto``.
     """
 
     runs: int | None = None
@@ -57,12 +59,15 @@ class Options:
     diagnose: bool = True
     ops: bool | None = None
     allow_empty: bool = False
+    tracer: str | None = None
 
     def __post_init__(self) -> None:
         if self.runs is not None and (type(self.runs) is not int or self.runs < 2):
             raise ValueError(f"runs={self.runs!r} compares nothing: it must be a whole number from 2 on")
         if self.deterministic not in (None, "on", "warn", "off"):
             raise ValueError(f"deterministic={self.deterministic!r} is not known: it is 'on', 'warn', 'off' or None")
+        if self.tracer not in (None, *_TRACERS):
+            raise ValueError(f"tracer={self.tracer!r} is not known: it is {', '.join(map(repr, _TRACERS))} or None")
         if type(self.seed) is not int or not 0 <= self.seed < 2**32:
             raise ValueError(f"seed={self.seed!r} cannot be used: it must be a whole number from 0 to 2**32 - 1")
 
@@ -85,18 +90,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     for name, (_, default, _, text) in _INI.items():
         parser.addini(name, f"{text} (default {default:g})", default="")
+    parser.addini("hashbench_tracer", f"what records the ops: {', '.join(_TRACERS)} (default auto)", default="")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make the marker known, and refuse options that say nothing."""
     config.addinivalue_line(
         "markers",
-        f"{MARKER}(runs=2, seed={_SEED}, deterministic=None, diagnose=True, ops=True, allow_empty=False): "
+        f"{MARKER}(runs=2, seed={_SEED}, deterministic=None, diagnose=True, ops=True, allow_empty=False, tracer=None): "
         "run the test several times from one random state; what it returns and what every torch op leaves must be "
         "the same bit by bit.",
     )
     for name in _INI:
         _setting(config, name)
+    _tracer(config)
     output = _asked_output(config)
     if output is not None:
         existing = next(path for path in (output, *output.parents) if path.exists())
@@ -168,9 +175,9 @@ class RunsEqual:
     """``assert_runs_equal(function, *args, runs=2, **kwargs)`` runs ``function(*args, **kwargs)`` several times from
     the reset random state, each time on copies of the arguments, and fails where two runs differ in any bit.
 
-    ``seed``, ``deterministic``, ``diagnose``, ``ops`` and ``allow_empty`` are those of :class:`Options`; all else is
-    the function's own. Compared are what it returns, its tensor arguments and their gradients, and the state of modules
-    and optimizers among the arguments. Where it returns ``None``, what every op left is compared too.
+    ``seed``, ``deterministic``, ``diagnose``, ``ops``, ``allow_empty`` and ``tracer`` are those of :class:`Options`;
+    all else is the function's own. Compared are what it returns, its tensor arguments and their gradients, and the
+    state of modules and optimizers among the arguments. Where it returns ``None``, what every op left is compared too.
 
     Returns:
         What the first run returned.
@@ -217,6 +224,7 @@ class RunsEqual:
             deterministic=options.deterministic or "",
             replays=_setting(self._config, "hashbench_replays"),
             diagnose_budget=budget,
+            tracer=options.tracer or _tracer(self._config),
             output=str(self._folder),
         )
         every_op, shows_line = marked if options.ops is None else options.ops, not marked
@@ -256,6 +264,14 @@ def _setting(config: pytest.Config, name: str) -> Any:
     if not least <= value < float("inf"):
         raise pytest.UsageError(f"{name} = {text} is out of range: it must be at least {least}")
     return value
+
+
+def _tracer(config: pytest.Config) -> str:
+    """``hashbench_tracer`` of ``pytest.ini``."""
+    tracer = str(config.getini("hashbench_tracer")).strip() or "auto"
+    if tracer not in _TRACERS:
+        raise pytest.UsageError(f"hashbench_tracer = {tracer} is not a tracer: it is {', '.join(_TRACERS)}")
+    return tracer
 
 
 def _asked_output(config: pytest.Config) -> Path | None:

@@ -141,7 +141,7 @@ class RayExecutor:
             so that one that grows by itself sees what waits; ``None``: as many as it can run.
         specs: the models.
         preload: as for :class:`~hashbench.sweep.executors.local.LocalExecutor`, on every machine.
-        fingerprint: the function of ``device`` and ``variables`` that tells the environment of a machine.
+        fingerprint: the function of ``device``, ``variables`` and ``tracer`` that tells the environment of a machine.
 
     Raises:
         HashbenchError: the device has a number, which Ray chooses.
@@ -169,6 +169,7 @@ class RayExecutor:
             "preload": list(preload),
             "fingerprint": fingerprint,
             "device": device,
+            "tracer": request.options.tracer,
             "suites": sorted({spec.suite for spec in specs if not spec.source}),
             "zoo_files": {path: file_digest(path) for path in sorted({spec.source for spec in specs} - {""})},
         }

@@ -97,7 +97,9 @@ def _problem(error: HashbenchError | OSError) -> dict[str, Any]:
 
 
 def _environment(asked: Mapping[str, Any]) -> dict[str, Any]:
-    environment: dict[str, Any] = resolve_name(asked["fingerprint"])(device=asked["device"], variables=WORKER_VARIABLES)
+    environment: dict[str, Any] = resolve_name(asked["fingerprint"])(
+        device=asked["device"], variables=WORKER_VARIABLES, tracer=asked["tracer"]
+    )
     return environment
 
 

@@ -100,7 +100,7 @@ def rows_of(source: str, op: str, options: AuditOptions) -> Iterator[AuditRow]:
 def rows_of_case(measurement: Measurement, options: AuditOptions, budget: Budget) -> Iterator[AuditRow]:
     """A row for each pass of one case."""
     case, passes = measurement.case, measurement.passes
-    documented, only_blank = look_up_kernels(case, device=options.device, seed=options.seed)
+    documented, only_blank = look_up_kernels(case, device=options.device, seed=options.seed, tracer=options.tracer)
     for phase in passes["off"]:
         # A backward pass whose forward raised has raised with it.
         off, on, unfilled = outcomes = [_reached(passes[setting], phase) for setting in FLAG]
@@ -171,11 +171,13 @@ def verdict(listed: Collection[str], *, off: str, on: str, unfilled: str, blank:
 # ----------------------------------------------------------------------------------------------- documentation
 
 
-def look_up_kernels(case: Case, *, device: str, seed: int) -> tuple[dict[str, list[Documentation]], bool]:
+def look_up_kernels(
+    case: Case, *, device: str, seed: int, tracer: str = "auto"
+) -> tuple[dict[str, list[Documentation]], bool]:
     """What the installed torch documents of every kernel of each pass, as one traced run shows them, and whether all
     that the case returns is memory that nobody wrote, as the schemas say. Where the call raises, what it ran until then
     counts."""
-    trace = HashDebugTrace()
+    trace = HashDebugTrace(tracer=tracer)
     with quiet(), applied(FLAG["off"]), contextlib.suppress(Exception):
         call = fresh_copy(case.call)
         reset_rng_state(seed)
@@ -242,6 +244,7 @@ def _differing_kernel(case: Case, phase: str, setting: str, options: AuditOption
         replays=options.replays,
         diagnose_budget=seconds,
         capture_mib=CAPTURE_BYTES / 2**20,
+        tracer=options.tracer,
     )
     with applied(FLAG[setting]), quiet(), torch.enable_grad():
         try:
@@ -261,7 +264,7 @@ def _moved_kernel(case: Case, phase: str, setting: str, options: AuditOptions, s
     with quiet(), applied(FLAG[setting]):
         call = fresh_copy(case.call)
         reset_rng_state(options.seed)
-        with HashDebugTrace(watcher=computing):
+        with HashDebugTrace(watcher=computing, tracer=options.tracer):
             call()
     budget = Budget(seconds)
     for captured in computing.calls:

@@ -163,6 +163,7 @@ def run_model(
     deterministic: str = "on",
     seed: int = MAIN_RANDOM_SEED,
     trace: bool = False,
+    tracer: str = "auto",
 ) -> Report:
     """Run two models on the same inputs, some iterations long, and compare all that they leave.
 
@@ -187,6 +188,7 @@ def run_model(
         deterministic: ``on``, ``warn`` or ``off``, as ``hashbench sweep --deterministic``.
         seed: of Python's, NumPy's and torch's generators.
         trace: where the models differ, run them once more and name the first op at which they part.
+        tracer: what traces them then: ``native``, ``python``, or ``auto``, the native one where it can be used.
 
     Returns:
         A report, true if all is equal within tolerance. What a model raises is in its ``raised``.
@@ -214,6 +216,7 @@ def run_model(
         deterministic=deterministic,
         seed=seed,
         trace=trace,
+        tracer=tracer,
     )
     return check(request)
 

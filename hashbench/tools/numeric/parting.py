@@ -88,7 +88,7 @@ def execute(subject: Subject, request: Request, *, iterations: int, names: Mappi
     """
     keeper = _Keeper()
     inputs = clone_inputs(request.inputs)
-    trace = HashDebugTrace(model=subject.module, inputs=inputs, watcher=keeper)
+    trace = HashDebugTrace(model=subject.module, inputs=inputs, watcher=keeper, tracer=request.tracer)
     results: dict[str, Any] = {}
     with trace, request.gradients():
         for iteration in range(iterations):

@@ -30,6 +30,7 @@ from hashbench.tools.numeric.compare import compare_mappings, leaves_of, unused,
 from hashbench.tools.numeric.report import SIDES, STAGES, Comparison, Raised, Rename, Report, Rule
 from hashbench.trace.arguments import named_tensors
 from hashbench.trace.storage_writers import share_memory
+from hashbench.trace.tracer import choose
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class Request:
     deterministic: str = "on"
     seed: int = MAIN_RANDOM_SEED
     trace: bool = False
+    tracer: str = "auto"
 
     @property
     def stages_run(self) -> tuple[str, ...]:
@@ -241,6 +243,7 @@ def _refuse_nonsense(request: Request) -> None:
                 consequence="nothing would be renamed by it",
                 tip="Give names, or what they begin with, of dict(model.named_parameters()).",
             )
+    choose(request.tracer)
     unknown = sorted(request.stages - set(STAGES))
     if unknown or not request.stages:
         what = f"{unknown[0]!r} is not a stage" if unknown else "no stage was asked for"

@@ -39,6 +39,7 @@ from hashbench.trace.arguments import caller_line, tensors_in
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.digest import digest, dtype_name, python_digest, without_repetition
 from hashbench.trace.op_schema import Pattern, plan_of
+from hashbench.trace.tracer import refuse_different
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,8 @@ class Observer:
         raise_on_mismatch: raise :class:`MismatchError` at the first mismatch, where it happens.
 
     Raises:
-        HashbenchError: the reference is missing, damaged, of another version, or of a run that ended with an error.
+        HashbenchError: the reference is missing, damaged, of another version, of another tracer, or of a run that ended
+            with an error.
     """
 
     def __init__(
@@ -83,7 +85,10 @@ class Observer:
         if reference_hash_file is not None:
             self._reference, self._kept = files.read_reference(reference_hash_file)
         self._to_put_back = {seen.record.id: seen.saved for seen in self._reference.observations if seen.saved}
-        self.environment = _environment()
+        self.environment = _environment(self.hash_mode.tracer)
+        if self.is_verification_run:
+            names = (f"the reference {self._reference.name}", "the hash mode here")
+            refuse_different(str(_of_reference(self._reference)["tracer"]), self.hash_mode.tracer, names=names)
         self._observations: list[Observation] = []
         self._counts: Counter[str] = Counter()
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
@@ -283,7 +288,7 @@ class Observer:
         """What of the machine and of torch's settings is another than in the reference run; empty without one."""
         if not self.is_verification_run:
             return ()
-        return environment_changes([self._reference.environment], [self.environment])
+        return environment_changes([_of_reference(self._reference)], [self.environment])
 
     def report_mismatches(self) -> bool:
         """Log the mismatches as a table, with what is another in this environment and which values were put back.
@@ -340,9 +345,14 @@ def _cannot_observe(name: str, reason: str) -> HashbenchError:
     return HashbenchError(f"cannot observe {name}", consequence=reason, tip="Observe the tensors in it.")
 
 
-def _environment() -> Mapping[str, Any]:
+def _environment(tracer: str) -> Mapping[str, Any]:
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return {**collect("cpu" if accelerator is None else accelerator.type), "settings": settings()}
+    return {**collect("cpu" if accelerator is None else accelerator.type, tracer=tracer), "settings": settings()}
+
+
+def _of_reference(reference: Recording) -> Mapping[str, Any]:
+    """The environment of a recording; one that names no tracer is older than the native one."""
+    return {"tracer": "python", **reference.environment}
 
 
 def _misfit(saved: Sequence[Saved], tensors: Sequence[torch.Tensor]) -> str:
@@ -392,14 +402,15 @@ class _Substitute(torch.autograd.Function):
 class HashMode(HashDebugTrace):
     """Hashes what every dispatched op writes, and reports each to the observer that is registered.
 
-    It is a :class:`~hashbench.trace.api.HashDebugTrace` and sees what that sees. ``enabled`` says whether it is on.
+    It is a :class:`~hashbench.trace.api.HashDebugTrace` by the Python dispatch mode, whose place among other modes it
+    keeps, and sees what that sees. ``enabled`` says whether it is on.
     """
 
     def __init__(self) -> None:
         self.enabled = False
         self.observer: Observer | None = None
         self._below: tuple[TorchDispatchMode, ...] = ()
-        super().__init__(source_lines=True, watcher=_Relay(self))
+        super().__init__(source_lines=True, watcher=_Relay(self), tracer="python")
 
     def register_observer(self, observer: Observer | None) -> None:
         """From now on this observer is told of every op."""

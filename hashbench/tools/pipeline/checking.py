@@ -34,7 +34,7 @@ from hashbench.tools.pipeline.observed import REPEAT_FOLDER, Check, Repetition
 ANSWER_FILE, LOG_FILE = "answer.json", "output.log"
 
 
-def check(config: Path, output: Path, *, timeout: float, repeat: bool = True) -> Verdict | None:
+def check(config: Path, output: Path, *, timeout: float, repeat: bool = True, tracer: str = "auto") -> Verdict | None:
     """Run the pipeline of ``config``, repeat it, and leave the folder ``output``; it appears when it is whole.
 
     Args:
@@ -42,6 +42,7 @@ def check(config: Path, output: Path, *, timeout: float, repeat: bool = True) ->
         output: a folder that is not there yet, or empty.
         timeout: seconds for each run.
         repeat: whether to run it again.
+        tracer: what traces the first steps, as for :class:`~hashbench.trace.api.HashDebugTrace`.
 
     Returns:
         The verdict on the two runs; ``None`` where it ran once.
@@ -65,7 +66,8 @@ def check(config: Path, output: Path, *, timeout: float, repeat: bool = True) ->
         folder = partial / name
         folder.mkdir(exist_ok=True)
         by = "user" if is_fixed else "hashbench"
-        run_once(config, folder, hash_seed=hash_seeds[number], hash_seed_by=by, timeout=timeout, log=log)
+        asked = {"hash_seed": hash_seeds[number], "hash_seed_by": by, "tracer": tracer}
+        run_once(config, folder, asked, timeout=timeout, log=log)
         observed.seal(folder, None)
         check = observed.read(folder)
         if name not in ("", REPEAT_FOLDER):
@@ -113,8 +115,9 @@ def _agree(check: Check, other: Check, stage: str) -> bool:
     return not first or STAGES.index(first) > STAGES.index(stage)
 
 
-def run_once(config: Path, folder: Path, *, hash_seed: str, hash_seed_by: str, timeout: float, log: Path) -> None:
-    """Run the pipeline once, in a new interpreter with this ``PYTHONHASHSEED``; its files are then in ``folder``.
+def run_once(config: Path, folder: Path, asked: Mapping[str, str], *, timeout: float, log: Path) -> None:
+    """Run the pipeline once, in a new interpreter, as ``asked``: by the arguments of
+    :func:`~hashbench.tools.pipeline.running.observe`; its files are then in ``folder``.
 
     What it prints goes to ``log``. It and its workers are ended when the time is over, on Ctrl-C, and when this process
     dies.
@@ -122,10 +125,9 @@ def run_once(config: Path, folder: Path, *, hash_seed: str, hash_seed_by: str, t
     Raises:
         HashbenchError: it failed, died or took more than ``timeout`` seconds.
     """
-    task = {"config": str(config.resolve()), "folder": str(folder), "path": sys.path}
-    task |= {"hash_seed": hash_seed, "hash_seed_by": hash_seed_by}
+    task = {"config": str(config.resolve()), "folder": str(folder), "path": sys.path, "asked": dict(asked)}
     command = python_calling("hashbench.tools.pipeline.running:main", dies_with_us=True)
-    variables = {"PYTHONHASHSEED": hash_seed}
+    variables = {"PYTHONHASHSEED": asked["hash_seed"]}
     text = json.dumps(task) + "\n"
     with (
         os.fdopen(open_file(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as printed,

@@ -25,6 +25,7 @@ from hashbench.report.compare import environment_changes
 from hashbench.text import a_few
 from hashbench.tools.pipeline.observed import MOMENTS, Batch, Check, Observed, Sample, Step, moved
 from hashbench.tools.pipeline.reasons import Evidence, Reason, decide
+from hashbench.trace.tracer import OTHER_OPS
 
 STAGES = (
     *("environment", "file list", "order", "before transform", "after transform"),
@@ -203,7 +204,7 @@ def _environment(first: Observed, second: Observed) -> Stage:
     sides: list[dict[str, object]] = []
     for seen in (first, second):
         around = seen.surroundings
-        sides.append({**around.machine, "settings": dict(around.settings)})
+        sides.append({"tracer": "python", **around.machine, "settings": dict(around.settings)})
         if around.hash_seed_by == "user":
             sides[-1]["PYTHONHASHSEED"] = around.hash_seed
         sides[-1]["seed of the pipeline"] = str(seen.loader.seed)
@@ -337,6 +338,9 @@ def _kernel(first: Observed, second: Observed) -> tuple[Stage, Divergence | None
     empty = [not trace.records and not trace.results for trace in (first.trace, second.trace)]
     if any(empty):
         return Stage(name, UNSEEN if all(empty) else DIFFERS, "the model ran no op of torch"), None
+    tracers = [trace.tracer for trace in (first.trace, second.trace)]
+    if tracers[0] != tracers[1]:
+        return Stage(name, UNSEEN, f"not compared: the traces are of {' and '.join(tracers)}, and {OTHER_OPS}"), None
     verdict = find_divergence(first.trace, second.trace)
     entered = verdict.divergence
     if entered is not None:

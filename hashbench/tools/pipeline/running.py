@@ -52,7 +52,7 @@ _PACKAGES = (
 )
 
 
-def observe(path: Path, *, hash_seed: str, hash_seed_by: str) -> Observed:
+def observe(path: Path, *, hash_seed: str, hash_seed_by: str, tracer: str = "auto") -> Observed:
     """Run the pipeline of a configuration and say what was seen. Seeds nothing by itself.
 
     Raises:
@@ -96,9 +96,9 @@ def observe(path: Path, *, hash_seed: str, hash_seed_by: str) -> Observed:
         )
     facts, root = facts_of(loader, seed=config.seed, batches=seen, given=given, listed=listed)
     with _part_named(path, "its model"):
-        outputs, layers, trace = first_steps(config, model, batches)
+        outputs, layers, trace = first_steps(config, model, batches, tracer=tracer)
     parameter = next(model.parameters(), None) if model is not None else None
-    machine = collect("cpu" if parameter is None else parameter.device.type)
+    machine = collect("cpu" if parameter is None else parameter.device.type, tracer=tracer)
     if hash_seed_by == "hashbench":
         machine["variables"].pop("PYTHONHASHSEED", None)
     machine["packages"] |= package_versions(_PACKAGES)
@@ -189,7 +189,7 @@ def weights_of(model: torch.nn.Module | None) -> Weights:
 
 
 def first_steps(
-    config: Config, model: torch.nn.Module | None, batches: Sequence[Any]
+    config: Config, model: torch.nn.Module | None, batches: Sequence[Any], *, tracer: str = "auto"
 ) -> tuple[Outputs, tuple[tuple[str, ...], ...] | None, Trace | None]:
     """Outputs, layers and trace of ``model`` trained for one step on each batch.
 
@@ -207,7 +207,7 @@ def first_steps(
     }
     forward, compute_loss = parts["forward"], parts["loss"]
     optimizer = parts["make_optimizer"](model.parameters())
-    trace = HashDebugTrace(model=model, settings=settings)
+    trace = HashDebugTrace(model=model, settings=settings, tracer=tracer)
     layers: list[tuple[str, ...]] = []
     losses: list[str] = []
     first = Outputs(None, None, None)
@@ -335,7 +335,7 @@ def main() -> NoReturn:
     answer: dict[str, Any] = {"error": None}
     try:
         sys.path[:] = task["path"]
-        seen = observe(Path(task["config"]), hash_seed=task["hash_seed"], hash_seed_by=task["hash_seed_by"])
+        seen = observe(Path(task["config"]), **task["asked"])
         observed.write_run(seen, folder)
     except HashbenchError as error:
         answer["error"] = {"what": error.what, "consequence": error.consequence, "tip": error.tip}
