@@ -34,6 +34,23 @@ class NotRegularError(OSError):
     """What lies at a path is no regular file but a named pipe, a socket or a device: to open it may wait for ever."""
 
 
+def shipped_folder(name: str, pattern: str) -> Path:
+    """The folder ``name`` that is shipped with hashbench, in which something matches ``pattern``: inside the package of
+    an installed wheel, else beside the package in a checkout.
+
+    Raises:
+        HashbenchError: neither is there.
+    """
+    for folder in (Path(PACKAGE_PARENT, "hashbench", name), Path(PACKAGE_PARENT, name)):
+        if any(folder.glob(pattern)):
+            return folder
+    raise HashbenchError(
+        f"cannot find hashbench's {name} folder",
+        consequence="what is shipped there cannot be read",
+        tip="Install hashbench again, or run it from a whole checkout.",
+    )
+
+
 def open_file(path: str | Path, flags: int = os.O_RDONLY) -> int:
     """A descriptor of the regular file ``path``, opened with ``flags`` of :func:`os.open`; it never waits.
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from hashbench.cli import flags
 from hashbench.cli.flags import EXIT_DIFFERENCE, Commands, Flags, say
 from hashbench.errors import HashbenchError
+from hashbench.io import shipped_folder
 from hashbench.records import ModelSpec
 from hashbench.text import count as counted
 from hashbench.text import one_line
@@ -149,7 +150,7 @@ def _native(_: argparse.Namespace) -> int:
 
 
 def _docs(parsed: argparse.Namespace) -> int:
-    pages = _pages()
+    pages = {path.stem: path for path in sorted(shipped_folder("docs", "design.md").glob("*.md"))}
     page = parsed.page.removeprefix("docs/").removesuffix(".md")
     if not page:
         print("\n".join(f"hashbench docs {name:12}  {_title(path)}" for name, path in pages.items()))
@@ -163,19 +164,6 @@ def _docs(parsed: argparse.Namespace) -> int:
             tip=f"The pages are {', '.join(pages)}.",
         )
     return 0
-
-
-def _pages() -> dict[str, Path]:
-    """Pages by name: ``hashbench/docs`` of an installed wheel, else ``docs`` beside the package in a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    for folder in (package / "docs", package.parent / "docs"):
-        if (folder / "design.md").is_file():
-            return {path.stem: path for path in sorted(folder.glob("*.md"))}
-    raise HashbenchError(
-        "cannot find hashbench's documentation",
-        consequence="no page can be shown",
-        tip="Install hashbench again, or run it from a whole checkout.",
-    )
 
 
 def _title(page: Path) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hashbench.errors import HashbenchError
-from hashbench.io import read_file
+from hashbench.io import read_file, shipped_folder
 from hashbench.records import DETERMINISTIC, ModelSpec
 
 COLUMNS: tuple[str, ...] = tuple(
@@ -22,23 +22,11 @@ TRUTH_PREFIX = "truth_"
 """Columns that begin so say what a specimen must show. They are for its tests and reach no :class:`ModelSpec`."""
 
 _Value = TypeVar("_Value")
-_PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def data_folder() -> Path:
-    """``hashbench/models`` of an installed wheel, else ``models`` beside the package in a checkout.
-
-    Raises:
-        HashbenchError: neither is there.
-    """
-    for folder in (_PACKAGE / "models", _PACKAGE.parent / "models"):
-        if any(folder.glob("*.csv")):
-            return folder
-    raise HashbenchError(
-        "cannot find hashbench's models folder",
-        consequence="no suite can be listed",
-        tip="Install hashbench again, or run it from a whole checkout.",
-    )
+    """The folder of bundled models. Raises as :func:`hashbench.io.shipped_folder`."""
+    return shipped_folder("models", "*.csv")
 
 
 def read_suite(path: Path, *, suite: str) -> tuple[ModelSpec, ...]:

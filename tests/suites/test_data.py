@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hashbench import io
 from hashbench.errors import HashbenchError
 from hashbench.records import ModelSpec
 from hashbench.suites import csv_file
@@ -100,7 +101,7 @@ def test_a_wheel_takes_its_models_from_inside_the_package(tmp_path, monkeypatch)
     for folder, name in ((package / "models", "inside.csv"), (tmp_path / "models", "beside.csv")):
         folder.mkdir(parents=True)
         (folder / name).write_text("name\n")
-    monkeypatch.setattr(csv_file, "_PACKAGE", package)
+    monkeypatch.setattr(io, "PACKAGE_PARENT", str(tmp_path))
     assert csv_file.data_folder() == package / "models"
     (package / "models" / "inside.csv").unlink()
     assert csv_file.data_folder() == tmp_path / "models"
