@@ -7,6 +7,7 @@ whose output goes nowhere: what comes back is an answer, or one sentence.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import functools
 import importlib.util
@@ -16,6 +17,7 @@ import logging
 import os
 import socket
 import struct
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -25,6 +27,7 @@ from typing import Any, Never
 
 from hashbench.errors import HashbenchError, last_line, named_line
 from hashbench.processes import Budget, Child, describe_end, exit_at_once, python_calling, variables
+from hashbench.sweep.executors.fork_server import has_ended, watched
 from hashbench.sweep.executors.phase_board import BoardOfSweep
 from hashbench.text import squeezed
 
@@ -40,6 +43,7 @@ FETCH_SECONDS = 300.0
 _CANCEL_SECONDS = 5.0
 _LEAVE_SECONDS = 20.0
 _KNOCK_SECONDS = 5.0
+_RAYLET_SECONDS = 1.0
 _OWN = "local"
 _VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -349,5 +353,28 @@ def call_on_node(function: str, request: str, board: Any = None, key: str = "") 
     here = ray.get_runtime_context().get_node_id()
     yield {}
     more = {} if board is None else {"tell": functools.partial(board.write.remote, key)}
-    answer: dict[str, Any] = resolve_name(function)(json.dumps({**json.loads(request), "node": here}), **more)
+    with _ended_with_raylet():
+        answer: dict[str, Any] = resolve_name(function)(json.dumps({**json.loads(request), "node": here}), **more)
     yield {**answer, "node": here}
+
+
+@contextlib.contextmanager
+def _ended_with_raylet() -> Iterator[None]:
+    """A context in which this process, one of Ray's, ends when the raylet of its machine has: first the model, with its
+    temporary folder. Ray looks for the raylet too, but goes on as long as nobody has collected one that is dead, as in
+    a container whose first process does not."""
+    raylet, over = watched(int(os.environ.get("RAY_RAYLET_PID", "0")) or None), threading.Event()
+
+    def watch() -> None:
+        while not over.wait(_RAYLET_SECONDS):
+            if has_ended(raylet):
+                _thread.interrupt_main()  # as Ray cancels a task
+                over.wait(_LEAVE_SECONDS)
+                exit_at_once(1)
+
+    if raylet is not None:
+        threading.Thread(target=watch, name="hashbench raylet", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
