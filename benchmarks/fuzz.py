@@ -407,7 +407,7 @@ def _checks_differ(sound: Any, bad: Any) -> bool:
 
 def _seal_check(folder: Path, _: Path) -> None:
     path = folder / "check.json"
-    with contextlib.suppress(ValueError, RecursionError, AttributeError, TypeError):
+    with contextlib.suppress(ValueError, RecursionError, AttributeError, LookupError, TypeError):
         document = json.loads(path.read_bytes())
         document["files"] = {name: file_digest(folder / name) for name in document["files"]}
         path.write_text(json.dumps(document, indent=1))
