@@ -24,7 +24,7 @@ import torch
 
 from hashbench.native import cache as caches
 from hashbench.native.cache import Failure, UnusableFolderError
-from hashbench.processes import run, tell_phase
+from hashbench.processes import describe_end, python_calling, run, tell_phase
 from hashbench.text import one_line, shorten
 
 RECORDER = Path(__file__).with_name("recorder.cpp")
@@ -35,6 +35,9 @@ COMPILERS = ("c++", "g++", "clang++")
 
 BUILD_SECONDS = 300.0
 """How long one compiler may take, which needs 8 s of CPU: beside busy neighbours that can be minutes."""
+
+TRIAL_SECONDS = 120.0
+"""How long a fresh process may take that imports torch and tries a library."""
 
 RETRY = "name another compiler in $CXX; `hashbench native` tries again"
 """What a user does about a failure that is remembered."""
@@ -69,17 +72,21 @@ class Unavailable:
         return f"{self.what}, so the Python tracer is used; {self.advice}"
 
 
-def build(*, cache: Path | None = None, source: Path = RECORDER, retry: bool = False) -> Built | Unavailable:
+def build(
+    *, cache: Path | None = None, source: Path = RECORDER, trial: str = "", retry: bool = False
+) -> Built | Unavailable:
     """The library compiled from ``source`` for the torch of this process: found in the cache, or compiled now, which
     takes seconds. Processes that ask at the same time wait for one of them. Only ``KeyboardInterrupt`` is raised.
 
     Args:
         cache: the folder that holds libraries; by default the first of ``cache.folders`` that can be used.
         source: one C++ file.
+        trial: ``module:function`` of this package, which a fresh Python calls with the path of what was just compiled;
+            a library that ends that process, or for which the function does not return 0, is not kept.
         retry: compile although the same compilers failed within the last day.
     """
     try:
-        recipe = Recipe.of(source)
+        recipe = Recipe.of(source, trial)
     except OSError as error:
         what = f"{error.filename} cannot be read ({error.strerror})"
         return Unavailable(what, "install hashbench and torch again")
@@ -127,7 +134,7 @@ def _build_in(
                 return Built(_compile(folder, recipe, compiler), note)
             except _CompilerError as error:
                 reasons.append(f"{shlex.join(compiler.command)}: {error}")
-        what = f"the native recorder cannot be compiled ({'; '.join(reasons)})"
+        what = f"the native recorder cannot be built ({'; '.join(reasons)})"
         caches.remember_failure(folder, recipe.prefix, Failure(tried, what))
         return Unavailable(what, RETRY)
 
@@ -136,7 +143,7 @@ def _build_in(
 
 
 class _CompilerError(Exception):
-    """What a compiler said first, on one line."""
+    """What a compiler said first, or what is wrong with its library, on one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +199,8 @@ def _compile(folder: Path, recipe: Recipe, compiler: Compiler) -> Path:
             (scratch / recipe.source).write_bytes(recipe.content)
             product = scratch / "library.so"
             _run(recipe.command(compiler, scratch, product), scratch)
+            if recipe.trial:
+                _try(product, recipe.trial)
             return caches.store(product, folder, recipe.prefix)
     except OSError as error:
         raise UnusableFolderError(f"{folder} cannot be written ({error.strerror})") from error
@@ -214,6 +223,19 @@ def _run(command: Sequence[str], scratch: Path) -> None:
     raise _CompilerError(shorten(one_line(first).strip(), _LONGEST_REASON))
 
 
+def _try(product: Path, trial: str) -> None:
+    """Try a library where it can do no harm: with a torch that it does not know, it could end this process."""
+    tell_phase("trying the native tracer")
+    done = run(python_calling(trial, str(product)), seconds=TRIAL_SECONDS)
+    if done.status == 0:
+        return
+    if done.status is None:
+        said = f"not finished after {TRIAL_SECONDS:g} s"
+    else:
+        said = describe_end(done.status) if done.status < 0 else shorten(one_line(done.last_line), _LONGEST_REASON)
+    raise _CompilerError(f"its library does not work with torch {torch.__version__}: {said}")
+
+
 # ------------------------------------------------------------------------------------------------------ the recipe
 
 
@@ -225,15 +247,16 @@ class Recipe:
     source: str
     content: bytes
     prefix: str
+    trial: str
 
     @classmethod
-    def of(cls, source: Path) -> Recipe:
+    def of(cls, source: Path, trial: str) -> Recipe:
         """The recipe for the torch of this process. Raises ``OSError`` where the source or files of torch's are
         missing."""
         content = source.read_bytes()
         parts = [hashlib.sha256(content).hexdigest(), _compile_flags(), LINK_FLAGS, _torch_identity(), _machine()]
         key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-        return cls(source.name, content, f"{source.stem}-{key[:16]}")
+        return cls(source.name, content, f"{source.stem}-{key[:16]}", trial)
 
     def command(self, compiler: Compiler, scratch: Path, product: Path) -> list[str]:
         """The command line that compiles the copy of the source in ``scratch`` to ``product``."""

@@ -172,7 +172,7 @@ def _is_whole(path: Path) -> bool:
     except OSError:
         return False
     private = found.st_uid in (0, os.geteuid()) and not found.st_mode & _OTHERS_MAY_WRITE
-    return stat.S_ISREG(found.st_mode) and private and path.stem.rpartition("-")[2] == file_digest(path)
+    return private and path.stem.rpartition("-")[2] == file_digest(path)
 
 
 def _note_use(path: Path) -> None:

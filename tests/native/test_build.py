@@ -30,6 +30,7 @@ from hashbench.processes import Child, Finished
 
 COMPILER = """#!/bin/sh
 echo $$ >> {log}
+case "$TMPDIR" in */.build-*) ;; *) echo "TMPDIR=$TMPDIR" >&2; exit 9;; esac  # what is killed leaves files there
 while [ "$1" != -o ]; do
     case "$1" in *.cpp) source=$1;; esac
     shift
@@ -220,9 +221,11 @@ def test_a_process_that_holds_the_lock_for_ever_is_not_waited_for(
 @pytest.mark.parametrize("damage", [b"", b"ha", b"another library"], ids=["empty", "half", "replaced"])
 def test_a_damaged_library_is_made_anew(damage: bytes, source: Path, folder: Path, compiler: FakeCompiler) -> None:
     path = built(build(cache=folder, source=source))
+    path.rename(path.with_name(f"{path.stem[:-1]}x.so")).write_bytes(damage)
     path.write_bytes(damage)
     assert built(build(cache=folder, source=source)).read_bytes() == source.read_bytes()
     assert len(compiler.started) == 2
+    assert {file.name for file in folder.iterdir()} == {path.name, ".lock"}
 
 
 def test_a_link_in_place_of_the_library_is_not_followed(source: Path, folder: Path, compiler: FakeCompiler) -> None:
@@ -271,10 +274,19 @@ def test_without_a_compiler_a_sentence_says_what_to_do(
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("named", ["no-such-compiler", "'unclosed"])
-def test_what_cxx_names_must_be_there(named: str, source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("named", "what"),
+    [
+        ("no-such-compiler", "there is no C++ compiler named 'no-such-compiler' by $CXX"),
+        ("'unclosed", '$CXX is "\'unclosed" (No closing quotation)'),
+    ],
+)
+def test_what_cxx_names_must_be_there(
+    named: str, what: str, source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CXX", named)
-    assert "$CXX" in reason(build(cache=folder, source=source))
+    found = build(cache=folder, source=source)
+    assert found == Unavailable(what, "install one, or name it in $CXX")
 
 
 def test_cxx_may_hold_arguments(
@@ -291,7 +303,7 @@ def test_a_failure_is_told_with_the_first_error_and_remembered(
     compiler.does(FAILS)
     said = reason(build(cache=folder, source=source))
     assert said == (
-        f"the native recorder cannot be compiled ('{compiler.program}': answer.cpp:3:7: error: no member named y), "
+        f"the native recorder cannot be built ('{compiler.program}': answer.cpp:3:7: error: no member named y), "
         "so the Python tracer is used; name another compiler in $CXX; `hashbench native` tries again"
     )
     assert reason(build(cache=folder, source=source)) == said
@@ -346,6 +358,48 @@ def test_a_compiler_that_makes_no_library(
 ) -> None:
     compiler.does(body)
     assert f": {said})" in reason(build(cache=folder, source=source))
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "killed by SIGSEGV"),
+        ("print('first\\nit counts wrong', file=sys.stderr); return 1", "it counts wrong"),
+        ("time.sleep(600)", "not finished after 0.5 s"),
+    ],
+)
+def test_a_library_that_fails_its_trial_is_not_kept(
+    code: str, said: str, source: Path, folder: Path, compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = set_trial(source.parent, code, monkeypatch)
+    if "sleep" in code:
+        monkeypatch.setattr(building, "TRIAL_SECONDS", 0.5)
+    what = f"its library does not work with torch {torch.__version__}: {said})"
+    assert what in reason(build(cache=folder, source=source, trial=trial))
+    assert what in reason(build(cache=folder, source=source, trial=trial))
+    assert len(compiler.started) == 1
+    assert sorted(path.suffix for path in folder.iterdir()) == ["", ".failed"]
+
+
+def test_a_library_is_tried_once_before_others_see_it(
+    source: Path, folder: Path, compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = source.parent / "tried"
+    code = f"open({str(note)!r}, 'a').write(path + chr(10) + open(path).read()); return 0"
+    trial = set_trial(source.parent, code, monkeypatch)
+    path = built(build(cache=folder, source=source, trial=trial))
+    assert built(build(cache=folder, source=source, trial=trial)) == path
+    tried, content = note.read_text().split("\n", 1)
+    assert Path(tried).parent.parent == folder
+    assert content == source.read_text()
+    assert len(compiler.started) == 1
+
+
+def set_trial(folder: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A trial whose fresh Python need not import torch."""
+    (folder / "trials.py").write_text(f"import os, signal, sys, time\n\ndef begin(path):\n    {code}\n")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    return "trials:begin"
 
 
 def test_a_compiler_that_cannot_be_started(source: Path, folder: Path, compiler: FakeCompiler) -> None:
@@ -462,7 +516,7 @@ def make_read_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def make_writable_by_others(folder: Path, _: pytest.MonkeyPatch) -> str:
     folder.mkdir(parents=True)
-    folder.chmod(0o777)
+    folder.chmod(0o1777)
     return "can be written by other users, who could put any code there"
 
 
@@ -593,7 +647,7 @@ def test_the_command_compiles_it_and_says_where_it_is(
     said = main("native", cwd=source.parent)
     assert (said.returncode, said.stdout) == (2, "")
     assert said.stderr == (
-        f"hashbench: the native recorder cannot be compiled ('{compiler.program}': answer.cpp:3:7: error: no member "
+        f"hashbench: the native recorder cannot be built ('{compiler.program}': answer.cpp:3:7: error: no member "
         "named y): the Python tracer is used. Name another compiler in $CXX; `hashbench native` tries again.\n"
     )
     assert len(compiler.started) == 2  # what failed before was tried again
