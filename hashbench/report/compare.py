@@ -19,6 +19,7 @@ from hashbench.records import Row
 from hashbench.results.load import Sweep
 from hashbench.results.rows import row_key
 from hashbench.text import a_few, count
+from hashbench.trace.tracer import OTHER_OPS
 
 
 class Became(StrEnum):
@@ -159,8 +160,9 @@ def decide(
 
     ``selected``: NEW was asked to run this model. ``comparable``: both ran under the same conditions.
     ``same_place``: where both differ, the difference entered at the same origin, kernel and module, and no
-    experiments say that it has another cause. ``always``: as far as is known, the difference of ``base`` shows in every
-    pair of runs; one that shows now and then is not gone because two runs agree.
+    experiments say that it has another cause; or that cannot be told, since another tracer recorded other ops.
+    ``always``: as far as is known, the difference of ``base`` shows in every pair of runs; one that shows now and then
+    is not gone because two runs agree.
 
     Raises:
         ValueError: neither side has a row.
@@ -224,7 +226,7 @@ def compare(base: Sweep, new: Sweep, *, scoped: bool = False) -> Comparison[Row,
         new=new.label,
         environment=_environment_changes(base, new, ran),
         changes=worst_first(sorted(_changes(base, new, pairs), key=lambda change: change.key)),
-        remarks=(*_remarks(base, new), *_environment_remarks(base, new, ran)),
+        remarks=(*_remarks(base, new), *filter(None, [tracer_remark(ran)]), *_environment_remarks(base, new, ran)),
     )
 
 
@@ -306,7 +308,7 @@ def _outcome(pair: Pair, *, selected: bool, places_known: bool) -> Outcome:
         base.accuracy,
         new.accuracy,
         comparable=not _other_conditions(base, new),
-        same_place=not places_known or not _moved(base, new),
+        same_place=not places_known or bool(other_tracer(base, new)) or not _moved(base, new),
         always=base.rate is None or base.rate >= 1,
     )
 
@@ -330,6 +332,28 @@ def _moved(base: Row, new: Row) -> list[str]:
     return _differing(base, new, (*PLACE, "cause") if established and not open_ else PLACE)
 
 
+def tracer_of(row: Row) -> str:
+    """What traced a row; empty where nothing did, or a tool that is not ours made it. One that was traced and does not
+    say by what is older than the native tracer."""
+    return row.tracer or ("" if row.ops is None else "python")
+
+
+def other_tracer(base: Row, new: Row) -> str:
+    """``python → native`` where two rows were traced by different tracers, whose kernels are not compared; empty where
+    they were not."""
+    first, second = tracer_of(base), tracer_of(new)
+    return f"{first} → {second}" if first and second and first != second else ""
+
+
+def tracer_remark(pairs: Iterable[tuple[Row, Row]]) -> str:
+    """One sentence where rows that are compared were traced by different tracers; empty where none were."""
+    retraced = Counter(filter(None, (other_tracer(old, now) for old, now in pairs)))
+    if not retraced:
+        return ""
+    rows, which = count(sum(retraced.values()), "row"), " and ".join(sorted(retraced))
+    return f"The tracer of {rows} is another ({which}): {OTHER_OPS}, so their kernels and causes are not compared."
+
+
 def _other_conditions(base: Row, new: Row) -> list[str]:
     known = [column for column in CONDITIONS if not {getattr(base, column), getattr(new, column)} & {None, ""}]
     return _differing(base, new, known)
@@ -351,6 +375,8 @@ def _note(outcome: Outcome, pair: Pair) -> str:
         return "; ".join(_other_conditions(base, new))
     if base and new and outcome is Outcome.MOVED:
         return "; ".join(_moved(base, new))
+    if base and new and outcome is Outcome.STILL_DIFFERS and (tracers := other_tracer(base, new)) and _moved(base, new):
+        return f"tracer {tracers}, so kernels are not compared; {what_happened(new)}"
     row = base if outcome in (Outcome.FIXED, Outcome.NOT_SEEN) else new
     return what_happened(row) if row else ""
 
@@ -373,6 +399,8 @@ VOLATILE = frozenset(
         *("command", "command_line", "argv"),
         # by which function digests are made on a device: they are the same by any
         "digests",
+        # why, not which
+        "tracer_reason",
         # about the file, not about the machine
         *("schema", "env", "key"),
     }

@@ -18,7 +18,7 @@ from hashbench.catalog import Kind, kind_of
 from hashbench.errors import HashbenchError
 from hashbench.io import write_file
 from hashbench.records import ROW_SCHEMA, ExpectedRow, Row, extended
-from hashbench.report.compare import Change, ModelChange, Outcome, compare, what_happened
+from hashbench.report.compare import Change, ModelChange, Outcome, compare, tracer_of, tracer_remark, what_happened
 from hashbench.report.history import History, Interval, ModelHistory, Night, load_history, seen
 from hashbench.results.load import Sweep, joined, load_files, load_sweep
 from hashbench.results.rows import EXPECTED_ROWS, environments_text, is_link, row_key
@@ -271,7 +271,8 @@ def unseen_nights(model: ModelHistory | None, expected: Row) -> int:
 
 
 def _shows(interval: Interval, expected: Row) -> bool:
-    kernels = {interval.kernel, expected.kernel} - {""}
+    tracers = {interval.tracer, tracer_of(expected)} - {""}
+    kernels = {interval.kernel, expected.kernel} - {""} if len(tracers) <= 1 else ()
     return interval.accuracy == expected.accuracy and len(kernels) <= 1
 
 
@@ -347,6 +348,8 @@ def _remarks(judged: Judged, new: Sweep, expected: Sweep | None) -> Iterator[str
         yield f"Nothing says what is expected (--expected){before_it}."
     elif judged.alone:
         yield f"None of the {count(len(expected.rows), 'row')} of what is expected is of a model of this night."
+    if retraced := tracer_remark((one.base, one.new) for one in judged.judgements if one.base and one.new):
+        yield retraced
     if not new.environments:
         yield "This night has no environment.json: whether the machine or its settings changed is not known."
 

@@ -20,7 +20,7 @@ from tabulate import tabulate
 from hashbench.catalog import Kind, kind_of
 from hashbench.records import Row
 from hashbench.report.expectations import STALE_AFTER, ExpectationStatus, Judged, Judgement
-from hashbench.report.history import seen
+from hashbench.report.history import same_but_for_the_tracer, seen
 from hashbench.report.text import escape_markdown
 from hashbench.results.rows import is_link, row_key
 from hashbench.text import count, one_line, rate, shorten
@@ -166,8 +166,13 @@ def _worse(one: Judgement) -> Cells:
 def _changed(judged: Judged) -> list[Cells]:
     """Models that did something else last night than the night before, whatever is expected of them."""
     last, models = len(judged.history.nights) - 1, judged.history.models
-    moves = [(model.key, seen(model.at(judged.before)), seen(model.at(last))) for model in models]
-    changes = sorted((now == "pass", key, before, now) for key, before, now in moves if before != now)
+    moves = [(model.key, model.at(judged.before), model.at(last)) for model in models]
+    told = [
+        (key, seen(before), seen(now))
+        for key, before, now in moves
+        if not (before and now and same_but_for_the_tracer(before, now))
+    ]
+    changes = sorted((now == "pass", key, before, now) for key, before, now in told if before != now)
     return [{**_model(key), "before": before, "now": now} for _, key, before, now in changes]
 
 
@@ -192,7 +197,7 @@ def _not_passing(judged: Judged, *, kind: Kind | None = None) -> list[Cells]:
         if one.new is None or not one.in_trouble or kind not in (None, kind_of(one.now)):
             continue
         row, link, model = one.new, _link(one.link), models.get(one.key)
-        newest = model.intervals[-1] if model and model.intervals else None
+        newest = model.standing if model else None
         cells = {
             "kernel": row.kernel or row.origin,
             "cause": f"{row.cause} ({row.confidence})" if row.cause and row.confidence else row.cause,

@@ -19,7 +19,7 @@ from hashbench.catalog import kind_of
 from hashbench.errors import HashbenchError
 from hashbench.io import read_json_object
 from hashbench.records import Row
-from hashbench.report.compare import EnvironmentChange, environment_changes
+from hashbench.report.compare import EnvironmentChange, environment_changes, tracer_of
 from hashbench.results.folder import ACCURACY_FILE, NIGHT_FILE, SELECTION_FILE, with_evidence
 from hashbench.results.load import Sweep, csv_files, load_file, night_problems, refuse_mixed
 from hashbench.results.rows import row_key
@@ -55,13 +55,17 @@ class Night:
 @dataclass(frozen=True, slots=True)
 class Interval:
     """Nights ``first`` to ``last`` (indices of :attr:`History.nights`, both included) in which a model had the same
-    ``accuracy``, ``kernel`` and ``cause``. A night without a row of the model belongs to no interval."""
+    ``accuracy``, ``kernel`` and ``cause``. A night without a row of the model belongs to no interval. ``tracer`` is
+    that of its last night; ``retraced``: its first night has another than the night before it, so that another kernel
+    or cause is no change."""
 
     first: int
     last: int
     accuracy: str
     kernel: str = ""
     cause: str = ""
+    tracer: str = ""
+    retraced: bool = False
 
     @property
     def nights(self) -> int:
@@ -99,6 +103,20 @@ class ModelHistory:
     trouble: Trouble | None = None
     measured: Mapping[str, Measured] = field(default_factory=dict)
 
+    @property
+    def standing(self) -> Interval | None:
+        """Since when it does what it did last, as one interval: that another tracer names another kernel is no change.
+        ``None`` where it has no row."""
+        standing: Interval | None = None
+        for interval in reversed(self.intervals):
+            if standing is None:
+                standing = interval
+            elif same_but_for_the_tracer(interval, standing) and interval.last + 1 == standing.first:
+                standing = replace(standing, first=interval.first, retraced=interval.retraced)
+            else:
+                break
+        return standing
+
     def at(self, night: int | None) -> Interval | None:
         """The interval that holds a night; ``None`` where the model has no row in it."""
         if night is None:
@@ -112,6 +130,11 @@ class History:
 
     nights: tuple[Night, ...]
     models: tuple[ModelHistory, ...]
+
+
+def same_but_for_the_tracer(before: Interval, after: Interval) -> bool:
+    """Whether an interval differs from the one before it by what another tracer names alone."""
+    return after.retraced and before.accuracy == after.accuracy
 
 
 def seen(result: Row | Interval | None) -> str:
@@ -227,7 +250,7 @@ class ModelRows:
         for row in rows:
             number = self._numbers.setdefault(row_key(row), len(self._numbers))
             state = (row.accuracy, row.kernel, row.cause, row.rate, row.seconds, row.peak_memory_mib)
-            self._states.append((number, night, *state))
+            self._states.append((number, night, *state, tracer_of(row)))
             self._newest[number] = (night, row)
             if not kind_of(row.accuracy).is_fine:
                 self._trouble[number] = Trouble(row, night, file.parent)
@@ -248,19 +271,24 @@ class ModelRows:
         """What was gathered, by model and night."""
         import pandas
 
-        rows = pandas.DataFrame(self._states, columns=["model", "night", *STATE, *MEASURED])
+        rows = pandas.DataFrame(self._states, columns=["model", "night", *STATE, *MEASURED, "tracer"])
         return rows.sort_values(["model", "night"], kind="stable")
 
 
 def _intervals(rows: pandas.DataFrame) -> dict[int, list[Interval]]:
     """Intervals by model."""
-    alike = (rows[["model", *STATE]] == rows[["model", *STATE]].shift()).all(axis=1)
-    begins = ~(alike & (rows["night"] == rows["night"].shift() + 1))
-    firsts = rows.loc[begins, ["model", "night", *STATE]]
-    lasts = rows["night"][begins.shift(-1, fill_value=True)]
+    before = rows.shift()
+    alike = (rows[["model", *STATE]] == before[["model", *STATE]]).all(axis=1)
+    begins = ~(alike & (rows["night"] == before["night"] + 1))
+    traced = (rows["tracer"] != "") & (before["tracer"] != "")
+    rows["retraced"] = traced & (rows["model"] == before["model"]) & (rows["tracer"] != before["tracer"])
+    firsts = rows.loc[begins, ["model", "night", *STATE, "retraced"]]
+    lasts = rows.loc[begins.shift(-1, fill_value=True), ["night", "tracer"]]
     intervals: dict[int, list[Interval]] = {}
-    for (model, first, *state), end in zip(firsts.to_numpy().tolist(), lasts, strict=True):
-        intervals.setdefault(model, []).append(Interval(first, int(end), *state))
+    for one, last in zip(firsts.to_numpy().tolist(), lasts.to_numpy().tolist(), strict=True):
+        (model, first, accuracy, kernel, cause, retraced), (end, tracer) = one, last
+        interval = Interval(first, end, accuracy, kernel, cause, tracer, retraced)
+        intervals.setdefault(model, []).append(interval)
     return intervals
 
 

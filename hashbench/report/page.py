@@ -479,6 +479,7 @@ _MACHINE = {
     "device": ("device.name",),
     "Python": ("python",),
     "hashbench": ("packages.hashbench",),
+    "tracer": ("tracer",),
 }
 """What is said of the machine first: the label, and the entries of its environment."""
 

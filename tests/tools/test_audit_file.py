@@ -245,3 +245,20 @@ def test_an_audit_that_names_no_tracer_was_made_by_the_python_mode(tmp_path: Pat
     del written["options"]["tracer"]
     (tmp_path / "audit.json").write_text(json.dumps(written))
     assert audit_table.read_manifest(tmp_path / "audit.json") == manifest
+
+
+@pytest.mark.parametrize("tracer", ["native", "python"])
+def test_kernels_of_audits_by_different_tracers_are_not_compared(tracer: str) -> None:
+    environments = ({"key": "a", "tracer": "python"}, {"key": "b", "tracer": tracer})
+    rows = (replace(DIFFERS, kernel="aten.add.Tensor"), replace(DIFFERS, kernel="aten.add_.Tensor"))
+    base, new = (audit_table.Audit("an audit", (row,), (one,)) for row, one in zip(rows, environments, strict=True))
+
+    compared = report.compare(base, new)
+
+    (change,) = compared.changes
+    if tracer == "python":
+        assert (change.outcome, change.note) == (AuditOutcome.MOVED, "aten.add.Tensor → aten.add_.Tensor")
+    else:
+        note = "tracer python → native, so kernels are not compared"
+        assert (change.outcome, change.note) == (AuditOutcome.UNCHANGED, note)
+    assert ("so kernels are not compared" in report.as_text(compared)) is (tracer == "native")

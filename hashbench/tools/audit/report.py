@@ -23,6 +23,7 @@ from hashbench.results.audit_table import (
 )
 from hashbench.results.rows import csv_line, defuse
 from hashbench.text import a_few, one_line
+from hashbench.trace.tracer import OTHER_OPS
 
 # ------------------------------------------------------------------------------------------------ one audit
 
@@ -169,21 +170,26 @@ def decide(base: str, new: str, *, asked: bool = True) -> AuditOutcome:
 def compare(base: Audit, new: Audit) -> AuditComparison:
     """Compare two audits, sample by sample. A change of torch's version is said first."""
     old, now = ({AUDIT_ROWS.key_of(row): row for row in audit.rows} for audit in (base, new))
-    changes = [_change(key, old.get(key), now.get(key), new.asked) for key in old | now]
     machines = environment_changes(base.environments, new.environments)
+    named = (change for change in machines if change.key == "tracer" and change.base and change.new)
+    tracers = next((f"{change.base} → {change.new}" for change in named), "")
+    changes = [_change(key, old.get(key), now.get(key), new.asked, tracers) for key in old | now]
+    remarks = [
+        f"nothing says on which machine {audit.label} was made" for audit in (base, new) if not audit.environments
+    ]
+    if tracers:
+        remarks.append(f"the tracer is another ({tracers}): {OTHER_OPS}, so kernels are not compared")
     return Comparison(
         base.label,
         new.label,
         tuple(sorted(machines, key=lambda change: change.key != "packages.torch")),
         worst_first(changes),
-        tuple(
-            f"nothing says on which machine {audit.label} was made" for audit in (base, new) if not audit.environments
-        ),
+        tuple(remarks),
     )
 
 
 def _change(
-    key: tuple[str, ...], base: AuditRow | None, new: AuditRow | None, asked: AuditManifest | None
+    key: tuple[str, ...], base: AuditRow | None, new: AuditRow | None, asked: AuditManifest | None, tracers: str
 ) -> AuditChange:
     if base is None or new is None:
         was_asked = asked is None or base is None or asked.covers(base)
@@ -195,8 +201,10 @@ def _change(
             return Change(key, AuditOutcome.NOT_COMPARABLE, base, new, f"{name}: {old} → {now}")
     outcome, note = decide(kind_of(base), kind_of(new)), f"{base.verdict} → {new.verdict}"
     if outcome is AuditOutcome.UNCHANGED:
-        note = ""
-        if base.kernel and new.kernel and base.kernel != new.kernel:
+        note, moved = "", base.kernel and new.kernel and base.kernel != new.kernel
+        if tracers:
+            note = f"tracer {tracers}, so kernels are not compared" if moved else ""
+        elif moved:
             outcome, note = AuditOutcome.MOVED, f"{base.kernel} → {new.kernel}"
         elif base.documented != new.documented:
             outcome, note = AuditOutcome.OTHERWISE_DOCUMENTED, f"{base.documented} → {new.documented}"
