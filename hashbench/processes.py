@@ -135,9 +135,9 @@ class Child:
         except subprocess.TimeoutExpired:
             return None
 
-    def interrupt(self) -> None:
-        """Send it what Ctrl-C sends."""
-        self._process.send_signal(signal.SIGINT)
+    def interrupt(self, number: int = signal.SIGINT) -> None:
+        """Send it a signal: what Ctrl-C sends."""
+        self._process.send_signal(number)
 
     def end(self) -> None:
         """End it, unless it has ended, and whatever it has started and left behind."""
@@ -227,6 +227,33 @@ def phases_told_to(listener: Callable[[str], object]) -> Iterator[None]:
         yield
     finally:
         _PHASE_LISTENER.reset(token)
+
+
+@contextlib.contextmanager
+def printing_to(path: Path) -> Iterator[None]:
+    """A context in which all that this process, and those that it starts, print goes to the file ``path``; one that
+    stays empty is removed. Raises ``OSError``."""
+    _flush()
+    with os.fdopen(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), "w", buffering=1) as log:
+        standard = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
+        try:
+            for descriptor in standard:
+                os.dup2(log.fileno(), descriptor)
+            with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+                yield
+        finally:
+            _flush()
+            for descriptor, before in standard.items():
+                os.dup2(before, descriptor)
+                os.close(before)
+            if os.fstat(log.fileno()).st_size == 0:
+                path.unlink(missing_ok=True)
+
+
+def _flush() -> None:
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with contextlib.suppress(OSError, ValueError):  # its reader is gone, or it is closed
+            stream.flush()
 
 
 # --------------------------------------------------------------------------------------------------- in a child

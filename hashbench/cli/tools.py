@@ -100,16 +100,21 @@ def _dynamo(parsed: argparse.Namespace) -> int:
             raise HashbenchError(f"cannot write results into {folder}", consequence=consequence, tip=tip) from error
         try:
             code = harness.run_harness(ours, meanwhile=lambda: _write_tables(ours))
-        except KeyboardInterrupt:
+        except harness.HarnessStoppedError as stopped:
             _write_tables(ours)
-            raise
+            return say("stopped", _exit_code(stopped.status))
         ended = harness.how_it_ended(ours, code) if theirs.accuracy else ""
         rows = session.collect(ours, ended=ended)
         if rows:
             key = _write_environment(ours)
             rows = [replace(row, env=key) for row in rows]
         _show_tables(ours, rows, session.write(ours, rows))
-    return code if code >= 0 else _SIGNAL_BASE - code
+    return _exit_code(code)
+
+
+def _exit_code(status: int) -> int:
+    """What a shell says of a process that ended with ``status``."""
+    return status if status >= 0 else _SIGNAL_BASE - status
 
 
 def _write_tables(ours: Session) -> None:
@@ -157,7 +162,8 @@ def _show_tables(ours: Session, rows: Sequence[HarnessRow], path: Path) -> None:
         say("the harness made no accuracy check, so there is nothing to say.")
         return
     look = flags.look_of(sys.stdout)
-    print(f"\n{sweep_table(rows, folder=ours.results.path, width=look.width, colour=look.colour)}")
+    table = sweep_table(rows, folder=ours.results.path, width=look.width, colour=look.colour, more_runs=False)
+    print(f"\n{table}")
     for row in rows:
         if row.harness_accuracy not in (row.accuracy, ""):
             print(f"{row.name}: the harness says {row.harness_accuracy}, hashbench {row.accuracy}")

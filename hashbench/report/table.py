@@ -45,6 +45,7 @@ def sweep_table(
     command: Callable[[Row], str] = no_command,
     width: int | None = None,
     colour: bool = False,
+    more_runs: bool = True,
 ) -> str:
     """What a sweep prints when it has ended.
 
@@ -55,6 +56,7 @@ def sweep_table(
         command: what to run on a row that differs or fails; empty for none.
         width: characters of a line; ``None``: as long as they come. Commands are never broken.
         colour: with escape sequences of a terminal.
+        more_runs: what made the rows takes ``--runs``.
     """
     if not rows:
         return "No model was run."
@@ -65,7 +67,7 @@ def sweep_table(
         "\n".join(_listed(listed, folder, command, width, paint)),
         "\n".join(_notes([*by_kind[Kind.SKIP], *by_kind[Kind.PASS]], width)),
         _counts(rows, by_kind, width, paint),
-        _fill(_what_passing_proves(by_kind[Kind.PASS]), width, indent=""),
+        _fill(_what_passing_proves(by_kind[Kind.PASS], more_runs), width, indent=""),
     ]
     return "\n\n".join(filter(None, blocks))
 
@@ -213,7 +215,7 @@ def _counts(rows: Sequence[Row], by_kind: dict[Kind, list[Row]], width: int | No
     return what + separator + between.join(paint(text, kind) for text, kind in statuses)
 
 
-def _what_passing_proves(rows: Sequence[Row]) -> str:
+def _what_passing_proves(rows: Sequence[Row], more_runs: bool) -> str:
     """How many further runs may differ although those that were made agree, and how many runs say more."""
     bounds = [(row.rate_high, row.runs) for row in rows if row.rate_high is not None and row.runs is not None]
     if not bounds:
@@ -223,6 +225,6 @@ def _what_passing_proves(rows: Sequence[Row]) -> str:
     more = [
         f"--runs {number} bounds that at {100 * stats.rate_of(0, number - 1, distinct=1, of='runs').high:.0f} %"
         for number in _MORE_RUNS
-        if number > runs
+        if number > runs and more_runs
     ]
     return f"{'; '.join([text, *more])}."

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hashbench.integrations.dynamo import hook
+from hashbench.integrations.dynamo import OnImport, hook, watch_for_harness
 from hashbench.integrations.dynamo.session import VARIABLE, Session, collect
 from hashbench.records import HarnessRow
 from hashbench.run.rng import preserved_rng
@@ -87,11 +87,11 @@ class Standin:
 
 
 @contextmanager
-def imported(found: hook.OnImport) -> Iterator[tuple[ModuleType, ModuleType]]:
+def imported(found: OnImport) -> Iterator[tuple[ModuleType, ModuleType]]:
     """The modules of the stand-in, imported anew while the finder looks on; the import system is then as before."""
     finders, path = list(sys.meta_path), list(sys.path)
     sys.path.insert(0, str(STANDIN))
-    hook.watch_for_harness(found)
+    watch_for_harness(found)
     try:
         for name in ("common", "zoo"):
             sys.modules.pop(name, None)

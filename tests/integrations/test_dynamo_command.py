@@ -34,7 +34,7 @@ from hashbench.records import HarnessRow, ModelSpec, RunOptions
 from hashbench.results.load import load_sweep
 
 MINIATURE = """
-import subprocess, sys, os, signal, time
+import glob, json, multiprocessing, os, signal, subprocess, sys, time
 
 class BenchmarkRunner:
     def run_n_iterations(self): ...
@@ -58,6 +58,17 @@ def main(runner):
         sys.exit(7)
     if only[0] == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    if only[0] == "spawning":
+        (note,) = glob.glob(json.loads(os.environ["HASHBENCH_DYNAMO"])["folder"] + "/notes/*.json")
+        before = os.stat(note).st_ino
+        worker = multiprocessing.get_context("spawn").Process(target=print)
+        worker.start(), worker.join()
+        sys.exit(0 if os.stat(note).st_ino == before else 8)
+    if only[0] == "interrupted":
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        open(os.environ["READY"], "w").close()
+        signal.sigwait([signal.SIGINT])
+        sys.exit(6 if signal.sigtimedwait([signal.SIGINT], 0.5) is None else 9)
     while only[0] == "slow" and "WAIT_FOR" in os.environ and not os.path.exists(os.environ["WAIT_FOR"]):
         time.sleep(0.01)
     if only[0] == "slow":
@@ -78,7 +89,9 @@ def miniature(tmp_path: Path, no_environment: None) -> Path:  # noqa: ARG001
     folder = tmp_path / "miniature"
     folder.mkdir()
     (folder / "common.py").write_text(MINIATURE)
-    (folder / "zoo.py").write_text("from common import BenchmarkRunner, main\nmain(BenchmarkRunner())\n")
+    (folder / "zoo.py").write_text(
+        "from common import BenchmarkRunner, main\nif __name__ == '__main__':\n    main(BenchmarkRunner())\n"
+    )
     return folder / "zoo.py"
 
 
@@ -267,6 +280,38 @@ def test_rows_are_collected_where_hashbench_was_killed(miniature: Path, tmp_path
         "absent": "crashed",
     }
     assert "killed by SIGKILL" in rows["killed"]["error"]
+
+
+def test_workers_of_a_model_leave_what_is_known_of_it(miniature: Path, tmp_path: Path) -> None:
+    assert main(["dynamo", str(miniature), "--accuracy", f"--output={tmp_path / 'a.csv'}", "--only=spawning"]) == 0
+
+
+@pytest.mark.parametrize(("number", "to_all", "code"), [(signal.SIGINT, True, 6), (signal.SIGTERM, False, 143)])
+def test_signal_ends_the_harness_as_it_does_without_us(
+    miniature: Path, tmp_path: Path, number: int, to_all: bool, code: int
+) -> None:
+    """Ctrl-C reaches all processes of a terminal, and the harness not a second time while it ends."""
+    flags = ["--accuracy", f"--output={tmp_path / 'a.csv'}", "--only=interrupted"]
+    command = [sys.executable, "-m", "hashbench", "dynamo", str(miniature), *flags]
+    environment = {**os.environ, "READY": str(tmp_path / "ready")}
+    ours = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    wait_for((tmp_path / "ready").exists)
+    (os.killpg if to_all else os.kill)(ours.pid, number)
+    assert ours.communicate(timeout=300)[1] == "hashbench: stopped\n"
+    assert ours.returncode == code
+    assert not (tmp_path / "a.hashbench" / "hashbench.csv").exists()
+
+
+def test_processes_that_are_not_the_harness_load_next_to_nothing_of_ours(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import sys; print(*sys.modules)"]
+    standard = set(sys.stdlib_module_names)
+    loaded = []
+    for path in ("", str(harness.SITE)):
+        variables = {**os.environ, **a_session(tmp_path).environment(), "PYTHONPATH": path}
+        printed = subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout
+        loaded.append({name for name in printed.split() if name.partition(".")[0] not in standard})
+    package = ["hashbench", "hashbench.imports", "hashbench.integrations", "hashbench.integrations.dynamo"]
+    assert loaded[1] - loaded[0] == {"sitecustomize", *package} - loaded[0]
 
 
 def wait_for(there: Callable[[], bool]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import re
 import sys
 import weakref
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from dynamo_helpers import Found, Standin, a_session
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import hashbench
-from hashbench.integrations.dynamo import eager_runs, hook, model_check
+from hashbench.integrations.dynamo import eager_runs, hook, model_check, plug_in, watch_for_harness
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.mode import TracingMode
 
@@ -62,7 +63,7 @@ def test_watching_ends_and_tells_once_whatever_else_finds_modules(
     found: list[ModuleType] = []
     for finder in reversed(order.split()):
         if finder == "ours":
-            hook.watch_for_harness(found.append)
+            watch_for_harness(found.append)
         else:
             sys.meta_path.insert(0, Asking())
     module = importlib.import_module("common")
@@ -70,6 +71,14 @@ def test_watching_ends_and_tells_once_whatever_else_finds_modules(
     assert found == [module]
     for loader in (module.LOADER, module.SPEC, module.__loader__, module.__spec__.loader):
         assert type(loader).__name__ == "SourceFileLoader"
+
+
+def test_fault_of_the_plug_in_is_one_line_and_the_import_goes_on(
+    standin: Standin, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hook, "attach", planted_fault())
+    plug_in(standin.common)
+    assert capsys.readouterr().err == "hashbench: cannot plug into this process: a planted fault\n"
 
 
 @pytest.mark.parametrize("year", ["2024", "2026"])
@@ -83,6 +92,23 @@ def test_row_of_the_harness_is_the_same_with_and_without_us(
     assert int(plain.theirs["calls_captured"]) > 0
     assert (found.row.accuracy, found.row.runs, found.row.error) == ("pass", 2, "")
     assert found.row.ops > 4
+
+
+@pytest.mark.parametrize(("name", "trace"), [("steady", "always"), ("chatty", "on-demand")])
+def test_what_the_harness_and_its_model_print_is_the_same_with_and_without_us(
+    standin: Standin, capfd: pytest.CaptureFixture[str], name: str, trace: str
+) -> None:
+    def printed() -> list[str]:
+        return [re.sub(r"\b[\d:.]+\b", "#", text) for text in capfd.readouterr()]  # torch's log has times
+
+    standin.run(name)
+    plain = printed()
+    with_us(standin, name, trace=trace)
+    assert printed() == plain
+    assert "float32 only" in plain[1]
+    logs = [path.read_text() for path in (standin.folder.parent / "ours" / "logs").iterdir()]
+    forwards = 2 * 2  # one further pair of two iterations, each of which prints to both
+    assert [text.count("forward\n") for text in logs] == ([] if name == "steady" else [2 * forwards])
 
 
 def test_nothing_of_ours_is_there_when_the_harness_compiles(standin: Standin, monkeypatch: pytest.MonkeyPatch) -> None:

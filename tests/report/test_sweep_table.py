@@ -135,6 +135,7 @@ def test_what_agreeing_runs_prove_and_what_proves_more(runs, high, said):
     failed = row("c", "crashed", runs=2, rate_high=0.99)
     assert sweep_table([failed, few, row(runs=200, rate_high=0.01)]).splitlines()[-1].startswith(said)
     assert "equal runs" not in sweep_table([failed])
+    assert "--runs" not in sweep_table([few], more_runs=False)
 
 
 def test_colours_tell_kinds_apart_and_change_no_width():

@@ -137,25 +137,39 @@ class _Reader(argparse.ArgumentParser):
         raise ValueError(message)
 
 
+class HarnessStoppedError(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM ended the harness, with the exit code ``status`` (negative for a signal)."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__()
+        self.status = status
+
+
 def run_harness(session: Session, *, meanwhile: Callable[[], object]) -> int:
     """Run the harness to its end and return its exit code, negative for a signal. ``meanwhile`` is called every few
-    seconds. Ctrl-C and SIGTERM end the harness and all that it has started.
+    seconds. Ctrl-C and SIGTERM end the harness as they do without us, and all that it has started.
 
     Raises:
-        KeyboardInterrupt: after that.
+        HarnessStoppedError: after that.
     """
     path = os.pathsep.join(filter(None, (str(SITE), os.environ.get("PYTHONPATH", ""))))
     environment = {**session.environment(), "PYTHONPATH": path}
-    with _stopped_by_term():
+    with _term_raising():
         command = [sys.executable, session.script, *session.arguments]
         with Child(command, stdin=None, stdout=None, stderr=None, environment=environment, own_session=False) as child:
             try:
                 while (status := child.wait(_LOOK_SECONDS)) is None:
                     meanwhile()
-            except BaseException:
-                child.interrupt()  # a Ctrl-C has reached it too: it gets a moment, and then nothing of it stays
-                child.wait(_GRACE_SECONDS)
-                raise
+            except _TerminatedError:
+                child.interrupt(signal.SIGTERM)  # nobody has told it
+                ended = child.wait(_GRACE_SECONDS)
+                raise HarnessStoppedError(-signal.SIGTERM if ended is None else ended) from None
+            except KeyboardInterrupt:
+                ended = child.wait(_GRACE_SECONDS)  # a Ctrl-C has reached it too: a second one would cut its end short
+                if ended is None:
+                    child.interrupt()
+                    ended = child.wait(_GRACE_SECONDS)
+                raise HarnessStoppedError(-signal.SIGINT if ended is None else ended) from None
         return status
 
 
@@ -166,10 +180,14 @@ def how_it_ended(session: Session, code: int) -> str:
     return "its process ended without a row; how, the harness has printed"
 
 
+class _TerminatedError(KeyboardInterrupt):
+    """SIGTERM."""
+
+
 @contextlib.contextmanager
-def _stopped_by_term() -> Iterator[None]:
+def _term_raising() -> Iterator[None]:
     def stop(_signal: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        raise _TerminatedError
 
     before = signal.signal(signal.SIGTERM, stop)
     try:

@@ -1,6 +1,6 @@
-"""Import hook that wraps the harness's ``check_accuracy``.
+"""Wraps the harness's ``check_accuracy``.
 
-A Python that finds a session in its environment loads this module at start-up (``site/sitecustomize.py``), and
+A Python that finds a session in its environment watches its imports from the start (``site/sitecustomize.py``), and
 whichever module called ``common`` brings a ``class BenchmarkRunner`` gets its methods wrapped when its import ends.
 torch is not imported from here: that is the harness's. A fault of ours is noted and told on standard error, and never
 changes what the harness finds.
@@ -12,19 +12,14 @@ import atexit
 import functools
 import inspect
 import os
-import runpy
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
-from hashbench.imports import ImportWatch
 from hashbench.integrations.dynamo.session import (
     CANNOT_FOLLOW,
-    VARIABLE,
     Note,
     Session,
     amend_note,
@@ -37,20 +32,6 @@ from hashbench.integrations.dynamo.session import (
     write_note,
 )
 from hashbench.processes import describe_end
-from hashbench.records import Failure, ModelSpec, RunOptions, Trace
-
-OnImport = Callable[[ModuleType], None]
-
-
-def watch_for_harness(on_import: OnImport) -> None:
-    """Call ``on_import``, and nothing that was to be called before, with every module called ``common`` once it is
-    imported."""
-    others = (finder for finder in sys.meta_path if not isinstance(finder, _HarnessWatch))
-    sys.meta_path[:] = [_HarnessWatch(lambda name: name.rpartition(".")[2] == "common", on_import), *others]
-
-
-class _HarnessWatch(ImportWatch):
-    """Of its kind a process has one."""
 
 
 def attach(module: ModuleType) -> None:
@@ -60,14 +41,19 @@ def attach(module: ModuleType) -> None:
     if session is None or not hasattr(runner, "check_accuracy"):
         return
     name = name_of(chosen_model(sys.argv))
-    if name:
+    if name and not _is_worker():
         guarded(session, name, lambda: write_note(session, Note(name, run=session.run)))
-    elif hasattr(module, "subprocess"):
+    elif not name and hasattr(module, "subprocess"):
         vars(module)["subprocess"] = _Subprocess(vars(module)["subprocess"], session)
         atexit.register(_complete, session, os.getppid())
     runner.check_accuracy = _checked(runner.check_accuracy, session, vars(module))
     if hasattr(runner, "validate_model"):
         runner.validate_model = _validated(runner.validate_model, session)
+
+
+def _is_worker() -> bool:
+    """Whether ``multiprocessing`` started this process, for one that has said what it runs. It has our arguments."""
+    return any(word.startswith("from multiprocessing.") for word in sys.orig_argv)
 
 
 class _Subprocess:
@@ -159,58 +145,3 @@ def _note_failure(session: Session, name: str, cause: Any) -> None:
 
     failure = failure_of(cause)
     amend_note(session, name, failure=failure.error[:2000], nondeterministic_op=failure.nondeterministic_op)
-
-
-# -------------------------------------------------------------------------------------------------- a fresh process
-
-
-class FreshHarness:
-    """Builds a model by running the harness; see :class:`hashbench.check.model.BenchmarkRunner`.
-
-    The target of :func:`hashbench.diagnose.fresh_process.fresh_traces`. The harness runs as always up to its
-    ``check_accuracy``; there the traced runs are made and everything ends. Its output goes to a folder that is thrown
-    away.
-    """
-
-    def __init__(self, options: RunOptions) -> None:
-        self.options = options
-
-    def traces_of(self, spec: ModelSpec, *, level: str, runs: int) -> list[Trace | Failure]:  # noqa: ARG002
-        """``runs`` traced runs of the model. ``level`` is what the harness has set, and it sets it again."""
-        os.environ.pop(VARIABLE, None)
-        watch_for_harness(lambda module: _replace_check(module, self.options, runs))
-        asked = spec.arguments
-        with tempfile.TemporaryDirectory(prefix="hashbench-") as folder:
-            flags = [*asked["arguments"], f"--only={asked['only']}", f"--output={folder}/unused.csv"]
-            sys.argv = [asked["script"], *flags]
-            sys.path.insert(0, str(Path(asked["script"]).parent))
-            try:
-                runpy.run_path(asked["script"], run_name="__main__")
-            except _Done as done:
-                return done.traces
-        return [Failure("the harness did not get as far as its accuracy check")]
-
-
-class _Done(BaseException):
-    """Leaves the harness; no ``except Exception`` of it catches this."""
-
-    def __init__(self, traces: list[Trace | Failure]) -> None:
-        super().__init__()
-        self.traces = traces
-
-
-def _replace_check(module: ModuleType, options: RunOptions, runs: int) -> None:
-    runner = getattr(module, "BenchmarkRunner", None)
-    if runner is None:
-        return
-    from hashbench.integrations.dynamo.model_check import preparing
-    from hashbench.run.outcome import traces_of
-    from hashbench.run.settings import claim_workspace
-
-    def check_accuracy(self: Any, name: str, model: Any, example_inputs: Any, *_: Any, **__: Any) -> NoReturn:
-        claim_workspace(options.device)
-        with self.pick_grad(name, self.args.training):
-            model, inputs = self.maybe_cast(model, example_inputs)
-            raise _Done(traces_of(preparing(self, vars(module), model, inputs), options, runs=runs))
-
-    runner.check_accuracy = check_accuracy

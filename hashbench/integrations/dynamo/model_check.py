@@ -1,6 +1,7 @@
 """One model that the harness runs: our row says what became of its two eager runs, and why they differ.
 
-What follows the harness's own row is as in ``hashbench sweep``; only a run is made as the harness makes one.
+What follows the harness's own row is as in ``hashbench sweep``; only a run is made as the harness makes one. What such
+runs print goes to a file, since what stands on the screen is the harness's.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from hashbench.integrations.dynamo.eager_runs import (
 )
 from hashbench.integrations.dynamo.session import CANNOT_FOLLOW, Session, amend_note, chosen_model, tell
 from hashbench.io import replace_file
+from hashbench.processes import printing_to
 from hashbench.records import DTYPES, Failure, ModelSpec, RunCounts, RunOptions
 from hashbench.results.folder import file_key
 from hashbench.run import environment, outputs
@@ -37,7 +39,7 @@ from hashbench.run.outcome import Attempt, Outcome, Prepared, Run, add_result, a
 from hashbench.run.settings import claim_workspace, settings
 from hashbench.trace.api import HashDebugTrace
 
-FRESH_TARGET = "hashbench.integrations.dynamo.hook:FreshHarness"
+FRESH_TARGET = "hashbench.integrations.dynamo.fresh:FreshHarness"
 """What builds the model again in a fresh process."""
 PAIRS_ON_DEMAND = 3
 """Own pairs that look for a difference which the harness has seen."""
@@ -52,13 +54,15 @@ _CONFIRMING_RUNS = 12
 def preparing(harness: Any, names: Mapping[str, Any], model: Any, inputs: Any) -> Callable[[], Prepared]:
     """What makes the copies for one run of the harness's model exactly as the harness does, within its settings.
 
-    ``names`` are the globals of the harness's module.
+    ``names`` are the globals of the harness's module. The model is cast, once, when the first run is made.
     """
+    cast = functools.cache(lambda: harness.maybe_cast(model, inputs))
 
     def prepare() -> Prepared:
-        copied = harness.deepcopy_and_maybe_parallelize(model)
+        its_model, its_inputs = cast()
+        copied = harness.deepcopy_and_maybe_parallelize(its_model)
         harness.init_optimizer(*optimizer_arguments(names, copied))
-        cloned = names["clone_inputs"](inputs)
+        cloned = names["clone_inputs"](its_inputs)
         return Prepared(copied, cloned, functools.partial(_iterate, harness, copied, cloned))
 
     return prepare
@@ -151,9 +155,9 @@ class ModelCheck:
         if why := self.unlike or self._unrecognised(status):
             outcome, error = self._not_judged(status, why)
         else:
-            with self.harness.pick_grad(self.name, self.harness.args.training):
-                model, inputs = self.harness.maybe_cast(self.model, self.inputs)
-                prepare = preparing(self.harness, self.names, model, inputs)
+            printed = printing_to(self.session.results.log_path(key))
+            with printed, self.harness.pick_grad(self.name, self.harness.args.training):
+                prepare = preparing(self.harness, self.names, self.model, self.inputs)
                 outcome, error = self._judged(functools.partial(attempt, prepare, self.options), status)
         row = row_of(self.spec, self.options, outcome, seconds=time.perf_counter() - self.began)
         self.session.results.write_row(key, replace(row, error="; ".join(filter(None, (row.error, error)))))

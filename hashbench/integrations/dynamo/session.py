@@ -94,10 +94,11 @@ class Session:
     def prepare(self, *, anew: bool) -> None:
         """Make the folders. ``anew``: what an earlier run left is removed, as the harness removes its own CSV. Raises
         ``OSError``."""
-        for folder in (self.results.rows, self.results.traces, self.notes):
+        results = self.results
+        for folder in (results.rows, results.traces, results.logs, self.notes):
             folder.mkdir(parents=True, exist_ok=True)
-        leftovers = [*self.notes.glob("*.json"), *self.results.rows.glob("*.json")] if anew else []
-        for leftover in [*leftovers, *self.results.rows.glob("*.draft")]:
+        leftovers = [*self.notes.glob("*.json"), *results.rows.glob("*.json"), *results.logs.glob("*.log")]
+        for leftover in [*(leftovers if anew else []), *results.rows.glob("*.draft")]:
             leftover.unlink()
         self.machine.unlink(missing_ok=True)
 

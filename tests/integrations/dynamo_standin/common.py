@@ -57,6 +57,7 @@ class BenchmarkRunner:
         self.optimizer = None
         self.args = None
 
+    fp32_only_models = frozenset()
     non_deterministic_models = frozenset()
     skip_accuracy_check_as_eager_non_deterministic = frozenset()
     skip_accuracy_checks_large_models_dashboard = frozenset()
@@ -85,6 +86,8 @@ class BenchmarkRunner:
             return self.deepcopy_model(model)
 
     def maybe_cast(self, model, example_inputs):
+        if current_name in self.fp32_only_models:
+            print(f"WARNING: Model {current_name} supports float32 only", file=sys.stderr)
         return model, example_inputs
 
     def validate_model(self, name, model, example_inputs):
@@ -137,6 +140,7 @@ class BenchmarkRunner:
             with contextlib.suppress(Exception):  # the run in 64 bits: no reset before it
                 double = self.deepcopy_and_maybe_parallelize(model, *device).double()
                 self.run_n_iterations(double, [tensor.double() for tensor in example_inputs], *step, **named)
+            model, example_inputs = self.maybe_cast(model, example_inputs)
             reset_rng_state()
             try:
                 with eager_stance():

@@ -3,13 +3,15 @@
 It lets a ``sitecustomize`` that was there before run too: this folder leaves the path, and the next one is imported.
 """
 
+# ruff: noqa: PTH120 – importing pathlib would cost every Python that the harness starts more than all the rest
+
 from __future__ import annotations
 
 import importlib
+import os.path
 import sys
-from pathlib import Path
 
-_HERE = Path(__file__).resolve().parent
+_HERE = os.path.dirname(os.path.realpath(__file__))
 
 
 def _run_the_other_one() -> None:
@@ -25,17 +27,17 @@ def _run_the_other_one() -> None:
 
 
 def _wait_for_the_harness() -> None:
-    package = str(_HERE.parents[3])  # the hashbench that runs the harness, whichever else is installed
+    package = _HERE.rsplit(os.sep, 4)[0]  # the hashbench that runs the harness, whichever else is installed
     sys.path.insert(0, package)
     try:
-        from hashbench.integrations.dynamo import hook
+        from hashbench.integrations.dynamo import plug_in, watch_for_harness
     finally:
         sys.path.remove(package)
-    hook.watch_for_harness(hook.attach)
+    watch_for_harness(plug_in)
 
 
 if __name__ == "sitecustomize":
-    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _HERE]
+    sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != _HERE]
     try:
         _wait_for_the_harness()
     except Exception as error:

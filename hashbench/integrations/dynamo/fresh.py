@@ -1,0 +1,66 @@
+"""Builds a model in a fresh process, where an experiment wants one, by running the harness up to its accuracy check."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from hashbench.integrations.dynamo import watch_for_harness
+from hashbench.integrations.dynamo.session import VARIABLE
+from hashbench.records import Failure, ModelSpec, RunOptions, Trace
+
+
+class FreshHarness:
+    """Builds a model by running the harness; see :class:`hashbench.check.model.BenchmarkRunner`.
+
+    The target of :func:`hashbench.diagnose.fresh_process.fresh_traces`. The harness runs as always up to its
+    ``check_accuracy``; there the traced runs are made and everything ends. Its output goes to a folder that is thrown
+    away.
+    """
+
+    def __init__(self, options: RunOptions) -> None:
+        self.options = options
+
+    def traces_of(self, spec: ModelSpec, *, level: str, runs: int) -> list[Trace | Failure]:  # noqa: ARG002
+        """``runs`` traced runs of the model. ``level`` is what the harness has set, and it sets it again."""
+        os.environ.pop(VARIABLE, None)
+        watch_for_harness(lambda module: _replace_check(module, self.options, runs))
+        asked = spec.arguments
+        with tempfile.TemporaryDirectory(prefix="hashbench-") as folder:
+            flags = [*asked["arguments"], f"--only={asked['only']}", f"--output={folder}/unused.csv"]
+            sys.argv = [asked["script"], *flags]
+            sys.path.insert(0, str(Path(asked["script"]).parent))
+            try:
+                runpy.run_path(asked["script"], run_name="__main__")
+            except _Done as done:
+                return done.traces
+        return [Failure("the harness did not get as far as its accuracy check")]
+
+
+class _Done(BaseException):
+    """Leaves the harness; no ``except Exception`` of it catches this."""
+
+    def __init__(self, traces: list[Trace | Failure]) -> None:
+        super().__init__()
+        self.traces = traces
+
+
+def _replace_check(module: ModuleType, options: RunOptions, runs: int) -> None:
+    runner = getattr(module, "BenchmarkRunner", None)
+    if runner is None:
+        return
+    from hashbench.integrations.dynamo.model_check import preparing
+    from hashbench.run.outcome import traces_of
+    from hashbench.run.settings import claim_workspace
+
+    def check_accuracy(self: Any, name: str, model: Any, example_inputs: Any, *_: Any, **__: Any) -> NoReturn:
+        claim_workspace(options.device)
+        with self.pick_grad(name, self.args.training):
+            raise _Done(traces_of(preparing(self, vars(module), model, example_inputs), options, runs=runs))
+
+    runner.check_accuracy = check_accuracy
