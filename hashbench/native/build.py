@@ -34,7 +34,7 @@ COMPILERS = ("c++", "g++", "clang++")
 """Tried in this order, unless ``$CXX`` names one."""
 
 BUILD_SECONDS = 300.0
-"""How long one compiler may take, which needs 8 s of CPU: beside busy neighbours that can be minutes."""
+"""How long one compiler may take, which needs 10 s of CPU: beside busy neighbours that can be minutes."""
 
 TRIAL_SECONDS = 120.0
 """How long a fresh process may take that imports torch and tries a library."""
@@ -296,9 +296,8 @@ def _torch_folder(name: str) -> Path:
 
 def _torch_identity() -> list[str]:
     """What tells this torch from others; the sizes of its libraries tell builds of one changed checkout apart."""
-    libraries = [
-        next(_torch_folder("lib").glob(f"{name}.*"), Path(f"{name}.so")) for name in ("libc10", "libtorch_cpu")
-    ]
+    names, folder = ("libc10", "libtorch_cpu"), _torch_folder("lib")
+    libraries = [min(folder.glob(f"{name}.*"), default=folder / name) for name in names]
     sizes = [str(path.stat().st_size) for path in (*libraries, _torch_folder("include") / "torch" / "library.h")]
     return [torch.__version__, str(torch.version.git_version), *sizes]
 

@@ -120,7 +120,7 @@ def _unusable(folder: Path, error: Exception) -> UnusableFolderError:
 
 def _refuse_noexec(folder: Path) -> None:
     """Raise where ``dlopen`` would be refused."""
-    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+    if os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0):  # Linux
         raise UnusableFolderError(f"{folder} is on a file system mounted noexec")
 
 

@@ -26,7 +26,7 @@ from sweep_helpers import alive, wait_until
 from hashbench.native import build as building
 from hashbench.native import cache
 from hashbench.native.build import RECORDER, Built, Unavailable, build
-from hashbench.processes import Child, Finished
+from hashbench.processes import Child, Finished, phases_told_to
 
 COMPILER = """#!/bin/sh
 echo $$ >> {log}
@@ -108,9 +108,12 @@ def test_a_compiler_of_this_machine_makes_a_library_that_loads(
 
 
 def test_it_is_compiled_once(source: Path, folder: Path, compiler: FakeCompiler) -> None:
-    first = built(build(cache=folder, source=source))
-    assert first.read_bytes() == source.read_bytes()
-    assert built(build(cache=folder, source=source)) == first
+    told: list[str] = []
+    with phases_told_to(told.append):
+        first = built(build(cache=folder, source=source))
+        assert first.read_bytes() == source.read_bytes()
+        assert built(build(cache=folder, source=source)) == first
+    assert told == ["compiling the native tracer, once for this torch"]
     assert len(compiler.started) == 1
     assert {path.name for path in folder.iterdir()} == {first.name, ".lock"}
 
@@ -496,6 +499,21 @@ def test_environment_variables_move_the_cache(
         monkeypatch.setenv(name, value)
     wanted = [Path(expected)] if expected else []
     assert cache.folders() == (*wanted, places[1])
+
+
+def test_where_nothing_can_be_written_a_sentence_says_so(
+    places: tuple[Path, Path], source: Path, compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    make_read_only(places[0], monkeypatch)
+    monkeypatch.setattr(tempfile, "gettempdir", refuse)
+    assert reason(build(source=source)) == (
+        f"{places[0]} cannot be used (Read-only file system), so the Python tracer is used; "
+        "name a folder that only you can write in $HASHBENCH_CACHE"
+    )
+    assert compiler.started == []
 
 
 def make_unreadable(folder: Path, _: pytest.MonkeyPatch) -> str:
