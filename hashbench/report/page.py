@@ -226,6 +226,11 @@ class Group:
         return self.size - len(self.members)
 
     @property
+    def in_other_modules(self) -> bool:
+        """Whether other models of it differ in another module than ``row`` does; of those left out nobody knows."""
+        return self.omitted > 0 or any(telling_row(member).module != self.row.module for member in self.members)
+
+    @property
     def names_kernel(self) -> bool:
         """Whether its kernel and cause are to be told."""
         return kind_of(self.row.accuracy) is Kind.DIFFER and self.first.status is not ExpectationStatus.MISSING

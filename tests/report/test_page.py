@@ -352,6 +352,11 @@ def test_models_with_one_kernel_and_one_cause_are_told_together() -> None:
     rows = [diagnosed(name, module=f"Net.{name}") for name in "abc"]
     lot = [judgement(ExpectationStatus.NEW_DIFFERENCE, Outcome.REGRESSED, PASSES, one) for one in rows]
     assert [member.key[-1] for member in only(*lot).members] == ["a", "b", "c"]
+    assert only(*lot).in_other_modules
+    assert not only(*lot[:1]).in_other_modules
+    assert not only(
+        lot[0], judgement(ExpectationStatus.NEW_DIFFERENCE, Outcome.REGRESSED, PASSES, rows[0])
+    ).in_other_modules
 
 
 @pytest.mark.parametrize("values", [{"kernel": "aten.cumsum.default"}, {"cause": "write_race"}])
