@@ -224,6 +224,11 @@ def other_options(folder: Path) -> None:
     edited(folder / "sweep.json", options={**options, "seed": 7})
 
 
+def other_tracer(folder: Path) -> None:
+    options = json.loads((folder / "sweep.json").read_text())["options"]
+    edited(folder / "sweep.json", options={**options, "tracer": "native"})
+
+
 def other_mode(folder: Path) -> None:
     for path in (folder / "rows").glob("*.json"):
         edited(path, mode="training")
@@ -254,6 +259,7 @@ BAD = [
     (manifest(schema=9), r"sweep\.json has version 9"),
     (manifest(rows=99), r"its rows have schema 99"),
     (other_options, r"not shards of one sweep: seed was 1337 and is 7"),
+    (other_tracer, r"not shards of one sweep: tracer was 'auto' and is 'native'"),
     (other_mode, r"mode was 'inference' and is 'training'"),
     (manifest(partition={"id": 2, "total": 4, "of": OF}), r"one is of 3 partitions, the other of 4"),
     (manifest(partition={"id": 2, "total": 3, "of": [*OF, ["fake", "z"]]}), r"parts of other selections"),

@@ -218,7 +218,7 @@ def _in_processes(case: Case, name: str, *, runs: int) -> Sequence[ExperimentRes
     tell_phase(f"{name}: {FRESH_PROCESSES} processes")
     fresh = fresh_process.fresh_traces(
         case.spec,
-        case.options,
+        replace(case.options, tracer=case.outcome.tracer or case.options.tracer),  # another would name other ops
         level=case.outcome.deterministic,
         processes=FRESH_PROCESSES,
         runs=runs,

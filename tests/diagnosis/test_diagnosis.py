@@ -17,6 +17,7 @@ import torch
 from hashbench import replay
 from hashbench.check.model import BenchmarkRunner
 from hashbench.diagnose import driver
+from hashbench.diagnose.fresh_process import FreshRuns
 from hashbench.records import (
     CallFacts,
     Diagnosis,
@@ -24,6 +25,7 @@ from hashbench.records import (
     Evidence,
     ExperimentResult,
     Failure,
+    ModelSpec,
     Row,
     RunOptions,
     Verdict,
@@ -368,6 +370,24 @@ def test_fresh_processes_are_spared_where_the_cause_is_proven_but_for_a_state(or
     stage = next(stage for stage in driver.stages_of(case(origin)) if stage.__name__ == "start_processes")
     assert (stage(case(origin), PROVEN) is not PROVEN) == always
     assert [arm.name for arm in stage(case(origin), OPEN).evidence.arms] == ["pair", "fresh_process"]
+
+
+@pytest.mark.parametrize(("traced_by", "asked"), [("python", "python"), ("", "auto")])
+def test_fresh_processes_trace_by_the_tracer_of_the_runs(
+    traced_by: str, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    def fresh_traces(_: ModelSpec, options: RunOptions, **__: object) -> FreshRuns:
+        told.append(options.tracer)
+        return FreshRuns((), ("not run",))
+
+    monkeypatch.setattr(driver.fresh_process, "fresh_traces", fresh_traces)
+    without = case("state")
+    outcome = replace(without.outcome, tracer=traced_by)
+    spec = ModelSpec("suite", "model")
+    driver.start_processes(driver.Case(without.attempt, without.options, outcome, spec=spec), OPEN)
+    assert told == [asked]
 
 
 @pytest.mark.parametrize("allocation", [True, False])

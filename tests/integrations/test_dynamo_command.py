@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import shutil
 import signal
@@ -32,6 +33,7 @@ from hashbench.integrations.dynamo.session import (
 )
 from hashbench.records import HarnessRow, ModelSpec, RunOptions
 from hashbench.results.load import load_sweep
+from hashbench.run import environment
 
 MINIATURE = """
 import glob, json, multiprocessing, os, signal, subprocess, sys, time
@@ -185,6 +187,19 @@ def test_flags_of_the_harness_are_passed_through_and_ours_are_not(
     assert session.mode == "training"
     assert session.folder == str(tmp_path / "a.hashbench")
     assert Session.of(session.environment()) == session
+
+
+def test_a_run_of_the_harness_says_once_why_the_python_mode_traces(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = {"key": "e1", "tracer": "python", "tracer_reason": "no C++ compiler was found"}
+    asked: list[str] = []
+    monkeypatch.setattr(environment, "collect_in_child", lambda **more: asked.append(more["tracer"]) or dict(told))
+    ours = Session(folder=str(tmp_path), script=str(SCRIPT), tracer="auto")
+    assert tools._write_environment(ours) == "e1"
+    assert asked == ["auto"]
+    assert capsys.readouterr().err.count("no C++ compiler was found") == 1
+    assert json.loads(ours.results.environment.read_text())["tracer"] == "python"
 
 
 @pytest.mark.parametrize(
