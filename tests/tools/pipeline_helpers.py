@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import traceback
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -142,10 +143,10 @@ class Zygotes:
     def __init__(self) -> None:
         self._processes = {hash_seed: self._started(hash_seed) for hash_seed in HASH_SEEDS}
 
-    def run(self, config: Path, folder: Path, *, hash_seed: str, hash_seed_by: str, timeout: float, log: Path) -> None:  # noqa: ARG002 – as run_once has it
+    def run(self, config: Path, folder: Path, asked: Mapping[str, str], *, timeout: float, log: Path) -> None:  # noqa: ARG002 – as run_once has it
         log.touch()
-        task = {"config": str(config), "folder": str(folder), "seed": hash_seed, "by": hash_seed_by, "log": str(log)}
-        process = self._processes[hash_seed]
+        task = {"config": str(config), "folder": str(folder), "asked": dict(asked), "log": str(log)}
+        process = self._processes[asked["hash_seed"]]
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(json.dumps(task) + "\n")
@@ -203,7 +204,7 @@ def _child(task: dict[str, Any], answer: int) -> None:
     np.random.seed()
     torch.seed()
     try:
-        seen = running.observe(Path(task["config"]), hash_seed=task["seed"], hash_seed_by=task["by"])
+        seen = running.observe(Path(task["config"]), **task["asked"])
         observed.write_run(seen, Path(task["folder"]))
     except BaseException as error:
         traceback.print_exc()

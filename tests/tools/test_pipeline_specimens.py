@@ -133,9 +133,13 @@ def test_a_copy_with_other_bytes_and_one_with_a_file_less_are_told_apart(images:
 
 def test_a_check_names_files_transforms_workers_and_what_is_random(images: Path, tmp_path: Path) -> None:
     config = write_config(tmp_path, "random_transform", "repaired", images)
-    checking.check(config, tmp_path / "check", timeout=60, repeat=False)
+    checking.check(config, tmp_path / "check", timeout=60, repeat=False, tracer="python")
 
     seen = observed.read(tmp_path / "check").seen
+
+    assert seen.trace is not None
+    assert (seen.trace.tracer, seen.trace.tracer_reason) == ("python", "")
+    assert seen.surroundings.machine["tracer"] == "python"
 
     samples = [sample for batch in seen.batches.batches for sample in batch.samples or ()]
     assert [sample.files for sample in samples] == [(file.name,) for file in sorted(images.iterdir())[:8]]
