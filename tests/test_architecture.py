@@ -29,12 +29,12 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("errors text", NO_MODULE),
     ("io", NO_MODULE),
     ("processes imports", NO_MODULE),
-    ("native", frozenset({"build"})),
+    ("native", frozenset({"build", "library"})),
     ("devices", frozenset({"ledger", "reference", "triton_kernel"})),
     (
         "trace",
         frozenset({"api", "arguments", "build", "callbacks", "collectives", "compiled", "digest", "mode"})
-        | {"module_paths", "op_schema", "storage_writers"},
+        | {"module_paths", "native", "op_schema", "storage_writers"},
     ),
     ("divergence", NO_MODULE),
     ("run", frozenset({"leaves", "outcome", "outputs", "rng", "settings", "workload"})),

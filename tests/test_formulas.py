@@ -16,7 +16,7 @@ from hashbench.trace import op_schema
 
 
 def traced(function: Callable[[], object]) -> tuple[str, ...]:
-    with HashDebugTrace() as trace:
+    with HashDebugTrace(tracer="python") as trace:
         function()
     return op_schema.mode_dependent(trace.finish())
 
@@ -89,7 +89,7 @@ class Product(torch.nn.Module):
 
 def check(module: torch.nn.Module, *, untraced_pair: bool = False) -> Outcome:
     torch.manual_seed(0)
-    runner = BenchmarkRunner(RunOptions(mode="training", untraced_pair=untraced_pair, iterations=1))
+    runner = BenchmarkRunner(RunOptions(mode="training", untraced_pair=untraced_pair, iterations=1, tracer="python"))
     return runner.check_accuracy(Workload(module=module.train(), inputs=(torch.randn(5, 6),), iterations=1))
 
 

@@ -70,6 +70,7 @@ def names(wheel: Path) -> list[str]:
         "hashbench/py.typed",
         "hashbench/cli/__init__.py",
         "hashbench/data/mode_dependent_ops.csv",
+        "hashbench/native/recorder.cpp",
         "hashbench/models/torchvision.csv",
         "hashbench/models/specimens.csv",
         "hashbench/report/templates/night.md.jinja",

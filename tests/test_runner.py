@@ -551,10 +551,10 @@ def _honest_when_watched(_model, out):
 
 
 def test_untraced_pair_shows_what_tracing_hides() -> None:
-    row = row_of(lambda: workload(_honest_when_watched), replace(INFERENCE, untraced_pair=True))
+    row = row_of(lambda: workload(_honest_when_watched), replace(INFERENCE, untraced_pair=True, tracer="python"))
     assert (row.accuracy, row.untraced) == ("eager_two_runs_differ", "differ")
     assert row.differing_results == "output.0, output.1"
-    assert row_of(lambda: workload(_honest_when_watched)).accuracy == "pass"
+    assert row_of(lambda: workload(_honest_when_watched), replace(INFERENCE, tracer="python")).accuracy == "pass"
 
 
 # ----------------------------------------------------------------------------------------- the parts of a Workload

@@ -39,7 +39,7 @@ def traced(wanted: str = "auto") -> Trace:
 
 
 def available(monkeypatch: pytest.MonkeyPatch, reason: str = "") -> None:
-    monkeypatch.setattr(tracer, "native_unavailable", lambda: reason)
+    monkeypatch.setattr(tracer, "native_unavailable", lambda _: reason)
 
 
 @pytest.mark.parametrize(

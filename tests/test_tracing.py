@@ -23,7 +23,7 @@ from hashbench import HashDebugTrace
 from hashbench.divergence import find
 from hashbench.errors import HashbenchError
 from hashbench.records import OpRecord, Trace
-from hashbench.trace import file
+from hashbench.trace import file, tracer
 from hashbench.trace.callbacks import TraceOptions
 from hashbench.trace.digest import digest
 from hashbench.trace.mode import TracingMode
@@ -33,6 +33,15 @@ from hashbench.trace.op_schema import OpPlan, Pattern, plan_of
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, params=["python", "native"])
+def _tracer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both tracers record the same: what ``HashDebugTrace()`` takes is the one or the other."""
+    missing = tracer.native_unavailable("native") if request.param == "native" else "not asked for"
+    if request.param == "native" and missing:
+        pytest.skip(missing)
+    monkeypatch.setattr(tracer, "native_unavailable", lambda _: missing)
 
 
 def ops(trace: HashDebugTrace | Trace) -> list[str]:

@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from hashbench.catalog import Status
 from hashbench.check.pair import PairCheck, retried_with_warnings, row_of
@@ -43,6 +42,7 @@ from hashbench.suites import registry
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import named_tensors
 from hashbench.trace.compiled import compiled_in_place
+from hashbench.trace.digest import unobserved, untraced
 from hashbench.trace.storage_writers import share_memory
 from hashbench.trace.tracer import choose
 
@@ -209,7 +209,7 @@ class BenchmarkRunner:
                     trace.iteration = iteration
                     trace.mark(f"iteration {iteration}")
                 for (kind, path), value in step(workload, model, inputs, optimizer, trace):
-                    with _disable_current_modes(), torch.no_grad():
+                    with untraced():
                         add_result(results, trace, f"{kind}.{iteration}{path}", value, copied=True)
         if self.training:
             shared = share_memory(workload.module, model)
@@ -239,7 +239,7 @@ class BenchmarkRunner:
         trace: HashDebugTrace | None,
     ) -> list[tuple[tuple[str, str], Any]]:
         """One step of training on a fresh clone of the inputs: outputs, loss, gradients of inputs that require one."""
-        with _disable_current_modes():
+        with unobserved():
             inputs = clone_inputs(inputs)
             if trace is not None:
                 trace.register_inputs(inputs)
@@ -290,6 +290,6 @@ def _unready(accuracy: str, level: str, error: Exception, what: str) -> Outcome:
 
 
 def _named_outputs(output: Any) -> list[tuple[tuple[str, str], Any]]:
-    with _disable_current_modes():
+    with unobserved():
         found = list(leaves.leaves(output, "output"))
     return [(("output", name.removeprefix("output")), value) for name, value in found]

@@ -67,7 +67,7 @@ def add(commands: Commands) -> None:
 def _diff(parsed: argparse.Namespace) -> int:
     from hashbench.divergence import find as find_divergence
     from hashbench.trace import file
-    from hashbench.trace.tracer import refuse_different
+    from hashbench.trace.file import refuse_different
 
     first, second = file.read(parsed.first), file.read(parsed.second)
     refuse_different(first.tracer, second.tracer, names=(str(parsed.first), str(parsed.second)))
@@ -139,9 +139,9 @@ def _env(parsed: argparse.Namespace) -> int:
 
 
 def _native(_: argparse.Namespace) -> int:
-    from hashbench.native.build import Unavailable, build
+    from hashbench.native.build import TRIAL, Unavailable, build
 
-    found = build(retry=True)
+    found = build(trial=TRIAL, retry=True)
     if isinstance(found, Unavailable):
         advice = f"{found.advice[:1].upper()}{found.advice[1:]}."
         raise HashbenchError(found.what, consequence="the Python tracer is used", tip=advice)

@@ -24,7 +24,7 @@ from hashbench.divergence.introduce import (
 from hashbench.divergence.text import PairVerdict
 from hashbench.errors import HashbenchError
 from hashbench.records import Divergence, OpRecord, Result, Steering, TensorDigest, Trace
-from hashbench.trace.tracer import refuse_different
+from hashbench.trace.file import refuse_different
 
 _RANK: Mapping[str, int] = {Origin.INPUT: 0, Origin.STATE: 1}
 """Origins that lie before the first op, wherever the tensor is first read."""

@@ -30,6 +30,9 @@ from hashbench.text import one_line, shorten
 RECORDER = Path(__file__).with_name("recorder.cpp")
 """The recorder's source: one file, beside torch's headers and the standard library's."""
 
+TRIAL = "hashbench.trace.native:trial"
+"""Tries the recorder in a process of its own (see :func:`build`)."""
+
 COMPILERS = ("c++", "g++", "clang++")
 """Tried in this order, unless ``$CXX`` names one."""
 

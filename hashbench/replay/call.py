@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hashbench.records import TensorDigest
 from hashbench.replay.ops import is_custom, why_refused
 from hashbench.run.rng import preserved_rng, random_states, restore_random_states
 from hashbench.run.settings import applied, settings
 from hashbench.trace.arguments import argument_text, leaves, mapped, tensors_in
-from hashbench.trace.digest import components, hash_memory, is_dense, raw_digest, readable
+from hashbench.trace.digest import components, hash_memory, is_dense, raw_digest, readable, unobserved, untraced
 from hashbench.trace.op_schema import plan_of
 
 LINE = 64
@@ -211,7 +211,7 @@ def capture(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, limit_
         return value
 
     in_force, grad_enabled = settings(), torch.is_grad_enabled()
-    with _disable_current_modes(), torch.no_grad():
+    with untraced():
         new_args, new_kwargs = mapped(tuple(args), slot), mapped(dict(kwargs), slot)
         windows = Windows([tensor for tensor in tensors if is_plain(tensor)], whole=may_resize(func))
         needed = windows.nbytes + sum(held_bytes(tensor) for tensor in tensors if not is_plain(tensor))
@@ -479,7 +479,7 @@ def in_force(call: CapturedCall) -> Iterator[None]:
     before."""
     with ExitStack() as stack:
         stack.enter_context(torch.accelerator.device_index(call.device.index))
-        stack.enter_context(_disable_current_modes())
+        stack.enter_context(unobserved())
         stack.enter_context(preserved_rng())
         stack.enter_context(applied(call.settings))
         stack.enter_context(torch.inference_mode(call.settings.get("inference_mode") == "True"))

@@ -19,7 +19,7 @@ from hashbench.records import Row
 from hashbench.results.load import Sweep
 from hashbench.results.rows import row_key
 from hashbench.text import a_few, count
-from hashbench.trace.tracer import OTHER_OPS
+from hashbench.trace.file import OTHER_OPS
 
 
 class Became(StrEnum):

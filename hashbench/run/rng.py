@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 import xxhash
-from torch.utils._python_dispatch import _disable_current_modes
+
+from hashbench.trace.digest import unobserved
 
 GENERATORS = (torch.Generator, np.random.Generator, np.random.BitGenerator, np.random.RandomState, random.Random)
 """The classes of all generators: torch's, NumPy's and Python's."""
@@ -130,7 +131,7 @@ def state_digest(generator: Any) -> str:
 def state_access(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], object]]:
     """What reads and what writes the state of a generator of one of the classes in :data:`GENERATORS`."""
     if isinstance(generator, torch.Generator):
-        return _disable_current_modes()(generator.get_state), generator.set_state
+        return unobserved()(generator.get_state), generator.set_state
     if isinstance(generator, random.Random):
         return generator.getstate, generator.setstate
     if isinstance(generator, np.random.RandomState):

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from hashbench.run.leaves import tensors_of
 from hashbench.trace.arguments import mapped
+from hashbench.trace.digest import unobserved, untraced
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def random_projection(output: Any, *, seed: int) -> torch.Tensor:
     total: torch.Tensor | None = None
     for index, tensor in enumerate(_differentiable(output)):
         real = _real(tensor)
-        with _disable_current_modes(), torch.no_grad():
+        with untraced():
             generator = torch.Generator().manual_seed(seed + index)
             direction = torch.randn(real.shape, generator=generator).to(real.device, real.dtype)
         term = (real * direction).sum() / max(1, real.numel())
@@ -100,7 +100,7 @@ def random_projection(output: Any, *, seed: int) -> torch.Tensor:
 
 
 def _differentiable(output: Any) -> list[torch.Tensor]:
-    with _disable_current_modes():
+    with unobserved():
         tensors = [tensor for tensor in tensors_of(output) if tensor.requires_grad]
     if not tensors:
         raise _no_gradient()

@@ -19,7 +19,7 @@ import torch
 from hashbench.errors import HashbenchError
 from hashbench.io import replace_file
 from hashbench.records import OpRecord, Ref, TensorDigest, Trace
-from hashbench.trace import file
+from hashbench.trace import file, native
 from hashbench.trace.callbacks import TraceCallback, TraceOptions
 from hashbench.trace.mode import TracingMode, is_tracing
 from hashbench.trace.tracer import choose
@@ -74,18 +74,17 @@ class HashDebugTrace:
     ) -> None:
         self._choice = choose(tracer)
         self.log_path = None if log_path is None else Path(log_path)
-        self._tracer = TracingMode(
-            TraceOptions(
-                verbose=verbose,
-                max_ops_logged=max_ops_logged,
-                include_timestamp=include_timestamp,
-                show_exec_time=show_exec_time,
-                hash_inputs=hash_inputs,
-                source_lines=source_lines,
-                callback=watcher,
-                digests=digests,
-            )
+        options = TraceOptions(
+            verbose=verbose,
+            max_ops_logged=max_ops_logged,
+            include_timestamp=include_timestamp,
+            show_exec_time=show_exec_time,
+            hash_inputs=hash_inputs,
+            source_lines=source_lines,
+            callback=watcher,
+            digests=digests,
         )
+        self._tracer = TracingMode(options) if self._choice.tracer == "python" else native.tracer(options)
         self._settings = settings
         self._finished: Trace | None = None
         self._notes: Mapping[int, Mapping[str, Any]] = {}

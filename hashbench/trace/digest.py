@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -27,9 +28,10 @@ import torch
 import xxhash
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 from hashbench.devices.ledger import Ledger, Pending
+from hashbench.native.library import unrecorded
 from hashbench.records import TensorDigest, contiguous_stride
 
 RawDigest = tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None, Any]
@@ -134,6 +136,20 @@ def raw_digest(tensor: torch.Tensor, ledger: Ledger | None = None) -> RawDigest:
     return tensor.dtype, shape, stride, _hash_strided(tensor, ledger)
 
 
+@contextmanager
+def unobserved() -> Iterator[None]:
+    """Let nobody see what torch computes in here: neither dispatch modes nor a native trace."""
+    with unrecorded(), _disable_current_modes():
+        yield
+
+
+@contextmanager
+def untraced() -> Iterator[None]:
+    """Let nobody see what torch computes in here, and keep no derivative of it."""
+    with unobserved(), torch.no_grad():
+        yield
+
+
 @functools.cache
 def has_no_data(*kinds: type) -> bool:
     """Whether a tensor of one of these types stands for one that is computed later: the fake and functional tensors by
@@ -144,7 +160,7 @@ def has_no_data(*kinds: type) -> bool:
 
 def digest(tensor: torch.Tensor) -> TensorDigest:
     """The digest of ``tensor`` as a :class:`TensorDigest`; ``value`` is 16 hexadecimal digits, or ``meta``."""
-    with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+    with untraced():
         return readable(raw_digest(tensor))
 
 

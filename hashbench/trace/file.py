@@ -34,6 +34,9 @@ from hashbench.records import (
     contiguous_stride,
 )
 
+OTHER_OPS = "the Python dispatch mode changes which ops run, and the native tracer does not"
+"""Why traces of different tracers are not compared."""
+
 _Positioned = TypeVar("_Positioned", Leaf, SettingsMark)
 _MAGIC = "hashbench-trace"
 _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", " ": "\\s"}
@@ -329,3 +332,14 @@ def _unescape(text: str) -> str:
 
 def _fail(reason: str) -> NoReturn:
     raise ValueError(reason)
+
+
+def refuse_different(first: str, second: str, *, names: tuple[str, str] = ("the first", "the second")) -> None:
+    """Raise :class:`HashbenchError` where what was traced by ``first`` would be compared with what was traced by
+    another; ``names`` are what it calls them."""
+    if first != second:
+        raise HashbenchError(
+            f"the traces are of different tracers: {names[0]} is {first}, {names[1]} is {second}",
+            consequence=f"{OTHER_OPS}, so nothing was compared",
+            tip="Make both with one: `--tracer`, or the argument of that name.",
+        )

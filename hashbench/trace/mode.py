@@ -18,13 +18,10 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _disable_current_modes,
-    _get_current_dispatch_mode_stack,
-)
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from hashbench.devices.ledger import Ledger
+from hashbench.native.library import is_recorded
 from hashbench.records import SettingsMark, Trace
 from hashbench.trace import arguments
 from hashbench.trace.build import RawLeaf, RawResult, build_trace
@@ -43,6 +40,7 @@ from hashbench.trace.digest import (
     local_tensor,
     python_digest,
     raw_digest,
+    untraced,
 )
 from hashbench.trace.module_paths import ModulePaths
 from hashbench.trace.op_schema import GROUP, OpPlan, Pattern, plan_of
@@ -82,7 +80,7 @@ class _WithoutContentError(Exception):
 
 def is_tracing() -> bool:
     """Whether a trace is active in this thread."""
-    return any(isinstance(mode, TracingMode) for mode in _get_current_dispatch_mode_stack())
+    return is_recorded() or any(isinstance(mode, TracingMode) for mode in _get_current_dispatch_mode_stack())
 
 
 class _NoPlans(dict[int, OpPlan]):
@@ -151,23 +149,38 @@ class TracingMode(TorchDispatchMode):
         return self._undo is not None
 
     def __enter__(self) -> TracingMode:
+        self._begin()
+        return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        self._end(*exception)
+
+    def _begin(self) -> None:
+        """Follow modules, optimizers, and calls of compiled code from now on."""
         if self._first_sequence is None:
             self._first_sequence = self._observer.ids.first_sequence = _get_sequence_nr()
         with ExitStack() as undo:
             undo.enter_context(self._modules.watched())
             undo.enter_context(compiled_calls(self._begin_compiled, self._end_compiled))
-            undo.enter_context(exports(self._modules.rest, self._modules.follow))
+            undo.enter_context(exports(self._rest, self._follow))
             self._undo = undo.pop_all()
-        return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
 
-    def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+    def _end(self, *exception: Any) -> None:
         if exception[0] is None:  # now, since what comes after may write to what nobody has read
-            with _disable_current_modes(), torch.no_grad():
+            with untraced():
                 self._collectives.finish()
         if self._undo is not None:
             self._undo.close()
             self._undo = None
+
+    def _rest(self) -> None:
+        """Step aside: modules are not followed."""
+        self._modules.rest()
+
+    def _follow(self) -> None:
+        """Go on."""
+        self._modules.follow()
 
     # --------------------------------------------------------------------------------------------- iterations
 
@@ -177,24 +190,26 @@ class TracingMode(TorchDispatchMode):
         if number is None:
             number = 1 if self._steps is not None or self.iteration is None else self.iteration + 1
         self._steps, self.iteration = None, number
+        self._modules.changed()
 
     def _count_step(self, optimizer: torch.optim.Optimizer) -> None:
         """An iteration ends with a step of the optimizer that has made most: two that take turns step once in each."""
         if self._steps is not None:
             self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
             self.iteration = max(self.iteration or 0, self._steps[optimizer])
+            self._modules.changed()
 
     # ------------------------------------------------------------------------- what the caller names and notes
 
     def register_model(self, model: torch.nn.Module) -> None:
-        with _disable_current_modes(), torch.no_grad():
+        with untraced():
             self._modules.register(model)
             for tensor in [*model.parameters(), *model.buffers()]:
                 if storage_key(local_tensor(tensor)) not in self._registered:
                     self._register(tensor, *self._modules.state_name(tensor))
 
     def register_inputs(self, inputs: Any) -> None:
-        with _disable_current_modes(), torch.no_grad():
+        with untraced():
             for path, tensor in arguments.named_tensors(inputs):
                 self._register(tensor, "input", path)
 
@@ -207,13 +222,13 @@ class TracingMode(TorchDispatchMode):
             self._registered[key] = self._unread[key] = (kind, name, raw_digest(tensor, self._ledger))
 
     def mark(self, label: str, settings: Mapping[str, str]) -> None:
-        self._setting_marks.append(SettingsMark(len(self._records), label, tuple(sorted(settings.items()))))
+        self._setting_marks.append(SettingsMark(self._position(), label, tuple(sorted(settings.items()))))
 
     def add_result(self, name: str, value: Any) -> None:
         if not isinstance(value, torch.Tensor):
             self._results.append((name, python_digest(value), None))
             return
-        with _disable_current_modes(), torch.no_grad():
+        with untraced():
             value = local_tensor(value)
             mark: Mark | None = get_mark((components(value) or [value])[0])
             node = mark[1] if mark is not None and mark[0] is self._token else None
@@ -222,6 +237,14 @@ class TracingMode(TorchDispatchMode):
             elif mark is not None and node is not None and isinstance(mark[2], dict):
                 node = mark[2].get(view_key(value), node)
             self._results.append((name, raw_digest(value, self._ledger), node))
+
+    def _position(self) -> int:
+        """How many records there are."""
+        return len(self._records)
+
+    def _next_leaf(self) -> int:
+        """The number of the leaf that is to be added next."""
+        return -1 - len(self._leaves)
 
     # --------------------------------------------------------------------------------------------- the finished trace
 
@@ -373,14 +396,14 @@ class TracingMode(TorchDispatchMode):
     def _begin_compiled(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Step aside for compiled code: a trace in it would be compiled as well, and sees some of its ops at best."""
         plan = OpPlan(name="torch.compile", call=_no_op, opaque="compiled code")
-        with _disable_current_modes(), torch.no_grad():
+        with untraced():
             reads: list[Any] = []
             for path, tensor in arguments.named_arguments(args, kwargs):
                 for part in components(tensor) or [tensor]:
                     reads += (path, self._node(plan, path, part), offset(part))
             for kind, label, digest in self._unread.values():  # it may read any of these, and write it
-                self._leaves.append((kind, label, digest, len(self._records), None))
-                reads += (kind, -len(self._leaves), 0)
+                reads += (kind, self._next_leaf(), 0)
+                self._leaves.append((kind, label, digest, self._position(), None))
                 if self._observer.callback is not None:
                     self._observer.ids.add_leaf(kind, label)
             self._registered.clear()
@@ -389,7 +412,7 @@ class TracingMode(TorchDispatchMode):
             others += [(key, value) for key, value in kwargs.items() if type(value) in _PLAIN_TYPES]
             noted = self._observer.before(plan, args, kwargs) if self._observer.wanted else None
         self._compiled_call = plan, tuple(reads), tuple(others), noted
-        self._modules.rest()
+        self._rest()
         self._plans = _NoPlans()
 
     def _end_compiled(self, result: Any) -> None:
@@ -397,7 +420,7 @@ class TracingMode(TorchDispatchMode):
         plan, reads, others, noted = self._compiled_call
         number, sequence = self._next_number(), _get_sequence_nr() - 1
         phase, module = "optimizer" if self._modules.optimizing else "forward", self._modules.current
-        with _disable_current_modes(), torch.no_grad():
+        with untraced():
             mark = (self._token, number, None)
             written = tuple([self._write(tensor, mark, False) for tensor in arguments.tensors_in(result)])
             self._records.append(
@@ -411,7 +434,7 @@ class TracingMode(TorchDispatchMode):
             if noted is not None:
                 self._observer.after(number, plan, (), {}, noted)
         self._plans = _PlansBehindCompiledCode()
-        self._modules.follow()
+        self._follow()
 
     # --------------------------------------------------------------------------- what the hot path seldom needs
 
@@ -538,7 +561,7 @@ class TracingMode(TorchDispatchMode):
             if not kind:
                 kind = "parameter" if isinstance(tensor, _Parameter) else "other"
                 name = self._modules.current
-            number = -1 - len(self._leaves)
+            number = self._next_leaf()
             if self._observer.callback is not None:
                 leaf_id = self._observer.ids.add_leaf(kind, name)
                 self._observer.callback.leaf(leaf_id, tensor if content is None else content)
@@ -550,7 +573,7 @@ class TracingMode(TorchDispatchMode):
                 digest = raw_digest(tensor, self._ledger)
             seen = digest if content is None else raw_digest(tensor, self._ledger)
             registered = None if initial is None else (initial, seen)
-            self._leaves.append((kind, name, digest, len(self._records), registered))
+            self._leaves.append((kind, name, digest, self._position(), registered))
             return number
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from hashbench.errors import HashbenchError
 from hashbench.records import TRACERS
 
-OTHER_OPS = "the Python dispatch mode changes which ops run, and the native tracer does not"
-"""Why traces of different tracers are not compared."""
+NOT_BY_ITSELF = "the native tracer is new: `auto` does not take it yet"
+"""Why ``auto`` is the Python dispatch mode for now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,19 @@ class Choice:
     reason: str = ""
 
 
-def native_unavailable() -> str:
-    """Why the native tracer cannot be used in this process, as a sentence without its full stop; empty where it can."""
-    return "the native tracer is not part of this version"
+def native_unavailable(wanted: str) -> str:
+    """Why the native tracer is not used in this process where ``wanted``, ``auto`` or ``native``, would have it, as a
+    sentence without its full stop; empty where it is."""
+    if wanted == "auto":
+        return NOT_BY_ITSELF
+    from hashbench.trace.native import load
+
+    found = load()
+    return found if isinstance(found, str) else ""
 
 
 def choose(wanted: str) -> Choice:
-    """The tracer for ``auto`` (the native one where it can be used), ``native`` or ``python``.
+    """The tracer for ``auto`` (which does not take the native one yet), ``native`` or ``python``.
 
     Raises:
         HashbenchError: the native tracer is asked for and cannot be used, or ``wanted`` is none of the three.
@@ -44,7 +50,7 @@ def choose(wanted: str) -> Choice:
         )
     if wanted == "python":
         return Choice("python")
-    reason = native_unavailable()
+    reason = native_unavailable(wanted)
     if not reason:
         return Choice("native")
     if wanted == "native":
@@ -54,14 +60,3 @@ def choose(wanted: str) -> Choice:
             tip="Choose the tracer `auto`, which takes the Python dispatch mode then, or `python`.",
         )
     return Choice("python", reason)
-
-
-def refuse_different(first: str, second: str, *, names: tuple[str, str] = ("the first", "the second")) -> None:
-    """Raise :class:`HashbenchError` where what was traced by ``first`` would be compared with what was traced by
-    another; ``names`` are what it calls them."""
-    if first != second:
-        raise HashbenchError(
-            f"the traces are of different tracers: {names[0]} is {first}, {names[1]} is {second}",
-            consequence=f"{OTHER_OPS}, so nothing was compared",
-            tip="Make both with one: `--tracer`, or the argument of that name.",
-        )

@@ -24,6 +24,7 @@ from hashbench.replay.controls import memory as poison
 from hashbench.run.outcome import Outcome, Run
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.callbacks import TraceCallback
+from hashbench.trace.mode import is_tracing
 
 ONE = torch.Generator().manual_seed(1)
 TWO = torch.Generator().manual_seed(2)
@@ -120,9 +121,7 @@ def test_a_run_that_fails_ends_the_arm_and_is_told() -> None:
 
 def test_untraced_runs_are_compared_by_their_results() -> None:
     def compute() -> torch.Tensor:
-        return (
-            torch.ones(3) if torch.utils._python_dispatch._get_current_dispatch_mode() else torch.rand(3, generator=ONE)
-        )
+        return torch.ones(3) if is_tracing() else torch.rand(3, generator=ONE)
 
     found = pairs(compute)
     assert found.plain().differing == 0

@@ -25,7 +25,7 @@ from sweep_helpers import alive, wait_until
 
 from hashbench.native import build as building
 from hashbench.native import cache
-from hashbench.native.build import RECORDER, Built, Unavailable, build
+from hashbench.native.build import Built, Unavailable, build
 from hashbench.processes import Child, Finished, phases_told_to
 
 COMPILER = """#!/bin/sh
@@ -161,7 +161,6 @@ def other_torch(parent: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not RECORDER.exists(), reason="the recorder is not there yet")
 @pytest.mark.skipif(not any(map(shutil.which, building.COMPILERS)), reason="there is no C++ compiler here")
 def test_the_recorder_compiles_and_loads_beside_this_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)

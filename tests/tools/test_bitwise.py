@@ -674,7 +674,10 @@ def test_another_mode_sees_every_op_once(inside: bool) -> None:
         with first, second:
             net(images).sum().backward()
 
-    traces, counters = (HashDebugTrace(), HashDebugTrace()), [FlopCounterMode(display=False) for _ in range(2)]
+    traces, counters = (
+        [HashDebugTrace(tracer="python") for _ in range(2)],
+        [FlopCounterMode(display=False) for _ in range(2)],
+    )
     for other, checked in zip((*traces, *counters), (mode, nullcontext()) * 2, strict=True):
         under(other, checked)
     assert traces[0].finish().records == traces[1].finish().records

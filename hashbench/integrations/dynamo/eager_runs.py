@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 import hashbench
@@ -33,6 +32,7 @@ from hashbench.run import leaves
 from hashbench.run.outcome import Run, failure_of
 from hashbench.run.settings import settings
 from hashbench.trace.api import HashDebugTrace
+from hashbench.trace.digest import unobserved
 
 log = logging.getLogger(__name__)
 
@@ -231,7 +231,7 @@ class EagerRuns:
 
 def _references(value: Any) -> tuple[Any, ...]:
     """The tensors in what a run returned, weakly; else the ``id`` of it all."""
-    with _disable_current_modes():
+    with unobserved():
         tensors = [weakref.ref(leaf) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
     return tuple(tensors) or (id(value),)
 
@@ -328,5 +328,5 @@ _TAKES = {
 
 def named_results(returned: Any) -> dict[str, Any]:
     """What ``run_n_iterations`` returned, flat and by name; what cannot be compared is a ``LeftOut``."""
-    with _disable_current_modes():
+    with unobserved():
         return dict(leaves.leaves(returned, "result"))

@@ -15,8 +15,6 @@ from dataclasses import replace
 from typing import Any
 
 import psutil
-import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from hashbench.catalog import Status
 from hashbench.check.pair import PairCheck, compared, row_of
@@ -38,6 +36,7 @@ from hashbench.run.leaves import LeftOut
 from hashbench.run.outcome import Attempt, Outcome, Prepared, Run, add_result, attempt
 from hashbench.run.settings import claim_workspace, settings
 from hashbench.trace.api import HashDebugTrace
+from hashbench.trace.digest import untraced
 
 FRESH_TARGET = "hashbench.integrations.dynamo.fresh:FreshHarness"
 """What builds the model again in a fresh process."""
@@ -79,7 +78,7 @@ def _iterate(harness: Any, model: Any, inputs: Any, trace: HashDebugTrace | None
 
 def _compared(outcome: Outcome, first: Run, second: Run) -> Outcome:
     """The outcome of two runs, as in a sweep."""
-    with _disable_current_modes(), torch.no_grad():
+    with untraced():
         outcome = compared(outcome, first, second)
     differing = int(outcome.accuracy != Status.PASS)
     return replace(outcome, run_counts=RunCounts(1, differing, distinct=1 + differing))
@@ -134,7 +133,7 @@ class ModelCheck:
             both = zip(self.traced_runs, (first, second), strict=True)
             self.outcome = _compared(self._begun(), *(replace(run, results=results) for run, results in both))
         elif not self.eager.answer:
-            with _disable_current_modes(), torch.no_grad():
+            with untraced():
                 difference = outputs.compare(first, second)
             differ = replace(self._begun(), accuracy=Status.TWO_RUNS_DIFFER, run_counts=RunCounts(1, 1, 2))
             self.outcome = replace(differ, difference=difference)

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hashbench.trace.arguments import tensors_in
+from hashbench.trace.digest import unobserved
 from hashbench.trace.op_schema import plan_of
 from hashbench.trace.storage_writers import whole_storage
 
@@ -117,7 +118,7 @@ def _fill_free_blocks(value: int, device: torch.device, reserve: Reserve) -> Non
     index = device.index if device.index is not None else torch.accelerator.current_device_index()
     stream = getattr(torch.get_device_module(device).current_stream(device), "cuda_stream", None)
     blocks: list[torch.Tensor] = []  # all together: one after the other would be the same block again and again
-    with suppress(torch.OutOfMemoryError), _disable_current_modes():
+    with suppress(torch.OutOfMemoryError), unobserved():
         sizes = requests(segments, device=index, stream=stream, reserve=reserve)
         blocks.extend(torch.full((size,), value & 0xFF, dtype=torch.uint8, device=device) for size in sizes)
 
@@ -181,7 +182,7 @@ def _fill_malloc(value: int) -> bool:
 def _reaches_small_tensors(value: int) -> bool:
     """Also where memory that was just freed comes back from a cache: torch asks for aligned blocks, which glibc did not
     cache up to 2.36."""
-    with _disable_current_modes():
+    with unobserved():
         torch.zeros(64, dtype=torch.uint8)  # freed at once
         again = torch.empty(64, dtype=torch.uint8)
         return ctypes.string_at(again.data_ptr(), again.nbytes) == bytes([value]) * again.nbytes
@@ -241,6 +242,6 @@ class _FillingMode(TorchDispatchMode):
     ) -> Any:
         output = func(*args, **(kwargs or {}))
         for tensor in tensors_in(output) if plan_of(func).blank else ():
-            with suppress(NotImplementedError, RuntimeError), _disable_current_modes():  # no memory: meta, sparse
+            with suppress(NotImplementedError, RuntimeError), unobserved():  # no memory: meta, sparse
                 whole_storage(tensor).fill_(self.value)
         return output

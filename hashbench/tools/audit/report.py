@@ -23,7 +23,7 @@ from hashbench.results.audit_table import (
 )
 from hashbench.results.rows import csv_line, defuse
 from hashbench.text import a_few, one_line
-from hashbench.trace.tracer import OTHER_OPS
+from hashbench.trace.file import OTHER_OPS
 
 # ------------------------------------------------------------------------------------------------ one audit
 

@@ -16,12 +16,12 @@ from typing import Any, get_args
 import torch
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
-    _disable_current_modes,
     _get_current_dispatch_mode_stack,
     is_traceable_wrapper_subclass_type,
 )
 
 from hashbench.errors import HashbenchError
+from hashbench.native.library import is_recorded
 from hashbench.replay.call import CaptureError
 from hashbench.replay.ops import is_custom
 from hashbench.run.leaves import NotComparableError
@@ -37,6 +37,7 @@ from hashbench.tools.bitwise.findings import (
     message,
 )
 from hashbench.tools.bitwise.repeating import Call, Equality, Repetitions, Treatment, treatment_of
+from hashbench.trace.digest import unobserved
 from hashbench.trace.op_schema import plan_of
 
 Choice = str | torch._ops.OpOverloadPacket | torch._ops.OpOverload | Callable[[Any], bool]
@@ -222,7 +223,7 @@ class BitwiseEquivalenceMode(TorchDispatchMode):
 
 def _aside() -> AbstractContextManager[Any]:
     """Out of sight of the modes around this one: they see the first run of every op, and nothing else."""
-    return _disable_current_modes() if _get_current_dispatch_mode_stack() else nullcontext()
+    return unobserved() if _get_current_dispatch_mode_stack() or is_recorded() else nullcontext()
 
 
 def _reason(error: Exception) -> str:

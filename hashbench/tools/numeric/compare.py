@@ -14,14 +14,13 @@ from typing import Any
 
 import torch
 from torch.testing._comparison import default_tolerances
-from torch.utils._python_dispatch import _disable_current_modes
 
 from hashbench.errors import HashbenchError
 from hashbench.run import outputs
 from hashbench.run.leaves import LeftOut, leaves
 from hashbench.text import squeezed
 from hashbench.tools.numeric.report import FORMS, Comparison, Rename, Rule, TensorComparison
-from hashbench.trace.digest import dtype_name
+from hashbench.trace.digest import dtype_name, untraced
 
 _ABSENT = object()
 
@@ -110,7 +109,7 @@ def compare_values(name: str, before: Any, after: Any, *, rule: Rule) -> TensorC
     for value in (before, after):
         if isinstance(value, LeftOut):
             return _differing(name, "not comparable", str(value))
-    with _disable_current_modes(), torch.no_grad():
+    with untraced():
         if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
             return _compare_tensors(name, before, after, rule)
         return _compare_plain(name, before, after, rule)

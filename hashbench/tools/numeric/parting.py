@@ -18,7 +18,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from hashbench.divergence.align import Pair, align
 from hashbench.records import Leaf, OpRecord, Ref, Trace
@@ -28,6 +27,7 @@ from hashbench.tools.numeric.report import LONE, SIDES, Parting, Rename, Rule, T
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import tensors_in
 from hashbench.trace.callbacks import TraceCallback
+from hashbench.trace.digest import unobserved, untraced
 from hashbench.trace.op_schema import plan_of
 
 if TYPE_CHECKING:
@@ -93,13 +93,13 @@ def execute(subject: Subject, request: Request, *, iterations: int, names: Mappi
     with trace, request.gradients():
         for iteration in range(iterations):
             trace.iteration = iteration
-            with _disable_current_modes():
+            with unobserved():
                 inputs = clone_inputs(request.inputs)
                 trace.register_inputs(inputs)
             for stage, values in subject.iteration(inputs):
                 if stage == "parameters" or stage not in request.stages:
                     continue
-                with _disable_current_modes(), torch.no_grad():
+                with untraced():
                     for name, value in values.items():
                         known = f"{stage}.{iteration}/{name if stage == 'outputs' else names.get(name, name)}"
                         trace.add_result(known, value)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch.utils import _python_dispatch as modes
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hashbench.errors import HashbenchError
@@ -37,9 +37,9 @@ from hashbench.tools.observer.recording import (
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import caller_line, tensors_in
 from hashbench.trace.callbacks import TraceCallback
-from hashbench.trace.digest import digest, dtype_name, python_digest, without_repetition
+from hashbench.trace.digest import digest, dtype_name, python_digest, unobserved, untraced, without_repetition
+from hashbench.trace.file import refuse_different
 from hashbench.trace.op_schema import Pattern, plan_of
-from hashbench.trace.tracer import refuse_different
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ class Observer:
             new, saved, note = self._exchange(_id(op, unique), old, in_place=True, name=unique)
         for number, replacement in zip(numbers, new, strict=True):
             if replacement is not leaves[number]:
-                with _disable_current_modes():
+                with unobserved():
                     leaves[number] = _Substitute.apply(leaves[number], replacement)
         value = tree_unflatten(leaves, structure)
         self._add(unique, op, value, source=source, saved=saved, note=note)
@@ -332,7 +332,7 @@ class Observer:
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
     """Without dispatch modes or gradients: what happens here is not observed itself."""
-    with _disable_current_modes(), torch.no_grad():
+    with untraced():
         yield
 
 

@@ -25,7 +25,7 @@ from hashbench.report.compare import environment_changes
 from hashbench.text import a_few
 from hashbench.tools.pipeline.observed import MOMENTS, Batch, Check, Observed, Sample, Step, moved
 from hashbench.tools.pipeline.reasons import Evidence, Reason, decide
-from hashbench.trace.tracer import OTHER_OPS
+from hashbench.trace.file import OTHER_OPS
 
 STAGES = (
     *("environment", "file list", "order", "before transform", "after transform"),

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from hashbench.errors import HashbenchError, named_line
 from hashbench.io import PACKAGE_PARENT, replace_file
@@ -43,7 +42,7 @@ from hashbench.tools.pipeline.observed import (
 from hashbench.tools.pipeline.recording import first_batches
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import named_tensors
-from hashbench.trace.digest import digest, dtype_name
+from hashbench.trace.digest import digest, dtype_name, untraced
 
 _NO_MODEL = "the pipeline has no make_model"
 _PACKAGES = (
@@ -213,7 +212,7 @@ def first_steps(
     first = Outputs(None, None, None)
     for step, batch in enumerate(batches):
         batch = _on_device_of(model, batch)
-        with _disable_current_modes(), torch.no_grad():
+        with untraced():
             trace.register_inputs({f"step{step}": batch})
         trace.iteration = step
         with trace:
@@ -246,7 +245,7 @@ def _outputs(first: Any) -> Outputs:
     except NotComparableError as error:
         reason = f"the output cannot be hashed: {error}"
         return Outputs(None, None, None, {"predictions": reason, "shown": reason})
-    with _disable_current_modes(), torch.no_grad():
+    with untraced():
         digests = {
             name: digest(value).word() if isinstance(value, torch.Tensor) else repr(value) for name, value in leaves
         }
@@ -303,7 +302,7 @@ def _inspected(model: torch.nn.Module, rows: list[tuple[str, ...]]) -> Iterator[
 
     def note(name: str, module: torch.nn.Module, _inputs: Any, output: Any) -> None:
         number = calls[name] = calls.get(name, -1) + 1
-        with _disable_current_modes(), torch.no_grad():
+        with untraced():
             for path, tensor in named_tensors(output):
                 rows.append((name, type(module).__name__, str(number), path, *_statistics(tensor)))
 

@@ -1,0 +1,234 @@
+"""The native recorder's entry points, and what it asks Python for.
+
+One library is loaded in a process. It records one trace at a time; ``Listener`` is what that trace answers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import xxhash._xxhash
+
+NATIVE_KEY = "Fake"
+"""The dispatch key by which the recorder sees calls: the last before kernels. Newer torch has it and leaves it free."""
+
+
+def is_free() -> bool:
+    """Whether this torch has the recorder's key, and uses it for nothing else."""
+    try:
+        key = torch._C._parse_dispatch_key(NATIVE_KEY)
+    except RuntimeError:
+        return False
+    return key is not None and not torch._C._dispatch_has_backend_fallback(key)
+
+
+@functools.cache
+def _exists() -> bool:
+    try:
+        return torch._C._parse_dispatch_key(NATIVE_KEY) is not None
+    except RuntimeError:
+        return False
+
+
+def is_recorded() -> bool:
+    """Whether calls of this thread are being recorded."""
+    return _exists() and torch._C._dispatch_tls_is_dispatch_key_included(NATIVE_KEY)
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """Calls of this thread are not recorded in here."""
+    recorded = is_recorded()
+    if recorded:
+        torch._C._dispatch_tls_set_dispatch_key_included(NATIVE_KEY, False)
+    try:
+        yield
+    finally:
+        if recorded:
+            torch._C._dispatch_tls_set_dispatch_key_included(NATIVE_KEY, True)
+
+
+PYTHON_KEY = "TESTING_ONLY_GenericMode"
+"""The dispatch key, free in torch, by which the recorder hands a call to Python."""
+
+RECORDS, READS, WRITES, LEAVES, OTHERS, METAS = range(6)
+"""What :meth:`Library.bytes_of` and :meth:`Library.texts` give."""
+
+UNKNOWN, KNOWN, IN_PYTHON = range(3)
+"""What the recorder knows of the writer of a storage: nothing, its number, or that Python knows more."""
+
+
+class CPlan(ctypes.Structure):
+    """``Plan`` of ``recorder.cpp``."""
+
+    _fields_ = (
+        ("written", ctypes.c_uint64),
+        ("statistics", ctypes.c_uint64),
+        ("training", ctypes.c_int32),
+        ("traced", ctypes.c_uint8),
+        ("decomposes", ctypes.c_uint8),
+        ("python", ctypes.c_uint8),
+        ("fresh", ctypes.c_uint8),
+        ("blank", ctypes.c_uint8),
+        ("seeded", ctypes.c_uint8),
+        ("open", ctypes.c_uint8),
+    )
+
+
+class Listener(Protocol):
+    """A trace, as far as the recorder asks it for something."""
+
+    def is_parameter(self, tensor: torch.Tensor) -> bool: ...
+
+    def digest_odd(self, tensor: torch.Tensor, number: int) -> int: ...
+
+    def handle(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any: ...
+
+
+_PLAN = ctypes.PYFUNCTYPE(None, ctypes.c_int32, ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(CPlan))
+_CLASSIFY = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.py_object)
+_ODD = ctypes.PYFUNCTYPE(ctypes.c_uint32, ctypes.py_object, ctypes.c_int32)
+_POINTER, _INT, _I32, _I64, _U64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64
+_ENTRY_POINTS: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
+    ("register", _INT, ()),
+    ("prepare", None, (_POINTER,) * 5),
+    ("let_through", None, (ctypes.c_char_p, ctypes.c_char_p)),
+    ("new", _POINTER, (_INT, _INT, _U64)),
+    ("delete", None, (_POINTER,)),
+    ("begin", _INT, (_POINTER,)),
+    ("end", None, (_POINTER,)),
+    ("thread", None, (_INT,)),
+    ("is_on", _INT, ()),
+    ("context", ctypes.POINTER(ctypes.c_uint32), (_POINTER,)),
+    ("backward_in_python", None, (_POINTER,)),
+    ("failed", _I32, (_POINTER,)),
+    ("name", None, (_POINTER, _POINTER, _I32)),
+    ("node", _INT, (_POINTER, _POINTER, ctypes.POINTER(_I32))),
+    ("set_node", None, (_POINTER, _POINTER, _I32, _INT)),
+    ("take_record", _I32, (_POINTER,)),
+    ("take_leaf", _I32, (_POINTER,)),
+    ("make", None, (_INT,)),
+    ("open", _I64, ()),
+    ("close", None, (_POINTER, _I64, _I32)),
+    ("dtype", ctypes.c_char_p, (_INT,)),
+    ("count", _I64, (_POINTER, _INT)),
+    ("copy", None, (_POINTER, _INT, _I64, _I64, _POINTER)),
+    ("text", _POINTER, (_POINTER, _INT, _I64, ctypes.POINTER(_I64))),
+)
+
+
+class Library:
+    """The loaded library. Every entry point ``hb_<name>`` of ``recorder.cpp`` is an attribute ``<name>``, which keeps
+    the GIL: none waits.
+
+    ``describe`` gives the plan of an op by its schema's names, and is asked once for every op; ``has_data`` says
+    whether a tensor of a class of its own holds something, or stands for what is computed later. ``listener`` is the
+    trace that is being made.
+    """
+
+    def __init__(
+        self, path: Path, describe: Callable[[int, str, str], CPlan], has_data: Callable[[torch.Tensor], bool]
+    ) -> None:
+        self.listener: Listener | None = None
+        self.errors: list[BaseException] = []
+        self._describe = describe
+        self._library = ctypes.PyDLL(str(path))
+        for name, result, arguments in _ENTRY_POINTS:
+            function = getattr(self._library, f"hb_{name}")
+            function.restype, function.argtypes = result, arguments
+            setattr(self, name, function)
+        self._kept = (
+            _PLAN(self._plan),
+            _CLASSIFY(self._classify),
+            _CLASSIFY(lambda tensor: int(has_data(tensor))),
+            _ODD(self._odd),
+        )  # ctypes does not keep them
+        if not self.register():
+            raise OSError(f"torch uses the dispatch key {NATIVE_KEY}")
+        digest = ctypes.CDLL(xxhash._xxhash.__file__).XXH3_64bits
+        self.prepare(*(ctypes.cast(function, _POINTER) for function in (digest, *self._kept)))
+        self._fallback = torch.library.Library("_", "IMPL")
+        self._fallback.fallback(self._handle, PYTHON_KEY)
+        for ns, name in _decomposing():
+            self.let_through(ns.encode(), name.encode())
+        _let_higher_order_ops_through()
+
+    def __getattr__(self, name: str) -> Any:  # the entry points, for mypy
+        raise AttributeError(name)
+
+    def bytes_of(self, recorder: int, what: int, size: int, start: int = 0) -> bytes:
+        """The raw items ``what`` from ``start`` on, each of ``size`` bytes."""
+        count = self.count(recorder, what) - start
+        buffer = ctypes.create_string_buffer(max(1, count * size))
+        self.copy(recorder, what, start, count, buffer)
+        return buffer.raw[: count * size]
+
+    def texts(self, recorder: int, what: int) -> list[bytes]:
+        """The interned byte strings ``what``, by number."""
+        size = ctypes.c_int64()
+        found = []
+        for number in range(self.count(recorder, what)):
+            address = self.text(recorder, what, number, ctypes.byref(size))
+            found.append(ctypes.string_at(address, size.value))
+        return found
+
+    @functools.cached_property
+    def dtypes(self) -> dict[int, torch.dtype]:
+        """torch's dtypes by the number that C++ has for them."""
+        names = ((number, self.dtype(number)) for number in range(64))
+        found = ((number, getattr(torch, name.decode(), None)) for number, name in names if name)
+        return {number: dtype for number, dtype in found if isinstance(dtype, torch.dtype)}
+
+    # ---------------------------------------------------------------------------------------- what the recorder asks
+
+    def _plan(self, number: int, name: bytes, overload: bytes, out: Any) -> None:
+        try:
+            out[0] = self._describe(number, name.decode(), overload.decode())
+        except BaseException as error:  # ctypes would print it and go on
+            self.errors.append(error)
+            out[0] = CPlan(python=1, traced=1)
+
+    def _classify(self, tensor: torch.Tensor) -> int:
+        return -2 if self.listener is not None and self.listener.is_parameter(tensor) else -1
+
+    def _odd(self, tensor: torch.Tensor, number: int) -> int:
+        try:
+            assert self.listener is not None
+            return self.listener.digest_odd(tensor, number)
+        except BaseException as error:
+            self.errors.append(error)
+            return 0
+
+    def _handle(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        return func(*args, **kwargs) if self.listener is None else self.listener.handle(func, args, kwargs)
+
+
+def _decomposing() -> Iterator[tuple[str, str]]:
+    """The ops that are made of others, in every dispatch: namespace, and name with overload."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    for full in torch._C._dispatch_get_all_op_names():
+        if has_kernel(full, "CompositeImplicitAutograd") and not has_kernel(full, NATIVE_KEY):
+            ns, _, name = full.partition("::")
+            yield ns, name
+
+
+def _let_higher_order_ops_through() -> None:
+    """Higher-order operators look for a kernel of every key in force themselves: of ours they need none."""
+    key = torch._C._parse_dispatch_key(NATIVE_KEY)
+    assert key is not None
+    torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)
+    for operator in torch._ops._higher_order_ops.values():
+        operator.fallthrough(key)
+
+
+@functools.cache
+def decomposes(name: str, overload: str) -> bool:
+    """Whether an op is made of others in every dispatch."""
+    full = f"{name}.{overload}" if overload else name
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(full, "CompositeImplicitAutograd"))

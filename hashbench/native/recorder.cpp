@@ -1,0 +1,875 @@
+// Records every dispatched call: what it read, what it wrote, and digests of the latter.
+//
+// A fallback on a dispatch key that torch leaves free sees every call just before its kernel: behind autograd, autocast,
+// functorch's transforms, dispatch modes and tensor subclasses, which make of one call those that are computed. It changes
+// nothing of what is dispatched, holds no tensor, and calls no operator itself. What it does not know how to record (a
+// sparse tensor, an accelerator, a collective, a call that somebody looks at) it hands to Python, by a second key.
+//
+// Loaded by hashbench/native/library.py, which says what the entry points at the end take and return.
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/SequenceNumber.h>
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/library.h>
+
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+// Of Python's C API only these, so that one library serves every Python.
+struct _object;
+extern "C" int PyGILState_Ensure();
+extern "C" void PyGILState_Release(int);
+extern "C" void Py_DecRef(_object*);
+_object* THPVariable_Wrap(const at::TensorBase& tensor);
+
+namespace {
+
+constexpr auto kKey = c10::DispatchKey::Fake;
+constexpr auto kPythonKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
+const c10::DispatchKeySet kAfter(c10::DispatchKeySet::FULL_AFTER, kKey);
+const c10::DispatchKeySet kNotAfter = c10::DispatchKeySet(c10::DispatchKeySet::FULL) ^ kAfter;
+
+// A tensor with no other key is dense, on the CPU, and what it shows is what its memory holds.
+const c10::DispatchKeySet kPlain(
+    {c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU, c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::AutocastCPU});
+
+using Hash = uint64_t (*)(const void*, size_t);
+
+// ------------------------------------------------------------------------------------------------ what a schema says
+
+// Filled by Python, which reads schemas for both tracers (hashbench/trace/op_schema.py).
+struct Plan {
+  uint64_t written;     // bits of arguments, by position on the stack, whose content the op changes
+  uint64_t statistics;  // bits of running statistics, which it changes where the argument at `training` is true
+  int32_t training;     // -1: always
+  uint8_t traced;       // it has a tensor
+  uint8_t decomposes;   // into calls that come here
+  uint8_t python;       // its calls are recorded by Python
+  uint8_t fresh;        // no output shares memory with an argument
+  uint8_t blank;        // an allocation: its content is whatever was in memory
+  uint8_t seeded;       // it draws random numbers
+  uint8_t open;         // calls that its kernel makes are recorded, too
+};
+using PlanOf = void (*)(int32_t id, const char* name, const char* overload, Plan* plan);
+
+struct Op {
+  const void* key = nullptr;  // the address of its schema, which is the op's for the life of the process
+  int32_t id = 0;
+  Plan plan{};
+  int32_t arguments = 0, positional = 0, returns = 0;
+  std::vector<c10::IValue> defaults;
+  std::vector<uint8_t> has_default;
+};
+
+// ------------------------------------------------------------------------------------------------------- raw records
+
+struct Read {
+  int32_t node;      // records count from 0, leaves from -1 down
+  int32_t argument;  // position | (index in a list + 1) << 8
+  int64_t offset;
+};
+
+struct Write {
+  uint64_t digest;
+  uint32_t meta;   // number of the bytes of dtype, shape and stride; of a digest that Python made, its number
+  uint32_t state;  // 0: hashed, 1: blank, 2: Python has it
+};
+
+struct Record {
+  int64_t sequence;
+  uint64_t rng;
+  int32_t op;  // -1: Python has this record
+  uint32_t others, context, first_read, first_write, scalar;
+  int32_t parent;
+  uint32_t reads, writes;
+};
+
+struct Leaf {
+  uint64_t storage, digest;
+  int64_t position;
+  uint32_t meta, context;
+  int32_t name;  // number of a registered tensor; -1: none, -2: none and an nn.Parameter, -3: Python has this leaf
+  uint32_t unused;
+};
+
+// A list that grows without being copied.
+template <typename T>
+struct Chunked {
+  static constexpr size_t kBits = 14, kSize = size_t(1) << kBits;
+  std::vector<std::unique_ptr<T[]>> chunks;
+  size_t count = 0;
+
+  T& push(const T& item) {
+    if (count == chunks.size() << kBits) chunks.emplace_back(new T[kSize]);
+    T& place = chunks[count >> kBits][count & (kSize - 1)];
+    place = item;
+    count++;
+    return place;
+  }
+  T& operator[](size_t i) { return chunks[i >> kBits][i & (kSize - 1)]; }
+  void copy(size_t from, size_t number, T* out) {
+    for (size_t i = 0; i < number; i++) out[i] = (*this)[from + i];
+  }
+};
+
+// Byte strings by number.
+struct Interned {
+  std::vector<std::string> all;
+  std::vector<uint64_t> hashes;
+  std::vector<int32_t> slots = std::vector<int32_t>(1024, -1);
+
+  uint32_t number(Hash hash, const char* data, size_t size) {
+    const uint64_t h = hash(data, size);
+    size_t mask = slots.size() - 1;
+    size_t i = h & mask;
+    for (; slots[i] >= 0; i = (i + 1) & mask) {
+      const auto at = static_cast<size_t>(slots[i]);
+      if (hashes[at] == h && all[at].size() == size && !std::memcmp(all[at].data(), data, size)) return slots[i];
+    }
+    slots[i] = static_cast<int32_t>(all.size());
+    all.emplace_back(data, size);
+    hashes.push_back(h);
+    if (all.size() * 2 > slots.size()) grow();
+    return static_cast<uint32_t>(all.size() - 1);
+  }
+  void grow() {
+    slots.assign(slots.size() * 2, -1);
+    const size_t mask = slots.size() - 1;
+    for (size_t n = 0; n < all.size(); n++) {
+      size_t i = hashes[n] & mask;
+      while (slots[i] >= 0) i = (i + 1) & mask;
+      slots[i] = static_cast<int32_t>(n);
+    }
+  }
+};
+
+size_t spread(const void* address) {
+  return static_cast<size_t>((reinterpret_cast<uintptr_t>(address) >> 4) * 0x9E3779B97F4A7C15ull >> 20);
+}
+
+// Storage -> who wrote it last. A weak reference keeps the struct and not its memory, so that no address is mistaken for
+// the storage that had it before.
+struct Writers {
+  struct Entry {
+    c10::StorageImpl* storage;
+    int32_t node;
+    int32_t python;  // Python knows more: parts of a leaf, or a collective under way
+  };
+  std::vector<Entry> slots = std::vector<Entry>(1024, Entry{nullptr, 0, 0});
+  size_t used = 0;
+
+  ~Writers() {
+    for (auto& entry : slots)
+      if (entry.storage) c10::raw::weak_intrusive_ptr::decref(entry.storage);
+  }
+  Entry* find(const c10::StorageImpl* storage) {
+    const size_t mask = slots.size() - 1;
+    for (size_t i = spread(storage) & mask; slots[i].storage; i = (i + 1) & mask)
+      if (slots[i].storage == storage) return &slots[i];
+    return nullptr;
+  }
+  void set(c10::StorageImpl* storage, int32_t node, int32_t python) {
+    if (Entry* entry = find(storage)) {
+      entry->node = node;
+      entry->python = python;
+      return;
+    }
+    if ((used + 1) * 2 > slots.size()) sweep();
+    c10::raw::weak_intrusive_ptr::incref(storage);
+    insert({storage, node, python});
+  }
+  void insert(Entry entry) {
+    const size_t mask = slots.size() - 1;
+    size_t i = spread(entry.storage) & mask;
+    while (slots[i].storage) i = (i + 1) & mask;
+    slots[i] = entry;
+    used++;
+  }
+  void sweep() {  // those whose memory is gone are forgotten
+    std::vector<Entry> old;
+    old.swap(slots);
+    size_t alive = 0;
+    for (auto& entry : old)
+      if (entry.storage && c10::raw::weak_intrusive_ptr::use_count(entry.storage)) alive++;
+    size_t size = 1024;
+    while (size < alive * 4) size *= 2;
+    slots.assign(size, Entry{nullptr, 0, 0});
+    used = 0;
+    for (auto& entry : old) {
+      if (!entry.storage) continue;
+      if (c10::raw::weak_intrusive_ptr::use_count(entry.storage)) insert(entry);
+      else c10::raw::weak_intrusive_ptr::decref(entry.storage);
+    }
+  }
+};
+
+// Tensors that a model or a caller has named.
+struct Names {
+  std::unordered_map<c10::TensorImpl*, int32_t> numbers;
+
+  ~Names() {
+    for (auto& [tensor, number] : numbers) c10::raw::weak_intrusive_ptr::decref(tensor);
+  }
+  void set(c10::TensorImpl* tensor, int32_t number) {
+    if (numbers.emplace(tensor, number).second) c10::raw::weak_intrusive_ptr::incref(tensor);
+    else numbers[tensor] = number;
+  }
+  int32_t of(c10::TensorImpl* tensor) {
+    const auto found = numbers.find(tensor);
+    return found == numbers.end() ? -1 : found->second;
+  }
+};
+
+// ------------------------------------------------------------------------------------------------------- one trace
+
+// What Python answers; each is called with the GIL.
+using Classify = int32_t (*)(_object* tensor);                        // a leaf without a name: -1, or -2 for a Parameter
+using HasData = int32_t (*)(_object* tensor);                         // 0: it stands for a tensor that is computed later
+using DigestOdd = uint32_t (*)(_object* tensor, int32_t number);      // hashes and marks it; number of the digest
+using Failed = void (*)(int32_t op);
+
+struct Recorder {
+  std::mutex lock;  // never held while Python is called: another thread may hold the GIL and wait for it
+  bool hashes = true;
+  bool everything_python = false;  // somebody looks at every call
+  std::atomic<bool> backward_python{false};
+  std::atomic<uint32_t> context{0};
+  std::atomic<int32_t> failed{-1};
+  uint64_t odd_dtypes = 0;
+  Chunked<Record> records;
+  Chunked<Read> reads;
+  Chunked<Write> writes;
+  Chunked<Leaf> leaves;
+  Interned others, metas;
+  Writers writers;
+  Names names;
+};
+
+Hash hash = nullptr;
+PlanOf plan_of = nullptr;
+Classify classify = nullptr;
+HasData has_data = nullptr;
+DigestOdd digest_odd = nullptr;
+std::atomic<Recorder*> current{nullptr};
+
+// ---------------------------------------------------------------------------------------------------------------- ops
+
+constexpr size_t kMostOps = 1 << 15;
+std::array<std::atomic<Op*>, kMostOps> ops;
+std::mutex ops_lock;
+int32_t ops_made = 0;
+
+Op* known_op(const void* key, size_t& at) {
+  for (at = spread(key) & (kMostOps - 1);; at = (at + 1) & (kMostOps - 1)) {
+    Op* op = ops[at].load(std::memory_order_acquire);
+    if (!op || op->key == key) return op;
+  }
+}
+
+Op* op_of(const c10::OperatorHandle& handle) {
+  const auto& schema = handle.schema();
+  size_t at;
+  if (Op* op = known_op(&schema, at)) return op;
+  auto made = std::make_unique<Op>();
+  made->key = &schema;
+  {
+    std::lock_guard<std::mutex> guard(ops_lock);
+    made->id = ops_made++;
+  }
+  const int gil = PyGILState_Ensure();
+  plan_of(made->id, schema.name().c_str(), schema.overload_name().c_str(), &made->plan);
+  PyGILState_Release(gil);
+  made->arguments = static_cast<int32_t>(schema.arguments().size());
+  made->returns = static_cast<int32_t>(schema.returns().size());
+  for (const auto& argument : schema.arguments()) {
+    if (!argument.kwarg_only()) made->positional++;
+    made->has_default.push_back(argument.default_value().has_value());
+    made->defaults.push_back(argument.default_value().value_or(c10::IValue()));
+  }
+  std::lock_guard<std::mutex> guard(ops_lock);
+  if (Op* op = known_op(&schema, at)) return op;  // another thread was faster
+  ops[at].store(made.get(), std::memory_order_release);
+  return made.release();
+}
+
+// ------------------------------------------------------------------------------------------------------------ digests
+
+bool is_plain(const Recorder& recorder, const at::Tensor& tensor) {
+  return !(tensor.key_set().raw_repr() & ~kPlain.raw_repr()) &&
+      !(recorder.odd_dtypes >> static_cast<int>(tensor.scalar_type()) & 1) && tensor.dim() <= 32 &&
+      tensor.unsafeGetTensorImpl()->has_storage();
+}
+
+c10::StorageImpl* storage_of(const at::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl(); }
+
+uint32_t meta_of(Recorder& recorder, const at::Tensor& tensor) {
+  int64_t buffer[1 + 2 * 32];
+  const auto sizes = tensor.sizes();
+  const size_t dims = sizes.size();
+  buffer[0] = static_cast<int64_t>(tensor.scalar_type());
+  std::memcpy(buffer + 1, sizes.data(), dims * 8);
+  size_t count = 1 + dims;
+  if (!tensor.is_contiguous()) {
+    std::memcpy(buffer + count, tensor.strides().data(), dims * 8);
+    count += dims;
+    buffer[0] |= 1 << 8;
+  }
+  return recorder.metas.number(hash, reinterpret_cast<const char*>(buffer), count * 8);
+}
+
+// One of each row that an expanded tensor shows many times, in logical order.
+void gather(const char* from, c10::IntArrayRef sizes, c10::IntArrayRef strides, size_t dim, size_t item, std::string& out) {
+  if (dim == sizes.size()) {
+    out.append(from, item);
+    return;
+  }
+  const int64_t size = strides[dim] == 0 ? 1 : sizes[dim];
+  const auto step = strides[dim] * static_cast<int64_t>(item);
+  if (dim + 1 == sizes.size() && strides[dim] == 1) {
+    out.append(from, static_cast<size_t>(size) * item);
+    return;
+  }
+  for (int64_t i = 0; i < size; i++) gather(from + i * step, sizes, strides, dim + 1, item, out);
+}
+
+uint64_t digest(const Recorder& recorder, const at::Tensor& tensor) {
+  if (!recorder.hashes) return 0;
+  const auto* data = static_cast<const char*>(tensor.const_data_ptr());
+  if (!tensor.numel() || !data) return hash("", 0);
+  if (tensor.is_non_overlapping_and_dense()) return hash(data, tensor.nbytes());
+  std::string packed;
+  gather(data, tensor.sizes(), tensor.strides(), 0, tensor.element_size(), packed);
+  return hash(packed.data(), packed.size());
+}
+
+uint64_t generator_digest(at::Generator generator) {
+  if (!generator.defined()) generator = at::detail::getDefaultCPUGenerator();
+  std::lock_guard<std::mutex> guard(generator.mutex());
+  const at::Tensor state = generator.get_state();
+  return hash(state.const_data_ptr(), state.nbytes());
+}
+
+// ----------------------------------------------------------------------------------- arguments that are no tensors
+
+void put(std::string& text, char tag, const void* data, size_t size) {
+  text.push_back(tag);
+  text.append(static_cast<const char*>(data), size);
+}
+
+template <typename List>
+void put_list(std::string& text, char tag, const List& list) {
+  const auto count = static_cast<int64_t>(list.size());
+  put(text, tag, &count, 8);
+  for (const auto& item : list) text.append(reinterpret_cast<const char*>(&item), sizeof(item));
+}
+
+bool is_no_tensor(const c10::IValue& value) { return !value.isTensor() || !value.toTensor().defined(); }
+
+// A Python number where the schema has a tensor.
+bool is_number(const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl()->is_wrapped_number(); }
+
+// Read by hashbench/trace/native.py, `_Values`.
+void put_value(std::string& text, const c10::IValue& value) {
+  if (value.isInt()) {
+    const int64_t v = value.toInt();
+    put(text, 'i', &v, 8);
+  } else if (value.isDouble()) {
+    const double v = value.toDouble();
+    put(text, 'd', &v, 8);
+  } else if (value.isBool()) {
+    text.push_back(value.toBool() ? 't' : 'f');
+  } else if (value.isTensor() && value.toTensor().defined()) {
+    const void* data = value.toTensor().const_data_ptr();
+    switch (value.toTensor().scalar_type()) {
+      case at::kLong: return put_value(text, *static_cast<const int64_t*>(data));
+      case at::kDouble: return put_value(text, *static_cast<const double*>(data));
+      case at::kBool: return put_value(text, *static_cast<const bool*>(data));
+      case at::kComplexDouble: return put_value(text, *static_cast<const c10::complex<double>*>(data));
+      default: text.push_back('n');
+    }
+  } else if (value.isNone() || value.isTensor()) {
+    text.push_back('n');
+  } else if (value.isIntList()) {
+    put_list(text, 'I', value.toIntVector());
+  } else if (value.isDoubleList()) {
+    put_list(text, 'D', value.toDoubleVector());
+  } else if (value.isString()) {
+    const auto v = value.toStringView();
+    const auto count = static_cast<int64_t>(v.size());
+    put(text, 's', &count, 8);
+    text.append(v.data(), v.size());
+  } else if (value.isComplexDouble()) {
+    const auto v = value.toComplexDouble();
+    put(text, 'c', &v, 16);
+  } else if (value.isDevice()) {
+    const auto v = value.toDevice().str();
+    const auto count = static_cast<int64_t>(v.size());
+    put(text, 'v', &count, 8);
+    text.append(v);
+  } else if (value.isList()) {
+    const auto list = value.toListRef();
+    int64_t count = 0;
+    for (const auto& item : list) count += is_no_tensor(item);
+    put(text, 'L', &count, 8);
+    for (const auto& item : list)
+      if (is_no_tensor(item)) put_value(text, item);
+  } else {
+    const auto v = value.isGenerator() ? std::string("Generator") : value.tagKind();
+    const auto count = static_cast<int64_t>(v.size());
+    put(text, '?', &count, 8);
+    text.append(v);
+  }
+}
+
+bool is_default(const Op& op, int position, const c10::IValue& value) {
+  if (!op.has_default[position]) return false;
+  const c10::IValue& usual = op.defaults[position];
+  if (value.isNone() || usual.isNone()) return value.isNone() && usual.isNone();
+  if (value.isInt() && usual.isInt()) return value.toInt() == usual.toInt();
+  if (value.isDouble() && usual.isDouble()) return value.toDouble() == usual.toDouble();
+  if (value.isBool() && usual.isBool()) return value.toBool() == usual.toBool();
+  if (value.isTensor() || usual.isTensor()) return false;
+  return value == usual;
+}
+
+// ----------------------------------------------------------------------------------------------------------- one call
+
+// Off while a call is looked at, and inside kernels whose own calls are not recorded.
+struct Quiet {
+  explicit Quiet(bool off = true) : off(off) {
+    if (off) c10::impl::tls_set_dispatch_key_included(kKey, false);
+  }
+  ~Quiet() {
+    if (off) c10::impl::tls_set_dispatch_key_included(kKey, true);
+  }
+  Quiet(const Quiet&) = delete;
+  const bool off;
+};
+
+struct Scratch {
+  std::vector<Read> reads;
+  std::string others;
+  // What is in force for the thread where a call came that Python records, and again while Python makes that call.
+  const c10::impl::LocalDispatchKeySet* given = nullptr;
+  const c10::impl::LocalDispatchKeySet* entry = nullptr;
+  int32_t open = 0;               // calls under way of which the inner calls are recorded
+  std::vector<int32_t> children;  // records made inside these that have no parent yet
+  std::vector<std::pair<at::Tensor, int32_t>> unnamed;
+};
+thread_local Scratch scratch;
+
+template <typename Result, typename... More>
+Result ask(Result (*question)(_object*, More...), Result otherwise, const at::Tensor& tensor, More... more) {
+  const int gil = PyGILState_Ensure();
+  _object* object = THPVariable_Wrap(tensor);
+  const Result answer = object ? question(object, more...) : otherwise;
+  if (object) Py_DecRef(object);
+  PyGILState_Release(gil);
+  return answer;
+}
+
+// Python looks at the call with nothing above its kernel in force, and makes it once more, which comes back to `fallback`.
+void record_in_python(const Op& op, const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::Stack* stack) {
+  const bool modes_off = c10::impl::tls_local_dispatch_key_set().excluded_.has(c10::DispatchKey::Python);
+  for (size_t i = stack->size() - static_cast<size_t>(op.arguments); i < stack->size(); i++) {
+    const c10::IValue& value = (*stack)[i];  // a fake tensor stands for one that is computed later: nothing is computed now
+    if (modes_off && (value.isDevice() ? value.toDevice().is_meta() : value.isTensor() && value.toTensor().is_meta())) {
+      Quiet quiet;
+      handle.redispatchBoxed(keys & kAfter, stack);
+      return;
+    }
+    if (value.isTensor() && value.toTensor().defined() && value.toTensor().key_set().has(c10::DispatchKey::Python)) {
+      Quiet quiet;
+      if (!ask(has_data, 1, value.toTensor())) {
+        handle.redispatchBoxed(keys & kAfter, stack);
+        return;
+      }
+    }
+  }
+  auto entry = c10::impl::tls_local_dispatch_key_set();
+  if (!op.plan.open) entry.included_ = entry.included_.remove(kKey);
+  const auto* outer = std::exchange(scratch.given, &entry);
+  try {
+    c10::impl::ExcludeDispatchKeyGuard quiet(kNotAfter);
+    handle.redispatchBoxed((keys & kAfter) | c10::DispatchKeySet(kPythonKey), stack);
+  } catch (...) {
+    scratch.given = outer;
+    throw;
+  }
+  scratch.given = outer;
+}
+
+// One tensor among the arguments: who wrote it last. False where Python has to record the call.
+bool read(Recorder& recorder, const at::Tensor& tensor, int32_t argument, c10::SmallVector<c10::StorageImpl*, 8>& given) {
+  if (!is_plain(recorder, tensor)) return false;
+  c10::StorageImpl* storage = storage_of(tensor);
+  given.push_back(storage);
+  int32_t node;
+  if (const auto* entry = recorder.writers.find(storage)) {
+    if (entry->python) return false;
+    node = entry->node;
+  } else {
+    if (tensor.nbytes() < storage->nbytes() || !tensor.is_contiguous()) return false;  // a part of a leaf
+    node = -1 - static_cast<int32_t>(recorder.leaves.count);
+    const int32_t name = recorder.names.of(tensor.unsafeGetTensorImpl());
+    if (name < 0) scratch.unnamed.emplace_back(tensor, node);
+    recorder.leaves.push({reinterpret_cast<uint64_t>(storage), digest(recorder, tensor),
+                          static_cast<int64_t>(recorder.records.count), meta_of(recorder, tensor),
+                          recorder.context.load(std::memory_order_relaxed), name, 0});
+    recorder.writers.set(storage, node, 0);
+  }
+  scratch.reads.push_back({node, argument, tensor.storage_offset()});
+  return true;
+}
+
+void name_leaves(Recorder& recorder) {
+  for (const auto& [tensor, node] : scratch.unnamed) {
+    const int32_t name = ask(classify, -1, tensor);
+    std::lock_guard<std::mutex> guard(recorder.lock);
+    recorder.leaves[static_cast<size_t>(-1 - node)].name = name;
+  }
+  scratch.unnamed.clear();
+}
+
+void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::Stack* stack) {
+  if (scratch.entry) {  // Python makes the call that it records: as it would have been made
+    c10::impl::ForceDispatchKeyGuard as_before(*std::exchange(scratch.entry, nullptr));
+    handle.redispatchBoxed(keys & kAfter, stack);
+    return;
+  }
+  Recorder* const on = current.load(std::memory_order_acquire);
+  Op* const op = on ? op_of(handle) : nullptr;
+  if (!on || op->plan.decomposes || !op->plan.traced) {
+    handle.redispatchBoxed(keys & kAfter, stack);
+    return;
+  }
+  Recorder& recorder = *on;
+  const Plan& plan = op->plan;
+  const auto node = torch::autograd::get_current_node();
+  const bool backward = node != nullptr;
+  if (plan.python || recorder.everything_python || (backward && recorder.backward_python.load(std::memory_order_relaxed))) {
+    record_in_python(*op, handle, keys, stack);
+    return;
+  }
+
+  const size_t base = stack->size() - static_cast<size_t>(op->arguments);
+  const size_t first = scratch.reads.size();
+  c10::SmallVector<at::Tensor, 4> targets;  // this frame alone holds them: the kernel takes its arguments off the stack
+  c10::SmallVector<c10::StorageImpl*, 8> given;
+  at::Generator generator;
+  uint32_t others = 0;
+  uint64_t rng = 0;
+  bool plain = true;
+  {
+    std::lock_guard<std::mutex> guard(recorder.lock);
+    uint64_t written = plan.written;
+    if (plan.statistics && (plan.training < 0 || ((*stack)[base + plan.training].isBool() && (*stack)[base + plan.training].toBool())))
+      written |= plan.statistics;
+    int last = op->positional;
+    while (last > 0 && is_default(*op, last - 1, (*stack)[base + last - 1])) last--;
+    auto& text = scratch.others;
+    text.clear();
+    for (int position = 0; plain && position < op->arguments; position++) {
+      const c10::IValue& value = (*stack)[base + position];
+      if (value.isTensor() && value.toTensor().defined() && !is_number(value.toTensor())) {
+        const at::Tensor& tensor = value.toTensor();
+        plain = read(recorder, tensor, position, given);
+        if (written >> position & 1) targets.push_back(tensor);
+        continue;
+      }
+      bool other = position < last || (position >= op->positional && !is_default(*op, position, value));
+      if (value.isTensorList() || (value.isList() && !value.isIntList() && !value.isDoubleList() && !value.isBoolList())) {
+        int index = 0;
+        int tensors = 0;
+        for (const c10::IValue& item : value.toListRef()) {
+          index++;
+          if (is_no_tensor(item)) continue;
+          tensors++;
+          if (!(plain = read(recorder, item.toTensor(), position | index << 8, given))) break;
+          if (written >> position & 1) targets.push_back(item.toTensor());
+        }
+        other = other && (!index || tensors < index);
+      } else if (value.isGenerator()) {
+        generator = value.toGenerator();
+        plain = generator.device().is_cpu();
+      } else if (value.isDevice()) {
+        plain = value.toDevice().is_cpu();
+      } else if (value.isSymInt() && !value.isInt()) {
+        plain = false;
+      }
+      if (other) {
+        text.push_back(static_cast<char>(position));
+        put_value(text, value);
+      }
+    }
+    if (plain) others = recorder.others.number(hash, text.data(), text.size());
+  }
+  if (!plain) {
+    scratch.reads.resize(first);
+    if (!scratch.unnamed.empty()) {
+      Quiet quiet;
+      name_leaves(recorder);
+    }
+    record_in_python(*op, handle, keys, stack);
+    return;
+  }
+  if (!scratch.unnamed.empty() || plan.seeded) {
+    Quiet quiet;
+    name_leaves(recorder);
+    if (plan.seeded) rng = generator_digest(generator);
+  }
+
+  const auto sequence = backward ? static_cast<int64_t>(node->sequence_nr()) : static_cast<int64_t>(at::sequence_number::peek()) - 1;
+  const size_t outer = scratch.children.size();
+  scratch.open += plan.open;
+  try {
+    Quiet quiet(!plan.open);
+    handle.redispatchBoxed(keys & kAfter, stack);
+    scratch.open -= plan.open;
+  } catch (...) {
+    scratch.open -= plan.open;
+    scratch.reads.resize(first);
+    scratch.children.resize(outer);
+    recorder.failed = op->id;
+    throw;
+  }
+
+  Quiet quiet;
+  Record record{};
+  record.rng = rng;
+  record.op = op->id;
+  record.others = others;
+  record.parent = -1;
+  record.context = recorder.context.load(std::memory_order_relaxed) | (backward ? 1u << 31 : 0);
+  record.sequence = sequence;
+
+  c10::SmallVector<at::Tensor, 4> wrote;
+  const size_t results = stack->size() - static_cast<size_t>(op->returns);
+  std::string scalar;
+  {
+    std::lock_guard<std::mutex> guard(recorder.lock);
+    auto output = [&](const at::Tensor& tensor) {
+      if (!tensor.defined()) return;
+      for (const auto& target : targets)
+        if (target.is_same(tensor)) return;
+      if (!plan.fresh && tensor.has_storage()) {
+        const auto* storage = storage_of(tensor);
+        for (const auto* one : given)
+          if (one == storage) return;
+        if (recorder.writers.find(storage)) return;
+      }
+      wrote.push_back(tensor);
+    };
+    for (size_t i = results; i < stack->size(); i++) {
+      const c10::IValue& value = (*stack)[i];
+      if (value.isTensor()) output(value.toTensor());
+      else if (value.isTensorList())
+        for (const at::Tensor& tensor : value.toTensorVector()) output(tensor);
+      else if (op->returns == 1) put_value(scalar, value);
+    }
+  }
+  wrote.append(targets.begin(), targets.end());
+  c10::SmallVector<uint64_t, 4> digests;
+  for (const auto& tensor : wrote) digests.push_back(plan.blank || !is_plain(recorder, tensor) ? 0 : digest(recorder, tensor));
+
+  c10::SmallVector<std::pair<at::Tensor, size_t>, 1> odd;
+  int32_t number;
+  {
+    std::lock_guard<std::mutex> guard(recorder.lock);
+    number = static_cast<int32_t>(recorder.records.count);
+    record.first_read = static_cast<uint32_t>(recorder.reads.count);
+    for (size_t i = first; i < scratch.reads.size(); i++) recorder.reads.push(scratch.reads[i]);
+    record.reads = static_cast<uint32_t>(scratch.reads.size() - first);
+    scratch.reads.resize(first);
+    for (size_t i = outer; i < scratch.children.size(); i++) {
+      const int32_t child = scratch.children[i];
+      recorder.records[static_cast<size_t>(child)].parent = number;
+    }
+    record.first_write = static_cast<uint32_t>(recorder.writes.count);
+    uint32_t writes = 0;
+    for (size_t i = 0; i < wrote.size(); i++) {
+      const at::Tensor& tensor = wrote[i];
+      if (!is_plain(recorder, tensor)) {
+        odd.emplace_back(tensor, recorder.writes.count);
+        recorder.writes.push({0, 0, 2});
+      } else {
+        const uint32_t meta = meta_of(recorder, tensor);
+        c10::StorageImpl* storage = storage_of(tensor);
+        // What a call inside this one wrote, and nobody since, is shown, not written.
+        if (scratch.children.size() > outer) {
+          const auto* entry = recorder.writers.find(storage);
+          bool shown = false;
+          for (size_t c = outer; entry && !entry->python && c < scratch.children.size() && !shown; c++) {
+            const Record& child = recorder.records[static_cast<size_t>(scratch.children[c])];
+            if (scratch.children[c] != entry->node || child.op < 0) continue;
+            for (size_t w = 0; w < child.writes && !shown; w++) {
+              const Write& write = recorder.writes[child.first_write + w];
+              shown = write.state == 0 && write.digest == digests[i] && write.meta == meta;
+            }
+          }
+          if (shown) continue;
+        }
+        recorder.writes.push({digests[i], meta, plan.blank});
+        recorder.writers.set(storage, number, 0);
+      }
+      writes++;
+    }
+    record.writes = writes;
+    record.scalar = scalar.empty() ? 0 : 1 + recorder.others.number(hash, scalar.data(), scalar.size());
+    recorder.records.push(record);
+    scratch.children.resize(outer);
+  }
+  if (scratch.open) scratch.children.push_back(number);
+  for (const auto& [tensor, place] : odd) {
+    const uint32_t at = ask(digest_odd, 0u, tensor, number);
+    std::lock_guard<std::mutex> guard(recorder.lock);
+    recorder.writes[place].meta = at;
+  }
+}
+
+}  // namespace
+
+// ------------------------------------------------------------------------------------------------------ entry points
+
+extern "C" {
+
+// False where torch uses the key itself.
+int hb_register() {
+  try {
+    static auto* kept = new torch::Library(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
+    kept->fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+    return 1;
+  } catch (const std::exception&) {
+    return 0;
+  }
+}
+
+void hb_prepare(void* hash_function, void* plan_function, void* classify_function, void* data_function, void* odd_function) {
+  hash = reinterpret_cast<Hash>(hash_function);
+  plan_of = reinterpret_cast<PlanOf>(plan_function);
+  classify = reinterpret_cast<Classify>(classify_function);
+  has_data = reinterpret_cast<HasData>(data_function);
+  digest_odd = reinterpret_cast<DigestOdd>(odd_function);
+}
+
+// Calls of an op that decomposes cost nothing: its parts are seen. Its schema name is `ns::name.overload`.
+void hb_let_through(const char* ns, const char* name) {
+  static auto* kept = new std::vector<std::unique_ptr<torch::Library>>();
+  auto library = std::make_unique<torch::Library>(torch::Library::IMPL, ns, kKey, __FILE__, __LINE__);
+  library->impl(name, torch::CppFunction::makeFallthrough());
+  kept->push_back(std::move(library));
+}
+
+Recorder* hb_new(int hashes, int everything_python, uint64_t odd_dtypes) {
+  auto* recorder = new Recorder();
+  recorder->hashes = hashes;
+  recorder->everything_python = everything_python;
+  recorder->odd_dtypes = odd_dtypes;
+  return recorder;
+}
+void hb_delete(Recorder* recorder) { delete recorder; }
+
+int hb_begin(Recorder* recorder) {  // 0 where another trace is being made in this process
+  Recorder* none = nullptr;
+  return current.compare_exchange_strong(none, recorder);
+}
+void hb_end(Recorder* recorder) { current.compare_exchange_strong(recorder, nullptr); }
+void hb_thread(int included) { c10::impl::tls_set_dispatch_key_included(kKey, included); }
+int hb_is_on() { return current.load() != nullptr && c10::impl::tls_is_dispatch_key_included(kKey); }
+
+uint32_t* hb_context(Recorder* recorder) { return reinterpret_cast<uint32_t*>(&recorder->context); }
+void hb_backward_in_python(Recorder* recorder) { recorder->backward_python = true; }
+int32_t hb_failed(Recorder* recorder) { return recorder->failed; }
+void hb_name(Recorder* recorder, void* tensor, int32_t number) {
+  std::lock_guard<std::mutex> guard(recorder->lock);
+  recorder->names.set(static_cast<c10::TensorImpl*>(tensor), number);
+}
+
+// 1 and the node where the storage is known, 2 where Python knows more, else 0.
+int hb_node(Recorder* recorder, void* storage, int32_t* node) {
+  std::lock_guard<std::mutex> guard(recorder->lock);
+  const auto* entry = recorder->writers.find(static_cast<c10::StorageImpl*>(storage));
+  if (!entry) return 0;
+  *node = entry->node;
+  return entry->python ? 2 : 1;
+}
+void hb_set_node(Recorder* recorder, void* storage, int32_t node, int python) {
+  std::lock_guard<std::mutex> guard(recorder->lock);
+  recorder->writers.set(static_cast<c10::StorageImpl*>(storage), node, python);
+}
+int32_t hb_take_record(Recorder* recorder) {  // the number of a record that Python has
+  std::lock_guard<std::mutex> guard(recorder->lock);
+  const auto number = static_cast<int32_t>(recorder->records.count);
+  Record record{};
+  record.op = record.parent = -1;
+  recorder->records.push(record);
+  if (scratch.open) scratch.children.push_back(number);
+  return number;
+}
+int32_t hb_take_leaf(Recorder* recorder) {  // the number of a leaf that Python has
+  std::lock_guard<std::mutex> guard(recorder->lock);
+  recorder->leaves.push({0, 0, static_cast<int64_t>(recorder->records.count), 0, 0, -3, 0});
+  return -static_cast<int32_t>(recorder->leaves.count);
+}
+// Around a call that Python records: the records made in it become its children.
+// Around Python's call of the op that it was given: the call comes back to `fallback`, which makes it as it was to be made.
+void hb_make(int begins) {
+  scratch.entry = begins ? scratch.given : nullptr;
+  c10::impl::tls_set_dispatch_key_excluded(kKey, !begins);
+}
+int64_t hb_open() {
+  scratch.open++;
+  return static_cast<int64_t>(scratch.children.size());
+}
+void hb_close(Recorder* recorder, int64_t outer, int32_t number) {  // number: -1 where the call raised
+  std::lock_guard<std::mutex> guard(recorder->lock);
+  scratch.open--;
+  auto& children = scratch.children;
+  if (number >= 0)
+    for (size_t i = static_cast<size_t>(outer); i < children.size(); i++)
+      if (children[i] != number) recorder->records[static_cast<size_t>(children[i])].parent = number;
+  children.resize(static_cast<size_t>(outer));
+  if (number >= 0 && scratch.open) children.push_back(number);
+}
+const char* hb_dtype(int number) {  // torch's name of a dtype, or null
+  if (number < 0 || number >= static_cast<int>(c10::ScalarType::NumOptions)) return nullptr;
+  static thread_local std::string name;
+  try {
+    name = c10::getDtypeNames(static_cast<c10::ScalarType>(number)).first;
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+  return name.c_str();
+}
+
+int64_t hb_count(Recorder* recorder, int what) {
+  std::lock_guard<std::mutex> guard(recorder->lock);
+  const size_t counts[] = {recorder->records.count, recorder->reads.count, recorder->writes.count, recorder->leaves.count,
+                           recorder->others.all.size(), recorder->metas.all.size()};
+  return static_cast<int64_t>(counts[what]);
+}
+void hb_copy(Recorder* recorder, int what, int64_t from, int64_t count, void* out) {
+  std::lock_guard<std::mutex> guard(recorder->lock);
+  if (what == 0) recorder->records.copy(from, count, static_cast<Record*>(out));
+  else if (what == 1) recorder->reads.copy(from, count, static_cast<Read*>(out));
+  else if (what == 2) recorder->writes.copy(from, count, static_cast<Write*>(out));
+  else recorder->leaves.copy(from, count, static_cast<Leaf*>(out));
+}
+const char* hb_text(Recorder* recorder, int what, int64_t number, int64_t* size) {
+  std::lock_guard<std::mutex> guard(recorder->lock);
+  const auto& text = (what == 4 ? recorder->others : recorder->metas).all[static_cast<size_t>(number)];
+  *size = static_cast<int64_t>(text.size());
+  return text.data();
+}
+}

@@ -1,0 +1,549 @@
+"""The native tracer: the recorder in C++ sees every call, and this turns what it kept into the records of a trace.
+
+The recorder writes down calls on dense CPU tensors. All others it hands over one by one, and all where somebody looks
+at every call: those are recorded as under the dispatch mode, of which this is a subclass, but no mode is active. Both
+share the numbers of records and leaves, and who wrote a storage last.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hashbench.errors import HashbenchError
+from hashbench.native.build import TRIAL, Unavailable, build
+from hashbench.native.library import (
+    KNOWN,
+    LEAVES,
+    METAS,
+    OTHERS,
+    READS,
+    RECORDS,
+    WRITES,
+    CPlan,
+    Library,
+    decomposes,
+    is_free,
+    unrecorded,
+)
+from hashbench.records import Trace
+from hashbench.text import one_line, shorten
+from hashbench.trace import arguments
+from hashbench.trace.build import RawLeaf, RawRecord, build_trace
+from hashbench.trace.callbacks import TraceOptions
+from hashbench.trace.digest import (
+    BY_DTYPE,
+    RawDigest,
+    components,
+    digest,
+    has_no_data,
+    local_tensor,
+    raw_digest,
+    untraced,
+)
+from hashbench.trace.mode import _PLAIN_TYPES, TracingMode
+from hashbench.trace.op_schema import OpPlan, plan_of
+from hashbench.trace.storage_writers import Mark, set_mark
+
+_RECORD = struct.Struct("=qQiIIIIIiII4x")
+_READ = struct.Struct("=iiq")
+_WRITE = struct.Struct("=QII")
+_LEAF = struct.Struct("=QQqIIiI")
+_BACKWARD, _STRIDED = 1 << 31, 1 << 8
+_Int32 = ctypes.c_int32
+_LAYOUTS = ("strided", "sparse_coo", "sparse_csr", "_mkldnn", "sparse_csc", "sparse_bsr", "sparse_bsc", "jagged")
+_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
+
+
+class Op:
+    """What both sides know of one op: its plan, and how each argument is named and read."""
+
+    def __init__(self, plan: OpPlan, schema: Any) -> None:
+        self.plan = plan
+        self.names: list[int | str] = [
+            argument.name if argument.kwarg_only else position for position, argument in enumerate(schema.arguments)
+        ]
+        self.kinds = [
+            str(argument.real_type).removeprefix("Optional[").removesuffix("]") for argument in schema.arguments
+        ]
+
+    def read(self, read: tuple[int, int, int]) -> tuple[int | str, int, int]:
+        """A read as records keep it: the argument's place, the number of its writer, the storage offset."""
+        node, argument, offset = read
+        name, index = self.names[argument & 0xFF], argument >> 8
+        return f"{name}.{index - 1}" if index else name, node, offset
+
+
+class Ops:
+    """The ops that the recorder has met, by the number that it gave them."""
+
+    def __init__(self) -> None:
+        self.by_number: dict[int, Op] = {}
+
+    def describe(self, number: int, name: str, overload: str) -> CPlan:
+        """What the recorder must know of an op."""
+        namespace, _, short = name.partition("::")
+        func = getattr(getattr(getattr(torch.ops, namespace), short), overload or "default")
+        plan, schema = plan_of(func), func._schema
+        self.by_number[number] = Op(plan, schema)
+        names = [argument.name for argument in schema.arguments]
+        kept = {*plan.written_names}
+        in_python = plan.collective or plan.shown is not None or plan.resizes or len(names) > 64
+        in_python = in_python or any("torch.classes." in str(argument.type) for argument in schema.arguments)
+        return CPlan(
+            written=sum(1 << at for at, label in enumerate(names[:64]) if label in kept),
+            statistics=sum(1 << at for at in plan.running_statistics),
+            training=plan.training,
+            traced=plan.traced,
+            decomposes=decomposes(name, overload),
+            python=in_python,
+            fresh=plan.fresh,
+            blank=plan.blank,
+            seeded=plan.seeded,
+            open=namespace != "aten",
+        )
+
+
+@functools.cache
+def load() -> tuple[Library, Ops] | str:
+    """The recorder, loaded into this process, and the ops that it has met; or why it cannot be used, as a sentence
+    without its full stop. Compiles it where nobody has."""
+    if not is_free():
+        return f"torch {torch.__version__} leaves no dispatch key free to see calls by, so the Python tracer is used"
+    built = build(trial=TRIAL)
+    if isinstance(built, Unavailable):
+        return built.reason
+    try:
+        return _opened(built.path)
+    except (OSError, AttributeError) as error:
+        return f"the native recorder cannot be loaded ({one_line(str(error))}), so the Python tracer is used"
+
+
+def trial(path: str) -> int:
+    """Load a library that was just compiled and make a small trace with it; 0 where that is as it should be. For a
+    process of its own, since what is wrong may end it."""
+    fault = _fault(*_opened(Path(path)))
+    if fault:
+        print(fault, file=sys.stderr)
+    return int(bool(fault))
+
+
+def _opened(path: Path) -> tuple[Library, Ops]:
+    ops = Ops()
+    return Library(path, ops.describe, lambda tensor: not has_no_data(type(tensor))), ops
+
+
+def tracer(options: TraceOptions) -> NativeTracer:
+    """A trace by the recorder.
+
+    Raises:
+        HashbenchError: the recorder cannot be used here.
+    """
+    loaded = load()
+    if isinstance(loaded, str):
+        raise HashbenchError(
+            "the native tracer cannot be used here", consequence=loaded, tip='Trace with tracer="python".'
+        )
+    return NativeTracer(options, *loaded)
+
+
+def _fault(library: Library, ops: Ops) -> str:
+    """What is wrong in a small trace by the recorder; empty where nothing is."""
+    first, second = torch.arange(6.0).reshape(2, 3), torch.ones(2, 3)
+    tracer = NativeTracer(TraceOptions(), library, ops)
+    with tracer:
+        third = torch.add(first, second, alpha=2)
+        third.mul_(2)
+        part = third.t()[1]
+    tracer.add_result("part", part)
+    trace, _ = tracer.finish()
+    seen = [(record.op, record.arguments, [ref.source for ref in record.inputs]) for record in trace.records]
+    written = [[output.value for output in record.outputs] for record in trace.records]
+    leaves, added = ["other/#0", "other/#1"], "forward//aten.add.Tensor#0"
+    multiplied = "forward//aten.mul_.Tensor#0"
+    if seen != [
+        ("aten.add.Tensor", "alpha=2", leaves),
+        ("aten.mul_.Tensor", "2", [added]),
+        ("aten.t.default", "", [multiplied]),
+        ("aten.select.int", "0, 1", [multiplied]),
+    ]:
+        return f"a trace of four ops holds {shorten(str(seen), 200)}"
+    if written != [[digest(third / 2).value], [digest(third).value], [], []]:
+        return "its digests are not those of the tensors"
+    return ""
+
+
+class _Numbers(dict[tuple[str, int | None, bool], int]):
+    """Contexts of calls, module, iteration and whether an optimizer steps, by number."""
+
+    def __missing__(self, key: tuple[str, int | None, bool]) -> int:
+        self[key] = number = len(self)
+        return number
+
+
+class NativeTracer(TracingMode):
+    """Records as :class:`~hashbench.trace.mode.TracingMode` does, but by a fallback on a dispatch key of its own: what
+    is traced runs as it runs untraced."""
+
+    def __init__(self, options: TraceOptions, library: Library, ops: Ops) -> None:
+        super().__init__(options)
+        self._library, self._ops = library, ops
+        observed = self._observer.wanted or self._observer.callback is not None or self._ledger.everywhere
+        self._mixed = not observed
+        odd = sum(1 << number for number, dtype in library.dtypes.items() if dtype in BY_DTYPE)
+        self._recorder = library.new(1, int(observed), odd)
+        self._contexts = _Numbers()
+        self._context = library.context(self._recorder).contents
+        self._names: list[tuple[str, str]] = []
+        self._kept: list[torch.Tensor] = []
+        self._odd_digests: list[RawDigest] = []
+        self._constructors = ExitStack()
+        self._next_number = lambda: library.take_record(self._recorder)
+        self._modules.changed, self._modules.named = self._show_context, self._name
+        self._show_context()
+
+    def __del__(self) -> None:
+        if getattr(self, "_recorder", 0):
+            self._library.delete(self._recorder)
+
+    def __enter__(self) -> NativeTracer:
+        if not self._library.begin(self._recorder):
+            raise HashbenchError(
+                "cannot enter a native trace while another thread makes one",
+                consequence="the recorder sees all threads of a process",
+                tip='Leave the other first, or trace both with HashDebugTrace(tracer="python").',
+            )
+        try:
+            self._begin()
+        except BaseException:
+            self._library.end(self._recorder)
+            raise
+        self._library.listener = self
+        self._follow()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._rest()
+        self._library.end(self._recorder)
+        self._library.listener = None
+        failed = self._library.failed(self._recorder)
+        if failed >= 0:
+            self.failed_op = self._ops.by_number[failed].plan.name
+        self._end(*exception)
+        if self._library.errors and exception[0] is None:
+            raise self._library.errors.pop()
+
+    def finish(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
+        """All that was recorded, and notes by record number; the raw records are released."""
+        built = super().finish()
+        recorder, self._recorder = self._recorder, 0
+        self._library.delete(recorder)
+        return built
+
+    def _rest(self) -> None:
+        super()._rest()
+        self._constructors.close()
+        self._library.thread(0)
+
+    def _follow(self) -> None:
+        super()._follow()
+        self._constructors.enter_context(_constructors_unrecorded())
+        self._library.thread(1)
+
+    def _show_context(self) -> None:
+        self._context.value = self._contexts[self._modules.current, self.iteration, self._modules.optimizing]
+
+    def _name(self, tensor: torch.Tensor, kind: str, name: str) -> None:
+        self._library.name(self._recorder, tensor._cdata, len(self._names))
+        self._names.append((kind, name))
+
+    # ------------------------------------------------------------------------------------------ what the recorder asks
+
+    def is_parameter(self, tensor: torch.Tensor) -> bool:
+        """Whether a leaf that nobody named is a parameter."""
+        return isinstance(tensor, torch.nn.Parameter)
+
+    def digest_odd(self, tensor: torch.Tensor, number: int) -> int:
+        """Hash and mark what record ``number`` wrote, a tensor that the recorder cannot hash."""
+        set_mark(tensor, (self._token, number, None))
+        self._take((tensor,))
+        self._odd_digests.append(raw_digest(tensor, self._ledger))
+        return len(self._odd_digests) - 1
+
+    def handle(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Make a call that the recorder handed over, and record it."""
+        if not self._mixed:
+            return self.__torch_dispatch__(func, (), args, kwargs)
+        given = arguments.tensors_in([*args, *kwargs.values()])
+        self._bring(given)
+        output = self.__torch_dispatch__(func, (), args, kwargs)
+        self._take((*given, *arguments.tensors_in(output)))
+        return output
+
+    def _plan(self, func: Any) -> OpPlan:
+        plan = plan_of(func)
+        self._plans[id(func)] = plan = replace(plan, call=functools.partial(self._make, plan.call))
+        if self._observer.callback is not None and plan.traced:
+            self._plans[id(func)] = replace(plan, call=functools.partial(self._call_with_callback, func, plan))
+        return self._plans[id(func)]
+
+    def _make(self, call: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Make the call that the recorder handed over, as it was to be made."""
+        self._library.make(1)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            self._library.make(0)
+
+    def _bring(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Mark storages in Python as the recorder knows them."""
+        for part in _parts(tensors):
+            storage = part.untyped_storage()
+            mark = self._mark_of(storage)
+            if mark is not None:
+                storage._hashbench_writer = mark  # type: ignore[attr-defined]
+
+    def _mark_of(self, storage: torch.UntypedStorage) -> Mark | None:
+        node = _Int32()
+        state = self._library.node(self._recorder, storage._cdata, node)
+        return (self._token, node.value, None) if state == KNOWN else None
+
+    def _take(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Tell the recorder who wrote storages."""
+        for part in _parts(tensors):
+            storage = part.untyped_storage()
+            owner, node, more = storage._hashbench_writer  # type: ignore[attr-defined]
+            if owner is self._token:
+                self._library.set_node(self._recorder, storage._cdata, node, int(more is not None))
+
+    # --------------------------------------------------------------------------------------- numbers of both together
+
+    def _position(self) -> int:
+        return int(self._library.count(self._recorder, RECORDS))
+
+    def _next_leaf(self) -> int:
+        return int(self._library.take_leaf(self._recorder))
+
+    def _begin_compiled(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        if self._mixed:
+            self._bring(arguments.tensors_in([*args, *kwargs.values()]))
+            for storage, *_ in _LEAF.iter_unpack(self._library.bytes_of(self._recorder, LEAVES, _LEAF.size)):
+                self._unread.pop(storage, None)
+        super()._begin_compiled(name, args, kwargs)
+
+    def _end_compiled(self, result: Any) -> None:
+        super()._end_compiled(result)
+        self._library.backward_in_python(self._recorder)
+        if self._mixed:
+            self._take(arguments.tensors_in(result))
+
+    def add_result(self, name: str, value: Any) -> None:
+        if self._mixed and isinstance(value, torch.Tensor):
+            with untraced():
+                self._bring((local_tensor(value),))
+        super().add_result(name, value)
+
+    # --------------------------------------------------------------------------------------------- the finished trace
+
+    def built(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
+        if not self._mixed:
+            return super().built()
+        found = _Decoded(self._library, self._recorder, self._ops)
+        in_python = {record[-1]: RawRecord._make(record) for record in self._records}
+        contexts = list(self._contexts)
+        records = list(found.records(contexts, in_python, self._odd_digests))
+        trace = build_trace(
+            records,
+            list(found.leaves(contexts, self._names, self._registered, iter(self._leaves))),
+            self._results,
+            marks=tuple(self._setting_marks),
+            notes=self._observer.kept,
+            hashed_inputs=False,
+            first_sequence=self._first_sequence or 0,
+        )
+        return trace, self._observer.kept
+
+
+@contextmanager
+def _constructors_unrecorded() -> Iterator[None]:
+    """Do not record the ops by which torch makes a tensor of another class: it would find that the tensor has a Python
+    object already, which it has once Python has recorded such an op. They show memory, and write none."""
+    kept = [torch.Tensor._make_subclass, torch.Tensor.as_subclass]
+
+    def apart(function: Any) -> Any:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with unrecorded():
+                return function(*args, **kwargs)
+
+        return call
+
+    torch.Tensor._make_subclass = staticmethod(apart(kept[0]))  # type: ignore[method-assign]
+    torch.Tensor.as_subclass = apart(kept[1])  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del torch.Tensor._make_subclass, torch.Tensor.as_subclass
+
+
+class _Decoded:
+    """What the recorder kept of one trace."""
+
+    def __init__(self, library: Library, recorder: int, ops: Ops) -> None:
+        def unpacked(what: int, form: struct.Struct) -> list[tuple[Any, ...]]:
+            return list(form.iter_unpack(library.bytes_of(recorder, what, form.size)))
+
+        self._records, self._leaves = unpacked(RECORDS, _RECORD), unpacked(LEAVES, _LEAF)
+        self._reads, self._writes = unpacked(READS, _READ), unpacked(WRITES, _WRITE)
+        self._others = library.texts(recorder, OTHERS)
+        self._enumerated: dict[str, dict[int, Any]] = {
+            "ScalarType": library.dtypes,
+            "Layout": {number: getattr(torch, name) for number, name in enumerate(_LAYOUTS)},
+            "MemoryFormat": {number: getattr(torch, name) for number, name in enumerate(_FORMATS)},
+        }
+        self._metas = [_meta(text, library.dtypes) for text in library.texts(recorder, METAS)]
+        self._ops = ops.by_number
+        self._values: dict[tuple[int, int], tuple[Any, ...]] = {}
+
+    def records(
+        self,
+        contexts: Sequence[tuple[str, int | None, bool]],
+        in_python: Mapping[int, RawRecord],
+        odd: Sequence[RawDigest],
+    ) -> Iterator[RawRecord]:
+        """The records in their order; ``in_python`` are those that Python made, by number."""
+        for number, (sequence, rng, at, others, context, first, write, scalar, _, reads, writes) in enumerate(
+            self._records
+        ):
+            if at < 0:
+                yield in_python[number]
+                continue
+            op = self._ops[at]
+            module, iteration, optimizing = contexts[context & ~_BACKWARD]
+            digests = []
+            for value, meta, state in self._writes[write : write + writes]:
+                digests.append(odd[meta] if state == 2 else (*self._metas[meta], None if state else value))
+            yield RawRecord(
+                op.plan,
+                "backward" if context & _BACKWARD else "optimizer" if optimizing else "forward",
+                iteration,
+                module,
+                sequence,
+                tuple([part for read in self._reads[first : first + reads] for part in op.read(read)]),
+                self._other_arguments(at, others),
+                tuple(digests),
+                self._scalar(scalar),
+                rng if op.plan.seeded else None,
+                number,
+            )
+
+    def leaves(
+        self,
+        contexts: Sequence[tuple[str, int | None, bool]],
+        names: Sequence[tuple[str, str]],
+        registered: Mapping[int, tuple[str, str, RawDigest]],
+        in_python: Iterator[RawLeaf],
+    ) -> Iterator[RawLeaf]:
+        """The leaves in their order; ``in_python`` are those that Python made."""
+        for storage, value, position, meta, context, name, _ in self._leaves:
+            if name == -3:
+                yield next(in_python)
+                continue
+            unnamed = ("parameter" if name == -2 else "other", contexts[context][0])
+            digest = (*self._metas[meta], value)
+            kind, label, initial = registered.get(storage, (*(unnamed if name < 0 else names[name]), None))
+            yield kind, label, digest, position, None if initial is None else (initial, digest)
+
+    def _other_arguments(self, at: int, number: int) -> tuple[Any, ...]:
+        """The arguments of a call that are no tensors; ``(name, value)`` those given by name."""
+        if (at, number) not in self._values:
+            op, reader = self._ops[at], _Values(self._others[number], self._enumerated)
+            found = []
+            while reader.more:
+                position = reader.byte()
+                name, value = op.names[position], reader.value(op.kinds[position])
+                found.append((name, value) if isinstance(name, str) else value)
+            self._values[at, number] = tuple(found)
+        return self._values[at, number]
+
+    def _scalar(self, number: int) -> Any:
+        value = _Values(self._others[number - 1], {}).value("") if number else None
+        return value if type(value) in _PLAIN_TYPES else None
+
+
+def _meta(
+    text: bytes, dtypes: Mapping[int, torch.dtype]
+) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None]:
+    """Dtype, shape and stride, as ``meta_of`` of ``recorder.cpp`` wrote them; a stride of ``None`` means contiguous."""
+    head, *sizes = struct.unpack(f"={len(text) // 8}q", text)
+    if not head & _STRIDED:
+        return dtypes[head], tuple(sizes), None
+    half = len(sizes) // 2
+    return dtypes[head & ~_STRIDED], tuple(sizes[:half]), tuple(sizes[half:])
+
+
+class _Unknown:
+    """Stands for an argument of a type that is not written down: only the type's name is."""
+
+
+class _Values:
+    """Reads what ``put_value`` of ``recorder.cpp`` wrote."""
+
+    def __init__(self, text: bytes, enumerated: Mapping[str, Mapping[int, Any]]) -> None:
+        self._text, self._at, self._enumerated = text, 0, enumerated
+
+    @property
+    def more(self) -> bool:
+        return self._at < len(self._text)
+
+    def byte(self) -> int:
+        self._at += 1
+        return self._text[self._at - 1]
+
+    def value(self, kind: str) -> Any:
+        """The next value, of an argument of this type."""
+        tag = chr(self.byte())
+        if tag in "ntf":
+            return {"n": None, "t": True, "f": False}[tag]
+        if tag == "i":
+            (number,) = self._take("=q")
+            return self._enumerated.get(kind, {}).get(number, number)
+        if tag == "d":
+            return self._take("=d")[0]
+        if tag == "c":
+            return complex(*self._take("=dd"))
+        (count,) = self._take("=q")
+        if tag in "ID":
+            return list(self._take(f"={count}{'q' if tag == 'I' else 'd'}"))
+        if tag == "L":
+            return [self.value(kind) for _ in range(count)]
+        text = self._text[self._at : self._at + count].decode()
+        self._at += count
+        if tag == "s":
+            return text
+        return torch.device(text) if tag == "v" else type(text, (_Unknown,), {})()
+
+    def _take(self, form: str) -> tuple[Any, ...]:
+        size = struct.calcsize(form)
+        self._at += size
+        return struct.unpack_from(form, self._text, self._at - size)
+
+
+def _parts(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The tensors that hold the data of these, each of which has a storage."""
+    for tensor in tensors:
+        for part in components(local_tensor(tensor)):
+            try:
+                part.untyped_storage()
+            except (NotImplementedError, RuntimeError):
+                continue
+            yield part

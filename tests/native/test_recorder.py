@@ -1,0 +1,233 @@
+"""The native tracer changes nothing of what it watches, and sees what a dispatch mode does not."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hashbench import HashDebugTrace
+from hashbench.errors import HashbenchError
+from hashbench.native.library import is_recorded
+from hashbench.records import Trace
+from hashbench.trace.digest import digest
+from hashbench.trace.tracer import native_unavailable
+
+pytestmark = pytest.mark.skipif(bool(native_unavailable("native")), reason="the native tracer cannot be built here")
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+def traced(compute: Callable[[], Any], **options: Any) -> tuple[Trace, Any]:
+    with HashDebugTrace(tracer="native", **options) as trace:
+        found = compute()
+    return trace.finish(), found
+
+
+def names(trace: Trace) -> list[str]:
+    return [record.op for record in trace.records]
+
+
+def profiled(compute: Callable[[], Any]) -> list[str]:
+    """The ops that torch's own profiler sees in the untraced program, outermost kernels only: those that it says called
+    no other op, or which are no composite."""
+    with torch.profiler.profile() as profile:
+        compute()
+    return [event.name for event in profile.events() if event.name.startswith("aten::")]
+
+
+class Residual(nn.Module):
+    """Gradients of ``x`` come from two places and are added up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2), nn.Hardswish(inplace=True))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.inner(x)
+
+
+def step(model: nn.Module) -> list[torch.Tensor]:
+    model.zero_grad()
+    x = torch.rand(2, 2, 5, 5, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    model(model(x)).prod().backward()
+    return [x.grad, *(parameter.grad for parameter in model.parameters())]
+
+
+def test_gradients_are_added_in_place_as_they_are_untraced() -> None:
+    model = Residual()
+    expected = step(model)
+    trace, found = traced(lambda: step(model))
+    assert [digest(tensor) for tensor in found] == [digest(tensor) for tensor in expected]
+    assert "aten.add_.Tensor" in [record.op for record in trace.records if record.phase == "backward"]
+    with HashDebugTrace(tracer="python") as mode:
+        step(model)
+    assert "aten.add.Tensor" in [record.op for record in mode.finish().records if record.phase == "backward"]
+
+
+@pytest.mark.parametrize("options", [{}, {"hash_inputs": True}], ids=["plain", "hashed inputs"])
+def test_formulas_that_a_mode_changes_are_those_of_the_untraced_run(options: dict[str, Any]) -> None:
+    values = torch.rand(200, requires_grad=True)
+
+    def compute() -> torch.Tensor:
+        return torch.autograd.grad(values.prod(), values)[0]
+
+    expected = compute()
+    _, found = traced(compute, **options)
+    assert digest(found) == digest(expected)
+
+
+def test_every_op_of_a_step_is_one_that_the_profiler_sees_untraced() -> None:
+    model = Residual()
+    step(model)
+    trace, _ = traced(lambda: step(model))
+    seen = profiled(lambda: step(model))
+    recorded = [f"aten::{record.op.split('.')[1]}" for record in trace.records]
+    assert all(recorded.count(name) <= seen.count(name) for name in set(recorded))
+    for name in ("convolution", "native_batch_norm", "hardswish_", "add", "prod", "add_"):
+        assert recorded.count(f"aten::{name}") == seen.count(f"aten::{name}") > 0
+
+
+@torch.library.custom_op("hashbench_tests::scaled", mutates_args=())
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    return x.sin() * 2
+
+
+@torch.library.custom_op("hashbench_tests::by_numpy", mutates_args=())
+def by_numpy(x: torch.Tensor) -> torch.Tensor:
+    made = torch.empty_like(x)
+    made.numpy()[:] = x.numpy() + 1
+    return made
+
+
+@pytest.mark.parametrize("options", [{}, {"hash_inputs": True}], ids=["plain", "hashed inputs"])
+def test_kernels_inside_a_custom_op_are_seen(options: dict[str, Any]) -> None:
+    x = torch.rand(3)
+    trace, _ = traced(lambda: scaled(x).cos(), **options)
+    assert names(trace) == ["aten.sin.default", "aten.mul.Tensor", "hashbench_tests.scaled.default", "aten.cos.default"]
+    multiplied, _, cosine = trace.records[1:]
+    assert multiplied.outputs[0] == digest(x.sin() * 2)
+    assert [ref.source for ref in cosine.inputs] == ([trace.records[2].id] if options else [multiplied.id])
+
+
+def test_what_a_custom_op_writes_behind_torchs_back_is_its_own() -> None:
+    x = torch.rand(3)
+    trace, _ = traced(lambda: by_numpy(x) + 1)
+    *_, scripted, added = trace.records
+    assert (scripted.op, added.op) == ("hashbench_tests.by_numpy.default", "aten.add.Tensor")
+    assert scripted.outputs == (digest(x + 1),)
+    assert added.inputs[0].source == scripted.id
+
+
+def test_a_tensor_that_shows_a_part_of_its_memory_is_a_leaf_by_its_part() -> None:
+    memory = torch.rand(4, 4)
+    trace, _ = traced(lambda: (memory[1] + 1, memory[:, 2] + 1))
+    assert len(trace.leaves) == 1
+    first, second = memory[1], memory[:, 2]
+    trace, _ = traced(lambda: (first + 1, second + 1, first + 2))
+    assert [leaf.digest for leaf in trace.leaves] == [digest(first), digest(second)]
+    assert [record.inputs[0].source for record in trace.records] == ["other/#0", "other/#1", "other/#0"]
+
+
+def test_calls_that_the_recorder_hands_over_and_its_own_are_one_graph() -> None:
+    def compute() -> torch.Tensor:
+        sparse = torch.rand(3, 3).to_sparse()
+        dense = (sparse * 2).to_dense()
+        return dense.add_(1) @ torch.rand(3, 3)
+
+    trace, _ = traced(compute)
+    writers = {record.id for record in trace.records}
+    assert not trace.leaves
+    assert {ref.source for record in trace.records for ref in record.inputs} <= writers
+    product = trace.records[-1]
+    assert [ref.source.rpartition("/")[2] for ref in product.inputs] == ["aten.add_.Tensor#0", "aten.rand.default#1"]
+
+
+class FailingError(Exception):
+    """Raised inside an op."""
+
+
+@torch.library.custom_op("hashbench_tests::failing", mutates_args=())
+def failing(x: torch.Tensor) -> torch.Tensor:
+    x.cos()
+    raise FailingError
+
+
+@pytest.mark.parametrize("options", [{}, {"hash_inputs": True}], ids=["plain", "hashed inputs"])
+def test_an_error_leaves_torch_and_the_next_trace_as_they_were(options: dict[str, Any]) -> None:
+    trace = HashDebugTrace(tracer="native", **options)
+    with pytest.raises(FailingError), trace:
+        failing(torch.ones(2))
+    assert trace.failed_op == "hashbench_tests.failing.default"
+    assert not is_recorded()
+    with pytest.raises(RuntimeError, match="must match"), HashDebugTrace(tracer="native", **options) as trace:
+        torch.ones(2) + torch.ones(3)
+    assert trace.failed_op == "aten.add.Tensor"
+    found, _ = traced(lambda: torch.ones(2) + 1, **options)
+    assert names(found) == ["aten.ones.default", "aten.add.Tensor"]
+
+
+def test_a_trace_in_another_thread_meanwhile_is_refused() -> None:
+    refused: list[str] = []
+
+    def other() -> None:
+        try:
+            with HashDebugTrace(tracer="native"):
+                pass
+        except HashbenchError as error:
+            refused.append(str(error))
+
+    with HashDebugTrace(tracer="native") as trace:
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        torch.ones(2)
+    (said,) = refused
+    assert "another thread" in said
+    assert names(trace.finish()) == ["aten.ones.default"]
+
+
+def test_no_tensor_is_kept_alive_and_its_address_is_no_others() -> None:
+    with HashDebugTrace(tracer="native") as trace:
+        tensor = torch.rand(1000)
+        seen = weakref.ref(tensor)
+        doubled = tensor * 2
+        del tensor
+        assert seen() is None
+        for _ in range(50):  # some of these get the memory of the first
+            torch.rand(1000)
+    records = trace.finish().records
+    assert all(not record.inputs for record in records if record.op.startswith("aten.rand"))
+    assert digest(doubled) == records[1].outputs[0]
+
+
+class Counting(TorchDispatchMode):
+    """Another mode of the program's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("options", [{}, {"hash_inputs": True}], ids=["plain", "hashed inputs"])
+def test_a_mode_of_the_programs_own_sees_its_ops_and_each_is_recorded_once(options: dict[str, Any]) -> None:
+    def compute() -> list[str]:
+        with Counting() as mode:
+            torch.rand(3).sin().sum()
+        return mode.seen
+
+    trace, seen = traced(compute, **options)
+    assert names(trace) == seen == compute()
