@@ -82,12 +82,12 @@ def test_fault_of_the_plug_in_is_one_line_and_the_import_goes_on(
 
 
 @pytest.mark.parametrize("year", ["2024", "2026"])
-@pytest.mark.parametrize("mode", ["--training", "--inference"])
+@pytest.mark.parametrize("flags", ["--inference", "--training --backend=aot_eager"])
 def test_row_of_the_harness_is_the_same_with_and_without_us(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, year: str, mode: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, year: str, flags: str
 ) -> None:
     standin = Standin(tmp_path / "csv", monkeypatch, year=year)
-    plain, found = standin.run("steady", mode), with_us(standin, "steady", mode)
+    plain, found = standin.run("steady", *flags.split()), with_us(standin, "steady", *flags.split())
     assert without_times(found.theirs) == without_times(plain.theirs)
     assert int(plain.theirs["calls_captured"]) > 0
     assert (found.row.accuracy, found.row.runs, found.row.error) == ("pass", 2, "")

@@ -33,10 +33,11 @@ OLD = os.environ.get("STANDIN_YEAR") == "2024"
 CHANGED = os.environ.get("STANDIN_CHANGED", "")
 
 current_name = current_device = current_batch_size = output_filename = None
+current_backend = "eager"
 
 
 def optimize_ctx(function):
-    return torch._dynamo.optimize("eager")(function)
+    return torch._dynamo.optimize(current_backend)(function)
 
 
 def eager_stance():
@@ -200,6 +201,8 @@ def write_outputs(status, started):
         "calls_captured": stats["calls_captured"],
         "unique_graphs": stats["unique_graphs"],
         "graph_breaks": sum(counters["graph_break"].values()),
+        "autograd_captures": counters["aot_autograd"]["total"],
+        "autograd_compiles": counters["aot_autograd"]["ok"],
         "compilation_latency": f"{time.perf_counter() - started:.6f}",
     }
     new = not Path(output_filename).exists()
@@ -215,6 +218,7 @@ def parse_args(args=None):
     for flag in ("--accuracy", "--training", "--inference", "--float32", "--retain-output"):
         parser.add_argument(flag, action="store_true")
     parser.add_argument("--only")
+    parser.add_argument("--backend", default="eager")
     parser.add_argument("--filter", "-k", action="append")
     parser.add_argument("--devices", "-d", action="append")
     parser.add_argument("--iterations", type=int, default=2)
@@ -236,9 +240,16 @@ def main(runner, original_dir=None, args=None):
     return run(runner, parse_args(args), original_dir)
 
 
+def check(runner, name, model, inputs):
+    print(runner.check_accuracy(name, model, inputs, optimize_ctx, None, None))
+    stats, breaks = counters["stats"], sum(counters["graph_break"].values())
+    graphs, calls = stats["unique_graphs"], stats["calls_captured"]
+    print(f"Dynamo produced {graphs} graphs covering {calls} ops with {breaks} graph breaks")
+
+
 def run(runner, args, original_dir=None):
-    global current_name, current_device, current_batch_size, output_filename
-    runner.args = args
+    global current_name, current_device, current_batch_size, output_filename, current_backend
+    runner.args, current_backend = args, args.backend
     output_filename = os.path.join("/", args.output)
     runner.model_iter_fn = runner.forward_and_backward_pass if args.training else runner.forward_pass
     if args.only:
@@ -247,14 +258,14 @@ def run(runner, args, original_dir=None):
         if ":" in args.only:
             name, model, inputs = load_model_from_path(args.only)
             current_name = name
-            print(runner.check_accuracy(name, model, inputs, optimize_ctx, None, None))
+            check(runner, name, model, inputs)
             return
         try:
             _, name, model, inputs, _ = runner.load_model(current_device, args.only)
         except Exception:
             write_outputs("eager_fail_to_run", time.perf_counter())
             return
-        print(runner.check_accuracy(name, model, inputs, optimize_ctx, None, None))
+        check(runner, name, model, inputs)
         return
     if os.path.exists(output_filename) and not args.retain_output:
         os.unlink(output_filename)
