@@ -433,8 +433,8 @@ def test_env_prints_the_fingerprint_of_this_machine_wherever_the_user_stands(tmp
     done = run("env", cwd=tmp_path, code=IN_PLACE)
     assert done.returncode == 0, done.stderr
     fingerprint = json.loads(done.stdout)
-    keys = "key schema python platform packages torch libraries cpu threads device variables digests"
-    assert list(fingerprint) == keys.split()
+    keys = "key schema python platform packages torch libraries cpu threads device variables tracer"
+    assert list(fingerprint) == [*keys.split(), "tracer_reason", "digests"]
     assert fingerprint["packages"]["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
     assert (fingerprint["threads"]["intra_op"], fingerprint["variables"]["OMP_NUM_THREADS"]) == (1, "1")
     assert fingerprint["device"] == {"type": "cpu"}

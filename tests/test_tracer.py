@@ -23,7 +23,7 @@ from hashbench.records import ModelSpec, RunOptions, Trace
 from hashbench.results.rows import environments_of, read_rows
 from hashbench.run import environment, outcome
 from hashbench.run.workload import Workload
-from hashbench.sweep.run import SweepInterrupted
+from hashbench.sweep.run import ModelStarted, SweepInterrupted, SweepOpened
 from hashbench.tools.numeric import run_model
 from hashbench.trace import file, op_schema, tracer
 from hashbench.trace.tracer import Choice, choose
@@ -178,6 +178,9 @@ def test_a_sweep_says_once_why_the_python_mode_traces(
 
     def stopped(*_: Any, **arguments: Any) -> None:
         told.update(arguments["environment"])
+        for _ in range(3):
+            arguments["on_event"](ModelStarted("a"))
+        arguments["on_event"](SweepOpened(total=1, done=0, damaged=0))
         raise SweepInterrupted(done=0, total=1, output=tmp_path)
 
     monkeypatch.setattr("hashbench.sweep.request.run_sweep", stopped)

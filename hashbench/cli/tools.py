@@ -319,6 +319,7 @@ def _dtype(text: str) -> str:
 
 def _audit(parsed: argparse.Namespace) -> int:
     from hashbench.results.audit_table import AUDIT_FILE, AuditOptions
+    from hashbench.run.environment import tracer_note
     from hashbench.sweep.executors.local import LocalExecutor
     from hashbench.sweep.request import local_devices
     from hashbench.tools.audit import driver, report
@@ -345,6 +346,8 @@ def _audit(parsed: argparse.Namespace) -> int:
         )
     except KeyboardInterrupt:
         return say(f"stopped: what is done is in {output}; go on with --resume", EXIT_INTERRUPTED)
+    if note := tracer_note(devices.environment):
+        say(note)
     print(report.summary(rows))
     print(f"\nResults: {output / AUDIT_FILE}")
     if parsed.write is not None:

@@ -26,7 +26,7 @@ from hashbench.suites.selection import Selection
 from hashbench.sweep.executors import EXECUTORS, LOCAL, Executor
 from hashbench.sweep.executors.fork_server import WORKER_VARIABLES
 from hashbench.sweep.executors.local import LocalExecutor
-from hashbench.sweep.run import Event, SweepResult, run_sweep
+from hashbench.sweep.run import Event, SweepOpened, SweepResult, run_sweep
 from hashbench.sweep.schedule import EarlierSweep
 
 _LOOKED_AT = 50
@@ -106,8 +106,14 @@ def run(
         environment = {**devices.environment, "command_line": list(request.command_line)}
         if cluster is not None:
             environment.pop("tracer", None)
-        for note in devices.notes:
+        for note in (*devices.notes, *filter(None, [fingerprints.digests_note(devices.environment)])):
             on_note(note)
+
+        def told(event: Event) -> None:
+            if isinstance(event, SweepOpened) and (note := fingerprints.tracer_note(environment)):
+                on_note(note)
+            on_event(event)
+
         return run_sweep(
             specs,
             options,
@@ -117,7 +123,7 @@ def run(
             or LocalExecutor(jobs=request.jobs or 1, devices=devices.assignments, memory_mib=request.memory_mib),
             timeout=request.timeout,
             resume=request.resume,
-            on_event=on_event,
+            on_event=told,
             partition=request.selection.partition(catalog),
             earlier=_earlier(request, specs, options),
             retries=request.retries,
@@ -149,8 +155,8 @@ class LocalDevices:
 
 
 def local_devices(device: str, tracer: str = "python") -> LocalDevices:
-    """What workers on ``device`` get; its notes say which devices are left out, which variable does not count, which
-    digests are slow, and why ``tracer`` is not the native one.
+    """What workers on ``device`` get, traced by ``tracer``; its notes say which devices are left out and which variable
+    does not count.
 
     A child process tells: one that has asked CUDA anything cannot fork workers that use it, so this one never asks.
 
@@ -159,13 +165,12 @@ def local_devices(device: str, tracer: str = "python") -> LocalDevices:
     """
     environment = fingerprints.collect_in_child(device=device, variables=WORKER_VARIABLES, tracer=tracer)
     assignments = visibility.assignments(device, environment, os.environ)
-    notes = [fingerprints.digests_note(environment), fingerprints.tracer_note(environment)]
     if not assignments:
-        return LocalDevices(environment, device, notes=tuple(filter(None, notes)))
+        return LocalDevices(environment, device)
     conflict = visibility.workspace_conflict(os.environ.get(visibility.WORKSPACE_VARIABLE))
-    notes = [visibility.left_out(device, environment), conflict, *notes]
+    notes = tuple(filter(None, (visibility.left_out(device, environment), conflict)))
     # Each worker sees its own as number 0, so the rows of cuda:1 are rows of cuda.
-    return LocalDevices(environment, visibility.kind(device), assignments, tuple(filter(None, notes)))
+    return LocalDevices(environment, visibility.kind(device), assignments, notes)
 
 
 # ------------------------------------------------------------------------- time and memory estimates from a past sweep
