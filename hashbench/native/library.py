@@ -78,6 +78,7 @@ class CPlan(ctypes.Structure):
         ("blank", ctypes.c_uint8),
         ("seeded", ctypes.c_uint8),
         ("open", ctypes.c_uint8),
+        ("originals", ctypes.c_uint8),
     )
 
 
@@ -114,6 +115,8 @@ _ENTRY_POINTS: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
     ("take_record", _I32, (_POINTER,)),
     ("take_leaf", _I32, (_POINTER,)),
     ("make", None, (_INT,)),
+    ("origin", _POINTER, (_POINTER,)),
+    ("name_of", _I32, (_POINTER, _POINTER)),
     ("open", _I64, ()),
     ("close", None, (_POINTER, _I64, _I32)),
     ("dtype", ctypes.c_char_p, (_INT,)),

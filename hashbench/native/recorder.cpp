@@ -60,6 +60,7 @@ struct Plan {
   uint8_t blank;        // an allocation: its content is whatever was in memory
   uint8_t seeded;       // it draws random numbers
   uint8_t open;         // calls that its kernel makes are recorded, too
+  uint8_t originals;    // Python must have its tensors themselves: it goes on writing them after the call
 };
 using PlanOf = void (*)(int32_t id, const char* name, const char* overload, Plan* plan);
 
@@ -457,12 +458,23 @@ struct Quiet {
   const bool off;
 };
 
+// A call that Python records. What Python is shown of plain tensors are others on the same memory: a Python object of a
+// tensor, or of its storage, counts as one more owner, by which autograd takes another way later.
+struct Handed {
+  const Op& op;
+  const c10::OperatorHandle& handle;
+  c10::DispatchKeySet keys;
+  c10::Stack* stack;
+  c10::impl::LocalDispatchKeySet entry;  // what was in force for the thread where the call came
+  std::vector<std::pair<at::Tensor, at::Tensor>> tensors;  // the call's own, and what is shown
+  std::vector<std::pair<c10::Storage, c10::Storage>> storages;
+};
+
 struct Scratch {
   std::vector<Read> reads;
   std::string others;
-  // What is in force for the thread where a call came that Python records, and again while Python makes that call.
-  const c10::impl::LocalDispatchKeySet* given = nullptr;
-  const c10::impl::LocalDispatchKeySet* entry = nullptr;
+  Handed* handed = nullptr;  // to Python
+  Handed* making = nullptr;  // by Python, which calls the op now
   int32_t open = 0;               // calls under way of which the inner calls are recorded
   std::vector<int32_t> children;  // records made inside these that have no parent yet
   std::vector<std::pair<at::Tensor, int32_t>> unnamed;
@@ -479,8 +491,77 @@ Result ask(Result (*question)(_object*, More...), Result otherwise, const at::Te
   return answer;
 }
 
+c10::Storage shown(Handed& call, const c10::Storage& storage) {
+  for (const auto& [original, copy] : call.storages)
+    if (original.unsafeGetStorageImpl() == storage.unsafeGetStorageImpl()) return copy;
+  // It holds the memory, so that what Python keeps of it stays valid.
+  auto owner = std::make_unique<c10::Storage>(storage);
+  c10::DataPtr memory(storage.data_ptr().get(), owner.get(), [](void* kept) { delete static_cast<c10::Storage*>(kept); },
+                      storage.device());
+  owner.release();
+  c10::Storage copy(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), storage.nbytes(),
+                                                          std::move(memory), nullptr, false));
+  call.storages.emplace_back(storage, copy);
+  return copy;
+}
+
+at::Tensor shown(Recorder& recorder, Handed& call, const at::Tensor& tensor, bool output = false) {
+  if (!tensor.defined() || call.op.plan.originals || !is_plain(recorder, tensor) || is_number(tensor)) return tensor;
+  for (const auto& [original, copy] : call.tensors)
+    if (original.is_same(tensor)) return copy;
+  c10::StorageImpl* storage = storage_of(tensor);
+  {
+    std::lock_guard<std::mutex> guard(recorder.lock);
+    const auto* entry = recorder.writers.find(storage);
+    const bool whole = output || (tensor.nbytes() >= storage->nbytes() && tensor.is_contiguous());
+    if (entry ? entry->python : !whole) return tensor;  // Python keeps what it knows of it with the storage
+  }
+  at::Tensor copy = at::detail::make_tensor<c10::TensorImpl>(shown(call, tensor.storage()), tensor.key_set(), tensor.dtype());
+  copy.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  call.tensors.emplace_back(tensor, copy);
+  return copy;
+}
+
+c10::IValue shown(Recorder& recorder, Handed& call, const c10::IValue& value, bool output = false) {
+  if (value.isTensor()) return shown(recorder, call, value.toTensor(), output);
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(shown(recorder, call, tensor, output));
+    return list;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector())
+      list.push_back(tensor ? std::optional<at::Tensor>(shown(recorder, call, *tensor)) : std::nullopt);
+    return list;
+  }
+  return value;
+}
+
+// Make the call with its own tensors, and put on `stack` what Python is shown of the outputs.
+void make(Recorder& recorder, Handed& call, c10::Stack* stack) {
+  {
+    c10::impl::ForceDispatchKeyGuard as_before(call.entry);
+    call.handle.redispatchBoxed(call.keys & kAfter, call.stack);
+  }
+  for (auto& [original, copy] : call.tensors) {  // an `out` of another size was given more memory
+    c10::StorageImpl* storage = storage_of(original);
+    c10::StorageImpl* other = storage_of(copy);
+    if (storage->data_ptr().get() != other->data_ptr().get() || storage->nbytes() != other->nbytes()) {
+      std::erase_if(call.storages, [&](const auto& pair) { return pair.second.unsafeGetStorageImpl() == other; });
+      copy.unsafeGetTensorImpl()->set_storage_keep_dtype(shown(call, original.storage()));
+    }
+    if (copy.sizes() != original.sizes() || copy.strides() != original.strides())
+      copy.unsafeGetTensorImpl()->set_sizes_and_strides(original.sizes(), original.strides(), original.storage_offset());
+  }
+  stack->resize(stack->size() - static_cast<size_t>(call.op.arguments));
+  const auto outputs = static_cast<size_t>(call.op.returns);
+  for (size_t i = call.stack->size() - outputs; i < call.stack->size(); i++)
+    stack->push_back(shown(recorder, call, (*call.stack)[i], true));
+}
+
 // Python looks at the call with nothing above its kernel in force, and makes it once more, which comes back to `fallback`.
-void record_in_python(const Op& op, const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::Stack* stack) {
+void record_in_python(Recorder& recorder, const Op& op, const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::Stack* stack) {
   const bool modes_off = c10::impl::tls_local_dispatch_key_set().excluded_.has(c10::DispatchKey::Python);
   for (size_t i = stack->size() - static_cast<size_t>(op.arguments); i < stack->size(); i++) {
     const c10::IValue& value = (*stack)[i];  // a fake tensor stands for one that is computed later: nothing is computed now
@@ -497,17 +578,20 @@ void record_in_python(const Op& op, const c10::OperatorHandle& handle, c10::Disp
       }
     }
   }
-  auto entry = c10::impl::tls_local_dispatch_key_set();
-  if (!op.plan.open) entry.included_ = entry.included_.remove(kKey);
-  const auto* outer = std::exchange(scratch.given, &entry);
+  Handed call{op, handle, keys, stack, c10::impl::tls_local_dispatch_key_set(), {}, {}};
+  if (!op.plan.open) call.entry.included_ = call.entry.included_.remove(kKey);
+  c10::Stack arguments;
+  for (size_t i = stack->size() - static_cast<size_t>(op.arguments); i < stack->size(); i++)
+    arguments.push_back(shown(recorder, call, (*stack)[i]));
+  Handed* outer = std::exchange(scratch.handed, &call);
   try {
     c10::impl::ExcludeDispatchKeyGuard quiet(kNotAfter);
-    handle.redispatchBoxed((keys & kAfter) | c10::DispatchKeySet(kPythonKey), stack);
+    handle.redispatchBoxed((keys & kAfter) | c10::DispatchKeySet(kPythonKey), &arguments);
   } catch (...) {
-    scratch.given = outer;
+    scratch.handed = outer;
     throw;
   }
-  scratch.given = outer;
+  scratch.handed = outer;
 }
 
 // One tensor among the arguments: who wrote it last. False where Python has to record the call.
@@ -543,12 +627,11 @@ void name_leaves(Recorder& recorder) {
 }
 
 void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::Stack* stack) {
-  if (scratch.entry) {  // Python makes the call that it records: as it would have been made
-    c10::impl::ForceDispatchKeyGuard as_before(*std::exchange(scratch.entry, nullptr));
-    handle.redispatchBoxed(keys & kAfter, stack);
+  Recorder* const on = current.load(std::memory_order_acquire);
+  if (on && scratch.making) {
+    make(*on, *std::exchange(scratch.making, nullptr), stack);
     return;
   }
-  Recorder* const on = current.load(std::memory_order_acquire);
   Op* const op = on ? op_of(handle) : nullptr;
   if (!on || op->plan.decomposes || !op->plan.traced) {
     handle.redispatchBoxed(keys & kAfter, stack);
@@ -559,7 +642,7 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
   const auto node = torch::autograd::get_current_node();
   const bool backward = node != nullptr;
   if (plan.python || recorder.everything_python || (backward && recorder.backward_python.load(std::memory_order_relaxed))) {
-    record_in_python(*op, handle, keys, stack);
+    record_in_python(recorder, *op, handle, keys, stack);
     return;
   }
 
@@ -621,7 +704,7 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
       Quiet quiet;
       name_leaves(recorder);
     }
-    record_in_python(*op, handle, keys, stack);
+    record_in_python(recorder, *op, handle, keys, stack);
     return;
   }
   if (!scratch.unnamed.empty() || plan.seeded) {
@@ -825,8 +908,27 @@ int32_t hb_take_leaf(Recorder* recorder) {  // the number of a leaf that Python 
 // Around a call that Python records: the records made in it become its children.
 // Around Python's call of the op that it was given: the call comes back to `fallback`, which makes it as it was to be made.
 void hb_make(int begins) {
-  scratch.entry = begins ? scratch.given : nullptr;
+  scratch.making = begins ? scratch.handed : nullptr;
   c10::impl::tls_set_dispatch_key_excluded(kKey, !begins);
+}
+// Of a tensor or a storage that Python is shown: the call's own.
+void* hb_origin(void* shown) {
+  if (!scratch.handed) return shown;
+  for (const auto& [original, copy] : scratch.handed->tensors)
+    if (copy.unsafeGetTensorImpl() == shown) return original.unsafeGetTensorImpl();
+  for (const auto& [original, copy] : scratch.handed->storages)
+    if (copy.unsafeGetStorageImpl() == shown) return original.unsafeGetStorageImpl();
+  return shown;
+}
+// The number of the name of a tensor of the call; -1: none, -2: none and an nn.Parameter.
+int32_t hb_name_of(Recorder* recorder, void* tensor) {
+  auto* impl = static_cast<c10::TensorImpl*>(tensor);
+  {
+    std::lock_guard<std::mutex> guard(recorder->lock);
+    const int32_t number = recorder->names.of(impl);
+    if (number >= 0) return number;
+  }
+  return ask(classify, -1, at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl)));
 }
 int64_t hb_open() {
   scratch.open++;

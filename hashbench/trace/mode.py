@@ -549,17 +549,26 @@ class TracingMode(TorchDispatchMode):
             return views[view]
         return self._new_leaf(tensor, views)
 
+    def _state_name(self, tensor: torch.Tensor) -> tuple[str, str]:
+        return self._modules.state_name(tensor)
+
+    def _storage_key(self, tensor: torch.Tensor) -> int:
+        return storage_key(tensor) or 0
+
+    def _is_parameter(self, tensor: torch.Tensor) -> bool:
+        return isinstance(tensor, _Parameter)
+
     def _new_leaf(self, tensor: torch.Tensor, views: LeafViews | None, *, content: torch.Tensor | None = None) -> int:
         """Hash a tensor that no op of this trace wrote, name it, and mark its storage with its number."""
         with self._leaf_lock:
-            kind, name = self._modules.state_name(tensor)
+            kind, name = self._state_name(tensor)
             initial = None
             if self._registered:
-                key = storage_key(tensor) or 0
+                key = self._storage_key(tensor)
                 self._unread.pop(key, None)
                 kind, name, initial = self._registered.get(key, (kind, name, None))
             if not kind:
-                kind = "parameter" if isinstance(tensor, _Parameter) else "other"
+                kind = "parameter" if self._is_parameter(tensor) else "other"
                 name = self._modules.current
             number = self._next_leaf()
             if self._observer.callback is not None:

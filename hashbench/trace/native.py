@@ -52,7 +52,7 @@ from hashbench.trace.digest import (
 )
 from hashbench.trace.mode import _PLAIN_TYPES, TracingMode
 from hashbench.trace.op_schema import OpPlan, plan_of
-from hashbench.trace.storage_writers import Mark, set_mark
+from hashbench.trace.storage_writers import Mark, set_mark, storage_key
 
 _RECORD = struct.Struct("=qQiIIIIIiII4x")
 _READ = struct.Struct("=iiq")
@@ -110,6 +110,7 @@ class Ops:
             blank=plan.blank,
             seeded=plan.seeded,
             open=namespace != "aten",
+            originals=plan.collective or plan.shown is not None or plan.resizes,
         )
 
 
@@ -281,8 +282,6 @@ class NativeTracer(TracingMode):
 
     def handle(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Make a call that the recorder handed over, and record it."""
-        if not self._mixed:
-            return self.__torch_dispatch__(func, (), args, kwargs)
         given = arguments.tensors_in([*args, *kwargs.values()])
         self._bring(given)
         output = self.__torch_dispatch__(func, (), args, kwargs)
@@ -308,13 +307,13 @@ class NativeTracer(TracingMode):
         """Mark storages in Python as the recorder knows them."""
         for part in _parts(tensors):
             storage = part.untyped_storage()
-            mark = self._mark_of(storage)
+            mark = self._mark_of(self._library.origin(storage._cdata))
             if mark is not None:
                 storage._hashbench_writer = mark  # type: ignore[attr-defined]
 
-    def _mark_of(self, storage: torch.UntypedStorage) -> Mark | None:
+    def _mark_of(self, storage: int) -> Mark | None:
         node = _Int32()
-        state = self._library.node(self._recorder, storage._cdata, node)
+        state = self._library.node(self._recorder, storage, node)
         return (self._token, node.value, None) if state == KNOWN else None
 
     def _take(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -323,7 +322,15 @@ class NativeTracer(TracingMode):
             storage = part.untyped_storage()
             owner, node, more = storage._hashbench_writer  # type: ignore[attr-defined]
             if owner is self._token:
-                self._library.set_node(self._recorder, storage._cdata, node, int(more is not None))
+                origin = self._library.origin(storage._cdata)
+                self._library.set_node(self._recorder, origin, node, int(more is not None))
+
+    def _state_name(self, tensor: torch.Tensor) -> tuple[str, str]:
+        number = self._library.name_of(self._recorder, self._library.origin(tensor._cdata))
+        return self._names[number] if number >= 0 else ("parameter" if number == -2 else "", self._modules.current)
+
+    def _storage_key(self, tensor: torch.Tensor) -> int:
+        return int(self._library.origin(storage_key(tensor) or 0) or 0)
 
     # --------------------------------------------------------------------------------------- numbers of both together
 
@@ -334,8 +341,8 @@ class NativeTracer(TracingMode):
         return int(self._library.take_leaf(self._recorder))
 
     def _begin_compiled(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self._bring(arguments.tensors_in([*args, *kwargs.values()]))
         if self._mixed:
-            self._bring(arguments.tensors_in([*args, *kwargs.values()]))
             for storage, *_ in _LEAF.iter_unpack(self._library.bytes_of(self._recorder, LEAVES, _LEAF.size)):
                 self._unread.pop(storage, None)
         super()._begin_compiled(name, args, kwargs)
@@ -343,11 +350,10 @@ class NativeTracer(TracingMode):
     def _end_compiled(self, result: Any) -> None:
         super()._end_compiled(result)
         self._library.backward_in_python(self._recorder)
-        if self._mixed:
-            self._take(arguments.tensors_in(result))
+        self._take(arguments.tensors_in(result))
 
     def add_result(self, name: str, value: Any) -> None:
-        if self._mixed and isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor):
             with untraced():
                 self._bring((local_tensor(value),))
         super().add_result(name, value)

@@ -16,6 +16,7 @@ from hashbench import HashDebugTrace
 from hashbench.errors import HashbenchError
 from hashbench.native.library import is_recorded
 from hashbench.records import Trace
+from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.digest import digest
 from hashbench.trace.tracer import native_unavailable
 
@@ -63,10 +64,11 @@ def step(model: nn.Module) -> list[torch.Tensor]:
     return [x.grad, *(parameter.grad for parameter in model.parameters())]
 
 
-def test_gradients_are_added_in_place_as_they_are_untraced() -> None:
+@pytest.mark.parametrize("options", [{}, {"hash_inputs": True, "source_lines": True}], ids=["plain", "all noted"])
+def test_gradients_are_added_in_place_as_they_are_untraced(options: dict[str, Any]) -> None:
     model = Residual()
     expected = step(model)
-    trace, found = traced(lambda: step(model))
+    trace, found = traced(lambda: step(model), **options)
     assert [digest(tensor) for tensor in found] == [digest(tensor) for tensor in expected]
     assert "aten.add_.Tensor" in [record.op for record in trace.records if record.phase == "backward"]
     with HashDebugTrace(tracer="python") as mode:
@@ -84,6 +86,23 @@ def test_formulas_that_a_mode_changes_are_those_of_the_untraced_run(options: dic
     expected = compute()
     _, found = traced(compute, **options)
     assert digest(found) == digest(expected)
+
+
+def test_a_trace_with_all_noted_has_the_records_of_one_without() -> None:
+    def trace_of(**options: Any) -> Trace:
+        torch.manual_seed(0)
+        model = Residual()
+        return traced(lambda: step(model), model=model, **options)[0]
+
+    plain = trace_of()
+    noted = trace_of(hash_inputs=True, source_lines=True, watcher=TraceCallback())
+    assert [(record.id, record.outputs, record.arguments) for record in plain.records] == [
+        (record.id, record.outputs, record.arguments) for record in noted.records
+    ]
+    assert [[ref.source for ref in record.inputs] for record in plain.records] == [
+        [ref.source for ref in record.inputs] for record in noted.records
+    ]
+    assert plain.leaves == noted.leaves
 
 
 def test_every_op_of_a_step_is_one_that_the_profiler_sees_untraced() -> None:
