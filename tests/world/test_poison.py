@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import os
 import platform
@@ -68,6 +69,7 @@ def test_what_was_allocated_and_not_written_holds_the_poison(name: str, value: i
 def test_what_was_written_does_not() -> None:
     with poisoned_memory(POISONS[0]):
         assert not torch.zeros(1000).any()
+        assert not copy.deepcopy(torch.zeros(1000)).any(), "its storage is copied first, and then given to a tensor"
         assert torch.equal(torch.ones(3) + torch.arange(3), torch.tensor([1.0, 2.0, 3.0]))
         assert torch.empty(0).numel() == 0
         assert torch.empty(3, device="meta").shape == (3,)

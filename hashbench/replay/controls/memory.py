@@ -204,10 +204,10 @@ def _usual_perturbation() -> int:
 
 
 def _fill_small_blocks(value: int) -> None:
-    """Small blocks that are free: glibc hands those out again as they are, from a cache of 7 a size in every thread."""
+    """Small blocks that are free: glibc hands those out again as they are, from a cache in every thread."""
     library = _c_library()
     for size in range(24, 1033, 16):
-        blocks = [library.malloc(size) for _ in range(7)]
+        blocks = [library.malloc(size) for _ in range(_CACHED_BLOCKS)]
         for block in blocks:
             ctypes.memset(block, value, size)
         for block in blocks:
@@ -225,7 +225,8 @@ def _c_library() -> Any:
 
 
 class _FillingMode(TorchDispatchMode):
-    """Fills what allocation ops return. Beside a trace, inside it or around it, it changes none of its records."""
+    """Fills what allocation ops return. Beside a trace, inside it or around it, it changes none of its records. A
+    storage that a tensor is given is left alone: it may be new, or full, as in ``copy.deepcopy``."""
 
     supports_higher_order_operators = True
 
@@ -240,8 +241,8 @@ class _FillingMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        output = func(*args, **(kwargs or {}))
-        for tensor in tensors_in(output) if plan_of(func).blank else ():
+        output, plan = func(*args, **(kwargs or {})), plan_of(func)
+        for tensor in tensors_in(output) if plan.blank and not plan.resizes else ():
             with suppress(NotImplementedError, RuntimeError), unobserved():  # no memory: meta, sparse
                 whole_storage(tensor).fill_(self.value)
         return output
