@@ -132,6 +132,7 @@ class PairCheck:
         """
         if outcome.accuracy != Status.TWO_RUNS_DIFFER:
             return outcome
+        self._keep_draft(outcome)
         for number in range(1, CONFIRMING_PAIRS + 1):
             tell_phase(f"confirming pair {number}")
             first, second = (self.attempt(diagnosing=True) for _ in range(2))
@@ -194,7 +195,7 @@ class PairCheck:
             return replace(outcome, diagnosis=Diagnosis(failed, Evidence(origin="")))
 
     def _keep_draft(self, outcome: Outcome) -> None:
-        """Write down what is known by now: an experiment that kills this process must not take it along."""
+        """Write down what is known by now: a further run that ends this process must not take it along."""
         folder = ResultsFolder(Path(self.options.output))
         if self.spec is None or not self.options.output or not folder.rows.is_dir():
             return

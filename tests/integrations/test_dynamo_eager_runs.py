@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import hashbench
 from hashbench.integrations.dynamo import eager_runs, hook, model_check, plug_in, watch_for_harness
+from hashbench.integrations.dynamo.session import collect
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.mode import TracingMode
 
@@ -126,6 +127,20 @@ def test_nothing_of_ours_is_there_when_the_harness_compiles(standin: Standin, mo
     assert (standin.common.same, standin.common.reset_rng_state) == functions
     assert "run_n_iterations" not in vars(found.runner)
     assert found.row.ops
+
+
+def test_kernel_is_known_where_the_process_ends_in_the_first_further_run(
+    standin: Standin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ends(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(model_check, "attempt", ends)
+    with pytest.raises(KeyboardInterrupt):
+        with_us(standin, "noisy", budget=60)
+    (row,) = collect(a_session(standin.folder.parent / "ours"))
+    assert (row.accuracy, row.kernel, row.module) == (DIFFER, NOISY, "Noisy.noise")
+    assert row.error == "the process ended before a cause was found"
 
 
 @pytest.mark.slow

@@ -246,7 +246,7 @@ def _row_of(session: Session, note: Note, theirs: Sequence[Row]) -> HarnessRow |
     if ours is None and not words:
         return None
     if ours is None and draft is not None:
-        ours = replace(draft, error="an experiment ended the process: no cause was found")
+        ours = replace(draft, error="the process ended before a cause was found")
     if ours is None:
         ours = _guessed(session, note, theirs, words)
     elif note.problem:
