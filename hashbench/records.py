@@ -171,7 +171,8 @@ class OpRecord:
     before a seeded op, ``forward_op`` the id of the forward record of a backward one, ``source`` a source line.
     ``blank`` marks allocations, ``collective`` ops that exchange data with other processes.
     ``opaque``: what the record stands for where it is no op, and the trace sees neither all that it read nor all
-    that it wrote (``compiled code``): no kernel behind it can be named.
+    that it wrote (``compiled code``): no kernel behind it can be named. ``inside`` is the id of the record of the op
+    that called this one, where that is no op of ``aten``'s: its record follows, and has this one among its ``inputs``.
     """
 
     id: str
@@ -189,6 +190,7 @@ class OpRecord:
     source: str = ""
     opaque: str = ""
     collective: bool = False
+    inside: str = ""
 
 
 def op_of(node: str) -> str:
@@ -273,6 +275,7 @@ class Divergence:
     ``origin`` is one of :class:`~hashbench.catalog.Origin`. ``node`` is the id of the record or leaf
     (``setting:<name>`` for settings). ``kernel`` is the op's name (for a leaf: the first op that read it). ``op_index``
     counts records of the first run from 0. ``first`` and ``second`` say in words what the two runs had there.
+    ``inside`` is the name of the op that called the kernel; empty where the program did.
     """
 
     origin: str
@@ -289,6 +292,7 @@ class Divergence:
     source: str = ""
     opaque_producer: bool = False
     steered_by: Steering | None = None
+    inside: str = ""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -306,7 +310,9 @@ class Verdict:
         """Where the difference entered, and how much differs, on one line."""
         found, where = self.divergence, "no divergence"
         if found is not None:
-            where = f"{found.origin} at {found.kernel or found.node}{f' in {found.module}' if found.module else ''}"
+            inside = f" inside {found.inside}" if found.inside else ""
+            module = f" in {found.module}" if found.module else ""
+            where = f"{found.origin} at {found.kernel or found.node}{inside}{module}"
         unseen = "; not all was seen" if self.unseen else ""
         return f"<Verdict: {where}; results that differ: {len(self.differing)}{unseen}>"
 

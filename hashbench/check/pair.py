@@ -363,6 +363,8 @@ _OF_DIVERGENCE = ("origin", "kernel", "op_index", "phase", "iteration", "module"
 
 def _with_divergence(row: Row, divergence: Divergence) -> Row:
     detail, steered, steering = divergence.detail, "", divergence.steered_by
+    if divergence.inside:
+        detail = f"inside {divergence.inside}: {detail}"
     if divergence.first or divergence.second:
         detail += f": {divergence.first} and {divergence.second}"
     if steering is not None:

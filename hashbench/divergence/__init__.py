@@ -23,7 +23,7 @@ from hashbench.divergence.introduce import (
 )
 from hashbench.divergence.text import PairVerdict
 from hashbench.errors import HashbenchError
-from hashbench.records import Divergence, OpRecord, Result, Steering, TensorDigest, Trace
+from hashbench.records import Divergence, OpRecord, Result, Steering, TensorDigest, Trace, op_of
 from hashbench.trace.file import refuse_different
 
 _RANK: Mapping[str, int] = {Origin.INPUT: 0, Origin.STATE: 1}
@@ -241,6 +241,7 @@ def _divergence(known: Differences, source: Source) -> Divergence:
         source=where.source,
         opaque_producer=source.opaque_producer,
         steered_by=_steering(known, source) if source.origin in (Origin.SEQUENCE, Origin.OUTSIDE) else None,
+        inside=op_of(where.inside),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from hashbench.records import Leaf, OpRecord, Ref, Result, SettingsMark, TensorDigest, Trace
@@ -54,21 +55,30 @@ def build_trace(
     notes: Mapping[int, Mapping[str, Any]],
     hashed_inputs: bool,
     first_sequence: int = 0,
+    callers: Mapping[int, int] | None = None,
 ) -> Trace:
     """Give every record its id, turn numbers into ids, and backward records into children of their forward op.
 
-    Autograd nodes numbered below ``first_sequence`` were made before the trace, so no record is their forward op.
+    ``callers`` tells by number of a record the number of the one inside which it was called. Autograd nodes numbered
+    below ``first_sequence`` were made before the trace, so no record is their forward op.
     """
     ids = Ids(first_sequence)
     for kind, name, *_ in leaves:
         ids.add_leaf(kind, name)
     built: list[OpRecord] = []
     for number, raw in enumerate(records):
+        # A caller comes after what it called, and is the forward op of what autograd makes of the call.
+        sequence = -1 if callers and number in callers and raw.phase != "backward" else raw.sequence
         identity = ids.add_record(
-            raw.plan.name, phase=raw.phase, iteration=raw.iteration, module=raw.module, sequence=raw.sequence
+            raw.plan.name, phase=raw.phase, iteration=raw.iteration, module=raw.module, sequence=sequence
         )
         forward = None if identity.forward is None else built[identity.forward]
         built.append(build_record(raw, ids, identity, forward, notes.get(number, {})))
+    for number, caller in (callers or {}).items():  # what a caller writes follows from what it called
+        built[number] = replace(built[number], inside=ids.records[caller])
+        values = [output.value if hashed_inputs else "" for output in built[number].outputs]
+        shown = [Ref("inside", ids.records[number], digest=value) for value in dict.fromkeys(values)]
+        built[caller] = replace(built[caller], inputs=(*built[caller].inputs, *shown))
     return Trace(
         records=tuple(built),
         leaves=tuple(map(_build_leaf, ids.leaves, leaves)),

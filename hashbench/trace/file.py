@@ -87,6 +87,7 @@ def record_line(record: OpRecord, digits: Mapping[str, str]) -> str:
         ("forward", record.forward_op),
         ("source", record.source),
         ("opaque", record.opaque),
+        ("inside", record.inside),
     )
     fields += [f"{name}={_escape(value, spaces=False)}" for name, value in extras if value]
     fields += ["collective=yes"] if record.collective else []
@@ -283,6 +284,7 @@ def _parse_record(fields: Sequence[str]) -> OpRecord:
         source=_unescape(extras.get("source", "")),
         opaque=_unescape(extras.get("opaque", "")),
         collective="collective" in extras,
+        inside=_unescape(extras.get("inside", "")),
     )
 
 

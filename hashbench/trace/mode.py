@@ -260,6 +260,7 @@ class TracingMode(TorchDispatchMode):
     def built(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
         """What was recorded so far, and notes by record number."""
         records, results, notes = self._observer.resolved(self._results)
+        callers = self._callers()
         trace = build_trace(
             records,
             self._leaves,
@@ -268,8 +269,13 @@ class TracingMode(TorchDispatchMode):
             notes=notes,
             hashed_inputs=self._hashed_inputs,
             first_sequence=self._first_sequence or 0,
+            callers=callers,
         )
         return trace, notes
+
+    def _callers(self) -> Mapping[int, int]:
+        """By number of a record the number of the one inside which it was called."""
+        return {}
 
     # ----------------------------------------------------------------------------------------------- hot path
 

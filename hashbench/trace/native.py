@@ -11,6 +11,7 @@ import ctypes
 import functools
 import struct
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -58,6 +59,7 @@ _RECORD = struct.Struct("=qQiIIIIIiII4x")
 _READ = struct.Struct("=iiq")
 _WRITE = struct.Struct("=QII")
 _LEAF = struct.Struct("=QQqIIiI")
+_CALLER = 8
 _BACKWARD, _STRIDED = 1 << 31, 1 << 8
 _Int32 = ctypes.c_int32
 _LAYOUTS = ("strided", "sparse_coo", "sparse_csr", "_mkldnn", "sparse_csc", "sparse_bsr", "sparse_bsc", "jagged")
@@ -208,7 +210,7 @@ class NativeTracer(TracingMode):
         self._kept: list[torch.Tensor] = []
         self._odd_digests: list[RawDigest] = []
         self._constructors = ExitStack()
-        self._next_number = lambda: library.take_record(self._recorder)
+        self._next_number, self._calls = self._take_number, threading.local()
         self._modules.changed, self._modules.named = self._show_context, self._name
         self._show_context()
 
@@ -290,18 +292,42 @@ class NativeTracer(TracingMode):
 
     def _plan(self, func: Any) -> OpPlan:
         plan = plan_of(func)
-        self._plans[id(func)] = plan = replace(plan, call=functools.partial(self._make, plan.call))
+        make = functools.partial(self._make, plan.call, func.namespace != "aten")
+        self._plans[id(func)] = plan = replace(plan, call=make)
         if self._observer.callback is not None and plan.traced:
             self._plans[id(func)] = replace(plan, call=functools.partial(self._call_with_callback, func, plan))
         return self._plans[id(func)]
 
-    def _make(self, call: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Make the call that the recorder handed over, as it was to be made."""
+    def _make(self, call: Any, opened: bool, /, *args: Any, **kwargs: Any) -> Any:
+        """Make the call that the recorder handed over, as it was to be made; ``opened``: what it calls is recorded."""
+        outer = self._library.open() if opened else None
         self._library.make(1)
         try:
-            return call(*args, **kwargs)
+            output = call(*args, **kwargs)
+        except BaseException:
+            if outer is not None:
+                self._library.close(self._recorder, outer, -1)
+            raise
         finally:
             self._library.make(0)
+        self._calls.outer = outer
+        return output
+
+    def _take_number(self) -> int:
+        number = int(self._library.take_record(self._recorder))
+        outer, self._calls.outer = getattr(self._calls, "outer", None), None
+        if outer is not None:
+            self._library.close(self._recorder, outer, number)
+        return number
+
+    def _callers(self) -> Mapping[int, int]:
+        raw = _RECORD.iter_unpack(self._library.bytes_of(self._recorder, RECORDS, _RECORD.size))
+        found = {number: record[_CALLER] for number, record in enumerate(raw) if record[_CALLER] >= 0}
+        if self._mixed or not found:
+            return found
+        numbers = sorted(record[-1] for record in self._records)  # without those that Python left out
+        places = {number: place for place, number in enumerate(numbers)}
+        return {places[at]: places[caller] for at, caller in found.items() if at in places and caller in places}
 
     def _bring(self, tensors: Iterable[torch.Tensor]) -> None:
         """Mark storages in Python as the recorder knows them."""
@@ -375,6 +401,7 @@ class NativeTracer(TracingMode):
             notes=self._observer.kept,
             hashed_inputs=False,
             first_sequence=self._first_sequence or 0,
+            callers=self._callers(),
         )
         return trace, self._observer.kept
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from collections.abc import Callable
@@ -13,9 +14,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hashbench import HashDebugTrace
+from hashbench.divergence import find
 from hashbench.errors import HashbenchError
 from hashbench.native.library import is_recorded
 from hashbench.records import Trace
+from hashbench.trace import file
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.digest import digest
 from hashbench.trace.tracer import native_unavailable
@@ -133,9 +136,36 @@ def test_kernels_inside_a_custom_op_are_seen(options: dict[str, Any]) -> None:
     x = torch.rand(3)
     trace, _ = traced(lambda: scaled(x).cos(), **options)
     assert names(trace) == ["aten.sin.default", "aten.mul.Tensor", "hashbench_tests.scaled.default", "aten.cos.default"]
-    multiplied, _, cosine = trace.records[1:]
+    multiplied, outer, cosine = trace.records[1:]
+    assert [record.inside for record in trace.records] == [outer.id, outer.id, "", ""]
+    assert file.loads(file.dumps(trace)) == trace
     assert multiplied.outputs[0] == digest(x.sin() * 2)
-    assert [ref.source for ref in cosine.inputs] == ([trace.records[2].id] if options else [multiplied.id])
+    assert [ref.source for ref in cosine.inputs] == [outer.id if options else multiplied.id]
+
+
+@torch.library.custom_op("hashbench_tests::noisy", mutates_args=())
+def noisy(x: torch.Tensor) -> torch.Tensor:
+    return (x + torch.rand(3, generator=torch.Generator().manual_seed(next(SEEDS)))) * 2
+
+
+SEEDS = itertools.count()
+
+
+@pytest.mark.parametrize("options", [{}, {"hash_inputs": True}], ids=["plain", "hashed inputs"])
+def test_the_kernel_inside_a_custom_op_is_named_and_so_is_the_op(options: dict[str, Any]) -> None:
+    def run() -> Trace:
+        with HashDebugTrace(tracer="native", **options) as trace:
+            found = noisy(torch.ones(3, requires_grad=True)).sin()
+        trace.add_result("output", found)
+        return trace.finish()
+
+    verdict = find(run(), run())
+    assert verdict.divergence is not None
+    assert (verdict.divergence.kernel, verdict.divergence.inside) == (
+        "aten.rand.generator",
+        "hashbench_tests.noisy.default",
+    )
+    assert "aten.rand.generator inside hashbench_tests.noisy.default" in repr(verdict)
 
 
 def test_what_a_custom_op_writes_behind_torchs_back_is_its_own() -> None:
