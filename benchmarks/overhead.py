@@ -20,6 +20,7 @@ from hashbench import HashDebugTrace
 ExperimentResult = Callable[[], AbstractContextManager[Any]]
 
 TOTAL_GOAL, ADDED_GOAL = 1.25, 5.0
+NATIVE_GOAL, NATIVE_ADDED_GOAL = {"BERT-like, 4 layers, 128 wide, 1x32": 1.15}, 20.0  # all other workloads: 1.10
 NOISE = 0.01  # of a step: less than this cannot be told from nothing
 _WARM_UPS, _FEWEST = 3, 5
 
@@ -45,7 +46,19 @@ class LeanNoOp(NoOp):
 @contextlib.contextmanager
 def finished_trace() -> Iterator[None]:
     """Full tracing, and the raw records made into a :class:`~hashbench.records.Trace` afterwards."""
-    with HashDebugTrace() as trace:
+    with HashDebugTrace(tracer="python") as trace:
+        yield
+    trace.finish()
+
+
+def _native() -> AbstractContextManager[Any]:
+    return HashDebugTrace(tracer="native")
+
+
+@contextlib.contextmanager
+def finished_native_trace() -> Iterator[None]:
+    """The same by the native tracer."""
+    with HashDebugTrace(tracer="native") as trace:
         yield
     trace.finish()
 
@@ -67,8 +80,10 @@ ARMS: Mapping[str, ExperimentResult] = {
     "no mode": contextlib.nullcontext,
     "no-op mode": NoOp,
     "lean no-op mode": LeanNoOp,
-    "hashbench": HashDebugTrace,
+    "hashbench": lambda: HashDebugTrace(tracer="python"),
     "hashbench + finish": finished_trace,
+    "native": _native,
+    "native + finish": finished_native_trace,
     "DebugMode": debug_mode,
     "DebugMode + stack, modules": _stack_and_modules,
 }
@@ -82,7 +97,7 @@ def measure(*, seconds: float) -> list[Table]:
     """
     torch.manual_seed(0)
     measured = {name: interleaved(make(), seconds=seconds) for name, make in WORKLOADS.items()}
-    return [multiples(measured), _goals(measured)]
+    return [multiples(measured), _goals(measured), _native_goals(measured)]
 
 
 def _timed(arm: ExperimentResult, step: TrainingStep) -> float:
@@ -134,10 +149,10 @@ def added(taken: Mapping[str, Sequence[float]], name: str) -> float:
     return statistics.median(one - base for one, base in zip(taken[name], taken["no mode"], strict=True))
 
 
-def times_less(taken: Mapping[str, Sequence[float]]) -> tuple[float, str]:
-    """How many times more DebugMode adds than hashbench, and ``>`` where what hashbench adds is lost in the noise."""
+def times_less(taken: Mapping[str, Sequence[float]], arm: str = "hashbench") -> tuple[float, str]:
+    """How many times more DebugMode adds than an arm, and ``>`` where what that arm adds is lost in the noise."""
     noise = NOISE * statistics.median(taken["no mode"])
-    ours = added(taken, "hashbench")
+    ours = added(taken, arm)
     return added(taken, "DebugMode") / max(noise, ours), "> " if ours < noise else ""
 
 
@@ -182,6 +197,23 @@ def _goals(measured: Mapping[str, Mapping[str, Sequence[float]]]) -> Table:
         headers=(
             *("workload", "hashbench / no-op mode", "goal", "reached", "hashbench / lean no-op mode"),
             *("added by DebugMode / added by hashbench", "goal", "reached"),
+        ),
+        rows=tuple(rows),
+    )
+
+
+def _native_goals(measured: Mapping[str, Mapping[str, Sequence[float]]]) -> Table:
+    rows: list[tuple[object, ...]] = []
+    for workload, taken in measured.items():
+        less, bound = times_less(taken, "native")
+        figure, goal, reached = against(less, goal=NATIVE_ADDED_GOAL, at_most=False)
+        total = ratio(taken["native"], taken["no mode"])
+        rows.append((workload, *against(total, goal=NATIVE_GOAL.get(workload, 1.1)), f"{bound}{figure}", goal, reached))
+    return Table(
+        title="Goals of the native tracer",
+        headers=(
+            *("workload", "native / no mode", "goal", "reached"),
+            *("added by DebugMode / added by native", "goal", "reached"),
         ),
         rows=tuple(rows),
     )
