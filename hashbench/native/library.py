@@ -212,11 +212,17 @@ class Library:
         return func(*args, **kwargs) if self.listener is None else self.listener.handle(func, args, kwargs)
 
 
+_BACKENDS = ("CPU", "CUDA", "HIP", "XPU", "MPS", "MTIA", "HPU", "XLA", "PrivateUse1")
+"""The dispatch keys of dense tensors on each device."""
+
+
 def _decomposing() -> Iterator[tuple[str, str]]:
-    """The ops that are made of others, in every dispatch: namespace, and name with overload."""
+    """The ops that are made of others, in every dispatch and on every device: namespace, and name with overload."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     for full in torch._C._dispatch_get_all_op_names():
-        if has_kernel(full, "CompositeImplicitAutograd") and not has_kernel(full, NATIVE_KEY):
+        if not has_kernel(full, "CompositeImplicitAutograd") or has_kernel(full, NATIVE_KEY):
+            continue
+        if not any(has_kernel(full, backend) for backend in _BACKENDS):
             ns, _, name = full.partition("::")
             yield ns, name
 
@@ -232,6 +238,6 @@ def _let_higher_order_ops_through() -> None:
 
 @functools.cache
 def decomposes(name: str, overload: str) -> bool:
-    """Whether an op is made of others in every dispatch."""
+    """Whether an op is made of others, in every dispatch, where its backend has no kernel for it."""
     full = f"{name}.{overload}" if overload else name
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(full, "CompositeImplicitAutograd"))

@@ -626,6 +626,11 @@ void name_leaves(Recorder& recorder) {
   scratch.unnamed.clear();
 }
 
+// Some ops that decompose have a kernel of their own for some backends: `silu_backward` on the CPU.
+bool has_own_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys) {
+  return handle.hasKernelForDispatchKey((keys & kAfter).highestPriorityTypeId());
+}
+
 void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::Stack* stack) {
   Recorder* const on = current.load(std::memory_order_acquire);
   if (on && scratch.making) {
@@ -633,7 +638,7 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
     return;
   }
   Op* const op = on ? op_of(handle) : nullptr;
-  if (!on || op->plan.decomposes || !op->plan.traced) {
+  if (!on || !op->plan.traced || (op->plan.decomposes && !has_own_kernel(handle, keys))) {
     handle.redispatchBoxed(keys & kAfter, stack);
     return;
   }

@@ -95,22 +95,22 @@ def sorted_rows(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 STEPS: tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], ...] = (
     *(torch.add, torch.mul, torch.matmul, torch.maximum, torch.atan2),
     *(foreach, foreach_in_place, written, put, given_out, moved, inferred, steered, split, sorted_rows),
-    *(lambda x, y: Doubled.apply(x), lambda x, y: bounded(x).t(), lambda x, y: x.flip(0).reshape(-1).view(SIZE, SIZE)),
+    *(lambda x, _: Doubled.apply(x), lambda x, _: bounded(x).t(), lambda x, _: x.flip(0).reshape(-1).view(SIZE, SIZE)),
     *(lambda x, y: checkpoint(lambda z: torch.sin(z) @ y, x, use_reentrant=False), lambda x, y: x.expand_as(y)),
     *(lambda x, y: torch.where(x > y, x, 0.5), lambda x, y: x.clone().masked_fill_(y > 0, 1.0)),
-    *(lambda x, y: torch.nn.functional.dropout(x, 0.5), lambda x, y: x + torch.randn_like(y)),
-    *(lambda x, y: torch.nn.functional.layer_norm(x, [SIZE]), lambda x, y: torch.einsum("ij,kj->ik", x, y)),
-    *(lambda x, y: x.to(torch.bfloat16).mul(2).to(x.dtype), lambda x, y: torch.ones(SIZE, SIZE).copy_(y)),
-    *(lambda x, y: y[0].expand(SIZE, SIZE), lambda x, y: x.diagonal().unsqueeze(0) + y, lambda x, y: x.clone().zero_()),
-    *(lambda x, y: x.unfold(0, 2, 2).reshape(SIZE, SIZE), lambda x, y: torch.cumsum(x, 0).mul_(0.1)),
+    *(lambda x, _: torch.nn.functional.dropout(x, 0.5), lambda x, y: x + torch.randn_like(y)),
+    *(lambda x, _: torch.nn.functional.layer_norm(x, [SIZE]), lambda x, y: torch.einsum("ij,kj->ik", x, y)),
+    *(lambda x, _: x.to(torch.bfloat16).mul(2).to(x.dtype), lambda _, y: torch.ones(SIZE, SIZE).copy_(y)),
+    *(lambda _, y: y[0].expand(SIZE, SIZE), lambda x, y: x.diagonal().unsqueeze(0) + y, lambda x, _: x.clone().zero_()),
+    *(lambda x, _: x.unfold(0, 2, 2).reshape(SIZE, SIZE), lambda x, _: torch.cumsum(x, 0).mul_(0.1)),
     *(lambda x, y: x.clone().add_(y, alpha=0.5).clamp_(-2, 2), lambda x, y: x.prod(0) + y, lambda x, y: x.norm() + y),
     *(
         lambda x, y: x.clone().scatter_(1, torch.zeros(SIZE, 1, dtype=torch.long), y[:, :1]),
-        lambda x, y: x.clone().t_(),
+        lambda x, _: x.clone().t_(),
     ),
     *(
-        lambda x, y: x.detach().clone().resize_(SIZE, SIZE).fill_(0.25),
-        lambda x, y: torch.view_as_complex(x.view(4, 2, 2).contiguous()).abs().view(4, 2).repeat(1, 2),
+        lambda x, _: x.detach().clone().resize_(SIZE, SIZE).fill_(0.25),
+        lambda x, _: torch.view_as_complex(x.view(4, 2, 2).contiguous()).abs().view(4, 2).repeat(1, 2),
     ),
 )
 
