@@ -879,9 +879,9 @@ int hb_is_on() { return current.load() != nullptr && c10::impl::tls_is_dispatch_
 uint32_t* hb_context(Recorder* recorder) { return reinterpret_cast<uint32_t*>(&recorder->context); }
 void hb_backward_in_python(Recorder* recorder) { recorder->backward_python = true; }
 int32_t hb_failed(Recorder* recorder) { return recorder->failed; }
-void hb_name(Recorder* recorder, void* tensor, int32_t number) {
+void hb_name(Recorder* recorder, void** tensors, int32_t count, int32_t first) {
   std::lock_guard<std::mutex> guard(recorder->lock);
-  recorder->names.set(static_cast<c10::TensorImpl*>(tensor), number);
+  for (int32_t i = 0; i < count; i++) recorder->names.set(static_cast<c10::TensorImpl*>(tensors[i]), first + i);
 }
 
 // 1 and the node where the storage is known, 2 where Python knows more, else 0.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,8 +19,8 @@ class RawRecord(NamedTuple):
     """What a tracer keeps of one call. The dispatch mode makes plain tuples of this form, which cost less.
 
     ``reads`` has three entries for every tensor read: its argument, the number of its writer (records count from 0,
-    leaves from -1 down), its storage offset. ``others`` are the other arguments, ``written`` the digests of what was
-    written, ``rng`` that of the generator, ``number`` the record's own.
+    leaves from -1 down), its storage offset. ``others`` are the other arguments, or already their text; ``written`` the
+    digests of what was written, ``rng`` that of the generator, ``number`` the record's own.
     """
 
     plan: OpPlan
@@ -27,8 +29,8 @@ class RawRecord(NamedTuple):
     module: str
     sequence: int
     reads: tuple[Any, ...]
-    others: Sequence[Any]
-    written: tuple[RawDigest, ...]
+    others: Sequence[Any] | str
+    written: tuple[RawDigest | TensorDigest, ...]
     scalar: Any
     rng: int | None
     number: int
@@ -62,19 +64,47 @@ def build_trace(
     ``callers`` tells by number of a record the number of the one inside which it was called. Autograd nodes numbered
     below ``first_sequence`` were made before the trace, so no record is their forward op.
     """
-    ids = Ids(first_sequence)
+    with _collector_off():
+        return _built(
+            records, leaves, results, marks, notes, Ids(first_sequence), callers or {}, hashed_inputs=hashed_inputs
+        )
+
+
+@contextmanager
+def _collector_off() -> Iterator[None]:
+    """The garbage collector would find nothing among what is built here, and look at all that torch has made."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
+
+
+def _built(
+    records: Sequence[RawRecord],
+    leaves: Sequence[RawLeaf],
+    results: Sequence[RawResult],
+    marks: tuple[SettingsMark, ...],
+    notes: Mapping[int, Mapping[str, Any]],
+    ids: Ids,
+    callers: Mapping[int, int],
+    *,
+    hashed_inputs: bool,
+) -> Trace:
     for kind, name, *_ in leaves:
         ids.add_leaf(kind, name)
     built: list[OpRecord] = []
     for number, raw in enumerate(records):
         # A caller comes after what it called, and is the forward op of what autograd makes of the call.
-        sequence = -1 if callers and number in callers and raw.phase != "backward" else raw.sequence
+        sequence = -1 if number in callers and raw.phase != "backward" else raw.sequence
         identity = ids.add_record(
             raw.plan.name, phase=raw.phase, iteration=raw.iteration, module=raw.module, sequence=sequence
         )
         forward = None if identity.forward is None else built[identity.forward]
         built.append(build_record(raw, ids, identity, forward, notes.get(number, {})))
-    for number, caller in (callers or {}).items():  # what a caller writes follows from what it called
+    for number, caller in callers.items():  # what a caller writes follows from what it called
         built[number] = replace(built[number], inside=ids.records[caller])
         values = [output.value if hashed_inputs else "" for output in built[number].outputs]
         shown = [Ref("inside", ids.records[number], digest=value) for value in dict.fromkeys(values)]
@@ -160,6 +190,7 @@ def build_record(
             for argument, node, at in zip(raw.reads[0::3], raw.reads[1::3], raw.reads[2::3], strict=True)
         ]
     )
+    outputs = tuple(map(readable, raw.written))
     return OpRecord(
         id=identity.id,
         phase=raw.phase,
@@ -167,12 +198,12 @@ def build_record(
         module=identity.module,
         op=raw.plan.name,
         inputs=inputs,
-        arguments=argument_text(raw.others),
-        outputs=tuple(map(readable, raw.written)),
+        arguments=raw.others if isinstance(raw.others, str) else argument_text(raw.others),
+        outputs=outputs,
         scalar="" if raw.scalar is None else repr(raw.scalar),
         rng="" if raw.rng is None else f"{raw.rng:016x}",
         forward_op=forward.id if forward is not None else "",
-        blank=any(value is None for *_, value in raw.written),
+        blank=any(not output.value for output in outputs),
         source=(forward.source if forward is not None else "") or notes.get("source", ""),
         opaque=raw.plan.opaque,
         collective=raw.plan.collective,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from hashbench.devices.ledger import Ledger
-from hashbench.records import OpRecord
+from hashbench.records import OpRecord, TensorDigest
 from hashbench.trace import arguments
 from hashbench.trace.build import Ids, RawRecord, RawResult, RecordIdentity, build_record
 from hashbench.trace.digest import PENDING, RawDigest, is_waiting, raw_digest, readable
@@ -269,7 +269,7 @@ class CallObserver:
         for number, digest in self._possible.resolve():
             self._set_written(number, (*self._record(number).written, digest))
 
-    def _set_written(self, number: int, written: tuple[RawDigest, ...]) -> None:
+    def _set_written(self, number: int, written: tuple[RawDigest | TensorDigest, ...]) -> None:
         self._records[self._index_of(number)] = self._record(number)._replace(written=written)
 
     def _record(self, number: int) -> RawRecord:

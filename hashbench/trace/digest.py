@@ -174,8 +174,10 @@ def is_waiting(raw: RawDigest) -> bool:
     return isinstance(raw[3], _WAITING)
 
 
-def readable(raw: RawDigest) -> TensorDigest:
+def readable(raw: RawDigest | TensorDigest) -> TensorDigest:
     """A raw digest in its final form; a value of ``None`` (blank memory) becomes the empty text."""
+    if isinstance(raw, TensorDigest):
+        return raw
     dtype, shape, stride, value = raw
     if stride is None:
         stride = contiguous_stride(shape)

@@ -36,7 +36,7 @@ from hashbench.native.library import (
     is_free,
     unrecorded,
 )
-from hashbench.records import Trace
+from hashbench.records import TensorDigest, Trace, contiguous_stride
 from hashbench.text import one_line, shorten
 from hashbench.trace import arguments
 from hashbench.trace.build import RawLeaf, RawRecord, build_trace
@@ -46,6 +46,7 @@ from hashbench.trace.digest import (
     RawDigest,
     components,
     digest,
+    dtype_name,
     has_no_data,
     local_tensor,
     raw_digest,
@@ -265,9 +266,10 @@ class NativeTracer(TracingMode):
     def _show_context(self) -> None:
         self._context.value = self._contexts[self._modules.current, self.iteration, self._modules.optimizing]
 
-    def _name(self, tensor: torch.Tensor, kind: str, name: str) -> None:
-        self._library.name(self._recorder, tensor._cdata, len(self._names))
-        self._names.append((kind, name))
+    def _name(self, found: list[tuple[torch.Tensor, str, str]]) -> None:
+        tensors = (ctypes.c_void_p * len(found))(*[tensor._cdata for tensor, *_ in found])
+        self._library.name(self._recorder, tensors, len(found), len(self._names))
+        self._names += [(kind, name) for _, kind, name in found]
 
     # ------------------------------------------------------------------------------------------ what the recorder asks
 
@@ -445,7 +447,10 @@ class _Decoded:
         }
         self._metas = [_meta(text, library.dtypes) for text in library.texts(recorder, METAS)]
         self._ops = ops.by_number
-        self._values: dict[tuple[int, int], tuple[Any, ...]] = {}
+        self._shapes: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = [
+            (dtype_name(dtype), shape, stride or contiguous_stride(shape)) for dtype, shape, stride in self._metas
+        ]
+        self._texts: dict[tuple[int, int], str] = {}
 
     def records(
         self,
@@ -462,9 +467,10 @@ class _Decoded:
                 continue
             op = self._ops[at]
             module, iteration, optimizing = contexts[context & ~_BACKWARD]
-            digests = []
-            for value, meta, state in self._writes[write : write + writes]:
-                digests.append(odd[meta] if state == 2 else (*self._metas[meta], None if state else value))
+            digests = [
+                odd[meta] if state == 2 else self._digest(meta, "" if state else f"{value:016x}")
+                for value, meta, state in self._writes[write : write + writes]
+            ]
             yield RawRecord(
                 op.plan,
                 "backward" if context & _BACKWARD else "optimizer" if optimizing else "forward",
@@ -496,17 +502,21 @@ class _Decoded:
             kind, label, initial = registered.get(storage, (*(unnamed if name < 0 else names[name]), None))
             yield kind, label, digest, position, None if initial is None else (initial, digest)
 
-    def _other_arguments(self, at: int, number: int) -> tuple[Any, ...]:
-        """The arguments of a call that are no tensors; ``(name, value)`` those given by name."""
-        if (at, number) not in self._values:
+    def _digest(self, meta: int, value: str) -> TensorDigest:
+        dtype, shape, stride = self._shapes[meta]
+        return TensorDigest(dtype, shape, stride, value)
+
+    def _other_arguments(self, at: int, number: int) -> str:
+        """The text of the arguments of a call that are no tensors."""
+        if (at, number) not in self._texts:
             op, reader = self._ops[at], _Values(self._others[number], self._enumerated)
             found = []
             while reader.more:
                 position = reader.byte()
                 name, value = op.names[position], reader.value(op.kinds[position])
                 found.append((name, value) if isinstance(name, str) else value)
-            self._values[at, number] = tuple(found)
-        return self._values[at, number]
+            self._texts[at, number] = arguments.argument_text(found)
+        return self._texts[at, number]
 
     def _scalar(self, number: int) -> Any:
         value = _Values(self._others[number - 1], {}).value("") if number else None
