@@ -287,9 +287,12 @@ LINK_FLAGS = (
 
 
 def _compile_flags() -> list[str]:
-    """Without ``-march``: the library is to run on all machines that share a home. NDEBUG as torch was built."""
+    """Without ``-march``: the library is to run on all machines that share a home. NDEBUG as torch was built.
+    ``$HASHBENCH_CXXFLAGS`` is added, such as ``-fsanitize=address`` for a run of the tests."""
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
-    return ["-std=c++20", "-O2", "-fPIC", "-shared", abi, *([] if torch.version.debug else ["-DNDEBUG"])]
+    more = [] if torch.version.debug else ["-DNDEBUG"]
+    more += shlex.split(os.environ.get("HASHBENCH_CXXFLAGS", ""))
+    return ["-std=c++20", "-O2", "-fPIC", "-shared", abi, *more]
 
 
 def _torch_folder(name: str) -> Path:

@@ -12,6 +12,7 @@ import functools
 import struct
 import sys
 import threading
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -208,7 +209,6 @@ class NativeTracer(TracingMode):
         self._contexts = _Numbers()
         self._context = library.context(self._recorder).contents
         self._names: list[tuple[str, str]] = []
-        self._kept: list[torch.Tensor] = []
         self._odd_digests: list[RawDigest] = []
         self._constructors = ExitStack()
         self._next_number, self._calls = self._take_number, threading.local()
@@ -395,15 +395,25 @@ class NativeTracer(TracingMode):
         in_python = {record[-1]: RawRecord._make(record) for record in self._records}
         contexts = list(self._contexts)
         records = list(found.records(contexts, in_python, self._odd_digests))
+        results, callers = self._results, self._callers()
+        numbers = [record.number for record in records]
+        if numbers and numbers[-1] >= len(numbers):
+
+            def place(number: int) -> int:
+                return number if number < 0 else min(bisect_left(numbers, number), len(numbers) - 1)
+
+            records = [record.renumbered(place) for record in records]
+            results = [(name, value, None if node is None else place(node)) for name, value, node in results]
+            callers = {place(number): place(caller) for number, caller in callers.items()}
         trace = build_trace(
             records,
             list(found.leaves(contexts, self._names, self._registered, iter(self._leaves))),
-            self._results,
+            results,
             marks=tuple(self._setting_marks),
             notes=self._observer.kept,
             hashed_inputs=False,
             first_sequence=self._first_sequence or 0,
-            callers=self._callers(),
+            callers=callers,
         )
         return trace, self._observer.kept
 
@@ -463,7 +473,8 @@ class _Decoded:
             self._records
         ):
             if at < 0:
-                yield in_python[number]
+                if number in in_python:  # else its digest failed, and Python left it out
+                    yield in_python[number]
                 continue
             op = self._ops[at]
             module, iteration, optimizing = contexts[context & ~_BACKWARD]

@@ -18,7 +18,7 @@ from hashbench.divergence import find
 from hashbench.errors import HashbenchError
 from hashbench.native.library import is_recorded
 from hashbench.records import Trace
-from hashbench.trace import file
+from hashbench.trace import file, mode
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.digest import digest
 from hashbench.trace.tracer import native_unavailable
@@ -223,6 +223,26 @@ def test_an_error_leaves_torch_and_the_next_trace_as_they_were(options: dict[str
     assert trace.failed_op == "aten.add.Tensor"
     found, _ = traced(lambda: torch.ones(2) + 1, **options)
     assert names(found) == ["aten.ones.default", "aten.add.Tensor"]
+
+
+def test_a_record_whose_digest_failed_is_left_out_and_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> Any:
+        raise FailingError
+
+    with HashDebugTrace(tracer="native") as trace:
+        first = torch.rand(3)
+        sparse = first.to_sparse()
+        with monkeypatch.context() as patch:
+            patch.setattr(mode, "raw_digest", fails)
+            with pytest.raises(FailingError):
+                sparse.neg()
+        second = first * 2
+        third = second + first
+    trace.add_result("third", third)
+    finished = trace.finish()
+    added = finished.records[-1]
+    assert [ref.source for ref in added.inputs] == ["forward//aten.mul.Tensor#0", "forward//aten.rand.default#0"]
+    assert finished.results[0].source == added.id == "forward//aten.add.Tensor#0"
 
 
 def test_a_trace_in_another_thread_meanwhile_is_refused() -> None:
