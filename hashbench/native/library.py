@@ -105,7 +105,6 @@ _ENTRY_POINTS: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
     ("begin", _INT, (_POINTER,)),
     ("end", None, (_POINTER,)),
     ("thread", None, (_INT,)),
-    ("is_on", _INT, ()),
     ("context", ctypes.POINTER(ctypes.c_uint32), (_POINTER,)),
     ("backward_in_python", None, (_POINTER,)),
     ("failed", _I32, (_POINTER,)),
@@ -121,7 +120,7 @@ _ENTRY_POINTS: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
     ("close", None, (_POINTER, _I64, _I32)),
     ("dtype", ctypes.c_char_p, (_INT,)),
     ("count", _I64, (_POINTER, _INT)),
-    ("copy", None, (_POINTER, _INT, _I64, _I64, _POINTER)),
+    ("copy", None, (_POINTER, _INT, _I64, _POINTER)),
     ("text", _POINTER, (_POINTER, _INT, _I64, ctypes.POINTER(_I64))),
 )
 
@@ -165,11 +164,11 @@ class Library:
     def __getattr__(self, name: str) -> Any:  # the entry points, for mypy
         raise AttributeError(name)
 
-    def bytes_of(self, recorder: int, what: int, size: int, start: int = 0) -> bytes:
-        """The raw items ``what`` from ``start`` on, each of ``size`` bytes."""
-        count = self.count(recorder, what) - start
+    def bytes_of(self, recorder: int, what: int, size: int) -> bytes:
+        """The raw items ``what``, each of ``size`` bytes."""
+        count = self.count(recorder, what)
         buffer = ctypes.create_string_buffer(max(1, count * size))
-        self.copy(recorder, what, start, count, buffer)
+        self.copy(recorder, what, count, buffer)
         return buffer.raw[: count * size]
 
     def texts(self, recorder: int, what: int) -> list[bytes]:

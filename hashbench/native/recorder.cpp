@@ -119,8 +119,8 @@ struct Chunked {
     return place;
   }
   T& operator[](size_t i) { return chunks[i >> kBits][i & (kSize - 1)]; }
-  void copy(size_t from, size_t number, T* out) {
-    for (size_t i = 0; i < number; i++) out[i] = (*this)[from + i];
+  void copy(size_t number, T* out) {
+    for (size_t i = 0; i < number; i++) out[i] = (*this)[i];
   }
 };
 
@@ -874,7 +874,6 @@ int hb_begin(Recorder* recorder) {  // 0 where another trace is being made in th
 }
 void hb_end(Recorder* recorder) { current.compare_exchange_strong(recorder, nullptr); }
 void hb_thread(int included) { c10::impl::tls_set_dispatch_key_included(kKey, included); }
-int hb_is_on() { return current.load() != nullptr && c10::impl::tls_is_dispatch_key_included(kKey); }
 
 uint32_t* hb_context(Recorder* recorder) { return reinterpret_cast<uint32_t*>(&recorder->context); }
 void hb_backward_in_python(Recorder* recorder) { recorder->backward_python = true; }
@@ -910,7 +909,6 @@ int32_t hb_take_leaf(Recorder* recorder) {  // the number of a leaf that Python 
   recorder->leaves.push({0, 0, static_cast<int64_t>(recorder->records.count), 0, 0, -3, 0});
   return -static_cast<int32_t>(recorder->leaves.count);
 }
-// Around a call that Python records: the records made in it become its children.
 // Around Python's call of the op that it was given: the call comes back to `fallback`, which makes it as it was to be made.
 void hb_make(int begins) {
   scratch.making = begins ? scratch.handed : nullptr;
@@ -935,6 +933,7 @@ int32_t hb_name_of(Recorder* recorder, void* tensor) {
   }
   return ask(classify, -1, at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl)));
 }
+// Around a call that Python records: the records made in it become its children.
 int64_t hb_open() {
   scratch.open++;
   return static_cast<int64_t>(scratch.children.size());
@@ -966,12 +965,12 @@ int64_t hb_count(Recorder* recorder, int what) {
                            recorder->others.all.size(), recorder->metas.all.size()};
   return static_cast<int64_t>(counts[what]);
 }
-void hb_copy(Recorder* recorder, int what, int64_t from, int64_t count, void* out) {
+void hb_copy(Recorder* recorder, int what, int64_t count, void* out) {
   std::lock_guard<std::mutex> guard(recorder->lock);
-  if (what == 0) recorder->records.copy(from, count, static_cast<Record*>(out));
-  else if (what == 1) recorder->reads.copy(from, count, static_cast<Read*>(out));
-  else if (what == 2) recorder->writes.copy(from, count, static_cast<Write*>(out));
-  else recorder->leaves.copy(from, count, static_cast<Leaf*>(out));
+  if (what == 0) recorder->records.copy(count, static_cast<Record*>(out));
+  else if (what == 1) recorder->reads.copy(count, static_cast<Read*>(out));
+  else if (what == 2) recorder->writes.copy(count, static_cast<Write*>(out));
+  else recorder->leaves.copy(count, static_cast<Leaf*>(out));
 }
 const char* hb_text(Recorder* recorder, int what, int64_t number, int64_t* size) {
   std::lock_guard<std::mutex> guard(recorder->lock);

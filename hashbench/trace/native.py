@@ -101,20 +101,20 @@ class Ops:
         self.by_number[number] = Op(plan, schema)
         names = [argument.name for argument in schema.arguments]
         kept = {*plan.written_names}
-        in_python = plan.collective or plan.shown is not None or plan.resizes or len(names) > 64
-        in_python = in_python or any("torch.classes." in str(argument.type) for argument in schema.arguments)
+        originals = plan.collective or plan.shown is not None or plan.resizes
+        odd = len(names) > 64 or any("torch.classes." in str(argument.type) for argument in schema.arguments)
         return CPlan(
             written=sum(1 << at for at, label in enumerate(names[:64]) if label in kept),
             statistics=sum(1 << at for at in plan.running_statistics),
             training=plan.training,
             traced=plan.traced,
             decomposes=decomposes(name, overload),
-            python=in_python,
+            python=originals or odd,
             fresh=plan.fresh,
             blank=plan.blank,
             seeded=plan.seeded,
             open=namespace != "aten",
-            originals=plan.collective or plan.shown is not None or plan.resizes,
+            originals=originals,
         )
 
 
@@ -148,16 +148,9 @@ def _opened(path: Path) -> tuple[Library, Ops]:
 
 
 def tracer(options: TraceOptions) -> NativeTracer:
-    """A trace by the recorder.
-
-    Raises:
-        HashbenchError: the recorder cannot be used here.
-    """
+    """A trace by the recorder, which can be used here: ``hashbench.trace.tracer.choose`` has asked."""
     loaded = load()
-    if isinstance(loaded, str):
-        raise HashbenchError(
-            "the native tracer cannot be used here", consequence=loaded, tip='Trace with tracer="python".'
-        )
+    assert not isinstance(loaded, str)
     return NativeTracer(options, *loaded)
 
 
@@ -324,9 +317,7 @@ class NativeTracer(TracingMode):
 
     def _callers(self) -> Mapping[int, int]:
         raw = _RECORD.iter_unpack(self._library.bytes_of(self._recorder, RECORDS, _RECORD.size))
-        found = {number: record[_CALLER] for number, record in enumerate(raw) if record[_CALLER] >= 0}
-        if self._mixed or not found:
-            return found
+        found = _callers_of(raw)
         numbers = sorted(record[-1] for record in self._records)  # without those that Python left out
         places = {number: place for place, number in enumerate(numbers)}
         return {places[at]: places[caller] for at, caller in found.items() if at in places and caller in places}
@@ -395,7 +386,7 @@ class NativeTracer(TracingMode):
         in_python = {record[-1]: RawRecord._make(record) for record in self._records}
         contexts = list(self._contexts)
         records = list(found.records(contexts, in_python, self._odd_digests))
-        results, callers = self._results, self._callers()
+        results, callers = self._results, found.callers()
         numbers = [record.number for record in records]
         if numbers and numbers[-1] >= len(numbers):
 
@@ -438,6 +429,10 @@ def _constructors_unrecorded() -> Iterator[None]:
         yield
     finally:
         del torch.Tensor._make_subclass, torch.Tensor.as_subclass
+
+
+def _callers_of(raw: Iterable[tuple[Any, ...]]) -> dict[int, int]:
+    return {number: record[_CALLER] for number, record in enumerate(raw) if record[_CALLER] >= 0}
 
 
 class _Decoded:
@@ -495,6 +490,10 @@ class _Decoded:
                 rng if op.plan.seeded else None,
                 number,
             )
+
+    def callers(self) -> Mapping[int, int]:
+        """By number of a record the number of the one inside which it was called."""
+        return _callers_of(self._records)
 
     def leaves(
         self,
