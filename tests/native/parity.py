@@ -1,8 +1,9 @@
 """Whether the native tracer changes nothing, and makes the graph that the Python tracer makes where both see the same
-ops: torch's op database, random programs, and models of torchvision.
+ops: torch's op database, random programs, small models of torchvision, and the models of a suite as a sweep runs them.
 
-By hand, in full: ``python -m tests.native.parity op_db``, ``... programs``, ``... models``. Torch's test helpers freeze
-flags, so that tests start this as a process of its own.
+By hand, in full: ``python -m tests.native.parity op_db``, ``... programs``, ``... models``, and ``... zoo`` with
+``--suite``, ``--mode`` and ``--every``. Torch's test helpers freeze flags, so that tests start this as a process of its
+own.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ import torch
 
 from hashbench import HashDebugTrace
 from hashbench.check.function import fresh_copy, quiet
+from hashbench.check.model import BenchmarkRunner
 from hashbench.errors import named_line
 from hashbench.native.library import decomposes, is_recorded
-from hashbench.records import OpRecord, TensorDigest, Trace
+from hashbench.records import ModelSpec, OpRecord, RunOptions, TensorDigest, Trace
 from hashbench.results.audit_table import AuditOptions
 from hashbench.run.leaves import flatten
 from hashbench.run.rng import reset_rng_state
 from hashbench.run.settings import applied
+from hashbench.suites import registry
 from hashbench.tools.audit import cases
 from hashbench.trace.arguments import named_tensors
 from hashbench.trace.digest import digest
@@ -267,6 +270,66 @@ def models(options: argparse.Namespace, findings: Findings) -> None:
                 findings.add(f"ops of {name}{label}", f"not recorded {missing}, not seen by the profiler {more}")
 
 
+def zoo(options: argparse.Namespace, findings: Findings) -> None:
+    """Models of a suite, data, loss and optimizer as in a sweep: results, gradients and state as untraced.
+
+    Counts, too, which ops the profiler sees besides: the harness's own copies of results (`clone`, `detach`,
+    `as_strided`), what `torch.tensor` makes out of sight of every tracer (`empty`, `detach_`), and the names of
+    overloads that are made of another op (`max` of two tensors is `maximum`)."""
+    specs = [spec for spec in registry.catalog(options.suite) if spec.default or options.every]
+    for spec in specs[options.start : options.stop : options.step]:
+        runner = BenchmarkRunner(RunOptions(mode=options.mode, deterministic="warn", tracer="native"))
+        if spec.skip_reason(options.mode):
+            continue
+        print(spec.name, file=sys.__stderr__, flush=True)
+        try:
+            prepare = as_swept(runner, spec)
+            untraced = ran(prepare())
+        except Exception as error:  # no weights, no package: nothing to compare
+            findings.counts["models that cannot be run"] += 1
+            print(f"{spec.name}: {named_line(error, limit=200)}", flush=True)
+            continue
+        if ran(prepare()) != untraced:
+            findings.counts["models that differ from themselves untraced"] += 1
+            continue
+        traced = ran(prepare(), NATIVE[0])
+        for said in differences(untraced, traced):
+            findings.add(spec.name, said)
+        assert traced.trace is not None
+        compute = prepare()
+        reset_rng_state(SEED)
+        seen = Counter(profiled(compute))
+        recorded = Counter(record.op.split(".")[1] for record in traced.trace.records if record.op.startswith("aten."))
+        findings.counts["models"] += 1
+        findings.counts["results, gradients and tensors of state"] += len(untraced.contents)
+        findings.counts["ops"] += sum(recorded.values())
+        findings.parted += Counter(
+            {f"{op} was profiled and not recorded": more for op, more in (seen - recorded).items()}
+        )
+        findings.parted += Counter(
+            {f"{op} was recorded and not profiled": more for op, more in (recorded - seen).items()}
+        )
+
+
+def as_swept(runner: BenchmarkRunner, spec: ModelSpec) -> Callable[[], Callable[[], Mapping[str, Any]]]:
+    """What makes the copies for one run of a model, as a sweep does outside of its traces, and returns that run."""
+
+    def prepare() -> Callable[[], Mapping[str, Any]]:
+        model = runner.deepcopy_model(workload.module)
+        chosen = runner.init_optimizer(workload, model, spec.optimizer)
+        inputs = runner.fresh_inputs(workload)
+
+        def compute() -> Mapping[str, Any]:
+            with runner.pick_grad():
+                found = runner.run_n_iterations(workload, model, inputs, chosen, None)
+            return found | {f"gradient of {name}": item.grad for name, item in model.named_parameters()}
+
+        return compute
+
+    workload = runner.prepare(runner.load_model(spec))
+    return prepare
+
+
 def training(name: str) -> Callable[[], Mapping[str, Any]]:
     """Two steps of a model that is made now; state, gradients and the loss by name."""
     import torchvision
@@ -319,13 +382,16 @@ def is_kernel(event: str) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=("op_db", "programs", "models"))
+    parser.add_argument("part", choices=("op_db", "programs", "models", "zoo"))
+    parser.add_argument("--suite", default="torchvision")
+    parser.add_argument("--mode", default="training")
+    parser.add_argument("--every", action="store_true", help="models that are not in the suite's default, too")
     for name, usual in (("start", 0), ("stop", None), ("step", 1), ("samples", 2)):
         parser.add_argument(f"--{name}", type=int, default=usual)
     options = parser.parse_args()
     findings = Findings()
     torch.set_num_threads(1)
-    part = {"op_db": op_database, "programs": random_programs, "models": models}[options.part]
+    part = {"op_db": op_database, "programs": random_programs, "models": models, "zoo": zoo}[options.part]
     with quiet(), applied(FILLED):
         part(options, findings)
     for name, count in findings.counts.items():
