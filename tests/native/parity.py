@@ -291,6 +291,7 @@ def zoo(options: argparse.Namespace, findings: Findings) -> None:
             continue
         if ran(prepare()) != untraced:
             findings.counts["models that differ from themselves untraced"] += 1
+            print(f"{spec.name} differs from itself untraced", flush=True)
             continue
         traced = ran(prepare(), NATIVE[0])
         for said in differences(untraced, traced):
