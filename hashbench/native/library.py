@@ -153,8 +153,7 @@ class Library:
         )  # ctypes does not keep them
         if not self.register():
             raise OSError(f"torch uses the dispatch key {NATIVE_KEY}")
-        digest = ctypes.CDLL(xxhash._xxhash.__file__).XXH3_64bits
-        self.prepare(*(ctypes.cast(function, _POINTER) for function in (digest, *self._kept)))
+        self.prepare(*(ctypes.cast(function, _POINTER) for function in (xxh3(), *self._kept)))
         self._fallback = torch.library.Library("_", "IMPL")
         self._fallback.fallback(self._handle, PYTHON_KEY)
         for ns, name in _decomposing():
@@ -209,6 +208,16 @@ class Library:
 
     def _handle(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         return func(*args, **kwargs) if self.listener is None else self.listener.handle(func, args, kwargs)
+
+
+def xxh3() -> Any:
+    """XXH3 as the wheel of ``xxhash`` exports it: by the widest instructions of this processor where the wheel can
+    choose when it runs (on x86; twice as fast with AVX-512), else by those that it was compiled for. Both give the same
+    digests."""
+    functions = ctypes.CDLL(xxhash._xxhash.__file__)
+    function = getattr(functions, "XXH3_64bits_dispatch", functions.XXH3_64bits)
+    function.restype, function.argtypes = _U64, (_POINTER, ctypes.c_size_t)
+    return function
 
 
 _BACKENDS = ("CPU", "CUDA", "HIP", "XPU", "MPS", "MTIA", "HPU", "XLA", "PrivateUse1")

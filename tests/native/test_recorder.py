@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import threading
 import weakref
@@ -10,13 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+import xxhash
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hashbench import HashDebugTrace
 from hashbench.divergence import find
 from hashbench.errors import HashbenchError
-from hashbench.native.library import is_recorded
+from hashbench.native.library import is_recorded, xxh3
 from hashbench.records import Trace
 from hashbench.trace import file, mode
 from hashbench.trace.callbacks import TraceCallback
@@ -300,3 +302,11 @@ def test_a_mode_of_the_programs_own_sees_its_ops_and_each_is_recorded_once(optio
 
     trace, seen = traced(compute, **options)
     assert names(trace) == seen == compute()
+
+
+def test_digests_are_made_by_the_function_that_asks_the_processor() -> None:
+    function, data = xxh3(), bytes(torch.randint(0, 256, (5000,), dtype=torch.uint8).tolist())
+    if hasattr(ctypes.CDLL(xxhash._xxhash.__file__), "XXH3_64bits_dispatch"):
+        assert function.__name__ == "XXH3_64bits_dispatch"
+    for size in (0, 1, 16, 17, 128, 129, 240, 241, 1024, 1025, 4999):
+        assert function(data[:size], size) == xxhash.xxh3_64_intdigest(data[:size])
