@@ -11,6 +11,10 @@ from types import ModuleType
 from typing import Any
 
 
+def _nothing(_: ModuleType) -> None:
+    """What is called once nobody watches."""
+
+
 class ImportWatch(MetaPathFinder):
     """Finds the modules that are ``wanted`` by their full names as the finders behind it in ``sys.meta_path`` do, with
     a loader that calls ``loaded`` with each once it is imported.
@@ -37,9 +41,10 @@ class ImportWatch(MetaPathFinder):
         return spec
 
     def remove(self) -> None:
-        """Watch no longer."""
+        """Watch no longer, for ever; what was to be called is released."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
+        self._loaded = _nothing
 
     def _found_behind(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
         finders = list(sys.meta_path)

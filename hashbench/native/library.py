@@ -108,7 +108,7 @@ _ENTRY_POINTS: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
     ("context", ctypes.POINTER(ctypes.c_uint32), (_POINTER,)),
     ("backward_in_python", None, (_POINTER,)),
     ("failed", _I32, (_POINTER,)),
-    ("name", None, (_POINTER, ctypes.POINTER(_POINTER), _I32, _I32)),
+    ("name", None, (_POINTER, _POINTER, _I32, _I32)),
     ("node", _INT, (_POINTER, _POINTER, ctypes.POINTER(_I32))),
     ("set_node", None, (_POINTER, _POINTER, _I32, _INT)),
     ("take_record", _I32, (_POINTER,)),

@@ -42,7 +42,7 @@ from hashbench.trace.digest import (
     raw_digest,
     untraced,
 )
-from hashbench.trace.module_paths import ModulePaths
+from hashbench.trace.module_paths import Listener, ModulePaths, NamedState
 from hashbench.trace.op_schema import GROUP, OpPlan, Pattern, plan_of
 from hashbench.trace.storage_writers import (
     IN_FLIGHT,
@@ -134,7 +134,7 @@ class TracingMode(TorchDispatchMode):
         self._setting_marks: list[SettingsMark] = []
         self._registered: dict[int, tuple[str, str, RawDigest]] = {}
         self._unread: dict[int, tuple[str, str, RawDigest]] = {}
-        self._modules = ModulePaths(self._count_step)
+        self._modules = ModulePaths()
         self._steps: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] | None = weakref.WeakKeyDictionary()
         self._plans: dict[int, OpPlan] = {}
         self._first_sequence: int | None = None
@@ -161,7 +161,7 @@ class TracingMode(TorchDispatchMode):
         if self._first_sequence is None:
             self._first_sequence = self._observer.ids.first_sequence = _get_sequence_nr()
         with ExitStack() as undo:
-            undo.enter_context(self._modules.watched())
+            undo.enter_context(self._modules.watched(self._listener()))
             undo.enter_context(compiled_calls(self._begin_compiled, self._end_compiled))
             undo.enter_context(exports(self._rest, self._follow))
             self._undo = undo.pop_all()
@@ -173,6 +173,10 @@ class TracingMode(TorchDispatchMode):
         if self._undo is not None:
             self._undo.close()
             self._undo = None
+
+    def _listener(self) -> Listener:
+        """What modules and optimizers tell."""
+        return Listener(stepped=self._count_step)
 
     def _rest(self) -> None:
         """Step aside: modules are not followed."""
@@ -190,23 +194,27 @@ class TracingMode(TorchDispatchMode):
         if number is None:
             number = 1 if self._steps is not None or self.iteration is None else self.iteration + 1
         self._steps, self.iteration = None, number
-        self._modules.changed()
+        self._show_context()
 
     def _count_step(self, optimizer: torch.optim.Optimizer) -> None:
         """An iteration ends with a step of the optimizer that has made most: two that take turns step once in each."""
         if self._steps is not None:
             self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
             self.iteration = max(self.iteration or 0, self._steps[optimizer])
-            self._modules.changed()
+            self._show_context()
+
+    def _show_context(self) -> None:
+        """The iteration has changed."""
 
     # ------------------------------------------------------------------------- what the caller names and notes
 
-    def register_model(self, model: torch.nn.Module) -> None:
+    def register_model(self, model: torch.nn.Module) -> NamedState:
         with untraced():
-            self._modules.register(model)
+            found = self._modules.register(model)
             for tensor in [*model.parameters(), *model.buffers()]:
                 if storage_key(local_tensor(tensor)) not in self._registered:
                     self._register(tensor, *self._modules.state_name(tensor))
+        return found
 
     def register_inputs(self, inputs: Any) -> None:
         with untraced():

@@ -12,6 +12,7 @@ import functools
 import struct
 import sys
 import threading
+from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -54,6 +55,7 @@ from hashbench.trace.digest import (
     untraced,
 )
 from hashbench.trace.mode import _PLAIN_TYPES, TracingMode
+from hashbench.trace.module_paths import Listener, NamedState
 from hashbench.trace.op_schema import OpPlan, plan_of
 from hashbench.trace.storage_writers import Mark, set_mark, storage_key
 
@@ -180,11 +182,22 @@ def _fault(library: Library, ops: Ops) -> str:
     return ""
 
 
-class _Numbers(dict[tuple[str, int | None, bool], int]):
-    """Contexts of calls, module, iteration and whether an optimizer steps, by number."""
+class _Numbers(dict[str, int]):
+    """By module the number of the context that calls in it have now; ``contexts`` are all of them."""
 
-    def __missing__(self, key: tuple[str, int | None, bool]) -> int:
-        self[key] = number = len(self)
+    def __init__(self) -> None:
+        super().__init__()
+        self.contexts: list[tuple[str, int | None, bool]] = []
+        self.step: tuple[int | None, bool] = None, False
+
+    def begin(self, iteration: int | None, *, optimizing: bool) -> None:
+        """Another iteration, or a step of an optimizer, begins or ends."""
+        self.clear()
+        self.step = iteration, optimizing
+
+    def __missing__(self, module: str) -> int:
+        self[module] = number = len(self.contexts)
+        self.contexts.append((module, *self.step))
         return number
 
 
@@ -199,13 +212,13 @@ class NativeTracer(TracingMode):
         self._mixed = not observed
         odd = sum(1 << number for number, dtype in library.dtypes.items() if dtype in BY_DTYPE)
         self._recorder = library.new(1, int(observed), odd)
-        self._contexts = _Numbers()
-        self._context = library.context(self._recorder).contents
-        self._names: list[tuple[str, str]] = []
+        self._numbers = _Numbers()
+        self._context = memoryview(library.context(self._recorder).contents).cast("B").cast("I")
+        self._names: list[tuple[str, str, str]] = []
         self._odd_digests: list[RawDigest] = []
         self._constructors = ExitStack()
-        self._next_number, self._calls = self._take_number, threading.local()
-        self._modules.changed, self._modules.named = self._show_context, self._name
+        self._calls = threading.local()
+        self._next_number = functools.partial(_take_number, library, self._recorder, self._calls)
         self._show_context()
 
     def __del__(self) -> None:
@@ -243,6 +256,8 @@ class NativeTracer(TracingMode):
         """All that was recorded, and notes by record number; the raw records are released."""
         built = super().finish()
         recorder, self._recorder = self._recorder, 0
+        self._context = memoryview(bytearray(4)).cast("I")
+        self._plans.clear()  # they refer to this object, and would keep it until the next garbage collection
         self._library.delete(recorder)
         return built
 
@@ -256,13 +271,26 @@ class NativeTracer(TracingMode):
         self._constructors.enter_context(_constructors_unrecorded())
         self._library.thread(1)
 
-    def _show_context(self) -> None:
-        self._context.value = self._contexts[self._modules.current, self.iteration, self._modules.optimizing]
+    def _listener(self) -> Listener:
+        context, numbers = self._context, self._numbers
 
-    def _name(self, found: list[tuple[torch.Tensor, str, str]]) -> None:
-        tensors = (ctypes.c_void_p * len(found))(*[tensor._cdata for tensor, *_ in found])
-        self._library.name(self._recorder, tensors, len(found), len(self._names))
-        self._names += [(kind, name) for _, kind, name in found]
+        def moved(module: str) -> None:
+            context[0] = numbers[module]
+
+        return Listener(self._count_step, self._show_context, moved, self._name)
+
+    def _show_context(self) -> None:
+        self._numbers.begin(self.iteration, optimizing=self._modules.optimizing)
+        self._context[0] = self._numbers[self._modules.current]
+
+    def register_model(self, model: torch.nn.Module) -> NamedState:
+        self._name(found := super().register_model(model))
+        return found
+
+    def _name(self, found: NamedState) -> None:
+        tensors = array("Q", [tensor._cdata for tensor, *_ in found])
+        self._library.name(self._recorder, tensors.buffer_info()[0], len(found), len(self._names))
+        self._names += [(kind, path, attribute) for _, kind, path, attribute in found]
 
     # ------------------------------------------------------------------------------------------ what the recorder asks
 
@@ -308,13 +336,6 @@ class NativeTracer(TracingMode):
         self._calls.outer = outer
         return output
 
-    def _take_number(self) -> int:
-        number = int(self._library.take_record(self._recorder))
-        outer, self._calls.outer = getattr(self._calls, "outer", None), None
-        if outer is not None:
-            self._library.close(self._recorder, outer, number)
-        return number
-
     def _callers(self) -> Mapping[int, int]:
         raw = _RECORD.iter_unpack(self._library.bytes_of(self._recorder, RECORDS, _RECORD.size))
         found = _callers_of(raw)
@@ -346,7 +367,10 @@ class NativeTracer(TracingMode):
 
     def _state_name(self, tensor: torch.Tensor) -> tuple[str, str]:
         number = self._library.name_of(self._recorder, self._library.origin(tensor._cdata))
-        return self._names[number] if number >= 0 else ("parameter" if number == -2 else "", self._modules.current)
+        if number < 0:
+            return "parameter" if number == -2 else "", self._modules.current
+        kind, path, attribute = self._names[number]
+        return kind, f"{path}.{attribute}"
 
     def _storage_key(self, tensor: torch.Tensor) -> int:
         return int(self._library.origin(storage_key(tensor) or 0) or 0)
@@ -384,7 +408,7 @@ class NativeTracer(TracingMode):
             return super().built()
         found = _Decoded(self._library, self._recorder, self._ops)
         in_python = {record[-1]: RawRecord._make(record) for record in self._records}
-        contexts = list(self._contexts)
+        contexts = self._numbers.contexts
         records = list(found.records(contexts, in_python, self._odd_digests))
         results, callers = self._results, found.callers()
         numbers = [record.number for record in records]
@@ -407,6 +431,15 @@ class NativeTracer(TracingMode):
             callers=callers,
         )
         return trace, self._observer.kept
+
+
+def _take_number(library: Library, recorder: int, calls: threading.local) -> int:
+    """The number of a record that Python has, of the call that this thread has made last."""
+    number = int(library.take_record(recorder))
+    outer, calls.outer = getattr(calls, "outer", None), None
+    if outer is not None:
+        library.close(recorder, outer, number)
+    return number
 
 
 @contextmanager
@@ -498,7 +531,7 @@ class _Decoded:
     def leaves(
         self,
         contexts: Sequence[tuple[str, int | None, bool]],
-        names: Sequence[tuple[str, str]],
+        names: Sequence[tuple[str, str, str]],
         registered: Mapping[int, tuple[str, str, RawDigest]],
         in_python: Iterator[RawLeaf],
     ) -> Iterator[RawLeaf]:
@@ -507,9 +540,12 @@ class _Decoded:
             if name == -3:
                 yield next(in_python)
                 continue
-            unnamed = ("parameter" if name == -2 else "other", contexts[context][0])
+            kind, label = "parameter" if name == -2 else "other", contexts[context][0]
+            if name >= 0:
+                kind, path, attribute = names[name]
+                label = f"{path}.{attribute}"
             digest = (*self._metas[meta], value)
-            kind, label, initial = registered.get(storage, (*(unnamed if name < 0 else names[name]), None))
+            kind, label, initial = registered.get(storage, (kind, label, None))
             yield kind, label, digest, position, None if initial is None else (initial, digest)
 
     def _digest(self, meta: int, value: str) -> TensorDigest:

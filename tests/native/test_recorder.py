@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import itertools
 import threading
 import weakref
@@ -310,3 +311,19 @@ def test_digests_are_made_by_the_function_that_asks_the_processor() -> None:
         assert function.__name__ == "XXH3_64bits_dispatch"
     for size in (0, 1, 16, 17, 128, 129, 240, 241, 1024, 1025, 4999):
         assert function(data[:size], size) == xxhash.xxh3_64_intdigest(data[:size])
+
+
+@pytest.mark.parametrize("tracer", ["native", "python"])
+def test_a_trace_is_released_with_its_last_reference(tracer: str) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    gc.disable()
+    try:
+        with HashDebugTrace(tracer=tracer) as trace:
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        kept = weakref.ref(trace._tracer)
+        del trace
+        assert kept() is None
+    finally:
+        gc.enable()
