@@ -55,6 +55,47 @@ leaf changed in both runs to something else: outside at add; node=buffer/Net.mea
     buffer/Net.mean=b1|b2 was=b
     add buffer/Net.mean => y|Y
 
+# ------------------------------------------------------------------------------------- inside an op that calls others
+
+a tensor from outside torch enters inside an op: kernel at zoo.dither.default; op_index=1
+    noise = div other/Net#0=n|N -> m|M in=zoo.dither.default
+    zoo.dither.default input/0=x inside=noise => y|Y
+
+what an op was given entered outside of it: outside at div
+    noise = div other/Net#0=n|N -> m|M in=zoo.dither.default
+    zoo.dither.default input/0=x other/Net#0 inside=noise => y|Y
+
+an op calls others in another order: kernel at zoo.reduce.default
+    a = sum input/0=x -> a in=zoo.reduce.default
+    b = sum input/0=x -> b in=zoo.reduce.default
+    c = add a|b b|a -> c|C in=zoo.reduce.default
+    zoo.reduce.default input/0=x inside=c => y|Y
+
+an op has an argument from elsewhere for another: kernel at zoo.anneal.default
+    a = mul input/0=x (1 | 2) -> a|A in=zoo.anneal.default
+    zoo.anneal.default input/0=x inside=a => y|Y
+
+an op makes one call more: kernel at zoo.anneal.default
+    a = relu input/0=x -> a in=zoo.anneal.default
+    2: b = neg a -> b in=zoo.anneal.default
+    zoo.anneal.default input/0=x inside=a|b => y|Y
+
+an op that is itself called in one run only: sequence at relu; either_order=False
+    1: a = relu input/0=x -> a in=zoo.extra.default
+    1: b = zoo.extra.default input/0=x inside=a -> b
+    2: b = neg input/0=x -> c
+    add b => y|Y
+
+a kernel inside an op: kernel at rand; inside=zoo.noisy.default
+    a = rand -> a|A in=zoo.noisy.default
+    zoo.noisy.default input/0=x inside=a => y|Y
+
+what an op reads was written behind its back before it was called: outside at relu
+    hashed
+    x = neg input/0=x@x -> m
+    a = relu x@m|M -> a|A in=zoo.op.default
+    zoo.op.default x@m|M inside=a@a|A => y|Y
+
 # ---------------------------------------------------------------------------------------------------- settings
 
 setting differs before a kernel: settings at sum; node=setting:threads
@@ -529,7 +570,7 @@ that nobody wrote. An op that writes nothing is a view. Other lines: a leaf, ``w
 ``mark label setting=value``; ``result x content as name``; ``hashed``, where what is read is hashed.
 """
 
-FIELDS = ("rng", "scalar", "module", "phase", "forward_op", "source")
+FIELDS = ("rng", "scalar", "module", "phase", "forward_op", "source", "in")
 EITHER = re.compile(r"([^\s|=@+,*:~!]*)\|([^\s|=@+,*:~!]*)")
 READ = re.compile(r"(?:(\w+)=)?(!?)([^=+@]+)(?:=([^+@]*))?(?:\+(\d+))?(?:@(.*))?")
 WROTE = re.compile(r"(?:(\w+):)?([^~*]+)(?:~(\d+))?(?:\*(\d+))?")
@@ -597,6 +638,8 @@ class Run:
     def _op(self, op: str, words: list[str], arguments: str) -> str:
         fields: dict[str, Any] = {"phase": "forward", "module": "Net"}
         fields |= {key: value for key, _, value in (word.partition("=") for word in words) if key in FIELDS}
+        if "in" in fields:  # before the op that it is in
+            fields["inside"] = f"forward.0/Net/{full(fields.pop('in'))}#0"
         words = [word for word in words if word.partition("=")[0] not in FIELDS]
         arrow = next((word for word in words if word in ("->", "=>")), "")
         outputs = tuple(map(tensor, words[-1].split(","))) if arrow else ()

@@ -135,12 +135,53 @@ def find_differences(runs: PairedRuns) -> Differences:
             known.edges.setdefault(node, []).extend(runs.read_by(node))
         if node in known.sources and not opaque_first:
             known.sources[node] = known.traceable(node, known.sources[node])
+    for node in [] if opaque_first else list(known.sources):
+        _attribute_to_caller(known, node)
     for leaf in runs.first.leaves if known.exchanges and not opaque_first else ():
         source = known.sources.get(leaf.id)
         if source is not None and source.origin == Origin.OUTSIDE:
             earlier = [node for node in known.exchanges if runs.position[node] < leaf.position]
             known.sources[leaf.id] = _behind_collective(source, earlier[-1]) if earlier else source
     return known
+
+
+def _attribute_to_caller(known: Differences, node: str) -> None:
+    """What entered inside an op that was called alike in both runs is that op's doing: a tensor or an argument from
+    elsewhere, another order of the ops that it calls. What it was given it is not to blame for."""
+    runs, source = known.runs, known.sources[node]
+    if source.origin not in (Origin.OUTSIDE, Origin.SEQUENCE):
+        return
+    first, second = runs.records[node] if node in runs.records else (_born_inside(runs, node), None)
+    callers = {record.inside for record in (first,) if record is not None}
+    callers |= {runs.node_of.get(record.inside, "") for record in (second,) if record is not None}
+    caller = callers.pop() if len(callers) == 1 else ""
+    a, b = runs.records.get(caller, (None, None))
+    inner = first or second
+    if a is None or b is None or inner is None:
+        return
+    given = [[ref.digest for ref in record.inputs if ref.argument != "inside"] for record in (a, b)]
+    outside = caller in known.sources and known.sources[caller].origin == Origin.OUTSIDE
+    if outside or (runs.hashed and given[0] != given[1]):
+        return
+    detail = f"{inner.op} inside it: {source.detail}"
+    kernel = replace(source, origin=Origin.KERNEL, node=caller, felt_at=caller, detail=detail, opaque_producer=False)
+    known.sources[node] = known.traceable(caller, kernel) if known.exchanges else kernel
+
+
+def _born_inside(runs: PairedRuns, leaf: str) -> OpRecord | None:
+    """The record that read a leaf first, where that is inside an op that was not given it; else ``None``."""
+    if leaf.partition("/")[0] != "other":
+        return None
+    readers = [record for record in runs.first.records if any(ref.source == leaf for ref in record.inputs)]
+    if not readers or not readers[0].inside:
+        return None
+    read, reader, outer = {record.id for record in readers}, readers[0], readers[0]
+    while outer.inside:
+        if outer.inside in read:
+            return None
+        callers = runs.records.get(outer.inside, (None, None))
+        outer = next(record for record in callers if record is not None)
+    return reader
 
 
 def first_opaque(runs: PairedRuns) -> str:
