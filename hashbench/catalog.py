@@ -19,6 +19,7 @@ class Kind(StrEnum):
     PASS = "pass"
     SKIP = "skip"
     DIFFER = "differ"
+    LATENT = "latent"
     FAIL = "fail"
 
     @property
@@ -29,12 +30,18 @@ class Kind(StrEnum):
     @property
     def is_trouble(self) -> bool:
         """Whether the model was run and did not pass."""
-        return self in (Kind.DIFFER, Kind.FAIL)
+        return self in (Kind.DIFFER, Kind.LATENT, Kind.FAIL)
+
+    @property
+    def has_cause(self) -> bool:
+        """Whether runs differ, so that there is a kernel and a cause to name."""
+        return self in (Kind.DIFFER, Kind.LATENT)
 
 
 class Status(StrEnum):
     """The status words of ``benchmarks/dynamo``, and two that it lacks: ``crashed`` (there a dead child leaves no row)
-    and ``results_not_comparable`` (there an unknown type is reported as ``eager_two_runs_differ``).
+    and ``results_not_comparable`` (there an unknown type is reported as ``eager_two_runs_differ``). A third one,
+    ``latent``, is for reports alone: in ``accuracy.csv`` such a model has ``pass``.
 
     ``kind`` is what comparisons go by, ``letter`` and ``short`` stand where there is no room, ``meaning`` is for
     somebody who reads the word for the first time.
@@ -53,6 +60,7 @@ class Status(StrEnum):
 
     PASS = "pass", Kind.PASS, "P", "passes", "all runs gave the same bits"
     TWO_RUNS_DIFFER = "eager_two_runs_differ", Kind.DIFFER, "D", "two runs differ", "two runs gave different results"
+    LATENT = "latent", Kind.LATENT, "L", "passes, and will not always", "all runs agreed, and stressed pairs do not"
     FIRST_RUN_FAIL = "eager_1st_run_fail", Kind.FAIL, "F", "fails", "the first run raised an error"
     FIRST_RUN_OOM = "eager_1st_run_OOM", Kind.FAIL, "M", "out of memory", "the first run ran out of memory"
     SECOND_RUN_FAIL = "eager_2nd_run_fail", Kind.FAIL, "F", "fails", "a later run raised an error"
@@ -96,6 +104,9 @@ _REMEDIES: Mapping[str, str] = MappingProxyType(
 STATUSES: Mapping[str, Status] = MappingProxyType({str(status): status for status in Status})
 """Word → status."""
 
+WRITTEN = tuple(str(status) for status in Status if status is not Status.LATENT)
+"""The words that may stand in the column ``accuracy``."""
+
 OUT_OF_MEMORY = frozenset(status for status in Status if status.ran_out_of_memory)
 
 
@@ -132,6 +143,35 @@ class Origin(StrEnum):
     KERNEL = "kernel"
     RANKS = "ranks"
 
+
+class Circumstance(StrEnum):
+    """What surrounds a run and must not change what it computes, as ``--stress`` provokes it, and two that may: a model
+    may well read the clock or draw from the system's entropy.
+
+    ``meaning`` is what was another in the runs that differ, in words. ``matters``: a model may depend on it.
+    """
+
+    meaning: str
+    matters: bool
+
+    def __new__(cls, word: str, meaning: str, matters: bool = False) -> Self:
+        member = str.__new__(cls, word)
+        member._value_ = word
+        member.meaning, member.matters = meaning, matters
+        return member
+
+    THREADS = "threads", "more threads than cores in both runs"
+    LOAD = "load", "a busy machine"
+    MEMORY = "memory", "other content in fresh memory"
+    ADDRESS = "address", "other addresses of memory and objects"
+    PROCESS = "process", "another process, or one in which other runs went before"
+    COLLECTOR = "collector", "garbage collected at other moments"
+    CLOCK = "clock", "another time", True
+    ENTROPY = "entropy", "other random numbers of the system", True
+
+
+LATENT = frozenset(str(one) for one in Circumstance if not one.matters)
+"""Circumstances under which a difference is latent: the model passes, and will not always."""
 
 OPAQUE: Mapping[str, str] = MappingProxyType(
     {"compiled code": 'To trace it, run it eagerly: torch.compiler.set_stance("force_eager").'}

@@ -13,10 +13,14 @@ from typing import Any, NamedTuple, TypeVar
 TRACE_SCHEMA = 1
 """Version of the text form of a trace; a file of another version is refused."""
 
-ROW_SCHEMA = 6
+ROW_SCHEMA = 7
 """Version of the CSV and of the row files; written to ``environment.json`` as ``schema``. Older ones are read."""
 
-COLUMNS_ADDED = ("not_compared", "compiled", "tracer")
+COLUMNS_ADDED = (
+    *("not_compared", "compiled", "tracer"),
+    *("stressed", "latent", "latent_kernel", "latent_module", "latent_phase", "latent_cause", "latent_confidence"),
+    "latent_rate",
+)
 """Columns that rows of an older schema lack; there they are empty."""
 
 TRACER_SINCE = 6
@@ -81,7 +85,8 @@ class RunOptions:
     ``runs`` of ``None``: as the model's data say, else 2. ``output`` is the results folder. ``replays`` is how often an
     experiment is repeated at least, ``diagnose_budget`` the seconds that all experiments on one model may take (0: none
     are made), ``capture_mib`` the largest call that is captured for them. ``tracer`` is one of :data:`TRACERS`:
-    ``auto`` is the dispatch mode for now.
+    ``auto`` is the dispatch mode for now. ``stress``: what passes is run again under circumstances that must not
+    matter.
     """
 
     mode: str = "inference"
@@ -102,6 +107,7 @@ class RunOptions:
     diagnose_budget: float = 120.0
     capture_mib: float = 2048.0
     tracer: str = "auto"
+    stress: bool = False
     output: str = ""
 
     @property
@@ -407,6 +413,12 @@ class Evidence:
     call: CallFacts | None = None
     arms: tuple[ExperimentResult, ...] = ()
 
+    @property
+    def between_processes(self) -> bool:
+        """Whether runs of one process agree, those of the sweep as well as any made since."""
+        within = self.arm("within_process", "process")
+        return within.ran and not within.differing and not self.first_pair[0]
+
     def arm(self, name: str, on: str) -> ExperimentResult:
         """The arm of that name; one without trials where it was not run."""
         return _result_in(self.arms, name, on)
@@ -574,6 +586,14 @@ class Row:
     deterministic_here: str = ""
     deterministic_price: float | None = None
     advice: str = ""
+    stressed: str = labelled("Stressed pairs that differ")
+    latent: str = ""
+    latent_kernel: str = ""
+    latent_module: str = ""
+    latent_phase: str = ""
+    latent_cause: str = ""
+    latent_confidence: str = ""
+    latent_rate: float | None = None
     repro: str = ""
     reproduced: str = ""
     traces: str = ""

@@ -6,9 +6,10 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from hashbench.catalog import CAUSES, Origin
+from hashbench.catalog import CAUSES, LATENT, Origin, Status
 from hashbench.records import Row
 
 _FLATTENED = frozenset({"Cc", "Zl", "Zp"})
@@ -58,6 +59,35 @@ def count(number: int, word: str) -> str:
 # ------------------------------------------------------------------------------------------------ a row in words
 
 
+def told(row: Row) -> Row:
+    """The row as reports tell it: one that passes and differs under stress has the status ``latent``, and kernel,
+    module, phase and cause of that difference."""
+    if row.accuracy != Status.PASS or row.latent not in LATENT:
+        return row
+    return replace(
+        row,
+        accuracy=str(Status.LATENT),
+        kernel=row.latent_kernel,
+        module=row.latent_module,
+        phase=row.latent_phase,
+        cause=row.latent_cause,
+        confidence=row.latent_confidence,
+    )
+
+
+def as_written(row: Row) -> Row:
+    """The row as a CSV has it, of which :func:`told` made ``row``."""
+    if row.accuracy != Status.LATENT:
+        return row
+    return replace(row, accuracy=str(Status.PASS), kernel="", module="", phase="", cause="", confidence="")
+
+
+def stress_counts(row: Row) -> dict[str, tuple[int, int]]:
+    """Circumstance → how many of its stressed pairs differ, and how many there were; empty where none were made."""
+    counts = re.findall(r"(\w+) (\d+)/(\d+)", row.stressed)
+    return {name: (int(differing), int(trials)) for name, differing, trials in counts}
+
+
 _SINGULAR = {"runs": "run", "replays": "replay", "pairs": "pair", "processes": "process"}
 """Of what a rate counts."""
 
@@ -69,6 +99,8 @@ def when(phase: str, iteration: int | None) -> str:
 
 def rate(row: Row) -> str:
     """``33 of 33 replays``; empty where nothing was counted."""
+    if row.accuracy == Status.LATENT and row.latent_rate is not None:
+        return f"{row.latent_rate:.0%} of pairs under {row.latent}"
     if row.rate is None or row.trials is None:
         return ""
     of = row.rate_of or "runs"
@@ -78,6 +110,8 @@ def rate(row: Row) -> str:
 def how_often(row: Row) -> str:
     """``33 of 33 replays (95 % interval: 91.0% to 100.0%), 34 different outcomes``."""
     text = rate(row)
+    if row.accuracy == Status.LATENT:
+        return text
     if text and bounds(row):
         text += f" (95 % interval: {bounds(row)})"
     return text + (f", {count(row.distinct, 'different outcome')}" if text and row.distinct else "")

@@ -44,7 +44,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("repro", EVERY_MODULE),
     ("diagnose", frozenset({"driver", "pairs"})),
     ("suites", frozenset({"huggingface", "torchvision"})),
-    ("check", frozenset({"function", "model", "pair"})),
+    ("check", frozenset({"function", "model", "pair", "stress"})),
     ("sweep", NO_MODULE),
     ("report", NO_MODULE),
     ("integrations", frozenset({"dynamo.eager_runs", "dynamo.model_check"})),

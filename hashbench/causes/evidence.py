@@ -39,7 +39,8 @@ def effect(evidence: Evidence, name: str, on: str) -> Effect:
     """What an experiment did to the difference. Processes whose hash seeds and addresses differ may differ from each
     other and yet not in themselves; fixing these then says nothing about two runs in one process."""
     inside = (evidence.arm("pair", "pair"), evidence.arm("within_process", "process"))
-    if name == "fixed_order" and not any(result.differing for result in inside):
+    between = evidence.between_processes or any(result.differing for result in inside)
+    if name == "fixed_order" and not between:
         return Effect.ABSENT
     return effect_of(base_of(evidence, name, on), evidence.arm(name, on))
 

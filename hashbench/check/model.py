@@ -100,6 +100,7 @@ class BenchmarkRunner:
     def _loaded_and_checked(self, spec: ModelSpec, level: str) -> Outcome:
         with deterministic_settings(level, threads=self.options.threads):
             tell_phase("loading")
+            began = time.perf_counter()
             try:
                 workload = self.load_model(spec)
             except Exception as error:
@@ -109,7 +110,13 @@ class BenchmarkRunner:
             except Exception as error:
                 failed = _unready(Status.FAIL_TO_RUN, level, error, f"preparing {spec.name} failed")
                 return replace(failed, iterations=workload.iterations)
-            return self.check_accuracy(workload, deterministic=level, optimizer=spec.optimizer, spec=spec)
+            return self.check_accuracy(
+                workload,
+                deterministic=level,
+                optimizer=spec.optimizer,
+                spec=spec,
+                loading_seconds=time.perf_counter() - began,
+            )
 
     def traces_of(self, spec: ModelSpec, *, level: str, runs: int) -> list[Trace | Failure]:
         """Build the model and make ``runs`` traced runs, as :meth:`run_model` would with deterministic level ``level``,
@@ -136,7 +143,13 @@ class BenchmarkRunner:
     # --------------------------------------------------------------------------------------- the comparison
 
     def check_accuracy(
-        self, workload: Workload, *, deterministic: str = "on", optimizer: str = "", spec: ModelSpec | None = None
+        self,
+        workload: Workload,
+        *,
+        deterministic: str = "on",
+        optimizer: str = "",
+        spec: ModelSpec | None = None,
+        loading_seconds: float = 0.0,
     ) -> Outcome:
         """Run the model ``options.runs`` times, compare every run with the first, and find out why they differ.
 
@@ -154,6 +167,7 @@ class BenchmarkRunner:
                     iterations=workload.iterations,
                     spec=spec,
                     target=self.fresh_target,
+                    loading_seconds=loading_seconds,
                 ).run()
 
         outcome = retried_with_warnings(check, deterministic)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,6 +15,7 @@ import torch
 
 from hashbench.catalog import Confidence, Status
 from hashbench.causes import stats
+from hashbench.check.stress import Stress, latent_outcome
 from hashbench.diagnose import driver, fresh_process
 from hashbench.divergence import find as find_divergence
 from hashbench.errors import ran_out_of_memory
@@ -24,6 +26,7 @@ from hashbench.records import (
     Diagnosis,
     Divergence,
     Evidence,
+    ExperimentResult,
     Failure,
     ModelSpec,
     Rate,
@@ -59,6 +62,10 @@ CONFIRMING_PAIRS = 3
 """How often a difference is looked for again with inputs hashed before it is called rare."""
 
 
+def _as_it_is(outcome: Outcome) -> Outcome:
+    return outcome
+
+
 @dataclass(frozen=True, slots=True)
 class PairCheck:
     """Compares repeated runs and finds out why they differ.
@@ -76,6 +83,8 @@ class PairCheck:
             :func:`~hashbench.diagnose.fresh_process.fresh_traces`.
         iterations: of each run, for the row.
         same_structure: results of another structure are a difference, not results that cannot be compared.
+        loading_seconds: what it took to make what is run, which is part of what a stressed check is measured by.
+        drafted: what is written down of an outcome before the cause is looked for.
     """
 
     attempt: Attempt
@@ -87,10 +96,14 @@ class PairCheck:
     target: str = fresh_process.DEFAULT_TARGET
     iterations: int | None = None
     same_structure: bool = False
+    loading_seconds: float = 0.0
+    drafted: Callable[[Outcome], Outcome] = _as_it_is
 
     def run(self) -> Outcome:
         """All stages in their order."""
+        began = time.perf_counter()
         outcome = self.repeat()
+        outcome = self.stress(outcome, seconds=self.loading_seconds + time.perf_counter() - began)
         outcome = self.confirm(outcome)
         outcome = self.compare_untraced(outcome)
         return self.diagnose(outcome)
@@ -105,6 +118,8 @@ class PairCheck:
         if isinstance(first, Failure):
             return replace(outcome, accuracy=failed_status(first, number=1), failure=first)
         outcome = _with_facts(outcome, first)
+        if self.options.stress:
+            outcome = replace(outcome, first=first)
         fingerprints = [fingerprint(first)]
         for number in range(2, self.runs + 1):
             other = self._numbered(number)
@@ -151,6 +166,39 @@ class PairCheck:
                 return replace(outcome, confirmed=confirmed)
             return replace(outcome, verdict=verdict, confirmed=confirmed, benign=verdict.benign, traces=traces)
         return replace(outcome, confirmed=f"no: {CONFIRMING_PAIRS} further pairs agreed")
+
+    def stress(self, outcome: Outcome, *, seconds: float) -> Outcome:
+        """The outcome with what pairs under circumstances that must not matter say, where that is asked for and the
+        plain pair, which took so many ``seconds``, agrees. It still passes where one of them differs."""
+        first = outcome.first
+        outcome = replace(outcome, first=None)
+        if not self.options.stress or outcome.accuracy != Status.PASS or first is None or first.trace is None:
+            return outcome
+        self._keep_draft(outcome)
+        stress = Stress(
+            self.attempt,
+            self.options,
+            self.level,
+            first=first,
+            seconds=seconds,
+            spec=self.spec,
+            target=self.target,
+        )
+        provoked = stress.look()
+        outcome = replace(outcome, stressed=stress.results())
+        if provoked is None:
+            return outcome
+
+        def drafted(latent: Outcome) -> Outcome:
+            return self.drafted(replace(outcome, circumstance=provoked.name, latent=latent))
+
+        def explain(make: Attempt, again: Attempt, found: Outcome) -> Outcome:
+            check = replace(self, attempt=make, drafted=drafted)
+            confirmed = found if found.between_processes else check.confirm(found)
+            return replace(check, attempt=again).diagnose(confirmed)
+
+        circumstance, latent = latent_outcome(outcome, provoked, stress, explain)
+        return replace(outcome, circumstance=circumstance, latent=latent)
 
     def compare_untraced(self, outcome: Outcome) -> Outcome:
         """The outcome with what two untraced runs say, where that is asked for and all runs succeeded."""
@@ -200,7 +248,7 @@ class PairCheck:
         if self.spec is None or not self.options.output or not folder.rows.is_dir():
             return
         key = file_key(suite=self.spec.suite, mode=self.options.mode, name=self.spec.name)
-        row = row_of(self.spec, self.options, outcome, seconds=None)
+        row = row_of(self.spec, self.options, self.drafted(outcome), seconds=None)
         replace_file(folder.draft_path(key), json.dumps(row_to_json(row)))
 
     def _numbered(self, number: int) -> Run | Failure:
@@ -324,6 +372,10 @@ def row_of(spec: ModelSpec, options: RunOptions, outcome: Outcome, *, seconds: f
     row = _with_rate(row, stats.rate_of_runs(outcome.run_counts))
     if outcome.diagnosis is not None:
         row = _with_diagnosis(row, outcome.diagnosis)
+    if outcome.stressed:
+        row = replace(row, stressed=_stressed_text(outcome.stressed))
+    if outcome.latent is not None:
+        row = _with_latent(row, outcome.circumstance, outcome.latent)
     return row if divergence is None else _with_divergence(row, divergence)
 
 
@@ -352,6 +404,40 @@ def _with_diagnosis(row: Row, diagnosis: Diagnosis) -> Row:
         deterministic_doc=diagnosis.deterministic_doc,
         deterministic_here=diagnosis.deterministic_here,
         deterministic_price=stats.significant(price),
+        repro=diagnosis.repro,
+        reproduced=diagnosis.reproduced,
+    )
+
+
+def _stressed_text(results: Sequence[ExperimentResult]) -> str:
+    """``threads 0/4; process not run (timeout)``"""
+    return "; ".join(result.word().partition("/")[2] for result in results)
+
+
+def _with_latent(row: Row, circumstance: str, latent: Outcome) -> Row:
+    """The row with what a stressed pair that differs showed: in columns of its own, and in those that only a diagnosis
+    fills (evidence, advice, repro)."""
+    divergence = latent.verdict.divergence if latent.verdict is not None else None
+    (counts,) = latent.stressed
+    row = replace(
+        row,
+        latent=circumstance,
+        latent_kernel="" if divergence is None else divergence.kernel,
+        latent_module="" if divergence is None else divergence.module,
+        latent_phase="" if divergence is None else divergence.phase,
+        latent_rate=stats.significant(counts.differing / counts.trials),
+        confirmed=latent.confirmed,
+    )
+    diagnosis = latent.diagnosis
+    if diagnosis is None:
+        return row
+    return replace(
+        row,
+        latent_cause=diagnosis.decision.cause,
+        latent_confidence=diagnosis.decision.confidence,
+        because=diagnosis.decision.because,
+        advice=diagnosis.decision.advice,
+        evidence=RowEvidence.of(diagnosis.evidence.arms),
         repro=diagnosis.repro,
         reproduced=diagnosis.reproduced,
     )

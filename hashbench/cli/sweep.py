@@ -39,7 +39,7 @@ from hashbench.sweep.run import (
     SweepPlanned,
     SweepResult,
 )
-from hashbench.text import a_few, count, one_line
+from hashbench.text import a_few, count, one_line, told
 
 if TYPE_CHECKING:
     from hashbench.sweep.request import RayCluster, SweepRequest
@@ -77,7 +77,7 @@ def _sweep(parsed: argparse.Namespace) -> int:
     except SweepInterrupted as stopped:
         message = f"stopped: {stopped.done} of {stopped.total} rows are in {stopped.output}; go on with --resume"
         return say(message, EXIT_INTERRUPTED)
-    worse = any(not kind_of(row.accuracy).is_fine for row in result.rows)
+    worse = any(not kind_of(told(row).accuracy).is_fine for row in result.rows)
     return EXIT_DIFFERENCE if parsed.strict and worse else 0
 
 
@@ -194,6 +194,8 @@ def _add_run(run: Flags) -> None:
     flags.tracer(run)
     run.add_argument("--hash-inputs", action="store_true", help="hash what ops read as well")
     run.add_argument("--untraced-pair", action="store_true", help="also compare two runs without tracing")
+    text = "run what passes again under circumstances that must not matter, and name what then differs"
+    run.add_argument("--stress", action="store_true", help=text)
     run.add_argument("--keep-traces", action="store_true", help="keep the traces of models that agree too")
 
 

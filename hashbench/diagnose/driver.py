@@ -123,6 +123,8 @@ def stages_of(case: Case) -> Sequence[Stage]:
     """The stages of a diagnosis in their order, by what is known before it."""
     if case.divergence is None or case.outcome.accuracy == Status.PASS:
         return repeat_pair, repeat_untraced
+    if case.outcome.between_processes:
+        return start_processes, start_processes_in_fixed_order
     around = (repeat_pair, control_environment)
     match case.divergence.origin:
         case Origin.SETTINGS | Origin.RANKS:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -108,59 +107,11 @@ def _reads_on(owner: Any) -> bool:
 
 # ------------------------------------------------------------------------------------------------ a busy device
 
-BUSY_SECONDS = 0.05
-"""For so long the other stream is busy at least: several times the launch of any op, and longer than most kernels."""
-MOST_BUSY_SECONDS = 1.0
-_WIDTH = 2048
-"""Rows of the matrices that are multiplied: enough blocks to fill a large GPU, 16 MiB each."""
-_MOST_PRODUCTS = 20_000
-
 
 def busy_stream(name: str, replayer: Replayer, left: Budget) -> ExperimentResult:
     """Each replay beside a second stream of its device that is busy for longer."""
-    change = functools.partial(second_stream, replayer.call.device, replayer.cost)
+    change = functools.partial(controls.second_stream, replayer.call.device, replayer.cost)
     return Around(change, each=True, disturbs=True)(name, replayer, left)
-
-
-@contextmanager
-def second_stream(device: torch.device, seconds: float) -> Iterator[None]:
-    """Matrix products keep a second stream of ``device`` busy, from before the body begins and for twice the
-    ``seconds`` that it takes, up to a second; waits for them on leaving."""
-    wanted = min(MOST_BUSY_SECONDS, max(BUSY_SECONDS, 2 * seconds))
-    count = min(_MOST_PRODUCTS, math.ceil(wanted / _seconds_of_a_product(device)))
-    stream = torch.Stream(device)
-    with stream:
-        matrices = _matrices(device)  # held until the stream is done
-        _multiply(*matrices, count=count)
-    try:
-        yield
-    finally:
-        stream.synchronize()
-
-
-@functools.cache
-def _seconds_of_a_product(device: torch.device) -> float:
-    """The time of one, warm, measured by the device itself; it does not change while a process lives."""
-    stream, begin, end = torch.Stream(device), *(torch.Event(device, enable_timing=True) for _ in range(2))
-    with stream:
-        matrices = _matrices(device)
-        _multiply(*matrices, count=5)  # loads the kernel, and the library's memory for this stream
-        begin.record(stream)
-        _multiply(*matrices, count=10)
-        end.record(stream)
-    stream.synchronize()
-    return max(begin.elapsed_time(end) / 10 / 1000, 1e-6)
-
-
-def _matrices(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """A matrix that is its own square, and room for the product."""
-    matrix = torch.full((_WIDTH, _WIDTH), 1 / _WIDTH, dtype=torch.float32, device=device)
-    return matrix, torch.zeros_like(matrix)
-
-
-def _multiply(matrix: torch.Tensor, product: torch.Tensor, *, count: int) -> None:
-    for _ in range(count):
-        torch.mm(matrix, matrix, out=product)
 
 
 # --------------------------------------------------------------------------------------------------- other content

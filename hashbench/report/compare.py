@@ -18,7 +18,7 @@ from hashbench.errors import HashbenchError
 from hashbench.records import Row
 from hashbench.results.load import Sweep
 from hashbench.results.rows import row_key
-from hashbench.text import a_few, count
+from hashbench.text import a_few, count, told
 from hashbench.trace.file import OTHER_OPS
 
 
@@ -155,6 +155,7 @@ def decide(
     comparable: bool = True,
     same_place: bool = True,
     always: bool = True,
+    stressed: bool = True,
 ) -> Outcome:
     """What became of a model with the accuracy ``base`` that now has ``new``; ``""`` means that there is no row.
 
@@ -162,7 +163,8 @@ def decide(
     ``same_place``: where both differ, the difference entered at the same origin, kernel and module, and no
     experiments say that it has another cause; or that cannot be told, since another tracer recorded other ops.
     ``always``: as far as is known, the difference of ``base`` shows in every pair of runs; one that shows now and then
-    is not gone because two runs agree.
+    is not gone because two runs agree. ``stressed``: ``base`` was looked at under stress, too; where it was not, it
+    says nothing about a latent difference.
 
     Raises:
         ValueError: neither side has a row.
@@ -178,17 +180,27 @@ def decide(
             return Outcome.NOT_COMPARABLE
         case (Kind.PASS, Kind.PASS):
             return Outcome.UNCHANGED
+        case (Kind.PASS | Kind.SKIP, Kind.LATENT) if not stressed:
+            return Outcome.NEW
+        case (Kind.DIFFER, Kind.LATENT):
+            return Outcome.NOT_SEEN
+        case (Kind.LATENT, Kind.DIFFER | Kind.LATENT) if same_place:
+            return Outcome.STILL_DIFFERS
+        case (Kind.LATENT, Kind.LATENT):
+            return Outcome.MOVED
+        case (Kind.FAIL, Kind.LATENT):
+            return Outcome.FIXED
         case (Kind.SKIP, Kind.SKIP):
             return Outcome.STILL_SKIPPED
         case (_, Kind.SKIP):
             return Outcome.NOW_SKIPPED
-        case (Kind.DIFFER, Kind.PASS) if not always:
+        case (Kind.DIFFER | Kind.LATENT, Kind.PASS) if not always:
             return Outcome.NOT_SEEN
         case (_, Kind.PASS):
             return Outcome.FIXED
         case (Kind.DIFFER, Kind.DIFFER):
             return Outcome.STILL_DIFFERS if same_place else Outcome.MOVED
-        case (Kind.PASS | Kind.SKIP, _):
+        case (Kind.PASS | Kind.SKIP | Kind.LATENT, _):
             return Outcome.REGRESSED
         case _:
             return Outcome.STILL_FAILS if base == new else Outcome.FAILS_OTHERWISE
@@ -232,7 +244,7 @@ def compare(base: Sweep, new: Sweep, *, scoped: bool = False) -> Comparison[Row,
 
 def _pairs(base: Sweep, new: Sweep, *, scoped: bool) -> list[Pair]:
     exact, loose = _keys(base, new)
-    first, second = _by_key(base, exact), _by_key(new, exact)
+    first, second = ({key: told(row) for key, row in _by_key(sweep, exact).items()} for sweep in (base, new))
     pairs: list[Pair] = [(row, second.pop(key, None)) for key, row in first.items()]
     pairs += [(None, row) for row in second.values()]
     if scoped:
@@ -309,8 +321,16 @@ def _outcome(pair: Pair, *, selected: bool, places_known: bool) -> Outcome:
         new.accuracy,
         comparable=not _other_conditions(base, new),
         same_place=not places_known or bool(other_tracer(base, new)) or not _moved(base, new),
-        always=base.rate is None or base.rate >= 1,
+        always=_always(base, new),
+        stressed=bool(base.stressed),
     )
+
+
+def _always(base: Row, new: Row) -> bool:
+    """Whether, as far as is known, the difference of ``base`` would have shown in ``new``."""
+    if kind_of(base.accuracy) is Kind.LATENT:
+        return bool(new.stressed) and (base.latent_rate or 0.0) >= 1
+    return base.rate is None or base.rate >= 1
 
 
 def _is_selected(sweep: Sweep, row: Row, suites: Collection[str]) -> bool:
@@ -384,7 +404,8 @@ def _note(outcome: Outcome, pair: Pair) -> str:
 def what_happened(row: Row) -> str:
     """The error of a row that failed; for one that differs, where."""
     where = " in ".join(filter(None, (row.kernel, row.module))) if row.kernel else ""
-    return row.error or ": ".join(filter(None, (row.origin, where)))
+    under = f"under {row.latent}" if kind_of(row.accuracy) is Kind.LATENT else ""
+    return row.error or ": ".join(filter(None, (row.origin or under, where)))
 
 
 # -------------------------------------------------------------------------------------------- environments

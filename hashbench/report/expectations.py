@@ -22,7 +22,7 @@ from hashbench.report.compare import Change, ModelChange, Outcome, compare, trac
 from hashbench.report.history import History, Interval, ModelHistory, Night, load_history, seen
 from hashbench.results.load import Sweep, joined, load_files, load_sweep
 from hashbench.results.rows import EXPECTED_ROWS, environments_text, is_link, row_key
-from hashbench.text import a_few, count, one_line
+from hashbench.text import a_few, as_written, count, one_line, told
 
 STALE_AFTER = 30
 """Nights in which a model ran and did not show what is expected of it, before that is called stale."""
@@ -48,6 +48,11 @@ class ExpectationStatus(StrEnum):
         "new difference",
         "It was fine, and two runs differ now.",
         "Sweep it again with more --replays, for a diagnosis.",
+    )
+    NEW_LATENT = (
+        "new latent difference",
+        "It passes, as before, and differs under stress, which it did not.",
+        "Sweep it again with --stress and more --replays, for a diagnosis.",
     )
     BROKEN = (
         "broken",
@@ -215,6 +220,7 @@ class Judged:
 
 _SEEN = {
     Kind.DIFFER: ("differs", "differ"),
+    Kind.LATENT: ("passes, and will not always", "pass, and will not always"),
     Kind.FAIL: ("fails", "fail"),
     Kind.PASS: ("passes", "pass"),
     Kind.SKIP: ("was skipped", "were skipped"),
@@ -250,6 +256,8 @@ def _kinds_in_words(judgements: Iterable[Judgement]) -> str:
 def expectation_status(outcome: Outcome, accuracy: str, *, expected: bool = True, unseen: int = 0) -> ExpectationStatus:
     """The status of a model that now has the status ``accuracy``, whose row is ``expected`` by a CSV (or was last
     night's), and which has not shown it for ``unseen`` nights in which it ran."""
+    if outcome in (Outcome.REGRESSED, Outcome.FAILS_OTHERWISE) and kind_of(accuracy) is Kind.LATENT:
+        return ExpectationStatus.NEW_LATENT
     if outcome in (Outcome.REGRESSED, Outcome.FAILS_OTHERWISE):
         return ExpectationStatus.NEW_DIFFERENCE if kind_of(accuracy) is Kind.DIFFER else ExpectationStatus.BROKEN
     if expected and outcome in (Outcome.FIXED, Outcome.NOT_SEEN) and unseen >= STALE_AFTER:
@@ -314,7 +322,7 @@ def judge(
 def changes_since(base: Sweep, new: Sweep) -> tuple[ModelChange, ...]:
     """What became of each row since ``base``, which may have none; a row says nothing of other devices and dtypes."""
     if not base.rows:
-        return tuple(Change(key=row_key(row), outcome=Outcome.NEW, base=None, new=row) for row in new.rows)
+        return tuple(Change(key=row_key(row), outcome=Outcome.NEW, base=None, new=told(row)) for row in new.rows)
     return compare(base, new, scoped=True).changes
 
 
@@ -458,7 +466,7 @@ def _updated(
     change: ModelChange, *, only: Collection[str], left: Collection[tuple[str, ...]], link: str, today: str
 ) -> tuple[ExpectedRow, str]:
     """The row to expect, and what became of it."""
-    base, new = change.base, change.new
+    base, new = (None if row is None else as_written(row) for row in (change.base, change.new))
     if base is not None and not isinstance(base, ExpectedRow):
         base = extended(ExpectedRow, base)
     if base is not None and (new is None or (change.outcome is Outcome.NOT_SEEN and new.name not in only)):
@@ -467,7 +475,7 @@ def _updated(
         return base, "kept: not seen"
     if new is None:
         raise ValueError("a change has a row on one side at least")
-    seen = "" if kind_of(new.accuracy).is_fine else today  # a pass is nothing that one has to look out for
+    seen = "" if kind_of(told(new).accuracy).is_fine else today  # a pass is nothing that one has to look out for
     if base is not None and change.outcome in _AS_BEFORE:
         return extended(ExpectedRow, new, since=base.since, link=base.link or link, seen=seen), "unchanged"
     return extended(ExpectedRow, new, since=today, link=link, seen=seen), "new" if base is None else "changed"

@@ -38,6 +38,8 @@ _CELL = 90
 _WIDTHS = {"model": 60, "what to do": 2 * _CELL}
 """Characters of a cell, by its column."""
 
+_FOUND = (("What differs", Kind.DIFFER), ("What passes, and will not always", Kind.LATENT), ("What fails", Kind.FAIL))
+
 Cells = Mapping[str, str]
 """A line of a table, by its columns; texts that are :class:`Markup` are Markdown already."""
 
@@ -71,12 +73,12 @@ def _markdown(judged: Judged, *, lines: int, details: int, only_beginning: bool 
             details=details,
             only_beginning=only_beginning,
             worse=[_worse(one) for one in judged.judgements if one.worse],
-            kinds=[("What differs", Kind.DIFFER), ("What fails", Kind.FAIL)] if judged.alone else [],
+            kinds=list(_FOUND) if judged.alone else [],
             changed=_changed(judged),
             environment=[{"what": one.key, "before": one.base, "now": one.new} for one in judged.night.changed],
             totals=list(_totals(rows)),
             not_passing=_not_passing(judged),
-            found={kind: _not_passing(judged, kind=kind) for kind in (Kind.DIFFER, Kind.FAIL)},
+            found={kind: _not_passing(judged, kind=kind) for _, kind in _FOUND},
             skipped=sum(kind_of(row.accuracy) is Kind.SKIP for row in rows),
             expectations=[] if judged.alone else list(_expectations(judged)),
             not_asked=sum(one.status is ExpectationStatus.NOT_ASKED for one in judged.judgements),
@@ -200,6 +202,7 @@ def _not_passing(judged: Judged, *, kind: Kind | None = None) -> list[Cells]:
         newest = model.standing if model else None
         cells = {
             "kernel": row.kernel or row.origin,
+            "under": row.latent,
             "cause": f"{row.cause} ({row.confidence})" if row.cause and row.confidence else row.cause,
             "module": row.module,
             "rate": rate(row),
@@ -296,6 +299,8 @@ def _case(
         ElementTree.SubElement(case, "failure", message=message, type=word).text = facts
     elif kind is Kind.SKIP:
         ElementTree.SubElement(case, "skipped", message=one.new.error if one.new else "")
+    elif kind is Kind.LATENT:
+        ElementTree.SubElement(case, "system-out").text = f"{one.message}\n\n{facts}"
     elif kind is not Kind.PASS:
         ElementTree.SubElement(case, "skipped", message=one.message)
         ElementTree.SubElement(case, "system-out").text = facts

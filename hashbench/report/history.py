@@ -23,6 +23,7 @@ from hashbench.report.compare import EnvironmentChange, environment_changes, tra
 from hashbench.results.folder import ACCURACY_FILE, NIGHT_FILE, SELECTION_FILE, with_evidence
 from hashbench.results.load import Sweep, csv_files, load_file, night_problems, refuse_mixed
 from hashbench.results.rows import row_key
+from hashbench.text import told
 
 if TYPE_CHECKING:
     import pandas
@@ -145,7 +146,7 @@ def seen(result: Row | Interval | None) -> str:
     return f"{result.accuracy} ({what})" if what else result.accuracy
 
 
-_WORST_FIRST = {"differ": 0, "fail": 1}
+_WORST_FIRST = {"differ": 0, "latent": 1, "fail": 2}
 
 
 def models_in_trouble(history: History) -> list[tuple[int, ModelHistory, Trouble]]:
@@ -157,7 +158,7 @@ def models_in_trouble(history: History) -> list[tuple[int, ModelHistory, Trouble
     def urgency(entry: tuple[int, ModelHistory, Trouble]) -> tuple[bool, int, int, float, tuple[str, ...]]:
         _, model, trouble = entry
         interval = model.at(trouble.night)
-        kind, rate = _WORST_FIRST.get(kind_of(trouble.row.accuracy), 2), trouble.row.rate or 0.0
+        kind, rate = _WORST_FIRST.get(kind_of(trouble.row.accuracy), 3), trouble.row.rate or 0.0
         return trouble.night != last, -(interval.first if interval else -1), kind, -rate, model.key
 
     models = [(index, model, model.trouble) for index, model in enumerate(history.models) if model.trouble is not None]
@@ -211,7 +212,7 @@ def _read(night: Night, rows: ModelRows, *, index: int, known: Mapping[str, Mapp
     return replace(
         night,
         files=tuple(sweeps),
-        counts=Counter(row.accuracy for sweep in sweeps.values() for row in sweep.rows),
+        counts=Counter(told(row).accuracy for sweep in sweeps.values() for row in sweep.rows),
         environments=environments,
         changed=environment_changes(known.values(), environments.values()) if comparable else (),
         problems=tuple(problems),
@@ -247,7 +248,7 @@ class ModelRows:
                     consequence="a night has one result of it",
                     tip="Keep one of the two rows.",
                 )
-        for row in rows:
+        for row in map(told, rows):
             number = self._numbers.setdefault(row_key(row), len(self._numbers))
             state = (row.accuracy, row.kernel, row.cause, row.rate, row.seconds, row.peak_memory_mib)
             self._states.append((number, night, *state, tracer_of(row)))

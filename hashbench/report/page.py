@@ -46,7 +46,13 @@ from hashbench.text import (
 LONGEST_TEXT = 3000
 """Characters of one text of a model's that a page shows."""
 
-KIND_WORDS = {"differ": "differ", "fail": "fail", "skip": "skipped", "pass": "pass"}
+KIND_WORDS = {
+    "differ": "differ",
+    "latent": "pass, and will not always",
+    "fail": "fail",
+    "skip": "skipped",
+    "pass": "pass",
+}
 
 
 def render_html(
@@ -233,7 +239,7 @@ class Group:
     @property
     def names_kernel(self) -> bool:
         """Whether its kernel and cause are to be told."""
-        return kind_of(self.row.accuracy) is Kind.DIFFER and self.first.status is not ExpectationStatus.MISSING
+        return kind_of(self.row.accuracy).has_cause and self.first.status is not ExpectationStatus.MISSING
 
     @property
     def kind(self) -> str:
@@ -325,7 +331,7 @@ def _reason(one: Judgement) -> tuple[str, ...]:
     if one.status is ExpectationStatus.MISSING:
         return one.key[:-1]
     reason = one.note if one.status is ExpectationStatus.NOT_COMPARABLE else ""
-    if kind_of(row.accuracy) is Kind.DIFFER:
+    if kind_of(row.accuracy).has_cause:
         return reason, row.kernel, row.cause or row.origin
     return reason, row.accuracy, shorten(row.error, 80)
 
@@ -350,6 +356,8 @@ def totals_of(history: History) -> dict[str, Any]:
     # A night that could not be read tells nothing of what there was before.
     before = next((night.counts for night in reversed(history.nights[:-1]) if night.counts), None)
     kinds, earlier = by_kind(now), by_kind(before or {})
+    if not kinds[Kind.LATENT] and not earlier[Kind.LATENT]:
+        kinds.pop(Kind.LATENT)  # no night was stressed
     order = {status: rank for rank, status in enumerate(STATUSES)}
     ranks = {kind: rank for rank, kind in enumerate(KIND_WORDS)}
     rows = [model.newest for model in history.models if model.newest is not None]
@@ -357,9 +365,7 @@ def totals_of(history: History) -> dict[str, Any]:
     for row in rows:
         suites.setdefault((row.suite, row.mode), Counter())[row.accuracy] += 1
     kernels = Counter(
-        (row.kernel or f"({row.origin or 'unknown'})", row.cause)
-        for row in rows
-        if kind_of(row.accuracy) is Kind.DIFFER
+        (row.kernel or f"({row.origin or 'unknown'})", row.cause) for row in rows if kind_of(row.accuracy).has_cause
     )
     return {
         "kinds": kinds,
@@ -373,11 +379,15 @@ def totals_of(history: History) -> dict[str, Any]:
             )
         ],
         "suites": sorted(
-            ((*suite, by_kind(counts)) for suite, counts in suites.items()),
+            ((*suite, _only(kinds, by_kind(counts))) for suite, counts in suites.items()),
             key=lambda suite: (*(-number for number in suite[2].values()), suite[:2]),
         ),
         "kernels": sorted(((*kernel, n) for kernel, n in kernels.items()), key=lambda kernel: (-kernel[2], kernel)),
     }
+
+
+def _only(kinds: Collection[str], counts: Mapping[str, int]) -> dict[str, int]:
+    return {kind: number for kind, number in counts.items() if kind in kinds}
 
 
 def by_kind(counts: Mapping[str, int]) -> dict[str, int]:

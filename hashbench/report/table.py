@@ -9,13 +9,13 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from hashbench.catalog import STATUSES, Kind, kind_of
+from hashbench.catalog import STATUSES, Circumstance, Kind, kind_of
 from hashbench.causes import stats
 from hashbench.records import Row
 from hashbench.results.folder import ResultsFolder, file_key
-from hashbench.text import a_few, count, one_line, shorten
+from hashbench.text import a_few, count, one_line, rate, shorten, stress_counts, told
 
-COLUMNS = ("name", "accuracy", "origin", "kernel", "module", "phase", "cause", "confidence", "seconds")
+COLUMNS = ("name", "accuracy", "latent", "origin", "kernel", "module", "phase", "cause", "confidence", "seconds")
 """A cause says more than an origin, which is shown where there is none. Columns that are empty throughout are left
 out."""
 
@@ -25,8 +25,8 @@ _NARROWEST = {"kernel": 16, "module": 8, "name": 16}
 _FIRST_TO_GO = ("phase", "module", "confidence", "origin", "seconds", "cause", "kernel")
 """Columns that are left out where not all fit, however narrow."""
 
-_ORDER = (Kind.DIFFER, Kind.FAIL, Kind.SKIP, Kind.PASS)
-_COLOURS = {Kind.DIFFER: "31", Kind.FAIL: "33", Kind.PASS: "32"}
+_ORDER = (Kind.DIFFER, Kind.LATENT, Kind.FAIL, Kind.SKIP, Kind.PASS)
+_COLOURS = {Kind.DIFFER: "31", Kind.LATENT: "35", Kind.FAIL: "33", Kind.PASS: "32"}
 _INDENT = "    "
 _GAP = 2
 _MORE_RUNS = (21, 60)
@@ -60,14 +60,16 @@ def sweep_table(
     """
     if not rows:
         return "No model was run."
+    rows = [told(row) for row in rows]
     by_kind = {kind: [row for row in rows if kind_of(row.accuracy) is kind] for kind in _ORDER}
-    listed = [*by_kind[Kind.DIFFER], *by_kind[Kind.FAIL]]
+    listed = [*by_kind[Kind.DIFFER], *by_kind[Kind.LATENT], *by_kind[Kind.FAIL]]
     paint = _painted if colour else _plain
     blocks = [
         "\n".join(_listed(listed, folder, command, width, paint)),
         "\n".join(_notes([*by_kind[Kind.SKIP], *by_kind[Kind.PASS]], width)),
         _counts(rows, by_kind, width, paint),
         _fill(_what_passing_proves(by_kind[Kind.PASS], more_runs), width, indent=""),
+        _fill(_what_stress_proves(by_kind[Kind.PASS], by_kind[Kind.LATENT]), width, indent=""),
     ]
     return "\n\n".join(filter(None, blocks))
 
@@ -116,13 +118,15 @@ def _below(row: Row, folder: Path | None, command: Callable[[Row], str], width: 
 
 def _remarks(row: Row) -> Iterator[str]:
     """What is said of a row whatever its status: its error, what was left out, and what ran in another way."""
+    if kind_of(row.accuracy) is Kind.LATENT and row.latent:
+        yield f"passes, and will not always: it differs in {rate(row)} ({Circumstance[row.latent.upper()].meaning})"
     not_compared = f"not compared: {row.not_compared}" if row.not_compared else ""
-    return (one_line(text) for text in (row.error, not_compared, row.compiled) if text)
+    yield from (one_line(text) for text in (row.error, not_compared, row.compiled) if text)
 
 
 def _remedy(row: Row, *, ours: bool) -> str:
     """The advice for a difference; that for a failure only where a run of ours failed."""
-    if kind_of(row.accuracy) is Kind.DIFFER:
+    if kind_of(row.accuracy).has_cause:
         return row.advice or "let the diagnosis look for the cause, with a --diagnose-budget above 0"
     return STATUSES[row.accuracy].remedy if ours and row.accuracy in STATUSES else ""
 
@@ -228,3 +232,24 @@ def _what_passing_proves(rows: Sequence[Row], more_runs: bool) -> str:
         if number > runs and more_runs
     ]
     return f"{'; '.join([text, *more])}."
+
+
+def _what_stress_proves(clean: Sequence[Row], latent: Sequence[Row]) -> str:
+    """What was provoked, how often, and how many further pairs of a model may differ although none of these did."""
+    counts = [counts for row in (*clean, *latent) if (counts := stress_counts(row))]
+    if not counts:
+        return ""
+    pairs = {name: sum(known.get(name, (0, 0))[1] for known in counts) for name in Circumstance}
+    provoked = ", ".join(f"{name} in {count(number, 'pair')}" for name, number in pairs.items() if number)
+    found = f"{count(len(latent), 'model')} {'differs' if len(latent) == 1 else 'differ'}" if latent else "none differs"
+    text = f"Stress: {count(len(counts), 'model')} that passed, {provoked}: {found}"
+    fewest = min((trials for row in clean for _, trials in [_most_pairs(row)] if trials), default=0)
+    if not fewest:
+        return f"{text}."
+    bound = 100 * stats.rate_of(0, fewest, distinct=1, of="pairs").high
+    return f"{text}; of the others, up to {bound:.0f} % of further stressed pairs may still differ (95 % confidence)."
+
+
+def _most_pairs(row: Row) -> tuple[int, int]:
+    """Stressed pairs of a row that differ, and how many there were: of the circumstance with the most of them."""
+    return max(stress_counts(row).values(), key=lambda counted: counted[1], default=(0, 0))

@@ -14,7 +14,7 @@ from tabulate import tabulate
 from hashbench.records import ROW_COLUMNS, ROW_KEY, Row
 from hashbench.report.compare import Comparison, ModelChange, Outcome
 from hashbench.results.rows import csv_line, defuse
-from hashbench.text import count, one_line, shorten
+from hashbench.text import as_written, count, one_line, shorten
 
 COUNTED_ONLY = frozenset({Outcome.UNCHANGED, Outcome.STILL_SKIPPED, Outcome.NOT_SELECTED})
 """Outcomes whose models are not listed, because nothing about them asks for attention."""
@@ -155,7 +155,7 @@ def _filled(row: Row | None) -> dict[str, object] | None:
     """Numbers that JSON lacks (infinity, not a number) become their names."""
     if row is None:
         return None
-    values = {column: getattr(row, column) for column in ROW_COLUMNS}
+    values = {column: getattr(as_written(row), column) for column in ROW_COLUMNS}
     known = {column: value for column, value in values.items() if value is not None and str(value)}
     numbers = {column: value for column, value in known.items() if isinstance(value, (int, float)) and abs(value) < inf}
     return {column: numbers.get(column, str(value)) for column, value in known.items()}

@@ -440,7 +440,7 @@ def describe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> l
     return differences
 
 
-_SINCE_ALWAYS = {"tracer": "python"}
+_SINCE_ALWAYS = {"tracer": "python", "stress": False}
 """Options that older sweeps lack, as they were for them."""
 
 _HINTS = {"threads": " (--jobs sets it, too)"}

@@ -22,7 +22,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from hashbench.catalog import STATUSES
+from hashbench.catalog import WRITTEN, Circumstance
 from hashbench.errors import HashbenchError
 from hashbench.io import from_json, read_file, read_json_object, to_json
 from hashbench.records import COLUMNS_ADDED, ROW_KEY, ROW_SCHEMA, TRACER_SINCE, ExpectedRow, Row
@@ -318,7 +318,8 @@ class RowFormat(Generic[T]):
             ValueError: a field is missing, unknown or of another type, or holds a word or a number that is none.
         """
         if isinstance(value, dict):
-            value = {column: "" for column in self.types if column in COLUMNS_ADDED} | value
+            added = [column for column in self.types if column in COLUMNS_ADDED]
+            value = {column: None if self.types[column] in _NUMBERS else "" for column in added} | value
         row = from_json(self.kind, value, where="not a row: it")
         for column, (_, words) in self.words.items():
             if getattr(row, column) not in words:
@@ -423,9 +424,9 @@ ROWS = RowFormat(
     label=_label,
     required=("dev", "name", "batch_size", "accuracy"),  # dynamo's columns: no file without them is one of accuracies
     filled=("dev", "name", "accuracy"),  # a model that never loaded has no batch size
-    words={"accuracy": ("status", tuple(STATUSES))},
+    words={"accuracy": ("status", WRITTEN), "latent": ("circumstance", ("", *Circumstance))},
     ranges={
-        **dict.fromkeys(("rate", "rate_low", "rate_high"), (0.0, 1.0)),
+        **dict.fromkeys(("rate", "rate_low", "rate_high", "latent_rate"), (0.0, 1.0)),
         **dict.fromkeys(("seconds", "overhead_seconds", "peak_memory_mib", "device_memory_mib"), (0.0, 1e12)),
     },
 )

@@ -28,8 +28,14 @@ def arranged_addresses() -> list[bytes]:
     behind the other from the start of a pool.
     """
     gc.collect()  # later it would make other holes
-    arrange = _scattered if sys.flags.hash_randomization else _packed
-    return [block for size in _BLOCKS for block in arrange(size - sys.getsizeof(b""))]
+    if sys.flags.hash_randomization:
+        return scattered_addresses()
+    return [block for size in _BLOCKS for block in _packed(size - sys.getsizeof(b""))]
+
+
+def scattered_addresses() -> list[bytes]:
+    """Memory that puts, as long as it is kept, the next small objects at addresses in random order."""
+    return [block for size in _BLOCKS for block in _scattered(size - sys.getsizeof(b""))]
 
 
 def _scattered(length: int) -> list[bytes]:

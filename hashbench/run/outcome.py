@@ -19,6 +19,7 @@ from hashbench.errors import first_line, ran_out_of_memory
 from hashbench.records import (
     Diagnosis,
     Divergence,
+    ExperimentResult,
     Failure,
     RunCounts,
     RunOptions,
@@ -230,7 +231,12 @@ def release_memory(device: torch.device) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What repeated runs of one thing show: the status word, and all that is known about it."""
+    """What repeated runs of one thing show: the status word, and all that is known about it.
+
+    ``first`` is the run that the others were compared with, kept for ``stressed`` pairs, whose counts follow. One
+    of them that differs was made under ``circumstance``, and ``latent`` is its outcome. ``between_processes``: the runs
+    that differ are of different processes.
+    """
 
     accuracy: str
     deterministic: str
@@ -252,6 +258,11 @@ class Outcome:
     ops: int | None = None
     benign: tuple[str, ...] | None = None
     traces: tuple[Trace, ...] = field(default=(), repr=False)
+    first: Run | None = field(default=None, repr=False)
+    stressed: tuple[ExperimentResult, ...] = ()
+    circumstance: str = ""
+    latent: Outcome | None = field(default=None, repr=False)
+    between_processes: bool = False
 
 
 def failed_status(failure: Failure, *, number: int) -> str:

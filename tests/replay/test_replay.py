@@ -26,6 +26,7 @@ from hashbench.records import Evidence, TensorDigest
 from hashbench.replay import Replays, experiments, methods
 from hashbench.replay import call as calls_module
 from hashbench.replay.call import CallOutcome, CapturedCall, TensorForm, capture, in_force, outcome_of
+from hashbench.replay.controls import load
 from hashbench.replay.controls import memory as poison_module
 from hashbench.replay.facts import have_chosen_values, have_same_values, have_tied_places, representation_of
 from hashbench.replay.methods import with_copied_sources, with_exact_values
@@ -662,9 +663,9 @@ def streams(monkeypatch: pytest.MonkeyPatch, *, milliseconds: float) -> list[str
     event.elapsed_time.return_value = 10 * milliseconds
     monkeypatch.setattr(torch, "Stream", mock.Mock(return_value=stream))
     monkeypatch.setattr(torch, "Event", mock.Mock(return_value=event))
-    monkeypatch.setattr(methods, "_matrices", lambda _: (None, None))
-    monkeypatch.setattr(methods, "_multiply", lambda *_, count: done.append(f"{count} products"))
-    methods._seconds_of_a_product.cache_clear()
+    monkeypatch.setattr(load, "_matrices", lambda _: (None, None))
+    monkeypatch.setattr(load, "_multiply", lambda *_, count: done.append(f"{count} products"))
+    load._seconds_of_a_product.cache_clear()
     return done
 
 
@@ -683,19 +684,19 @@ def test_a_second_stream_of_the_call_is_busy_long_enough(
     done, device = streams(monkeypatch, milliseconds=milliseconds), torch.device("cuda:1")
     for _ in range(2):
         done.clear()
-        with methods.second_stream(device, seconds):
+        with load.second_stream(device, seconds):
             assert done[-3:] == ["entered", f"{products} products", "left"]
         assert done[-1] == "waited"
     assert "5 products" not in done, "it warms up and measures once"
     assert {call.args for call in torch.Stream.call_args_list} == {(device,)}  # type: ignore[attr-defined]
-    methods._seconds_of_a_product.cache_clear()
+    load._seconds_of_a_product.cache_clear()
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
 def test_a_second_stream_is_busy_while_a_call_on_a_gpu_runs() -> None:
     device = torch.device("cuda", torch.cuda.device_count() - 1)
-    with methods.second_stream(device, 0.0):
+    with load.second_stream(device, 0.0):
         begin = time.perf_counter()
         torch.accelerator.synchronize(device)
         assert 0.02 < time.perf_counter() - begin < 0.5

@@ -15,6 +15,7 @@ from hashbench.results.load import Selection, load_sweep
 from .rows import DIFFERING, PLAIN, row, selection, sweep, write_rows, write_sweep
 
 PASS, SKIP, DIFFER = "pass", "pass_due_to_skip", "eager_two_runs_differ"
+LATENT, UNSTRESSED = "latent", {"stressed": False}
 OTHER_CONDITIONS, ELSEWHERE, UNASKED = {"comparable": False}, {"same_place": False}, {"selected": False}
 
 TRUTH = {
@@ -45,6 +46,18 @@ TRUTH = {
     "differed and now has no row": (DIFFER, "", {}, Outcome.MISSING),
     "differs under other conditions": (DIFFER, DIFFER, OTHER_CONDITIONS, Outcome.NOT_COMPARABLE),
     "fixed under other conditions only": (DIFFER, PASS, OTHER_CONDITIONS, Outcome.NOT_COMPARABLE),
+    "passed under stress and now differs there": (PASS, LATENT, {}, Outcome.REGRESSED),
+    "passed, nobody stressed it, and it differs there": (PASS, LATENT, UNSTRESSED, Outcome.NEW),
+    "differs under stress as before": (LATENT, LATENT, {}, Outcome.STILL_DIFFERS),
+    "differs under stress elsewhere": (LATENT, LATENT, ELSEWHERE, Outcome.MOVED),
+    "differed under stress and now differs without": (LATENT, DIFFER, {}, Outcome.STILL_DIFFERS),
+    "differed under stress and now differs elsewhere": (LATENT, DIFFER, ELSEWHERE, Outcome.REGRESSED),
+    "differed under stress and now passes": (LATENT, PASS, {}, Outcome.FIXED),
+    "differed now and then under stress, and now passes": (LATENT, PASS, {"always": False}, Outcome.NOT_SEEN),
+    "differed and now does so under stress alone": (DIFFER, LATENT, {}, Outcome.NOT_SEEN),
+    "differed under stress and now crashes": (LATENT, "crashed", {}, Outcome.REGRESSED),
+    "differed under stress and is now skipped": (LATENT, SKIP, {}, Outcome.NOW_SKIPPED),
+    "crashed and now differs under stress": ("crashed", LATENT, {}, Outcome.FIXED),
     "crashes as before": ("crashed", "crashed", {}, Outcome.STILL_FAILS),
     "takes too long as before": ("timeout", "timeout", {}, Outcome.STILL_FAILS),
     "failed to load and now crashes": ("model_fail_to_load", "crashed", {}, Outcome.FAILS_OTHERWISE),

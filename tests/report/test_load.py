@@ -27,7 +27,7 @@ FULL = Row(
         }[field.type]
         for index, field in enumerate(dataclasses.fields(Row))
     }
-    | {"accuracy": "pass"}
+    | {"accuracy": "pass", "latent": "load"}
 )
 
 SURVIVING_ROWS = {

@@ -25,7 +25,7 @@
       this.status = newest && newest.last === nights - 1 ? newest.state[ACCURACY] : "no row";
       this.dull = this.spells.every(({ state }) => state[KIND] === "pass" || state[KIND] === "skip");
       const now = newest && newest.last === nights - 1 ? newest.state[KIND] : "";
-      this.trouble = now === "differ" ? 2 : now === "fail" ? 1 : 0;
+      this.trouble = now === "differ" ? 3 : now === "latent" ? 2 : now === "fail" ? 1 : 0;
       this.began = newest ? newest.first : -1;
     }
     at(night) {
@@ -184,7 +184,7 @@
   const cursor = { row: 0, night: nights - 1, shown: false };
   let colours = {}, from = 0, pool = [];
   function readColours() {
-    for (const kind of ["differ", "fail", "pass", "skip"]) {
+    for (const kind of ["differ", "latent", "fail", "pass", "skip"]) {
       const probe = document.querySelector(`.legend .k-${kind}`);
       const style = getComputedStyle(probe);
       colours[kind] = style.backgroundColor;
@@ -266,7 +266,7 @@
     pen.clearRect(0, 0, width, height);
     return [pen, width];
   }
-  const WORST = ["differ", "fail", "skip", "pass"];
+  const WORST = ["differ", "latent", "fail", "skip", "pass"];
   const cellWidth = (width) => Math.min(44, width / (nights - from));
   function drawRow(canvas, model, isAt) {
     const [pen, width] = sized(canvas, ROW), cell = cellWidth(width);

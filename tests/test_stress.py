@@ -1,0 +1,264 @@
+"""``--stress``: what passes by luck is found, named and told; what is clean stays clean; everything is put back."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from runner_helpers import FunctionRunner
+
+from hashbench import cli
+from hashbench.catalog import LATENT, Circumstance
+from hashbench.causes import decide
+from hashbench.check.model import BenchmarkRunner
+from hashbench.check.stress import circumstance_of
+from hashbench.records import Decision, Diagnosis, Evidence, ExperimentResult, ModelSpec, Row, RunOptions
+from hashbench.replay.controls import WITHIN_A_RUN, provoked
+from hashbench.replay.controls.circumstances import _heap, oversubscribed
+from hashbench.report.compare import Outcome, compare
+from hashbench.report.table import sweep_table
+from hashbench.results.load import Sweep
+from hashbench.results.rows import read_rows
+from hashbench.run.settings import settings
+from hashbench.run.workload import Workload
+from hashbench.text import as_written, told
+
+CPU = torch.device("cpu")
+STRESS = RunOptions(stress=True, replays=4, diagnose_budget=30.0, deterministic="off")
+
+
+class Scaled(torch.nn.Module):
+    """Multiplies by what a function says."""
+
+    def __init__(self, factor: Callable[[], float]) -> None:
+        super().__init__()
+        self.factor = [factor]  # in a list, which no module copies as a part
+
+    def __deepcopy__(self, _: object) -> Scaled:
+        return Scaled(self.factor[0])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor[0]()
+
+
+class Workspace(torch.nn.Module):
+    """Adds a workspace that nobody writes, so large that the system hands it out anew: full of zeros in every pair."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.empty(10 * 2**20)[: x.numel()].view_as(x)
+
+
+def row_of(module: torch.nn.Module, options: RunOptions = STRESS) -> Row:
+    runner = FunctionRunner(options)
+    runner.build = lambda: Workload(module, (torch.ones(8),))
+    return runner.run_model(ModelSpec("none", "model", arguments={"function": print}))  # which no process builds again
+
+
+def provoking(name: str) -> Callable[[], float]:
+    """A value that is another one while a circumstance is provoked, in every other of its variations."""
+    return {
+        "threads": lambda: float(torch.get_num_threads() < oversubscribed()),
+        "load": lambda: float(any(one.name.startswith("hashbench load") for one in threading.enumerate())),
+        "collector": lambda: float(gc.isenabled()),
+    }[name]
+
+
+# ------------------------------------------------------------------------------------------------- what is provoked
+
+
+@pytest.mark.parametrize("name", WITHIN_A_RUN)
+def test_all_that_a_circumstance_changes_is_put_back(name: str) -> None:
+    before = settings(), gc.isenabled(), gc.get_threshold(), threading.active_count()
+    for variation in range(5):
+        with pytest.raises(KeyError), provoked((name,), variation, device=CPU):
+            raise KeyError
+    assert (settings(), gc.isenabled(), gc.get_threshold(), threading.active_count()) == before
+
+
+@pytest.mark.parametrize("name", [name for name in WITHIN_A_RUN if name != Circumstance.THREADS])
+def test_variation_0_leaves_a_run_alone(name: str) -> None:
+    before = settings(), gc.isenabled(), gc.get_threshold(), threading.active_count()
+    with provoked((name,), 0, device=CPU):
+        assert (settings(), gc.isenabled(), gc.get_threshold(), threading.active_count()) == before
+
+
+def test_both_sides_of_a_pair_have_the_same_number_of_threads() -> None:
+    counts = set()
+    for variation in range(4):
+        with provoked(WITHIN_A_RUN, variation, device=CPU):
+            counts.add(torch.get_num_threads())
+    assert counts == {max(oversubscribed(), torch.get_num_threads())}
+
+
+@pytest.mark.skipif(_heap() is None, reason="needs the C library of Linux")
+def test_foreign_memory_begins_at_every_alignment_and_that_of_torch_at_its_own() -> None:
+    foreign, own = set(), set()
+    for variation in range(1, 5):
+        with provoked(("address",), variation, device=CPU):
+            foreign.add(np.empty(3000, dtype=np.float32).ctypes.data % 64)
+            own.add(torch.empty(3000).data_ptr() % 64)
+    assert foreign == {0, 16, 32, 48}
+    assert own == {0}
+
+
+# ------------------------------------------------------------------------------------------------------- a model
+
+
+def test_a_model_that_reads_unwritten_memory_passes_and_is_found() -> None:
+    row = row_of(Workspace())
+    assert (row.accuracy, row.latent, row.latent_kernel) == ("pass", "memory", "aten.empty.memory_format")
+    assert (row.latent_cause, row.latent_confidence, row.latent_phase) == ("uninitialized_memory", "proven", "forward")
+    assert row.latent_rate == 1.0
+    assert (row.kernel, row.cause, row.origin) == ("", "", "")
+    assert "memory 1/1" in row.stressed
+
+
+def test_the_same_model_with_filled_memory_is_clean() -> None:
+    row = row_of(Workspace(), replace(STRESS, deterministic="on"))
+    assert (row.accuracy, row.latent, row.latent_cause, row.latent_rate) == ("pass", "", "", None)
+    assert row.stressed.startswith("threads 0/")
+
+
+def test_without_stress_nothing_is_provoked() -> None:
+    row = row_of(Workspace(), replace(STRESS, stress=False))
+    assert (row.accuracy, row.latent, row.stressed) == ("pass", "", "")
+
+
+@pytest.mark.parametrize("name", ["load", "collector"])
+def test_the_circumstance_that_brings_a_difference_about_is_named(name: str) -> None:
+    row = row_of(Scaled(provoking(name)), replace(STRESS, diagnose_budget=10.0))
+    assert (row.accuracy, row.latent, row.latent_kernel) == ("pass", name, "aten.mul.Tensor")
+
+
+def test_what_only_depends_on_the_number_of_threads_is_none() -> None:
+    assert row_of(Scaled(provoking("threads"))).latent == ""
+
+
+def test_a_model_that_differs_anyway_is_not_stressed() -> None:
+    runs = iter(range(1000))
+    row = row_of(Scaled(lambda: float(next(runs))), replace(STRESS, diagnose_budget=0))
+    assert (row.accuracy, row.stressed) == ("eager_two_runs_differ", "")
+
+
+STRINGS = """
+import torch
+from torch import nn
+
+class Ordered(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.parts = nn.ModuleDict({name: nn.Linear(8, 8) for name in "abcdefghij"})
+    def forward(self, x):
+        for name in self.kind("abcdefghij"):
+            x = self.parts[name](x)
+        return x
+
+def model(kind):
+    return Ordered(kind), (torch.randn(2, 8),)
+
+MODELS = {"by_hash": lambda: model(set), "by_hash_twin": lambda: model(list)}
+"""
+
+
+@pytest.mark.slow
+def test_a_set_of_texts_is_found_in_another_process(tmp_path: Path) -> None:
+    zoo, folder = tmp_path / "zoo.py", tmp_path / "results"
+    zoo.write_text(STRINGS)
+    command = ["sweep", "--suite", str(zoo), "--inference", "--stress", "--strict", "--output", str(folder)]
+    assert cli.main(command) == 1
+    found, twin = read_rows(folder / "accuracy.csv")
+    assert (found.accuracy, found.latent, found.latent_cause) == ("pass", "process", "call_order")
+    assert (twin.accuracy, twin.latent) == ("pass", "")
+    assert "process 0/1" in twin.stressed
+
+
+# --------------------------------------------------------------------------------------------------- what is concluded
+
+
+def diagnosis(cause: str, *results: ExperimentResult) -> Diagnosis:
+    base = ExperimentResult("pair", "pair", 20, 20, 21)
+    return Diagnosis(Decision(cause, "proven", "", ""), Evidence("outside", arms=(base, *results)))
+
+
+@pytest.mark.parametrize(
+    ("cause", "result", "word"),
+    [
+        ("outside_value", ExperimentResult("clocks", "pair", 20, 0, 1), "clock"),
+        ("outside_value", ExperimentResult("entropy", "pair", 20, 0, 1), "entropy"),
+        ("surviving_state", ExperimentResult("one_worker", "pair", 20, 20, 3), "process"),
+        ("write_race", ExperimentResult("clocks", "pair", 20, 0, 1), "threads"),
+        ("accumulation_order", ExperimentResult("one_thread", "pair", 20, 0, 1), "threads"),
+    ],
+)
+def test_what_a_model_reads_is_named_and_not_counted(cause: str, result: ExperimentResult, word: str) -> None:
+    assert circumstance_of("threads", diagnosis(cause, result)) == word
+    assert (word in LATENT) == (word not in ("clock", "entropy"))
+
+
+def test_an_order_that_another_process_changes_is_proven_by_processes_that_share_it() -> None:
+    results = (
+        ExperimentResult("fresh_process", "process", 3, 3, 4),
+        ExperimentResult("within_process", "process", 4, 0, 1),
+        ExperimentResult("fixed_order", "process", 3, 0, 1),
+    )
+    decided = decide(Evidence("sequence", reordered=True, first_pair=(0, 1), arms=results))
+    assert (decided.cause, decided.confidence) == ("call_order", "proven")
+
+
+# ------------------------------------------------------------------------------------------------------- what is told
+
+LATENTLY = Row(
+    *("cpu", "bert", 4, "pass", "zoo", "training"),
+    runs=2,
+    trials=1,
+    rate=0.0,
+    rate_high=0.95,
+    stressed="threads 1/3; load 0/4; memory 0/4",
+    latent="threads",
+    latent_kernel="aten.index_put_.default",
+    latent_module="pool",
+    latent_cause="accumulation_order",
+    latent_confidence="proven",
+    latent_rate=0.4,
+)
+CLEAN = replace(LATENTLY, name="gpt", stressed="threads 0/3; load 0/4; memory 0/4", latent="", latent_rate=None)
+
+
+def test_a_row_is_told_as_latent_and_written_as_pass() -> None:
+    shown = told(LATENTLY)
+    assert (shown.accuracy, shown.kernel, shown.cause) == ("latent", "aten.index_put_.default", "accumulation_order")
+    assert as_written(shown) == LATENTLY
+    for row in (CLEAN, replace(LATENTLY, latent="clock"), replace(LATENTLY, accuracy="crashed")):
+        assert told(row) is row
+
+
+def test_the_table_says_what_was_provoked_how_often_and_what_follows() -> None:
+    text = sweep_table([LATENTLY, CLEAN])
+    assert "1 latent, 1 pass" in text
+    assert "passes, and will not always: it differs in 40% of pairs under threads" in text
+    assert "threads in 6 pairs, load in 8 pairs, memory in 8 pairs: 1 model differs" in text
+    assert "up to 53 % of further stressed pairs may still differ" in text
+
+
+def test_a_comparison_knows_what_was_stressed() -> None:
+    def became(base: Row, new: Row) -> Outcome:
+        old, now = (Sweep(label="", rows=(row,), environments={}, kind="hashbench") for row in (base, new))
+        return compare(old, now).changes[0].outcome
+
+    clean = replace(CLEAN, name="bert")
+    assert became(clean, LATENTLY) is Outcome.REGRESSED
+    assert became(replace(clean, stressed=""), LATENTLY) is Outcome.NEW
+    assert became(LATENTLY, clean) is Outcome.NOT_SEEN
+    assert became(replace(LATENTLY, latent_rate=1.0), clean) is Outcome.FIXED
+    assert became(replace(LATENTLY, latent_rate=1.0), replace(clean, stressed="")) is Outcome.NOT_SEEN
+
+
+def test_the_option_of_a_fresh_runner_is_off() -> None:
+    assert not BenchmarkRunner(RunOptions()).options.stress
