@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -30,6 +31,34 @@ def picture(first: str, second: str) -> str:
     for i, j in align(a, b):
         shown.append(a[i].op if i is not None and j is not None else f"-{a[i].op}" if i is not None else f"+{b[j].op}")
     return " ".join(shown)
+
+
+def calling(*inner: str) -> tuple[OpRecord, ...]:
+    """A run of an op ``x`` for each word; the letters of the word are what it calls, recorded before it."""
+    ops = run_of([op for word in inner for op in f"{word}x"])
+    callers = [number for number, word in enumerate(inner) for _ in word + "x"]
+    xs = [record.id for record in ops if record.op == "x"]
+    return tuple(
+        record if record.op == "x" else replace(record, inside=xs[number])
+        for record, number in zip(ops, callers, strict=True)
+    )
+
+
+def test_what_an_op_calls_is_aligned_with_what_the_same_call_of_it_calls() -> None:
+    first, second = calling("aab", "ab", "b"), calling("ab", "aaab", "b")
+    pairs = align(first, second)
+    assert [record.op for record in first] == ["a", "a", "b", "x", "a", "b", "x", "b", "x"]
+    assert pairs == [
+        *((0, 0), (1, None), (2, 1), (3, 2)),
+        *((4, 3), (None, 4), (None, 5), (5, 6), (6, 7)),
+        *((7, 8), (8, 9)),
+    ]
+
+
+def test_calls_of_several_threads_are_aligned_as_they_come() -> None:
+    mixed = calling("ab", "ab")
+    first, second = (tuple(mixed[index] for index in order) for order in ((0, 3, 1, 4, 2, 5), (3, 0, 1, 4, 2, 5)))
+    assert [pair for pair in align(first, second) if None not in pair] == [(index, index) for index in range(6)]
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,25 @@ a kernel inside an op: kernel at rand; inside=zoo.noisy.default
     a = rand -> a|A in=zoo.noisy.default
     zoo.noisy.default input/0=x inside=a => y|Y
 
+an op calls more than in the other run, and so does the next: kernel at zoo.pool.default; op_index=3
+    p = sin input/0=x -> p in=zoo.pool.default
+    1: y = add p input/1=x -> z in=zoo.pool.default
+    y = add p p -> y|Y in=zoo.pool.default
+    zoo.pool.default input/0 inside=y
+    q = sin y -> q|Q in=zoo.pool.default
+    r = add q p -> r|R in=zoo.pool.default
+    2: r = add r p -> r|R in=zoo.pool.default
+    zoo.pool.default y inside=r => r|R
+
+a setting is felt inside an op: settings at zoo.pool.default; op_index=1
+    mark start threads=1|2
+    y = pad input/0=x (0 | 2) -> y|Y in=zoo.pool.default
+    zoo.pool.default input/0 inside=y => y|Y
+
+a parameter is read first inside an op: state at add; inside=zoo.pool.default
+    y = add input/0=x parameter/Net.weight=w|W -> y|Y in=zoo.pool.default
+    zoo.pool.default input/0 inside=y => y|Y
+
 what an op reads was written behind its back before it was called: outside at relu
     hashed
     x = neg input/0=x@x -> m

@@ -6,6 +6,7 @@ Records correspond when they are the same op in the same module, phase and itera
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 from bisect import bisect_left
@@ -27,8 +28,40 @@ Pair = tuple[int | None, int | None]
 def align(first: Sequence[OpRecord], second: Sequence[OpRecord]) -> list[Pair]:
     """Pairs of indices in order; ``(i, None)`` for a record that only the first run has, ``(None, j)`` for the second.
 
-    Every index of both occurs exactly once, in increasing order on both sides.
+    Every index of both occurs exactly once, in increasing order on both sides. Records inside other ops are aligned
+    where those are: how much one op calls does not pair what another calls with it.
     """
+    return list(_with_unmatched(_matched_by_caller(first, second), len(first), len(second)))
+
+
+def _matched_by_caller(first: Sequence[OpRecord], second: Sequence[OpRecord]) -> list[tuple[int, int]]:
+    """The pairs of indices that correspond: those of the program's own calls, then those inside each pair of these."""
+    inside_a, inside_b = _by_caller(first), _by_caller(second)
+    matched: list[tuple[int, int]] = []
+    callers = [("", "")]
+    while callers:
+        a, b = callers.pop()
+        of_a, of_b = inside_a[a], inside_b[b]
+        for index_a, index_b in _matched([first[index] for index in of_a], [second[index] for index in of_b]):
+            matched.append((of_a[index_a], of_b[index_b]))
+            ids = first[of_a[index_a]].id, second[of_b[index_b]].id
+            if ids[0] in inside_a and ids[1] in inside_b:
+                callers.append(ids)
+    matched.sort()
+    in_order = all(before[1] < after[1] for before, after in itertools.pairwise(matched))
+    return matched if in_order else _matched(first, second)  # several threads called at the same time
+
+
+def _by_caller(records: Sequence[OpRecord]) -> Mapping[str, list[int]]:
+    """The indices of the records inside each op, by its id; those of the program's own calls by an empty one."""
+    found: dict[str, list[int]] = {"": []}
+    for index, record in enumerate(records):
+        found.setdefault(record.inside, []).append(index)
+    return found
+
+
+def _matched(first: Sequence[OpRecord], second: Sequence[OpRecord]) -> list[tuple[int, int]]:
+    """The pairs of indices that correspond, in increasing order on both sides."""
     keys_a, keys_b = [_key(record) for record in first], [_key(record) for record in second]
     head = _common(keys_a, keys_b)
     tail = _common(keys_a[head:][::-1], keys_b[head:][::-1])
@@ -39,7 +72,7 @@ def align(first: Sequence[OpRecord], second: Sequence[OpRecord]) -> list[Pair]:
     matched = [(index, index) for index in range(head)]
     matched += [(head + a, head + b) for a, b in inner]
     matched += zip(range(inner_a.stop, len(keys_a)), range(inner_b.stop, len(keys_b)), strict=True)
-    return list(_with_unmatched(matched, len(keys_a), len(keys_b)))
+    return matched
 
 
 def _key(record: OpRecord) -> Hashable:
