@@ -1,4 +1,5 @@
-"""Runs tests as on other machines: other vector units and libraries' kernels, one thread, one core, busy cores.
+"""Runs tests as on other machines: other vector units and libraries' kernels, one thread, one core, busy cores, and no
+compiler, so that the Python tracer traces.
 
 ``python tests/machines.py [--as WORDS] [arguments of pytest]``; without arguments, the tests that run kernels or race.
 The machines are made of this one, by what torch, MKL, oneDNN and OpenMP read from the environment.
@@ -22,6 +23,7 @@ PREFIXES: Mapping[str, Sequence[str]] = {
     "one thread": ("env", "OMP_NUM_THREADS=1"),
     "one core": ("taskset", "-c", "0"),
     "busy cores": (),
+    "no C++ compiler": ("env", "CXX=no-such-compiler", "HASHBENCH_CACHE=/dev/null"),
 }
 """What stands before the command, for each machine."""
 CONCERNED = (

@@ -1,7 +1,8 @@
 """The planted faults, through the command line: every row must say what the specimen's own truth says.
 
-The truth is in ``models/specimens.csv``, in the columns that begin with ``truth_``; an empty cell leaves that open. A
-specimen with a truth about ``untraced`` is swept with ``--untraced-pair``: only so can it show what it is.
+The truth is in ``models/specimens.csv``, in the columns that begin with ``truth_``; an empty cell leaves that open.
+Where the tracers see different things, a cell says ``native|python``. A specimen with a truth about ``untraced`` is
+swept with ``--untraced-pair``: only so can it show what it is.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from hashbench.catalog import CAUSES, Confidence, Origin
 from hashbench.records import MODES, Row
 from hashbench.results.rows import read_rows
 from hashbench.suites.csv_file import data_folder
+from hashbench.trace.tracer import choose
 
 PACKAGE = Path(hashbench.__file__).parent
 TRUTH = "truth_"
@@ -32,14 +34,30 @@ def specimens() -> dict[str, dict[str, str]]:
 
 
 SPECIMENS = specimens()
+
+
+def truth(name: str, tracer: str) -> dict[str, str]:
+    """What a row of this specimen must say where ``tracer`` made it, by column; an empty text leaves that open."""
+    cells = {column.removeprefix(TRUTH): text for column, text in SPECIMENS[name].items() if column.startswith(TRUTH)}
+    return {column: text.split("|")[-1 if tracer == "python" else 0] for column, text in cells.items()}
+
+
+AUTO = choose("auto").tracer
+"""What ``--tracer auto`` is on this machine."""
+TRUTHS = {name: truth(name, AUTO) for name in SPECIMENS}
 HERE = {name: line for name, line in SPECIMENS.items() if not line["devices"]}
 """Those of every device. Those of an accelerator have tests of their own in ``test_accelerator_specimens.py``."""
 RUNNABLE = [(name, mode) for name, line in HERE.items() for mode in MODES if not line[f"skip_{mode}"]]
 SKIPPED = [(name, mode) for name, line in HERE.items() for mode in MODES if line[f"skip_{mode}"]]
-DIFFERING = [name for name, line in SPECIMENS.items() if line[f"{TRUTH}accuracy"] == "eager_two_runs_differ"]
-UNTRACED = [name for name, line in SPECIMENS.items() if line[f"{TRUTH}untraced"]]
+DIFFERING = [name for name, said in TRUTHS.items() if said["accuracy"] == "eager_two_runs_differ"]
 MODE_OF = {name: "inference" if line["skip_training"] else "training" for name, line in SPECIMENS.items()}
 """The mode in which a specimen is diagnosed."""
+BY_PYTHON = [
+    (name, MODE_OF[name])
+    for name in (HERE if AUTO == "native" else ())
+    if any("|" in text for text in SPECIMENS[name.removesuffix("_twin")].values())
+]
+"""In which the tracers see different things, and their twins: they are swept with the Python tracer, too."""
 WITHOUT_SPECIMEN = {"unreproduced"}
 """Causes that nothing can be made to show honestly: what differs once and never again cannot be planted."""
 
@@ -58,7 +76,8 @@ def grouped(pairs: Iterable[tuple[str, str]]) -> list[ParameterSet]:
 def flags_of(name: str, mode: str) -> tuple[str, ...]:
     """Each specimen is diagnosed in one mode, ``MODE_OF``: it takes seconds."""
     undiagnosed = mode != MODE_OF[name] and not SPECIMENS[name][f"skip_{mode}"]
-    return (*(("--diagnose-budget", "0") if undiagnosed else ()), *(("--untraced-pair",) if name in UNTRACED else ()))
+    untraced = bool(TRUTHS[name]["untraced"])
+    return (*(("--diagnose-budget", "0") if undiagnosed else ()), *(("--untraced-pair",) if untraced else ()))
 
 
 def group_of(name: str, mode: str) -> str:
@@ -89,9 +108,9 @@ def sweep(folder: Path, *flags: str, mode: str) -> None:
     assert cli.main([*command, "--threads", "8", "--replays", "8", *flags]) == 0
 
 
-def untrue(row: Row, truth: Mapping[str, str]) -> dict[str, tuple[str, object]]:
-    """Columns of ``row`` that are not as ``truth`` says, each with what was expected and what was found."""
-    said = {column.removeprefix(TRUTH): text for column, text in truth.items() if column.startswith(TRUTH) and text}
+def untrue(row: Row) -> dict[str, tuple[str, object]]:
+    """Columns of ``row`` that are not as its specimen's truth says, each with what was expected and what was found."""
+    said = {column: text for column, text in truth(row.name, row.tracer).items() if text}
     if MODE_OF[row.name] != row.mode:
         said = {column: text for column, text in said.items() if column not in ("cause", "confidence")}
     return {
@@ -108,7 +127,34 @@ def agrees(found: object, text: str) -> bool:
 @pytest.mark.parametrize(("name", "mode"), grouped(RUNNABLE))
 def test_row_says_the_truth(name: str, mode: str, row_of: Callable[[str, str], Row]) -> None:
     row = row_of(name, mode)
-    assert untrue(row, SPECIMENS[name]) == {}, f"{row.detail} {row.evidence.text} {row.error}".strip()
+    assert untrue(row) == {}, f"{row.detail} {row.evidence.text} {row.error}".strip()
+
+
+@pytest.fixture(scope="session")
+def row_by_python(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Row]:
+    """The row of one of ``BY_PYTHON``, for which all of its mode are swept."""
+
+    @functools.cache
+    def rows(mode: str) -> Mapping[str, Row]:
+        folder = tmp_path_factory.mktemp("by_python")
+        names = [name for name, its in BY_PYTHON if its == mode]
+        sweep(folder, "--tracer", "python", "--untraced-pair", "--only", *names, mode=mode)
+        return {row.name: row for row in read_rows(folder / "accuracy.csv")}
+
+    return lambda name, mode: rows(mode)[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [pytest.param(*pair, marks=pytest.mark.xdist_group(f"specimens {pair[1]} --tracer python")) for pair in BY_PYTHON],
+)
+def test_row_of_the_python_tracer_says_its_truth(
+    name: str, mode: str, row_by_python: Callable[[str, str], Row]
+) -> None:
+    row = row_by_python(name, mode)
+    assert row.tracer == "python"
+    assert untrue(row) == {}, f"{row.detail} {row.evidence.text} {row.error}".strip()
 
 
 @pytest.mark.parametrize(("name", "mode"), grouped((name, "inference") for name in HERE if SPECIMENS[name]["runs"]))
@@ -133,12 +179,12 @@ def test_operator_without_deterministic_kernel_is_named_and_run_with_warnings(
 
 @pytest.mark.parametrize("origin", Origin)
 def test_every_origin_has_a_specimen(origin: str) -> None:
-    assert any(line[f"{TRUTH}origin"] == origin for line in SPECIMENS.values())
+    assert any(said["origin"] == origin for said in TRUTHS.values())
 
 
 @pytest.mark.parametrize("cause", [cause for cause in CAUSES if cause not in WITHOUT_SPECIMEN])
 def test_every_cause_has_a_specimen(cause: str) -> None:
-    assert any(line[f"{TRUTH}cause"] == cause for line in HERE.values())
+    assert any(cause in line[f"{TRUTH}cause"].split("|") for line in HERE.values())
 
 
 def test_no_cause_without_specimen_has_one() -> None:
@@ -147,10 +193,11 @@ def test_no_cause_without_specimen_has_one() -> None:
 
 @pytest.mark.parametrize("name", DIFFERING)
 def test_every_specimen_that_differs_has_a_cause_and_a_confidence_in_it(name: str) -> None:
-    line = SPECIMENS[name]
-    assert line[f"{TRUTH}cause"] in CAUSES
-    assert line[f"{TRUTH}confidence"] in list(Confidence)
-    assert (line[f"{TRUTH}cause"] in ("other_ranks", "unknown")) == (line[f"{TRUTH}confidence"] == "open")
+    for tracer in ("native", "python"):
+        said = truth(name, tracer)
+        assert said["cause"] in CAUSES
+        assert said["confidence"] in list(Confidence)
+        assert (said["cause"] in ("other_ranks", "unknown")) == (said["confidence"] == "open")
 
 
 def test_what_does_not_differ_has_no_cause() -> None:
@@ -184,8 +231,8 @@ def test_no_twin_is_without_its_specimen() -> None:
 
 def test_every_specimen_says_whether_it_differs_and_why() -> None:
     silent = [name for name, line in SPECIMENS.items() if not (line["note"] and line[f"{TRUTH}accuracy"])]
-    traced = {name: line for name, line in SPECIMENS.items() if name not in UNTRACED}
-    blameless = [name for name, line in traced.items() if (name in DIFFERING) != bool(line[f"{TRUTH}origin"])]
+    traced = {name: said for name, said in TRUTHS.items() if not said["untraced"]}
+    blameless = [name for name, said in traced.items() if (name in DIFFERING) != bool(said["origin"])]
     assert (silent, blameless) == ([], [])
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +22,7 @@ from hashbench.check.model import BenchmarkRunner
 from hashbench.cli import main
 from hashbench.divergence import find
 from hashbench.errors import HashbenchError
+from hashbench.native.build import Unavailable
 from hashbench.records import ModelSpec, RunOptions, Trace
 from hashbench.results.rows import environments_of, read_rows
 from hashbench.run import environment, outcome
@@ -28,7 +32,10 @@ from hashbench.tools.numeric import run_model
 from hashbench.trace import file, op_schema, tracer
 from hashbench.trace.tracer import Choice, choose
 
-NO_COMPILER = "no C++ compiler was found"
+NO_COMPILER = "there is no C++ compiler here"
+INSTALL_ONE = "install one, or name it in $CXX"
+MISSING = Unavailable(NO_COMPILER, INSTALL_ONE)
+REASON = f"{NO_COMPILER}; {INSTALL_ONE}"
 SCRIPT = Path(__file__).parent / "integrations" / "dynamo_standin" / "zoo.py"
 
 
@@ -38,18 +45,18 @@ def traced(wanted: str = "auto") -> Trace:
     return trace.finish()
 
 
-def available(monkeypatch: pytest.MonkeyPatch, reason: str = "") -> None:
-    monkeypatch.setattr(tracer, "native_unavailable", lambda _: reason)
+def available(monkeypatch: pytest.MonkeyPatch, missing: Unavailable | None = None) -> None:
+    monkeypatch.setattr(tracer, "native_unavailable", lambda: missing)
 
 
 @pytest.mark.parametrize(
     ("wanted", "missing", "chosen"),
     [
-        ("auto", "", Choice("native")),
-        ("auto", NO_COMPILER, Choice("python", NO_COMPILER)),
-        ("native", "", Choice("native")),
-        ("python", "", Choice("python")),
-        ("python", NO_COMPILER, Choice("python")),
+        ("auto", None, Choice("native")),
+        ("auto", MISSING, Choice("python", REASON)),
+        ("native", None, Choice("native")),
+        ("python", None, Choice("python")),
+        ("python", MISSING, Choice("python")),
     ],
 )
 def test_the_choice(wanted: str, missing: str, chosen: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,27 +65,28 @@ def test_the_choice(wanted: str, missing: str, chosen: Choice, monkeypatch: pyte
 
 
 def test_a_native_tracer_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    available(monkeypatch, NO_COMPILER)
-    with pytest.raises(HashbenchError, match=rf"native tracer.*{re.escape(NO_COMPILER)}.*`python`"):
+    available(monkeypatch, MISSING)
+    refusal = rf"native tracer.*: {re.escape(NO_COMPILER)}, so nothing was traced\. Install one.*`auto`"
+    with pytest.raises(HashbenchError, match=refusal):
         HashDebugTrace(tracer="native")
     with pytest.raises(HashbenchError, match=r"'fast' is not a tracer.*auto, native, python"):
         HashDebugTrace(tracer="fast")
 
 
 def test_a_trace_says_what_made_it_and_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    available(monkeypatch, NO_COMPILER)
+    available(monkeypatch, MISSING)
     trace = HashDebugTrace(tmp_path / "a.log")
-    assert (trace.tracer, trace.tracer_reason) == ("python", NO_COMPILER)
+    assert (trace.tracer, trace.tracer_reason) == ("python", REASON)
     with trace:
         torch.ones(2)
     made = trace.finish()
-    assert (made.tracer, made.tracer_reason) == ("python", NO_COMPILER)
+    assert (made.tracer, made.tracer_reason) == ("python", REASON)
     head = (tmp_path / "a.log").read_text().split("\n")[0]
-    assert head == f"hashbench-trace\t1\tplain\ttracer=python\ttracer_reason={NO_COMPILER}"
+    assert head == f"hashbench-trace\t1\tplain\ttracer=python\ttracer_reason={REASON}"
     assert file.read(tmp_path / "a.log") == made
     trace.export_to_json(tmp_path / "a.json")
     written = json.loads((tmp_path / "a.json").read_text())
-    assert (written["tracer"], written["tracer_reason"]) == ("python", NO_COMPILER)
+    assert (written["tracer"], written["tracer_reason"]) == ("python", REASON)
 
 
 def test_a_python_tracer_that_was_asked_for_has_no_reason() -> None:
@@ -147,7 +155,7 @@ def test_a_row_names_the_tracer_also_of_a_model_that_fails(monkeypatch: pytest.M
 def test_a_facade_refuses_a_tracer_that_is_not_there(
     check: Callable[[RunOptions], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    available(monkeypatch, NO_COMPILER)
+    available(monkeypatch, MISSING)
     with pytest.raises(HashbenchError, match="the native tracer cannot be used here"):
         check(RunOptions(tracer="native"))
 
@@ -159,7 +167,7 @@ def test_a_facade_refuses_a_tracer_that_is_not_there(
 def test_a_command_refuses_a_tracer_that_is_not_there_before_it_makes_a_folder(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    available(monkeypatch, NO_COMPILER)
+    available(monkeypatch, MISSING)
     environment_here(monkeypatch)
     name, *rest = command.replace("SCRIPT", str(SCRIPT)).split()
     output = "--results" if name == "dynamo" else "--output"
@@ -172,7 +180,7 @@ def test_a_command_refuses_a_tracer_that_is_not_there_before_it_makes_a_folder(
 def test_a_sweep_says_once_why_the_python_mode_traces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    available(monkeypatch, NO_COMPILER)
+    available(monkeypatch, MISSING)
     environment_here(monkeypatch)
     told: dict[str, Any] = {}
 
@@ -186,13 +194,50 @@ def test_a_sweep_says_once_why_the_python_mode_traces(
     monkeypatch.setattr("hashbench.sweep.request.run_sweep", stopped)
     main(["sweep", "--inference", "--only", "resnet18", "--output", str(tmp_path / "results")])
     assert capsys.readouterr().err.count(NO_COMPILER) == 1
-    assert (told["tracer"], told["tracer_reason"]) == ("python", NO_COMPILER)
+    assert (told["tracer"], told["tracer_reason"]) == ("python", REASON)
+
+
+WITHOUT_COMPILER = {"CXX": "no-such-compiler", "OMP_NUM_THREADS": "1"}
+ZOO = """
+import torch
+
+class Draws(torch.nn.Module):
+    noise = torch.Generator()
+
+    def forward(self, x):
+        return x + torch.rand(x.shape, generator=self.noise)
+
+MODELS = {"draws": lambda: (Draws(), (torch.ones(3),)), "adds": lambda: (torch.nn.Linear(3, 3), (torch.ones(1, 3),))}
+"""
+
+
+@pytest.mark.slow
+def test_without_a_compiler_a_sweep_is_traced_by_the_python_tracer_and_says_so_once(tmp_path: Path) -> None:
+    (tmp_path / "zoo.py").write_text(ZOO)
+    folders = {"HASHBENCH_CACHE": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "hashbench", "sweep", "--inference", "--suite", "zoo.py", "--jobs", "2"]
+    command += ["--diagnose-budget", "0", "--output", "results"]
+    environment = {**os.environ, **WITHOUT_COMPILER, **folders}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("C++")) == (0, 1), done.stderr
+    note = next(line for line in done.stderr.splitlines() if "C++" in line)
+    assert note == (
+        "hashbench: the Python dispatch mode traces: there is no C++ compiler named 'no-such-compiler' by $CXX; "
+        "install one, or name it in $CXX (docs/trace.md)"
+    )
+    rows = {row.name: row for row in read_rows(tmp_path / "results" / "accuracy.csv")}
+    assert {row.tracer for row in rows.values()} == {"python"}
+    assert (rows["draws"].kernel, rows["adds"].accuracy) == ("aten.rand.generator", "pass")
+    (found,) = environments_of(tmp_path / "results" / "accuracy.csv")
+    assert (found["tracer"], found["tracer_reason"] in note) == ("python", True)
+    for path in rows["draws"].traces.split():
+        assert file.read(tmp_path / "results" / path).tracer_reason == found["tracer_reason"]
 
 
 def test_another_tracer_is_another_environment_and_another_reason_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = []
-    for reason in ("", NO_COMPILER, "another torch"):
-        available(monkeypatch, reason)
+    for missing in (None, MISSING, Unavailable("another torch", "install torch")):
+        available(monkeypatch, missing)
         keys.append(environment.collect("cpu")["key"])
     assert keys[0] != keys[1] == keys[2]
 

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from hashbench import HashDebugTrace
 from hashbench.divergence import find
 from hashbench.errors import HashbenchError
+from hashbench.native.build import Unavailable
 from hashbench.records import OpRecord, Trace
 from hashbench.trace import file, tracer
 from hashbench.trace.callbacks import TraceOptions
@@ -38,10 +39,10 @@ def _seeded() -> None:
 @pytest.fixture(autouse=True, params=["python", "native"])
 def _tracer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both tracers record the same: what ``HashDebugTrace()`` takes is the one or the other."""
-    missing = tracer.native_unavailable("native") if request.param == "native" else "not asked for"
-    if request.param == "native" and missing:
-        pytest.skip(missing)
-    monkeypatch.setattr(tracer, "native_unavailable", lambda _: missing)
+    if request.param == "python":
+        monkeypatch.setattr(tracer, "native_unavailable", lambda: Unavailable("not asked for", "ask for it"))
+    elif missing := tracer.native_unavailable():
+        pytest.skip(missing.reason)
 
 
 def ops(trace: HashDebugTrace | Trace) -> list[str]:

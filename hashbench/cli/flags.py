@@ -163,7 +163,7 @@ def seed(flags: Flags) -> None:
 
 def tracer(flags: Flags) -> None:
     """Add ``--tracer``."""
-    text = "what records the ops: the native tracer or the Python dispatch mode; auto: the latter for now"
+    text = "what records the ops: the native tracer or the Python dispatch mode; auto: the former where it can be used"
     flags.add_argument("--tracer", choices=TRACERS, default="auto", help=text)
 
 

@@ -193,7 +193,11 @@ def _add_run(run: Flags) -> None:
     run.add_argument("--cotangent", choices=("ones", "random"), default="ones", help=text)
     flags.tracer(run)
     run.add_argument("--hash-inputs", action="store_true", help="hash what ops read as well")
-    run.add_argument("--untraced-pair", action="store_true", help="also compare two runs without tracing")
+    run.add_argument(
+        "--untraced-pair",
+        action="store_true",
+        help="also compare two runs without tracing: the Python tracer may hide a difference",
+    )
     text = "run what passes again under circumstances that must not matter, and name what then differs"
     run.add_argument("--stress", action="store_true", help=text)
     run.add_argument("--keep-traces", action="store_true", help="keep the traces of models that agree too")

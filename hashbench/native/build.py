@@ -71,8 +71,8 @@ class Unavailable:
 
     @property
     def reason(self) -> str:
-        """Both as one sentence without its full stop, with the consequence: the Python tracer is used."""
-        return f"{self.what}, so the Python tracer is used; {self.advice}"
+        """Both as one sentence without its full stop."""
+        return f"{self.what}; {self.advice}"
 
 
 def build(

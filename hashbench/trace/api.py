@@ -48,7 +48,7 @@ class HashDebugTrace:
         watcher: a callback, called around every op with the id that its record will have; it may look, capture, and put
             content in place.
         digests: ``"fast"``, by the fastest function on each device, or ``"device"``, as on accelerators, everywhere.
-        tracer: ``"native"``, ``"python"`` (the dispatch mode), or ``"auto"``: for now the dispatch mode. The
+        tracer: ``"native"``, ``"python"`` (the dispatch mode), or ``"auto"``: the native one where it can be used. The
             attribute ``tracer`` says which it is, and ``tracer_reason`` why ``auto`` did not get the native one.
 
     Raises:

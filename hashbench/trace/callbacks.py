@@ -67,8 +67,9 @@ class TraceOptions:
     digests: str = "fast"
 
 
-_FIRST = 1 << 60
-"""Numbers from here on stand for a possible write; records count from 0, leaves from -1 down."""
+_FIRST = 1 << 30
+"""Numbers from here on stand for a possible write; records count from 0, leaves from -1 down. The native recorder keeps
+them in 32 bits."""
 
 
 class PossibleWrites:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from hashbench.errors import HashbenchError
-from hashbench.native.build import TRIAL, Unavailable, build
+from hashbench.native.build import RETRY, TRIAL, Unavailable, build
 from hashbench.native.library import (
     KNOWN,
     LEAVES,
@@ -121,18 +121,20 @@ class Ops:
 
 
 @functools.cache
-def load() -> tuple[Library, Ops] | str:
-    """The recorder, loaded into this process, and the ops that it has met; or why it cannot be used, as a sentence
-    without its full stop. Compiles it where nobody has."""
+def load() -> tuple[Library, Ops] | Unavailable:
+    """The recorder, loaded into this process, and the ops that it has met; or why it cannot be used. Compiles it where
+    nobody has."""
     if not is_free():
-        return f"torch {torch.__version__} leaves no dispatch key free to see calls by, so the Python tracer is used"
+        return Unavailable(
+            f"torch {torch.__version__} leaves no dispatch key free to see calls by", "install torch 2.15"
+        )
     built = build(trial=TRIAL)
     if isinstance(built, Unavailable):
-        return built.reason
+        return built
     try:
         return _opened(built.path)
     except (OSError, AttributeError) as error:
-        return f"the native recorder cannot be loaded ({one_line(str(error))}), so the Python tracer is used"
+        return Unavailable(f"the native recorder cannot be loaded ({one_line(str(error))})", RETRY)
 
 
 def trial(path: str) -> int:
@@ -152,7 +154,7 @@ def _opened(path: Path) -> tuple[Library, Ops]:
 def tracer(options: TraceOptions) -> NativeTracer:
     """A trace by the recorder, which can be used here: ``hashbench.trace.tracer.choose`` has asked."""
     loaded = load()
-    assert not isinstance(loaded, str)
+    assert not isinstance(loaded, Unavailable)
     return NativeTracer(options, *loaded)
 
 
@@ -306,7 +308,11 @@ class NativeTracer(TracingMode):
         return len(self._odd_digests) - 1
 
     def handle(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Make a call that the recorder handed over, and record it."""
+        """Make a call that the recorder handed over, and record it, unless its op is not to be: such as those that the
+        backward of compiled code calls."""
+        plan = self._plans.get(id(func)) or self._plan(func)
+        if not plan.traced:
+            return self._make(func, False, *args, **kwargs)
         given = arguments.tensors_in([*args, *kwargs.values()])
         self._bring(given)
         output = self.__torch_dispatch__(func, (), args, kwargs)

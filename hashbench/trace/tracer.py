@@ -8,12 +8,13 @@ of the untraced program. So traces of the two are never compared as if they were
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hashbench.errors import HashbenchError
 from hashbench.records import TRACERS
 
-NOT_BY_ITSELF = "the native tracer is new: `auto` does not take it yet"
-"""Why ``auto`` is the Python dispatch mode for now."""
+if TYPE_CHECKING:
+    from hashbench.native.build import Unavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +26,17 @@ class Choice:
     reason: str = ""
 
 
-def native_unavailable(wanted: str) -> str:
-    """Why the native tracer is not used in this process where ``wanted``, ``auto`` or ``native``, would have it, as a
-    sentence without its full stop; empty where it is."""
-    if wanted == "auto":
-        return NOT_BY_ITSELF
+def native_unavailable() -> Unavailable | None:
+    """What is wrong where the native tracer cannot be used in this process; ``None`` where it can."""
+    from hashbench.native.build import Unavailable
     from hashbench.trace.native import load
 
     found = load()
-    return found if isinstance(found, str) else ""
+    return found if isinstance(found, Unavailable) else None
 
 
 def choose(wanted: str) -> Choice:
-    """The tracer for ``auto`` (which does not take the native one yet), ``native`` or ``python``.
+    """The tracer for ``auto`` (the native one where it can be used, else the Python one), ``native`` or ``python``.
 
     Raises:
         HashbenchError: the native tracer is asked for and cannot be used, or ``wanted`` is none of the three.
@@ -50,13 +49,14 @@ def choose(wanted: str) -> Choice:
         )
     if wanted == "python":
         return Choice("python")
-    reason = native_unavailable(wanted)
-    if not reason:
+    missing = native_unavailable()
+    if missing is None:
         return Choice("native")
     if wanted == "native":
+        advice = f"{missing.advice[:1].upper()}{missing.advice[1:]}."
         raise HashbenchError(
             "the native tracer cannot be used here",
-            consequence=f"{reason}, so nothing was traced",
-            tip="Choose the tracer `auto`, which takes the Python dispatch mode then, or `python`.",
+            consequence=f"{missing.what}, so nothing was traced",
+            tip=f"{advice} Or choose the tracer `auto`, which takes the Python dispatch mode then, or `python`.",
         )
-    return Choice("python", reason)
+    return Choice("python", missing.reason)

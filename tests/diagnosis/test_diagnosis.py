@@ -85,17 +85,28 @@ def arm(found: Diagnosis, name: str, on: str) -> ExperimentResult:
 
 @torch.library.custom_op("diagnosis::jitter", mutates_args=())
 def jitter(x: torch.Tensor) -> torch.Tensor:
+    """Computes without torch, so that no tracer sees what happens inside."""
+    return torch.from_numpy(x.numpy() + np.random.default_rng().random(dtype=np.float32))
+
+
+@torch.library.custom_op("diagnosis::shift", mutates_args=())
+def shift(x: torch.Tensor) -> torch.Tensor:
+    """Computes with torch: the native tracer sees the addition."""
     return x + np.random.default_rng().random()
 
 
 @torch.library.custom_op("diagnosis::opaque", mutates_args=())
 def opaque(x: torch.Tensor) -> torch.Tensor:
     with Path("/dev/urandom").open("rb") as source:
-        return x + int.from_bytes(source.read(4), "little")
+        return torch.from_numpy(x.numpy() + np.float32(int.from_bytes(source.read(4), "little")))
 
 
 def with_jitter(x: torch.Tensor) -> torch.Tensor:  # the op itself cannot be copied with a model
     return jitter(x)
+
+
+def with_shift(x: torch.Tensor) -> torch.Tensor:
+    return shift(x)
 
 
 def with_opaque(x: torch.Tensor) -> torch.Tensor:
@@ -144,6 +155,7 @@ def two_sources(x: torch.Tensor) -> torch.Tensor:
         pytest.param(from_entropy, "outside_value", "", id="entropy as a Python number"),
         pytest.param(from_clock, "outside_value", "", id="a clock as a Python number"),
         pytest.param(with_jitter, "outside_value", "", id="entropy inside a custom op"),
+        pytest.param(with_shift, "outside_value", "", id="entropy inside a custom op that computes with torch"),
         pytest.param(with_opaque, "opaque_kernel", "", id="a custom op that no arm explains"),
     ],
 )

@@ -25,6 +25,7 @@ from hashbench.devices.visibility import DeviceAssignment
 from hashbench.integrations.dynamo import harness as dynamo_harness
 from hashbench.integrations.dynamo import session as dynamo_session
 from hashbench.integrations.pytest import plugin
+from hashbench.native.build import Unavailable
 from hashbench.processes import describe_end
 from hashbench.records import CallFacts, Evidence
 from hashbench.results.audit_table import AUDIT_ROWS, AuditVerdict
@@ -372,13 +373,13 @@ class InThisProcess:
         pass
 
 
-NO_COMPILER = "no C++ compiler was found"
+NO_COMPILER = Unavailable("there is no C++ compiler (c++, g++, clang++)", "install one, or name it in $CXX")
 
 
 def known_environment(*_: Any, **__: Any) -> dict[str, Any]:
     """The same machine everywhere."""
     found: dict[str, Any] = json.loads(Path("sweep/environment.json").read_text(encoding="utf-8"))
-    return {**found, "tracer": "python", "tracer_reason": NO_COMPILER}
+    return {**found, "tracer": "python", "tracer_reason": NO_COMPILER.reason}
 
 
 @contextlib.contextmanager

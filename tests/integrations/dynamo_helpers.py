@@ -20,9 +20,12 @@ from hashbench.integrations.dynamo.session import VARIABLE, Session, collect
 from hashbench.records import HarnessRow
 from hashbench.run.rng import preserved_rng
 from hashbench.run.settings import preserved
+from hashbench.trace.tracer import choose
 
 STANDIN = Path(__file__).with_name("dynamo_standin")
 SCRIPT = STANDIN / "zoo.py"
+NOISY = "aten.rand.generator" if choose("auto").tracer == "native" else "standin.noisy.default"
+"""The kernel of ``noisy``: the native tracer sees inside a custom op."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +106,11 @@ def imported(found: OnImport) -> Iterator[tuple[ModuleType, ModuleType]]:
             sys.modules.pop(name, None)
 
 
-def a_session(folder: Path, *, trace: str = "always", budget: float = 0.0, mode: str = "inference") -> Session:
+def a_session(
+    folder: Path, *, trace: str = "always", budget: float = 0.0, mode: str = "inference", **more: str
+) -> Session:
     """A session that writes into ``folder``; no experiments unless there is a budget."""
-    return Session(folder=str(folder), script=str(SCRIPT), trace=trace, budget=budget, mode=mode)
+    return Session(folder=str(folder), script=str(SCRIPT), trace=trace, budget=budget, mode=mode, **more)
 
 
-__all__ = ["SCRIPT", "STANDIN", "VARIABLE", "Found", "Standin", "a_session", "imported"]
+__all__ = ["NOISY", "SCRIPT", "STANDIN", "VARIABLE", "Found", "Standin", "a_session", "imported"]

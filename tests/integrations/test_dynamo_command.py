@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_helpers import SCRIPT, STANDIN, a_session
+from dynamo_helpers import NOISY, SCRIPT, STANDIN, a_session
 
 from hashbench.cli import main, tools
 from hashbench.diagnose.fresh_process import fresh_traces
@@ -360,7 +360,7 @@ def test_sweep_of_the_harness_names_the_kernel_in_its_children(tmp_path: Path) -
     (theirs,), (ours,) = (read(tmp_path / path).values() for path in ("a.csv", "a.hashbench/hashbench.csv"))
     assert theirs["name"] == ours["name"] == "noisy"
     assert theirs["accuracy"] == ours["accuracy"] == ours["harness_accuracy"] == "eager_two_runs_differ"
-    assert (ours["kernel"], ours["module"]) == ("standin.noisy.default", "Noisy.noise")
+    assert (ours["kernel"], ours["module"]) == (NOISY, "Noisy.noise")
     sweep = load_sweep(tmp_path / "a.hashbench")
     assert sweep.kind == "hashbench"
     assert [(row.suite, row.env in sweep.environments) for row in sweep.rows] == [("zoo", True)]

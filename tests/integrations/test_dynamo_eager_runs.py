@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from dynamo_helpers import Found, Standin, a_session
+from dynamo_helpers import NOISY, Found, Standin, a_session
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import hashbench
@@ -146,7 +146,7 @@ def test_kernel_is_known_where_the_process_ends_in_the_first_further_run(
 @pytest.mark.slow
 def test_model_that_differs_is_explained(standin: Standin) -> None:
     row = with_us(standin, "noisy", budget=1000).row
-    assert (row.accuracy, row.kernel, row.module) == ("eager_two_runs_differ", "standin.noisy.default", "Noisy.noise")
+    assert (row.accuracy, row.kernel, row.module) == ("eager_two_runs_differ", NOISY, "Noisy.noise")
     assert (row.cause, row.confidence, row.iteration) == ("rng", "proven", 1)
     assert row.reproduced.startswith("yes")
     ours = standin.folder.parent / "ours"
@@ -154,7 +154,7 @@ def test_model_that_differs_is_explained(standin: Standin) -> None:
     assert all((ours / trace).is_file() for trace in row.traces.split())
 
 
-DIFFER, NOISY, SKIPPED = "eager_two_runs_differ", "standin.noisy.default", "pass_due_to_skip"
+DIFFER, SKIPPED = "eager_two_runs_differ", "pass_due_to_skip"
 WORDS = [
     # model and flags, traced, the harness's word, ours, the kernel, in our error
     ("noisy", "on-demand", DIFFER, DIFFER, NOISY, ""),
@@ -248,7 +248,7 @@ def test_run_that_our_own_code_ends_is_made_again_without_a_trace(
 
 
 def test_run_that_fails_under_every_trace_and_under_none_is_the_traces(standin: Standin) -> None:
-    plain, found = standin.run("shy"), with_us(standin, "shy")
+    plain, found = standin.run("shy"), with_us(standin, "shy", tracer="python")
     assert (plain.theirs["accuracy"], found.theirs["accuracy"]) == ("pass", "pass")
     assert "the run failed only under the trace: RuntimeError: shape" in found.row.error
 

@@ -26,7 +26,7 @@ from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.digest import digest
 from hashbench.trace.tracer import native_unavailable
 
-pytestmark = pytest.mark.skipif(bool(native_unavailable("native")), reason="the native tracer cannot be built here")
+pytestmark = pytest.mark.skipif(native_unavailable() is not None, reason="the native tracer cannot be built here")
 
 
 @pytest.fixture(autouse=True)

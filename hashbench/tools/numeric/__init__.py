@@ -188,7 +188,7 @@ def run_model(
         deterministic: ``on``, ``warn`` or ``off``, as ``hashbench sweep --deterministic``.
         seed: of Python's, NumPy's and torch's generators.
         trace: where the models differ, run them once more and name the first op at which they part.
-        tracer: what traces them then: ``native``, ``python``, or ``auto``, for now the dispatch mode.
+        tracer: what traces them then: ``native``, ``python``, or ``auto``.
 
     Returns:
         A report, true if all is equal within tolerance. What a model raises is in its ``raised``.
