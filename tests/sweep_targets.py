@@ -271,13 +271,15 @@ def do_fill_quota(*_):
 
 def do_torch(*_):
     """Parallel work after the fork; it would hang if the server had started OpenMP threads."""
-    preloaded = "torch" in sys.modules
+    preloaded, native = "torch" in sys.modules, sys.modules.get("hashbench.trace.native")
+    recorder = native is not None and native.load.cache_info().currsize == 1
     threads = len(list(Path(f"/proc/{os.getppid()}/task").iterdir()))
     import torch
 
     torch.set_num_threads(2)
     torch.rand(512, 512).exp().sum()
-    return f"torch preloaded {preloaded}, threads in the server {threads}, in parallel {torch.get_num_threads()}"
+    loaded = f"torch preloaded {preloaded}, recorder {recorder}"
+    return f"{loaded}, threads in the server {threads}, in parallel {torch.get_num_threads()}"
 
 
 def main(arguments: list[str]) -> int:

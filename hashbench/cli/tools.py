@@ -75,7 +75,7 @@ def _dynamo(parsed: argparse.Namespace) -> int:
     theirs = harness.read_flags(parsed.arguments)
     if theirs.help:
         return subprocess.call([sys.executable, parsed.script, *parsed.arguments])
-    if parsed.tracer == "native":  # one that cannot be used is told before anything is run
+    if parsed.tracer != "python":  # refused, or compiled, before anything is run: not in the time of a model
         collect_in_child(device="cpu", variables={}, tracer=parsed.tracer)
     folder = parsed.results or flags.new_folder("dynamo", parsed.script.stem, theirs.mode)
     if theirs.csv and not parsed.results:
@@ -320,7 +320,7 @@ def _dtype(text: str) -> str:
 def _audit(parsed: argparse.Namespace) -> int:
     from hashbench.results.audit_table import AUDIT_FILE, AuditOptions
     from hashbench.run.environment import tracer_note
-    from hashbench.sweep.executors.local import LocalExecutor
+    from hashbench.sweep.executors.local import LocalExecutor, preload_for
     from hashbench.sweep.request import local_devices
     from hashbench.tools.audit import driver, report
 
@@ -341,7 +341,7 @@ def _audit(parsed: argparse.Namespace) -> int:
             output=output,
             environment={**devices.environment, "command_line": ["hashbench", *sys.argv[1:]]},
             resume=parsed.resume,
-            executor=LocalExecutor(jobs=parsed.jobs, devices=devices.assignments),
+            executor=LocalExecutor(jobs=parsed.jobs, preload=preload_for(str(tracer)), devices=devices.assignments),
             on_progress=_show,
         )
     except KeyboardInterrupt:

@@ -34,7 +34,8 @@ _DRIVERS = (
     ("/proc/driver/nvidia/version", r"Kernel Module(?: for \S+)?\s+([\d.]+)"),
     ("/sys/module/amdgpu/version", r"(\S+)"),
 )
-_SECONDS = 120.0
+_SECONDS = 600.0
+"""How long a child process may take that imports torch, and compiles the native tracer where nobody has."""
 
 
 def collect(device: str = "cpu", *, tracer: str = "auto") -> dict[str, Any]:
@@ -84,6 +85,7 @@ def variables_that_matter(environment: Mapping[str, str]) -> dict[str, str]:
 
 def collect_in_child(*, device: str, variables: Mapping[str, str], tracer: str = "auto") -> dict[str, Any]:
     """:func:`collect`, in a child process that also has these environment variables, unless ours already say something.
+    Where the native tracer is wanted, it is compiled now, unless it has been: no worker waits for that.
 
     Raises:
         HashbenchError: there is no such device or tracer, or torch cannot be imported.
@@ -91,7 +93,7 @@ def collect_in_child(*, device: str, variables: Mapping[str, str], tracer: str =
     given = {name: value for name, value in variables.items() if name not in os.environ}
     done = run(python_calling("hashbench.run.environment:main", device, tracer), seconds=_SECONDS, environment=given)
     if done.status is None:
-        raise _no_torch(f"importing it took more than {_SECONDS:.0f} s")
+        raise _no_torch(f"a process that imports it has not answered after {_SECONDS:.0f} s")
     answer = done.stdout.strip().rpartition("\n")[2]
     if done.status not in (0, 2) or not answer.startswith("{"):
         raise _no_torch(done.last_line)

@@ -25,7 +25,7 @@ from hashbench.suites import registry
 from hashbench.suites.selection import Selection
 from hashbench.sweep.executors import EXECUTORS, LOCAL, Executor
 from hashbench.sweep.executors.fork_server import WORKER_VARIABLES
-from hashbench.sweep.executors.local import LocalExecutor
+from hashbench.sweep.executors.local import LocalExecutor, preload_for
 from hashbench.sweep.run import Event, SweepOpened, SweepResult, run_sweep
 from hashbench.sweep.schedule import EarlierSweep
 
@@ -120,7 +120,12 @@ def run(
             output=request.output,
             environment=environment,
             executor=cluster
-            or LocalExecutor(jobs=request.jobs or 1, devices=devices.assignments, memory_mib=request.memory_mib),
+            or LocalExecutor(
+                jobs=request.jobs or 1,
+                preload=preload_for(environment.get("tracer", "")),
+                devices=devices.assignments,
+                memory_mib=request.memory_mib,
+            ),
             timeout=request.timeout,
             resume=request.resume,
             on_event=told,

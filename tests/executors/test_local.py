@@ -14,7 +14,7 @@ import pytest
 from sweep_helpers import alive, wait_until
 
 from hashbench.results.rows import read_rows
-from hashbench.sweep.executors.local import DEFAULT_PRELOAD
+from hashbench.sweep.executors.local import DEFAULT_PRELOAD, preload_for
 
 TESTS = Path(__file__).parent.parent
 METHODS = ("fork", "forkserver", "spawn")
@@ -116,9 +116,10 @@ def test_another_preload_gets_another_server_and_the_same_one_is_kept(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_server_loads_torch_once_and_starts_no_threads(tmp_path):
-    row = run_script(tmp_path, "--preload", " ".join(DEFAULT_PRELOAD), "a=torch")
-    assert "torch preloaded True, threads in the server 1, in parallel 2" in row
+@pytest.mark.parametrize(("tracer", "recorder"), [("native", True), ("python", False)])
+def test_the_server_loads_torch_and_the_recorder_once_and_starts_no_threads(tmp_path, tracer, recorder):
+    row = run_script(tmp_path, "--preload", " ".join(preload_for(tracer)), "a=torch")
+    assert f"torch preloaded True, recorder {recorder}, threads in the server 1, in parallel 2" in row
 
 
 ZOO = """

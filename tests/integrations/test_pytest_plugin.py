@@ -276,3 +276,19 @@ def test_the_package_registers_the_plugin() -> None:
     module = project["entry-points"]["pytest11"][ENTRY_POINT]
 
     assert importlib.import_module(module) is plugin
+
+
+@pytest.mark.parametrize(("tracer", "loaded"), [("auto", "1"), ("python", "0")])
+def test_the_native_tracer_is_there_before_the_first_test_that_uses_it_is_set_up(
+    tracer: str, loaded: str, tmp_path: Path
+) -> None:
+    """One that has to be compiled takes none of the time that a test may have."""
+    (tmp_path / "conftest.py").write_text(
+        "def pytest_runtest_setup(item):\n"
+        "    from hashbench.trace import native\n"
+        "    print('loaded:', native.load.cache_info().currsize)\n"
+    )
+    (tmp_path / "test_it.py").write_text("def test_it(assert_runs_equal):\n    assert_runs_equal(int)\n")
+    done = run_pytest(tmp_path, "-s", "-o", f"hashbench_tracer={tracer}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.findall(r"loaded: (.)", done.stdout) == [loaded]

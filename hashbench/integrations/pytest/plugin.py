@@ -117,6 +117,17 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.fixturenames.append(_MARKERS_OWN)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Have the native tracer compiled where tests will use it, so that none of them waits for that; of several
+    processes, one does it."""
+    config = session.config
+    uses = any({_FIXTURE, _MARKERS_OWN} & set(getattr(item, "fixturenames", ())) for item in session.items)
+    if uses and not config.option.collectonly and _tracer(config) != "python":
+        from hashbench.trace.tracer import native_unavailable
+
+        native_unavailable()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Refuse a marker that would be ignored."""
     if item.get_closest_marker(MARKER) is None:

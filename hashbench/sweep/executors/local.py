@@ -14,7 +14,6 @@ import errno
 import faulthandler
 import functools
 import gc
-import importlib
 import json
 import multiprocessing
 import os
@@ -43,6 +42,9 @@ from hashbench.sweep.executors.fork_server import LOST, PRELOAD_VARIABLE, SAFE_P
 DEFAULT_PRELOAD = ("torch", "torch._dynamo", "torchvision", "hashbench.check.model", "hashbench.suites.torchvision")
 """What the server imports once, so that no worker pays for it. Importing these starts no OpenMP threads, which would
 not survive the fork; running an op there would."""
+
+_NATIVE_PRELOAD = "hashbench.trace.native:load"
+"""Loads the native tracer, which takes 0.2 s; last, when the ops of those modules are known."""
 
 _SHARE_OF_MEMORY = 0.9
 """Of the memory that is available at the start: what workers may be expected to take together."""
@@ -83,10 +85,16 @@ class _Running:
     deadline: float
 
 
+def preload_for(tracer: str) -> tuple[str, ...]:
+    """What the server imports and calls where workers trace by ``tracer``."""
+    return (*DEFAULT_PRELOAD, _NATIVE_PRELOAD) if tracer == "native" else DEFAULT_PRELOAD
+
+
 class LocalExecutor:
     """Runs up to ``jobs`` workers at once, each a process of its own with its own process group.
 
-    ``preload`` names the modules that the fork server imports; one that it cannot import is left to the workers.
+    ``preload`` names the modules that the fork server imports, and functions (``module:function``) that it calls; what
+    it cannot is left to the workers.
     ``devices`` are the accelerators that workers are given (:func:`hashbench.devices.visibility.assignments`). Neither
     this process nor the fork server ever asks for a device: a process that is forked from one in which CUDA has started
     cannot use it. ``memory_mib`` is what several workers may be expected to take together (by default most of what is
@@ -229,13 +237,14 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 def _preload() -> None:
-    """Import what a fork server is to have, as far as that can be: an exception would end the server, where a worker's
-    reaches a row or the user."""
+    """Import, and call, what a fork server is to have, as far as that can be: an exception would end the server, where
+    a worker's reaches a row or the user."""
     names = os.environ.pop(PRELOAD_VARIABLE, "").split()
     with uncollected():
         for name in names:
             with contextlib.suppress(Exception):
-                importlib.import_module(name)
+                if callable(found := resolve_name(name)):
+                    found()
     if names:
         # The 500 000 objects of these modules live as long as the workers do. Frozen, they are neither searched by the
         # collector (0.2 s a time) nor copied with the pages that it would touch in every worker.
