@@ -315,6 +315,7 @@ class NativeTracer(TracingMode):
             return self._make(func, False, *args, **kwargs)
         given = arguments.tensors_in([*args, *kwargs.values()])
         self._bring(given)
+        self._calls.given = set(self._origins(given))
         output = self.__torch_dispatch__(func, (), args, kwargs)
         self._take((*given, *arguments.tensors_in(output)))
         return output
@@ -361,6 +362,17 @@ class NativeTracer(TracingMode):
         node = _Int32()
         state = self._library.node(self._recorder, storage, node)
         return (self._token, node.value, None) if state == KNOWN else None
+
+    def _is_marked(self, tensor: torch.Tensor) -> bool:
+        """As inherited, or by the recorder: Python is shown other tensors in place of plain ones, but a conjugated view
+        itself."""
+        return super()._is_marked(tensor) or any(
+            origin in self._calls.given or self._mark_of(origin) is not None for origin in self._origins((tensor,))
+        )
+
+    def _origins(self, tensors: Iterable[torch.Tensor]) -> Iterator[int]:
+        """The program's own storages of what Python is shown."""
+        return (self._library.origin(part.untyped_storage()._cdata) for part in _parts(tensors))
 
     def _take(self, tensors: Iterable[torch.Tensor]) -> None:
         """Tell the recorder who wrote storages."""

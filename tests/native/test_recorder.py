@@ -327,3 +327,13 @@ def test_a_trace_is_released_with_its_last_reference(tracer: str) -> None:
         assert kept() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("options", [{}, {"hash_inputs": True}], ids=["plain", "hashed inputs"])
+@pytest.mark.parametrize("of", ["a leaf", "what an op wrote"])
+def test_a_conjugated_view_writes_nothing(of: str, options: dict[str, Any]) -> None:
+    x = torch.ones(3, dtype=torch.complex64)
+    with HashDebugTrace(tracer="native", **options) as trace:
+        (x if of == "a leaf" else x * 2).conj().add(1)
+    written = {record.op: len(record.outputs) for record in trace.finish().records}
+    assert (written["aten._conj.default"], written["aten.add.Tensor"]) == (0, 1)
