@@ -75,7 +75,7 @@ def _dynamo(parsed: argparse.Namespace) -> int:
     theirs = harness.read_flags(parsed.arguments)
     if theirs.help:
         return subprocess.call([sys.executable, parsed.script, *parsed.arguments])
-    if parsed.tracer != "python":  # refused, or compiled, before anything is run: not in the time of a model
+    if parsed.tracer == "native":  # one that cannot be used is told before anything is run
         collect_in_child(device="cpu", variables={}, tracer=parsed.tracer)
     folder = parsed.results or flags.new_folder("dynamo", parsed.script.stem, theirs.mode)
     if theirs.csv and not parsed.results:

@@ -46,6 +46,7 @@ def attach(module: ModuleType) -> None:
     elif not name and hasattr(module, "subprocess"):
         vars(module)["subprocess"] = _Subprocess(vars(module)["subprocess"], session)
         atexit.register(_complete, session, os.getppid())
+        guarded(session, "", lambda: _have_tracer(session))
     runner.check_accuracy = _checked(runner.check_accuracy, session, vars(module))
     if hasattr(runner, "validate_model"):
         runner.validate_model = _validated(runner.validate_model, session)
@@ -54,6 +55,14 @@ def attach(module: ModuleType) -> None:
 def _is_worker() -> bool:
     """Whether ``multiprocessing`` started this process, for one that has said what it runs. It has our arguments."""
     return any(word.startswith("from multiprocessing.") for word in sys.orig_argv)
+
+
+def _have_tracer(session: Session) -> None:
+    """Have the native tracer compiled where models will use it, so that none of them waits for that."""
+    if session.tracer != "python":
+        from hashbench.trace.tracer import native_unavailable
+
+        native_unavailable()
 
 
 class _Subprocess:
