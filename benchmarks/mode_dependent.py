@@ -1,10 +1,11 @@
 """Which ops torch computes by another formula because a dispatch mode is active.
 
 ``python -m benchmarks.mode_dependent`` runs torch's own op database (needs ``pip install expecttest``; ten minutes)
-with no mode, under a mode that does nothing and under :class:`~hashbench.HashDebugTrace`, with and without gradients,
-and compares values and gradients bit by bit. What differs is repeated, so that nondeterminism is not mistaken for it.
-Where the mode alone makes the difference, experiments find the *recorded* op behind it, and the table that
-``hashbench/formulas.py`` reads is written. Three mechanisms are told apart:
+with no mode, under a mode that does nothing and under the Python tracer, with and without gradients, and compares
+values and gradients bit by bit. What differs is repeated, so that nondeterminism is not mistaken for it. Where the mode
+alone makes the difference, experiments find the *recorded* op behind it, and the table that
+``hashbench/trace/op_schema.py`` reads is written; a call that the native tracer changes, too, makes the exit code 1.
+Three mechanisms are told apart:
 
 * ``conjugate``: during a call that a mode intercepted, torch leaves out its own handling of lazily conjugated views, so
   a composite kernel multiplies the view where it otherwise multiplies a copy. Switching that handling on again
@@ -141,9 +142,9 @@ class Call:
         """The digests with ``mode`` active in forward and backward."""
         return self(mode or nullcontext(), mode or nullcontext())
 
-    def traced(self) -> tuple[list[Any], Trace]:
+    def traced(self, tracer: str = "python") -> tuple[list[Any], Trace]:
         """The digests under a trace, and the trace."""
-        trace = HashDebugTrace()
+        trace = HashDebugTrace(tracer=tracer)
         with trace:
             digests = self(nullcontext(), nullcontext())
         return digests, trace.finish()
@@ -232,7 +233,7 @@ def _active_in(node: Node) -> None:
 
 def _forward_ops(call: Call) -> Mapping[int, str]:
     """By number of the autograd node: the recorded op whose derivative it is, else the node's own name."""
-    trace = HashDebugTrace()
+    trace = HashDebugTrace(tracer="python")
     names: list[str] = []
 
     def number_records(nodes: list[Node]) -> None:
@@ -252,8 +253,12 @@ def _forward_ops(call: Call) -> Mapping[int, str]:
 # ------------------------------------------------------------------------------------------- the whole database
 
 
+NATIVE = Finding("", "", "native")
+"""Instead of an op: the native tracer changes a call, too."""
+
+
 def measure(names: set[str], *, seconds: float) -> dict[tuple[Finding, str], set[str]]:
-    """Findings by kind of dtype, with the entries of the database that showed them.
+    """Findings by kind of dtype, with the entries of the database that showed them; among them :data:`NATIVE`.
 
     Each entry, dtype and grad mode gets so many seconds.
     """
@@ -305,6 +310,9 @@ def _of_sample(call: Call, label: str) -> set[Finding]:
         return set()
     found = set(locate(call))
     print(f"{label}: {sorted(found) or 'a mode changes it and no recorded op is found'}", file=sys.stderr, flush=True)
+    if call.traced("native")[0] != call.under():
+        print(f"{label}: the native tracer changes it, too", file=sys.stderr, flush=True)
+        found.add(NATIVE)
     return found
 
 
@@ -335,8 +343,8 @@ def write(seen: Mapping[tuple[Finding, str], set[str]], path: Path) -> None:
             )
 
 
-def main() -> None:
-    """Measure, and write the table."""
+def main() -> int:
+    """Measure, and write the table; 1 where the native tracer changes something, too."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mode_dependent", description=__doc__.split("\n")[0])
     parser.add_argument(
         "--seconds", type=float, default=2.0, metavar="S", help="for each op, dtype and grad mode (default 2)"
@@ -350,8 +358,12 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.use_deterministic_algorithms(True, warn_only=True)  # as in a sweep: empty memory is filled
     names = {op.name for op in op_db} if not parsed.only else set(parsed.only)
-    write(measure(names - set(parsed.skip), seconds=parsed.seconds), parsed.output)
+    seen = measure(names - set(parsed.skip), seconds=parsed.seconds)
+    changed = sorted(set().union(*(seen[finding, kind] for finding, kind in seen if finding == NATIVE)))
+    write({key: names for key, names in seen.items() if key[0] != NATIVE}, parsed.output)
+    print(f"changed by the native tracer: {' '.join(changed) or 'nothing'}")
+    return int(bool(changed))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

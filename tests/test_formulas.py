@@ -13,6 +13,7 @@ from hashbench.records import RunOptions
 from hashbench.run.outcome import Outcome
 from hashbench.run.workload import Workload
 from hashbench.trace import op_schema
+from hashbench.trace.tracer import native_unavailable
 
 
 def traced(function: Callable[[], object]) -> tuple[str, ...]:
@@ -21,24 +22,37 @@ def traced(function: Callable[[], object]) -> tuple[str, ...]:
     return op_schema.mode_dependent(trace.finish())
 
 
+def gradient_of(value: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
+    value.backward()
+    assert of.grad is not None
+    return of.grad
+
+
 def weights(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     return torch.randn(shape, generator=generator).to(dtype).requires_grad_()
 
 
-FOUND = {
-    "the derivative of prod": (lambda: weights(5).prod().backward(), ("aten.prod.default",)),
+FOUND: dict[str, tuple[Callable[[], torch.Tensor], tuple[str, ...]]] = {
+    "the derivative of prod": (
+        lambda: gradient_of((w := weights(5)).prod(), of=w),
+        ("aten.prod.default",),
+    ),
     "the derivative of prod over a dimension": (
-        lambda: weights(5, 3).prod(0).sum().backward(),
+        lambda: gradient_of((w := weights(5, 3)).prod(0).sum(), of=w),
         ("aten.prod.dim_int",),
     ),
     "singular values without a gradient": (
-        lambda: torch.linalg.svdvals(weights(4, 4).detach()),
+        lambda: torch.linalg.svdvals(weights(64, 64).detach()),
         ("aten._linalg_svd.default",),
     ),
     "a complex pseudo-inverse": (
-        lambda: torch.linalg.pinv(weights(4, 3, dtype=torch.complex64)),
+        lambda: torch.linalg.pinv(weights(4, 3, dtype=torch.complex64)).detach(),
         ("aten.linalg_pinv.atol_rtol_tensor",),
+    ),
+    "a complex least squares": (
+        lambda: torch.linalg.lstsq(*(weights(4, 3, dtype=torch.complex64).detach() for _ in range(2))).solution,
+        ("aten.linalg_lstsq.default",),
     ),
     "a product with a batch of one, without a gradient": (
         lambda: weights(8, 1, 96).detach() @ weights(1, 96, 32).detach(),
@@ -58,6 +72,17 @@ NOT_FOUND = {
 @pytest.mark.parametrize(("function", "ops"), FOUND.values(), ids=FOUND)
 def test_a_trace_shows_that_a_mode_changed_the_formula_of(function: Callable[[], object], ops: tuple[str, ...]) -> None:
     assert traced(function) == ops
+
+
+@pytest.mark.skipif(native_unavailable() is not None, reason="the native tracer cannot be built here")
+@pytest.mark.parametrize(("function", "ops"), FOUND.values(), ids=FOUND)
+def test_the_native_tracer_changes_none_of_them(function: Callable[[], torch.Tensor], ops: tuple[str, ...]) -> None:
+    untraced = function()
+    with HashDebugTrace(tracer="native") as trace:
+        found = function()
+    assert torch.equal(found, untraced)
+    assert op_schema.mode_dependent(trace.finish()) == ()
+    assert ops  # which a mode changes
 
 
 @pytest.mark.parametrize("function", NOT_FOUND.values(), ids=NOT_FOUND)
