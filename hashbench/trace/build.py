@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -46,6 +47,12 @@ RawLeaf = tuple[str, str, RawDigest, int, tuple[RawDigest, RawDigest] | None]
 
 RawResult = tuple[str, RawDigest | TensorDigest, int | None]
 """``(name, digest, number of the writer)``"""
+
+
+def place_among(numbers: Sequence[int], node: int) -> int:
+    """The place of record ``node`` among those whose ``numbers`` are given, in order; of one that was left out, since
+    its digest failed, that of the next, which stands for it. A leaf keeps its number."""
+    return node if node < 0 else min(bisect_left(numbers, node), len(numbers) - 1)
 
 
 def build_trace(

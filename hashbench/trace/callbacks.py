@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -15,7 +14,7 @@ import torch
 from hashbench.devices.ledger import Ledger
 from hashbench.records import OpRecord, TensorDigest
 from hashbench.trace import arguments
-from hashbench.trace.build import Ids, RawRecord, RawResult, RecordIdentity, build_record
+from hashbench.trace.build import Ids, RawRecord, RawResult, RecordIdentity, build_record, place_among
 from hashbench.trace.digest import PENDING, RawDigest, is_waiting, raw_digest, readable
 from hashbench.trace.op_schema import OpPlan
 from hashbench.trace.storage_writers import (
@@ -230,8 +229,7 @@ class CallObserver:
             return records, results, self.kept
 
         def position(number: int) -> int:
-            node = self._possible.node(number)
-            return node if node < 0 else min(bisect_left(numbers, node), len(numbers) - 1)
+            return place_among(numbers, self._possible.node(number))
 
         return (
             [record.renumbered(position) for record in sorted(records, key=attrgetter("number"))],

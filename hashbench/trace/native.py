@@ -13,7 +13,6 @@ import struct
 import sys
 import threading
 from array import array
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -41,7 +40,7 @@ from hashbench.native.library import (
 from hashbench.records import TensorDigest, Trace, contiguous_stride
 from hashbench.text import one_line, shorten
 from hashbench.trace import arguments
-from hashbench.trace.build import RawLeaf, RawRecord, build_trace
+from hashbench.trace.build import RawLeaf, RawRecord, build_trace, place_among
 from hashbench.trace.callbacks import TraceOptions
 from hashbench.trace.digest import (
     BY_DTYPE,
@@ -431,10 +430,7 @@ class NativeTracer(TracingMode):
         results, callers = self._results, found.callers()
         numbers = [record.number for record in records]
         if numbers and numbers[-1] >= len(numbers):
-
-            def place(number: int) -> int:
-                return number if number < 0 else min(bisect_left(numbers, number), len(numbers) - 1)
-
+            place = functools.partial(place_among, numbers)
             records = [record.renumbered(place) for record in records]
             results = [(name, value, None if node is None else place(node)) for name, value, node in results]
             callers = {place(number): place(caller) for number, caller in callers.items()}
