@@ -26,6 +26,7 @@ from hashbench.run import leaves, outputs
 from hashbench.run.outcome import (
     Outcome,
     Prepared,
+    Run,
     add_result,
     attempt,
     failed_status,
@@ -41,6 +42,7 @@ from hashbench.run.workload import Workload, call, clone_inputs, map_tensors, me
 from hashbench.suites import registry
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import named_tensors
+from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.compiled import compiled_in_place
 from hashbench.trace.digest import unobserved, untraced
 from hashbench.trace.storage_writers import share_memory
@@ -124,6 +126,12 @@ class BenchmarkRunner:
         with preserved_rng(), deterministic_settings(level, threads=self.options.threads), self.pick_grad():
             workload = self.prepare(self.load_model(spec))
             return traces_of(self._preparing(workload, spec.optimizer), self.options, runs=runs)
+
+    def watched_run(self, spec: ModelSpec, watcher: TraceCallback, *, level: str) -> Run | Failure:
+        """Build the model and make one traced run of which ``watcher`` sees every call."""
+        with deterministic_settings(level, threads=self.options.threads), self.pick_grad():
+            workload = self.prepare(self.load_model(spec))
+            return attempt(self._preparing(workload, spec.optimizer), self.options, watcher=watcher)
 
     def load_model(self, spec: ModelSpec) -> Workload:
         """Build the model and its inputs from the seed."""

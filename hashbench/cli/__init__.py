@@ -19,13 +19,13 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from hashbench import __version__
-from hashbench.cli import reading, report, sweep, tools
+from hashbench.cli import fingerprint, reading, report, sweep, tools
 from hashbench.cli.flags import EXIT_FAULT, EXIT_INTERRUPTED, EXIT_USAGE, OneLineParser, say, subcommands
 from hashbench.errors import HashbenchError
 
 __all__ = ["main"]
 
-FILES = (sweep, report, reading, tools)
+FILES = (sweep, report, reading, tools, fingerprint)
 """In the order in which ``hashbench --help`` lists their subcommands."""
 
 _TAKES_NO_MORE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)

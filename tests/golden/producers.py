@@ -83,6 +83,7 @@ def _file(name: str, line: str) -> None:
 COMMANDS = (
     *("sweep", "nightly", "report", "expect", "merge", "list", "diff", "compare", "replay", "env", "native"),
     *("docs", "dynamo", "pipeline", "pipeline check", "pipeline compare", "numeric", "audit"),
+    *("fingerprint", "fingerprint record", "fingerprint verify"),
 )
 
 _command("help.txt", "--help", *(f"{command} --help" for command in COMMANDS), "--version", "", "pipeline")

@@ -1,0 +1,112 @@
+"""The subcommand ``fingerprint``: record what every kernel of a suite gives, and verify it later or elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from hashbench.cli import flags
+from hashbench.cli.flags import EXIT_DIFFERENCE, Commands, made_of, say
+from hashbench.cli.reading import add_suites, suites_to_sweep
+from hashbench.errors import HashbenchError
+from hashbench.records import DETERMINISTIC, DTYPES, RunOptions
+
+
+def add(commands: Commands) -> None:
+    """Add the subcommand of this file."""
+    text = "what every kernel of a model gives: recorded, and verified later"
+    kinds = flags.subcommands(commands.add_parser("fingerprint", help=text), "record|verify")
+    _add_record(kinds.add_parser("record", help="run every kernel of the models of a suite and keep what it gives"))
+    _add_verify(kinds.add_parser("verify", help="run them again here and name every kernel that changed"))
+
+
+def _add_record(record: argparse.ArgumentParser) -> None:
+    record.set_defaults(command=_record)
+    modes = record.add_mutually_exclusive_group(required=True)
+    for mode, text in (("training", "forward, backward and optimizer"), ("inference", "forward only")):
+        modes.add_argument(f"--{mode}", dest="mode", action="store_const", const=mode, help=text)
+    which = record.add_argument_group("which models")
+    add_suites(which, default=["torchvision"], otherwise="torchvision")
+    flags.models(which)
+    flags.several(which, "--exclude-exact", metavar="M", text="but not these")
+    run = record.add_argument_group("how each model runs")
+    run.add_argument("-d", "--device", default="cpu", metavar="D", help="cpu, cuda, xpu, …")
+    dtypes = run.add_mutually_exclusive_group()
+    for dtype in DTYPES:
+        text = "torch.autocast" if dtype == "amp" else f"cast the model and its inputs to {dtype}"
+        dtypes.add_argument(f"--{dtype}", dest="dtype", action="store_const", const=dtype, default="", help=text)
+    flags.whole(run, "--batch-size", text="in place of each model's own")
+    flags.whole(run, "--threads", "-t", text="torch.set_num_threads")
+    flags.seed(run)
+    text = "use_deterministic_algorithms (default on)"
+    run.add_argument("--deterministic", choices=DETERMINISTIC, default="", help=text)
+    flags.tracer(run)
+    flags.seconds(run, "--timeout", "seconds for one model", least=1, default=600.0)
+    record.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the file to write")
+
+
+def _record(parsed: argparse.Namespace) -> int:
+    from hashbench.fingerprint import document, text
+    from hashbench.run.environment import tracer_note
+    from hashbench.suites import registry
+    from hashbench.suites.selection import Selection
+    from hashbench.sweep import fingerprints
+    from hashbench.sweep.executors.local import LocalExecutor
+    from hashbench.sweep.request import local_devices
+
+    suites = suites_to_sweep(parsed)
+    specs = made_of(Selection, parsed, suites=suites).of(spec for suite in suites for spec in registry.catalog(suite))
+    devices = local_devices(parsed.device, parsed.tracer)
+    for note in filter(None, [*devices.notes, tracer_note(devices.environment)]):
+        say(note)
+    recording = fingerprints.record(
+        specs,
+        made_of(RunOptions, parsed, device=devices.device, output=""),
+        executor=LocalExecutor(devices=devices.assignments),
+        environment=devices.environment,
+        timeout=parsed.timeout,
+        on_progress=say,
+    )
+    document.write(parsed.output, recording.fingerprints)
+    nbytes = len(document.text_of(recording.fingerprints))
+    print(text.recorded_text(recording.fingerprints, nbytes=nbytes))
+    print(f"\nWritten: {parsed.output}")
+    return 0
+
+
+def _add_verify(verify: argparse.ArgumentParser) -> None:
+    verify.set_defaults(command=_verify)
+    verify.add_argument("file", type=Path, metavar="FILE", help="what record wrote")
+    flags.words(verify, "--only", metavar="M", text="these models")
+    flags.whole(verify, "--threads", "-t", text="torch.set_num_threads (default: torch's own choice)")
+    text = "a Python file, library or module that defines ops, where torch does not"
+    flags.several(verify, "--import", dest="imports", metavar="FILE", text=text)
+    flags.output_format(verify, "text", "json")
+
+
+def _verify(parsed: argparse.Namespace) -> int:
+    from hashbench.fingerprint import document, text
+    from hashbench.fingerprint.verify import Request, verify
+    from hashbench.io import to_json
+    from hashbench.run.environment import collect_in_child
+
+    fingerprints = document.read(parsed.file)
+    request = Request(str(parsed.file), tuple(parsed.only), tuple(parsed.imports), parsed.threads)
+    device = next((model.device for model in request.chosen(fingerprints).models), "cpu")
+    here = collect_in_child(device=device, variables={}, tracer="python")
+    if parsed.threads:
+        here["threads"]["intra_op"] = parsed.threads
+    verification = verify(fingerprints, request, on_progress=say)
+    if not verification.same and not verification.changed:
+        reasons = "; ".join(verification.not_run) or "it has no kernels"
+        raise HashbenchError(f"cannot verify {parsed.file}", consequence=f"no kernel could be compared ({reasons})")
+    if parsed.format == "json":
+        shown = to_json(verification)
+        del shown["models"]
+        json.dump(shown, sys.stdout, indent=1)
+        print()
+    else:
+        print(text.verified_text(verification, recorded=fingerprints.environment, here=here))
+    return EXIT_DIFFERENCE if verification.changed else 0

@@ -1,0 +1,256 @@
+"""Op signatures: collected from the calls of a traced run, and made into calls that can be run in isolation."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from hashbench.fingerprint.document import Kernel, TensorWord, tensor_word
+from hashbench.fingerprint.values import ANY, POSITIVE, UNIT, NoValuesError, content_from, content_of, filled, range_of
+from hashbench.replay.call import (
+    CapturedCall,
+    CaptureError,
+    Memory,
+    Slot,
+    TensorForm,
+    Windows,
+    is_plain,
+    may_resize,
+    refuse_shadows,
+)
+from hashbench.replay.ops import path_among, why_refused
+from hashbench.repro.call_file import Arguments, BadCallError, check_arguments, encoded, find_op
+from hashbench.run import outputs
+from hashbench.trace.arguments import leaves, mapped
+from hashbench.trace.callbacks import TraceCallback
+from hashbench.trace.digest import dtype_name, untraced
+from hashbench.trace.op_schema import plan_of
+
+MOST_BYTES = 2**31
+"""Of the inputs of one call."""
+
+_WIDEST_FIRST = (ANY, POSITIVE, UNIT)
+
+
+def why_left_out(func: Any) -> str:
+    """Why an op has no fingerprint; empty for one that computes something that can be repeated."""
+    if not isinstance(func, torch._ops.OpOverload):
+        return "runs other ops that it is given"
+    plan = plan_of(func)
+    if plan.collective:
+        return "exchanges data with other processes"
+    if plan.blank or plan.resizes:
+        return "allocates memory"
+    if not plan.fresh and not plan.writes_arguments:
+        return "a view"
+    return "does something else than compute on tensors" if why_refused(func) else ""
+
+
+class KernelCollector(TraceCallback):
+    """Collects the op signatures of one traced run, in the order in which they are first called.
+
+    ``kernels`` have no outputs yet; ``contents`` and ``left_out`` are those of a
+    :class:`~hashbench.fingerprint.document.ModelFingerprint`. No tensor is kept.
+    """
+
+    def __init__(self) -> None:
+        self.contents: dict[str, int] = {}
+        self.left_out: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self._calls: Counter[str] = Counter()
+        self._kernels: dict[str, Kernel] = {}
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """One for each signature, with the number of its calls."""
+        return tuple(replace(kernel, calls=self._calls[key]) for key, kernel in self._kernels.items())
+
+    def before(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Note the call that is about to be made."""
+        reason = why_left_out(func)
+        if not reason:
+            with untraced():
+                reason = self._note(node, func, args, kwargs)
+        if reason:
+            self.left_out[reason][str(func)] += 1
+
+    def _note(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """Add the call to those of its signature; the reason where it has none."""
+        tensors: list[torch.Tensor] = []
+
+        def described(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return (type(value), repr(value))
+            tensors.append(value)
+            if not is_plain(value):
+                return type(value), value.layout
+            return value.dtype, tuple(value.shape), value.stride(), value.device.type
+
+        shape = mapped(list(args), described), mapped(dict(kwargs), described)
+        key = repr((func, shape, _sharing(tensors)))
+        if key not in self._kernels:
+            try:
+                self._kernels[key] = self._kernel(node, func, args, kwargs)
+            except (CaptureError, BadCallError, NoValuesError) as error:
+                return str(error)
+        self._calls[key] += 1
+        return ""
+
+    def _kernel(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Kernel:
+        tensors: list[torch.Tensor] = []
+
+        def slot(value: Any) -> Any:
+            if isinstance(value, torch.Generator):
+                raise CaptureError("draws random numbers")
+            if not isinstance(value, torch.Tensor):
+                return value
+            refuse_shadows(value)
+            if not is_plain(value) or value.is_conj() or value.is_neg():
+                raise CaptureError("an argument is a tensor of a special kind")
+            tensors.append(value)
+            return Slot(len(tensors) - 1)
+
+        new_args, new_kwargs = mapped(tuple(args), slot), mapped(dict(kwargs), slot)
+        windows = Windows(tensors, whole=may_resize(func))
+        if windows.nbytes > MOST_BYTES:
+            raise CaptureError(f"its inputs take more than {MOST_BYTES // 2**20} MiB")
+        forms = [windows.form(tensor) for tensor in tensors]
+        step, _, module = node.rpartition("/")[0].partition("/")
+        return Kernel(
+            op=str(func),
+            args=tuple(encoded(value) for value in new_args),
+            kwargs={name: encoded(value) for name, value in new_kwargs.items()},
+            tensors=tuple(self._words(tensors, forms)),
+            place=f"{step.partition('.')[0]} {module}".strip(),
+            calls=0,
+            library="",
+            outputs=(),
+            samples=(),
+        )
+
+    def _words(self, tensors: Sequence[torch.Tensor], forms: Sequence[TensorForm]) -> list[str]:
+        numbers: dict[int, int] = {}
+        words = []
+        for tensor, form in zip(tensors, forms, strict=True):
+            shared = numbers.get(form.storage)
+            numbers.setdefault(form.storage, len(numbers))
+            word = TensorWord(
+                dtype_name(form.dtype), form.shape, form.stride, form.offset, shared, self._values(tensor)
+            )
+            words.append(word.text())
+        return words
+
+    def _values(self, tensor: torch.Tensor) -> str:
+        if tensor.is_floating_point() or tensor.is_complex():
+            return range_of(tensor)
+        content, limits = content_of(tensor)
+        return f"#{self.contents.setdefault(content, len(self.contents))}" if content else limits
+
+
+def _sharing(tensors: Sequence[torch.Tensor]) -> tuple[tuple[int, int], ...]:
+    """For each tensor the first one that has the same storage, and how far from its beginning it lies: in bytes from
+    that one, or from where a line of the cache begins."""
+    first: dict[int, tuple[int, int]] = {}
+    shared = []
+    for number, tensor in enumerate(tensors):
+        if not is_plain(tensor):
+            continue
+        begin = int(tensor.storage_offset()) * tensor.itemsize
+        known = first.setdefault(tensor.untyped_storage()._cdata, (number, begin))
+        shared.append((known[0], begin % 64 if known[0] == number else begin - known[1]))
+    return tuple(shared)
+
+
+# ------------------------------------------------------------------------------------------ a call from a signature
+
+
+def call_of(kernel: Kernel, contents: Sequence[str], *, device: torch.device) -> CapturedCall:
+    """The call of a signature with synthetic numbers, on ``device``.
+
+    Raises:
+        HashbenchError: its op is not loaded.
+        ValueError: its op computes nothing, does not take these arguments, or they are no tensors or too large.
+    """
+    words = tuple(tensor_word(text) for text in kernel.tensors)
+    forms = _forms(words)
+    func = find_op(kernel.op)
+    decode = Arguments(tensors=len(forms), generators=0, moved={}).decoded
+    args = tuple(decode(value) for value in kernel.args)
+    kwargs = {name: decode(value) for name, value in kernel.kwargs.items()}
+    check_arguments(func, args, kwargs)
+    reason = why_left_out(func) or path_among(func, leaves([args, kwargs]))
+    if reason:
+        raise BadCallError(f"{func}: {reason}")
+    return CapturedCall(
+        op=str(func),
+        func=func,
+        args=args,
+        kwargs=kwargs,
+        tensors=forms,
+        memories=tuple(_memories(forms, words, contents, device)),
+    )
+
+
+def _forms(words: Sequence[TensorWord]) -> tuple[TensorForm, ...]:
+    forms, memories = [], 0
+    for word in words:
+        dtype = getattr(torch, word.dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            raise NoValuesError(f"{word.dtype!r} is not a dtype")
+        number = memories if word.memory is None else word.memory
+        if number > memories or (word.memory is not None and number == memories):
+            raise NoValuesError("a tensor lies in a memory that is not there")
+        memories = max(memories, number + 1)
+        forms.append(TensorForm(number, dtype, word.shape, word.stride, word.offset))
+    if sum(form.span()[1] for form in forms) > 2 * MOST_BYTES:
+        raise NoValuesError(f"its inputs take more than {MOST_BYTES // 2**20} MiB")
+    return tuple(forms)
+
+
+def _memories(
+    forms: Sequence[TensorForm], words: Sequence[TensorWord], contents: Sequence[str], device: torch.device
+) -> list[Memory]:
+    numbers = sorted({form.storage for form in forms})
+    memories = []
+    for number in numbers:
+        held = [(form, word) for form, word in zip(forms, words, strict=True) if form.storage == number]
+        memories.append(Memory(_content(number, held, contents).to(device)))
+    return memories
+
+
+def _content(number: int, held: Sequence[tuple[TensorForm, TensorWord]], contents: Sequence[str]) -> torch.Tensor:
+    """The bytes of one memory, and of all tensors that lie in it."""
+    dtype = held[0][0].dtype
+    if any(form.dtype != dtype for form, _ in held):
+        raise NoValuesError("two arguments of different dtypes share memory")
+    nbytes = max(form.span()[1] for form, _ in held)
+    if dtype.is_floating_point or dtype.is_complex:
+        values = min((word.values for _, word in held), key=lambda value: _WIDEST_FIRST.index(_known(value)))
+        return filled(dtype, nbytes // dtype.itemsize, values=values, number=number)
+    limits = [word.values for _, word in held if not word.values.startswith("#")]
+    whole = filled(dtype, nbytes // dtype.itemsize, values=limits[0] if limits else "0..0", number=number)
+    for form, word in held:
+        if word.values.startswith("#"):
+            place = word.values[1:]
+            if not place.isdecimal() or int(place) >= len(contents):
+                raise NoValuesError("a recorded content is missing")
+            _put(content_from(contents[int(place)], dtype, form.shape), whole, form)
+    return whole
+
+
+def _put(values: torch.Tensor, memory: torch.Tensor, form: TensorForm) -> None:
+    """Write values where a form over this memory has its elements; several of them may lie in one place."""
+    flat, width = memory.numpy().view(f"i{form.dtype.itemsize}"), form.dtype.itemsize
+    steps = [step * width for step in form.stride]
+    numbers = values.contiguous().view(outputs.integer_view(values).dtype).numpy()
+    np.lib.stride_tricks.as_strided(flat[form.offset :], form.shape, steps)[...] = numbers
+
+
+def _known(values: str) -> str:
+    if values not in _WIDEST_FIRST:
+        raise NoValuesError(f"{values[:40]!r} is not a range of synthetic numbers")
+    return values

@@ -1,0 +1,148 @@
+"""Runs recorded signatures on this machine and compares what they write with what was recorded; for the process that
+``hashbench fingerprint verify`` starts, or for your own (:func:`check`)."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import itertools
+import json
+import resource
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hashbench.errors import HashbenchError, named_line
+from hashbench.fingerprint.calls import call_of
+from hashbench.fingerprint.document import Fingerprints, Kernel, ModelFingerprint, read, tensor_word
+from hashbench.fingerprint.library import Listener, listener
+from hashbench.fingerprint.measure import VARIES, NotRepeatableError, Result, isolation, result_of
+from hashbench.fingerprint.verify import CHANGED, NOT_RUN, SAME, Checked, Distance, Request
+from hashbench.io import from_json, to_json
+from hashbench.processes import exit_at_once
+from hashbench.replay.call import CapturedCall
+from hashbench.replay.ops import load
+from hashbench.run import outputs
+from hashbench.run.settings import applied
+
+REPEATS = 5
+"""How often a signature whose result is another one is run again: one of many results may be the recorded one."""
+
+MEMORY = 2**34
+"""Bytes that checking may take on the host beside what the process has already: a file may ask for any size."""
+
+
+def check(
+    fingerprints: Fingerprints,
+    *,
+    threads: int | None = None,
+    begin: Callable[[int], object] = lambda _: None,
+    skip: Collection[int] = (),
+) -> Iterator[Checked]:
+    """Run every kernel of a file in this process. Settings are as they were afterwards.
+
+    Args:
+        fingerprints: what was recorded.
+        threads: of torch; ``None`` leaves the number that this process has.
+        begin: told the number of each kernel before it is run.
+        skip: numbers of kernels that are not run.
+    """
+    numbers = itertools.count()
+    with listener() as listening:
+        for model in fingerprints.models:
+            with isolation(deterministic=model.deterministic, threads=threads):
+                for kernel, number in zip(model.kernels, numbers, strict=False):
+                    if number not in skip:
+                        begin(number)
+                        yield _checked(model, kernel, number, listening)
+
+
+def _checked(model: ModelFingerprint, kernel: Kernel, number: int, listening: Listener) -> Checked:
+    recorded = Result(kernel.outputs, kernel.samples)
+    try:
+        device = torch.device(model.device)
+        call = call_of(kernel, model.contents, device=device)
+        seen = result_of(call)
+        if seen.outputs == recorded.outputs:
+            return Checked(number, SAME)
+        _refuse_varying(call, seen, recorded)
+        library = listening.library_of(call.func, device, lambda: result_of(call))
+    except (NotRepeatableError, ValueError, HashbenchError) as error:
+        return Checked(number, NOT_RUN, str(error)[:200])
+    except Exception as error:
+        return Checked(number, NOT_RUN, f"raises {named_line(error, limit=160)}")
+    return Checked(number, CHANGED, _form_of(recorded, seen), library, distance(recorded, seen))
+
+
+def _refuse_varying(call: CapturedCall, seen: Result, recorded: Result) -> None:
+    for _ in range(REPEATS - 1):
+        again = result_of(call)
+        if again != seen or again.outputs == recorded.outputs:
+            raise NotRepeatableError(VARIES)
+
+
+def _form_of(recorded: Result, seen: Result) -> str:
+    """How dtypes, shapes or strides of the outputs differ; empty where they do not."""
+    old, new = ([tensor_word(word).shown for word in result.outputs] for result in (recorded, seen))
+    return "" if old == new else f"{', '.join(old)} -> {', '.join(new)}"
+
+
+def distance(recorded: Result, seen: Result) -> Distance:
+    """How far apart the kept elements of two results are."""
+    total = differing = 0
+    ulps, relatives = [], []
+    for word, old, new in zip(recorded.outputs, recorded.samples, seen.samples, strict=False):
+        a, b = (_elements(tensor_word(word).dtype, text) for text in (old, new))
+        if a is None or b is None or a.shape != b.shape:
+            continue
+        total += len(a)
+        if not outputs.bitwise_equal(a, b):
+            measured = outputs.measure(a, b)
+            differing += measured.elements or 0
+            ulps += [] if measured.max_ulp is None else [measured.max_ulp]
+            relatives += [] if measured.max_relative is None else [measured.max_relative]
+    return Distance(total, differing, max(ulps, default=None), max(relatives, default=None))
+
+
+def _elements(dtype: str, text: str) -> torch.Tensor | None:
+    kind = getattr(torch, dtype, None)
+    try:
+        content = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    if not content or not isinstance(kind, torch.dtype) or len(content) % kind.itemsize:
+        return None
+    return torch.from_numpy(np.frombuffer(content, np.uint8).copy()).view(kind)
+
+
+# ------------------------------------------------------------------------------------------------------ in a child
+
+
+def main(request: str, answers: str) -> None:
+    """Check what ``request`` (JSON, :class:`~hashbench.fingerprint.verify.Request`) asks for and write one line of JSON
+    for each kernel to the file ``answers``: its number when it begins, the :class:`Checked` when it is done."""
+    asked = from_json(Request, json.loads(request))
+    for name in asked.imports:
+        load(name)
+    fingerprints = read(Path(asked.path))
+    if not any(model.device != "cpu" for model in fingerprints.models):
+        _limit_memory()
+    with Path(answers).open("a", encoding="utf-8") as file, applied(dict(asked.settings)):
+
+        def tell(line: object) -> None:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+
+        for checked in check(asked.chosen(fingerprints), threads=asked.threads, begin=tell, skip=asked.skip):
+            tell(to_json(checked))
+        tell("done")
+    exit_at_once()
+
+
+def _limit_memory() -> None:
+    """Refuse this process more memory than a sane file asks for, instead of waiting for the kernel to end it."""
+    have = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (have + MEMORY, hard))

@@ -1,0 +1,338 @@
+"""Fingerprints of kernels as data, and the file that holds those of several models. Imports no torch.
+
+The file is JSON: schema, environment, models, and a SHA-256 over all of it. A model has a table with one row for each
+op signature. A tensor is one word, ``float32[8,64]``, see :class:`TensorWord`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Never
+
+from hashbench.errors import HashbenchError
+from hashbench.io import document_digest, from_json, read_json_object, to_json, write_file
+from hashbench.records import DETERMINISTIC, contiguous_stride
+from hashbench.results.folder import file_key
+
+FINGERPRINT_SCHEMA = 1
+"""Version of the file; one of another version is refused."""
+
+MOST_KERNELS = 100_000
+"""Of one file. The models of the largest zoo have a tenth of this together."""
+
+_LARGEST = 2**48
+_TIP = "Record it again with `hashbench fingerprint record`."
+
+_WORD = re.compile(
+    r"(?P<dtype>[a-z]\w{1,30})\[(?P<shape>[\d,]{0,400})\](?:/(?P<stride>[\d,]{0,400}))?(?:\+(?P<offset>\d{1,15}))?"
+    r"(?:@(?P<memory>\d{1,6}))?(?: (?P<values>[^\s:]{1,48}))?(?::(?P<digest>[0-9a-z]{1,32}))?",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorWord:
+    """One tensor as text: ``float32[64,8]/1,64+16@0 >=0``.
+
+    ``stride`` stands there where it is not that of a contiguous tensor, ``offset`` (elements from the start of its
+    memory) where it is not 0, ``memory`` where the tensor shares that of an earlier one, by the number of that memory
+    in order of appearance. ``values`` says what an argument holds: nothing for synthetic numbers of both signs,
+    ``>=0`` and ``0..1`` for those in that range, ``5..9`` for whole numbers from 5 to 9, ``#2`` for the recorded
+    content number 2 of the model. Of an output, ``digest`` is what :mod:`hashbench.trace.digest` says of its content.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...] = ()
+    offset: int = 0
+    memory: int | None = None
+    values: str = ""
+    digest: str = ""
+
+    def text(self) -> str:
+        """The word."""
+        words = [f"{self.dtype}[{_joined(self.shape)}]"]
+        if self.stride != contiguous_stride(self.shape):
+            words.append(f"/{_joined(self.stride)}")
+        words += [f"+{self.offset}"] if self.offset else []
+        words += [f"@{self.memory}"] if self.memory is not None else []
+        words += [f" {self.values}"] if self.values else []
+        return "".join([*words, f":{self.digest}" if self.digest else ""])
+
+    @property
+    def shown(self) -> str:
+        """The word without what only a machine wants to know."""
+        return dataclasses.replace(self, offset=0, memory=None, values="", digest="").text()
+
+
+@functools.lru_cache(maxsize=65536)
+def tensor_word(text: str) -> TensorWord:
+    """The tensor that a word describes; ``ValueError`` where it is none."""
+    match = _WORD.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text[:60]!r} describes no tensor")
+    shape = _numbers(match["shape"])
+    stride = contiguous_stride(shape) if match["stride"] is None else _numbers(match["stride"])
+    if (
+        len(stride) != len(shape)
+        or math.prod(max(1, size) for size in shape) > _LARGEST
+        or max(stride, default=0) > _LARGEST
+    ):
+        raise ValueError(f"{text[:60]!r} describes no tensor that fits into a machine")
+    memory = None if match["memory"] is None else int(match["memory"])
+    return TensorWord(
+        match["dtype"], shape, stride, int(match["offset"] or 0), memory, match["values"] or "", match["digest"] or ""
+    )
+
+
+def _joined(numbers: Sequence[int]) -> str:
+    return ",".join(map(str, numbers))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(","))) if text else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One op signature of a model, and what it gave.
+
+    ``args`` and ``kwargs`` are as in a repro's ``call.json``; ``tensors`` are the words of those that they refer to.
+    ``place`` is where the model called it first (``backward layer1.0.conv2``), ``calls`` how often in one run.
+    ``library`` is what computed it (:mod:`hashbench.fingerprint.library`). ``outputs`` are the words of what it wrote,
+    and of each, ``samples`` has some elements: their bytes, little-endian, in base64.
+    """
+
+    op: str
+    args: tuple[object, ...]
+    kwargs: Mapping[str, object]
+    tensors: tuple[str, ...]
+    place: str
+    calls: int
+    library: str
+    outputs: tuple[str, ...]
+    samples: tuple[str, ...]
+
+    @property
+    def shown(self) -> str:
+        """The op and its tensors: ``aten.mm.default(float32[8,64], float32[64,8]/1,64)``."""
+        return f"{self.op}({', '.join(tensor_word(word).shown for word in self.tensors)})"
+
+    @property
+    def phase(self) -> str:
+        """``forward``, ``backward`` or ``optimizer``."""
+        return self.place.partition(" ")[0]
+
+    def signature(self) -> str:
+        """Equal for equal ops, dtypes, shapes, strides and plain arguments."""
+        forms = [dataclasses.replace(tensor_word(word), values="").text() for word in self.tensors]
+        return json.dumps([self.op, to_json(self.args), to_json(self.kwargs), forms], sort_keys=True)
+
+
+COLUMNS = tuple(field.name for field in dataclasses.fields(Kernel))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFingerprint:
+    """The kernels of one model.
+
+    They ran with ``threads`` threads at deterministic level ``deterministic``. ``contents`` are what arguments held
+    that follow from data (indices, masks, lengths), see :mod:`hashbench.fingerprint.values`. ``left_out`` has for each
+    reason the calls of one run by op.
+    """
+
+    suite: str
+    name: str
+    mode: str
+    device: str
+    dtype: str
+    deterministic: str
+    threads: int
+    kernels: tuple[Kernel, ...]
+    contents: tuple[str, ...]
+    left_out: Mapping[str, Mapping[str, int]]
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What identifies a model within a file."""
+        return self.suite, self.name, self.mode, self.device, self.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprints:
+    """A whole file: the models, and the environment (:mod:`hashbench.run.environment`) that they were recorded in."""
+
+    environment: Mapping[str, object]
+    models: tuple[ModelFingerprint, ...]
+
+    @property
+    def kernels(self) -> int:
+        """How many there are."""
+        return sum(len(model.kernels) for model in self.models)
+
+
+# --------------------------------------------------------------------------------------- one kernel in few bytes
+
+
+def _packed(kernel: Kernel, words: dict[str, int]) -> list[Any]:
+    """The row of a kernel: tensors as places in ``words``, which grows, and references to them in short."""
+    row = {name: to_json(getattr(kernel, name)) for name in COLUMNS}
+    row["args"], row["kwargs"] = _short(row["args"]), {name: _short(value) for name, value in row["kwargs"].items()}
+    row["tensors"] = [words.setdefault(word, len(words)) for word in kernel.tensors]
+    outputs = [dataclasses.replace(tensor_word(word), digest="").text() for word in kernel.outputs]
+    digests = [tensor_word(word).digest for word in kernel.outputs]
+    row["outputs"] = [f"{words.setdefault(form, len(words))}:{d}" for form, d in zip(outputs, digests, strict=True)]
+    return [row[name] for name in COLUMNS]
+
+
+def _unpacked(row: Sequence[Any], words: Sequence[str]) -> dict[str, Any]:
+    """The fields of the kernel that :func:`_packed` made a row of."""
+
+    def word(place: object) -> str:
+        if type(place) is not int or not 0 <= place < len(words):
+            raise ValueError("a tensor of a kernel is missing")
+        return words[place]
+
+    fields = dict(zip(COLUMNS, row, strict=True))
+    tensors = from_json(tuple[int, ...], fields["tensors"], where="tensors")
+    outputs = from_json(tuple[str, ...], fields["outputs"], where="outputs")
+    kwargs = from_json(Mapping[str, object], fields["kwargs"], where="kwargs")
+    made = [(place, digest) for place, _, digest in (output.partition(":") for output in outputs)]
+    fields["tensors"] = [word(place) for place in tensors]
+    fields["outputs"] = [f"{word(int(place) if place.isdecimal() else None)}:{digest}" for place, digest in made]
+    fields["args"], fields["kwargs"] = _long(fields["args"]), {name: _long(value) for name, value in kwargs.items()}
+    return fields
+
+
+def _short(value: Any) -> Any:
+    """An argument in which ``{"tensor": 3}`` is ``"$3"``, and a list of successive ones ``"$3..9"``; what begins with a
+    dollar sign itself gets another one."""
+    match value:
+        case {"tensor": int(number)}:
+            return f"${number}"
+        case str():
+            return f"${value}" if value.startswith("$") else value
+        case [{"tensor": int(first)}, _, *_] if value == [{"tensor": first + place} for place in range(len(value))]:
+            return f"${first}..{first + len(value) - 1}"
+        case list():
+            return [_short(item) for item in value]
+        case dict():
+            return {key: _short(item) for key, item in value.items()}
+    return value
+
+
+_REFERENCE = re.compile(r"\$(\d{1,6})(?:\.\.(\d{1,6}))?", re.ASCII)
+
+
+def _long(value: Any) -> Any:
+    """The argument that :func:`_short` shortened."""
+    match value:
+        case str() if found := _REFERENCE.fullmatch(value):
+            first = int(found[1])
+            if found[2] is None:
+                return {"tensor": first}
+            return [{"tensor": number} for number in range(first, int(found[2]) + 1)]
+        case str():
+            return value.removeprefix("$")
+        case list():
+            return [_long(item) for item in value]
+        case dict():
+            return {key: _long(item) for key, item in value.items()}
+    return value
+
+
+# ----------------------------------------------------------------------------------------------------- the file
+
+
+def text_of(fingerprints: Fingerprints) -> str:
+    """The file's text, a line for each kernel."""
+    models = []
+    for model in fingerprints.models:
+        words: dict[str, int] = {}
+        rows = [_packed(kernel, words) for kernel in model.kernels]
+        fields = {**to_json(dataclasses.replace(model, kernels=())), "columns": list(COLUMNS), "words": list(words)}
+        models.append({**fields, "kernels": rows})
+    content = {"schema": FINGERPRINT_SCHEMA, "environment": to_json(fingerprints.environment), "models": models}
+    content["sha256"] = document_digest(content)
+    return _laid_out(content) + "\n"
+
+
+def _laid_out(content: Mapping[str, Any]) -> str:
+    """JSON with a line for each kernel, so that two files can be compared line by line."""
+    compact = functools.partial(json.dumps, separators=(",", ":"))
+    models = []
+    for model in content["models"]:
+        rows = ",\n".join(map(compact, model["kernels"]))
+        rest = ",\n".join(f"{compact(name)}:{compact(value)}" for name, value in model.items() if name != "kernels")
+        models.append(f'{{{rest},\n"kernels":[\n{rows}\n]}}')
+    head = ",\n".join(f"{compact(name)}:{compact(value)}" for name, value in content.items() if name != "models")
+    return f'{{{head},\n"models":[{",".join(models)}]}}'
+
+
+def path_in(folder: Path, model: Sequence[str]) -> Path:
+    """The file of the model with this key (:attr:`ModelFingerprint.key`) in a folder of files of one model each."""
+    suite, name, mode, *_ = model
+    return folder / "fingerprints" / f"{file_key(suite=suite, mode=mode, name=name)}.json"
+
+
+def write(path: Path, fingerprints: Fingerprints) -> None:
+    """Write a file; :class:`HashbenchError` where it cannot be."""
+    write_file(path, text_of(fingerprints), tip="Choose another file.")
+
+
+def read(path: Path) -> Fingerprints:
+    """The fingerprints in a file.
+
+    Raises:
+        HashbenchError: it cannot be read, is truncated, changed, of another schema, or no such file at all. Nothing of
+            it is used then.
+    """
+    content = read_json_object(path)
+    if "schema" not in content or "models" not in content:
+        _refuse(path, "it holds no fingerprints")
+    if content["schema"] != FINGERPRINT_SCHEMA:
+        _refuse(path, f"it is of schema {str(content['schema'])[:20]}, and this hashbench reads {FINGERPRINT_SCHEMA}")
+    if content.get("sha256") != document_digest(content):
+        _refuse(path, "it was changed or is truncated: its checksum is another")
+    try:
+        return _fingerprints(content)
+    except ValueError as error:
+        _refuse(path, str(error))
+
+
+def _refuse(path: Path, reason: str) -> Never:
+    raise HashbenchError(f"cannot use {path}", consequence=reason, tip=_TIP)
+
+
+def _fingerprints(content: Mapping[str, Any]) -> Fingerprints:
+    """The parsed document, all of it checked; ``ValueError`` says what is wrong."""
+    environment = from_json(Mapping[str, object], content.get("environment"), where="environment")
+    models = []
+    for model in from_json(tuple[Mapping[str, object], ...], content["models"], where="models"):
+        if model.get("columns") != list(COLUMNS):
+            raise ValueError("the kernels of a model have other columns")
+        rows = model.get("kernels")
+        if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == len(COLUMNS) for row in rows):
+            raise ValueError("a kernel has another number of columns")
+        words = from_json(tuple[str, ...], model.get("words"), where="words")
+        kernels = [_unpacked(row, words) for row in rows]
+        rest = {name: value for name, value in model.items() if name not in ("columns", "words")}
+        models.append(from_json(ModelFingerprint, {**rest, "kernels": kernels}, where="a model"))
+    fingerprints = Fingerprints(environment, tuple(models))
+    if fingerprints.kernels > MOST_KERNELS:
+        raise ValueError(f"it has more than {MOST_KERNELS} kernels")
+    if any(model.deterministic not in DETERMINISTIC or model.threads < 1 for model in models):
+        raise ValueError("a model has settings that do not exist")
+    if len({model.key for model in models}) < len(models):
+        raise ValueError("it has a model twice")
+    for kernel in (kernel for model in models for kernel in model.kernels):
+        for word in (*kernel.tensors, *kernel.outputs):
+            tensor_word(word)
+    return fingerprints

@@ -1,0 +1,339 @@
+"""Kernel fingerprints: the same numbers everywhere, nothing changed where nothing changed, and every planted change
+named, alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import xxhash
+
+from hashbench.errors import HashbenchError
+from hashbench.fingerprint import document, text, values
+from hashbench.fingerprint.checking import check
+from hashbench.fingerprint.document import Fingerprints, TensorWord, tensor_word
+from hashbench.fingerprint.measure import RANDOM, VARIES, record
+from hashbench.fingerprint.verify import CHANGED, NOT_RUN, SAME, Checked, Verification, summary
+from hashbench.io import document_digest
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.first = torch.nn.Embedding(50, 8), torch.nn.Linear(8, 16)
+        self.conv, self.norm = torch.nn.Conv1d(16, 4, 3), torch.nn.BatchNorm1d(4)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = torch.nn.functional.silu(self.first(self.embedding(tokens)))
+        return self.norm(self.conv(hidden.transpose(1, 2))).softmax(-1)
+
+
+def step() -> None:
+    """Forward, backward and an optimizer's step."""
+    torch.manual_seed(1)
+    net, tokens = Net(), torch.arange(24).reshape(2, 12) % 7
+    net(tokens).square().sum().backward()
+    torch.optim.Adam(net.parameters(), lr=0.01, foreach=True).step()
+
+
+@pytest.fixture(scope="module")
+def base() -> Fingerprints:
+    return record(step, name="net")
+
+
+def verified(fingerprints: Fingerprints) -> Verification:
+    return summary(fingerprints, list(check(fingerprints)))
+
+
+@contextmanager
+def planted(op: str, kernel: Callable[..., Any]) -> Iterator[None]:
+    """Another implementation of an op of torch's on the CPU, in this process."""
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        library.impl(op, kernel, "CPU")
+        yield
+    finally:
+        library._destroy()
+
+
+# ------------------------------------------------------------------------------------------------ synthetic numbers
+
+KNOWN_VALUES = [
+    ("float64", "", "c78c04fb38509a97"),
+    ("float32", "", "d02afa02661d80ce"),
+    ("float32", ">=0", "5c943d788a0f19b0"),
+    ("float32", "0..1", "140da8259140e22e"),
+    ("bfloat16", "", "8857fdc7b0afa1a7"),
+    ("float16", "0..1", "2bf76e69d4a60236"),
+    ("float8_e4m3fn", "", "c87a9b8f53785c97"),
+    ("float8_e5m2", ">=0", "29004ad7158ee6f9"),
+]
+
+
+@pytest.mark.parametrize(("dtype", "limits", "digest"), KNOWN_VALUES)
+def test_synthetic_numbers_are_the_same_on_every_machine(dtype: str, limits: str, digest: str) -> None:
+    kind = getattr(torch, dtype)
+    made = values.filled(kind, 1000, values=limits, number=1)
+    numbers = made.view(kind).double()
+
+    assert xxhash.xxh3_64_hexdigest(made.numpy().tobytes()) == digest
+    assert bool(numbers.isfinite().all())
+    assert float(numbers.abs().max()) < (1 if limits == values.UNIT else 4)
+    assert (float(numbers.min()) >= 0) == (limits != values.ANY)
+    assert len(set(numbers.tolist())) > 10
+
+
+def test_whole_numbers_stay_in_their_range() -> None:
+    made = values.filled(torch.int64, 8, values="-3..5", number=0).view(torch.int64)
+
+    assert made.tolist() == [4, -3, -2, 4, 1, 0, 2, 5]
+    with pytest.raises(values.NoValuesError, match="is not a range"):
+        values.filled(torch.int64, 8, values="9..5", number=0)
+    with pytest.raises(values.NoValuesError, match="no synthetic values for quint8"):
+        values.filled(torch.quint8, 8, values="", number=0)
+
+
+@pytest.mark.parametrize("tensor", [torch.arange(7), torch.tensor([True, False]), torch.zeros(0, dtype=torch.int32)])
+def test_recorded_content_comes_back(tensor: torch.Tensor) -> None:
+    content, limits = values.content_of(tensor)
+
+    assert limits == ""
+    assert torch.equal(values.content_from(content, tensor.dtype, tuple(tensor.shape)), tensor)
+
+
+def test_of_large_content_the_range_is_kept() -> None:
+    large = values.filled(torch.int64, 100_000, values="4..77", number=0).view(torch.int64)
+
+    assert values.content_of(large) == ("", "4..77")
+
+
+@pytest.mark.parametrize("content", ["", "9:abcd", "1:abcd", "1:eNpjZAIAAAYAAw==", "4:!!"])
+def test_damaged_content_is_refused(content: str) -> None:
+    with pytest.raises(values.NoValuesError):
+        values.content_from(content, torch.int64, (7,))
+
+
+# --------------------------------------------------------------------------------------------- record and verify
+
+
+def test_nothing_changes_where_nothing_changed(base: Fingerprints) -> None:
+    verification = verified(base)
+
+    assert verification.changed == ()
+    assert verification.not_run == {}
+    assert verification.same == verification.kernels > 20
+    phases = {kernel.phase for kernel in base.models[0].kernels}
+    assert phases >= {"forward", "backward"}
+    assert {"a view", "allocates memory"} <= verification.left_out.keys()
+
+
+PLANTED: dict[str, Callable[..., Any]] = {
+    "silu": lambda x: torch.ops.aten.mul(torch.sigmoid(x), x) * 2,
+    "_softmax": lambda x, _dim, _half: torch.zeros_like(x),
+    "silu_backward": lambda grad, _x: grad * 2,
+    "pow.Tensor_Scalar": lambda x, _exponent: x * 3,
+}
+
+
+@pytest.mark.parametrize("op", PLANTED)
+def test_a_planted_change_is_the_only_one_named(base: Fingerprints, op: str) -> None:
+    with planted(op, PLANTED[op]):
+        verification = verified(base)
+
+    name = op if "." in op else f"{op}.default"
+    assert {change.kernel.op for change in verification.changed} == {f"aten.{name}"}
+    assert verification.not_run == {}
+    distance = verification.changed[0].checked.distance
+    assert distance.differing > 0
+    assert distance.max_relative is not None
+    assert verified(base).changed == ()
+
+
+def test_indices_and_masks_are_those_of_the_recording() -> None:
+    index = torch.tensor([3, 1, 3, 0])
+    made = record(lambda: torch.zeros(5, 2).index_select(0, index), name="picked")
+    (kernel,) = [kernel for kernel in made.models[0].kernels if kernel.op == "aten.index_select.default"]
+
+    word = tensor_word(kernel.tensors[1])
+    content = made.models[0].contents[int(word.values[1:])]
+    assert values.content_from(content, torch.int64, (4,)).tolist() == [3, 1, 3, 0]
+
+
+def test_arguments_that_share_memory_share_it_again() -> None:
+    def shared() -> None:
+        memory = torch.ones(10)
+        memory[1:5].add_(memory[5:9])
+
+    made = record(shared, name="shared")
+
+    (kernel,) = [kernel for kernel in made.models[0].kernels if kernel.op == "aten.add_.Tensor"]
+    assert [tensor_word(word).memory for word in kernel.tensors] == [None, 0]
+    assert verified(made).changed == ()
+
+
+def test_what_varies_draws_or_raises_is_left_out_with_its_reason() -> None:
+    counted = iter(range(1000))
+    library = torch.library.Library("fingerprint_test", "DEF")
+    library.define("varies(Tensor x) -> Tensor")
+    library.define("picky(Tensor x) -> Tensor")
+    library.impl("varies", lambda x: x + next(counted), "CPU")
+    library.impl("picky", lambda x: x + 1 if float(x[0]) == 7 else 1 // 0, "CPU")
+
+    def run() -> None:
+        torch.ops.fingerprint_test.varies(torch.ones(3))
+        torch.ops.fingerprint_test.picky(torch.full((3,), 7.0))
+        torch.rand(3).bernoulli_(0.5)
+
+    made = record(run, name="all kinds")
+
+    left_out = made.models[0].left_out
+    assert left_out[VARIES] == {"fingerprint_test.varies.default": 1}
+    assert "aten.bernoulli_.float" in left_out[RANDOM]
+    (raised,) = [reason for reason in left_out if reason.startswith("raises on synthetic inputs")]
+    assert left_out[raised] == {"fingerprint_test.picky.default": 1}
+    library._destroy()
+
+
+def test_a_kernel_of_many_results_is_not_called_changed() -> None:
+    state = {"value": 0, "steps": 0}
+    library = torch.library.Library("fingerprint_twice", "DEF")
+    library.define("kernel(Tensor x) -> Tensor")
+
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        state["value"] += state["steps"]
+        return x + state["value"] % 2
+
+    library.impl("kernel", kernel, "CPU")
+    made = record(lambda: torch.ops.fingerprint_twice.kernel(torch.ones(3)), name="twice")
+    state.update(value=0, steps=1)
+    (checked,) = [one for one in check(made) if one.status != SAME]
+    library._destroy()
+
+    assert checked.status == NOT_RUN
+    assert checked.note == VARIES
+
+
+# ---------------------------------------------------------------------------------------------------------- the file
+
+
+def test_the_file_comes_back(base: Fingerprints, tmp_path: Path) -> None:
+    document.write(tmp_path / "base.json", base)
+
+    assert document.read(tmp_path / "base.json") == base
+    assert (tmp_path / "base.json").stat().st_size < 400 * base.kernels
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        TensorWord("float32", (8, 64), (64, 1)),
+        TensorWord("int64", (), (), values="#3"),
+        TensorWord("bool", (2, 3), (1, 2), offset=5, memory=1, values="0..1", digest="ab"),
+        TensorWord("float32", (0,), (1,), values=">=0"),
+    ],
+)
+def test_a_tensor_is_one_word(word: TensorWord) -> None:
+    assert tensor_word(word.text()) == word
+
+
+def changed_file(path: Path, change: Callable[[dict[str, Any]], object], *, forged: bool = True) -> Path:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    change(content)
+    if forged:
+        content["sha256"] = document_digest(content)
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+REFUSED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "another schema": (lambda it: it.update(schema=9), "it is of schema 9"),
+    "no models": (lambda it: it.pop("models"), "it holds no fingerprints"),
+    "a model twice": (lambda it: it["models"].append(it["models"][0]), "it has a model twice"),
+    "other columns": (lambda it: it["models"][0].update(columns=["op"]), "have other columns"),
+    "a field too many": (lambda it: it["models"][0].update(more=1), "has other fields: more"),
+    "a row too short": (lambda it: it["models"][0]["kernels"][0].pop(), "another number of columns"),
+    "a level that is none": (lambda it: it["models"][0].update(deterministic="x"), "settings that do not exist"),
+    "a word that is none": (lambda it: it["models"][0]["words"].__setitem__(0, "float32[9"), "describes no tensor"),
+    "a huge tensor": (lambda it: it["models"][0]["words"].__setitem__(0, f"float32[{10**9},{10**9}]"), "fits into"),
+    "a word that is missing": (lambda it: it["models"][0]["kernels"][0][3].append(10**6), "is missing"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_damaged_file_is_refused_whole(base: Fingerprints, tmp_path: Path, name: str) -> None:
+    change, said = REFUSED[name]
+    path = tmp_path / "base.json"
+    document.write(path, base)
+
+    with pytest.raises(HashbenchError, match=said):
+        document.read(changed_file(path, change))
+
+
+def test_a_truncated_or_changed_file_is_refused(base: Fingerprints, tmp_path: Path) -> None:
+    path = tmp_path / "base.json"
+    document.write(path, base)
+    whole = path.read_text(encoding="utf-8")
+    path.write_text(whole[: len(whole) // 2], encoding="utf-8")
+    with pytest.raises(HashbenchError, match="it is not JSON"):
+        document.read(path)
+    path.write_text(whole.replace('"threads":', '"threads":1'), encoding="utf-8")
+    with pytest.raises(HashbenchError, match="its checksum is another"):
+        document.read(path)
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "an op that reads files": {"op": "aten.from_file.default", "args": ("/etc/passwd",), "tensors": ()},
+    "an op that is none": {"op": "os.system.default", "args": ("true",), "tensors": ()},
+    "a collective": {"op": "c10d.barrier.default"},
+    "an allocation": {"op": "aten.empty.memory_format", "args": ([2**40],), "tensors": ()},
+    "inputs of a terabyte": {"tensors": (f"float32[{2**38}]",)},
+    "a small tensor that reaches far": {"tensors": (f"float32[2]/{2**40}",)},
+    "a tensor that is missing": {"args": ({"tensor": 7},)},
+    "content that is missing": {"tensors": ("int64[3] #99",)},
+    "a range that is none": {"tensors": ("float32[3] 7..9",)},
+    "other arguments": {"args": ()},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_kernel_is_not_run(name: str) -> None:
+    made = record(lambda: torch.ones(3).relu_(), name="relu")
+    model = made.models[0]
+    (kernel,) = [kernel for kernel in model.kernels if kernel.op == "aten.relu_.default"]
+    hostile = replace(made, models=(replace(model, kernels=(replace(kernel, **HOSTILE[name]),)),))
+
+    (checked,) = check(hostile)
+
+    assert checked.status == NOT_RUN
+    assert checked.note
+
+
+# --------------------------------------------------------------------------------------------------------- in words
+
+
+def test_changes_are_shown_by_library(base: Fingerprints) -> None:
+    with planted("silu", PLANTED["silu"]):
+        verification = verified(base)
+
+    environments = [{"packages": {"torch": version}, "threads": {"intra_op": 2}} for version in ("2.15.0", "2.15.1")]
+    lines = text.verified_text(verification, recorded=environments[0], here=environments[1]).splitlines()
+
+    assert lines[0] == f"1 of {verification.kernels} kernels changed (torch 2.15.0 -> 2.15.1)"
+    assert lines[3].startswith("  aten.silu.default(float32[2,12,16])  forward; in net; ")
+    assert lines[-1] == "Differences are the largest of the few elements of each output that are kept."
+
+
+def test_equal_kernels_of_several_models_are_one(base: Fingerprints) -> None:
+    two = replace(base, models=(base.models[0], replace(base.models[0], name="other")))
+    results = [Checked(number, CHANGED) for number in range(two.kernels)]
+
+    verification = summary(two, results)
+
+    assert len(verification.changed) == base.kernels == verification.kernels
+    assert verification.changed[0].models == ("net", "other")
