@@ -83,10 +83,13 @@ def _add_verify(verify: argparse.ArgumentParser) -> None:
     flags.whole(verify, "--threads", "-t", text="torch.set_num_threads (default: torch's own choice)")
     text = "a Python file, library or module that defines ops, where torch does not"
     flags.several(verify, "--import", dest="imports", metavar="FILE", text=text)
+    text = "if kernels changed, verify under one setting at a time, and name the one that explains it"
+    verify.add_argument("--bisect", action="store_true", help=text)
     flags.output_format(verify, "text", "json")
 
 
 def _verify(parsed: argparse.Namespace) -> int:
+    from hashbench.fingerprint import bisect as bisecting
     from hashbench.fingerprint import document, text
     from hashbench.fingerprint.verify import Request, verify
     from hashbench.io import to_json
@@ -102,11 +105,17 @@ def _verify(parsed: argparse.Namespace) -> int:
     if not verification.same and not verification.changed:
         reasons = "; ".join(verification.not_run) or "it has no kernels"
         raise HashbenchError(f"cannot verify {parsed.file}", consequence=f"no kernel could be compared ({reasons})")
+    trials: tuple[bisecting.Trial, ...] = ()
+    if parsed.bisect and verification.changed:
+        settings = bisecting.candidates(fingerprints.environment, here, verification.changed, device=device)
+        trials = bisecting.bisect(fingerprints, request, verification, tuple(settings), on_progress=say)
     if parsed.format == "json":
-        shown = to_json(verification)
+        shown = {**to_json(verification), "bisect": to_json(trials)}
         del shown["models"]
         json.dump(shown, sys.stdout, indent=1)
         print()
     else:
         print(text.verified_text(verification, recorded=fingerprints.environment, here=here))
+        if parsed.bisect and verification.changed:
+            print(f"\n{bisecting.bisected_text(trials)}")
     return EXIT_DIFFERENCE if verification.changed else 0

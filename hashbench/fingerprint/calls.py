@@ -120,6 +120,7 @@ class KernelCollector(TraceCallback):
             raise CaptureError(f"its inputs take more than {MOST_BYTES // 2**20} MiB")
         forms = [windows.form(tensor) for tensor in tensors]
         step, _, module = node.rpartition("/")[0].partition("/")
+        module = module.partition(".")[2]  # without the model's own class
         return Kernel(
             op=str(func),
             args=tuple(encoded(value) for value in new_args),

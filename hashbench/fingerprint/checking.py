@@ -8,8 +8,9 @@ import binascii
 import itertools
 import json
 import resource
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -38,6 +39,7 @@ def check(
     fingerprints: Fingerprints,
     *,
     threads: int | None = None,
+    settings: Mapping[str, str] = MappingProxyType({}),
     begin: Callable[[int], object] = lambda _: None,
     skip: Collection[int] = (),
 ) -> Iterator[Checked]:
@@ -46,13 +48,14 @@ def check(
     Args:
         fingerprints: what was recorded.
         threads: of torch; ``None`` leaves the number that this process has.
+        settings: of torch by name (:mod:`hashbench.run.settings`) that are other than in a sweep.
         begin: told the number of each kernel before it is run.
         skip: numbers of kernels that are not run.
     """
     numbers = itertools.count()
     with listener() as listening:
         for model in fingerprints.models:
-            with isolation(deterministic=model.deterministic, threads=threads):
+            with isolation(deterministic=model.deterministic, threads=threads), applied(dict(settings)):
                 for kernel, number in zip(model.kernels, numbers, strict=False):
                     if number not in skip:
                         begin(number)
@@ -129,13 +132,15 @@ def main(request: str, answers: str) -> None:
     fingerprints = read(Path(asked.path))
     if not any(model.device != "cpu" for model in fingerprints.models):
         _limit_memory()
-    with Path(answers).open("a", encoding="utf-8") as file, applied(dict(asked.settings)):
+    with Path(answers).open("a", encoding="utf-8") as file:
 
         def tell(line: object) -> None:
             file.write(json.dumps(line) + "\n")
             file.flush()
 
-        for checked in check(asked.chosen(fingerprints), threads=asked.threads, begin=tell, skip=asked.skip):
+        for checked in check(
+            asked.chosen(fingerprints), threads=asked.threads, settings=asked.settings, begin=tell, skip=asked.skip
+        ):
             tell(to_json(checked))
         tell("done")
     exit_at_once()

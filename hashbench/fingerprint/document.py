@@ -11,7 +11,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Never
@@ -26,6 +26,9 @@ FINGERPRINT_SCHEMA = 1
 
 MOST_KERNELS = 100_000
 """Of one file. The models of the largest zoo have a tenth of this together."""
+
+MOST_TENSORS = 20_000
+"""Of one call: an optimizer's may have those of all parameters several times."""
 
 _LARGEST = 2**48
 _TIP = "Record it again with `hashbench fingerprint record`."
@@ -181,34 +184,66 @@ class Fingerprints:
 # --------------------------------------------------------------------------------------- one kernel in few bytes
 
 
-def _packed(kernel: Kernel, words: dict[str, int]) -> list[Any]:
-    """The row of a kernel: tensors as places in ``words``, which grows, and references to them in short."""
+@dataclass(slots=True)
+class _Tables:
+    """What the rows of a model name by its place: words of tensors, successive ones of long lists, and libraries."""
+
+    words: dict[str, int]
+    lists: dict[tuple[int, ...], int]
+    libraries: dict[str, int]
+
+
+_TABLES = {"words": tuple[str, ...], "lists": tuple[tuple[int, ...], ...], "libraries": tuple[str, ...]}
+"""The tables by name, as a file has them."""
+
+_LONG = 6
+"""Tensors from which on a list among the arguments, such as an optimizer's, is kept once for all calls that have it."""
+
+
+def _packed(kernel: Kernel, tables: _Tables) -> list[Any]:
+    """The row of a kernel: tensors and libraries by their places in ``tables``, which grow, references in short."""
     row = {name: to_json(getattr(kernel, name)) for name in COLUMNS}
     row["args"], row["kwargs"] = _short(row["args"]), {name: _short(value) for name, value in row["kwargs"].items()}
-    row["tensors"] = [words.setdefault(word, len(words)) for word in kernel.tensors]
-    outputs = [dataclasses.replace(tensor_word(word), digest="").text() for word in kernel.outputs]
-    digests = [tensor_word(word).digest for word in kernel.outputs]
-    row["outputs"] = [f"{words.setdefault(form, len(words))}:{d}" for form, d in zip(outputs, digests, strict=True)]
+    places = [tables.words.setdefault(word, len(tables.words)) for word in kernel.tensors]
+    row["tensors"], done = [], 0
+    for first, last in sorted(_runs([row["args"], row["kwargs"]])):
+        if first >= done and last - first + 1 >= _LONG:
+            same = tuple(places[first : last + 1])
+            row["tensors"] += [*places[done:first], f"*{tables.lists.setdefault(same, len(tables.lists))}"]
+            done = last + 1
+    row["tensors"] += places[done:]
+    row["library"] = tables.libraries.setdefault(kernel.library, len(tables.libraries))
+    outputs = [(dataclasses.replace(word, digest="").text(), word.digest) for word in map(tensor_word, kernel.outputs)]
+    row["outputs"] = [f"{tables.words.setdefault(form, len(tables.words))}:{digest}" for form, digest in outputs]
     return [row[name] for name in COLUMNS]
 
 
-def _unpacked(row: Sequence[Any], words: Sequence[str]) -> dict[str, Any]:
+def _unpacked(
+    row: Sequence[Any], words: Sequence[str], lists: Sequence[Sequence[int]], libraries: Sequence[str]
+) -> dict[str, Any]:
     """The fields of the kernel that :func:`_packed` made a row of."""
-
-    def word(place: object) -> str:
-        if type(place) is not int or not 0 <= place < len(words):
-            raise ValueError("a tensor of a kernel is missing")
-        return words[place]
-
     fields = dict(zip(COLUMNS, row, strict=True))
-    tensors = from_json(tuple[int, ...], fields["tensors"], where="tensors")
-    outputs = from_json(tuple[str, ...], fields["outputs"], where="outputs")
+    places: list[object] = []
+    for place in from_json(tuple[object, ...], fields["tensors"], where="tensors"):
+        places += _at(lists, place[1:]) if isinstance(place, str) else [place]
+        if len(places) > MOST_TENSORS:
+            raise ValueError(f"a kernel has more than {MOST_TENSORS} tensors")
+    outputs = [text.partition(":") for text in from_json(tuple[str, ...], fields["outputs"], where="outputs")]
+    long = functools.partial(_long, tensors=len(places))
     kwargs = from_json(Mapping[str, object], fields["kwargs"], where="kwargs")
-    made = [(place, digest) for place, _, digest in (output.partition(":") for output in outputs)]
-    fields["tensors"] = [word(place) for place in tensors]
-    fields["outputs"] = [f"{word(int(place) if place.isdecimal() else None)}:{digest}" for place, digest in made]
-    fields["args"], fields["kwargs"] = _long(fields["args"]), {name: _long(value) for name, value in kwargs.items()}
+    fields["tensors"] = [_at(words, place) for place in places]
+    fields["outputs"] = [f"{_at(words, place)}:{digest}" for place, _, digest in outputs]
+    fields["library"] = _at(libraries, fields["library"])
+    fields["args"], fields["kwargs"] = long(fields["args"]), {name: long(value) for name, value in kwargs.items()}
     return fields
+
+
+def _at(table: Sequence[Any], place: object) -> Any:
+    """What stands at this place in a table, which may be named in digits; ``ValueError`` where nothing does."""
+    number = int(place) if isinstance(place, str) and place.isdecimal() and len(place) < 10 else place
+    if type(number) is not int or not 0 <= number < len(table):
+        raise ValueError("a tensor or library of a kernel is missing")
+    return table[number]
 
 
 def _short(value: Any) -> Any:
@@ -231,20 +266,29 @@ def _short(value: Any) -> Any:
 _REFERENCE = re.compile(r"\$(\d{1,6})(?:\.\.(\d{1,6}))?", re.ASCII)
 
 
-def _long(value: Any) -> Any:
-    """The argument that :func:`_short` shortened."""
+def _runs(value: Any) -> Iterator[tuple[int, int]]:
+    """First and last of each list of successive tensors in shortened arguments."""
+    if isinstance(value, (list, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _runs(item)
+    elif isinstance(value, str) and (found := _REFERENCE.fullmatch(value)) and found[2] is not None:
+        yield int(found[1]), int(found[2])
+
+
+def _long(value: Any, *, tensors: int) -> Any:
+    """The argument that :func:`_short` shortened, of a call with so many ``tensors``."""
     match value:
         case str() if found := _REFERENCE.fullmatch(value):
-            first = int(found[1])
-            if found[2] is None:
-                return {"tensor": first}
-            return [{"tensor": number} for number in range(first, int(found[2]) + 1)]
+            first, last = int(found[1]), int(found[2] or found[1])
+            if last >= tensors:
+                raise ValueError("a tensor of a kernel is missing")
+            return {"tensor": first} if found[2] is None else [{"tensor": place} for place in range(first, last + 1)]
         case str():
             return value.removeprefix("$")
         case list():
-            return [_long(item) for item in value]
+            return [_long(item, tensors=tensors) for item in value]
         case dict():
-            return {key: _long(item) for key, item in value.items()}
+            return {key: _long(item, tensors=tensors) for key, item in value.items()}
     return value
 
 
@@ -255,9 +299,10 @@ def text_of(fingerprints: Fingerprints) -> str:
     """The file's text, a line for each kernel."""
     models = []
     for model in fingerprints.models:
-        words: dict[str, int] = {}
-        rows = [_packed(kernel, words) for kernel in model.kernels]
-        fields = {**to_json(dataclasses.replace(model, kernels=())), "columns": list(COLUMNS), "words": list(words)}
+        tables = _Tables({}, {}, {})
+        rows = [_packed(kernel, tables) for kernel in model.kernels]
+        fields = {**to_json(dataclasses.replace(model, kernels=())), "columns": list(COLUMNS)}
+        fields |= {name: to_json(list(getattr(tables, name))) for name in _TABLES}
         models.append({**fields, "kernels": rows})
     content = {"schema": FINGERPRINT_SCHEMA, "environment": to_json(fingerprints.environment), "models": models}
     content["sha256"] = document_digest(content)
@@ -321,9 +366,9 @@ def _fingerprints(content: Mapping[str, Any]) -> Fingerprints:
         rows = model.get("kernels")
         if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == len(COLUMNS) for row in rows):
             raise ValueError("a kernel has another number of columns")
-        words = from_json(tuple[str, ...], model.get("words"), where="words")
-        kernels = [_unpacked(row, words) for row in rows]
-        rest = {name: value for name, value in model.items() if name not in ("columns", "words")}
+        tables = [from_json(kind, model.get(name), where=name) for name, kind in _TABLES.items()]
+        kernels = [_unpacked(row, *tables) for row in rows]
+        rest = {name: value for name, value in model.items() if name not in ("columns", *_TABLES)}
         models.append(from_json(ModelFingerprint, {**rest, "kernels": kernels}, where="a model"))
     fingerprints = Fingerprints(environment, tuple(models))
     if fingerprints.kernels > MOST_KERNELS:
