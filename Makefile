@@ -11,10 +11,12 @@ WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 NIGHTS  ?= results/nightly
 AUDIT   ?= results/audit
 WRITE   ?=
+STRESS  ?=
 EXPECTED ?= $(if $(wildcard results/expected/*.csv),results/expected)
 VENV    := .venv
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
+STRESSED = $(if $(STRESS),--stress)
 CHOICE   = $(if $(ONLY),--only $(ONLY),--models $(MODELS))
 
 ifndef OUTPUT
@@ -49,7 +51,7 @@ $(STAMP): pyproject.toml
 sweep: $(STAMP) ## Run the zoo: each model twice, training and inference; prints where the results are
 	@test -z "$(NOTHING_TO_RESUME)" || { echo "make sweep FLAGS=--resume needs the folder of the sweep to complete: OUTPUT=results/mine" >&2; exit 2; }
 	@for mode in $(MODES); do \
-		$(BIN)/hashbench sweep --suite $(SUITE) --$$mode $(CHOICE) --output $(OUTPUT)/$$mode $(FLAGS) || exit $$?; \
+		$(BIN)/hashbench sweep --suite $(SUITE) --$$mode $(CHOICE) --output $(OUTPUT)/$$mode $(STRESSED) $(FLAGS) || exit $$?; \
 	done
 	@echo "All results of this sweep: $(OUTPUT)"
 
@@ -59,7 +61,7 @@ compare: $(STAMP) ## What changed from BASE to NEW (CSV files or results folders
 
 nightly: $(STAMP) ## Sweep all suites, compare with results/expected and last night, write the report in NIGHTS
 	@$(BIN)/hashbench nightly --suite $(if $(filter file,$(origin SUITE)),all,$(SUITE)) --modes $(MODES) $(CHOICE) --output $(NIGHTS) \
-		$(if $(EXPECTED),--expected $(EXPECTED)) $(if $(FLAGS),-- $(FLAGS))
+		$(if $(EXPECTED),--expected $(EXPECTED)) $(if $(STRESSED)$(FLAGS),-- $(STRESSED) $(FLAGS))
 
 audit: $(STAMP) ## Every op of torch: documented against measured, in AUDIT (goes on where it stopped)
 	@$(BIN)/hashbench audit --jobs 2 --resume --output $(AUDIT) $(if $(WRITE),--write $(WRITE)) $(FLAGS)

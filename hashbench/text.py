@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hashbench.catalog import CAUSES, LATENT, Origin, Status
+from hashbench.catalog import CAUSES, LATENT, Circumstance, Origin, Status
 from hashbench.records import Row
 
 _FLATTENED = frozenset({"Cc", "Zl", "Zp"})
@@ -172,16 +172,20 @@ def _what(row: Row) -> str:
         f"only in {row.representation}" if row.representation else "",
     )
     often = ", ".join(filter(None, (f"{rate(row)} differed from the first", bounds(row))))
+    if row.accuracy == Status.LATENT:
+        meaning = Circumstance[row.latent.upper()].meaning
+        return f"{row.name}: runs agree, and will not always: they differ in {rate(row)} ({meaning})"
     what = row.differing_results or row.error or row.accuracy
     eager = f"; compiled code {row.compiled}" if row.compiled else ""
     return f"{row.name}: runs differ in {what}{numbers}; {often if rate(row) else 'how often is not known'}{eager}"
 
 
 def _where(row: Row) -> str:
-    if not row.origin:
+    latent = row.accuracy == Status.LATENT
+    if not row.origin and not latent:
         return "first divergence: not in any op that was traced"
-    what = row.kernel if row.origin == Origin.KERNEL else row.origin
-    if row.origin not in (Origin.KERNEL, Origin.RANKS):  # no op behind a collective is named
+    what = row.kernel if latent or row.origin == Origin.KERNEL else row.origin
+    if not latent and row.origin not in (Origin.KERNEL, Origin.RANKS):  # no op behind a collective is named
         what += f", reached {row.kernel or 'no op'}"
     position = _in_brackets(
         row.phase,
@@ -189,7 +193,7 @@ def _where(row: Row) -> str:
         f"in {row.module}" if row.module else "",
         f"at {row.source}" if row.source else "",
     )
-    return f"first divergence: {what}{position}: {row.detail}"
+    return f"first divergence: {what}{position}" + ("" if latent else f": {row.detail}")
 
 
 def _evidence(row: Row) -> str:

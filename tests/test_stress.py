@@ -16,6 +16,7 @@ from runner_helpers import FunctionRunner
 from hashbench import cli
 from hashbench.catalog import LATENT, Circumstance
 from hashbench.causes import decide
+from hashbench.check.function import FunctionCall, check_function
 from hashbench.check.model import BenchmarkRunner
 from hashbench.check.stress import circumstance_of
 from hashbench.records import Decision, Diagnosis, Evidence, ExperimentResult, ModelSpec, Row, RunOptions
@@ -27,7 +28,7 @@ from hashbench.results.load import Sweep
 from hashbench.results.rows import read_rows
 from hashbench.run.settings import settings
 from hashbench.run.workload import Workload
-from hashbench.text import as_written, told
+from hashbench.text import as_written, five_lines, told
 
 CPU = torch.device("cpu")
 STRESS = RunOptions(stress=True, replays=4, diagnose_budget=30.0, deterministic="off")
@@ -65,7 +66,7 @@ def provoking(name: str) -> Callable[[], float]:
     return {
         "threads": lambda: float(torch.get_num_threads() < oversubscribed()),
         "load": lambda: float(any(one.name.startswith("hashbench load") for one in threading.enumerate())),
-        "collector": lambda: float(gc.isenabled()),
+        "collector": lambda: float(gc.get_threshold()[0] > 10),
     }[name]
 
 
@@ -177,6 +178,18 @@ def test_a_set_of_texts_is_found_in_another_process(tmp_path: Path) -> None:
     assert (found.accuracy, found.latent, found.latent_cause) == ("pass", "process", "call_order")
     assert (twin.accuracy, twin.latent) == ("pass", "")
     assert "process 0/1" in twin.stressed
+
+
+def test_a_function_is_stressed_without_a_fresh_process(tmp_path: Path) -> None:
+    def check(function: Callable[[torch.Tensor], torch.Tensor]) -> Row:
+        call = FunctionCall(function, (torch.ones(8),))
+        return check_function(call, "function", replace(STRESS, output=str(tmp_path)))[0]
+
+    found, clean = check(Workspace()), check(torch.nn.Identity())
+    assert (found.accuracy, found.latent, found.latent_cause) == ("pass", "memory", "uninitialized_memory")
+    assert "differ in 100% of pairs under memory" in five_lines(told(found), folder=tmp_path)
+    assert (clean.accuracy, clean.latent) == ("pass", "")
+    assert "process not run" in clean.stressed
 
 
 # --------------------------------------------------------------------------------------------------- what is concluded

@@ -178,6 +178,12 @@ def several(flags: Flags, *names: str, metavar: str, text: str, dest: str | None
     flags.add_argument(*names, action="append", default=[], metavar=metavar, help=text, **more)
 
 
+def stress(flags: Flags) -> None:
+    """Add ``--stress``."""
+    text = "run what passes again under circumstances that must not matter, and name what then differs"
+    flags.add_argument("--stress", action="store_true", help=text)
+
+
 def words(flags: Flags, name: str, *, metavar: str, text: str) -> None:
     """Add a flag with one or more values, which may be given several times."""
     flags.add_argument(name, nargs="+", default=[], action="extend", metavar=metavar, help=text)

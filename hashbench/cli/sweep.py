@@ -198,8 +198,7 @@ def _add_run(run: Flags) -> None:
         action="store_true",
         help="also compare two runs without tracing: the Python tracer may hide a difference",
     )
-    text = "run what passes again under circumstances that must not matter, and name what then differs"
-    run.add_argument("--stress", action="store_true", help=text)
+    flags.stress(run)
     run.add_argument("--keep-traces", action="store_true", help="keep the traces of models that agree too")
 
 

@@ -48,6 +48,8 @@ rows in the harness's CSV, which the harness's own tools take for none."""
 _FAILED_RUNS = (Status.FIRST_RUN_FAIL, Status.FIRST_RUN_OOM, Status.SECOND_RUN_FAIL, Status.SECOND_RUN_OOM)
 _CONFIRMING_RUNS = 12
 """Runs, in times of a traced one, that must fit in before looking for a cause makes sense."""
+_STRESSED_RUNS = 4
+"""Times as long as the harness's two runs that stressed runs may take, with what names the circumstance."""
 
 
 def preparing(harness: Any, names: Mapping[str, Any], model: Any, inputs: Any) -> Callable[[], Prepared]:
@@ -163,7 +165,9 @@ class ModelCheck:
 
     def _judged(self, make: Attempt, status: str) -> tuple[Outcome, str]:
         outcome, error = self._happened(make, status)
-        return (self._explained(make, outcome) if outcome.accuracy == Status.TWO_RUNS_DIFFER else outcome), error
+        if outcome.accuracy == Status.TWO_RUNS_DIFFER:
+            return self._explained(make, outcome), error
+        return (self._stressed(make, outcome) if outcome.accuracy == Status.PASS else outcome), error
 
     def _happened(self, make: Attempt, status: str) -> tuple[Outcome, str]:
         """What became of the two eager runs, and words for where that is not what the harness wrote."""
@@ -243,6 +247,19 @@ class ModelCheck:
         check = PairCheck(make, options, outcome.deterministic, spec=self.spec, target=FRESH_TARGET)
         return check.diagnose(check.confirm(outcome))
 
+    def _stressed(self, make: Attempt, outcome: Outcome) -> Outcome:
+        """The outcome with what pairs under circumstances that must not matter say, where that is asked for and the
+        harness's ``--timeout`` leaves the time."""
+        seconds, left = sum(run.seconds for run in self.eager.runs), self._seconds_left()
+        if not self.options.stress or left < _STRESSED_RUNS * seconds:
+            return outcome
+        first = make()
+        if isinstance(first, Failure):
+            return outcome
+        options = replace(self.options, diagnose_budget=min(self.session.budget, left))
+        check = PairCheck(make, options, outcome.deterministic, spec=self.spec, target=FRESH_TARGET)
+        return check.stress(replace(outcome, first=first), seconds=seconds)
+
     def _seconds_left(self) -> float:
         """What the diagnosis may take. Only a child of the harness's sweep is ended by its ``--timeout``."""
         if chosen_model(self.session.arguments):
@@ -259,6 +276,7 @@ def options_of(session: Session, args: Any, *, device: str) -> RunOptions:
         iterations=_whole(getattr(args, "iterations", None)),
         runs=2,
         tracer=session.tracer,
+        stress=session.stress,
         diagnose_budget=session.budget,
         output=session.folder,
     )

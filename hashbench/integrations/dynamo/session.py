@@ -47,7 +47,7 @@ class Session:
     where they are paths). ``trace``: ``always`` traces the harness's own two eager runs, ``on-demand`` only further
     runs of models that differ. ``budget``: seconds for the experiments on one model. ``csv``: where the harness writes,
     where its flags say so. ``mode``: ``training`` or ``inference``. ``run`` tells this command from others that write
-    into the folder. ``tracer`` is that of :class:`~hashbench.records.RunOptions`."""
+    into the folder. ``tracer`` and ``stress`` are those of :class:`~hashbench.records.RunOptions`."""
 
     folder: str
     script: str
@@ -58,6 +58,7 @@ class Session:
     mode: str = "inference"
     run: str = ""
     tracer: str = "auto"
+    stress: bool = False
 
     def environment(self) -> dict[str, str]:
         """The variable by which the harness's processes find this session."""

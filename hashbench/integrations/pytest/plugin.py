@@ -51,6 +51,9 @@ class Options:
         ops: compare what every op left, not results alone. ``None``: the marker does, the fixture does not.
         allow_empty: a function that returns nothing and runs no op passes.
         tracer: ``auto``, ``native`` or ``python`` records the ops; ``None``: ``hashbench_tracer``, else ``auto``.
+        stress: runs that agree are made again under circumstances that must not matter (more threads than cores, load,
+            other content in fresh memory, other addresses, the garbage collector at other moments), which must agree,
+            too. A function is not run in a fresh process.
     """
 
     runs: int | None = None
@@ -60,6 +63,7 @@ class Options:
     ops: bool | None = None
     allow_empty: bool = False
     tracer: str | None = None
+    stress: bool = False
 
     def __post_init__(self) -> None:
         if self.runs is not None and (type(self.runs) is not int or self.runs < 2):
@@ -97,7 +101,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Make the marker known, and refuse options that say nothing."""
     config.addinivalue_line(
         "markers",
-        f"{MARKER}(runs=2, seed={_SEED}, deterministic=None, diagnose=True, ops=True, allow_empty=False, tracer=None): "
+        f"{MARKER}(runs=2, seed={_SEED}, deterministic=None, diagnose=True, ops=True, allow_empty=False, tracer=None, "
+        "stress=False): "
         "run the test several times from one random state; what it returns and what every torch op leaves must be "
         "the same bit by bit.",
     )
@@ -186,9 +191,10 @@ class RunsEqual:
     """``assert_runs_equal(function, *args, runs=2, **kwargs)`` runs ``function(*args, **kwargs)`` several times from
     the reset random state, each time on copies of the arguments, and fails where two runs differ in any bit.
 
-    ``seed``, ``deterministic``, ``diagnose``, ``ops``, ``allow_empty`` and ``tracer`` are those of :class:`Options`;
-    all else is the function's own. Compared are what it returns, its tensor arguments and their gradients, and the
-    state of modules and optimizers among the arguments. Where it returns ``None``, what every op left is compared too.
+    ``seed``, ``deterministic``, ``diagnose``, ``ops``, ``allow_empty``, ``tracer`` and ``stress`` are those of
+    :class:`Options`; all else is the function's own. Compared are what it returns, its tensor arguments and their
+    gradients, and the state of modules and optimizers among the arguments. Where it returns ``None``, what every op
+    left is compared too.
 
     Returns:
         What the first run returned.
@@ -225,7 +231,7 @@ class RunsEqual:
         from hashbench.check.function import check_function, device_of
         from hashbench.errors import HashbenchError
         from hashbench.records import RunOptions
-        from hashbench.text import five_lines
+        from hashbench.text import five_lines, told
 
         budget = _setting(self._config, "hashbench_diagnose_budget") if options.diagnose else 0
         run_options = RunOptions(
@@ -236,6 +242,7 @@ class RunsEqual:
             replays=_setting(self._config, "hashbench_replays"),
             diagnose_budget=budget,
             tracer=options.tracer or _tracer(self._config),
+            stress=options.stress,
             output=str(self._folder),
         )
         every_op, shows_line = marked if options.ops is None else options.ops, not marked
@@ -244,6 +251,7 @@ class RunsEqual:
         except HashbenchError as error:
             message, shows_line = f"{name}: {error}", False
         else:
+            row = told(row)
             if row.accuracy == Status.PASS:
                 return value
             message = five_lines(row, folder=self._folder)

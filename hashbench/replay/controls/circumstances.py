@@ -53,14 +53,14 @@ def _threads(_variation: int, _device: torch.device) -> AbstractContextManager[N
 
 @contextmanager
 def _collector(variation: int, _device: torch.device) -> Iterator[None]:
-    """Garbage in cycles is not collected at all, or after every hundred new objects."""
+    """Garbage in cycles is collected after every ten new objects, or not at all."""
     enabled, thresholds = gc.isenabled(), gc.get_threshold()
     try:
         if variation % 2:
-            gc.disable()
-        else:
             gc.enable()
-            gc.set_threshold(100, *thresholds[1:])
+            gc.set_threshold(10, *thresholds[1:])
+        else:
+            gc.disable()
         yield
     finally:
         gc.set_threshold(*thresholds)
