@@ -1,6 +1,6 @@
 """Two runs side by side: sequence alignment of their records, and how much of its memory each has written.
 
-Records correspond when they are the same op in the same module, phase and iteration, in order.
+Records correspond when they are the same op in the same module, phase, iteration and thread, in order.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def _matched(first: Sequence[OpRecord], second: Sequence[OpRecord]) -> list[tupl
 
 
 def _key(record: OpRecord) -> Hashable:
-    return record.phase, record.iteration, record.module, record.op
+    thread = record.id.rpartition("#")[2].rpartition(".")[0]
+    return record.phase, record.iteration, record.module, record.op, thread
 
 
 def _common(left: Sequence[Hashable], right: Sequence[Hashable]) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,7 +58,7 @@ def unrecorded() -> Iterator[None]:
 PYTHON_KEY = "TESTING_ONLY_GenericMode"
 """The dispatch key, free in torch, by which the recorder hands a call to Python."""
 
-RECORDS, READS, WRITES, LEAVES, OTHERS, METAS = range(6)
+RECORDS, READS, WRITES, LEAVES, OTHERS, METAS, LANES = range(7)
 """What :meth:`Library.bytes_of` and :meth:`Library.texts` give."""
 
 UNKNOWN, KNOWN, IN_PYTHON = range(3)
@@ -105,6 +106,11 @@ _ENTRY_POINTS: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
     ("begin", _INT, (_POINTER,)),
     ("end", None, (_POINTER,)),
     ("thread", None, (_INT,)),
+    ("lane", _I32, (_POINTER,)),
+    ("enter", _POINTER, (_POINTER, _I32)),
+    ("leave", None, (_POINTER,)),
+    ("forked", None, ()),
+    ("thread_mark", _I64, (_POINTER,)),
     ("context", ctypes.POINTER(ctypes.c_uint32), (_POINTER,)),
     ("backward_in_python", None, (_POINTER,)),
     ("failed", _I32, (_POINTER,)),
@@ -154,6 +160,8 @@ class Library:
         if not self.register():
             raise OSError(f"torch uses the dispatch key {NATIVE_KEY}")
         self.prepare(*(ctypes.cast(function, _POINTER) for function in (xxh3(), *self._kept)))
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forked)
         self._fallback = torch.library.Library("_", "IMPL")
         self._fallback.fallback(self._handle, PYTHON_KEY)
         for ns, name in _decomposing():
@@ -187,6 +195,11 @@ class Library:
         return {number: dtype for number, dtype in found if isinstance(dtype, torch.dtype)}
 
     # ---------------------------------------------------------------------------------------- what the recorder asks
+
+    def _forked(self) -> None:
+        """A process that was forked during a trace goes on without it."""
+        self.forked()
+        self.listener = None
 
     def _plan(self, number: int, name: bytes, overload: bytes, out: Any) -> None:
         try:

@@ -12,6 +12,7 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/library.h>
@@ -93,7 +94,7 @@ struct Record {
   int32_t op;  // -1: Python has this record
   uint32_t others, context, first_read, first_write, scalar;
   int32_t parent;
-  uint32_t reads, writes;
+  uint32_t reads, writes, lane;
 };
 
 struct Leaf {
@@ -102,6 +103,13 @@ struct Leaf {
   uint32_t meta, context;
   int32_t name;  // number of a registered tensor; -1: none, -2: none and an nn.Parameter, -3: Python has this leaf
   uint32_t unused;
+};
+
+// The records of a thread that the program started, or of a piece of work in a thread of a pool. 0 is the program itself.
+struct Lane {
+  int32_t parent, position;  // the lane that started it, and how many records there were then
+  int32_t caller;            // the record of the op in which that was; -1: none, or it is not done
+  uint32_t context;
 };
 
 // A list that grows without being copied.
@@ -252,6 +260,9 @@ struct Recorder {
   Chunked<Read> reads;
   Chunked<Write> writes;
   Chunked<Leaf> leaves;
+  Chunked<Lane> lanes;
+  bool over = false;  // what is under way in other threads is no longer recorded
+  uint64_t thread = 0;
   Interned others, metas;
   Writers writers;
   Names names;
@@ -471,15 +482,42 @@ struct Handed {
 };
 
 struct Scratch {
+  Recorder* owner = nullptr;  // of the lane that this thread is in; null: the program's own, of whatever trace
+  uint32_t lane = 0;
+  uint32_t context = 0;
   std::vector<Read> reads;
   std::string others;
   Handed* handed = nullptr;  // to Python
   Handed* making = nullptr;  // by Python, which calls the op now
   int32_t open = 0;               // calls under way of which the inner calls are recorded
   std::vector<int32_t> children;  // records made inside these that have no parent yet
+  std::vector<int32_t> lanes;     // started inside these
   std::vector<std::pair<at::Tensor, int32_t>> unnamed;
 };
 thread_local Scratch scratch;
+
+uint32_t context_of(const Recorder& recorder) {
+  return scratch.owner ? scratch.context : recorder.context.load(std::memory_order_relaxed);
+}
+
+// Autograd counts in every thread by itself.
+int64_t in_thread(const Recorder& recorder, int64_t sequence, uint64_t thread) {
+  return thread == recorder.thread ? sequence : sequence | static_cast<int64_t>(thread) << 40;
+}
+
+// Whether a lane is one of those that this thread has started since there were `first`, or was started in one.
+bool started_since(Recorder& recorder, int32_t lane, size_t first) {
+  for (; lane; lane = recorder.lanes[static_cast<size_t>(lane)].parent)
+    for (size_t i = first; i < scratch.lanes.size(); i++)
+      if (scratch.lanes[i] == lane) return true;
+  return false;
+}
+
+// The op in which this thread has started lanes since there were `first` is done, and is this record.
+void close_lanes(Recorder& recorder, size_t first, int32_t number) {
+  for (size_t i = first; i < scratch.lanes.size(); i++) recorder.lanes[static_cast<size_t>(scratch.lanes[i])].caller = number;
+  scratch.lanes.resize(first);
+}
 
 template <typename Result, typename... More>
 Result ask(Result (*question)(_object*, More...), Result otherwise, const at::Tensor& tensor, More... more) {
@@ -610,7 +648,7 @@ bool read(Recorder& recorder, const at::Tensor& tensor, int32_t argument, c10::S
     if (name < 0) scratch.unnamed.emplace_back(tensor, node);
     recorder.leaves.push({reinterpret_cast<uint64_t>(storage), digest(recorder, tensor),
                           static_cast<int64_t>(recorder.records.count), meta_of(recorder, tensor),
-                          recorder.context.load(std::memory_order_relaxed), name, 0});
+                          context_of(recorder), name, 0});
     recorder.writers.set(storage, node, 0);
   }
   scratch.reads.push_back({node, argument, tensor.storage_offset()});
@@ -632,7 +670,8 @@ bool has_own_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys)
 }
 
 void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::Stack* stack) {
-  Recorder* const on = current.load(std::memory_order_acquire);
+  Recorder* on = current.load(std::memory_order_acquire);
+  if (scratch.owner && scratch.owner != on) on = nullptr;  // the trace that this thread belongs to is over
   if (on && scratch.making) {
     make(*on, *std::exchange(scratch.making, nullptr), stack);
     return;
@@ -718,8 +757,11 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
     if (plan.seeded) rng = generator_digest(generator);
   }
 
-  const auto sequence = backward ? static_cast<int64_t>(node->sequence_nr()) : static_cast<int64_t>(at::sequence_number::peek()) - 1;
+  const auto sequence = backward ? in_thread(recorder, static_cast<int64_t>(node->sequence_nr()), node->thread_id())
+                                 : in_thread(recorder, static_cast<int64_t>(at::sequence_number::peek()) - 1,
+                                             at::RecordFunction::currentThreadId());
   const size_t outer = scratch.children.size();
+  const size_t outer_lanes = scratch.lanes.size();
   scratch.open += plan.open;
   try {
     Quiet quiet(!plan.open);
@@ -729,6 +771,7 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
     scratch.open -= plan.open;
     scratch.reads.resize(first);
     scratch.children.resize(outer);
+    scratch.lanes.resize(outer_lanes);
     recorder.failed = op->id;
     throw;
   }
@@ -739,7 +782,8 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
   record.op = op->id;
   record.others = others;
   record.parent = -1;
-  record.context = recorder.context.load(std::memory_order_relaxed) | (backward ? 1u << 31 : 0);
+  record.context = context_of(recorder) | (backward ? 1u << 31 : 0);
+  record.lane = scratch.lane;
   record.sequence = sequence;
 
   c10::SmallVector<at::Tensor, 4> wrote;
@@ -775,6 +819,12 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
   int32_t number;
   {
     std::lock_guard<std::mutex> guard(recorder.lock);
+    if (recorder.over) {
+      scratch.reads.resize(first);
+      scratch.children.resize(outer);
+      scratch.lanes.resize(outer_lanes);
+      return;
+    }
     number = static_cast<int32_t>(recorder.records.count);
     record.first_read = static_cast<uint32_t>(recorder.reads.count);
     for (size_t i = first; i < scratch.reads.size(); i++) recorder.reads.push(scratch.reads[i]);
@@ -795,13 +845,14 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
         const uint32_t meta = meta_of(recorder, tensor);
         c10::StorageImpl* storage = storage_of(tensor);
         // What a call inside this one wrote, and nobody since, is shown, not written.
-        if (scratch.children.size() > outer) {
+        if (scratch.children.size() > outer || scratch.lanes.size() > outer_lanes) {
           const auto* entry = recorder.writers.find(storage);
           bool shown = false;
-          for (size_t c = outer; entry && !entry->python && c < scratch.children.size() && !shown; c++) {
-            const Record& child = recorder.records[static_cast<size_t>(scratch.children[c])];
-            if (scratch.children[c] != entry->node || child.op < 0) continue;
-            for (size_t w = 0; w < child.writes && !shown; w++) {
+          if (entry && !entry->python && entry->node >= 0) {
+            const Record& child = recorder.records[static_cast<size_t>(entry->node)];
+            bool inside = started_since(recorder, static_cast<int32_t>(child.lane), outer_lanes);
+            for (size_t c = outer; c < scratch.children.size() && !inside; c++) inside = scratch.children[c] == entry->node;
+            for (size_t w = 0; inside && child.op >= 0 && w < child.writes && !shown; w++) {
               const Write& write = recorder.writes[child.first_write + w];
               shown = write.state == 0 && write.digest == digests[i] && write.meta == meta;
             }
@@ -817,6 +868,7 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
     record.scalar = scalar.empty() ? 0 : 1 + recorder.others.number(hash, scalar.data(), scalar.size());
     recorder.records.push(record);
     scratch.children.resize(outer);
+    close_lanes(recorder, outer_lanes, number);
   }
   if (scratch.open) scratch.children.push_back(number);
   for (const auto& [tensor, place] : odd) {
@@ -864,16 +916,64 @@ Recorder* hb_new(int hashes, int everything_python, uint64_t odd_dtypes) {
   recorder->hashes = hashes;
   recorder->everything_python = everything_python;
   recorder->odd_dtypes = odd_dtypes;
+  recorder->lanes.push({0, 0, -1, 0});
   return recorder;
 }
 void hb_delete(Recorder* recorder) { delete recorder; }
 
 int hb_begin(Recorder* recorder) {  // 0 where another trace is being made in this process
   Recorder* none = nullptr;
+  recorder->thread = at::RecordFunction::currentThreadId();
+  recorder->over = false;
   return current.compare_exchange_strong(none, recorder);
 }
-void hb_end(Recorder* recorder) { current.compare_exchange_strong(recorder, nullptr); }
+void hb_end(Recorder* recorder) {
+  std::lock_guard<std::mutex> guard(recorder->lock);
+  recorder->over = true;
+  current.compare_exchange_strong(recorder, nullptr);
+}
 void hb_thread(int included) { c10::impl::tls_set_dispatch_key_included(kKey, included); }
+
+// A lane that begins here: its calls are those of the thread that enters it, until it leaves it.
+int32_t hb_lane(Recorder* recorder) {
+  std::lock_guard<std::mutex> guard(recorder->lock);
+  if (scratch.owner && scratch.owner != recorder) return -1;  // a thread of a trace that is over
+  const auto number = static_cast<int32_t>(recorder->lanes.count);
+  recorder->lanes.push({static_cast<int32_t>(scratch.lane), static_cast<int32_t>(recorder->records.count), -1, context_of(*recorder)});
+  if (scratch.open) scratch.lanes.push_back(number);
+  return number;
+}
+struct Entered {
+  Scratch before;
+  bool recorded;
+};
+Entered* hb_enter(Recorder* recorder, int32_t lane) {
+  auto* entered = new Entered{std::exchange(scratch, Scratch()), c10::impl::tls_is_dispatch_key_included(kKey)};
+  scratch.owner = recorder;
+  scratch.lane = static_cast<uint32_t>(lane);
+  {
+    std::lock_guard<std::mutex> guard(recorder->lock);
+    scratch.context = recorder->lanes[static_cast<size_t>(lane)].context;
+  }
+  c10::impl::tls_set_dispatch_key_included(kKey, true);
+  return entered;
+}
+void hb_leave(Entered* entered) {
+  c10::impl::tls_set_dispatch_key_included(kKey, entered->recorded);
+  scratch = std::move(entered->before);
+  delete entered;
+}
+// What autograd's number of a call of this thread is marked with: every thread counts by itself.
+int64_t hb_thread_mark(Recorder* recorder) {
+  const auto node = torch::autograd::get_current_node();
+  return in_thread(*recorder, 0, node ? node->thread_id() : at::RecordFunction::currentThreadId());
+}
+// In a process that was forked while a trace was being made: it goes on without.
+void hb_forked() {
+  if (Recorder* recorder = current.exchange(nullptr)) new (&recorder->lock) std::mutex();  // its owner may be no more
+  c10::impl::tls_set_dispatch_key_included(kKey, false);
+  scratch = Scratch();
+}
 
 uint32_t* hb_context(Recorder* recorder) { return reinterpret_cast<uint32_t*>(&recorder->context); }
 void hb_backward_in_python(Recorder* recorder) { recorder->backward_python = true; }
@@ -900,6 +1000,9 @@ int32_t hb_take_record(Recorder* recorder) {  // the number of a record that Pyt
   const auto number = static_cast<int32_t>(recorder->records.count);
   Record record{};
   record.op = record.parent = -1;
+  record.context = context_of(*recorder);
+  record.lane = scratch.owner == recorder ? scratch.lane : 0;
+  record.sequence = hb_thread_mark(recorder);
   recorder->records.push(record);
   if (scratch.open) scratch.children.push_back(number);
   return number;
@@ -936,10 +1039,12 @@ int32_t hb_name_of(Recorder* recorder, void* tensor) {
 // Around a call that Python records: the records made in it become its children.
 int64_t hb_open() {
   scratch.open++;
-  return static_cast<int64_t>(scratch.children.size());
+  return static_cast<int64_t>(scratch.children.size() | scratch.lanes.size() << 32);
 }
-void hb_close(Recorder* recorder, int64_t outer, int32_t number) {  // number: -1 where the call raised
+void hb_close(Recorder* recorder, int64_t before, int32_t number) {  // number: -1 where the call raised
   std::lock_guard<std::mutex> guard(recorder->lock);
+  const auto outer = before & 0xFFFFFFFF;
+  close_lanes(*recorder, static_cast<size_t>(before >> 32), number);
   scratch.open--;
   auto& children = scratch.children;
   if (number >= 0)
@@ -962,7 +1067,7 @@ const char* hb_dtype(int number) {  // torch's name of a dtype, or null
 int64_t hb_count(Recorder* recorder, int what) {
   std::lock_guard<std::mutex> guard(recorder->lock);
   const size_t counts[] = {recorder->records.count, recorder->reads.count, recorder->writes.count, recorder->leaves.count,
-                           recorder->others.all.size(), recorder->metas.all.size()};
+                           recorder->others.all.size(), recorder->metas.all.size(), recorder->lanes.count};
   return static_cast<int64_t>(counts[what]);
 }
 void hb_copy(Recorder* recorder, int what, int64_t count, void* out) {
@@ -970,7 +1075,8 @@ void hb_copy(Recorder* recorder, int what, int64_t count, void* out) {
   if (what == 0) recorder->records.copy(count, static_cast<Record*>(out));
   else if (what == 1) recorder->reads.copy(count, static_cast<Read*>(out));
   else if (what == 2) recorder->writes.copy(count, static_cast<Write*>(out));
-  else recorder->leaves.copy(count, static_cast<Leaf*>(out));
+  else if (what == 3) recorder->leaves.copy(count, static_cast<Leaf*>(out));
+  else recorder->lanes.copy(count, static_cast<Lane*>(out));
 }
 const char* hb_text(Recorder* recorder, int what, int64_t number, int64_t* size) {
   std::lock_guard<std::mutex> guard(recorder->lock);

@@ -1,9 +1,9 @@
 """``HashDebugTrace``: records every torch op of a block of code, with digests of all that it wrote.
 
 What a trace does not see: kernels inside a fused op, and with the Python tracer inside a custom op (one record for the
-whole op), work that an extension does without the dispatcher, Python threads of the model's own (autograd's own threads
-are seen), writes behind torch's back (a NumPy view) unless ``hash_inputs`` is on, and what happens in compiled code, a
-call of which is one record.
+whole op), work that an extension does without the dispatcher, with the Python tracer Python threads of the model's own
+and with the native one those that are older than the trace (both see autograd's own threads), writes behind torch's
+back (a NumPy view) unless ``hash_inputs`` is on, and what happens in compiled code, a call of which is one record.
 """
 
 from __future__ import annotations

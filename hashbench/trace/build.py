@@ -65,15 +65,18 @@ def build_trace(
     hashed_inputs: bool,
     first_sequence: int = 0,
     callers: Mapping[int, int] | None = None,
+    threads: Mapping[int, str] | None = None,
 ) -> Trace:
     """Give every record its id, turn numbers into ids, and backward records into children of their forward op.
 
-    ``callers`` tells by number of a record the number of the one inside which it was called. Autograd nodes numbered
-    below ``first_sequence`` were made before the trace, so no record is their forward op.
+    ``callers`` tells by number of a record the number of the one inside which it was called, ``threads`` the name of
+    the thread that made it, other than the program's own. Autograd nodes numbered below ``first_sequence`` were made
+    before the trace, so no record is their forward op.
     """
     with _collector_off():
+        ids = Ids(first_sequence)
         return _built(
-            records, leaves, results, marks, notes, Ids(first_sequence), callers or {}, hashed_inputs=hashed_inputs
+            records, leaves, results, marks, notes, ids, callers or {}, threads or {}, hashed_inputs=hashed_inputs
         )
 
 
@@ -97,6 +100,7 @@ def _built(
     notes: Mapping[int, Mapping[str, Any]],
     ids: Ids,
     callers: Mapping[int, int],
+    threads: Mapping[int, str],
     *,
     hashed_inputs: bool,
 ) -> Trace:
@@ -107,7 +111,12 @@ def _built(
         # A caller comes after what it called, and is the forward op of what autograd makes of the call.
         sequence = -1 if number in callers and raw.phase != "backward" else raw.sequence
         identity = ids.add_record(
-            raw.plan.name, phase=raw.phase, iteration=raw.iteration, module=raw.module, sequence=sequence
+            raw.plan.name,
+            phase=raw.phase,
+            iteration=raw.iteration,
+            module=raw.module,
+            sequence=sequence,
+            thread=threads.get(number, ""),
         )
         forward = None if identity.forward is None else built[identity.forward]
         built.append(build_record(raw, ids, identity, forward, notes.get(number, {})))
@@ -137,7 +146,8 @@ class Ids:
     """The ids of records and leaves, as they come.
 
     A record's id is its phase, iteration, module and op, and a count within these, so that an insertion in one module
-    does not rename what comes after it elsewhere. Leaves that no model or caller named always have a count.
+    does not rename what comes after it elsewhere; in a thread that the program started (``#t0.2``: the third in its
+    first) they count by themselves. Leaves that no model or caller named always have a count.
     """
 
     def __init__(self, first_sequence: int = 0) -> None:
@@ -147,9 +157,10 @@ class Ids:
         self._forward: dict[int, int] = {}
         self.first_sequence = first_sequence
         self._counts: Counter[tuple[str, ...]] = Counter()
-        self._last: tuple[str, ...] = ()
 
-    def add_record(self, op: str, *, phase: str, iteration: int | None, module: str, sequence: int) -> RecordIdentity:
+    def add_record(
+        self, op: str, *, phase: str, iteration: int | None, module: str, sequence: int, thread: str = ""
+    ) -> RecordIdentity:
         """The identity of the next record; ``sequence`` is the autograd sequence number that it was made under."""
         forward = None
         if phase == "backward":
@@ -159,17 +170,21 @@ class Ids:
         if forward is not None and self._modules[forward].startswith(module):
             module = self._modules[forward]  # else a module is being called in backward: it computes its forward again
         step = phase if iteration is None else f"{phase}.{iteration}"
-        self._last = step, module, op
-        count = self._count(*self._last)
-        self.records.append(f"{step}/{module}/{op}#{count}")
+        count = self._count(step, module, op, thread) if thread else self._count(step, module, op)
+        self.records.append(f"{step}/{module}/{op}#{thread}{count}")
         self._modules.append(module)
         return RecordIdentity(self.records[-1], module, forward)
 
-    def take_back_record(self) -> None:
-        """The last record was not made: its call failed. It never had an id, as far as later ones can see."""
-        self.records.pop()
-        self._modules.pop()
-        self._counts[self._last] -= 1
+    def take_back_record(self, identity: str) -> None:
+        """A record was not made: its call failed. It never had an id, as far as later ones can see."""
+        at = next(at for at in reversed(range(len(self.records))) if self.records[at] == identity)
+        if at == len(self.records) - 1:
+            self.records.pop()
+            self._modules.pop()
+        step, module, op = _parts(identity)
+        thread = op.partition("#")[2].rpartition(".")[0]
+        key = (step, module, op.partition("#")[0], *((f"{thread}.",) if thread else ()))
+        self._counts[key] -= 1
 
     def add_leaf(self, kind: str, name: str) -> str:
         """The id of the next leaf."""
@@ -184,6 +199,12 @@ class Ids:
     def _count(self, *key: str) -> int:
         self._counts[key] += 1
         return self._counts[key] - 1
+
+
+def _parts(identity: str) -> tuple[str, str, str]:
+    step, _, rest = identity.partition("/")
+    module, _, op = rest.rpartition("/")
+    return step, module, op
 
 
 def build_record(

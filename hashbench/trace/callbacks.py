@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -144,8 +145,8 @@ class CallObserver:
         self.ids = Ids()
         self._options, self._token, self._ledger, self._records = options, token, ledger, records
         self._possible = PossibleWrites()
-        self._identity = RecordIdentity("", "", None)
-        self._handed_over: list[OpRecord] = []
+        self._last = threading.local()  # the identity of the record that each thread made last
+        self._handed_over: dict[str, OpRecord] = {}
 
     def call(
         self, func: Any, plan: OpPlan, identity: RecordIdentity, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -157,14 +158,18 @@ class CallObserver:
             output = plan.call(*args, **kwargs)
             self.callback.after(identity.id, func, args, kwargs, output)
         except BaseException:
-            self.ids.take_back_record()
+            self.ids.take_back_record(identity.id)
             raise
-        self._identity = identity
+        self._last.identity = identity
         return output
+
+    def take_back(self) -> None:
+        """The call made no record after all."""
+        self.ids.take_back_record(self._last.identity.id)
 
     def opaque(self, identity: RecordIdentity) -> None:
         """A record was made that is no op's: the callback is not called around it."""
-        self._identity = identity
+        self._last.identity = identity
 
     def before(self, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """What has to be looked at before a call."""
@@ -208,10 +213,11 @@ class CallObserver:
             print(self._line(number))
         if self.wants_records and self.callback is not None:
             self._add_undeclared_writes()
-            forward = None if self._identity.forward is None else self._handed_over[self._identity.forward]
+            identity: RecordIdentity = self._last.identity
+            forward = None if identity.forward is None else self._handed_over.get(self.ids.records[identity.forward])
             raw = self._record(number).renumbered(self._possible.node)
-            self._handed_over.append(build_record(raw, self.ids, self._identity, forward, kept))
-            self.callback.recorded(self._handed_over[-1])
+            self._handed_over[identity.id] = record = build_record(raw, self.ids, identity, forward, kept)
+            self.callback.recorded(record)
 
     def resolved(
         self, results: Sequence[RawResult]

@@ -24,7 +24,7 @@ from hashbench.devices.ledger import Ledger
 from hashbench.native.library import is_recorded
 from hashbench.records import SettingsMark, Trace
 from hashbench.trace import arguments
-from hashbench.trace.build import RawLeaf, RawResult, build_trace
+from hashbench.trace.build import RawLeaf, RawResult, RecordIdentity, build_trace
 from hashbench.trace.callbacks import CallObserver, TraceOptions
 from hashbench.trace.collectives import Collectives
 from hashbench.trace.compiled import compiled_calls, exports, is_compiled_backward, skip_frames
@@ -268,7 +268,6 @@ class TracingMode(TorchDispatchMode):
     def built(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
         """What was recorded so far, and notes by record number."""
         records, results, notes = self._observer.resolved(self._results)
-        callers = self._callers()
         trace = build_trace(
             records,
             self._leaves,
@@ -277,13 +276,8 @@ class TracingMode(TorchDispatchMode):
             notes=notes,
             hashed_inputs=self._hashed_inputs,
             first_sequence=self._first_sequence or 0,
-            callers=callers,
         )
         return trace, notes
-
-    def _callers(self) -> Mapping[int, int]:
-        """By number of a record the number of the one inside which it was called."""
-        return {}
 
     # ----------------------------------------------------------------------------------------------- hot path
 
@@ -357,7 +351,7 @@ class TracingMode(TorchDispatchMode):
                 written = self._write_all(plan, args, kwargs, output, (token, number, None))
         except _WithoutContentError:
             if self._observer.callback is not None:
-                self._observer.ids.take_back_record()
+                self._observer.take_back()
             return output
         self._records.append(
             (plan, phase, self.iteration, self._modules.current, sequence, reads, others, written, scalar, rng, number)
@@ -395,15 +389,18 @@ class TracingMode(TorchDispatchMode):
         return plan
 
     def _call_with_callback(self, func: Any, plan: OpPlan, /, *args: Any, **kwargs: Any) -> Any:
+        return self._observer.call(func, plan, self._identity(plan), args, kwargs)
+
+    def _identity(self, plan: OpPlan) -> RecordIdentity:
+        """What the record of a call that is about to be made will be told by."""
         node = _current_autograd_node()
-        identity = self._observer.ids.add_record(
+        return self._observer.ids.add_record(
             plan.name,
             phase="backward" if node is not None else "optimizer" if self._modules.optimizing else "forward",
             iteration=self.iteration,
             module=self._modules.current,
             sequence=_get_sequence_nr() - 1 if node is None else node._sequence_nr(),
         )
-        return self._observer.call(func, plan, identity, args, kwargs)
 
     # --------------------------------------------------------------------------------------- around compiled code
 

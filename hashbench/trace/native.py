@@ -13,7 +13,9 @@ import struct
 import sys
 import threading
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +27,7 @@ from hashbench.errors import HashbenchError
 from hashbench.native.build import RETRY, TRIAL, Unavailable, build
 from hashbench.native.library import (
     KNOWN,
+    LANES,
     LEAVES,
     METAS,
     OTHERS,
@@ -35,12 +38,13 @@ from hashbench.native.library import (
     Library,
     decomposes,
     is_free,
+    is_recorded,
     unrecorded,
 )
 from hashbench.records import TensorDigest, Trace, contiguous_stride
 from hashbench.text import one_line, shorten
 from hashbench.trace import arguments
-from hashbench.trace.build import RawLeaf, RawRecord, build_trace, place_among
+from hashbench.trace.build import RawLeaf, RawRecord, RawResult, RecordIdentity, build_trace, place_among
 from hashbench.trace.callbacks import TraceOptions
 from hashbench.trace.digest import (
     BY_DTYPE,
@@ -53,16 +57,19 @@ from hashbench.trace.digest import (
     raw_digest,
     untraced,
 )
-from hashbench.trace.mode import _PLAIN_TYPES, TracingMode
+from hashbench.trace.lanes import Lane, callers_of, in_order, leaves_in_order
+from hashbench.trace.mode import _PLAIN_TYPES, TracingMode, _current_autograd_node, _get_sequence_nr
 from hashbench.trace.module_paths import Listener, NamedState
 from hashbench.trace.op_schema import OpPlan, plan_of
-from hashbench.trace.storage_writers import Mark, set_mark, storage_key
+from hashbench.trace.storage_writers import LeafViews, Mark, get_mark, set_mark, storage_key, view_key
+from hashbench.trace.threads import followed
 
-_RECORD = struct.Struct("=qQiIIIIIiII4x")
+_RECORD = struct.Struct("=qQiIIIIIiIII")
 _READ = struct.Struct("=iiq")
 _WRITE = struct.Struct("=QII")
 _LEAF = struct.Struct("=QQqIIiI")
-_CALLER = 8
+_LANE = struct.Struct("=iiiI")
+_SEQUENCE, _CONTEXT, _CALLER, _LANE_OF = 0, 4, 8, 11
 _BACKWARD, _STRIDED = 1 << 31, 1 << 8
 _Int32 = ctypes.c_int32
 _LAYOUTS = ("strided", "sparse_coo", "sparse_csr", "_mkldnn", "sparse_csc", "sparse_bsr", "sparse_bsc", "jagged")
@@ -202,6 +209,26 @@ class _Numbers(dict[str, int]):
         return number
 
 
+class _Calls(threading.local):
+    """What a thread is about: its lane, where it is not the program's own, and what was open around its last call."""
+
+    def __init__(self) -> None:
+        self.lane: _Lane | None = None
+        self.outer: int | None = None
+
+
+class _Lane:
+    """A thread, or a piece of work for a pool, that a traced program starts. ``name`` is how it is told in ids."""
+
+    def __init__(self, tracer: NativeTracer, number: int, name: str, context: int) -> None:
+        self.tracer, self.number, self.name, self.context = tracer, number, name, context
+        self.started: Counter[int] = Counter()
+
+    def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        with self.tracer.entered(self):
+            return function(*args, **kwargs)
+
+
 class NativeTracer(TracingMode):
     """Records as :class:`~hashbench.trace.mode.TracingMode` does, but by a fallback on a dispatch key of its own: what
     is traced runs as it runs untraced."""
@@ -218,7 +245,10 @@ class NativeTracer(TracingMode):
         self._names: list[tuple[str, str, str]] = []
         self._odd_digests: list[RawDigest] = []
         self._constructors = ExitStack()
-        self._calls = threading.local()
+        self._calls = _Calls()
+        self._entered, self._entering, self._making_leaf = 0, threading.Lock(), threading.Lock()
+        self._started: Counter[int] = Counter()
+        self._names_of_lanes: dict[int, str] = {}
         self._next_number = functools.partial(_take_number, library, self._recorder, self._calls)
         self._show_context()
 
@@ -256,10 +286,14 @@ class NativeTracer(TracingMode):
     def finish(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
         """All that was recorded, and notes by record number; the raw records are released."""
         built = super().finish()
-        recorder, self._recorder = self._recorder, 0
         self._context = memoryview(bytearray(4)).cast("I")
         self._plans.clear()  # they refer to this object, and would keep it until the next garbage collection
-        self._library.delete(recorder)
+        with self._entering:
+            if (
+                not self._entered
+            ):  # else a thread may be in a call; it keeps this object, and the recorder, until it ends
+                recorder, self._recorder = self._recorder, 0
+                self._library.delete(recorder)
         return built
 
     def _rest(self) -> None:
@@ -270,7 +304,60 @@ class NativeTracer(TracingMode):
     def _follow(self) -> None:
         super()._follow()
         self._constructors.enter_context(_constructors_unrecorded())
+        self._constructors.enter_context(followed(self._begin_lane))
         self._library.thread(1)
+
+    # ------------------------------------------------------------------------------------- threads of the program's own
+
+    def _begin_lane(self) -> _Lane | None:
+        """A lane for what this thread starts; ``None`` where its own calls are not recorded."""
+        if self._library.listener is not self or not is_recorded():
+            return None
+        number = int(self._library.lane(self._recorder))
+        if number < 0:
+            return None
+        parent = self._calls.lane
+        context = self._context[0] if parent is None else parent.context
+        started = self._started if parent is None else parent.started
+        name = f"{'t' if parent is None else parent.name}{started[context]}."
+        started[context] += 1
+        lane = _Lane(self, number, name, context)
+        self._names_of_lanes[number] = name
+        return lane
+
+    @contextmanager
+    def entered(self, lane: _Lane) -> Iterator[None]:
+        """Record the calls of this thread in a lane, unless the trace is over."""
+        with self._entering:
+            active = self._library.listener is self
+            self._entered += active
+        if not active:
+            yield
+            return
+        before, outer = self._calls.lane, self._calls.outer
+        self._calls.lane, self._calls.outer = lane, None
+        state = self._library.enter(self._recorder, lane.number)
+        try:
+            yield
+        finally:
+            self._library.leave(state)
+            self._calls.lane, self._calls.outer = before, outer
+            with self._entering:
+                self._entered -= 1
+
+    def _identity(self, plan: OpPlan) -> RecordIdentity:
+        node, lane = _current_autograd_node(), self._calls.lane
+        context = self._context[0] if lane is None else lane.context
+        module, iteration, optimizing = self._numbers.contexts[context]
+        sequence = _get_sequence_nr() - 1 if node is None else node._sequence_nr()
+        return self._observer.ids.add_record(
+            plan.name,
+            phase="backward" if node is not None else "optimizer" if optimizing else "forward",
+            iteration=iteration,
+            module=module,
+            sequence=sequence | self._library.thread_mark(self._recorder),
+            thread="" if lane is None else lane.name,
+        )
 
     def _listener(self) -> Listener:
         context, numbers = self._context, self._numbers
@@ -342,13 +429,6 @@ class NativeTracer(TracingMode):
         self._calls.outer = outer
         return output
 
-    def _callers(self) -> Mapping[int, int]:
-        raw = _RECORD.iter_unpack(self._library.bytes_of(self._recorder, RECORDS, _RECORD.size))
-        found = _callers_of(raw)
-        numbers = sorted(record[-1] for record in self._records)  # without those that Python left out
-        places = {number: place for place, number in enumerate(numbers)}
-        return {places[at]: places[caller] for at, caller in found.items() if at in places and caller in places}
-
     def _bring(self, tensors: Iterable[torch.Tensor]) -> None:
         """Mark storages in Python as the recorder knows them."""
         for part in _parts(tensors):
@@ -389,6 +469,21 @@ class NativeTracer(TracingMode):
         kind, path, attribute = self._names[number]
         return kind, f"{path}.{attribute}"
 
+    def _new_leaf(self, tensor: torch.Tensor, views: LeafViews | None, *, content: torch.Tensor | None = None) -> int:
+        with self._making_leaf:  # another thread may just have made it
+            self._bring((tensor,))
+            mark = get_mark(tensor)
+            if mark is not None and mark[0] is self._token and content is None:
+                if views is None and not isinstance(mark[2], dict):
+                    return mark[1]
+                if isinstance(mark[2], dict):
+                    views = mark[2]
+                    if view_key(tensor) in views:
+                        return views[view_key(tensor)]
+            number = super()._new_leaf(tensor, views, content=content)
+            self._take((tensor,))
+            return number
+
     def _storage_key(self, tensor: torch.Tensor) -> int:
         return int(self._library.origin(storage_key(tensor) or 0) or 0)
 
@@ -421,30 +516,72 @@ class NativeTracer(TracingMode):
     # --------------------------------------------------------------------------------------------- the finished trace
 
     def built(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
-        if not self._mixed:
-            return super().built()
-        found = _Decoded(self._library, self._recorder, self._ops)
-        in_python = {record[-1]: RawRecord._make(record) for record in self._records}
+        raw = list(_RECORD.iter_unpack(self._library.bytes_of(self._recorder, RECORDS, _RECORD.size)))
         contexts = self._numbers.contexts
-        records = list(found.records(contexts, in_python, self._odd_digests))
-        results, callers = self._results, found.callers()
-        numbers = [record.number for record in records]
-        if numbers and numbers[-1] >= len(numbers):
-            place = functools.partial(place_among, numbers)
-            records = [record.renumbered(place) for record in records]
-            results = [(name, value, None if node is None else place(node)) for name, value, node in results]
-            callers = {place(number): place(caller) for number, caller in callers.items()}
+        records: Sequence[RawRecord]
+        results: Sequence[RawResult]
+        notes: Mapping[int, Mapping[str, Any]]
+        if self._mixed:
+            found = _Decoded(self._library, self._recorder, self._ops, raw)
+            in_python = {record[-1]: _placed(record, raw, contexts) for record in self._records}
+            records = list(found.records(contexts, in_python, self._odd_digests))
+            leaves = list(found.leaves(contexts, self._names, self._registered, iter(self._leaves)))
+            numbers, results, notes = [record.number for record in records], self._results, self._observer.kept
+        else:
+            self._records[:] = [_placed(record, raw, contexts) for record in self._records]
+            numbers, leaves = sorted([record[-1] for record in self._records]), self._leaves
+            records, results, notes = self._observer.resolved(self._results)
+        lanes = list(map(Lane._make, _LANE.iter_unpack(self._library.bytes_of(self._recorder, LANES, _LANE.size))))
+        lane_of = [raw[number][_LANE_OF] for number in numbers] if len(lanes) > 1 else []
+        callers = {number: record[_CALLER] for number, record in enumerate(raw) if record[_CALLER] >= 0}
+        callers |= callers_of(numbers, lane_of, lanes) if lane_of else {}
+        if numbers and numbers[-1] >= len(numbers):  # some failed, and Python left them out
+            places = {number: place for place, number in enumerate(numbers)}
+            callers = {places[at]: places[to] for at, to in callers.items() if at in places and to in places}
+            lanes = [lane._replace(position=bisect_left(numbers, lane.position)) for lane in lanes]
+            if self._mixed:
+                place = functools.partial(place_among, numbers)
+                records = [record.renumbered(place) for record in records]
+                results = [(name, value, None if node is None else place(node)) for name, value, node in results]
+        marks, threads = self._setting_marks, dict[int, str]()
+        if lane_of:
+            order = in_order(records, lane_of, lanes, callers)
+            moved = {place: at for at, place in enumerate(order)}
+            leaves, leaf_numbers = leaves_in_order([records[place] for place in order], leaves)
+            moved |= leaf_numbers
+            records = [records[place].renumbered(moved.__getitem__) for place in order]
+            results = [(name, value, None if node is None else moved[node]) for name, value, node in results]
+            notes = {moved[place]: kept for place, kept in notes.items()}
+            callers = {moved[place]: moved[caller] for place, caller in callers.items()}
+            own = [place for place, lane in enumerate(lane_of) if not lane]
+            later = [(bisect_left(own, mark.position), mark) for mark in marks]
+            marks = [replace(mark, position=moved[own[at]] if at < len(own) else len(records)) for at, mark in later]
+            threads = {moved[place]: self._names_of_lanes[lane] for place, lane in enumerate(lane_of) if lane}
         trace = build_trace(
             records,
-            list(found.leaves(contexts, self._names, self._registered, iter(self._leaves))),
+            leaves,
             results,
-            marks=tuple(self._setting_marks),
-            notes=self._observer.kept,
-            hashed_inputs=False,
+            marks=tuple(marks),
+            notes=notes,
+            hashed_inputs=not self._mixed and self._hashed_inputs,
             first_sequence=self._first_sequence or 0,
             callers=callers,
+            threads=threads,
         )
-        return trace, self._observer.kept
+        return trace, notes
+
+
+def _placed(
+    record: tuple[Any, ...], raw: Sequence[tuple[Any, ...]], contexts: Sequence[tuple[str, int | None, bool]]
+) -> RawRecord:
+    """A record that Python made, as one of the thread that made it."""
+    made, kept = RawRecord._make(record), raw[record[-1]]
+    if not kept[_LANE_OF]:
+        return made._replace(sequence=made.sequence | kept[_SEQUENCE]) if kept[_SEQUENCE] else made
+    module, iteration, optimizing = contexts[kept[_CONTEXT]]
+    phase = made.phase if made.phase == "backward" else "optimizer" if optimizing else "forward"
+    sequence = made.sequence | kept[_SEQUENCE]
+    return made._replace(phase=phase, iteration=iteration, module=module, sequence=sequence)
 
 
 def _take_number(library: Library, recorder: int, calls: threading.local) -> int:
@@ -478,18 +615,14 @@ def _constructors_unrecorded() -> Iterator[None]:
         del torch.Tensor._make_subclass, torch.Tensor.as_subclass
 
 
-def _callers_of(raw: Iterable[tuple[Any, ...]]) -> dict[int, int]:
-    return {number: record[_CALLER] for number, record in enumerate(raw) if record[_CALLER] >= 0}
-
-
 class _Decoded:
     """What the recorder kept of one trace."""
 
-    def __init__(self, library: Library, recorder: int, ops: Ops) -> None:
+    def __init__(self, library: Library, recorder: int, ops: Ops, records: Sequence[tuple[Any, ...]]) -> None:
         def unpacked(what: int, form: struct.Struct) -> list[tuple[Any, ...]]:
             return list(form.iter_unpack(library.bytes_of(recorder, what, form.size)))
 
-        self._records, self._leaves = unpacked(RECORDS, _RECORD), unpacked(LEAVES, _LEAF)
+        self._records, self._leaves = records, unpacked(LEAVES, _LEAF)
         self._reads, self._writes = unpacked(READS, _READ), unpacked(WRITES, _WRITE)
         self._others = library.texts(recorder, OTHERS)
         self._enumerated: dict[str, dict[int, Any]] = {
@@ -511,7 +644,7 @@ class _Decoded:
         odd: Sequence[RawDigest],
     ) -> Iterator[RawRecord]:
         """The records in their order; ``in_python`` are those that Python made, by number."""
-        for number, (sequence, rng, at, others, context, first, write, scalar, _, reads, writes) in enumerate(
+        for number, (sequence, rng, at, others, context, first, write, scalar, _, reads, writes, _) in enumerate(
             self._records
         ):
             if at < 0:
@@ -537,10 +670,6 @@ class _Decoded:
                 rng if op.plan.seeded else None,
                 number,
             )
-
-    def callers(self) -> Mapping[int, int]:
-        """By number of a record the number of the one inside which it was called."""
-        return _callers_of(self._records)
 
     def leaves(
         self,

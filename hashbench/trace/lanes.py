@@ -1,0 +1,111 @@
+"""One order for the records of several threads that does not depend on how they were scheduled. Pure: no torch.
+
+Every thread that the program starts, and every piece of work that it gives to a pool, has a *lane* of its own: its
+records in their order. A lane stands where it was started, before what its starter recorded next, and behind what it
+reads: so two runs of a program whose threads wait for what they read have the same order, whichever thread was first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from hashbench.trace.build import RawLeaf, RawRecord
+
+
+class Lane(NamedTuple):
+    """Where a lane was started: the lane that did it, the number of records at that moment, and the number of the
+    record of the op in which that was (-1: none). Lane 0 is the program; ``context`` tells its module and iteration."""
+
+    parent: int
+    position: int
+    caller: int
+    context: int
+
+
+def callers_of(numbers: Sequence[int], lane_of: Sequence[int], lanes: Sequence[Lane]) -> dict[int, int]:
+    """By number of a record the number of the op inside which its lane was started, where that op was done later."""
+    found: dict[int, int] = {}
+    for number, lane in zip(numbers, lane_of, strict=True):
+        at = lane
+        while at and lanes[at].caller < 0:
+            at = lanes[at].parent
+        if at and number < lanes[at].caller:
+            found[number] = lanes[at].caller
+    return found
+
+
+def in_order(
+    records: Sequence[RawRecord], lane_of: Sequence[int], lanes: Sequence[Lane], callers: Mapping[int, int]
+) -> list[int]:
+    """The places of ``records`` in the order in which a trace has them. ``lane_of`` gives the lane of each; in all that
+    is given, numbers are places."""
+    rows: list[list[int]] = [[] for _ in lanes]
+    for place, lane in enumerate(lane_of):
+        rows[lane].append(place)
+    index = {place: at for row in rows for at, place in enumerate(row)}
+    starts = [bisect_left(rows[lane.parent], lane.position) for lane in lanes]
+    paths: list[tuple[tuple[int, int, int], ...]] = [()]
+    for number in range(1, len(lanes)):
+        paths.append((*paths[lanes[number].parent], (starts[number], 0, number)))
+    followers: dict[int, list[int]] = {}
+    missing = [0] * len(records)
+
+    def follows(place: int, earlier: int) -> None:
+        if 0 <= earlier < place and lane_of[earlier] != lane_of[place]:
+            followers.setdefault(earlier, []).append(place)
+            missing[place] += 1
+
+    for number in range(1, len(lanes)):
+        if rows[number] and starts[number]:
+            follows(rows[number][0], rows[lanes[number].parent][starts[number] - 1])
+    for place, record in enumerate(records):
+        for earlier in set(record.reads[1::3]):
+            follows(place, earlier)
+        if place in callers:
+            follows(callers[place], place)
+    waiting: list[tuple[tuple[tuple[int, int, int], ...], int]] = []
+
+    def offer(place: int) -> None:
+        """Put a record among those that may come next, where it is the first of its lane that is left."""
+        at, lane = index[place], lane_of[place]
+        if not missing[place] and taken[lane] == at:
+            heapq.heappush(waiting, ((*paths[lane], (at, 1, 0)), place))
+
+    taken = [0] * len(lanes)
+    for row in rows:
+        if row:
+            offer(row[0])
+    order: list[int] = []
+    while waiting:
+        _, place = heapq.heappop(waiting)
+        order.append(place)
+        lane = lane_of[place]
+        taken[lane] += 1
+        for later in followers.get(place, ()):
+            missing[later] -= 1
+            offer(later)
+        if taken[lane] < len(rows[lane]):
+            offer(rows[lane][taken[lane]])
+    return order
+
+
+def leaves_in_order(records: Iterable[RawRecord], leaves: Sequence[RawLeaf]) -> tuple[list[RawLeaf], dict[int, int]]:
+    """Leaves in the order in which ``records`` read them first, and by old number the new one. What no model or caller
+    has named belongs to the module that reads it first."""
+    found: list[RawLeaf] = []
+    numbers: dict[int, int] = {}
+    for place, record in enumerate(records):
+        for node in record.reads[1::3]:
+            if node < 0 and node not in numbers:
+                kind, name, digest, _, registered = leaves[-1 - node]
+                numbers[node] = -1 - len(found)
+                found.append((kind, record.module if kind == "other" else name, digest, place, registered))
+    for at, leaf in enumerate(leaves):
+        if -1 - at not in numbers:
+            numbers[-1 - at] = -1 - len(found)
+            found.append(leaf)
+    return found, numbers
