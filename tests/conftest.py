@@ -78,6 +78,7 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
 LONGEST_FIRST = (
     "tests/world/test_generators.py",  # looks at all modules: 20 times as long once transformers and timm are loaded
     *("specimens training 0", "specimens training 1", "specimens training 3", "specimens training 2"),
+    *("specimens training --tracer python", "specimens inference --tracer python"),
     *("specimens inference 1", "specimens inference 0", "tests/diagnosis/test_diagnosis.py"),
     *("tests/executors/test_ray.py", "tests/test_extending.py", "tests/test_cli.py"),
     *("tests/tools/test_pipeline_specimens.py", "specimens inference --diagnose-budget 0", "tests/repro/test_repro.py"),
