@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+import pickle
 import random
 import re
 import threading
@@ -911,3 +912,14 @@ def test_a_verdict_names_the_iteration_where_one_was_counted(at: int, train: boo
     assert verdict.divergence.iteration == expected
     shown = [line for line in str(verdict).splitlines() if line.startswith("phase:")]
     assert shown == [f"phase:            forward{'' if expected is None else f', iteration {expected}'}"]
+
+
+def test_records_are_those_that_their_constructor_makes() -> None:
+    with HashDebugTrace() as trace:
+        torch.ones(2).mul_(2)
+    for record in trace.finish().records:
+        made = OpRecord(**{field.name: getattr(record, field.name) for field in dataclasses.fields(record)})
+        assert (type(record), record, hash(record)) == (OpRecord, made, hash(made))
+        assert pickle.loads(pickle.dumps(record)) == made
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            record.op = ""  # type: ignore[misc]

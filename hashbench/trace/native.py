@@ -87,12 +87,20 @@ class Op:
         self.kinds = [
             str(argument.real_type).removeprefix("Optional[").removesuffix("]") for argument in schema.arguments
         ]
+        self.places = _Places(self.names)
 
-    def read(self, read: tuple[int, int, int]) -> tuple[int | str, int, int]:
-        """A read as records keep it: the argument's place, the number of its writer, the storage offset."""
-        node, argument, offset = read
-        name, index = self.names[argument & 0xFF], argument >> 8
-        return f"{name}.{index - 1}" if index else name, node, offset
+
+class _Places(dict[int, "int | str"]):
+    """The place of an argument as records keep it, by ``Read::argument`` of ``recorder.cpp``."""
+
+    def __init__(self, names: Sequence[int | str]) -> None:
+        super().__init__()
+        self._names = names
+
+    def __missing__(self, argument: int) -> int | str:
+        name, index = self._names[argument & 0xFF], argument >> 8
+        self[argument] = place = f"{name}.{index - 1}" if index else name
+        return place
 
 
 class Ops:
@@ -630,11 +638,13 @@ class _Decoded:
             "Layout": {number: getattr(torch, name) for number, name in enumerate(_LAYOUTS)},
             "MemoryFormat": {number: getattr(torch, name) for number, name in enumerate(_FORMATS)},
         }
-        self._metas = [_meta(text, library.dtypes) for text in library.texts(recorder, METAS)]
+        metas = enumerate(library.texts(recorder, METAS))
+        self._metas = {number: _meta(text, library.dtypes) for number, text in metas if text}
         self._ops = ops.by_number
-        self._shapes: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = [
-            (dtype_name(dtype), shape, stride or contiguous_stride(shape)) for dtype, shape, stride in self._metas
-        ]
+        self._shapes = {
+            number: (dtype_name(dtype), shape, stride or contiguous_stride(shape))
+            for number, (dtype, shape, stride) in self._metas.items()
+        }
         self._texts: dict[tuple[int, int], str] = {}
 
     def records(
@@ -644,31 +654,48 @@ class _Decoded:
         odd: Sequence[RawDigest],
     ) -> Iterator[RawRecord]:
         """The records in their order; ``in_python`` are those that Python made, by number."""
-        for number, (sequence, rng, at, others, context, first, write, scalar, _, reads, writes, _) in enumerate(
-            self._records
-        ):
+        made: Any = tuple.__new__  # half the time of the constructors of named tuples
+        ops, all_reads, all_writes, shapes, texts = self._ops, self._reads, self._writes, self._shapes, self._texts
+        for number, (
+            sequence,
+            state_digest,
+            at,
+            others,
+            context,
+            first,
+            write,
+            returned,
+            _,
+            reads,
+            writes,
+            _,
+        ) in enumerate(self._records):
             if at < 0:
                 if number in in_python:  # else its digest failed, and Python left it out
                     yield in_python[number]
                 continue
-            op = self._ops[at]
+            op = ops[at]
             module, iteration, optimizing = contexts[context & ~_BACKWARD]
-            digests = [
-                odd[meta] if state == 2 else self._digest(meta, "" if state else f"{value:016x}")
-                for value, meta, state in self._writes[write : write + writes]
-            ]
-            yield RawRecord(
-                op.plan,
-                "backward" if context & _BACKWARD else "optimizer" if optimizing else "forward",
-                iteration,
-                module,
-                sequence,
-                tuple([part for read in self._reads[first : first + reads] for part in op.read(read)]),
-                self._other_arguments(at, others),
-                tuple(digests),
-                self._scalar(scalar),
-                rng if op.plan.seeded else None,
-                number,
+            phase = "backward" if context & _BACKWARD else "optimizer" if optimizing else "forward"
+            parts: list[Any] = []
+            if reads:
+                places = op.places
+                for node, argument, offset in all_reads[first : first + reads]:
+                    parts += (places[argument], node, offset)
+            written: list[RawDigest | TensorDigest] = []
+            if writes:
+                for value, meta, state in all_writes[write : write + writes]:
+                    content = "" if state else f"{value:016x}"
+                    written.append(odd[meta] if state == 2 else made(TensorDigest, (*shapes[meta], content)))
+            text = texts.get((at, others))
+            if text is None:
+                text = self._other_arguments(at, others)
+            scalar = self._scalar(returned) if returned else None
+            rng = state_digest if op.plan.seeded else None
+            reads_of, digests = tuple(parts), tuple(written)
+            yield made(
+                RawRecord,
+                (op.plan, phase, iteration, module, sequence, reads_of, text, digests, scalar, rng, number),
             )
 
     def leaves(
@@ -690,10 +717,6 @@ class _Decoded:
             digest = (*self._metas[meta], value)
             kind, label, initial = registered.get(storage, (kind, label, None))
             yield kind, label, digest, position, None if initial is None else (initial, digest)
-
-    def _digest(self, meta: int, value: str) -> TensorDigest:
-        dtype, shape, stride = self._shapes[meta]
-        return TensorDigest(dtype, shape, stride, value)
 
     def _other_arguments(self, at: int, number: int) -> str:
         """The text of the arguments of a call that are no tensors."""
