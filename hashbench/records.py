@@ -281,7 +281,8 @@ class Divergence:
     ``origin`` is one of :class:`~hashbench.catalog.Origin`. ``node`` is the id of the record or leaf
     (``setting:<name>`` for settings). ``kernel`` is the op's name (for a leaf: the first op that read it). ``op_index``
     counts records of the first run from 0. ``first`` and ``second`` say in words what the two runs had there.
-    ``inside`` is the name of the op that called the kernel; empty where the program did.
+    ``inside`` is the name of the op that called the kernel; empty where the program did. ``opaque_producer``: who wrote
+    the content is not among the records, or a thread that nobody waits for.
     """
 
     origin: str

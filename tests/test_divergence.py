@@ -55,6 +55,27 @@ leaf changed in both runs to something else: outside at add; node=buffer/Net.mea
     buffer/Net.mean=b1|b2 was=b
     add buffer/Net.mean => y|Y
 
+# ------------------------------------------------------------------------------------------ threads of the program's
+
+a thread writes as often as it gets to: sequence at mul_; opaque_producer=True
+    x = relu input/0=x -> r
+    y = mul_ !x -> y thread=t0
+    2: z = mul_ !y -> z thread=t0
+    add y|z => v|V
+
+a thread computes something else: sequence at neg; opaque_producer=False
+    x = relu input/0=x -> r
+    2: z = neg x -> z thread=t0
+    add x|z => v|V
+
+threads write to one tensor in another order: sequence at mul_; op_index=1; either_order=False
+    x = relu input/0=x -> r
+    1: y = mul_ !x (2) -> y thread=t0
+    1: z = mul_ !y (3) -> z thread=t1
+    2: y = mul_ !x (3) -> Y thread=t1
+    2: z = mul_ !y (2) -> Z thread=t0
+    add z => v|V
+
 # ------------------------------------------------------------------------------------- inside an op that calls others
 
 a tensor from outside torch enters inside an op: kernel at zoo.dither.default; op_index=1
@@ -589,7 +610,7 @@ that nobody wrote. An op that writes nothing is a view. Other lines: a leaf, ``w
 ``mark label setting=value``; ``result x content as name``; ``hashed``, where what is read is hashed.
 """
 
-FIELDS = ("rng", "scalar", "module", "phase", "forward_op", "source", "in")
+FIELDS = ("rng", "scalar", "module", "phase", "forward_op", "source", "in", "thread")
 EITHER = re.compile(r"([^\s|=@+,*:~!]*)\|([^\s|=@+,*:~!]*)")
 READ = re.compile(r"(?:(\w+)=)?(!?)([^=+@]+)(?:=([^+@]*))?(?:\+(\d+))?(?:@(.*))?")
 WROTE = re.compile(r"(?:(\w+):)?([^~*]+)(?:~(\d+))?(?:\*(\d+))?")
@@ -663,8 +684,9 @@ class Run:
         arrow = next((word for word in words if word in ("->", "=>")), "")
         outputs = tuple(map(tensor, words[-1].split(","))) if arrow else ()
         inputs = tuple(self._read(*item) for item in enumerate(words[: words.index(arrow)] if arrow else words))
-        stem = f"{fields['phase']}.0/{fields['module']}/{op}"
-        node = f"{stem}#{self.counts[stem]}"
+        thread = f"{fields.pop('thread')}." if "thread" in fields else ""
+        stem = f"{fields['phase']}.0/{fields['module']}/{op}#{thread}"
+        node = f"{stem}{self.counts[stem]}"
         self.counts[stem] += 1
         fields |= {"arguments": arguments, "blank": any(not output.value for output in outputs)}
         record = OpRecord(node, iteration=0, op=op, inputs=inputs, outputs=outputs, **fields)

@@ -110,6 +110,14 @@ def _written_behind(evidence: Evidence) -> Decision | None:
     return decision(evidence, "external_mutation", PROVEN, _with(sentence, _removal_in_words(evidence)), named=named)
 
 
+def _written_beside(evidence: Evidence) -> Decision | None:
+    """A thread writes into memory as often as it gets to, which differs from run to run: nobody waits for it."""
+    sentence = "a thread of the model writes into a tensor more often in one run than in the other"
+    if not evidence.opaque_producer:
+        return None
+    return decision(evidence, "external_mutation", PROVEN, sentence, named="threads of the model")
+
+
 def _held_still(evidence: Evidence, places: tuple[Place, ...] = MODEL_CONTROLS) -> Decision | None:
     """The cause that belongs to the one thing outside torch that had to be held still."""
     picked = pick(evidence, places)
@@ -376,7 +384,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     Origin.RNG: (_generator,),
     Origin.STATE: (_state,),
     Origin.OUTSIDE: (_written_behind, _held_still, _value_from_outside),
-    Origin.SEQUENCE: (_control_flow, _held_still, _reordered),
+    Origin.SEQUENCE: (_control_flow, _held_still, _written_beside, _reordered),
     Origin.RANKS: (_other_ranks,),
     Origin.KERNEL: (
         _uninitialized,  # memory that follows the poison matches no record, so that is no argument against it

@@ -76,8 +76,12 @@ def _matched(first: Sequence[OpRecord], second: Sequence[OpRecord]) -> list[tupl
 
 
 def _key(record: OpRecord) -> Hashable:
-    thread = record.id.rpartition("#")[2].rpartition(".")[0]
-    return record.phase, record.iteration, record.module, record.op, thread
+    return record.phase, record.iteration, record.module, record.op, thread_of(record)
+
+
+def thread_of(record: OpRecord) -> str:
+    """The thread of the program's own that made a record, ``t0`` of ``…#t0.2``; empty for the program itself."""
+    return record.id.rpartition("#")[2].rpartition(".")[0]
 
 
 def _common(left: Sequence[Hashable], right: Sequence[Hashable]) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from hashbench.catalog import Origin
-from hashbench.divergence.align import OVERWRITING, PairedRuns, name_of
+from hashbench.divergence.align import OVERWRITING, PairedRuns, name_of, thread_of
 from hashbench.records import Leaf, OpRecord, Ref, op_of
 
 
@@ -215,7 +215,9 @@ def _judge_unmatched(known: Differences, node: str, record: OpRecord, *, in_firs
     detail = f"only the {has} run has this op; the {lacks} run goes on with another"
     call = f"{record.op}({record.arguments})"
     first, second = (call, "absent") if in_first else ("absent", call)
-    known.sources[node] = Source(Origin.SEQUENCE, node, known.runs.position[node], detail, first, second)
+    beside = bool(thread_of(record)) and any(ref.written for ref in record.inputs)
+    at = known.runs.position[node]
+    known.sources[node] = Source(Origin.SEQUENCE, node, at, detail, first, second, opaque_producer=beside)
     if record.rng:
         known.lone_draws.setdefault((in_first, record.rng), node)
     if record.scalar:

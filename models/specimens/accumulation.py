@@ -124,7 +124,36 @@ def tone_curve(*, by_take: bool) -> Example:
     return ToneCurve(width, by_take=by_take), (torch.randint(65_536, (1, 1, 1536, width)),)
 
 
+class FrozenTeacher(nn.Module):
+    """Learn from a teacher that is never trained, and pools its points in inference mode."""
+
+    def __init__(self, features: int, cells: int, *, in_order: bool) -> None:
+        super().__init__()
+        self.teacher = nn.Linear(features, features)
+        self.student = nn.Linear(features, features)
+        self.cells, self.in_order = cells, in_order
+
+    def target(self, points: torch.Tensor, cells: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            hidden = self.teacher(points)
+            pooled = hidden.new_zeros(self.cells, hidden.shape[1])
+            if self.in_order:
+                return pooled.index_add_(0, cells, hidden)
+            return pooled.index_put_((cells,), hidden, accumulate=True)
+
+    def forward(self, points: torch.Tensor, cells: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
+        return self.student(image) - self.target(points, cells).clone()
+
+
+def frozen_teacher(*, in_order: bool) -> Example:
+    points, cells = 200_000, 1000
+    inputs = torch.randn(points, 8), torch.randint(cells, (points,)), torch.randn(cells, 8)
+    return FrozenTeacher(8, cells, in_order=in_order), inputs
+
+
 MODELS = {
+    "frozen_teacher": lambda: frozen_teacher(in_order=False),
+    "frozen_teacher_twin": lambda: frozen_teacher(in_order=True),
     "message_passing": message_passing,
     "message_passing_twin": message_passing,
     "expert_mixture": lambda: expert_mixture(CombineByIndexPut),

@@ -1,4 +1,5 @@
-"""Specimens with Python threads of their own that write into a tensor in passing, or hand in results as they finish."""
+"""Specimens with Python threads of their own that write into a tensor in passing, compute in any order, or hand in
+results as they finish."""
 
 from __future__ import annotations
 
@@ -171,7 +172,40 @@ def sharded_statistics(*, in_order: bool) -> Example:
     return ShardedStatistics(16, in_order=in_order), (torch.randn(2048, 16),)
 
 
+class SceneTowers(nn.Module):
+    """Pool the points of a scene in a thread of its own, while the image of it is looked at."""
+
+    def __init__(self, features: int, cells: int, *, in_order: bool) -> None:
+        super().__init__()
+        self.embed = nn.Linear(features, features)
+        self.look = nn.Linear(features, features)
+        self.cells, self.in_order = cells, in_order
+
+    def pool(self, points: torch.Tensor, cells: torch.Tensor) -> torch.Tensor:
+        hidden = self.embed(points)
+        pooled = hidden.new_zeros(self.cells, hidden.shape[1])
+        if self.in_order:
+            return pooled.index_add_(0, cells, hidden)
+        return pooled.index_put_((cells,), hidden, accumulate=True)
+
+    def forward(self, points: torch.Tensor, cells: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
+        pooled: list[torch.Tensor] = []
+        thread = threading.Thread(target=lambda: pooled.append(self.pool(points, cells)))
+        thread.start()
+        seen = self.look(image)
+        thread.join()
+        return pooled[0] * seen
+
+
+def scene_towers(*, in_order: bool) -> Example:
+    points, cells = 200_000, 1000
+    inputs = torch.randn(points, 8), torch.randint(cells, (points,)), torch.randn(cells, 8)
+    return SceneTowers(8, cells, in_order=in_order), inputs
+
+
 MODELS = {
+    "scene_towers": lambda: scene_towers(in_order=False),
+    "scene_towers_twin": lambda: scene_towers(in_order=True),
     "thread_statistics": lambda: thread_statistics(in_order=False),
     "thread_statistics_twin": lambda: thread_statistics(in_order=True),
     "shared_total": lambda: shared_total(in_order=False),

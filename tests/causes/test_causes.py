@@ -603,6 +603,11 @@ SEQUENCES = {
         ),
         "the same ops in another order": seen("sequence", PAIR, "pair/one_worker 20/20", reordered=True),
     },
+    "external_mutation proven": {
+        "a thread that writes as often as it gets to": seen(
+            "sequence", PAIR, "pair/one_worker 20/20", opaque_producer=True
+        ),
+    },
     "unknown open": {
         "other ops, and nothing explains it": seen("sequence", PAIR, "pair/entropy 20/20"),
         "other ops, nothing was tried": seen("sequence"),
