@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
@@ -92,6 +94,24 @@ def sorted_rows(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return values + y.gather(1, at)
 
 
+def in_a_thread(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    found: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: found.append(torch.sin(x) @ y))
+    thread.start()
+    beside = torch.cos(x) * y
+    thread.join()
+    return found[0] + beside
+
+
+def in_a_pool(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Without gradients: in which order autograd computes those depends on which thread of the pool did what."""
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda z: torch.tanh(z).mul_(0.5), (x.detach(), y.detach()))
+        return first @ second
+
+
+THREADED = (in_a_thread, in_a_pool)
+
 STEPS: tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], ...] = (
     *(torch.add, torch.mul, torch.matmul, torch.maximum, torch.atan2),
     *(foreach, foreach_in_place, written, put, given_out, moved, inferred, steered, split, sorted_rows),
@@ -115,8 +135,10 @@ STEPS: tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], ...] = (
 )
 
 
-def made(seed: int) -> Callable[[], Mapping[str, Any]]:
-    """A program of 10 to 30 steps; what it computes, by name, and gradients in some."""
+def made(seed: int, *, threads: bool = False) -> Callable[[], Mapping[str, Any]]:
+    """A program of 10 to 30 steps, some of them in ``threads`` of its own; what it computes, by name, and gradients in
+    some."""
+    steps = STEPS + THREADED * 5 if threads else STEPS
 
     def program() -> Mapping[str, Any]:
         rng = random.Random(seed)
@@ -124,7 +146,7 @@ def made(seed: int) -> Callable[[], Mapping[str, Any]]:
         inputs = [(torch.rand(SIZE, SIZE) - 0.5).requires_grad_(differentiable) for _ in range(3)]
         kept = list(inputs)
         for _ in range(rng.randrange(10, 31)):
-            step, x, y = rng.choice(STEPS), rng.choice(kept[-6:]), rng.choice(kept[-6:])
+            step, x, y = rng.choice(steps), rng.choice(kept[-6:]), rng.choice(kept[-6:])
             with torch.no_grad() if frozen and rng.random() < 0.3 else nullcontext():
                 value = step(x, y)
             kept.append(bounded(value) if rng.random() < 0.5 else value)

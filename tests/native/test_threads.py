@@ -23,6 +23,7 @@ from hashbench.trace import file
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.digest import digest, untraced
 from hashbench.trace.tracer import native_unavailable
+from tests.native import programs
 
 pytestmark = pytest.mark.skipif(bool(native_unavailable()), reason="the native tracer cannot be built here")
 
@@ -346,6 +347,35 @@ def test_a_forked_process_goes_on_without_the_trace() -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         X.neg()
     assert names(trace.finish().records) == ["sin", "neg"]
+
+
+def left_by(trace: Trace) -> list[Any]:
+    """What the records read and wrote, without what is in memory before anything is written there."""
+    return [
+        (
+            *(record.id, record.arguments, record.outputs, record.inside, record.forward_op),
+            *((ref.argument, ref.source, ref.offset) for ref in record.inputs),
+        )
+        for record in trace.records
+    ]
+
+
+@pytest.mark.parametrize("options", [{}, {"hash_inputs": True}], ids=["plain", "hashed inputs"])
+@pytest.mark.parametrize("seed", range(8))
+def test_random_programs_with_threads_have_the_results_of_untraced_ones_and_one_order(
+    seed: int, options: Mapping[str, Any]
+) -> None:
+    def run() -> Mapping[str, Any]:
+        torch.manual_seed(seed)
+        return programs.made(seed, threads=True)()
+
+    expected = run()
+    (first, found), (second, _) = traced(run, **options), traced(run, **options)
+    assert {name: digest(tensor.detach()) for name, tensor in found.items()} == {
+        name: digest(tensor.detach()) for name, tensor in expected.items()
+    }
+    assert any("#t" in record.id for record in first.records)
+    assert left_by(first) == left_by(second)
 
 
 def chain(number: int) -> torch.Tensor:
