@@ -77,7 +77,7 @@ def _diff(parsed: argparse.Namespace) -> int:
 
 
 def _compare(parsed: argparse.Namespace) -> int:
-    from hashbench.report import compare, text
+    from hashbench.report import compare, kernels, text
     from hashbench.results import audit_table, load
 
     no_audits = [path for path in (parsed.base, parsed.new) if not audit_table.is_audit(path)]
@@ -90,6 +90,10 @@ def _compare(parsed: argparse.Namespace) -> int:
     if no_audits:
         comparison = compare.compare(load.load_sweep(parsed.base), load.load_sweep(parsed.new))
         compare.require_overlap(comparison)
+        pairs = ((change.base, change.new) for change in comparison.changes)
+        files = {side: load.csv_files(getattr(parsed, side)) for side in ("base", "new")}
+        remarks = (*comparison.remarks, *kernels.kernel_remarks(pairs, **files))
+        comparison = dataclasses.replace(comparison, remarks=remarks)
         written = getattr(text, f"as_{parsed.format}")(comparison)
         worse = comparison.got_worse
     else:

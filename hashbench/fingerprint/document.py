@@ -24,6 +24,9 @@ from hashbench.results.folder import file_key
 FINGERPRINT_SCHEMA = 1
 """Version of the file; one of another version is refused."""
 
+FOLDER = "fingerprints"
+"""In a results folder: a file for each model."""
+
 MOST_KERNELS = 100_000
 """Of one file. The models of the largest zoo have a tenth of this together."""
 
@@ -324,7 +327,7 @@ def _laid_out(content: Mapping[str, Any]) -> str:
 def path_in(folder: Path, model: Sequence[str]) -> Path:
     """The file of the model with this key (:attr:`ModelFingerprint.key`) in a folder of files of one model each."""
     suite, name, mode, *_ = model
-    return folder / "fingerprints" / f"{file_key(suite=suite, mode=mode, name=name)}.json"
+    return folder / FOLDER / f"{file_key(suite=suite, mode=mode, name=name)}.json"
 
 
 def write(path: Path, fingerprints: Fingerprints) -> None:

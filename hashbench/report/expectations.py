@@ -20,6 +20,7 @@ from hashbench.io import write_file
 from hashbench.records import ROW_SCHEMA, ExpectedRow, Row, extended
 from hashbench.report.compare import Change, ModelChange, Outcome, compare, tracer_of, tracer_remark, what_happened
 from hashbench.report.history import History, Interval, ModelHistory, Night, load_history, seen
+from hashbench.report.kernels import kernel_remarks
 from hashbench.results.load import Sweep, joined, load_files, load_sweep
 from hashbench.results.rows import EXPECTED_ROWS, environments_text, is_link, row_key
 from hashbench.text import a_few, as_written, count, one_line, told
@@ -387,7 +388,13 @@ def assess(folders: Sequence[Path | str], *, expected: Path | None = None, until
     new = _sweep_of(history.nights[-1])
     before = next((index for index in range(len(history.nights) - 2, -1, -1) if history.nights[index].counts), None)
     last = _sweep_of(history.nights[before]) if before is not None else None
-    return judge(history, new, expected=wanted, last=last, before=before)
+    judged = judge(history, new, expected=wanted, last=last, before=before)
+    if last is None or before is None:
+        return judged
+    rows = {row_key(row): row for row in last.rows}
+    pairs = ((rows.get(row_key(row)), row) for row in new.rows)
+    about = kernel_remarks(pairs, base=history.nights[before].files, new=history.nights[-1].files)
+    return replace(judged, remarks=(*judged.remarks, *about))
 
 
 def _sweep_of(night: Night) -> Sweep:

@@ -13,9 +13,10 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from hashbench.catalog import OUT_OF_MEMORY
+from hashbench.catalog import OUT_OF_MEMORY, Kind, kind_of
 from hashbench.devices import visibility
 from hashbench.errors import HashbenchError
+from hashbench.fingerprint import document
 from hashbench.io import read_json
 from hashbench.records import ModelSpec, RunOptions
 from hashbench.results.folder import ACCURACY_FILE, SELECTION_FILE, checked_manifest
@@ -26,6 +27,7 @@ from hashbench.suites.selection import Selection
 from hashbench.sweep.executors import EXECUTORS, LOCAL, Executor
 from hashbench.sweep.executors.fork_server import WORKER_VARIABLES
 from hashbench.sweep.executors.local import LocalExecutor, preload_for
+from hashbench.sweep.fingerprints import record as record_fingerprints
 from hashbench.sweep.run import Event, SweepOpened, SweepResult, run_sweep
 from hashbench.sweep.schedule import EarlierSweep
 
@@ -56,6 +58,7 @@ class SweepRequest:
     ``jobs`` of ``None``: one model at a time, or as many as the ``cluster`` can run. ``memory_mib``: what the models
     that run at once may be expected to take of this machine's memory together; ``None``: most of what is free.
     ``times_from``: the sweep that tells how long each model takes; ``None``: the newest one nearby where several run.
+    ``fingerprints``: afterwards, record the kernel fingerprints of the models that ran (docs/fingerprint.md).
     """
 
     selection: Selection
@@ -70,6 +73,7 @@ class SweepRequest:
     times_from: Path | None = None
     memory_mib: float | None = None
     retries: int = 1
+    fingerprints: bool = False
 
 
 def run(
@@ -114,7 +118,7 @@ def run(
                 on_note(note)
             on_event(event)
 
-        return run_sweep(
+        result = run_sweep(
             specs,
             options,
             output=request.output,
@@ -133,6 +137,51 @@ def run(
             earlier=_earlier(request, specs, options),
             retries=request.retries,
         )
+        if request.fingerprints and cluster is not None:
+            on_note("--fingerprints is for models that run on this machine: none was recorded")
+        elif request.fingerprints:
+            _record_fingerprints(request, options, result, devices, on_note)
+        return result
+
+
+def _record_fingerprints(
+    request: SweepRequest,
+    options: RunOptions,
+    result: SweepResult,
+    devices: LocalDevices,
+    on_note: Callable[[str], object],
+) -> None:
+    """Record the kernel fingerprints of the models that have none in the results folder yet. What goes wrong with one
+    is a note: the rows are there."""
+    folder = request.output
+    catalog = [spec for suite in request.selection.suites for spec in registry.catalog(suite)]
+    ran = {(row.suite, row.name) for row in result.rows if kind_of(row.accuracy) in (Kind.PASS, Kind.DIFFER)}
+    wanted = [
+        spec
+        for spec in request.selection.of(catalog)
+        if (spec.suite, spec.name) in ran
+        and not document.path_in(folder, (spec.suite, spec.name, options.mode)).exists()
+    ]
+    if not wanted:
+        return
+    try:
+        recording = record_fingerprints(
+            wanted,
+            options,
+            executor=LocalExecutor(
+                preload=preload_for(devices.environment.get("tracer", "")), devices=devices.assignments
+            ),
+            environment=devices.environment,
+            timeout=request.timeout,
+        )
+    except HashbenchError as error:
+        on_note(f"no kernel fingerprints: {error}")
+        return
+    for model in recording.fingerprints.models:
+        single = replace(recording.fingerprints, models=(model,))
+        document.write(document.path_in(folder, model.key), single)
+    for name, reason in recording.failures.items():
+        on_note(f"no kernel fingerprint of {name}: {reason}")
 
 
 def _refuse_batch_size(options: RunOptions, specs: Sequence[ModelSpec]) -> None:
