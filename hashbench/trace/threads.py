@@ -10,7 +10,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from multiprocessing import pool
 from multiprocessing.pool import ThreadPool
 from typing import Any, Protocol
@@ -34,37 +34,20 @@ Begin = Callable[[], Lane | None]
 def followed(begin: Begin) -> Iterator[None]:
     """Run in a lane what is started in here by ``threading`` or ``_thread``, or handed to a ``ThreadPoolExecutor`` or a
     ``ThreadPool``, also to an older one. ``imap`` of an iterator is left alone: another thread asks for its items."""
-    with ExitStack() as stack:
-        for owner, name, wrapped in (
-            (threading, "_start_joinable_thread", _starting),  # since Python 3.13
-            (threading, "_start_new_thread", _starting),
-            (_thread, "start_new_thread", _starting),
-            (ThreadPoolExecutor, "submit", _submitting),
-            (ThreadPool, "apply_async", _applying),
-            (ThreadPool, "_map_async", _mapping),
-            (ThreadPool, "imap", _mapping),
-            (ThreadPool, "imap_unordered", _mapping),
-        ):
-            if hasattr(owner, name):
-                stack.enter_context(_replaced(owner, name, wrapped(begin, getattr(owner, name))))
-        yield
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    own, before = name in vars(owner), getattr(owner, name)
-    setattr(owner, name, value)
+    before = [(owner, name, name in vars(owner), getattr(owner, name)) for owner, name, _ in _PLACES]
     try:
+        for (owner, name, wrapped), (*_, original) in zip(_PLACES, before, strict=True):
+            setattr(owner, name, wrapped(begin, original))
         yield
     finally:
-        if own:
-            setattr(owner, name, before)
-        else:
-            delattr(owner, name)
+        for owner, name, own, original in before:
+            if own:
+                setattr(owner, name, original)
+            else:
+                delattr(owner, name)
 
 
 def _starting(begin: Begin, original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def start(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         target = getattr(getattr(function, "__self__", None), "_target", None)
         lane = None if getattr(target, "__module__", "") in _POOLS else begin()
@@ -74,7 +57,6 @@ def _starting(begin: Begin, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _submitting(begin: Begin, original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def submit(executor: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         lane = begin()
         work = fn if lane is None else functools.partial(lane.run, fn)
@@ -84,7 +66,6 @@ def _submitting(begin: Begin, original: Callable[..., Any]) -> Callable[..., Any
 
 
 def _applying(begin: Begin, original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def apply_async(executor: Any, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         lane = begin()
         return original(executor, func if lane is None else functools.partial(lane.run, func), *args, **kwargs)
@@ -93,7 +74,6 @@ def _applying(begin: Begin, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _mapping(begin: Begin, original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def mapped(executor: Any, func: Callable[..., Any], iterable: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
         if not isinstance(iterable, Sized) and original.__name__ != "_map_async":
             return original(executor, func, iterable, *args, **kwargs)
@@ -116,3 +96,16 @@ def _call(work: Callable[..., Any], /, *args: Any) -> Any:
 def _call_one(given: tuple[Callable[[Any], Any], Any]) -> Any:
     work, item = given
     return work(item)
+
+
+_STARTS = ("_start_joinable_thread", "_start_new_thread")
+"""What ``Thread.start`` calls: the first since Python 3.13."""
+
+_PLACES: tuple[tuple[Any, str, Callable[[Begin, Callable[..., Any]], Callable[..., Any]]], ...] = (
+    *((threading, name, _starting) for name in _STARTS if hasattr(threading, name)),
+    (_thread, "start_new_thread", _starting),
+    (ThreadPoolExecutor, "submit", _submitting),
+    (ThreadPool, "apply_async", _applying),
+    *((ThreadPool, name, _mapping) for name in ("_map_async", "imap", "imap_unordered")),
+)
+"""What starts a thread or takes work for a pool, and what is put in its place."""
