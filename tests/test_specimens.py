@@ -50,6 +50,8 @@ HERE = {name: line for name, line in SPECIMENS.items() if not line["devices"]}
 RUNNABLE = [(name, mode) for name, line in HERE.items() for mode in MODES if not line[f"skip_{mode}"]]
 SKIPPED = [(name, mode) for name, line in HERE.items() for mode in MODES if line[f"skip_{mode}"]]
 DIFFERING = [name for name, said in TRUTHS.items() if said["accuracy"] == "eager_two_runs_differ"]
+STRESSED = [name for name in SPECIMENS if SPECIMENS[name.removesuffix("_twin")][f"{TRUTH}latent"]]
+"""Those that pass and differ under stress, and their twins, which do not; with two threads, so that races are rare."""
 MODE_OF = {name: "inference" if line["skip_training"] else "training" for name, line in SPECIMENS.items()}
 """The mode in which a specimen is diagnosed."""
 BY_PYTHON = [
@@ -75,6 +77,8 @@ def grouped(pairs: Iterable[tuple[str, str]]) -> list[ParameterSet]:
 
 def flags_of(name: str, mode: str) -> tuple[str, ...]:
     """Each specimen is diagnosed in one mode, ``MODE_OF``: it takes seconds."""
+    if name in STRESSED:
+        return ("--stress", "--threads", "2", "--diagnose-budget", "30")
     undiagnosed = mode != MODE_OF[name] and not SPECIMENS[name][f"skip_{mode}"]
     untraced = bool(TRUTHS[name]["untraced"])
     return (*(("--diagnose-budget", "0") if undiagnosed else ()), *(("--untraced-pair",) if untraced else ()))
@@ -155,6 +159,14 @@ def test_row_of_the_python_tracer_says_its_truth(
     row = row_by_python(name, mode)
     assert row.tracer == "python"
     assert untrue(row) == {}, f"{row.detail} {row.evidence.text} {row.error}".strip()
+
+
+@pytest.mark.parametrize(("name", "mode"), grouped((name, MODE_OF[name]) for name in STRESSED))
+def test_what_is_rare_is_found_under_stress_and_its_twin_is_clean(
+    name: str, mode: str, row_of: Callable[[str, str], Row]
+) -> None:
+    row = row_of(name, mode)
+    assert (row.stressed != "", row.latent) == (True, SPECIMENS[name][f"{TRUTH}latent"]), row.stressed
 
 
 @pytest.mark.parametrize(("name", "mode"), grouped((name, "inference") for name in HERE if SPECIMENS[name]["runs"]))

@@ -120,6 +120,12 @@ def test_a_model_that_reads_unwritten_memory_passes_and_is_found() -> None:
     assert "memory 1/1" in row.stressed
 
 
+def test_foreign_memory_that_nobody_wrote_is_found() -> None:
+    row = row_of(Scaled(lambda: float(np.empty(10 * 2**20, dtype=np.float32)[5])))
+    assert (row.accuracy, row.latent, row.latent_kernel) == ("pass", "memory", "aten.mul.Tensor")
+    assert (row.latent_cause, row.latent_confidence) == ("uninitialized_memory", "proven")
+
+
 def test_the_same_model_with_filled_memory_is_clean() -> None:
     row = row_of(Workspace(), replace(STRESS, deterministic="on"))
     assert (row.accuracy, row.latent, row.latent_cause, row.latent_rate) == ("pass", "", "", None)

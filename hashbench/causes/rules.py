@@ -181,6 +181,12 @@ def _uninitialized(evidence: Evidence) -> Decision | None:
     return decision(evidence, "uninitialized_memory", LIKELY, because)
 
 
+def _follows_fresh_memory(evidence: Evidence) -> Decision | None:
+    """Memory that was not torch's own and that nobody wrote: results that follow what it was filled with."""
+    poison = evidence.arm("poison", "pair")
+    return decision(evidence, "uninitialized_memory", PROVEN, in_words(poison)) if poison.differing else None
+
+
 def _drawn_inside(evidence: Evidence) -> Decision | None:
     """A generator, entropy or a clock inside the op, ahead of what its outputs look like: noise may well choose values
     or places. Where one thread or worker removes the difference too, holding the value still may only have steadied the
@@ -383,7 +389,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
     Origin.RNG: (_generator,),
     Origin.STATE: (_state,),
-    Origin.OUTSIDE: (_written_behind, _held_still, _value_from_outside),
+    Origin.OUTSIDE: (_follows_fresh_memory, _written_behind, _held_still, _value_from_outside),
     Origin.SEQUENCE: (_control_flow, _held_still, _written_beside, _reordered),
     Origin.RANKS: (_other_ranks,),
     Origin.KERNEL: (

@@ -25,7 +25,7 @@ from hashbench.run.leaves import NotComparableError
 from hashbench.run.outcome import Attempt, Outcome, Run, difference_between
 from hashbench.trace.callbacks import TraceCallback
 
-SHARE = 1.25
+SHARE = 0.6
 """Part of the seconds of the plain pair that stressed runs may take before the last one is begun."""
 FEWEST, MOST = 2, 6
 """Runs with more threads than cores."""
@@ -105,12 +105,14 @@ class Stress:
         self.attempt, self.options, self.level = attempt, options, level
         self.first, self.seconds, self.spec, self.target = first, seconds, spec, target
         self.device = torch.device(options.device)
+        self.began = perf_counter()
         self.trials: Counter[str] = Counter()
         self.differing: Counter[str] = Counter()
         self.notes: dict[str, str] = {}
 
     def look(self) -> Provoked | None:
         """What first made two runs differ; ``None`` where nothing did."""
+        self.began = perf_counter()
         return self._one_run_of_all() or self._runs_with_more_threads() or self._fresh_process()
 
     def results(self) -> tuple[ExperimentResult, ...]:
@@ -128,7 +130,6 @@ class Stress:
         return self._found(TOGETHER, 1, self.first, self._run(TOGETHER, 1))
 
     def _runs_with_more_threads(self) -> Provoked | None:
-        began = perf_counter()
         names = (Circumstance.THREADS, *TOGETHER)
         base = self._run(names, 0)
         if isinstance(base, Failure):
@@ -138,7 +139,7 @@ class Stress:
             tell_phase(f"stress: run {variation + 1} with more threads")
             if found := self._found(names, variation, base, self._run(names, variation)):
                 return found
-            if variation + 1 >= FEWEST and perf_counter() - began > SHARE * self.seconds:
+            if variation + 1 >= FEWEST and perf_counter() - self.began > SHARE * self.seconds:
                 break
         return None
 
@@ -148,7 +149,7 @@ class Stress:
         tell_phase("stress: a fresh process")
         fresh = fresh_process.fresh_traces(
             self.spec,
-            replace(self.options, tracer=self._trace(self.first).tracer),
+            replace(self.options, tracer=self._trace(self.first).tracer, threads=torch.get_num_threads()),
             level=self.level,
             processes=1,
             runs=1,
@@ -186,6 +187,11 @@ class Stress:
     def _name(self, names: tuple[str, ...], variation: int, first: Run, second: Run) -> Provoked:
         """The one of several circumstances that made two runs differ; all of them where none does so alone."""
         budget = Budget(self.options.diagnose_budget * NAMING_SHARE)
+        plain = self._alone((), (0, 0), TO_TELL, budget)
+        if plain.counts[0] == TO_TELL:  # it has changed for good: an earlier run left something behind
+            self.differing[Circumstance.PROCESS] += 1
+            self.trials[Circumstance.PROCESS] += 1
+            return replace(plain, names=(str(Circumstance.PROCESS),))
         tries: list[tuple[tuple[str, ...], tuple[int, int], int]] = []
         tries += [((str(name),), (0, variation), TO_TELL) for name in _STEADY if name in names]
         threads = (str(Circumstance.THREADS),) if Circumstance.THREADS in names else ()
@@ -208,7 +214,7 @@ class Stress:
     def _alone(self, names: tuple[str, ...], variations: tuple[int, int], count: int, budget: Budget) -> Provoked:
         """Pairs under these circumstances alone. Of one that always brings the same about, pairs without it must agree
         as well."""
-        steady = names[0] in _STEADY
+        steady = bool(names) and names[0] in _STEADY
         differing = trials = 0
         pair: tuple[Run | None, Run | None] = None, None
         base = self._run(names, variations[0])
@@ -272,6 +278,7 @@ def latent_outcome(outcome: Outcome, provoked: Provoked, stress: Stress, explain
     plain = replace(
         outcome,
         accuracy=Status.TWO_RUNS_DIFFER,
+        circumstance=provoked.name,
         traces=traces,
         first=None,
         stressed=(ExperimentResult(provoked.name, "pair", trials, differing),),

@@ -18,7 +18,7 @@ import psutil
 import torch
 
 from hashbench import causes, replay, repro
-from hashbench.catalog import Confidence, Origin, Status
+from hashbench.catalog import Circumstance, Confidence, Origin, Status
 from hashbench.causes import stats
 from hashbench.diagnose import fresh_process
 from hashbench.diagnose.pairs import CONTROLS, Pairs, process_results
@@ -125,6 +125,8 @@ def stages_of(case: Case) -> Sequence[Stage]:
         return repeat_pair, repeat_untraced
     if case.outcome.between_processes:
         return start_processes, start_processes_in_fixed_order
+    if case.outcome.circumstance == Circumstance.MEMORY and case.divergence.origin != Origin.KERNEL:
+        return (poison_memory,)
     around = (repeat_pair, control_environment)
     match case.divergence.origin:
         case Origin.SETTINGS | Origin.RANKS:
@@ -192,7 +194,16 @@ def replay_call(case: Case, findings: Findings) -> Findings:
 
 def poison_allocation(case: Case, findings: Findings) -> Findings:
     """Whether results follow what an allocation leaves in memory."""
-    return findings.plus(case.pairs.plain(), case.pairs.poison()) if _allocates(findings) else findings
+    if not _allocates(findings):
+        return findings
+    # Where a stressed pair has shown it, pairs without stress agree.
+    stressed = case.outcome.circumstance == Circumstance.MEMORY
+    return poison_memory(case, findings if stressed else findings.plus(case.pairs.plain()))
+
+
+def poison_memory(case: Case, findings: Findings) -> Findings:
+    """Whether results follow what fresh memory holds."""
+    return findings.plus(case.pairs.poison())
 
 
 def control_environment(case: Case, findings: Findings) -> Findings:

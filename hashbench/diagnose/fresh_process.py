@@ -1,21 +1,28 @@
 """Runs of a model in fresh processes: each builds the model anew, and no state survives between them.
 
-The life of one process: a new Python reads from its standard input what to run, imports what every run needs, and
+A sweep that asks for many of them, one for each model, starts one Python for all (:func:`served`), of which each
+process is a fork: it has other string hashes and addresses than the workers, and no import costs seconds again.
+
+The life of any other process: a new Python reads from its standard input what to run, imports what every run needs, and
 forks. The fork makes the runs and leaves traces in a temporary folder. For a fixed order all processes are forks of
 one Python. What they print goes nowhere. All end with their parent: they die when their standard input ends.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
 import gc
 import importlib
 import json
 import os
+import shutil
+import socket
 import sys
 import tempfile
 from array import array
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -24,7 +31,16 @@ from typing import NoReturn
 
 from hashbench.errors import HashbenchError, named_line
 from hashbench.io import from_json, read_json, replace_file, to_json
-from hashbench.processes import Child, describe_end, end_with_input, exit_at_once, python_calling, uncollected
+from hashbench.processes import (
+    Child,
+    describe_end,
+    end_with,
+    end_with_input,
+    exit_at_once,
+    python_calling,
+    uncollected,
+    variables,
+)
 from hashbench.records import Failure, ModelSpec, RunOptions, Trace
 from hashbench.trace import file
 
@@ -33,8 +49,13 @@ AT_ONCE = 2
 
 DEFAULT_TARGET = "hashbench.check.model:BenchmarkRunner"
 
+SERVER_VARIABLE = "HASHBENCH_FRESH_SERVER"
+"""Names the socket of the server of a sweep in the environment of its workers."""
+
 _ANSWER = "answer.json"
 _POLL_SECONDS = 0.02
+_START_SECONDS = 30.0
+"""How long a server's Python may take until it listens; it imports later."""
 _RANDOM = {"PYTHONHASHSEED": "random"}
 # Without the second one, the C library would give threads memory of their own in the order in which they happen to ask;
 # without the third one, the first fork would compile what the next ones find compiled, which takes other memory.
@@ -108,7 +129,10 @@ def fresh_traces(
         except (TypeError, ValueError):
             return FreshRuns(failures=("the model's arguments cannot be written as JSON",) * processes)
         environment = _FIXED if fixed_order else _RANDOM
-        ended = _run_all(tasks, environment, deadline=monotonic() + timeout)
+        deadline = monotonic() + timeout
+        ended: dict[str, str] = {}
+        if processes > 1 or fixed_order or not _asked_of_the_server(tasks[groups[0]], timeout=timeout):
+            ended = _run_all(tasks, environment, deadline=deadline)
         for folder in folders:
             try:
                 answer = from_json(_Answer, read_json(Path(folder, _ANSWER)))
@@ -122,6 +146,45 @@ def fresh_traces(
             else:
                 traces.append(read)
     return FreshRuns(tuple(traces), tuple(failures))
+
+
+@functools.cache
+def _address() -> str:
+    """The socket of this process's servers, one after the other: what its workers know does not change."""
+    folder = tempfile.mkdtemp(prefix="hashbench-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return str(Path(folder, "fresh"))
+
+
+@contextmanager
+def served(target: str = DEFAULT_TARGET) -> Iterator[None]:
+    """A context in which one fresh process with other string hashes, asked for by this process or what it starts, is a
+    fork of one Python that has imported ``target``."""
+    address = _address()
+    Path(address).unlink(missing_ok=True)
+    command = python_calling("hashbench.diagnose.fresh_process:serve", address, target, dies_with_us=True)
+    with variables({SERVER_VARIABLE: address}), Child(command, task=f"{json.dumps(sys.path)}\n", environment=_RANDOM):
+        try:
+            yield
+        finally:
+            Path(address).unlink(missing_ok=True)
+
+
+def _asked_of_the_server(task: str, *, timeout: float) -> bool:
+    """Whether a server has made the one process of ``task``, which has ended. Not so where there is none."""
+    address = os.environ.get(SERVER_VARIABLE, "")
+    deadline = monotonic() + min(timeout, _START_SECONDS)
+    while address and not Path(address).exists() and monotonic() < deadline:
+        sleep(_POLL_SECONDS)  # it has just been started
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(timeout)
+            connection.connect(address)
+            connection.sendall(f"{task}\n".encode())
+            connection.recv(1)  # nothing ever comes but the end
+    except OSError:
+        return False
+    return True
 
 
 def _run_all(
@@ -184,6 +247,44 @@ def main() -> NoReturn:
         if not answer.exists():
             _write(_Answer(failure=describe_end(os.waitstatus_to_exitcode(status))), answer)
     exit_at_once()
+
+
+def serve(address: str, target: str) -> NoReturn:
+    """What the server of a sweep does: imports, then a fork for each task that comes."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen(128)
+        sys.path[:] = json.loads(sys.stdin.readline())
+        end_with_input()
+        with suppress(Exception), uncollected():
+            resolve_name(target)
+            if "torch" in sys.modules:
+                importlib.import_module("torch._dynamo")  # which the first run would
+        gc.freeze()
+        while True:
+            connection, _ = listener.accept()
+            if not os.fork():
+                listener.close()
+                _answer_one(connection)
+            connection.close()
+            with suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+
+
+def _answer_one(connection: socket.socket) -> NoReturn:
+    """The one task that comes through ``connection``; whoever gave it is told by its end, and ends this process by
+    closing it."""
+    try:
+        os.setpgid(0, 0)
+        with connection.makefile() as lines:
+            content = json.loads(lines.readline())
+        end_with(connection.fileno())
+        sys.path[:] = content["path"]
+        task = from_json(_Task, content)
+        _answer(task, Path(task.folders[0]))
+    finally:
+        exit_at_once()
 
 
 def _answer(task: _Task, folder: Path) -> NoReturn:

@@ -15,6 +15,7 @@ from typing import Any
 
 from hashbench.catalog import OUT_OF_MEMORY, Kind, kind_of
 from hashbench.devices import visibility
+from hashbench.diagnose import fresh_process
 from hashbench.errors import HashbenchError
 from hashbench.fingerprint import document
 from hashbench.io import read_json
@@ -118,6 +119,8 @@ def run(
                 on_note(note)
             on_event(event)
 
+        if options.stress and cluster is None and options.device == "cpu":
+            stack.enter_context(fresh_process.served())
         result = run_sweep(
             specs,
             options,

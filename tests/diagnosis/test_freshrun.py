@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from hashbench.diagnose import fresh_process
 from hashbench.diagnose.fresh_process import FreshRuns, fresh_traces
 from hashbench.records import ModelSpec, RunOptions
 from hashbench.suites.registry import catalog
@@ -43,6 +44,25 @@ def told(found: FreshRuns) -> list[list[str]]:
 def test_each_process_makes_its_runs_and_knows_nothing_of_the_others() -> None:
     start = "some model (3, 8) [1, None, 2.5] 99 warn"
     assert told(fresh("tell", processes=3, runs=2)) == [[f"{start} 1", f"{start} 2"]] * 3
+
+
+def test_a_server_makes_single_processes_without_a_new_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = "some model (3, 8) [1, None, 2.5] 99 warn"
+    with fresh_process.served("fresh_targets:Runner"):
+        monkeypatch.setattr(fresh_process, "_run_all", None)
+        for _ in range(3):
+            assert told(fresh("tell", runs=2)) == [[f"{start} 1", f"{start} 2"]], "each is a fork of its own"
+        with pytest.raises(TypeError):
+            fresh("tell", processes=2)
+    monkeypatch.undo()
+    assert fresh_process.SERVER_VARIABLE not in os.environ
+    assert told(fresh("tell")) == [[f"{start} 1"]]
+
+
+def test_a_process_of_a_server_that_dies_is_a_failure_and_the_next_one_is_not() -> None:
+    with fresh_process.served("fresh_targets:Runner"):
+        assert fresh("killed").failures
+        assert not fresh("tell").failures
 
 
 def orders(found: FreshRuns) -> set[str]:
