@@ -1,0 +1,331 @@
+"""What tracing adds to a row of a sweep: seconds of a row, over those of the same two runs untraced in the same kind of
+process; and where the seconds go.
+
+Each arm of each model is a worker of its own, as in a sweep: forked from the server that has torch loaded, it builds the
+model from the seed, makes two runs and leaves a row. What is counted is CPU time, of all threads of the worker and of
+the server that forks it and waits for it; other processes disturb that less than the clock on the wall, which stands
+beside it. The arms of a model take turns.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import psutil
+
+from benchmarks.table import Table, against
+from hashbench.check import model, pair
+from hashbench.native.library import Library
+from hashbench.records import Failure, ModelSpec, Row, RunOptions
+from hashbench.run import outcome
+from hashbench.run.settings import deterministic_settings
+from hashbench.suites import registry
+from hashbench.sweep.executors import Task
+from hashbench.sweep.executors.local import DEFAULT_PRELOAD, LocalExecutor
+from hashbench.trace.api import HashDebugTrace
+from hashbench.trace.mode import TracingMode
+from hashbench.trace.module_paths import ModulePaths
+from hashbench.trace.native import NativeTracer
+
+GOAL = 1.15
+ROUNDS = 3
+UNTRACED, NATIVE, PYTHON, NO_DIGESTS = "untraced", "native", "python", "native, no digests"
+ARMS = (UNTRACED, NATIVE, NO_DIGESTS, PYTHON)
+
+CONSTRUCT, PREPARE, RUN_1, RUN_2 = "construct", "copies, inputs, optimizer", "run 1", "run 2"
+PROCESS, COLLECT, SETTINGS = "process: fork, files, exit", "garbage collection", "settings, random state"
+NAMES, INITIAL, RESULTS = "names of modules and state", "digests of state and inputs at the start", "results"
+ENTER, FINISH, COMPARE, FACTS, ROW = "enter and leave", "finish", "compare", "columns of the first trace", "row"
+REST = "everything else"
+STAGES = (
+    PROCESS,
+    CONSTRUCT,
+    PREPARE,
+    SETTINGS,
+    NAMES,
+    INITIAL,
+    ENTER,
+    RUN_1,
+    RUN_2,
+    RESULTS,
+    FINISH,
+    COMPARE,
+    FACTS,
+    ROW,
+    COLLECT,
+    REST,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One row: its CPU and wall seconds, the CPU seconds of its stages, its status and the ops of a run."""
+
+    cpu: float
+    wall: float
+    stages: Mapping[str, float]
+    accuracy: str
+    ops: int | None
+
+
+def measure(
+    *, modes: Sequence[str] = ("training", "inference"), rounds: int = ROUNDS, threads: int = 1, every: int = 1
+) -> list[Table]:
+    """The tables of each mode, over the default models of torchvision, or each ``every``-th of them."""
+    specs = [spec for spec in registry.catalog("torchvision") if spec.default]
+    return list(itertools.chain.from_iterable(_measured(specs[::every], mode, rounds, threads) for mode in modes))
+
+
+def _measured(specs: Sequence[ModelSpec], mode: str, rounds: int, threads: int) -> Iterator[Table]:
+    specs = [spec for spec in specs if not spec.skip_reason(mode, device="cpu")]
+    found: dict[str, dict[str, list[Measured]]] = defaultdict(lambda: defaultdict(list))
+    with tempfile.TemporaryDirectory(prefix="hashbench-bench-") as folder:
+        executor = LocalExecutor(preload=(*DEFAULT_PRELOAD, __name__))
+        executor.start(target=f"{__name__}:measured_row")
+        options = RunOptions(mode=mode, threads=threads)
+        rows = Rows(executor, Path(folder), options)
+        try:
+            rows.one(specs[0], NATIVE)  # pages and files that the first worker reads
+            for _, spec in itertools.product(range(rounds), specs):
+                for arm in random.sample(ARMS, len(ARMS)):
+                    found[spec.name][arm].append(rows.one(spec, arm))
+        finally:
+            executor.close()
+    yield _ratios(found, mode, rounds, threads)
+    yield _stages(found, mode)
+
+
+class Rows:
+    """Makes rows, each in a worker of ``executor``, with their files in ``folder``."""
+
+    def __init__(self, executor: LocalExecutor, folder: Path, options: RunOptions) -> None:
+        self._executor, self._folder, self._options = executor, folder, options
+        (folder / "rows").mkdir()
+
+    def one(self, spec: ModelSpec, arm: str) -> Measured:
+        """The row of a model by one arm."""
+        tracer = {UNTRACED: "python", NO_DIGESTS: "native"}.get(arm, arm)
+        options = replace(self._options, tracer=tracer, output=str(self._folder))
+        path, log = self._folder / "rows" / "row.json", self._folder / "log"
+        path.unlink(missing_ok=True)
+        own, server = time.process_time(), _server_seconds()
+        target = f"{__name__}:{'untraced_row' if arm == UNTRACED else 'measured_row'}"
+        variables = {_DIGESTS: "0" if arm == NO_DIGESTS else "1"}
+        self._executor.submit(Task(spec.name, spec, options, target, str(path), str(log), 600, variables=variables))
+        (ended,) = self._executor.wait()
+        cpu = time.process_time() - own + _server_seconds() - server
+        if ended.exit_code:
+            raise RuntimeError(f"{spec.name}, {arm}: exit code {ended.exit_code}\n{log.read_text()}")
+        row = json.loads(path.read_text())
+        stages = json.loads((self._folder / _STAGES).read_text())
+        stages[PROCESS] += max(0.0, cpu - sum(stages.values()))
+        return Measured(cpu, ended.wall_seconds, stages, row["accuracy"], row.get("ops"))
+
+
+def _server_seconds() -> float:
+    """CPU seconds of the fork server and of all workers that have ended. Linux counts them in hundredths."""
+    server: Any = forkserver._forkserver
+    return float(sum(psutil.Process(server._forkserver_pid).cpu_times()[:4]))
+
+
+# ------------------------------------------------------------------------------------------------------- the tables
+
+
+def _ratios(found: Mapping[str, Mapping[str, list[Measured]]], mode: str, rounds: int, threads: int) -> Table:
+    def ratio(arms: Mapping[str, list[Measured]], arm: str, value: Callable[[Measured], float]) -> float:
+        pairs = zip(arms[arm], arms[UNTRACED], strict=True)
+        return statistics.median(value(traced) / value(untraced) for traced, untraced in pairs)
+
+    rows: list[tuple[object, ...]] = []
+    for name, arms in found.items():
+        figures = [f"{ratio(arms, arm, lambda row: row.cpu):.2f}" for arm in ARMS if arm != UNTRACED]
+        wall = f"{ratio(arms, NATIVE, lambda row: row.wall):.2f}"
+        cpu = statistics.median(row.cpu for row in arms[UNTRACED])
+        rows.append((name, arms[NATIVE][0].ops, f"{cpu:.2f} s", *figures, wall, arms[NATIVE][0].accuracy))
+    medians = [
+        statistics.median(ratio(arms, arm, lambda row: row.cpu) for arms in found.values())
+        for arm in ARMS
+        if arm != UNTRACED
+    ]
+    wall = statistics.median(ratio(arms, NATIVE, lambda row: row.wall) for arms in found.values())
+    rows.append(("median", "", "", *(f"{value:.3f}" for value in medians), f"{wall:.3f}", ""))
+    goal = " ".join(against(medians[0], goal=GOAL))
+    return Table(
+        title=f"A row of the default torchvision sweep, {mode}: CPU seconds, as a multiple of the same two runs untraced",
+        headers=("model", "ops", "untraced", *(arm for arm in ARMS if arm != UNTRACED), "native, wall", "status"),
+        rows=tuple(rows),
+        notes=(f"Medians of {rounds} rounds, {threads} thread(s). Native, median of the models: {goal}.",),
+    )
+
+
+def _stages(found: Mapping[str, Mapping[str, list[Measured]]], mode: str) -> Table:
+    """Where seconds go: the median row of each model, added up, as shares of the untraced rows."""
+    sums: dict[str, dict[str, float]] = {arm: dict.fromkeys(STAGES, 0.0) for arm in ARMS}
+    for arms in found.values():
+        for arm, measured in arms.items():
+            for stage in STAGES:
+                sums[arm][stage] += statistics.median(row.stages.get(stage, 0.0) for row in measured)
+    whole = sum(sums[UNTRACED].values())
+
+    def cells(stage: str) -> list[str]:
+        return [f"{sums[arm][stage]:.2f} ({100 * sums[arm][stage] / whole:.1f} %)" for arm in ARMS]
+
+    rows = [(stage, *cells(stage)) for stage in STAGES]
+    rows.append(("sum", *[f"{sum(sums[arm].values()):.2f} ({sum(sums[arm].values()) / whole:.3f})" for arm in ARMS]))
+    return Table(
+        title=f"Where the seconds of these rows go, {mode}: CPU seconds of all models together (% of those untraced)",
+        headers=("stage", *ARMS),
+        rows=tuple(rows),
+    )
+
+
+# ------------------------------------------------------------------------------------------------- in the workers
+
+_DIGESTS = "HASHBENCH_BENCHMARK_DIGESTS"
+_STAGES = "stages.json"
+
+
+class Stages:
+    """CPU seconds of this process by stage; a stage inside another is not counted for the outer one."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.seconds[PROCESS] = time.process_time()
+        self._open = [REST]
+        self._since = time.process_time()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count what is inside for ``name``."""
+        self._switch()
+        self._open.append(name)
+        try:
+            yield
+        finally:
+            self._switch()
+            self._open.pop()
+
+    def _switch(self) -> None:
+        now = time.process_time()
+        self.seconds[self._open[-1]] += now - self._since
+        self._since = now
+
+    def count(self, owner: Any, function: str, name: str) -> mock._patch[Any]:
+        """A patch of a function that counts its calls for stage ``name``."""
+        original = getattr(owner, function)
+
+        @functools.wraps(original)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            with self.stage(name):
+                return original(*args, **kwargs)
+
+        return mock.patch.object(owner, function, counted)
+
+    def write(self, folder: Path) -> None:
+        """Leave the seconds for whoever measures."""
+        self._switch()
+        (folder / _STAGES).write_text(json.dumps(self.seconds))
+
+
+def _counted(stages: Stages) -> list[mock._patch[Any]]:
+    runs = iter((RUN_1, RUN_2))
+    run = model.BenchmarkRunner.run_n_iterations
+
+    def run_n_iterations(*args: Any) -> Any:
+        with stages.stage(next(runs, REST)):
+            return run(*args)
+
+    runner = model.BenchmarkRunner
+    return [
+        mock.patch.object(runner, "run_n_iterations", run_n_iterations),
+        stages.count(registry, "load", CONSTRUCT),
+        *(stages.count(runner, name, PREPARE) for name in ("deepcopy_model", "init_optimizer", "fresh_inputs")),
+        *(stages.count(outcome, name, SETTINGS) for name in ("settings", "reset_rng_state")),
+        stages.count(HashDebugTrace, "mark", SETTINGS),
+        stages.count(ModulePaths, "register", NAMES),
+        *(stages.count(TracingMode, name, INITIAL) for name in ("register_model", "register_inputs")),
+        *(stages.count(NativeTracer, name, ENTER) for name in ("__init__", "__enter__", "__exit__")),
+        stages.count(model, "add_result", RESULTS),
+        stages.count(HashDebugTrace, "finish", FINISH),
+        *(stages.count(pair, name, COMPARE) for name in ("compared", "fingerprint")),
+        stages.count(pair, "_with_facts", FACTS),
+        stages.count(model, "row_of", ROW),
+        *(stages.count(module, "release_memory", COLLECT) for module in (model, outcome)),
+    ]
+
+
+@contextmanager
+def _stages_written(options: RunOptions) -> Iterator[None]:
+    stages = Stages()
+    patches = _counted(stages)
+    for patch in patches:
+        patch.start()
+    yield
+    stages.write(Path(options.output))
+
+
+def measured_row(spec: ModelSpec, options: RunOptions) -> Row:
+    """The row of a sweep, with its stages counted."""
+    import os
+
+    with _stages_written(options):
+        if os.environ[_DIGESTS] == "0":
+            new = Library.__dict__.get("new")
+            del new
+            from hashbench.trace import native
+
+            loaded = native.load()
+            assert not isinstance(loaded, str)
+            library = loaded[0]
+            create = library.new
+            library.new = lambda _, *rest: create(0, *rest)
+        return model.run_model(spec, options)
+
+
+def untraced_row(spec: ModelSpec, options: RunOptions) -> Row:
+    """The model built, and the same two runs made without a trace; nothing is compared."""
+    with _stages_written(options):
+        runner = model.BenchmarkRunner(options)
+        level = spec.deterministic or "on"
+        with deterministic_settings(level, threads=options.threads), runner.pick_grad():
+            workload = runner.prepare(runner.load_model(spec))
+            prepare = runner._preparing(workload, spec.optimizer)
+            runs = [outcome.attempt(prepare, options, traced=False) for _ in range(2)]
+            status = "fail" if any(isinstance(run, Failure) for run in runs) else "pass"
+        del runs, prepare, workload
+        outcome.release_memory(runner.device)
+    return Row("cpu", spec.name, spec.batch_size, status, spec.suite, options.mode, "float32")
+
+
+def main() -> None:
+    """Print the tables of a measurement of its own size."""
+    import argparse
+
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.rows", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--modes", nargs="+", default=["training", "inference"])
+    parsed = parser.parse_args()
+    for table in measure(modes=parsed.modes, rounds=parsed.rounds, threads=parsed.threads, every=parsed.every):
+        print("\n" + table.text(), flush=True)
+
+
+if __name__ == "__main__":
+    from benchmarks import rows
+
+    rows.main()
