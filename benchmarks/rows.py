@@ -1,17 +1,19 @@
 """What tracing adds to a row of a sweep: seconds of a row, over those of the same two runs untraced in the same kind of
 process; and where the seconds go.
 
-Each arm of each model is a worker of its own, as in a sweep: forked from the server that has torch loaded, it builds the
-model from the seed, makes two runs and leaves a row. What is counted is CPU time, of all threads of the worker and of
-the server that forks it and waits for it; other processes disturb that less than the clock on the wall, which stands
-beside it. The arms of a model take turns.
+Each arm of each model is a worker of its own, as in a sweep: forked from the server that has torch loaded, it builds
+the model from the seed, makes two runs and leaves a row. What is counted is CPU time, of all threads of the worker and
+of the server that forks it and waits for it; other processes disturb that less than the clock on the wall, which stands
+beside it. The arms of a model take turns. ``python -m benchmarks.rows`` runs it alone.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 import itertools
 import json
+import os
 import random
 import statistics
 import tempfile
@@ -29,13 +31,14 @@ import psutil
 
 from benchmarks.table import Table, against
 from hashbench.check import model, pair
-from hashbench.native.library import Library
+from hashbench.native.build import Unavailable
 from hashbench.records import Failure, ModelSpec, Row, RunOptions
 from hashbench.run import outcome
 from hashbench.run.settings import deterministic_settings
 from hashbench.suites import registry
 from hashbench.sweep.executors import Task
-from hashbench.sweep.executors.local import DEFAULT_PRELOAD, LocalExecutor
+from hashbench.sweep.executors.local import LocalExecutor, preload_for
+from hashbench.trace import native
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.mode import TracingMode
 from hashbench.trace.module_paths import ModulePaths
@@ -94,7 +97,7 @@ def _measured(specs: Sequence[ModelSpec], mode: str, rounds: int, threads: int) 
     specs = [spec for spec in specs if not spec.skip_reason(mode, device="cpu")]
     found: dict[str, dict[str, list[Measured]]] = defaultdict(lambda: defaultdict(list))
     with tempfile.TemporaryDirectory(prefix="hashbench-bench-") as folder:
-        executor = LocalExecutor(preload=(*DEFAULT_PRELOAD, __name__))
+        executor = LocalExecutor(preload=(*preload_for(NATIVE), __name__))
         executor.start(target=f"{__name__}:measured_row")
         options = RunOptions(mode=mode, threads=threads)
         rows = Rows(executor, Path(folder), options)
@@ -165,7 +168,7 @@ def _ratios(found: Mapping[str, Mapping[str, list[Measured]]], mode: str, rounds
     rows.append(("median", "", "", *(f"{value:.3f}" for value in medians), f"{wall:.3f}", ""))
     goal = " ".join(against(medians[0], goal=GOAL))
     return Table(
-        title=f"A row of the default torchvision sweep, {mode}: CPU seconds, as a multiple of the same two runs untraced",
+        title=f"A row of the default torchvision sweep, {mode}: CPU time over that of the same two runs untraced",
         headers=("model", "ops", "untraced", *(arm for arm in ARMS if arm != UNTRACED), "native, wall", "status"),
         rows=tuple(rows),
         notes=(f"Medians of {rounds} rounds, {threads} thread(s). Native, median of the models: {goal}.",),
@@ -258,9 +261,14 @@ def _counted(stages: Stages) -> list[mock._patch[Any]]:
         stages.count(HashDebugTrace, "mark", SETTINGS),
         stages.count(ModulePaths, "register", NAMES),
         *(stages.count(TracingMode, name, INITIAL) for name in ("register_model", "register_inputs")),
-        *(stages.count(NativeTracer, name, ENTER) for name in ("__init__", "__enter__", "__exit__")),
+        *(
+            stages.count(kind, name, ENTER)
+            for kind in (NativeTracer, HashDebugTrace)
+            for name in ("__enter__", "__exit__")
+        ),
         stages.count(model, "add_result", RESULTS),
         stages.count(HashDebugTrace, "finish", FINISH),
+        stages.count(NativeTracer, "content", COMPARE),
         *(stages.count(pair, name, COMPARE) for name in ("compared", "fingerprint")),
         stages.count(pair, "_with_facts", FACTS),
         stages.count(model, "row_of", ROW),
@@ -280,20 +288,17 @@ def _stages_written(options: RunOptions) -> Iterator[None]:
 
 def measured_row(spec: ModelSpec, options: RunOptions) -> Row:
     """The row of a sweep, with its stages counted."""
-    import os
-
     with _stages_written(options):
         if os.environ[_DIGESTS] == "0":
-            new = Library.__dict__.get("new")
-            del new
-            from hashbench.trace import native
-
             loaded = native.load()
-            assert not isinstance(loaded, str)
+            assert not isinstance(loaded, Unavailable)
             library = loaded[0]
-            create = library.new
-            library.new = lambda _, *rest: create(0, *rest)
+            library.new = functools.partial(_without_digests, library.new)
         return model.run_model(spec, options)
+
+
+def _without_digests(new: Callable[..., Any], _hashes: int, *others: int) -> Any:
+    return new(0, *others)
 
 
 def untraced_row(spec: ModelSpec, options: RunOptions) -> Row:
@@ -312,14 +317,12 @@ def untraced_row(spec: ModelSpec, options: RunOptions) -> Row:
 
 
 def main() -> None:
-    """Print the tables of a measurement of its own size."""
-    import argparse
-
+    """Print the tables of a measurement of this size."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rows", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--every", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--modes", nargs="+", default=["training", "inference"])
+    parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help=f"of each arm (default {ROUNDS})")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="take each N-th model (default 1: all)")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="of torch (default 1: steadier)")
+    parser.add_argument("--modes", nargs="+", default=["training", "inference"], choices=["training", "inference"])
     parsed = parser.parse_args()
     for table in measure(modes=parsed.modes, rounds=parsed.rounds, threads=parsed.threads, every=parsed.every):
         print("\n" + table.text(), flush=True)
