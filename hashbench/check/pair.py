@@ -127,7 +127,14 @@ class PairCheck:
                 return _ended(outcome, other, number)
             try:
                 fingerprints.append(fingerprint(other))
-                outcome = compared(outcome, first, other, number=number, same_structure=self.same_structure)
+                outcome = compared(
+                    outcome,
+                    first,
+                    other,
+                    number=number,
+                    same_structure=self.same_structure,
+                    keep_traces=self.options.keep_traces,
+                )
             except Exception as error:
                 if not ran_out_of_memory(error):
                     raise
@@ -256,25 +263,41 @@ class PairCheck:
         return self.attempt() if self.numbered is None else self.numbered(number)
 
 
-def compared(outcome: Outcome, first: Run, other: Run, *, number: int = 2, same_structure: bool = False) -> Outcome:
+def compared(
+    outcome: Outcome,
+    first: Run,
+    other: Run,
+    *,
+    number: int = 2,
+    same_structure: bool = False,
+    keep_traces: bool = False,
+) -> Outcome:
     """The outcome with run ``number`` compared with the first. The first pair that differs is described; with
-    ``same_structure``, results of another structure are a difference, too."""
+    ``same_structure``, results of another structure are a difference, too. The traces of runs that are known to agree
+    are made only where they are to be kept."""
     changed = tuple(dict.fromkeys((*outcome.settings_changed, *other.settings_changed)))
     compiled = tuple(dict.fromkeys((*outcome.compiled, *other.compiled)))
     outcome = replace(outcome, runs=number, settings_changed=changed, compiled=compiled)
-    if outcome.accuracy != Status.PASS or first.trace is None or other.trace is None:
+    if outcome.accuracy != Status.PASS or first.recorded is None or other.recorded is None:
         return outcome
-    traces = (first.trace, other.trace)
-    outcome = replace(outcome, tracer=first.trace.tracer)
+    outcome = replace(outcome, tracer=first.tracer)
+    difference, incomparable = None, None
     try:
         difference = difference_between(first, other)
     except NotComparableError as error:
+        incomparable = error
+    if difference is None and incomparable is None and not keep_traces and first.agrees_with(other):
+        return replace(outcome, benign=outcome.benign or ())
+    assert first.trace is not None
+    assert other.trace is not None
+    traces = (first.trace, other.trace)
+    if incomparable is not None:
         verdict = find_divergence(*traces)
         outcome = replace(outcome, verdict=verdict, benign=verdict.benign, traces=traces)
         if same_structure:
-            difference = outputs.Difference((f"their structure: {error}",))
+            difference = outputs.Difference((f"their structure: {incomparable}",))
             return replace(outcome, accuracy=Status.TWO_RUNS_DIFFER, difference=difference)
-        failure = Failure(f"the results of two runs cannot be compared: {error}")
+        failure = Failure(f"the results of two runs cannot be compared: {incomparable}")
         return replace(outcome, accuracy=Status.NOT_COMPARABLE, failure=failure)
     verdict = find_divergence(*traces, differing=() if difference is None else difference.names)
     if difference is None:
@@ -302,10 +325,10 @@ def _with_facts(outcome: Outcome, first: Run) -> Outcome:
         compiled=first.compiled,
         not_compared=first.not_compared,
     )
-    if first.trace is None:
+    if first.recorded is None:
         return outcome
-    perturbed = a_few(mode_dependent(first.trace))
-    return replace(outcome, ops=len(first.trace.records), perturbed_ops=perturbed)
+    dependent = () if first.tracer == "native" or first.trace is None else mode_dependent(first.trace)
+    return replace(outcome, ops=first.ops, perturbed_ops=a_few(dependent))
 
 
 def _ended(outcome: Outcome, failure: Failure, number: int) -> Outcome:

@@ -131,7 +131,7 @@ class Pairs:
                 run, took = self._one(change, traced=True)
                 if isinstance(run, Failure):
                     return _failed("poison", run)
-                digests.append({} if run.trace is None else {one.name: one.digest for one in run.trace.results})
+                digests.append(run.noted)
                 seconds.append(took)
         one, two = (_steady(runs) for runs in seen.values())
         following = [name for name in one if name in two and one[name] != two[name]]

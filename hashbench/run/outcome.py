@@ -23,6 +23,7 @@ from hashbench.records import (
     Failure,
     RunCounts,
     RunOptions,
+    TensorDigest,
     Trace,
     Verdict,
     contiguous_stride,
@@ -46,13 +47,46 @@ _REFUSED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one run left: its trace (``None`` when untraced), its results by name, the settings that it changed, and the
-    names of what ``torch.compile`` made and that ran eagerly all the same."""
+    """What one run left: what was recorded of it (``None`` when untraced), its results by name, the settings that it
+    changed, and the names of what ``torch.compile`` made and that ran eagerly all the same."""
 
-    trace: Trace | None
+    recorded: Trace | HashDebugTrace | None
     results: Mapping[str, Any] = field(repr=False)
     settings_changed: tuple[str, ...] = ()
     compiled: tuple[str, ...] = ()
+
+    @property
+    def trace(self) -> Trace | None:
+        """Its trace, which is made of what was recorded when somebody asks for it: of runs that agree nobody does."""
+        if self.recorded is None or isinstance(self.recorded, Trace):
+            return self.recorded
+        return self.recorded.finish()
+
+    @property
+    def tracer(self) -> str:
+        """What recorded it; empty when untraced."""
+        return "" if self.recorded is None else self.recorded.tracer
+
+    @property
+    def noted(self) -> Mapping[str, TensorDigest]:
+        """The digests of its results when they were noted, by name; empty when untraced."""
+        if isinstance(self.recorded, Trace):
+            return {result.name: result.digest for result in self.recorded.results}
+        return {} if self.recorded is None else self.recorded.noted
+
+    @property
+    def ops(self) -> int | None:
+        """How many ops were recorded; ``None`` when untraced."""
+        if isinstance(self.recorded, Trace):
+            return len(self.recorded.records)
+        return None if self.recorded is None else self.recorded.ops
+
+    def agrees_with(self, other: Run) -> bool:
+        """Whether the traces of both are known to be equal without making them; else they have to be compared."""
+        first, second = self.recorded, other.recorded
+        if first is None or second is None or isinstance(first, Trace) or isinstance(second, Trace):
+            return False
+        return first.content == second.content != b""
 
     @property
     def not_compared(self) -> tuple[str, ...]:
@@ -132,7 +166,9 @@ def _attempt(
             results = prepared.execute(trace)
             changed = _changes(before, settings())
             _require_content(results)
-        return Run(None if trace is None else trace.finish(), results, changed, tuple(compiled))
+        if trace is not None and not trace.content:
+            trace.finish()
+        return Run(trace, results, changed, tuple(compiled))
     except NotComparableError as error:
         return Failure(f"the results cannot be compared: {error}", not_comparable=True)
     except Exception as error:
@@ -277,9 +313,7 @@ def failed_status(failure: Failure, *, number: int) -> str:
 def difference_between(first: Run, second: Run) -> outputs.Difference | None:
     """How two traced runs differ, by the digests that the traces noted; a tensor that both hold (a buffer that survives
     the deep copy) has changed since the first run noted it. Where strides differ, the tensors are compared."""
-    old, new = (
-        {} if run.trace is None else {item.name: item.digest for item in run.trace.results} for run in (first, second)
-    )
+    old, new = first.noted, second.noted
     noted = {name: old[name] != new[name] for name in old.keys() & new.keys() if old[name].stride == new[name].stride}
     return outputs.compare(first.results, second.results, noted=noted)
 
@@ -287,11 +321,11 @@ def difference_between(first: Run, second: Run) -> outputs.Difference | None:
 def fingerprint(run: Run) -> int:
     """Equal for runs whose results are equal bit by bit, whatever their strides."""
     contents = []
-    for result in () if run.trace is None else run.trace.results:
-        (dtype, shape, stride, text), value = result.digest, run.results[result.name]
+    for name, (dtype, shape, stride, text) in run.noted.items():
+        value = run.results[name]
         if isinstance(value, torch.Tensor) and stride != contiguous_stride(shape):
             text = outputs.logical_value(value)
-        contents.append((result.name, dtype, shape, text))
+        contents.append((name, dtype, shape, text))
     return hash(tuple(contents))
 
 

@@ -8,6 +8,7 @@ back (a NumPy view) unless ``hash_inputs`` is on, and what happens in compiled c
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -164,6 +165,24 @@ class HashDebugTrace:
     def add_result(self, name: str, value: Any) -> None:
         """Note something by which runs are compared, at its final content: a tensor, or a plain Python value."""
         self._tracer.add_result(name, value)
+
+    @property
+    def noted(self) -> Mapping[str, TensorDigest]:
+        """The digests of the results that were added, by name."""
+        if self._finished is not None:
+            return {result.name: result.digest for result in self._finished.results}
+        return self._tracer.noted()
+
+    @property
+    def ops(self) -> int:
+        """How many ops are recorded."""
+        return self._tracer.recorded if self._finished is None else len(self._finished.records)
+
+    @functools.cached_property
+    def content(self) -> bytes:
+        """Once left, and before it is finished: equal and not empty for traces of one process that are equal, which is
+        cheaper to know than to finish and compare them. Empty where only that tells."""
+        return b"" if self._finished is not None else self._tracer.content()
 
     # ------------------------------------------------------------------------------------------ the finished trace
 

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from hashbench.devices.ledger import Ledger
 from hashbench.native.library import is_recorded
-from hashbench.records import SettingsMark, Trace
+from hashbench.records import SettingsMark, TensorDigest, Trace
 from hashbench.trace import arguments
 from hashbench.trace.build import RawLeaf, RawResult, RecordIdentity, build_trace
 from hashbench.trace.callbacks import CallObserver, TraceOptions
@@ -40,6 +40,7 @@ from hashbench.trace.digest import (
     local_tensor,
     python_digest,
     raw_digest,
+    readable,
     untraced,
 )
 from hashbench.trace.module_paths import Listener, ModulePaths, NamedState
@@ -255,6 +256,21 @@ class TracingMode(TorchDispatchMode):
         return -1 - len(self._leaves)
 
     # --------------------------------------------------------------------------------------------- the finished trace
+
+    def content(self) -> bytes:
+        """The same bytes, not empty, for two traces of one process only where their finished traces are equal; empty
+        where those have to be compared."""
+        return b""
+
+    @property
+    def recorded(self) -> int:
+        """How many ops are recorded."""
+        return self._position()
+
+    def noted(self) -> dict[str, TensorDigest]:
+        """The digests of the results so far, by name."""
+        self._ledger.read()
+        return {name: readable(raw) for name, raw, _ in self._results}
 
     def finish(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
         """All that was recorded, and notes by record number; the raw records are released."""

@@ -21,7 +21,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import xxhash
 
 from hashbench.errors import HashbenchError
 from hashbench.native.build import RETRY, TRIAL, Unavailable, build
@@ -53,6 +55,7 @@ from hashbench.trace.digest import (
     digest,
     dtype_name,
     has_no_data,
+    is_waiting,
     local_tensor,
     raw_digest,
     untraced,
@@ -70,6 +73,9 @@ _WRITE = struct.Struct("=QII")
 _LEAF = struct.Struct("=QQqIIiI")
 _LANE = struct.Struct("=iiiI")
 _SEQUENCE, _CONTEXT, _CALLER, _LANE_OF = 0, 4, 8, 11
+_RECORD_FIELDS = np.dtype([("sequence", "i8"), ("rng", "u8"), ("op", "i4"), ("rest", "V36")])
+_LEAF_FIELDS = np.dtype([("storage", "u8"), ("rest", "V24"), ("name", "i4"), ("unused", "i4")])
+_PLAIN = ((READS, _READ), (WRITES, _WRITE))
 _BACKWARD, _STRIDED = 1 << 31, 1 << 8
 _Int32 = ctypes.c_int32
 _LAYOUTS = ("strided", "sparse_coo", "sparse_csr", "_mkldnn", "sparse_csc", "sparse_bsr", "sparse_bsc", "jagged")
@@ -522,6 +528,33 @@ class NativeTracer(TracingMode):
         super().add_result(name, value)
 
     # --------------------------------------------------------------------------------------------- the finished trace
+
+    def content(self) -> bytes:
+        """See :meth:`TracingMode.content`: a digest of what the recorder kept, less what no finished trace shows,
+        addresses and the numbers that autograd's nodes had before."""
+        in_python = self._records or self._leaves or self._odd_digests or self._observer.kept
+        waiting = any(not isinstance(raw, TensorDigest) and is_waiting(raw) for _, raw, _ in self._results)
+        threads = self._library.count(self._recorder, LANES) > 1  # their records come in any order
+        if not self._mixed or in_python or waiting or threads or not self._position():
+            return b""
+        records, leaves = self._fields(RECORDS, _RECORD_FIELDS), self._fields(LEAVES, _LEAF_FIELDS)
+        if (records["op"] < 0).any():  # Python should have had it, and left it out
+            return b""
+        first, sequence = self._first_sequence or 0, records["sequence"]
+        records["sequence"] = np.where(sequence >= first, sequence - first, -1)  # -1: made before, no record's forward
+        named = [
+            (self._registered.get(storage), self._names[name] if name >= 0 else None)
+            for storage, name in zip(leaves["storage"].tolist(), leaves["name"].tolist(), strict=True)
+        ]
+        leaves["storage"] = leaves["unused"] = 0
+        kept = [self._library.bytes_of(self._recorder, what, form.size) for what, form in _PLAIN]
+        texts = [self._library.texts(self._recorder, what) for what in (OTHERS, METAS)]
+        rest = (named, texts, self._numbers.contexts, self._results, self._setting_marks)
+        return xxhash.xxh3_128_digest(b"".join([records.tobytes(), leaves.tobytes(), *kept, repr(rest).encode()]))
+
+    def _fields(self, what: int, fields: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        """The raw items ``what``, which may be changed."""
+        return np.frombuffer(bytearray(self._library.bytes_of(self._recorder, what, fields.itemsize)), fields)
 
     def built(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
         raw = list(_RECORD.iter_unpack(self._library.bytes_of(self._recorder, RECORDS, _RECORD.size)))
