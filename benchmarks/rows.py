@@ -47,7 +47,7 @@ from hashbench.trace.native import NativeTracer
 GOAL = 1.15
 ROUNDS = 3
 UNTRACED, NATIVE, PYTHON, NO_DIGESTS = "untraced", "native", "python", "native, no digests"
-ARMS = (UNTRACED, NATIVE, NO_DIGESTS, PYTHON)
+TRACED = (NATIVE, NO_DIGESTS, PYTHON)
 
 CONSTRUCT, PREPARE, RUN_1, RUN_2 = "construct", "copies, inputs, optimizer", "run 1", "run 2"
 PROCESS, COLLECT, SETTINGS = "process: fork, files, exit", "garbage collection", "settings, random state"
@@ -86,14 +86,24 @@ class Measured:
 
 
 def measure(
-    *, modes: Sequence[str] = ("training", "inference"), rounds: int = ROUNDS, threads: int = 1, every: int = 1
+    *,
+    modes: Sequence[str] = ("training", "inference"),
+    traced: Sequence[str] = TRACED,
+    rounds: int = ROUNDS,
+    threads: int = 1,
+    every: int = 1,
 ) -> list[Table]:
-    """The tables of each mode, over the default models of torchvision, or each ``every``-th of them."""
+    """The tables of each mode, over the default models of torchvision, or each ``every``-th of them; ``traced`` are the
+    arms beside the untraced one."""
     specs = [spec for spec in registry.catalog("torchvision") if spec.default]
-    return list(itertools.chain.from_iterable(_measured(specs[::every], mode, rounds, threads) for mode in modes))
+    return list(
+        itertools.chain.from_iterable(
+            _measured(specs[::every], mode, (UNTRACED, *traced), rounds, threads) for mode in modes
+        )
+    )
 
 
-def _measured(specs: Sequence[ModelSpec], mode: str, rounds: int, threads: int) -> Iterator[Table]:
+def _measured(specs: Sequence[ModelSpec], mode: str, arms: Sequence[str], rounds: int, threads: int) -> Iterator[Table]:
     specs = [spec for spec in specs if not spec.skip_reason(mode, device="cpu")]
     found: dict[str, dict[str, list[Measured]]] = defaultdict(lambda: defaultdict(list))
     with tempfile.TemporaryDirectory(prefix="hashbench-bench-") as folder:
@@ -104,12 +114,12 @@ def _measured(specs: Sequence[ModelSpec], mode: str, rounds: int, threads: int) 
         try:
             rows.one(specs[0], NATIVE)  # pages and files that the first worker reads
             for _, spec in itertools.product(range(rounds), specs):
-                for arm in random.sample(ARMS, len(ARMS)):
+                for arm in random.sample(arms, len(arms)):
                     found[spec.name][arm].append(rows.one(spec, arm))
         finally:
             executor.close()
-    yield _ratios(found, mode, rounds, threads)
-    yield _stages(found, mode)
+    yield _ratios(found, mode, arms[1:], rounds, threads)
+    yield _stages(found, mode, arms)
 
 
 class Rows:
@@ -148,50 +158,51 @@ def _server_seconds() -> float:
 # ------------------------------------------------------------------------------------------------------- the tables
 
 
-def _ratios(found: Mapping[str, Mapping[str, list[Measured]]], mode: str, rounds: int, threads: int) -> Table:
+def _ratios(
+    found: Mapping[str, Mapping[str, list[Measured]]], mode: str, traced: Sequence[str], rounds: int, threads: int
+) -> Table:
     def ratio(arms: Mapping[str, list[Measured]], arm: str, value: Callable[[Measured], float]) -> float:
         pairs = zip(arms[arm], arms[UNTRACED], strict=True)
-        return statistics.median(value(traced) / value(untraced) for traced, untraced in pairs)
+        return statistics.median(value(one) / value(untraced) for one, untraced in pairs)
+
+    def ratios(arms: Mapping[str, list[Measured]]) -> list[float]:
+        return [ratio(arms, arm, lambda row: row.cpu) for arm in traced] + [
+            ratio(arms, traced[0], lambda row: row.wall)
+        ]
 
     rows: list[tuple[object, ...]] = []
     for name, arms in found.items():
-        figures = [f"{ratio(arms, arm, lambda row: row.cpu):.2f}" for arm in ARMS if arm != UNTRACED]
-        wall = f"{ratio(arms, NATIVE, lambda row: row.wall):.2f}"
         cpu = statistics.median(row.cpu for row in arms[UNTRACED])
-        rows.append((name, arms[NATIVE][0].ops, f"{cpu:.2f} s", *figures, wall, arms[NATIVE][0].accuracy))
-    medians = [
-        statistics.median(ratio(arms, arm, lambda row: row.cpu) for arms in found.values())
-        for arm in ARMS
-        if arm != UNTRACED
-    ]
-    wall = statistics.median(ratio(arms, NATIVE, lambda row: row.wall) for arms in found.values())
-    rows.append(("median", "", "", *(f"{value:.3f}" for value in medians), f"{wall:.3f}", ""))
-    goal = " ".join(against(medians[0], goal=GOAL))
+        row = arms[traced[0]][0]
+        rows.append((name, row.ops, f"{cpu:.2f} s", *(f"{value:.2f}" for value in ratios(arms)), row.accuracy))
+    medians = [statistics.median(column) for column in zip(*map(ratios, found.values()), strict=True)]
+    rows.append(("median", "", "", *(f"{value:.3f}" for value in medians), ""))
+    goal = ", ".join(against(medians[0], goal=GOAL))
     return Table(
         title=f"A row of the default torchvision sweep, {mode}: CPU time over that of the same two runs untraced",
-        headers=("model", "ops", "untraced", *(arm for arm in ARMS if arm != UNTRACED), "native, wall", "status"),
+        headers=("model", "ops", "untraced", *traced, f"{traced[0]}, wall", "status"),
         rows=tuple(rows),
-        notes=(f"Medians of {rounds} rounds, {threads} thread(s). Native, median of the models: {goal}.",),
+        notes=(f"Medians of {rounds} rounds, {threads} thread(s). {traced[0]}, median of the models: {goal}.",),
     )
 
 
-def _stages(found: Mapping[str, Mapping[str, list[Measured]]], mode: str) -> Table:
+def _stages(found: Mapping[str, Mapping[str, list[Measured]]], mode: str, arms: Sequence[str]) -> Table:
     """Where seconds go: the median row of each model, added up, as shares of the untraced rows."""
-    sums: dict[str, dict[str, float]] = {arm: dict.fromkeys(STAGES, 0.0) for arm in ARMS}
-    for arms in found.values():
-        for arm, measured in arms.items():
+    sums: dict[str, dict[str, float]] = {arm: dict.fromkeys(STAGES, 0.0) for arm in arms}
+    for rows_of in found.values():
+        for arm, measured in rows_of.items():
             for stage in STAGES:
                 sums[arm][stage] += statistics.median(row.stages.get(stage, 0.0) for row in measured)
     whole = sum(sums[UNTRACED].values())
 
     def cells(stage: str) -> list[str]:
-        return [f"{sums[arm][stage]:.2f} ({100 * sums[arm][stage] / whole:.1f} %)" for arm in ARMS]
+        return [f"{sums[arm][stage]:.2f} ({100 * sums[arm][stage] / whole:.1f} %)" for arm in arms]
 
     rows = [(stage, *cells(stage)) for stage in STAGES]
-    rows.append(("sum", *[f"{sum(sums[arm].values()):.2f} ({sum(sums[arm].values()) / whole:.3f})" for arm in ARMS]))
+    rows.append(("sum", *[f"{sum(sums[arm].values()):.2f} ({sum(sums[arm].values()) / whole:.3f})" for arm in arms]))
     return Table(
         title=f"Where the seconds of these rows go, {mode}: CPU seconds of all models together (% of those untraced)",
-        headers=("stage", *ARMS),
+        headers=("stage", *arms),
         rows=tuple(rows),
     )
 
@@ -323,8 +334,12 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, metavar="N", help="take each N-th model (default 1: all)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="of torch (default 1: steadier)")
     parser.add_argument("--modes", nargs="+", default=["training", "inference"], choices=["training", "inference"])
+    parser.add_argument("--arms", nargs="+", default=TRACED, choices=TRACED, help="beside the untraced one")
     parsed = parser.parse_args()
-    for table in measure(modes=parsed.modes, rounds=parsed.rounds, threads=parsed.threads, every=parsed.every):
+    tables = measure(
+        modes=parsed.modes, traced=parsed.arms, rounds=parsed.rounds, threads=parsed.threads, every=parsed.every
+    )
+    for table in tables:
         print("\n" + table.text(), flush=True)
 
 
