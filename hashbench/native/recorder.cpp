@@ -132,34 +132,35 @@ struct Chunked {
   }
 };
 
-// Byte strings by number.
+// Byte strings by number. Two of one XXH3 are taken for equal, as contents of tensors are.
 struct Interned {
+  struct Slot {
+    uint64_t hash;
+    int32_t number;  // -1: free
+  };
   std::vector<std::string> all;
-  std::vector<uint64_t> hashes;
-  std::vector<int32_t> slots = std::vector<int32_t>(1024, -1);
+  std::vector<Slot> slots = std::vector<Slot>(1024, Slot{0, -1});
 
   uint32_t number(Hash hash, const char* data, size_t size) {
     const uint64_t h = hash(data, size);
-    size_t mask = slots.size() - 1;
-    size_t i = h & mask;
-    for (; slots[i] >= 0; i = (i + 1) & mask) {
-      const auto at = static_cast<size_t>(slots[i]);
-      if (hashes[at] == h && all[at].size() == size && !std::memcmp(all[at].data(), data, size)) return slots[i];
-    }
-    slots[i] = static_cast<int32_t>(all.size());
+    Slot* slot = place(h);
+    if (slot->number >= 0) return static_cast<uint32_t>(slot->number);
+    *slot = {h, static_cast<int32_t>(all.size())};
     all.emplace_back(data, size);
-    hashes.push_back(h);
     if (all.size() * 2 > slots.size()) grow();
     return static_cast<uint32_t>(all.size() - 1);
   }
-  void grow() {
-    slots.assign(slots.size() * 2, -1);
+  Slot* place(uint64_t h) {
     const size_t mask = slots.size() - 1;
-    for (size_t n = 0; n < all.size(); n++) {
-      size_t i = hashes[n] & mask;
-      while (slots[i] >= 0) i = (i + 1) & mask;
-      slots[i] = static_cast<int32_t>(n);
-    }
+    size_t i = h & mask;
+    while (slots[i].number >= 0 && slots[i].hash != h) i = (i + 1) & mask;
+    return &slots[i];
+  }
+  void grow() {
+    std::vector<Slot> old(slots.size() * 2, Slot{0, -1});
+    old.swap(slots);
+    for (const Slot& slot : old)
+      if (slot.number >= 0) *place(slot.hash) = slot;
   }
 };
 
@@ -670,6 +671,8 @@ bool has_own_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys)
 }
 
 void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::Stack* stack) {
+  Scratch& outer_scratch = scratch;  // a variable of the thread costs a call each time that it is named
+  Scratch& scratch = outer_scratch;
   Recorder* on = current.load(std::memory_order_acquire);
   if (scratch.owner && scratch.owner != on) on = nullptr;  // the trace that this thread belongs to is over
   if (on && scratch.making) {
