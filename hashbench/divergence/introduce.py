@@ -149,8 +149,8 @@ def _attribute_to_caller(known: Differences, node: str) -> None:
     """What entered inside an op that was called alike in both runs is that op's doing: a tensor or an argument from
     elsewhere, another order of the ops that it calls. What it was given it is not to blame for."""
     runs, source = known.runs, known.sources[node]
-    if source.origin not in (Origin.OUTSIDE, Origin.SEQUENCE):
-        return
+    if source.origin not in (Origin.OUTSIDE, Origin.SEQUENCE) or (known.exchanges and node not in runs.records):
+        return  # what lies behind a collective is of other origin by now, but for leaves
     first, second = runs.records[node] if node in runs.records else (_born_inside(runs, node), None)
     callers = {record.inside for record in (first,) if record is not None}
     callers |= {runs.node_of.get(record.inside, "") for record in (second,) if record is not None}
@@ -165,7 +165,7 @@ def _attribute_to_caller(known: Differences, node: str) -> None:
         return
     detail = f"{inner.op} inside it: {source.detail}"
     kernel = replace(source, origin=Origin.KERNEL, node=caller, felt_at=caller, detail=detail, opaque_producer=False)
-    known.sources[node] = known.traceable(caller, kernel) if known.exchanges else kernel
+    known.sources[node] = kernel
 
 
 def _born_inside(runs: PairedRuns, leaf: str) -> OpRecord | None:

@@ -484,6 +484,7 @@ struct Handed {
 
 struct Scratch {
   Recorder* owner = nullptr;  // of the lane that this thread is in; null: the program's own, of whatever trace
+  bool entered = false;       // the trace was entered in this thread
   uint32_t lane = 0;
   uint32_t context = 0;
   std::vector<Read> reads;
@@ -688,6 +689,10 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
   const Plan& plan = op->plan;
   const auto node = torch::autograd::get_current_node();
   const bool backward = node != nullptr;
+  if (!backward && !scratch.owner && !scratch.entered) {  // a backend's thread, with the state of the one that it works for
+    handle.redispatchBoxed(keys & kAfter, stack);
+    return;
+  }
   if (plan.python || recorder.everything_python || (backward && recorder.backward_python.load(std::memory_order_relaxed))) {
     record_in_python(recorder, *op, handle, keys, stack);
     return;
@@ -935,7 +940,10 @@ void hb_end(Recorder* recorder) {
   recorder->over = true;
   current.compare_exchange_strong(recorder, nullptr);
 }
-void hb_thread(int included) { c10::impl::tls_set_dispatch_key_included(kKey, included); }
+void hb_thread(int included) {
+  c10::impl::tls_set_dispatch_key_included(kKey, included);
+  scratch.entered = included;
+}
 
 // A lane that begins here: its calls are those of the thread that enters it, until it leaves it.
 int32_t hb_lane(Recorder* recorder) {
