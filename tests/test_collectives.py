@@ -20,7 +20,7 @@ from torch.distributed import distributed_c10d as c10d
 from hashbench import HashDebugTrace, find_divergence
 from hashbench.records import OpRecord, Trace
 from hashbench.trace import collectives, file
-from hashbench.trace.digest import digest
+from hashbench.trace.digest import digest, untraced
 from hashbench.trace.op_schema import Pattern, plan_of
 
 
@@ -50,7 +50,13 @@ def alone() -> Iterator[None]:
 def elsewhere(call: Callable[[], Any]) -> Any:
     """What a call returns that is made in another thread, where nothing is traced."""
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(call).result()
+        return pool.submit(unseen, call).result()
+
+
+def unseen(call: Callable[[], Any]) -> Any:
+    """What a call returns that no trace sees."""
+    with untraced():
+        return call()
 
 
 def of(trace: Trace, op: str) -> OpRecord:
@@ -89,7 +95,7 @@ def test_an_output_that_nobody_reads_is_hashed_at_the_end(ranks: Sequence[Any]) 
     with HashDebugTrace() as trace:
         x = torch.ones(4) * 2
         work = reduced(ranks[0], x)
-        joined = threading.Thread(target=reduced, args=(ranks[1], torch.ones(4)))
+        joined = threading.Thread(target=unseen, args=(lambda: reduced(ranks[1], torch.ones(4)),))
         joined.start()
 
     assert of(trace.finish(), "c10d.allreduce_.default").outputs == (digest(torch.full((4,), 3.0)),)
