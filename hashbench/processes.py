@@ -16,10 +16,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from time import monotonic
 from types import FrameType, MappingProxyType
 from typing import IO, Never
@@ -65,6 +66,15 @@ def python_calling(target: str, *arguments: str, dies_with_us: bool = False) -> 
     """
     command = ["-P", "-c", _CALL, PACKAGE_PARENT, target, *arguments]
     return [sys.executable, *(["-P", "-c", _LAUNCHER] if dies_with_us else []), *command]
+
+
+def import_or_call(names: Iterable[str]) -> None:
+    """Import the modules and call the functions (``module:function``) of these ``names``, as far as that can be: what
+    raises here raises again where it is needed, and there somebody is told."""
+    for name in names:
+        with contextlib.suppress(Exception):
+            if callable(found := resolve_name(name)):
+                found()
 
 
 @contextlib.contextmanager

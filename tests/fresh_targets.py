@@ -17,6 +17,11 @@ RUNS_HERE: list[int] = []
 """State of the process: how many runs it made."""
 
 
+def preloaded() -> None:
+    """What a server may be asked to call before it forks."""
+    RUNS_HERE.append(-1)
+
+
 class Thing:
     """Something that a set orders by its address."""
 

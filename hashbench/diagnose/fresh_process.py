@@ -21,7 +21,7 @@ import socket
 import sys
 import tempfile
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +37,7 @@ from hashbench.processes import (
     end_with,
     end_with_input,
     exit_at_once,
+    import_or_call,
     python_calling,
     uncollected,
     variables,
@@ -157,12 +158,12 @@ def _address() -> str:
 
 
 @contextmanager
-def served(target: str = DEFAULT_TARGET) -> Iterator[None]:
+def served(target: str = DEFAULT_TARGET, *, preload: Sequence[str] = ()) -> Iterator[None]:
     """A context in which one fresh process with other string hashes, asked for by this process or what it starts, is a
-    fork of one Python that has imported ``target``."""
+    fork of one Python that has imported ``target`` and what ``preload`` names, as a sweep's fork server has."""
     address = _address()
     Path(address).unlink(missing_ok=True)
-    command = python_calling("hashbench.diagnose.fresh_process:serve", address, target, dies_with_us=True)
+    command = python_calling("hashbench.diagnose.fresh_process:serve", address, target, *preload, dies_with_us=True)
     with variables({SERVER_VARIABLE: address}), Child(command, task=f"{json.dumps(sys.path)}\n", environment=_RANDOM):
         try:
             yield
@@ -249,7 +250,7 @@ def main() -> NoReturn:
     exit_at_once()
 
 
-def serve(address: str, target: str) -> NoReturn:
+def serve(address: str, target: str, *preload: str) -> NoReturn:
     """What the server of a sweep does: imports, then a fork for each task that comes."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
@@ -260,6 +261,7 @@ def serve(address: str, target: str) -> NoReturn:
             resolve_name(target)
             if "torch" in sys.modules:
                 importlib.import_module("torch._dynamo")  # which the first run would
+            import_or_call(preload)
         gc.freeze()
         while True:
             connection, _ = listener.accept()

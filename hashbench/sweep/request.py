@@ -119,8 +119,9 @@ def run(
                 on_note(note)
             on_event(event)
 
+        preload = preload_for(environment.get("tracer", ""))
         if options.stress and cluster is None and options.device == "cpu":
-            stack.enter_context(fresh_process.served())
+            stack.enter_context(fresh_process.served(preload=preload))
         result = run_sweep(
             specs,
             options,
@@ -129,7 +130,7 @@ def run(
             executor=cluster
             or LocalExecutor(
                 jobs=request.jobs or 1,
-                preload=preload_for(environment.get("tracer", "")),
+                preload=preload,
                 devices=devices.assignments,
                 memory_mib=request.memory_mib,
             ),

@@ -65,6 +65,11 @@ def test_a_process_of_a_server_that_dies_is_a_failure_and_the_next_one_is_not() 
         assert not fresh("tell").failures
 
 
+def test_a_server_has_imported_and_called_what_it_was_asked_to_before_it_forks() -> None:
+    with fresh_process.served("fresh_targets:Runner", preload=("no_such_module", "fresh_targets:preloaded")):
+        assert told(fresh("tell")) == [["some model (3, 8) [1, None, 2.5] 99 warn 2"]]
+
+
 def orders(found: FreshRuns) -> set[str]:
     return {text for texts in told(found) for text in texts}
 

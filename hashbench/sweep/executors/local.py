@@ -9,7 +9,6 @@ is killed, and prints into its own log. Its row appears under its final name onl
 from __future__ import annotations
 
 import atexit
-import contextlib
 import errno
 import faulthandler
 import functools
@@ -33,7 +32,7 @@ import psutil
 from hashbench.devices.visibility import WORKSPACE_VARIABLE, DeviceAssignment, workspace_config, workspace_conflict
 from hashbench.errors import HashbenchError
 from hashbench.io import open_file, replace_file
-from hashbench.processes import end_family, end_with, exit_at_once, phases_told_to, uncollected
+from hashbench.processes import end_family, end_with, exit_at_once, import_or_call, phases_told_to, uncollected
 from hashbench.records import ModelSpec, Row, RunOptions
 from hashbench.results.rows import row_to_json
 from hashbench.sweep.executors import Resources, Task, TaskResult, fork_server
@@ -241,10 +240,7 @@ def _preload() -> None:
     a worker's reaches a row or the user."""
     names = os.environ.pop(PRELOAD_VARIABLE, "").split()
     with uncollected():
-        for name in names:
-            with contextlib.suppress(Exception):
-                if callable(found := resolve_name(name)):
-                    found()
+        import_or_call(names)
     if names:
         # The 500 000 objects of these modules live as long as the workers do. Frozen, they are neither searched by the
         # collector (0.2 s a time) nor copied with the pages that it would touch in every worker.
