@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -55,6 +57,13 @@ class Workspace(torch.nn.Module):
         return x + torch.empty(10 * 2**20)[: x.numel()].view_as(x)
 
 
+@pytest.fixture(autouse=True)
+def _free_memory_is_given_back() -> None:
+    """What earlier tests left would be other content for a plain pair, too."""
+    if (library := _heap()) is not None:
+        library.malloc_trim(0)
+
+
 def row_of(module: torch.nn.Module, options: RunOptions = STRESS) -> Row:
     runner = FunctionRunner(options)
     runner.build = lambda: Workload(module, (torch.ones(8),))
@@ -97,15 +106,24 @@ def test_both_sides_of_a_pair_have_the_same_number_of_threads() -> None:
     assert counts == {max(oversubscribed(), torch.get_num_threads())}
 
 
+ALIGNMENTS = """
+import numpy as np, torch
+from hashbench.replay.controls import provoked
+foreign, own = set(), set()
+for variation in range(1, 5):
+    with provoked(("address",), variation, device=torch.device("cpu")):
+        foreign.add(np.empty(3000, dtype=np.float32).ctypes.data % 64)
+        own.add(torch.empty(3000).data_ptr() % 64)
+print(sorted(foreign), sorted(own))
+"""
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(_heap() is None, reason="needs the C library of Linux")
 def test_foreign_memory_begins_at_every_alignment_and_that_of_torch_at_its_own() -> None:
-    foreign, own = set(), set()
-    for variation in range(1, 5):
-        with provoked(("address",), variation, device=CPU):
-            foreign.add(np.empty(3000, dtype=np.float32).ctypes.data % 64)
-            own.add(torch.empty(3000).data_ptr() % 64)
-    assert foreign == {0, 16, 32, 48}
-    assert own == {0}
+    # In a process of its own: what comes from the end of the heap is moved, and here much of it has holes.
+    done = subprocess.run([sys.executable, "-c", ALIGNMENTS], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout == "[0, 16, 32, 48] [0]\n"
 
 
 # ------------------------------------------------------------------------------------------------------- a model

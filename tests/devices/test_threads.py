@@ -39,7 +39,7 @@ def switching_all_the_time() -> Iterator[None]:
 
 def traced(**options: Any) -> Trace:
     """Each thread multiplies by a number of its own, again and again, and at times calls an op that fails."""
-    trace, start, results = HashDebugTrace(**options), threading.Barrier(THREADS), {}
+    trace, start, results = HashDebugTrace(tracer="python", **options), threading.Barrier(THREADS), {}
 
     def work(number: int) -> None:
         value, leaves = torch.ones(3), [torch.full((3,), 1.0 + number + 10 * count) for count in range(ROUNDS)]
