@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import itertools
+import signal
 import threading
 import weakref
 from collections.abc import Callable
@@ -226,6 +227,43 @@ def test_an_error_leaves_torch_and_the_next_trace_as_they_were(options: dict[str
     assert trace.failed_op == "aten.add.Tensor"
     found, _ = traced(lambda: torch.ones(2) + 1, **options)
     assert names(found) == ["aten.ones.default", "aten.add.Tensor"]
+
+
+@torch.library.custom_op("hashbench_tests::interrupted", mutates_args=())
+def interrupted(x: torch.Tensor) -> torch.Tensor:
+    x.cos()
+    signal.raise_signal(signal.SIGINT)  # Ctrl-C, which Python raises here
+    return x.sin()
+
+
+def too_large() -> torch.Tensor:
+    return torch.ones(2).repeat(2**50)  # more than any machine has
+
+
+@pytest.mark.parametrize("options", [{}, {"hash_inputs": True}], ids=["plain", "hashed inputs"])
+@pytest.mark.parametrize(
+    ("fails", "raised"),
+    [(lambda: interrupted(torch.ones(2)), KeyboardInterrupt), (too_large, RuntimeError)],
+    ids=["Ctrl-C", "out of memory"],
+)
+def test_a_trace_goes_on_after_an_op_that_was_ended(
+    fails: Callable[[], torch.Tensor], raised: type[BaseException], options: dict[str, Any]
+) -> None:
+    def compute() -> torch.Tensor:
+        weight = torch.rand(3, requires_grad=True)
+        with pytest.raises(raised):
+            fails()
+        weight.exp().sum().backward()
+        return weight.grad
+
+    untraced = compute()
+    torch.manual_seed(0)
+    found, gradient = traced(compute, **options)
+    assert not is_recorded()
+    assert torch.equal(gradient, untraced)
+    by_op = {record.op.split(".")[1]: record for record in found.records}
+    assert list(by_op)[-6:] == ["exp", "sum", "ones_like", "expand", "mul", "detach"]
+    assert [one.source for one in by_op["mul"].inputs] == [by_op["ones_like"].id, by_op["exp"].id]
 
 
 def test_a_record_whose_digest_failed_is_left_out_and_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
