@@ -193,7 +193,9 @@ class Stress:
             self.trials[Circumstance.PROCESS] += 1
             return replace(plain, names=(str(Circumstance.PROCESS),))
         tries: list[tuple[tuple[str, ...], tuple[int, int], int]] = []
-        tries += [((str(name),), (0, variation), TO_TELL) for name in _STEADY if name in names]
+        # Memory is filled on both sides: an earlier run may have left what it was filled with.
+        sides = {Circumstance.MEMORY: (1, 2)}
+        tries += [((str(name),), sides.get(name, (0, variation)), TO_TELL) for name in _STEADY if name in names]
         threads = (str(Circumstance.THREADS),) if Circumstance.THREADS in names else ()
         if threads:
             tries.append((threads, (0, 0), AGAIN))
