@@ -8,12 +8,12 @@ from collections.abc import Mapping
 
 import torch
 
-from benchmarks.overhead import ExperimentResult, NoOp, interleaved, multiples
+from benchmarks.overhead import Arm, NoOp, interleaved, multiples
 from benchmarks.table import Table
 from benchmarks.workloads import WORKLOADS
 from hashbench.tools.bitwise import BitwiseEquivalenceMode
 
-ARMS: Mapping[str, ExperimentResult] = {
+ARMS: Mapping[str, Arm] = {
     "no mode": contextlib.nullcontext,
     "no-op mode": NoOp,
     "2 runs": BitwiseEquivalenceMode,

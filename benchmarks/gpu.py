@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks import gpu_workloads
-from benchmarks.overhead import ExperimentResult, NoOp, debug_mode, interleaved, ratio, times_less
+from benchmarks.overhead import Arm, NoOp, debug_mode, interleaved, ratio, times_less
 from benchmarks.table import Table, against, machine
 from benchmarks.workloads import TrainingStep
 from hashbench import HashDebugTrace
@@ -275,7 +275,7 @@ def _finished() -> Iterator[None]:
     trace.finish()
 
 
-ARMS: Mapping[str, ExperimentResult] = {
+ARMS: Mapping[str, Arm] = {
     "no mode": contextlib.nullcontext,
     "no-op mode": NoOp,
     "hashbench": lambda: HashDebugTrace(digests="device"),
@@ -308,9 +308,9 @@ def _overhead(device: torch.device, *, small: bool, seconds: float) -> Iterator[
     yield _goals(measured)
 
 
-def _arms_that_fit(step: TrainingStep, device: torch.device) -> tuple[dict[str, ExperimentResult], list[str]]:
+def _arms_that_fit(step: TrainingStep, device: torch.device) -> tuple[dict[str, Arm], list[str]]:
     """The arms that do not run out of memory, and the others. The step without a mode must fit."""
-    fitting: dict[str, ExperimentResult] = {}
+    fitting: dict[str, Arm] = {}
     for name, arm in ARMS.items():
         try:
             _synchronized(device)(arm, step)
@@ -323,12 +323,12 @@ def _arms_that_fit(step: TrainingStep, device: torch.device) -> tuple[dict[str, 
     return fitting, [name for name in ARMS if name not in fitting]
 
 
-def _synchronized(device: torch.device) -> Callable[[ExperimentResult, TrainingStep], float]:
+def _synchronized(device: torch.device) -> Callable[[Arm, TrainingStep], float]:
     def wait() -> None:
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
 
-    def timed(arm: ExperimentResult, step: TrainingStep) -> float:
+    def timed(arm: Arm, step: TrainingStep) -> float:
         mode = arm()
         wait()
         begin = time.perf_counter()

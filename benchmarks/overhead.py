@@ -17,7 +17,7 @@ from benchmarks.table import Table, against
 from benchmarks.workloads import WORKLOADS
 from hashbench import HashDebugTrace
 
-ExperimentResult = Callable[[], AbstractContextManager[Any]]
+Arm = Callable[[], AbstractContextManager[Any]]
 
 TOTAL_GOAL, ADDED_GOAL = 1.25, 5.0
 NATIVE_GOAL, NATIVE_ADDED_GOAL = {"BERT-like, 4 layers, 128 wide, 1x32": 1.15}, 20.0  # all other workloads: 1.10
@@ -76,7 +76,7 @@ def _stack_and_modules() -> AbstractContextManager[None]:
     return debug_mode(record_stack_trace=True, record_nn_module=True)
 
 
-ARMS: Mapping[str, ExperimentResult] = {
+ARMS: Mapping[str, Arm] = {
     "no mode": contextlib.nullcontext,
     "no-op mode": NoOp,
     "lean no-op mode": LeanNoOp,
@@ -100,7 +100,7 @@ def measure(*, seconds: float) -> list[Table]:
     return [multiples(measured), _goals(measured), _native_goals(measured)]
 
 
-def _timed(arm: ExperimentResult, step: Callable[[], object]) -> float:
+def _timed(arm: Arm, step: Callable[[], object]) -> float:
     # CPU time where one thread works: time that other processes take is not counted. With several threads, waiting for
     # each other is part of the cost.
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
@@ -115,8 +115,8 @@ def interleaved(
     step: Callable[[], object],
     *,
     seconds: float,
-    arms: Mapping[str, ExperimentResult] = ARMS,
-    timed: Callable[[ExperimentResult, Callable[[], object]], float] = _timed,
+    arms: Mapping[str, Arm] = ARMS,
+    timed: Callable[[Arm, Callable[[], object]], float] = _timed,
     warm_ups: int = _WARM_UPS,
     fewest: int = _FEWEST,
 ) -> dict[str, list[float]]:

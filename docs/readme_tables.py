@@ -2,6 +2,7 @@
 measured files: no result in them is typed by hand.
 
     python docs/readme_tables.py --specimens results/specimens/* --benchmarks benchmarks.json
+    python docs/readme_tables.py --cost overhead.json
     python docs/readme_tables.py --difference results/specimens/training
     python docs/readme_tables.py --audit results/expected/audit_cpu.csv
     python docs/readme_tables.py --sweeps results/full/* --differences results/full/* results/off/*
@@ -35,6 +36,7 @@ README_CAUSES = ("accumulation_order", "write_race", "uninitialized_memory", "ou
 """The four rows of the README; docs/causes.md has one of every cause."""
 STATUSES = ("pass", "eager_two_runs_differ", "pass_due_to_skip")
 FINDING_COLUMNS = ("accuracy", "kernel", "module", "phase", "cause", "confidence", "because", "error")
+NATIVE_GOALS = "Goals of the native tracer"
 LONGEST = 170
 """Characters of a cell; whole sentences are in the CSV."""
 
@@ -69,21 +71,22 @@ def specimens(
     return _table(["what the model does", *columns], lines)
 
 
-def benchmarks(path: Path) -> str:
-    """The tables of ``python -m benchmarks --json``, and the machine."""
+def benchmarks(path: Path, *, of: str = "") -> str:
+    """The tables of ``python -m benchmarks --json`` whose title begins with ``of``, and the machine."""
     found = json.loads(path.read_text(encoding="utf-8"))
     machine = ", ".join(f"{name} {value}" for name, value in found["machine"].items())
-    parts = [f"**{table['title']}**\n\n{_table(table['headers'], table['rows'])}" for table in found["tables"]]
+    tables = [table for table in found["tables"] if table["title"].startswith(of)]
+    parts = [f"**{table['title']}**\n\n{_table(table['headers'], table['rows'])}" for table in tables]
     return "\n\n".join([*parts, f"Measured with `python -m benchmarks` on: {machine}."])
 
 
 def cost(path: Path) -> str:
     """One sentence on the cost of tracing: the smallest and the largest ratio of the workloads that have a goal."""
     tables = json.loads(path.read_text(encoding="utf-8"))["tables"]
-    (goals,) = (table for table in tables if table["title"] == "Goals of tracing")
-    ratios = sorted((row[goals["headers"].index("hashbench / no-op mode")] for row in goals["rows"]), key=float)
-    step = f"A traced training step takes {ratios[0]}x to {ratios[-1]}x as long as the same step"
-    return f"{step} under a dispatch mode that does nothing."
+    goals = [table for table in tables if table["title"].startswith(NATIVE_GOALS)]
+    found = (row[table["headers"].index("native / no mode")] for table in goals for row in table["rows"])
+    ratios = sorted(found, key=float)
+    return f"A traced training step takes {ratios[0]}x to {ratios[-1]}x as long as the same step untraced."
 
 
 def sweeps(folders: Sequence[Path]) -> str:
@@ -154,6 +157,7 @@ def main() -> None:
     parser.add_argument("--specimens", type=Path, nargs="+", help="results folders of sweeps of the specimens")
     parser.add_argument("--difference", type=Path, help="results folder of a sweep whose first difference is shown")
     parser.add_argument("--benchmarks", type=Path, help="file of `python -m benchmarks --json`")
+    parser.add_argument("--cost", type=Path, help="file of `python -m benchmarks overhead --json`")
     parser.add_argument("--sweeps", type=Path, nargs="+", help="results folders for the totals in docs/findings.md")
     parser.add_argument("--differences", type=Path, nargs="+", help="results folders for the findings there")
     parser.add_argument("--audit", type=Path, help="audit.csv, or its folder, for the tables in docs/audit.md")
@@ -171,8 +175,11 @@ def main() -> None:
         _replace(ROOT / "docs" / "causes.md", "specimens", specimens(given.specimens))
     if given.difference is not None:
         _replace(ROOT / "README.md", "difference", difference(given.difference))
+    if given.cost is not None or given.benchmarks is not None:
+        _replace(ROOT / "README.md", "cost", cost(given.cost or given.benchmarks))
+        native = benchmarks(given.cost or given.benchmarks, of=NATIVE_GOALS)
+        _replace(ROOT / "benchmarks" / "README.md", "native", native)
     if given.benchmarks is not None:
-        _replace(ROOT / "README.md", "cost", cost(given.benchmarks))
         _replace(ROOT / "benchmarks" / "README.md", "benchmarks", benchmarks(given.benchmarks))
 
 

@@ -75,8 +75,8 @@ def test_the_readmes_tables_are_made_from_measured_files(tmp_path: Path) -> None
     (tmp_path / "accuracy.csv").write_text(header + rows, encoding="utf-8")
     measured = {"machine": {"cores": "2"}, "tables": [{"title": "A", "headers": ["x", "goal"], "rows": [["1", "2"]]}]}
     ratios = {
-        "title": "Goals of tracing",
-        "headers": ["x", "hashbench / no-op mode"],
+        "title": "Goals of the native tracer",
+        "headers": ["x", "native / no mode"],
         "rows": [["a", "1.4"], ["b", "0.98"]],
     }
     measured["tables"].append(ratios)
