@@ -22,7 +22,7 @@ from hashbench.processes import Budget, tell_phase
 from hashbench.records import Diagnosis, ExperimentResult, Failure, ModelSpec, RunCounts, RunOptions, Trace
 from hashbench.replay import controls
 from hashbench.run.leaves import NotComparableError
-from hashbench.run.outcome import Attempt, Outcome, Run, difference_between
+from hashbench.run.outcome import Attempt, Outcome, Run, difference_between, told_by_digests
 from hashbench.trace.callbacks import TraceCallback
 
 SHARE = 0.6
@@ -163,7 +163,7 @@ class Stress:
             return None
         self.trials[name] += 1
         other = Run(fresh.processes[0][0], {})
-        if not differing_results(self._trace(self.first), self._trace(other)):
+        if not differing_results(self.first, other):
             return None
         self.differing[name] += 1
         return Provoked((name,), (0, 0), (1, 1), self.first, other)
@@ -253,17 +253,12 @@ def _differ(first: Run, second: Run) -> bool:
         return True
 
 
-def differing_results(first: Trace, second: Trace) -> tuple[str, ...]:
+def differing_results(first: Run, second: Run) -> tuple[str, ...]:
     """The results of two runs in different processes that differ, as far as their digests tell: where strides differ,
     they do not."""
-    old, new = ({result.name: result.digest for result in trace.results} for trace in (first, second))
-    both = old.keys() & new.keys()
-    differing = [name for name in old if name in both and _tells_apart(old[name], new[name])]
-    return (*differing, *(name for name in (*old, *new) if name not in both))
-
-
-def _tells_apart(first: object, second: object) -> bool:
-    return first != second and getattr(first, "stride", ()) == getattr(second, "stride", ())
+    differing = [name for name, differs in told_by_digests(first, second).items() if differs]
+    alone = first.noted.keys() ^ second.noted.keys()
+    return (*differing, *(name for name in (*first.noted, *second.noted) if name in alone))
 
 
 Explain = Callable[[Attempt, Attempt, Outcome], Outcome]
@@ -286,7 +281,7 @@ def latent_outcome(outcome: Outcome, provoked: Provoked, stress: Stress, explain
         stressed=(ExperimentResult(provoked.name, "pair", trials, differing),),
     )
     if provoked.name == Circumstance.PROCESS:
-        verdict = find_divergence(*traces, differing=differing_results(*traces))
+        verdict = find_divergence(*traces, differing=differing_results(first, second))
         found = replace(plain, verdict=verdict, between_processes=True)
         return provoked.name, explain(stress.attempt, stress.attempt, found)
     try:

@@ -226,11 +226,7 @@ def main() -> NoReturn:
     end_with_input()
     sys.path[:] = content["path"]
     task = from_json(_Task, content)
-    with suppress(Exception), uncollected():  # each fork fails in the same way, and says so
-        resolve_name(task.target)
-        if "torch" in sys.modules:
-            importlib.import_module("torch._dynamo")  # which the first run would
-    gc.freeze()
+    _prepare(task.target)
     my_turn, turns = os.pipe()
     forks = array("i", bytes(4 * len(task.folders)))  # no object for each number
     for number in range(len(forks)):
@@ -250,6 +246,16 @@ def main() -> NoReturn:
     exit_at_once()
 
 
+def _prepare(target: str, preload: Sequence[str] = ()) -> None:
+    """Import, before the first fork, what every run needs."""
+    with suppress(Exception), uncollected():  # each fork fails in the same way, and says so
+        resolve_name(target)
+        if "torch" in sys.modules:
+            importlib.import_module("torch._dynamo")  # which the first run would
+        import_or_call(preload)
+    gc.freeze()
+
+
 def serve(address: str, target: str, *preload: str) -> NoReturn:
     """What the server of a sweep does: imports, then a fork for each task that comes."""
     with socket.socket(socket.AF_UNIX) as listener:
@@ -257,12 +263,7 @@ def serve(address: str, target: str, *preload: str) -> NoReturn:
         listener.listen(128)
         sys.path[:] = json.loads(sys.stdin.readline())
         end_with_input()
-        with suppress(Exception), uncollected():
-            resolve_name(target)
-            if "torch" in sys.modules:
-                importlib.import_module("torch._dynamo")  # which the first run would
-            import_or_call(preload)
-        gc.freeze()
+        _prepare(target, preload)
         while True:
             connection, _ = listener.accept()
             if not os.fork():

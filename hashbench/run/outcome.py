@@ -313,9 +313,13 @@ def failed_status(failure: Failure, *, number: int) -> str:
 def difference_between(first: Run, second: Run) -> outputs.Difference | None:
     """How two traced runs differ, by the digests that the traces noted; a tensor that both hold (a buffer that survives
     the deep copy) has changed since the first run noted it. Where strides differ, the tensors are compared."""
+    return outputs.compare(first.results, second.results, noted=told_by_digests(first, second))
+
+
+def told_by_digests(first: Run, second: Run) -> dict[str, bool]:
+    """By name of a result that both runs noted, whether it differs; where strides differ, digests do not tell."""
     old, new = first.noted, second.noted
-    noted = {name: old[name] != new[name] for name in old.keys() & new.keys() if old[name].stride == new[name].stride}
-    return outputs.compare(first.results, second.results, noted=noted)
+    return {name: old[name] != new[name] for name in old if name in new and old[name].stride == new[name].stride}
 
 
 def fingerprint(run: Run) -> int:
