@@ -118,7 +118,7 @@ _ENTRY_POINTS: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
     ("node", _INT, (_POINTER, _POINTER, ctypes.POINTER(_I32))),
     ("set_node", None, (_POINTER, _POINTER, _I32, _INT)),
     ("take_record", _I32, (_POINTER,)),
-    ("take_leaf", _I32, (_POINTER,)),
+    ("take_leaf", _I32, (_POINTER, _POINTER, _I32, _INT)),
     ("make", None, (_INT,)),
     ("origin", _POINTER, (_POINTER,)),
     ("name_of", _I32, (_POINTER, _POINTER)),

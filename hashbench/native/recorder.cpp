@@ -1018,10 +1018,17 @@ int32_t hb_take_record(Recorder* recorder) {  // the number of a record that Pyt
   if (scratch.open) scratch.children.push_back(number);
   return number;
 }
-int32_t hb_take_leaf(Recorder* recorder) {  // the number of a leaf that Python has
+// The number of a leaf that Python has. In the same step all threads are told that it is what was written last to these
+// storages (`python` as in `Writers`). 0 where another thread has just told so of the only one.
+int32_t hb_take_leaf(Recorder* recorder, void** storages, int32_t count, int python) {
   std::lock_guard<std::mutex> guard(recorder->lock);
+  const auto storage = [&](int32_t i) { return static_cast<c10::StorageImpl*>(storages[i]); };
+  if (count == 1)
+    if (const auto* entry = recorder->writers.find(storage(0)); entry && !entry->python) return 0;
   recorder->leaves.push({0, 0, static_cast<int64_t>(recorder->records.count), 0, 0, -3, 0});
-  return -static_cast<int32_t>(recorder->leaves.count);
+  const auto number = -static_cast<int32_t>(recorder->leaves.count);
+  for (int32_t i = 0; i < count; i++) recorder->writers.set(storage(i), number, python);
+  return number;
 }
 // Around Python's call of the op that it was given: the call comes back to `fallback`, which makes it as it was to be made.
 void hb_make(int begins) {

@@ -588,29 +588,34 @@ class TracingMode(TorchDispatchMode):
     def _new_leaf(self, tensor: torch.Tensor, views: LeafViews | None, *, content: torch.Tensor | None = None) -> int:
         """Hash a tensor that no op of this trace wrote, name it, and mark its storage with its number."""
         with self._leaf_lock:
-            kind, name = self._state_name(tensor)
-            initial = None
-            if self._registered:
-                key = self._storage_key(tensor)
-                self._unread.pop(key, None)
-                kind, name, initial = self._registered.get(key, (kind, name, None))
-            if not kind:
-                kind = "parameter" if self._is_parameter(tensor) else "other"
-                name = self._modules.current
             number = self._next_leaf()
-            if self._observer.callback is not None:
-                leaf_id = self._observer.ids.add_leaf(kind, name)
-                self._observer.callback.leaf(leaf_id, tensor if content is None else content)
-            if views is None:
-                digest = self._write(tensor if content is None else content, (self._token, number, None), blank=False)
-            else:
-                views[view_key(tensor)] = number
-                set_mark(tensor, (self._token, number, views))
-                digest = raw_digest(tensor, self._ledger)
-            seen = digest if content is None else raw_digest(tensor, self._ledger)
-            registered = None if initial is None else (initial, seen)
-            self._leaves.append((kind, name, digest, self._position(), registered))
+            self._add_leaf(number, tensor, views, content)
             return number
+
+    def _add_leaf(
+        self, number: int, tensor: torch.Tensor, views: LeafViews | None, content: torch.Tensor | None
+    ) -> None:
+        kind, name = self._state_name(tensor)
+        initial = None
+        if self._registered:
+            key = self._storage_key(tensor)
+            self._unread.pop(key, None)
+            kind, name, initial = self._registered.get(key, (kind, name, None))
+        if not kind:
+            kind = "parameter" if self._is_parameter(tensor) else "other"
+            name = self._modules.current
+        if self._observer.callback is not None:
+            leaf_id = self._observer.ids.add_leaf(kind, name)
+            self._observer.callback.leaf(leaf_id, tensor if content is None else content)
+        if views is None:
+            digest = self._write(tensor if content is None else content, (self._token, number, None), blank=False)
+        else:
+            views[view_key(tensor)] = number
+            set_mark(tensor, (self._token, number, views))
+            digest = raw_digest(tensor, self._ledger)
+        seen = digest if content is None else raw_digest(tensor, self._ledger)
+        registered = None if initial is None else (initial, seen)
+        self._leaves.append((kind, name, digest, self._position(), registered))
 
 
 skip_frames(TracingMode.__torch_dispatch__)

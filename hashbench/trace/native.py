@@ -15,7 +15,7 @@ import threading
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -224,11 +224,14 @@ class _Numbers(dict[str, int]):
 
 
 class _Calls(threading.local):
-    """What a thread is about: its lane, where it is not the program's own, and what was open around its last call."""
+    """What a thread is about: its lane, where it is not the program's own, and what was open around its last call. Of a
+    call that Python records: the storages that it was given, and marks that the recorder knows."""
 
     def __init__(self) -> None:
         self.lane: _Lane | None = None
         self.outer: int | None = None
+        self.given: Set[int] = frozenset()
+        self.known: list[Mark] = []
 
 
 class _Lane:
@@ -260,7 +263,7 @@ class NativeTracer(TracingMode):
         self._odd_digests: list[RawDigest] = []
         self._constructors = ExitStack()
         self._calls = _Calls()
-        self._entered, self._entering, self._making_leaf = 0, threading.Lock(), threading.Lock()
+        self._entered, self._entering = 0, threading.Lock()
         self._started: Counter[int] = Counter()
         self._names_of_lanes: dict[int, str] = {}
         self._next_number = functools.partial(_take_number, library, self._recorder, self._calls)
@@ -415,9 +418,13 @@ class NativeTracer(TracingMode):
             return self._make(func, False, *args, **kwargs)
         given = arguments.tensors_in([*args, *kwargs.values()])
         self._bring(given)
-        self._calls.given = set(self._origins(given))
-        output = self.__torch_dispatch__(func, (), args, kwargs)
-        self._take((*given, *arguments.tensors_in(output)))
+        around = self._calls.given, self._calls.known
+        self._calls.given, self._calls.known = set(self._origins(given)), _marks_of(given)
+        try:
+            output = self.__torch_dispatch__(func, (), args, kwargs)
+            self._take((*given, *arguments.tensors_in(output)))
+        finally:
+            self._calls.given, self._calls.known = around
         return output
 
     def _plan(self, func: Any) -> OpPlan:
@@ -468,11 +475,12 @@ class NativeTracer(TracingMode):
         return (self._library.origin(part.untyped_storage()._cdata) for part in _parts(tensors))
 
     def _take(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Tell the recorder who wrote storages."""
+        """Tell the recorder who wrote storages, but for marks that it knows: another thread may have written since."""
         for part in _parts(tensors):
             storage = part.untyped_storage()
-            owner, node, more = storage._hashbench_writer  # type: ignore[attr-defined]
-            if owner is self._token:
+            mark: Mark = storage._hashbench_writer  # type: ignore[attr-defined]
+            owner, node, more = mark
+            if owner is self._token and not any(mark is known for known in self._calls.known):
                 origin = self._library.origin(storage._cdata)
                 self._library.set_node(self._recorder, origin, node, int(more is not None))
 
@@ -484,18 +492,34 @@ class NativeTracer(TracingMode):
         return kind, f"{path}.{attribute}"
 
     def _new_leaf(self, tensor: torch.Tensor, views: LeafViews | None, *, content: torch.Tensor | None = None) -> int:
-        with self._making_leaf:  # another thread may just have made it
+        with self._leaf_lock:  # another thread may just have made it
             self._bring((tensor,))
             mark = get_mark(tensor)
             if mark is not None and mark[0] is self._token and content is None:
                 if views is None and not isinstance(mark[2], dict):
+                    self._calls.known.append(mark)
                     return mark[1]
                 if isinstance(mark[2], dict):
                     views = mark[2]
                     if view_key(tensor) in views:
                         return views[view_key(tensor)]
-            number = super()._new_leaf(tensor, views, content=content)
-            self._take((tensor,))
+            storages = array("Q", self._origins((tensor,)) if content is None else ())
+            number = self._next_leaf(storages, in_parts=views is not None)
+            if not number:  # another thread has just read it, in C++
+                known = self._mark_of(storages[0])
+                assert known is not None
+                return known[1]
+            try:
+                self._add_leaf(number, tensor, views, content)
+            except BaseException:  # its number is taken: what it holds is not known
+                unknown = tensor.dtype, tuple(tensor.shape), None, None
+                self._leaves.append(("other", self._modules.current, unknown, self._position(), None))
+                for storage in storages:
+                    self._library.set_node(self._recorder, storage, number, 1)
+                raise
+            if content is not None:
+                self._take((tensor,))
+            self._calls.known += _marks_of((tensor,))
             return number
 
     def _storage_key(self, tensor: torch.Tensor) -> int:
@@ -506,8 +530,11 @@ class NativeTracer(TracingMode):
     def _position(self) -> int:
         return int(self._library.count(self._recorder, RECORDS))
 
-    def _next_leaf(self) -> int:
-        return int(self._library.take_leaf(self._recorder))
+    def _next_leaf(self, storages: array[int] | None = None, *, in_parts: bool = False) -> int:
+        """The number of the leaf that is to be added next. In the same step the recorder is told that these storages
+        show it, or parts of it; 0 where it just found so itself."""
+        address, count = (0, 0) if not storages else storages.buffer_info()
+        return int(self._library.take_leaf(self._recorder, address, count, int(in_parts)))
 
     def _begin_compiled(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self._bring(arguments.tensors_in([*args, *kwargs.values()]))
@@ -835,3 +862,7 @@ def _parts(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
             except (NotImplementedError, RuntimeError):
                 continue
             yield part
+
+
+def _marks_of(tensors: Iterable[torch.Tensor]) -> list[Mark]:
+    return [part.untyped_storage()._hashbench_writer for part in _parts(tensors)]  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import itertools
@@ -376,3 +377,31 @@ def test_a_conjugated_view_writes_nothing(of: str, options: dict[str, Any]) -> N
         (x if of == "a leaf" else x * 2).conj().add(1)
     written = {record.op: len(record.outputs) for record in trace.finish().records}
     assert (written["aten._conj.default"], written["aten.add.Tensor"]) == (0, 1)
+
+
+class Refusing(TraceCallback):
+    """Fails at the second leaf."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        self.leaves, self.error = 0, error
+
+    def leaf(self, _node: str, _tensor: torch.Tensor) -> None:
+        self.leaves += 1
+        if self.leaves == 2:
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [RuntimeError, ValueError])
+def test_a_watcher_that_fails_at_a_leaf_leaves_the_others_as_they_are(error: type[Exception]) -> None:
+    first, second, third = (torch.full((2,), float(number)) for number in range(3))
+    with HashDebugTrace(tracer="native", watcher=Refusing(error)) as trace:
+        first.sin()
+        with contextlib.suppress(ValueError):  # an op with a tensor that raises RuntimeError is tried in another way
+            second.sin()
+        third.sin()
+        second.cos()
+    finished = trace.finish()
+    digests = {leaf.id: leaf.digest for leaf in finished.leaves}
+    read = [digests[record.inputs[0].source] for record in finished.records]
+    assert read[-2:] == [digest(third), digest(second)]
+    assert read[0] == digest(first)

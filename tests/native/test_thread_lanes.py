@@ -22,6 +22,7 @@ from hashbench.records import OpRecord, Trace
 from hashbench.trace import file
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.digest import digest, untraced
+from hashbench.trace.mode import TracingMode
 from hashbench.trace.tracer import native_unavailable
 from tests.native import programs
 
@@ -332,6 +333,56 @@ def test_a_watcher_is_told_the_ids_and_records_of_the_finished_trace() -> None:
     }
     assert {record.id for record in trace.records} == watcher.made.keys()
     assert all(watcher.made[record.id].outputs == record.outputs for record in trace.records)
+
+
+def test_what_two_threads_read_first_at_once_in_python_and_in_cpp_is_one_leaf(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, sparse = torch.rand(3, 2), torch.eye(3).to_sparse()
+    begun, over = threading.Event(), threading.Event()
+    is_parameter = TracingMode._is_parameter
+
+    def held_up(tracer: TracingMode, tensor: torch.Tensor) -> bool:
+        if tensor.layout is torch.strided and tensor.data_ptr() == x.data_ptr():
+            begun.set()
+            assert over.wait(60)
+        return is_parameter(tracer, tensor)
+
+    def read_in_cpp() -> None:
+        assert begun.wait(60)
+        x.sin()
+        over.set()
+
+    monkeypatch.setattr(TracingMode, "_is_parameter", held_up)
+    trace, _ = traced(lambda: in_threads([lambda: torch.sparse.mm(sparse, x), read_in_cpp]))
+    (leaf,) = (leaf for leaf in trace.leaves if leaf.digest == digest(x))
+    reads = [record.op for record in trace.records if leaf.id in [ref.source for ref in record.inputs]]
+    assert reads == ["aten._sparse_addmm.default", "aten.sin.default"]
+
+
+@torch.library.custom_op("hashbench_tests::between", mutates_args=())
+def between(_x: torch.Tensor, _recorded_in_python: torch.Tensor) -> torch.Tensor:
+    EVENTS["begun"].set()
+    assert EVENTS["over"].wait(60)
+    return torch.ones(1)
+
+
+@pytest.mark.parametrize("options", [{}, {"source_lines": True}], ids=["plain", "source lines"])
+def test_what_another_thread_writes_during_a_call_that_python_records_stays_written_by_it(
+    options: Mapping[str, Any],
+) -> None:
+    EVENTS.update(begun=threading.Event(), over=threading.Event())
+    x, sparse = torch.rand(3), torch.eye(3).to_sparse()
+
+    def write() -> None:
+        assert EVENTS["begun"].wait(60)
+        x.add_(1)
+        EVENTS["over"].set()
+
+    def compute() -> None:
+        in_threads([lambda: between(x, sparse), write])
+        x.sin()
+
+    trace, _ = traced(compute, **options)
+    assert trace.records[-1].inputs[0].source == "forward//aten.add_.Tensor#t1.0"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
