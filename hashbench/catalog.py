@@ -3,6 +3,7 @@ sorts them reads. A new experiment also has its function in ``replay/methods``. 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum
@@ -41,7 +42,8 @@ class Kind(StrEnum):
 class Status(StrEnum):
     """The status words of ``benchmarks/dynamo``, and two that it lacks: ``crashed`` (there a dead child leaves no row)
     and ``results_not_comparable`` (there an unknown type is reported as ``eager_two_runs_differ``). A third one,
-    ``latent``, is for reports alone: in ``accuracy.csv`` such a model has ``pass``.
+    ``latent``, is for reports alone: in ``accuracy.csv`` such a model has ``pass``. Those that end in ``<n>`` end in a
+    batch size there, as a sweep with ``--batch-invariant`` writes them (:func:`status_of`).
 
     ``kind`` is what comparisons go by, ``letter`` and ``short`` stand where there is no room, ``meaning`` is for
     somebody who reads the word for the first time.
@@ -71,6 +73,17 @@ class Status(StrEnum):
     TIMEOUT = "timeout", Kind.FAIL, "T", "timeout", "it took longer than the time limit"
     CRASHED = "crashed", Kind.FAIL, "C", "crashed", "its process died"
     SKIPPED = "pass_due_to_skip", Kind.SKIP, "S", "skipped", "it was not run"
+    BATCH_DIFFERS = (
+        *("fail_batch_invariance_at_<n>", Kind.DIFFER, "B", "differs by batch"),
+        "items of a batch of n are not what they are in the full batch",
+    )
+    BATCH_RUN_FAIL = "fail_to_run_at_batch_<n>", Kind.FAIL, "F", "fails", "the run of a batch of n raised an error"
+    REFERENCE_FAIL = "fail_to_run", Kind.FAIL, "F", "fails", "the run of the full batch raised an error"
+    OOM = "OOM", Kind.FAIL, "M", "out of memory", "the run of a batch ran out of memory"
+
+    def at(self, size: int) -> str:
+        """The word with this batch size in it: ``fail_batch_invariance_at_4``."""
+        return self.replace(_ANY_SIZE, str(size))
 
     @property
     def ran_out_of_memory(self) -> bool:
@@ -84,6 +97,7 @@ class Status(StrEnum):
         return _REMEDIES.get(self, "see its log" if self.kind is Kind.FAIL else "")
 
 
+_ANY_SIZE = "<n>"
 _IN_PLAIN_PYTHON = "run it in plain Python, where it should raise the same"
 _MORE_MEMORY = "give it more memory: fewer --jobs, a smaller --batch-size, or a larger machine"
 _REMEDIES: Mapping[str, str] = MappingProxyType(
@@ -97,6 +111,10 @@ _REMEDIES: Mapping[str, str] = MappingProxyType(
         Status.NOT_COMPARABLE: "let the model return tensors, numbers, texts, or containers of them",
         Status.TIMEOUT: "see in its log where it was, or give it more time with --timeout",
         Status.CRASHED: "run it alone: native code of its ended the process, or something killed it",
+        Status.REFERENCE_FAIL: _IN_PLAIN_PYTHON,
+        Status.BATCH_RUN_FAIL: "run it in plain Python with so many items, or with another --batch-size: a size that "
+        "its inputs hold besides the batch may be cut, too",
+        Status.OOM: _MORE_MEMORY,
     }
 )
 
@@ -105,9 +123,22 @@ STATUSES: Mapping[str, Status] = MappingProxyType({str(status): status for statu
 """Word → status."""
 
 WRITTEN = tuple(str(status) for status in Status if status is not Status.LATENT)
-"""The words that may stand in the column ``accuracy``."""
+"""The words that may stand in the column ``accuracy``, without batch sizes."""
 
 OUT_OF_MEMORY = frozenset(status for status in Status if status.ran_out_of_memory)
+
+
+_SIZE_AT_THE_END = re.compile(r"(?<=_)[1-9][0-9]{0,8}$")
+
+
+def family_of(word: str) -> str:
+    """A status word without its batch size: ``fail_batch_invariance_at_<n>``; one that has ``<n>`` itself is none."""
+    return "" if word.endswith(_ANY_SIZE) else _SIZE_AT_THE_END.sub(_ANY_SIZE, word)
+
+
+def status_of(word: str) -> Status | None:
+    """The status of a word, with or without a batch size; ``None`` where it is not known."""
+    return STATUSES.get(family_of(word))
 
 
 def kind_of(word: str) -> Kind:
@@ -115,13 +146,13 @@ def kind_of(word: str) -> Kind:
     hashbench) is a failure."""
     if not word:
         return Kind.ABSENT
-    status = STATUSES.get(word)
+    status = status_of(word)
     return status.kind if status is not None else Kind.FAIL
 
 
 def letter_of(word: str) -> str:
     """One letter per status, for where there is no room: colour is never the only sign."""
-    status = STATUSES.get(word)
+    status = status_of(word)
     return status.letter if status is not None else "F" if word else ""
 
 

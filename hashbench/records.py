@@ -13,13 +13,13 @@ from typing import Any, NamedTuple, TypeVar
 TRACE_SCHEMA = 1
 """Version of the text form of a trace; a file of another version is refused."""
 
-ROW_SCHEMA = 7
+ROW_SCHEMA = 8
 """Version of the CSV and of the row files; written to ``environment.json`` as ``schema``. Older ones are read."""
 
 COLUMNS_ADDED = (
     *("not_compared", "compiled", "tracer"),
     *("stressed", "latent", "latent_kernel", "latent_module", "latent_phase", "latent_cause", "latent_confidence"),
-    "latent_rate",
+    *("latent_rate", "batch_sizes", "smallest_batch", "shapes", "reference_shapes", "not_attributable"),
 )
 """Columns that rows of an older schema lack; there they are empty."""
 
@@ -31,6 +31,15 @@ SWEEP_SCHEMA = 1
 
 PHASES = ("forward", "backward", "optimizer")
 MODES = ("training", "inference")
+"""How a model is run: in ``train()`` mode with backward and optimizer, or in ``eval()`` mode, forward only."""
+
+BATCH_INVARIANCE = "batch-invariance"
+SWEEP_MODES = (*MODES, BATCH_INVARIANCE)
+"""What a sweep does with a model; the third runs it in inference with smaller and smaller batches."""
+
+SMALLEST_BATCH = 8
+"""What a sweep of batch invariance takes of each model at least, as dynamo does."""
+
 DETERMINISTIC = ("on", "warn", "off")
 DTYPES = ("float32", "bfloat16", "float16", "amp")
 TRACERS = ("auto", "native", "python")
@@ -77,6 +86,11 @@ class ModelSpec:
         return self.skip_training if mode == "training" else self.skip_inference
 
 
+def flags_of_mode(mode: str) -> tuple[str, ...]:
+    """What a command line asks for a sweep in this mode with."""
+    return ("--inference", "--batch-invariant") if mode == BATCH_INVARIANCE else (f"--{mode}",)
+
+
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """How every model of one sweep is run; what the flags of ``hashbench sweep`` ask for.
@@ -86,7 +100,7 @@ class RunOptions:
     experiment is repeated at least, ``diagnose_budget`` the seconds that all experiments on one model may take (0: none
     are made), ``capture_mib`` the largest call that is captured for them. ``tracer`` is one of :data:`TRACERS`:
     ``auto`` is the native one where it can be used. ``stress``: what passes is run again under circumstances that must
-    not matter.
+    not matter. ``mode`` is one of :data:`SWEEP_MODES`.
     """
 
     mode: str = "inference"
@@ -114,6 +128,22 @@ class RunOptions:
     def dtype_column(self) -> str:
         """The ``dtype`` of every row of the sweep, also of models that never answered."""
         return self.dtype or "float32"
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether runs of smaller batches are compared, as ``--batch-invariant`` asks for."""
+        return self.mode == BATCH_INVARIANCE
+
+    @property
+    def model_mode(self) -> str:
+        """The mode in which a model is built and run, one of :data:`MODES`."""
+        return "inference" if self.batch_invariant else self.mode
+
+    def batch_size_of(self, spec: ModelSpec) -> int | None:
+        """The examples of one step of a model; ``None`` where its own function makes the inputs."""
+        if self.batch_size is not None or spec.batch_size is None or not self.batch_invariant:
+            return self.batch_size or spec.batch_size
+        return max(SMALLEST_BATCH, spec.batch_size)
 
 
 # ---------------------------------------------------------------------------------------------------- seen
@@ -595,6 +625,11 @@ class Row:
     latent_cause: str = ""
     latent_confidence: str = ""
     latent_rate: float | None = None
+    batch_sizes: str = labelled("Batch sizes compared")
+    smallest_batch: int | None = None
+    shapes: str = ""
+    reference_shapes: str = ""
+    not_attributable: int | None = None
     repro: str = ""
     reproduced: str = ""
     traces: str = ""

@@ -46,7 +46,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("diagnose", frozenset({"driver", "pairs"})),
     ("batch", NO_MODULE),
     ("suites", frozenset({"huggingface", "torchvision"})),
-    ("check", frozenset({"fingerprint", "function", "model", "pair", "stress"})),
+    ("check", frozenset({"batch_invariance", "fingerprint", "function", "model", "pair", "stress"})),
     ("sweep", NO_MODULE),
     ("report", NO_MODULE),
     ("integrations", frozenset({"dynamo.eager_runs", "dynamo.model_check"})),

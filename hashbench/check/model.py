@@ -18,6 +18,8 @@ from typing import Any, ClassVar
 import torch
 
 from hashbench.catalog import Status
+from hashbench.check import batch_invariance
+from hashbench.check.batch_invariance import BatchCheck
 from hashbench.check.pair import PairCheck, retried_with_warnings, row_of
 from hashbench.diagnose import fresh_process
 from hashbench.processes import tell_phase
@@ -136,7 +138,7 @@ class BenchmarkRunner:
     def load_model(self, spec: ModelSpec) -> Workload:
         """Build the model and its inputs from the seed."""
         reset_rng_state(self.options.seed)
-        workload = registry.load(spec, batch_size=self.options.batch_size, mode=self.options.mode)
+        workload = registry.load(spec, batch_size=self.options.batch_size_of(spec), mode=self.options.model_mode)
         iterations = self.options.iterations or workload.iterations or spec.iterations or DEFAULT_ITERATIONS
         return replace(workload, iterations=iterations)
 
@@ -167,6 +169,8 @@ class BenchmarkRunner:
 
         def check(level: str) -> Outcome:
             with deterministic_settings(level, threads=self.options.threads), self.pick_grad():
+                if self.options.batch_invariant:
+                    return self._check_batches(workload, level, spec)
                 return PairCheck(
                     functools.partial(attempt, self._preparing(workload, optimizer), self.options),
                     self.options,
@@ -182,15 +186,34 @@ class BenchmarkRunner:
         lost = compiled_in_place(workload.module)  # by a deep copy
         return replace(outcome, compiled=tuple(dict.fromkeys((*lost, *outcome.compiled))))
 
+    def _check_batches(self, workload: Workload, level: str, spec: ModelSpec | None) -> Outcome:
+        """Compare runs of smaller and smaller batches with that of the full one."""
+        stated = self.options.batch_size if spec is None else self.options.batch_size_of(spec)
+        inputs = workload.inputs if workload.make_inputs is None else self.fresh_inputs(workload)
+        batch = batch_invariance.batch_of(inputs, stated)
+        why_not = batch_invariance.why_not(inputs, batch)
+        if why_not or batch is None:
+            return batch_invariance.skipped(level, why_not, batch=batch, iterations=workload.iterations)
+
+        def run_at(size: int, **more: Any) -> Run | Failure:
+            return attempt(self._preparing(workload, "", items=(size, batch)), self.options, **more)
+
+        runs = max(2, self.options.runs or (spec.runs if spec is not None else None) or 2)
+        return BatchCheck(run_at, batch, self.options, level, runs, workload.iterations).run()
+
     # ------------------------------------------------------------------------------------------------ one run
 
-    def _preparing(self, workload: Workload, optimizer: str) -> Callable[[], Prepared]:
-        """What makes the copies for one run of the model."""
+    def _preparing(
+        self, workload: Workload, optimizer: str, *, items: tuple[int, int] | None = None
+    ) -> Callable[[], Prepared]:
+        """What makes the copies for one run of the model; with ``items``, of the first so many of so many."""
 
         def prepare() -> Prepared:
             model = self.deepcopy_model(workload.module)
             chosen = self.init_optimizer(workload, model, optimizer)
             inputs = self.fresh_inputs(workload)
+            if items is not None:
+                inputs = batch_invariance.first_items(inputs, *items)
             return Prepared(model, inputs, functools.partial(self.run_n_iterations, workload, model, inputs, chosen))
 
         return prepare

@@ -117,7 +117,7 @@ class PairCheck:
         first = self._numbered(1)
         if isinstance(first, Failure):
             return replace(outcome, accuracy=failed_status(first, number=1), failure=first)
-        outcome = _with_facts(outcome, first)
+        outcome = with_facts(outcome, first)
         if self.options.stress:
             outcome = replace(outcome, first=first)
         fingerprints = [fingerprint(first)]
@@ -317,7 +317,8 @@ def retried_with_warnings(check: Callable[[str], Outcome], level: str) -> Outcom
     return replace(check("warn"), nondeterministic_op=refused)
 
 
-def _with_facts(outcome: Outcome, first: Run) -> Outcome:
+def with_facts(outcome: Outcome, first: Run) -> Outcome:
+    """The outcome with what its first run says of itself."""
     outcome = replace(
         outcome,
         runs=1,
@@ -355,7 +356,7 @@ def row_of(spec: ModelSpec, options: RunOptions, outcome: Outcome, *, seconds: f
     row = Row(
         dev=options.device,
         name=spec.name,
-        batch_size=options.batch_size or spec.batch_size,
+        batch_size=options.batch_size_of(spec),
         accuracy=outcome.accuracy,
         suite=spec.suite,
         mode=options.mode,
@@ -395,6 +396,16 @@ def row_of(spec: ModelSpec, options: RunOptions, outcome: Outcome, *, seconds: f
     row = _with_rate(row, stats.rate_of_runs(outcome.run_counts))
     if outcome.diagnosis is not None:
         row = _with_diagnosis(row, outcome.diagnosis)
+    if (batch := outcome.batch) is not None:
+        row = replace(
+            row,
+            batch_size=batch.batch,
+            batch_sizes=" ".join(map(str, batch.sizes)),
+            smallest_batch=batch.smallest,
+            shapes=batch.shapes,
+            reference_shapes=batch.reference_shapes,
+            not_attributable=batch.not_attributable,
+        )
     if outcome.stressed:
         row = replace(row, stressed=_stressed_text(outcome.stressed))
     if outcome.latent is not None:

@@ -184,6 +184,12 @@ def stress(flags: Flags) -> None:
     flags.add_argument("--stress", action="store_true", help=text)
 
 
+def batch_invariant(flags: Flags) -> None:
+    """Add ``--batch-invariant``."""
+    text = "forward only, with smaller and smaller batches: which items differ from those of the full batch"
+    flags.add_argument("--batch-invariant", action="store_true", help=text)
+
+
 def words(flags: Flags, name: str, *, metavar: str, text: str) -> None:
     """Add a flag with one or more values, which may be given several times."""
     flags.add_argument(name, nargs="+", default=[], action="extend", metavar=metavar, help=text)

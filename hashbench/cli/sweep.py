@@ -26,7 +26,7 @@ from hashbench.cli import flags
 from hashbench.cli.flags import EXIT_DIFFERENCE, EXIT_INTERRUPTED, Commands, Flags, at_least, made_of, say
 from hashbench.cli.reading import add_suites, suites_to_sweep
 from hashbench.errors import HashbenchError
-from hashbench.records import DETERMINISTIC, DTYPES, Row, RunOptions
+from hashbench.records import BATCH_INVARIANCE, DETERMINISTIC, DTYPES, Row, RunOptions
 from hashbench.sweep.executors import EXECUTORS, LOCAL
 from hashbench.sweep.run import (
     Event,
@@ -71,7 +71,10 @@ def add(commands: Commands) -> None:
 def _sweep(parsed: argparse.Namespace) -> int:
     flags.refuse_resume_without_output(parsed)
     names = [*(Path(suite).stem for suite in parsed.suite), *(["tiny"] if parsed.tiny else [])]
-    output = parsed.output or flags.new_folder("+".join(names), parsed.mode)
+    if parsed.batch_invariant and parsed.mode == "training":
+        say("--batch-invariant always runs forward only, in eval mode, also with --training")
+    mode = BATCH_INVARIANCE if parsed.batch_invariant else parsed.mode
+    output = parsed.output or flags.new_folder("+".join(names), mode)
     try:
         result = run(request_of(parsed, suites=suites_to_sweep(parsed), output=output))
     except SweepInterrupted as stopped:
@@ -110,7 +113,7 @@ def command_for(request: SweepRequest, row: Row) -> str:
     add_flags(parser)
     words = ["hashbench", "sweep", "--suite", suite, "--only", row.name]
     for action in parser._actions:
-        value = getattr(options, action.dest, None)
+        value = options.model_mode if action.dest == "mode" else getattr(options, action.dest, None)
         if action.const is not None and value == action.const:
             words.append(action.option_strings[0])
         elif action.const is None and value not in (None, "", action.default):
@@ -131,11 +134,29 @@ def request_of(parsed: argparse.Namespace, *, suites: Sequence[str], output: Pat
         SweepRequest,
         parsed,
         selection=made_of(Selection, parsed, suites=tuple(suites)),
-        options=made_of(RunOptions, parsed, output=""),
+        options=_options(parsed),
         output=output,
         command_line=("hashbench", *sys.argv[1:]),
         cluster=_cluster(parsed),
     )
+
+
+_NOT_WITH_BATCHES = {"stress": "--stress", "untraced_pair": "--untraced-pair", "fingerprints": "--fingerprints"}
+"""Flags that ask for something else than smaller batches, by what they set."""
+
+
+def _options(parsed: argparse.Namespace) -> RunOptions:
+    options = made_of(RunOptions, parsed, output="")
+    if not parsed.batch_invariant:
+        return options
+    for name, flag in _NOT_WITH_BATCHES.items():
+        if getattr(parsed, name):
+            raise HashbenchError(
+                f"{flag} does not go with --batch-invariant",
+                consequence="nothing was run",
+                tip="Make two sweeps: one with each.",
+            )
+    return replace(options, mode=BATCH_INVARIANCE)
 
 
 def _cluster(parsed: argparse.Namespace) -> RayCluster:
@@ -199,6 +220,7 @@ def _add_run(run: Flags) -> None:
         help="also compare two runs without tracing: the Python tracer may hide a difference",
     )
     flags.stress(run)
+    flags.batch_invariant(run)
     run.add_argument("--keep-traces", action="store_true", help="keep the traces of models that agree too")
 
 

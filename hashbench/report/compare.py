@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Generic, Self, TypeVar
 
-from hashbench.catalog import CAUSES, Confidence, Kind, kind_of
+from hashbench.catalog import CAUSES, Confidence, Kind, family_of, kind_of
 from hashbench.errors import HashbenchError
 from hashbench.records import Row
 from hashbench.results.load import Sweep
@@ -349,7 +349,8 @@ def _moved(base: Row, new: Row) -> list[str]:
     """What says that the difference is another one; a cause says so only where both sides have established one."""
     established = all((cause := CAUSES.get(row.cause)) and cause.decided for row in (base, new))
     open_ = Confidence.OPEN in (base.confidence, new.confidence)
-    return _differing(base, new, (*PLACE, "cause") if established and not open_ else PLACE)
+    sizes = ("accuracy",) if family_of(base.accuracy) == family_of(new.accuracy) else ()
+    return _differing(base, new, (*sizes, *PLACE, "cause") if established and not open_ else (*sizes, *PLACE))
 
 
 def tracer_of(row: Row) -> str:

@@ -19,7 +19,17 @@ from hashbench.causes.evidence import base_of, effect
 from hashbench.causes.stats import MOST_TRIALS, Effect, rate_of
 from hashbench.divergence.align import align
 from hashbench.errors import HashbenchError
-from hashbench.records import DTYPES, Evidence, ExperimentResult, OpRecord, Rate, Row, TensorDigest, Trace
+from hashbench.records import (
+    DTYPES,
+    Evidence,
+    ExperimentResult,
+    OpRecord,
+    Rate,
+    Row,
+    TensorDigest,
+    Trace,
+    flags_of_mode,
+)
 from hashbench.report.history import History, ModelHistory, models_in_trouble
 from hashbench.results.folder import file_key, traceback_of
 from hashbench.trace import file as tracefile
@@ -69,7 +79,7 @@ class ModelView:
     def commands(self) -> tuple[tuple[str, str], ...]:
         """What to do next: what for, and the command line. Of a path that leads out of the sweep's folder, none."""
         row, traces, repro = self.row, self.row.traces.split(), [self.row.repro] if self.row.repro else []
-        run = ["hashbench", "sweep", "--suite", self.suite, f"--{row.mode}", "--only", row.name]
+        run = ["hashbench", "sweep", "--suite", self.suite, *flags_of_mode(row.mode), "--only", row.name]
         run += [f"--{row.dtype}"] * (row.dtype in DTYPES and row.dtype != DTYPES[0])
         run += ["-d", row.dev] * (row.dev != "cpu")
         lines = [

@@ -22,7 +22,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from hashbench.catalog import CAUSES, LETTERS, REPEATED, STATUSES, Kind, kind_of, letter_of
+from hashbench.catalog import CAUSES, LETTERS, REPEATED, STATUSES, Kind, family_of, kind_of, letter_of, status_of
 from hashbench.records import LABELS, Row
 from hashbench.report.compare import EnvironmentChange, merged
 from hashbench.report.diagnoses import Excerpt, anchor_of, model_views
@@ -123,7 +123,7 @@ def _environment() -> Environment:
     )
     environment.globals |= {
         "causes": CAUSES,
-        "statuses": STATUSES,
+        "status_of": status_of,
         "deterministic_here": deterministic_here,
         "how_much": how_much,
         "how_often": how_often,
@@ -375,7 +375,11 @@ def totals_of(history: History) -> dict[str, Any]:
             (status, now.get(status, 0), None if before is None else before.get(status, 0))
             for status in sorted(
                 {*now, *(before or ())},
-                key=lambda status: (ranks.get(kind_of(status), len(ranks)), order.get(status, len(order)), status),
+                key=lambda status: (
+                    ranks.get(kind_of(status), len(ranks)),
+                    order.get(family_of(status), len(order)),
+                    status,
+                ),
             )
         ],
         "suites": sorted(

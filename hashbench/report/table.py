@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from hashbench.catalog import STATUSES, Circumstance, Kind, kind_of
+from hashbench.catalog import Circumstance, Kind, kind_of, status_of
 from hashbench.causes import stats
 from hashbench.records import Row
 from hashbench.results.folder import ResultsFolder, file_key
@@ -128,7 +128,8 @@ def _remedy(row: Row, *, ours: bool) -> str:
     """The advice for a difference; that for a failure only where a run of ours failed."""
     if kind_of(row.accuracy).has_cause:
         return row.advice or "let the diagnosis look for the cause, with a --diagnose-budget above 0"
-    return STATUSES[row.accuracy].remedy if ours and row.accuracy in STATUSES else ""
+    status = status_of(row.accuracy)
+    return status.remedy if ours and status is not None else ""
 
 
 def _places(row: Row, folder: Path | None) -> Iterator[tuple[str, str]]:

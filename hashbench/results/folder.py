@@ -24,7 +24,7 @@ from typing import Any
 
 from hashbench.errors import HashbenchError
 from hashbench.io import NotRegularError, from_json, open_file, read_file, read_json, replace_file
-from hashbench.records import MODES, ROW_SCHEMA, SWEEP_SCHEMA, ModelSpec, Row, RunOptions
+from hashbench.records import ROW_SCHEMA, SWEEP_MODES, SWEEP_SCHEMA, ModelSpec, Row, RunOptions
 from hashbench.results.rows import ROWS, environments_text, row_from_json, row_key, row_to_json
 from hashbench.text import a_few, one_line
 
@@ -402,7 +402,7 @@ def checked_manifest(content: Any) -> dict[str, Any]:
     options = from_json(Mapping[str, object], manifest.get("options"), where="options")
     for name in ("device", "dtype"):
         from_json(str, options.get(name, ""), where=name)
-    if options.get("mode") not in MODES:
+    if options.get("mode") not in SWEEP_MODES:
         raise ValueError(f"mode is {options.get('mode')!r:.40}")
     for where, models in (("models", manifest.get("models")), ("of", part.pop("of"))):
         named = from_json(tuple[tuple[str, str], ...], models, where=where)

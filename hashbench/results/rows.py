@@ -22,7 +22,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from hashbench.catalog import WRITTEN, Circumstance
+from hashbench.catalog import WRITTEN, Circumstance, family_of
 from hashbench.errors import HashbenchError
 from hashbench.io import from_json, read_file, read_json_object, to_json
 from hashbench.records import COLUMNS_ADDED, ROW_KEY, ROW_SCHEMA, TRACER_SINCE, ExpectedRow, Row
@@ -236,7 +236,7 @@ class RowFormat(Generic[T]):
         for column, (_, words) in self.words.items():
             if column not in cells:  # and not required
                 continue
-            strange = cells[column][~cells[column].isin(words)]
+            strange = cells[column][~cells[column].map(family_of).isin(words)]
             if len(strange):
                 raise self._no_word(column, str(strange.iloc[0]), f"line {strange.index[0]} of {table.path}")
         for column, (valid, what, tip) in self.checks.items():
@@ -322,7 +322,7 @@ class RowFormat(Generic[T]):
             value = {column: None if self.types[column] in _NUMBERS else "" for column in added} | value
         row = from_json(self.kind, value, where="not a row: it")
         for column, (_, words) in self.words.items():
-            if getattr(row, column) not in words:
+            if family_of(getattr(row, column)) not in words:
                 raise ValueError(f"not a row: {column} is {getattr(row, column)!r:.80}")
         for column, number in ((name, getattr(row, name)) for name, kind in self.types.items() if kind is int):
             if number is not None and not self.whole[0].fullmatch(str(number)):

@@ -266,6 +266,20 @@ def release_memory(device: torch.device) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchFacts:
+    """What smaller batches of the same items show: the ``batch`` and the smaller ``sizes`` that were compared with it;
+    of a kernel that is named, the smallest number of items with which it differs (``smallest``), the shapes that it was
+    given with the failing size and with the batch, and how many records were ``not_attributable`` to items."""
+
+    batch: int
+    sizes: tuple[int, ...] = ()
+    smallest: int | None = None
+    shapes: str = ""
+    reference_shapes: str = ""
+    not_attributable: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What repeated runs of one thing show: the status word, and all that is known about it.
 
@@ -299,6 +313,7 @@ class Outcome:
     circumstance: str = ""
     latent: Outcome | None = field(default=None, repr=False)
     between_processes: bool = False
+    batch: BatchFacts | None = None
 
 
 def failed_status(failure: Failure, *, number: int) -> str:

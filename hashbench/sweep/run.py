@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hashbench.catalog import STATUSES, Status
+from hashbench.catalog import Kind, Status, kind_of, status_of
 from hashbench.errors import HashbenchError
 from hashbench.processes import Interrupts, describe_end, last_words
 from hashbench.records import ModelSpec, Row, RunOptions
@@ -379,7 +379,7 @@ class _Sweep:
         self.on_event(ModelLost(name=worker.task.spec.name, reason=worker.lost, again=again))
         if again:
             self.schedule.repeat(job, alone=len(losses) > 1)
-        elif key in self.firsts and self.firsts[key].accuracy == Status.TWO_RUNS_DIFFER:
+        elif key in self.firsts and kind_of(self.firsts[key].accuracy) is Kind.DIFFER:
             first = self.firsts.pop(key)
             self._add(key, replace(first, retried=_joined(first.retried, _counted(losses))))
 
@@ -428,7 +428,7 @@ class _Sweep:
         return Row(
             dev=options.device,
             name=spec.name,
-            batch_size=options.batch_size or spec.batch_size,
+            batch_size=options.batch_size_of(spec),
             accuracy=accuracy,
             suite=spec.suite,
             mode=options.mode,
@@ -488,7 +488,8 @@ def wants_repetition(row: Row, *, died: bool) -> bool:
     out of memory, or it died without a result (``died``), perhaps because the system was out of memory. A time limit
     that was exceeded is believed: the workers have their own cores, and to wait twice that long, with everything
     else standing still, costs more than it tells."""
-    return died or STATUSES[row.accuracy].ran_out_of_memory
+    status = status_of(row.accuracy)
+    return died or (status is not None and status.ran_out_of_memory)
 
 
 def believed(first: Row, second: Row) -> Row:
@@ -497,7 +498,7 @@ def believed(first: Row, second: Row) -> Row:
     It is the second one, unless the first had seen two runs differ before it died and the second did not: what was seen
     is not taken back.
     """
-    if first.accuracy == Status.TWO_RUNS_DIFFER != second.accuracy:
+    if kind_of(first.accuracy) is Kind.DIFFER is not kind_of(second.accuracy):
         return replace(first, retried=_joined(f"alone it ended with {_ending(second)}", second.retried))
     return replace(second, retried=_joined(_ending(first), second.retried))
 

@@ -259,7 +259,7 @@ def _guessed(session: Session, note: Note, theirs: Sequence[Row], words: Sequenc
     """A row for a model whose eager runs we did not see."""
     status, meaning = _MEANING.get(words[0], (Status.SKIPPED, ": hashbench saw no eager run"))
     why = f"the harness wrote {words[0]}{meaning}"
-    if words[0] in STATUSES:
+    if words[0] in STATUSES and words[0] not in _MEANING:
         status, why = STATUSES[words[0]], ""
     problem = f"a fault of hashbench: {note.problem}" if note.problem else ""
     row = _own_row(session, note, status, note.failure, why, problem)

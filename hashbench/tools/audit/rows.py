@@ -24,7 +24,7 @@ from hashbench.check.function import FunctionCall, check_function, fresh_copy, q
 from hashbench.errors import named_line
 from hashbench.io import from_json, replace_file
 from hashbench.processes import Budget, variables
-from hashbench.records import Evidence, ModelSpec, Row, RunOptions
+from hashbench.records import BATCH_INVARIANCE, Evidence, ModelSpec, Row, RunOptions
 from hashbench.replay.call import CapturedCall, CaptureError, capture
 from hashbench.repro import torch_docs
 from hashbench.repro.torch_docs import NOT_LISTED, Documentation
@@ -306,6 +306,8 @@ def rows_of_sweeps(folders: Iterable[Path], *, device: str) -> tuple[AuditRow, .
 
 
 def _rows_of_model(row: Row) -> Iterator[AuditRow]:
+    if row.mode == BATCH_INVARIANCE:  # two runs of one batch agree
+        return
     if kind_of(row.accuracy) is Kind.DIFFER and row.origin == Origin.KERNEL and row.kernel:
         yield _row_of_model(row, row.kernel, *(measured_in_sweep(row, setting) for setting in FLAG))
     if row.nondeterministic_op and kind_of(row.accuracy) is Kind.PASS:

@@ -1,0 +1,212 @@
+"""Whether the items of a batch come out the same in smaller batches: one model run at N, N/2 … 1 items, as
+``check_batch_invariance`` of PyTorch's ``benchmarks/dynamo`` does with ``--accuracy --batch-invariant``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+
+from hashbench.catalog import Status
+from hashbench.check.pair import with_facts
+from hashbench.processes import tell_phase
+from hashbench.records import Failure, RunOptions
+from hashbench.run import outputs
+from hashbench.run.leaves import LeftOut
+from hashbench.run.outcome import BatchFacts, Outcome, Run, log_error
+from hashbench.run.workload import map_tensors
+from hashbench.trace.arguments import tensors_in
+from hashbench.trace.callbacks import TraceCallback
+
+
+class RunAt(Protocol):
+    """Makes one run of the first ``size`` items from the reset state; see
+    :class:`~hashbench.run.outcome.Attempt`."""
+
+    def __call__(
+        self, size: int, *, traced: bool = True, diagnosing: bool = False, watcher: TraceCallback | None = None
+    ) -> Run | Failure: ...
+
+
+# ------------------------------------------------------------------------------------------------- what is a batch
+
+
+def batch_of(inputs: Any, stated: int | None) -> int | None:
+    """The number of items in example inputs: as ``stated``, else the first dimension of all tensors that have one;
+    ``None`` where these differ or there are none."""
+    if stated is not None:
+        return stated
+    first = {tensor.shape[0] for tensor in tensors_in(inputs) if tensor.dim()}
+    return first.pop() if len(first) == 1 else None
+
+
+def why_not(inputs: Any, batch: int | None) -> str:
+    """Why a model with these inputs cannot be run with a smaller batch, in words; empty where it can."""
+    if batch is None:
+        return "no batch size is known: its inputs have several first dimensions, or none"
+    if batch < 2:
+        return "its batch has one item, and nothing is smaller"
+    if not any(_has_batch(tensor, batch) for tensor in tensors_in(inputs)):
+        return f"no input has the batch of {batch} as its first dimension"
+    return ""
+
+
+def first_items(inputs: Any, size: int, batch: int) -> Any:
+    """Example inputs cut to their first ``size`` items: each tensor whose first dimension is ``batch``, with its order
+    of strides. Others are kept."""
+    if size == batch:
+        return inputs
+    return map_tensors(inputs, lambda tensor: tensor[:size].clone() if _has_batch(tensor, batch) else tensor)
+
+
+def _has_batch(tensor: torch.Tensor, batch: int) -> bool:
+    return tensor.dim() > 0 and tensor.shape[0] == batch
+
+
+def halves(batch: int) -> Iterator[int]:
+    """The sizes that are compared with ``batch``: a half, a quarter … one."""
+    while batch := batch // 2:
+        yield batch
+
+
+# ------------------------------------------------------------------------------------------------- what is compared
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The outputs of a small batch beside those of the full one: how many were ``compared``, how they differ
+    (``None``: not at all), and why the others were ``left_out``, a text each."""
+
+    compared: int
+    difference: outputs.Difference | None
+    left_out: tuple[str, ...] = ()
+
+
+def compare_items(reference: outputs.Results, small: outputs.Results, *, batch: int, size: int) -> Compared:
+    """Compare the first ``size`` items of the outputs of a ``batch`` with those of a batch of ``size``, bit by bit.
+
+    Compared are tensors whose first dimension is ``batch`` in one run and ``size`` in the other: what has another one
+    (a loss, a table) says nothing of single items, whatever its size happens to be. Outputs of another structure
+    differ.
+    """
+    kinds = [{name: isinstance(value, torch.Tensor) for name, value in run.items()} for run in (reference, small)]
+    if kinds[0] != kinds[1]:
+        only = sorted(name for name in {*kinds[0], *kinds[1]} if kinds[0].get(name) != kinds[1].get(name))
+        return Compared(0, outputs.Difference((f"their structure: {only[0]}",)))
+    first: dict[str, Any] = {}
+    second: dict[str, Any] = {}
+    left_out = []
+    for name, value in reference.items():
+        other = small[name]
+        if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
+            left_out.append(str(value) if isinstance(value, LeftOut) else f"{name}: not a tensor")
+        elif _has_batch(value, batch) and _has_batch(other, size):
+            first[name], second[name] = value[:size], other
+        else:
+            left_out.append(f"{name}: its first dimension is not the batch")
+    return Compared(len(first), outputs.compare(first, second), tuple(left_out))
+
+
+def outputs_of(run: Run) -> dict[str, Any]:
+    """The outputs of the last iteration of a run, by name."""
+    last = max((int(name.split(".")[1]) for name in run.results if name.startswith("output.")), default=0)
+    prefix = f"output.{last}"
+    return {name: value for name, value in run.results.items() if name == prefix or name.startswith(f"{prefix}.")}
+
+
+# ------------------------------------------------------------------------------------------------------- the check
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCheck:
+    """Compares what single items come out as in batches of several sizes.
+
+    Args:
+        run_at: makes one run.
+        batch: the items of the full batch, 2 or more.
+        options: the budget of the diagnosis.
+        level: the deterministic level that is in force.
+        runs: how often a run that seems to differ is made at each of the two sizes: a model that differs from itself
+            says nothing.
+        iterations: of each run, for the row.
+    """
+
+    run_at: RunAt
+    batch: int
+    options: RunOptions
+    level: str
+    runs: int = 2
+    iterations: int | None = None
+    sizes: tuple[int, ...] = field(default=())
+
+    def run(self) -> Outcome:
+        """The outcome: the largest smaller batch whose items differ, if any."""
+        outcome = Outcome(Status.PASS, self.level, iterations=self.iterations, batch=BatchFacts(self.batch))
+        reference = self._run(self.batch)
+        if isinstance(reference, Failure):
+            return replace(outcome, accuracy=_failed(reference, Status.REFERENCE_FAIL), failure=reference)
+        outcome = replace(with_facts(outcome, reference), tracer=reference.tracer)
+        known, left_out, compared = outputs_of(reference), dict.fromkeys(outcome.not_compared), 0
+        for size in self.sizes or halves(self.batch):
+            small = self._run(size)
+            if isinstance(small, Failure):
+                return replace(outcome, accuracy=_failed(small, Status.BATCH_RUN_FAIL.at(size)), failure=small)
+            try:
+                found = compare_items(known, outputs_of(small), batch=self.batch, size=size)
+            except torch.OutOfMemoryError as error:
+                log_error("comparing two batches failed")
+                return replace(outcome, accuracy=Status.OOM, failure=Failure(str(error), out_of_memory=True))
+            compared += found.compared
+            left_out.update(dict.fromkeys(found.left_out))
+            sizes = (*(outcome.batch.sizes if outcome.batch else ()), size)
+            outcome = replace(
+                outcome,
+                runs=outcome.runs + 1,
+                not_compared=tuple(left_out),
+                batch=BatchFacts(self.batch, sizes),
+            )
+            if found.difference is not None:
+                return self._differs(outcome, reference, small, size, found.difference)
+        if not compared:
+            return _skipped(outcome, f"no output has the batch of {self.batch} as its first dimension")
+        return outcome
+
+    def _differs(self, outcome: Outcome, reference: Run, small: Run, size: int, difference: Any) -> Outcome:
+        """What it means that a batch of ``size`` differs: nothing where two runs of one size differ."""
+        for run, items in ((reference, self.batch), (small, size)):
+            for _ in range(self.runs - 1):
+                again = self._run(items)
+                if isinstance(again, Failure):
+                    return _skipped(outcome, f"a further run of {items} items failed: {again.error}")
+                outcome = replace(outcome, runs=outcome.runs + 1)
+                if compare_items(outputs_of(run), outputs_of(again), batch=items, size=items).difference is not None:
+                    return _skipped(
+                        outcome,
+                        f"two runs of the same {items} items differ, so that the batch cannot be blamed: sweep it "
+                        "without --batch-invariant",
+                    )
+        kept = (reference, small) if self.options.keep_traces else ()
+        traces = tuple(run.trace for run in kept if run.trace is not None)
+        return replace(outcome, accuracy=Status.BATCH_DIFFERS.at(size), difference=difference, traces=traces)
+
+    def _run(self, size: int) -> Run | Failure:
+        tell_phase(f"a batch of {size}")
+        return self.run_at(size)
+
+
+def _failed(failure: Failure, otherwise: str) -> str:
+    if failure.not_comparable:
+        return Status.NOT_COMPARABLE
+    return Status.OOM if failure.out_of_memory else otherwise
+
+
+def _skipped(outcome: Outcome, why: str) -> Outcome:
+    return replace(outcome, accuracy=Status.SKIPPED, failure=Failure(why))
+
+
+def skipped(level: str, why: str, *, batch: int | None, iterations: int | None) -> Outcome:
+    """The outcome of a model that cannot be run with a smaller batch."""
+    facts = None if batch is None else BatchFacts(batch)
+    return _skipped(Outcome(Status.SKIPPED, level, iterations=iterations, batch=facts), why)

@@ -1,0 +1,279 @@
+"""``--batch-invariant``: dynamo's statuses from smaller and smaller batches; what is no batch is not taken for one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runner_helpers import FunctionRunner
+
+from hashbench import cli
+from hashbench.catalog import WRITTEN, Kind, Status, family_of, kind_of, letter_of, status_of
+from hashbench.check.batch_invariance import batch_of, compare_items, first_items, halves, why_not
+from hashbench.io import to_json
+from hashbench.records import BATCH_INVARIANCE, ModelSpec, Row, RunOptions
+from hashbench.report.compare import Outcome, compare
+from hashbench.report.table import sweep_table
+from hashbench.results.load import Sweep
+from hashbench.results.rows import ROWS, read_rows, read_table
+from hashbench.run.workload import Workload
+
+BATCH = RunOptions(mode=BATCH_INVARIANCE, deterministic="off", diagnose_budget=0.0)
+
+
+class Lambda(torch.nn.Module):
+    """Computes what a function does."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = [function]  # in a list, which no module copies as a part
+
+    def __deepcopy__(self, _: object) -> Lambda:
+        return Lambda(self.function[0])
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self.function[0](*inputs)
+
+
+def checked(function: Callable[..., Any], *inputs: Any, options: RunOptions = BATCH, batch: int | None = None) -> Row:
+    runner = FunctionRunner(options)
+    runner.build = lambda: Workload(module=Lambda(function), inputs=inputs or (torch.randn(8, 6),))
+    return runner.run_model(ModelSpec("zoo", "model", batch_size=batch))
+
+
+def raises_below(size: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        if len(x) < size:
+            raise ValueError(f"{len(x)} items")
+        return x + 1
+
+    return function
+
+
+def out_of_memory(x: torch.Tensor) -> torch.Tensor:
+    raise torch.OutOfMemoryError("no memory") if len(x) < 8 else ValueError("no")
+
+
+STATUSES = {
+    "each item by itself": (lambda x: x * 2, "pass", "4 2 1"),
+    "a scale over the batch": (lambda x: x / x.abs().max(), "fail_batch_invariance_at_4", "4"),
+    "a mean over the batch": (lambda x: x - x.mean(0), "fail_batch_invariance_at_4", "4"),
+    "other code for one item": (lambda x: x.exp() if len(x) > 1 else x + 1, "fail_batch_invariance_at_1", "4 2 1"),
+    "other code for few items": (lambda x: x.exp() if len(x) > 2 else x + 1, "fail_batch_invariance_at_2", "4 2"),
+    "another structure": (lambda x: (x, x) if len(x) > 4 else x, "fail_batch_invariance_at_4", "4"),
+    "the full batch raises": (raises_below(9), "fail_to_run", ""),
+    "half of it raises": (raises_below(5), "fail_to_run_at_batch_4", ""),
+    "one item raises": (raises_below(2), "fail_to_run_at_batch_1", "4 2"),
+    "no output has the batch": (lambda x: x.sum(0), "pass_due_to_skip", "4 2 1"),
+    "only a loss depends on it": (lambda x: (x * 2, x.mean()), "pass", "4 2 1"),
+    "a table of as many rows as the batch": (lambda x: (x * 2, x.mean() + torch.zeros(8, 3)), "pass", "4 2 1"),
+    "a table of as many rows as the half": (lambda x: (x * 2, x.mean() + torch.zeros(4, 3)), "pass", "4 2 1"),
+    "the batch is the second dimension": (lambda x: (x * 2, x.t().repeat(2, 1)[:8]), "pass", "4 2 1"),
+    "the number of items": (lambda x: (x * 2, len(x)), "pass", "4 2 1"),
+}
+
+
+@pytest.mark.parametrize(("function", "accuracy", "sizes"), STATUSES.values(), ids=STATUSES)
+def test_the_status_is_that_of_the_largest_smaller_batch_that_differs(function, accuracy, sizes):
+    row = checked(function)
+    assert (row.accuracy, row.batch_sizes, row.batch_size) == (accuracy, sizes, 8)
+    assert (row.mode, row.threads is not None) == (BATCH_INVARIANCE, row.runs is not None)
+
+
+def test_memory_that_runs_out_is_oom_whichever_batch_it_was():
+    assert checked(out_of_memory).accuracy == "fail_to_run"
+    assert checked(lambda x: out_of_memory(x) if len(x) < 8 else x).accuracy == "OOM"
+    assert Status.OOM.ran_out_of_memory
+
+
+def test_a_model_that_differs_from_itself_is_not_called_batch_variant():
+    row = checked(lambda x: x + time.perf_counter_ns() % 1000)
+    assert row.accuracy == "pass_due_to_skip"
+    assert "two runs of the same 8 items differ" in row.error
+    small = checked(lambda x: x if len(x) > 4 else x + time.perf_counter_ns() % 1000)
+    assert small.accuracy == "pass_due_to_skip"
+    assert "two runs of the same 4 items differ" in small.error
+
+
+def test_how_much_differs_is_measured_over_the_items_that_both_have():
+    row = checked(lambda x: x if len(x) > 4 else x + torch.eye(len(x), 6), torch.zeros(8, 6))
+    assert (row.differing_results, row.differing_elements, row.max_abs_diff) == ("output.1", 4, 1.0)
+    assert row.count_variability == pytest.approx(4 / 24, rel=1e-3)
+
+
+def test_each_size_runs_a_fresh_copy_in_eval_mode_from_the_same_random_state():
+    row = checked(lambda x: x + torch.rand(()))
+    assert row.accuracy == "pass"
+    training = FunctionRunner(RunOptions(mode=BATCH_INVARIANCE, deterministic="off"))
+    training.build = lambda: Workload(
+        torch.nn.Sequential(torch.nn.Dropout(), torch.nn.BatchNorm1d(6)), torch.randn(8, 6)
+    )
+    assert training.run_model(ModelSpec("zoo", "model")).accuracy == "pass"
+
+
+# ------------------------------------------------------------------------------------------------ what is a batch
+
+X = torch.zeros
+BATCHES = {
+    "as stated": ((X(8, 2), X(3)), 8, 8, ""),
+    "the first dimension of all": ((X(6, 2), {"mask": X(6)}, X(())), None, 6, ""),
+    "several first dimensions": ((X(6, 2), X(5)), None, None, "no batch size is known"),
+    "no tensor": ((1, "a"), None, None, "no batch size is known"),
+    "one item": ((X(1, 2),), None, 1, "its batch has one item"),
+    "not first": ((X(3, 8),), 8, 8, "no input has the batch of 8 as its first dimension"),
+}
+
+
+@pytest.mark.parametrize(("inputs", "stated", "batch", "reason"), BATCHES.values(), ids=BATCHES)
+def test_what_the_batch_is_and_why_there_is_nothing_smaller(inputs, stated, batch, reason):
+    assert batch_of(inputs, stated) == batch
+    assert why_not(inputs, batch).startswith(reason)
+    assert bool(why_not(inputs, batch)) == bool(reason)
+
+
+def test_inputs_are_cut_where_their_first_dimension_is_the_batch():
+    image = torch.randn(8, 3, 4, 4).to(memory_format=torch.channels_last)
+    inputs = {"image": image, "table": torch.randn(5, 8), "scale": torch.tensor(2.0), "names": ["a"]}
+    cut = first_items(inputs, 2, 8)
+    assert torch.equal(cut["image"], image[:2])
+    assert cut["image"].is_contiguous(memory_format=torch.channels_last)
+    assert (cut["table"].shape, cut["scale"].shape, cut["names"]) == ((5, 8), (), ["a"])
+    assert first_items(inputs, 8, 8) is inputs
+
+
+@pytest.mark.parametrize(("batch", "sizes"), [(8, [4, 2, 1]), (16, [8, 4, 2, 1]), (5, [2, 1]), (2, [1])])
+def test_the_sizes_are_halves_down_to_one(batch, sizes):
+    assert list(halves(batch)) == sizes
+
+
+def test_strides_are_no_difference_and_signs_of_zero_are():
+    first, second = torch.zeros(4, 3, 2), torch.zeros(2, 2, 3).transpose(1, 2)
+    assert compare_items({"output.0": first}, {"output.0": second}, batch=4, size=2).difference is None
+    found = compare_items({"output.0": first}, {"output.0": -second}, batch=4, size=2)
+    assert found.difference is not None
+    assert found.difference.representation == "sign of zero"
+
+
+def test_which_batch_size_a_model_has():
+    own, small = ModelSpec("zoo", "a", batch_size=16), ModelSpec("zoo", "b", batch_size=2)
+    assert [BATCH.batch_size_of(spec) for spec in (own, small, ModelSpec("zoo", "c"))] == [16, 8, None]
+    assert RunOptions(mode=BATCH_INVARIANCE, batch_size=4).batch_size_of(own) == 4
+    assert RunOptions().batch_size_of(small) == 2
+
+
+# ------------------------------------------------------------------------------------------------- words and reports
+
+
+def test_words_with_a_batch_size_are_known_by_their_family():
+    word = Status.BATCH_DIFFERS.at(4)
+    assert (word, status_of(word), kind_of(word)) == ("fail_batch_invariance_at_4", Status.BATCH_DIFFERS, Kind.DIFFER)
+    assert (kind_of("fail_to_run_at_batch_16"), letter_of(word)) == (Kind.FAIL, "B")
+    assert family_of("fail_batch_invariance_at_<n>") == ""
+    for strange in ("fail_batch_invariance_at_", "fail_batch_invariance_at_0", "fail_batch_invariance_at_x", "pass_4"):
+        assert family_of(strange) not in WRITTEN
+
+
+def row(accuracy: str, **more: Any) -> Row:
+    return Row("cpu", "net", 8, accuracy, suite="zoo", mode=BATCH_INVARIANCE, dtype="float32", **more)
+
+
+def test_a_csv_holds_them_and_no_others(tmp_path):
+    kept = row("fail_batch_invariance_at_4", smallest_batch=5, shapes="(4,2)x(2,3)", not_attributable=0)
+    (tmp_path / "accuracy.csv").write_text(ROWS.text([kept]))
+    assert read_rows(tmp_path / "accuracy.csv") == [kept]
+    assert ROWS.from_json(to_json(kept)) == kept
+    (tmp_path / "accuracy.csv").write_text(ROWS.text([row("fail_batch_invariance_at_<n>")]))
+    with pytest.raises(Exception, match="hashbench knows no such status"):
+        ROWS.rows(read_table(tmp_path / "accuracy.csv"))
+
+
+def sweep(*rows: Row) -> Sweep:
+    return Sweep("sweep", rows, {}, "hashbench")
+
+
+PAIRS = {
+    "passes and differed": ("fail_batch_invariance_at_4", "pass", Outcome.FIXED),
+    "differs and passed": ("pass", "fail_batch_invariance_at_4", Outcome.REGRESSED),
+    "differs as before": ("fail_batch_invariance_at_4", "fail_batch_invariance_at_4", Outcome.STILL_DIFFERS),
+    "differs from another size on": ("fail_batch_invariance_at_1", "fail_batch_invariance_at_4", Outcome.MOVED),
+    "fails and differed": ("fail_batch_invariance_at_1", "fail_to_run", Outcome.REGRESSED),
+    "is skipped and differed": ("fail_batch_invariance_at_1", "pass_due_to_skip", Outcome.NOW_SKIPPED),
+}
+
+
+@pytest.mark.parametrize(("base", "new", "outcome"), PAIRS.values(), ids=PAIRS)
+def test_compare_knows_them(base, new, outcome):
+    where = {"kernel": "aten.mm.default", "origin": "kernel"}
+    rows = [row(word, **(where if kind_of(word) is Kind.DIFFER else {})) for word in (base, new)]
+    (change,) = compare(sweep(rows[0]), sweep(rows[1])).changes
+    if outcome is Outcome.REGRESSED and kind_of(base) is Kind.DIFFER:
+        assert change.outcome.worse
+    else:
+        assert change.outcome is outcome
+    assert change.outcome is not Outcome.MOVED or "at_1 → fail_batch_invariance_at_4" in change.note
+
+
+def test_a_plain_sweep_is_never_compared_with_one_of_batch_invariance():
+    plain = Row("cpu", "net", 8, "pass", suite="zoo", mode="inference", dtype="float32")
+    comparison = compare(sweep(plain), sweep(row("fail_batch_invariance_at_4")))
+    assert (comparison.compared, comparison.unpaired) == (0, (1, 1))
+
+
+def test_the_table_lists_them_with_what_to_do():
+    rows = [row("fail_batch_invariance_at_4", kernel="aten.mm.default", advice="Pad the batch to 8")]
+    table = sweep_table([*rows, Row("cpu", "b", 8, "fail_to_run_at_batch_2", error="no")], command=lambda _: "again")
+    assert "fail_batch_invariance_at_4  aten.mm.default" in table
+    assert "to do: Pad the batch to 8" in table
+    assert "run it in plain Python with so many items" in table
+
+
+# ---------------------------------------------------------------------------------------------------- command line
+
+
+@pytest.mark.parametrize("flag", ["--stress", "--untraced-pair", "--fingerprints"])
+def test_flags_that_ask_for_something_else_are_refused(flag, capsys):
+    assert cli.main(["sweep", "--inference", "--batch-invariant", flag]) == 2
+    assert f"{flag} does not go with --batch-invariant" in capsys.readouterr().err
+
+
+def test_a_night_has_batch_invariance_as_a_mode(capsys):
+    assert cli.main(["nightly", "--suite", "torchvision", "--", "--batch-invariant"]) == 2
+    assert f"add {BATCH_INVARIANCE} to --modes" in capsys.readouterr().err
+
+
+ZOO = """
+import torch
+class Scaled(torch.nn.Module):
+    def forward(self, x):
+        return x / x.abs().max()
+def scaled():
+    return Scaled(), (torch.randn(8, 4),)
+def relu():
+    return torch.nn.ReLU(), (torch.randn(8, 4),)
+MODELS = {"relu": relu, "scaled": scaled}
+"""
+
+
+@pytest.mark.slow
+def test_a_sweep_says_so_in_its_csv_and_its_table_and_goes_on_where_it_stopped(tmp_path: Path, capsys):
+    (tmp_path / "zoo.py").write_text(ZOO)
+    words = ["sweep", "--suite", str(tmp_path / "zoo.py"), "--batch-invariant", "--output", str(tmp_path / "out")]
+    assert cli.main([*words, "--training", "--strict"]) == 1
+    said = capsys.readouterr()
+    assert "always runs forward only" in said.err
+    assert "2 models in batch-invariance: 1 fail_batch_invariance_at_4, 1 pass" in said.out
+    assert "--only scaled --inference --batch-invariant" in said.out
+    rows = read_rows(tmp_path / "out" / "accuracy.csv")
+    assert [(row.name, row.accuracy, row.mode) for row in rows] == [
+        ("relu", "pass", BATCH_INVARIANCE),
+        ("scaled", "fail_batch_invariance_at_4", BATCH_INVARIANCE),
+    ]
+    assert cli.main([*words, "--inference", "--resume"]) == 0
+    assert "2 of 2 rows are there already" in capsys.readouterr().err
+    plain = [word for word in words if word != "--batch-invariant"]
+    assert cli.main([*plain, "--inference", "--resume"]) == 2
+    assert "mode was 'batch-invariance' and is 'inference'" in capsys.readouterr().err
