@@ -240,7 +240,8 @@ class Cause:
     its full stop, in which ``{named}`` is what an experiment singled out, or else ``unnamed``; ``pytest_advice``
     replaces it in a failed test, where flags of ``sweep`` mean nothing. ``in_kernel``: inside a kernel, where
     ``use_deterministic_algorithms`` may help. ``decided``: false where it contradicts no other cause, since the
-    experiments that would tell were not made or decided nothing.
+    experiments that would tell were not made or decided nothing. ``batch``: it is no difference of two equal runs, but
+    one of an item among other items (:mod:`hashbench.batch.cause` decides it).
     """
 
     name: str
@@ -250,6 +251,7 @@ class Cause:
     pytest_advice: str = ""
     in_kernel: bool = False
     decided: bool = True
+    batch: bool = False
 
     @property
     def words(self) -> str:
@@ -393,6 +395,23 @@ _CAUSES = (
         "Look without a trace: compare results of untraced runs and narrow the model down by halves",
     ),
     Cause(
+        "batch_coupling",
+        "The content of the other items of a batch enters the result of an item.",
+        "Let nothing be computed over the items of a batch (statistics, a scale, a capacity, a mask that leaks): "
+        "{named}",
+        unnamed="torch.nn.Module.eval() for batch norm; for all else, compute it of each item",
+        in_kernel=True,
+        batch=True,
+    ),
+    Cause(
+        "shape_dependent_kernel",
+        "The number of items decides how a kernel computes each of them, and each way rounds otherwise.",
+        "Give the kernel the same number of items each time, or expect results that differ in their last bits: {named}",
+        unnamed="no other remedy was measured to work",
+        in_kernel=True,
+        batch=True,
+    ),
+    Cause(
         "unreproduced",
         "It differed once and never again.",
         "Run it more often (--runs 20 --replays 200) and under the load of the sweep before it is believed or "
@@ -437,6 +456,7 @@ REPEATED: Mapping[str, Repetition] = MappingProxyType(
         "call": Repetition("replays", "call", "The captured call of this kernel, repeated"),
         "pair": Repetition("pairs of runs", "whole model", "Two runs of the whole model, repeated"),
         "process": Repetition("process", "fresh processes", "Runs in fresh processes"),
+        "items": Repetition("comparisons", "batch", "The call with an item in other company"),
     }
 )
 
@@ -459,8 +479,9 @@ class Role(Enum):
 class Experiment:
     """One controlled experiment: the same thing run again and again with one change.
 
-    ``on`` is what it may repeat. ``phrase`` says the change after a count (``0 of 20 with one thread``); that of a
-    ``BASE`` or ``PROCESS`` experiment has its unit in it (``20 of 20 unmodified replays``). ``cause`` follows where
+    ``on`` is what it may repeat (``items``: the call, with other items of a batch). ``phrase`` says the change after a
+    count (``0 of 20 with one thread``); that of a ``BASE`` or ``PROCESS`` experiment has its unit in it (``20 of 20
+    unmodified replays``). ``cause`` follows where
     this one alone removes the difference, or a disturbance brings it about; ``holds_value`` tells those that hold a
     value still, which may choose a path, from those that hold an order still. ``rate_of`` is the word for the trials of
     a base from which a rate may come. ``proof``: what is counted is itself the proof, said in these words where it
@@ -496,6 +517,7 @@ class Experiment:
 
 
 _CALL, _PAIR, _BOTH, _PROCESS = ("call",), ("pair",), ("call", "pair"), ("process",)
+_ITEMS, _CALL_AND_ITEMS, _EVERYWHERE = ("items",), ("call", "items"), ("call", "pair", "items")
 _CUDA, _WITH_STREAMS = ("cuda",), ("cuda", "xpu")
 
 _EXPERIMENTS = (
@@ -504,8 +526,10 @@ _EXPERIMENTS = (
         rate_of="replays",
         demo="Makes the call again and again, from inputs that are restored in place.",
     ),
-    Experiment("one_thread", _BOTH, "with one thread", Role.STEADY, devices=("cpu",)),
-    Experiment("exact_values", _CALL, "with integer-valued inputs (sums are exact in any order)", Role.CONTENT),
+    Experiment("one_thread", _EVERYWHERE, "with one thread", Role.STEADY, devices=("cpu",)),
+    Experiment(
+        "exact_values", _CALL_AND_ITEMS, "with integer-valued inputs (sums are exact in any order)", Role.CONTENT
+    ),
     Experiment("copied_sources", _CALL, "with aliased inputs copied first", Role.CONTENT),
     Experiment(
         *("poison", _BOTH, "with other content in uninitialised memory", Role.DISTURB),
@@ -535,16 +559,19 @@ _EXPERIMENTS = (
         *("fresh_memory", _CALL, "with inputs in new memory", Role.DISTURB),
         demo="Makes the call again and again, with its inputs in other memory each time.",
     ),
-    Experiment("deterministic", _CALL, "with deterministic algorithms", Role.FLAG),
+    Experiment("deterministic", _CALL_AND_ITEMS, "with deterministic algorithms", Role.FLAG),
     Experiment("deterministic_fill", _CALL, "with deterministic algorithms and filled memory", Role.FLAG),
     Experiment("nondeterministic", _CALL, "without deterministic algorithms", Role.FLAG),
     # Those that change the least first.
     Experiment("cudnn_deterministic", _CALL, "with cuDNN's deterministic algorithms", Role.LIBRARY, devices=_CUDA),
     Experiment("onednn_deterministic", _CALL, "with oneDNN's deterministic algorithms", Role.LIBRARY, devices=("xpu",)),
-    Experiment("onednn_off", _CALL, "without oneDNN", Role.LIBRARY, devices=("cpu",)),
+    Experiment("onednn_off", _CALL_AND_ITEMS, "without oneDNN", Role.LIBRARY, devices=("cpu",)),
     Experiment("cudnn_off", _CALL, "without cuDNN", Role.LIBRARY, devices=_CUDA),
     Experiment("cudnn_benchmark", _CALL, "while cuDNN tries algorithms out", Role.LIBRARY, devices=_CUDA),
-    Experiment("sdpa_math", _CALL, "with the math implementation of attention", Role.LIBRARY, devices=_WITH_STREAMS),
+    Experiment(
+        *("sdpa_math", _CALL_AND_ITEMS, "with the math implementation of attention", Role.LIBRARY),
+        devices=_WITH_STREAMS,
+    ),
     Experiment("sdpa_flash", _CALL, "with flash attention", Role.LIBRARY, devices=_WITH_STREAMS),
     Experiment("sdpa_efficient", _CALL, "with memory-efficient attention", Role.LIBRARY, devices=_CUDA),
     Experiment("sdpa_cudnn", _CALL, "with cuDNN's attention", Role.LIBRARY, devices=_CUDA),
@@ -563,6 +590,11 @@ _EXPERIMENTS = (
         *("fixed_order", _PROCESS, "first runs of fresh processes with hash seed and addresses fixed", Role.PROCESS),
         cause="call_order",
     ),
+    Experiment("same_items", _ITEMS, "repetitions with the same items", Role.BASE),
+    Experiment("other_number", _ITEMS, "other numbers of items", Role.BASE),
+    Experiment("other_content", _ITEMS, "with other content in the other items", Role.CONTENT),
+    Experiment("other_places", _ITEMS, "with the items at other places of the batch", Role.CONTENT),
+    Experiment("mkl_compatible", _ITEMS, "with MKL_CBWR=COMPATIBLE in a fresh process", Role.LIBRARY, devices=("cpu",)),
 )
 
 EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType({experiment.name: experiment for experiment in _EXPERIMENTS})

@@ -44,7 +44,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("repro", EVERY_MODULE),
     ("fingerprint", frozenset({"calls", "checking", "library", "measure", "values"})),
     ("diagnose", frozenset({"driver", "pairs"})),
-    ("batch", NO_MODULE),
+    ("batch", frozenset({"experiments", "item_call"})),
     ("suites", frozenset({"huggingface", "torchvision"})),
     ("check", frozenset({"batch_invariance", "fingerprint", "function", "model", "pair", "stress"})),
     ("sweep", NO_MODULE),

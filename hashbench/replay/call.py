@@ -402,7 +402,7 @@ class Materialised:
         """Make the call, below autograd and autocast, as a dispatch mode makes it."""
         for base in self._bases:
             base.touched = True
-        with torch._C._ExcludeDispatchKeyGuard(_keys_below_a_mode()):
+        with torch._C._ExcludeDispatchKeyGuard(keys_below_a_mode()):
             return self.call.func(*self.args, **self.kwargs)
 
     def _argument(self, leaf: Any, generators: Mapping[int, torch.Generator]) -> Any:
@@ -502,7 +502,7 @@ class _Probe(TorchDispatchMode):
 
 
 @functools.cache
-def _keys_below_a_mode() -> Any:
+def keys_below_a_mode() -> Any:
     """The dispatch keys above those of dispatch modes: autograd, autocast, conjugation and so on. A kernel that calls
     other ops inside takes other branches without them (the complex pseudo-inverse gives other values), so a replay must
     leave them out too."""

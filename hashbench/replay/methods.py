@@ -141,13 +141,26 @@ def with_exact_values(call: CapturedCall) -> CapturedCall | None:
     for form in call.tensors:
         if isinstance(form, TensorForm) and _can_hold_whole_numbers(form.dtype) and form.span()[1]:
             start, end = form.span()  # holes included
-            flat = contents[form.storage][start:end].view(form.dtype)
-            numbers = torch.view_as_real(flat) if form.dtype.is_complex else flat
-            most = _SMALL if numbers.itemsize > 2 else _TINY
-            numbers.copy_(torch.randint(-most, most + 1, numbers.shape, generator=generator).to(torch.float32))
+            _fill_with_whole_numbers(contents[form.storage][start:end].view(form.dtype), generator)
             changed = True
     memories = tuple(replace(memory, content=new) for memory, new in zip(call.memories, contents, strict=True))
     return replace(call, memories=memories) if changed else None
+
+
+def exact_numbers(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor | None:
+    """A tensor of the same form with small whole numbers for its content; ``None`` where its numbers are exact
+    anyway, or of a kind that cannot hold these."""
+    if not _can_hold_whole_numbers(tensor.dtype):
+        return None
+    new = tensor.detach().clone()
+    _fill_with_whole_numbers(new, generator)
+    return new
+
+
+def _fill_with_whole_numbers(tensor: torch.Tensor, generator: torch.Generator) -> None:
+    numbers = torch.view_as_real(tensor) if tensor.dtype.is_complex else tensor
+    most = _SMALL if numbers.itemsize > 2 else _TINY
+    numbers.copy_(torch.randint(-most, most + 1, numbers.shape, generator=generator).to(torch.float32))
 
 
 def _is_inexact(dtype: torch.dtype) -> bool:

@@ -1,0 +1,132 @@
+"""Why an item's result changes with its company: the cause, and the remedies that were measured to work.
+
+Pure: imports no torch. What is compared is one item's rows among other items, so that counts here are of comparisons
+that are the same each time, not of chances: a call whose rows differ in equal company is told apart before all else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from hashbench.catalog import CAUSES, EXPERIMENTS, Confidence
+from hashbench.causes.evidence import count, in_words
+from hashbench.records import Decision, ExperimentResult
+
+ON = "items"
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """One change after which the rows of every number of items that was tried agreed, or did not.
+
+    ``words`` say what to do; ``differing`` of ``trials`` comparisons still differ; ``price`` is its time over the time
+    without it (``None``: not measured), ``of`` what is timed.
+    """
+
+    words: str
+    trials: int
+    differing: int
+    price: float | None = None
+    of: str = ""
+
+    @property
+    def works(self) -> bool:
+        """Whether it was measured, and nothing differed."""
+        return self.trials > 0 and not self.differing
+
+    def said(self) -> str:
+        """``pad the batch to a multiple of 4 (2.1x the time of one item)``."""
+        if self.price is None:
+            return self.words
+        return f"{self.words} ({self.price:.2g}x the time{f' of {self.of}' if self.of else ''})"
+
+
+@dataclass(frozen=True, slots=True)
+class ItemEvidence:
+    """What the experiments on one call of ``items`` items showed.
+
+    ``arms`` are experiments on ``items`` of :data:`~hashbench.catalog.EXPERIMENTS`; what they count are comparisons of
+    the rows of items with those in the call on all items. ``sizes`` are the numbers of items at which rows differ from
+    these; ``smallest_batch`` is the smallest number at which an item's rows are other than alone, ``None`` where there
+    is none; ``skipped``: not every number below it was tried. ``reduced``: no output has rows of items. ``random``:
+    rows are other ones after another seed.
+    """
+
+    items: int
+    arms: tuple[ExperimentResult, ...] = ()
+    sizes: tuple[int, ...] = ()
+    smallest_batch: int | None = None
+    skipped: bool = False
+    reduced: bool = False
+    random: bool = False
+    remedies: tuple[Remedy, ...] = ()
+
+    def arm(self, name: str) -> ExperimentResult:
+        """The experiment of that name; one without trials where it was not made."""
+        return next((one for one in self.arms if one.name == name), ExperimentResult(name, ON, note="not tried"))
+
+    def removes(self, name: str) -> bool:
+        """Whether rows differ with the number of items, and not under this experiment."""
+        arm = self.arm(name)
+        return self.arm("other_number").differing > 0 and arm.ran and not arm.differing
+
+
+CONTROLS = ("one_thread", "deterministic", "onednn_off", "sdpa_math", "mkl_compatible")
+"""Settings that may remove a dependence on the number of items: each is a remedy where it does."""
+
+
+def decide(evidence: ItemEvidence) -> Decision:
+    """The cause that the experiments show.
+
+    Content before number: where other content at the same shape changes an item's rows, so does any other number.
+    """
+    same, content = evidence.arm("same_items"), evidence.arm("other_content")
+    number, places = evidence.arm("other_number"), evidence.arm("other_places")
+    if same.differing:
+        because = f"{in_words(same)}: the call differs by itself, whatever the other items are"
+        advice = (
+            "Find out why it differs from itself first: hashbench sweep without --batch-invariant names that cause."
+        )
+        return Decision("unknown", Confidence.OPEN, because, advice)
+    if evidence.random and not content.differing:
+        because = "it draws random numbers: other ones at every place of the batch"
+        advice = "Draw for each item from a torch.Generator of its own, or switch the drawing off (model.eval())."
+        return Decision("unknown", Confidence.OPEN, because, advice)
+    steady = same.trials >= 2
+    if content.differing:
+        confidence = Confidence.PROVEN if steady else Confidence.LIKELY
+        return _decision("batch_coupling", confidence, in_words(content, base=same), ())
+    if number.differing or places.differing:
+        confidence = Confidence.PROVEN if steady and content.ran else Confidence.LIKELY
+        return _decision("shape_dependent_kernel", confidence, "; ".join(_shown(evidence)), evidence.remedies)
+    because = in_words(number, places, base=same) or "no experiment could be made"
+    advice = "Look at the call in its model: alone, the kernel gives each item the same in any company."
+    return Decision("unknown", Confidence.OPEN, because, advice)
+
+
+def _decision(cause: str, confidence: Confidence, because: str, remedies: Iterable[Remedy]) -> Decision:
+    known = CAUSES[cause]
+    working = sorted((one for one in remedies if one.works), key=lambda one: one.price or 0.0)
+    named = " or ".join(one.said() for one in working)
+    return Decision(cause, confidence, because, known.advice.format(named=named or known.unnamed) + ".")
+
+
+def _shown(evidence: ItemEvidence) -> Iterator[str]:
+    """What was seen, and what each experiment says of the mechanism."""
+    yield in_words(evidence.arm("other_number")) or in_words(evidence.arm("same_items"))
+    content, places = evidence.arm("other_content"), evidence.arm("other_places")
+    if content.ran:
+        yield f"{count(content)} {EXPERIMENTS['other_content'].phrase}"
+    if evidence.smallest_batch is not None:
+        yield f"from {evidence.smallest_batch} items on"
+    if places.ran:
+        meaning = ": where an item lies in the batch decides too" if places.differing else ""
+        yield f"{count(places)} {EXPERIMENTS['other_places'].phrase}{meaning}"
+    exact = evidence.arm("exact_values")
+    if exact.ran:
+        meaning = ": it is the order of addition" if evidence.removes("exact_values") else ""
+        yield f"{count(exact)} {EXPERIMENTS['exact_values'].phrase}{meaning}"
+    for name in CONTROLS:
+        if evidence.arm(name).ran:
+            yield f"{count(evidence.arm(name))} {EXPERIMENTS[name].phrase}"

@@ -1,0 +1,289 @@
+"""Experiments on one call with items of a batch: other content, other numbers, other places of its items; other
+settings; and the remedies, each measured.
+
+What a run leaves of an item is compared with what the call on all items leaves of it. Rows are compared bit by bit, and
+a comparison that is made again gives the same, unless the call differs by itself, which is looked at first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+import torch
+
+from hashbench.batch.cause import CONTROLS, ON, ItemEvidence, Remedy
+from hashbench.batch.item_call import SEED, ItemCall, NotItemwiseError, Rows, in_force
+from hashbench.catalog import EXPERIMENTS
+from hashbench.errors import named_line
+from hashbench.processes import Budget
+from hashbench.records import NO_TIME, ExperimentResult
+from hashbench.replay.methods import METHODS, Around
+from hashbench.replay.ops import calls_others
+
+REPEATS = 3
+"""Runs of the same call that must agree before another one is compared with it."""
+
+TIMED = 5
+"""Runs of which the shortest is the time of a call: what else the machine does only adds to it."""
+
+CHEAP_SIZES = 32
+"""Up to so many items every number of them is tried; beyond that powers of two, then by bisection."""
+
+WATCHED = 8
+"""Items of a batch whose rows are compared with those that they have alone, beside the last one."""
+
+FACTORS = (2.0, -1.0)
+"""By what the other items are multiplied, so that a maximum or a mean over the batch is another one."""
+
+MULTIPLES = (2, 4, 8, 16, 32, 64)
+"""Numbers of items to whose multiples a batch is padded."""
+
+Setting = Callable[[], AbstractContextManager[object]]
+
+
+def diagnose_item_call(call: ItemCall, *, budget: float = 20.0, remedies: bool = True) -> ItemEvidence:
+    """What experiments on the call show; settings, random state and the call's tensors are as before afterwards.
+
+    Args:
+        call: on as many items as the reference run had.
+        budget: seconds after which no further experiment is begun.
+        remedies: whether what may help is tried and timed.
+    """
+    with warnings.catch_warnings(), in_force(call):
+        warnings.simplefilter("ignore")
+        return _Experiments(call, Budget(budget)).evidence(remedies=remedies)
+
+
+class _Experiments:
+    """One call and what its experiments showed so far. ``reference``: the rows of each of all its items."""
+
+    def __init__(self, call: ItemCall, budget: Budget) -> None:
+        self.call, self.budget = call, budget
+        self.everybody = range(call.items)
+        self.reference = call.rows_of(self.everybody)
+        self.reduced = not any(axis is not None for axis in call.outputs)
+
+    def evidence(self, *, remedies: bool) -> ItemEvidence:
+        """All experiments, those that decide most first."""
+        same = self._tried("same_items", self._same)
+        known = ItemEvidence(self.call.items, (same,), reduced=self.reduced)
+        if same.differing or not same.ran or self.call.items < 2:
+            return known
+        content = self._tried("other_content", self._content)
+        known = replace(known, arms=(same, content))
+        if self.reduced or content.differing:
+            return known
+        if self.random():
+            return replace(known, random=True)
+        number, sizes = self._numbers()
+        known = replace(known, arms=(same, number, content, self._tried("other_places", self._places)), sizes=sizes)
+        with contextlib.suppress(Exception):  # it refuses one item
+            smallest, skipped = self._smallest_batch()
+            known = replace(known, smallest_batch=smallest, skipped=skipped)
+        if not sizes:
+            return known
+        tried = _spread(sizes)
+        controls = [self._control(name, tried) for name in CONTROLS if name in METHODS and self._applies(name)]
+        exact = self._tried("exact_values", lambda: self._exact(tried))
+        known = replace(known, arms=(*known.arms, exact, *controls))
+        return replace(known, remedies=tuple(self._remedies(known))) if remedies else known
+
+    def random(self) -> bool:
+        """Whether rows are other ones after another seed."""
+        return self.call.rows(seed=SEED + 1) != tuple(self.reference[item] for item in self.everybody)
+
+    # ------------------------------------------------------------------------------------------ comparisons
+
+    def _compared(self, chosen: Sequence[int], *, only: Sequence[int] | None = None) -> bool:
+        """Whether the rows of a run on these items (of ``only`` these) are other than in the run on all."""
+        rows = self.call.rows_of(chosen)
+        return any(rows[item] != self.reference[item] for item in (rows if only is None else only))
+
+    def _tried(self, name: str, outcomes: Callable[[], Iterator[bool]]) -> ExperimentResult:
+        """An experiment, each of whose comparisons differs or not, as far as there is time."""
+        seen: list[bool] = []
+        note = ""
+        try:
+            for differs in outcomes():
+                seen.append(differs)
+                if self.budget.left() <= 0:
+                    note = NO_TIME
+                    break
+        except NotItemwiseError as error:
+            note = str(error)
+        except Exception as error:  # the op refuses what the experiment asks of it
+            note = f"raises: {named_line(error)}"[:200]
+        return ExperimentResult(name, ON, len(seen), sum(seen), note=note, raised=note.startswith("raises"))
+
+    def _same(self) -> Iterator[bool]:
+        return (self._compared(self.everybody) for _ in range(REPEATS))
+
+    def _content(self) -> Iterator[bool]:
+        """Other items beside one that is kept in its place: each other's, all the same as it, and multiplied."""
+        count = self.call.items
+        for kept in sorted({0, count // 2, count - 1}):
+            turned = [kept if item == kept else self._next(item, kept) for item in self.everybody]
+            for chosen in (turned, [kept] * count):
+                yield self.call.select(chosen).rows()[kept] != self.reference[kept]
+            for factor in FACTORS:
+                try:
+                    rows = self.call.with_scaled_neighbours(kept, factor).rows()
+                except Exception:  # outside what the op takes: a probability of 2
+                    continue
+                yield rows[kept] != self.reference[kept]
+
+    def _next(self, item: int, kept: int) -> int:
+        following = (item + 1) % self.call.items
+        return following if following != kept else (following + 1) % self.call.items
+
+    def _places(self) -> Iterator[bool]:
+        """The same items in another order, so that each has other neighbours at another place."""
+        everybody = [*self.everybody]
+        shifts = sorted({1, len(everybody) // 2, len(everybody) - 1})
+        orders = [everybody[shift:] + everybody[:shift] for shift in shifts]
+        return (self._compared(order) for order in [*orders, everybody[::-1]])
+
+    def _numbers(self) -> tuple[ExperimentResult, tuple[int, ...]]:
+        """Fewer items, the first ones: every number, or powers of two and what is beside them."""
+        differing = []
+
+        def outcomes() -> Iterator[bool]:
+            for size in _sizes(self.call.items):
+                differs = self._compared(range(size))
+                differing.extend([size] if differs else [])
+                yield differs
+
+        return self._tried("other_number", outcomes), tuple(sorted(differing))
+
+    def _smallest_batch(self) -> tuple[int | None, bool]:
+        """The smallest number of items among which one has other rows than alone; whether numbers below were left
+        out."""
+        alone: Rows = {}
+
+        def differs(size: int) -> bool:
+            rows = self.call.rows_of(range(size))
+            for item in sorted({*range(min(size, WATCHED)), size - 1}):
+                if item not in alone:
+                    alone[item] = self.call.rows_of([item])[item]
+                if rows[item] != alone[item]:
+                    return True
+            return False
+
+        last = 1
+        for size in sorted(_sizes(self.call.items, most=self.call.items)):
+            if size > 1 and differs(size):
+                low, high = last, size
+                while high - low > 1:
+                    middle = (low + high) // 2
+                    low, high = (low, middle) if differs(middle) else (middle, high)
+                return high, size - last > 1
+            last = size
+            if self.budget.left() <= 0:
+                return None, True
+        return None, self.call.items > CHEAP_SIZES
+
+    def _exact(self, sizes: Sequence[int]) -> Iterator[bool]:
+        exact = self.call.with_exact_values()
+        if exact is None:
+            raise NotItemwiseError("no floating-point input in plain memory")
+        reference = exact.rows_of(self.everybody)
+        for size in sizes:
+            rows = exact.rows_of(range(size))
+            yield any(rows[item] != reference[item] for item in rows)
+
+    # ---------------------------------------------------------------------------------------------- settings
+
+    def _applies(self, name: str) -> bool:
+        """Whether the setting can reach the call: an implementation of attention is chosen by an op that calls
+        others."""
+        func, method = self.call.func, METHODS[name]
+        chooses = not isinstance(func, torch._ops.OpOverload) or calls_others(func)
+        return isinstance(method, Around) and (chooses or not method.inside)
+
+    def _control(self, name: str, sizes: Sequence[int]) -> ExperimentResult:
+        """The numbers of items that differ, all runs under one setting; with the time that all items take then."""
+        method = METHODS[name]
+        assert isinstance(method, Around)
+        result = self._tried(name, lambda: self._under(method.change, sizes))
+        return replace(result, seconds=self._seconds(self.call, method.change)) if result.ran else result
+
+    def _under(self, setting: Setting, sizes: Sequence[int]) -> Iterator[bool]:
+        with setting():
+            reference = self.call.rows_of(self.everybody)
+            for size in sizes:
+                rows = self.call.rows_of(range(size))
+                yield any(rows[item] != reference[item] for item in rows)
+
+    def _seconds(self, call: ItemCall, setting: Setting = nullcontext) -> float | None:
+        with setting():
+            return min(call.run()[1] for _ in range(TIMED))
+
+    # ---------------------------------------------------------------------------------------------- remedies
+
+    def _remedies(self, known: ItemEvidence) -> Iterator[Remedy]:
+        """What makes the rows agree at every number of items that differed, with its price."""
+        call = self.call
+        whole, alone = self._seconds(call), self._seconds(call.at(1))
+        yield from self._padding(alone)
+        one_by_one = self._tried("same_items", self._one_by_one)
+        price = alone * call.items / whole if alone and whole else None
+        yield Remedy("compute one item at a time", one_by_one.trials, one_by_one.differing, price, "all at once")
+        for name in CONTROLS:
+            arm = known.arm(name)
+            if arm.ran:
+                price = arm.seconds / whole if arm.seconds and whole else None
+                yield Remedy(f"compute {EXPERIMENTS[name].phrase}", arm.trials, arm.differing, price)
+
+    def _padding(self, alone: float | None) -> Iterator[Remedy]:
+        """The smallest multiple that helps; the batch itself is the last that is tried."""
+        call = self.call
+        for multiple in [*(number for number in MULTIPLES if number < call.items), call.items]:
+            tried = self._tried("other_number", functools.partial(self._padded, multiple))
+            if tried.ran and not tried.differing and not tried.note:
+                seconds = self._seconds(call.select([0] * multiple))
+                price = seconds / alone if seconds and alone else None
+                words = f"a multiple of {multiple} items" if multiple < call.items else f"{multiple} items"
+                yield Remedy(f"pad the batch to {words}", tried.trials, 0, price, "one item")
+                return
+
+    def _padded(self, multiple: int) -> Iterator[bool]:
+        """For each multiple, until one differs, the fewest items that are padded to it, the last of them again; against
+        all items, padded in the same way."""
+        reference = self._on_padded(self.call.items, multiple)
+        for size in _spread(range(1, self.call.items + 1, multiple), CHEAP_SIZES):
+            rows = self._on_padded(size, multiple)
+            differs = any(rows[item] != reference[item] for item in range(size))
+            yield differs
+            if differs:
+                return
+
+    def _on_padded(self, size: int, multiple: int) -> Rows:
+        return self.call.rows_of([*range(size), *[size - 1] * (-size % multiple)])
+
+    def _one_by_one(self) -> Iterator[bool]:
+        for item in sorted({0, self.call.items - 1}):
+            first = self.call.rows_of([item])
+            yield any(self.call.rows_of([item]) != first for _ in range(REPEATS - 1))
+
+
+def _sizes(items: int, *, most: int | None = None) -> list[int]:
+    """Numbers of items to try, below ``items`` or up to ``most``: all where these are few, else powers of two and what
+    is beside them."""
+    last = items - 1 if most is None else most
+    if items <= CHEAP_SIZES:
+        return [*range(1, last + 1)]
+    powers = [2**power for power in range(last.bit_length())]
+    beside = [size + step for size in powers for step in (-1, 0, 1)]
+    return sorted({*(size for size in beside if 1 <= size <= last), items // 2, last})
+
+
+def _spread(sizes: Sequence[int], most: int = 4) -> tuple[int, ...]:
+    """At most so many of these numbers: the first, the last, and some between."""
+    if len(sizes) <= most:
+        return tuple(sizes)
+    return tuple(sizes[round(step * (len(sizes) - 1) / (most - 1))] for step in range(most))

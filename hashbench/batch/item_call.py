@@ -1,0 +1,262 @@
+"""One op call whose tensors hold several items of a batch, repeated on other numbers, orders and neighbours of them.
+
+An item is what a user would pass alone: one image, one sequence. Along which dimension of each tensor the items lie is
+said by :class:`~hashbench.batch.layout.ItemAxis`; a tensor without one is shared by all items (a weight, a mask).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from hashbench.batch.layout import ItemAxis
+from hashbench.replay.call import is_plain, keys_below_a_mode, wait_for
+from hashbench.replay.methods import exact_numbers
+from hashbench.run.rng import preserved_rng, reset_rng_state
+from hashbench.run.settings import applied
+from hashbench.trace.arguments import leaves, mapped, tensors_in
+from hashbench.trace.digest import hash_memory, unobserved
+from hashbench.trace.op_schema import plan_of
+
+Rows = dict[int, tuple[int, ...]]
+"""By the item's number: the digest of its rows in each tensor that the call left."""
+
+SEED = 1337
+"""Of the random generators before every run: an op that draws draws the same."""
+
+
+class NotItemwiseError(Exception):
+    """Why a call cannot be made on other items; the text is the reason."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ItemCall:
+    """A call of ``func`` on ``items`` items.
+
+    ``func`` is an overload of an op, which is run below autograd as a trace saw it, or any function. ``axes`` has one
+    entry for each tensor among the arguments (``tensors_in([*args, *kwargs.values()])``), ``outputs`` one for each
+    tensor that the call leaves: what it returns, then arguments that it changes and does not return. ``scaled`` are
+    the positions among ``leaves([*args, *kwargs.values()])`` of whole numbers that count items (a size given to
+    ``expand``): they are multiples of ``items``. ``settings`` of torch are put in force for every run. Nothing among
+    the arguments is written to: every run has copies.
+    """
+
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    items: int
+    axes: tuple[ItemAxis | None, ...]
+    outputs: tuple[ItemAxis | None, ...]
+    scaled: tuple[int, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        tensors = self.tensors
+        if len(tensors) != len(self.axes):
+            raise NotItemwiseError(f"{len(self.axes)} item axes are given for {len(tensors)} tensors")
+        for tensor, axis in zip(tensors, self.axes, strict=True):
+            if axis is not None and tensor.shape[axis.dim] != axis.outer * self.items * axis.inner:
+                raise NotItemwiseError(f"dimension {axis.dim} of {list(tensor.shape)} does not hold {self.items} items")
+
+    @property
+    def name(self) -> str:
+        """The op, as a trace names it, or the function's name."""
+        is_op = isinstance(self.func, torch._ops.OpOverload)
+        return str(self.func) if is_op else getattr(self.func, "__name__", type(self.func).__name__)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors among the arguments, in order."""
+        return tensors_in([*self.args, *self.kwargs.values()])
+
+    @property
+    def shapes(self) -> str:
+        """``(8,256)x(256,512)``: the shapes of the tensors among the arguments."""
+        return "x".join(f"({','.join(map(str, tensor.shape))})" for tensor in self.tensors)
+
+    # --------------------------------------------------------------------------------------- other items
+
+    def select(self, chosen: Sequence[int]) -> ItemCall:
+        """The call on these of its items, in this order; one may come several times.
+
+        Raises:
+            NotItemwiseError: a tensor that holds items has no plain memory.
+        """
+        indices = torch.tensor(list(chosen), dtype=torch.int64)
+        axes = iter(self.axes)
+
+        def changed(tensor: torch.Tensor) -> torch.Tensor:
+            axis = next(axes)
+            return tensor if axis is None else _selected(tensor, axis, self.items, indices)
+
+        return self._with(changed, items=len(chosen))
+
+    def at(self, count: int) -> ItemCall:
+        """The call on its first ``count`` items."""
+        return self.select(range(count))
+
+    def with_scaled_neighbours(self, kept: int, factor: float) -> ItemCall:
+        """The call with the floating-point content of all items but ``kept`` multiplied by ``factor``."""
+        axes = iter(self.axes)
+
+        def changed(tensor: torch.Tensor) -> torch.Tensor:
+            axis = next(axes)
+            if axis is None or not (tensor.is_floating_point() or tensor.is_complex()):
+                return tensor
+            new = copied(tensor)
+            rows = items_first(new, axis, self.items)
+            rows[:kept] *= factor
+            rows[kept + 1 :] *= factor
+            return new
+
+        return self._with(changed)
+
+    def with_exact_values(self) -> ItemCall | None:
+        """The call with small whole numbers in place of every floating-point number, so that sums are exact in any
+        order; ``None`` where there is no such number."""
+        generator = torch.Generator().manual_seed(20)
+        new = [exact_numbers(tensor, generator) if is_plain(tensor) else None for tensor in self.tensors]
+        if not any(tensor is not None for tensor in new):
+            return None
+        values = iter(new)
+
+        def changed(tensor: torch.Tensor) -> torch.Tensor:
+            value = next(values)
+            return tensor if value is None else value
+
+        return self._with(changed)
+
+    def _with(self, change: Callable[[torch.Tensor], torch.Tensor], *, items: int | None = None) -> ItemCall:
+        """The call with other tensors, each through ``change`` in their order, and its sizes for so many items."""
+        count = self.items if items is None else items
+        numbers = iter(range(len([*leaves([*self.args, *self.kwargs.values()])])))
+
+        def changed(leaf: Any) -> Any:
+            number = next(numbers)
+            if isinstance(leaf, torch.Tensor):
+                return change(leaf)
+            return leaf // self.items * count if number in self.scaled else leaf
+
+        args = mapped(tuple(self.args), changed)
+        kwargs = mapped(dict(self.kwargs), changed)
+        return dataclasses.replace(self, args=args, kwargs=kwargs, items=count)
+
+    # --------------------------------------------------------------------------------------- running it
+
+    def run(self, *, seed: int = SEED) -> tuple[list[torch.Tensor], float]:
+        """The tensors that one run on copies of the arguments leaves, detached, and the seconds that the call took."""
+        args, kwargs = mapped(tuple(self.args), _copied_leaf), mapped(dict(self.kwargs), _copied_leaf)
+        reset_rng_state(seed)
+        is_op = isinstance(self.func, torch._ops.OpOverload)
+        with torch._C._ExcludeDispatchKeyGuard(keys_below_a_mode()) if is_op else nullcontext():
+            wait_for(self.accelerators)
+            start = perf_counter()
+            value = self.func(*args, **kwargs)
+            wait_for(self.accelerators)
+            seconds = perf_counter() - start
+        written = plan_of(self.func).written_tensors(args, kwargs) if is_op else []
+        returned = tensors_in(value)
+        known = {id(tensor) for tensor in returned}
+        left = [*returned, *(one for one in written if id(one) not in known)]
+        return [tensor.detach() for tensor in left], seconds
+
+    @property
+    def accelerators(self) -> tuple[torch.device, ...]:
+        """The devices of its tensors, without the host."""
+        devices = dict.fromkeys(tensor.device for tensor in self.tensors)
+        return tuple(device for device in devices if device.type not in ("cpu", "meta"))
+
+    def rows(self, *, seed: int = SEED) -> tuple[tuple[int, ...], ...]:
+        """What a run leaves of each item: for each place in the batch the digests of its rows, one for each tensor with
+        an item axis; where no tensor has one, of the whole tensors, which then belong to every item.
+
+        Raises:
+            NotItemwiseError: it leaves other tensors than at the number of items that it was captured with.
+        """
+        return digests_of(self.run(seed=seed)[0], self.outputs, self.items)
+
+    def rows_of(self, chosen: Sequence[int]) -> Rows:
+        """The rows of a run on these of its items, by the item's number; of one that comes several times, its first."""
+        rows = self.select(chosen).rows()
+        return {item: rows[place] for place, item in reversed([*enumerate(chosen)])}
+
+
+@contextmanager
+def in_force(call: ItemCall) -> Iterator[None]:
+    """As it was where the call was captured: its settings, no gradients, nobody looking. On leaving, settings and
+    random generators are as before."""
+    with unobserved(), preserved_rng(), applied(call.settings), torch.no_grad():
+        yield
+
+
+# ------------------------------------------------------------------------------------------------------- tensors
+
+
+def items_first(tensor: torch.Tensor, axis: ItemAxis, items: int) -> torch.Tensor:
+    """A view of shape ``(items, …)`` in which each item's part of ``tensor`` stands together."""
+    split: torch.Tensor = tensor.unflatten(axis.dim, (axis.outer, items, axis.inner))
+    return split.movedim(axis.dim + 1, 0)
+
+
+def _items_back(rows: torch.Tensor, axis: ItemAxis) -> torch.Tensor:
+    """What :func:`items_first` was given, of rows that may be fewer or more."""
+    return rows.movedim(0, axis.dim + 1).flatten(axis.dim, axis.dim + 2)
+
+
+def item_digests(tensor: torch.Tensor, axis: ItemAxis, items: int) -> tuple[int, ...]:
+    """XXH3-64 over the bytes of each item's part of ``tensor``, in the order of its dimensions, whatever its stride."""
+    rows = items_first(tensor.resolve_conj().resolve_neg(), axis, items).contiguous().cpu()
+    each = rows[0].nbytes if items else 0
+    return tuple(hash_memory(rows.data_ptr() + place * each, each) for place in range(items))
+
+
+def digests_of(
+    left: Sequence[torch.Tensor], outputs: Sequence[ItemAxis | None], items: int
+) -> tuple[tuple[int, ...], ...]:
+    """For each item the digests of its rows in the tensors of ``left``; see :meth:`ItemCall.rows`."""
+    if len(left) != len(outputs):
+        raise NotItemwiseError(f"it leaves {len(left)} tensors, and {len(outputs)} when it was captured")
+    columns = []
+    for tensor, axis in zip(left, outputs, strict=True):
+        if axis is not None:
+            if tensor.dim() <= axis.dim or tensor.shape[axis.dim] != axis.outer * items * axis.inner:
+                raise NotItemwiseError(f"an output of shape {list(tensor.shape)} does not hold {items} items")
+            columns.append(item_digests(tensor, axis, items))
+    if not columns:
+        whole = tuple(hash_memory((one := tensor.contiguous().cpu()).data_ptr(), one.nbytes) for tensor in left)
+        return (whole,) * items
+    return tuple(zip(*columns, strict=True))
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A detached copy with the same strides where these address every element once."""
+    return tensor.detach().clone()
+
+
+def _copied_leaf(leaf: Any) -> Any:
+    return copied(leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _selected(tensor: torch.Tensor, axis: ItemAxis, items: int, indices: torch.Tensor) -> torch.Tensor:
+    """The tensor of the chosen items, its dimensions in memory in the same order."""
+    if not is_plain(tensor):
+        raise NotItemwiseError(f"a {type(tensor).__name__} without plain memory cannot be sliced")
+    rows = items_first(tensor.detach(), axis, items).index_select(0, indices.to(tensor.device))
+    return _like(_items_back(rows, axis), tensor)
+
+
+def _like(values: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """``values`` in new memory, in which the dimensions lie in the order of those of ``tensor``: a transposed matrix
+    stays one, since kernels choose by strides."""
+    strides = tensor.stride()
+    order = [*range(tensor.dim())]
+    if not tensor.is_contiguous():
+        order.sort(key=lambda dim: -strides[dim])
+    made = torch.empty_permuted(tuple(values.shape), order, dtype=values.dtype, device=values.device)
+    return made.copy_(values)

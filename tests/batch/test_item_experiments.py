@@ -1,0 +1,227 @@
+"""Experiments on planted ops: what they do with an item's company is written here, and depends on no processor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from hashbench.batch.cause import ItemEvidence, Remedy, decide
+from hashbench.batch.experiments import diagnose_item_call
+from hashbench.batch.item_call import ItemCall, NotItemwiseError, in_force, item_digests
+from hashbench.batch.layout import ItemAxis
+from hashbench.records import Decision, ExperimentResult
+
+FIRST = ItemAxis(0)
+ROWS = 1 / torch.arange(1.0, 241.0).reshape(8, 30)
+
+
+def rounded(rows: torch.Tensor) -> torch.Tensor:
+    """The sum of each row, which loses its last bits; whole numbers have none to lose."""
+    return (rows.sum(1) + 1e4) - 1e4
+
+
+def exact_by_number(rows: torch.Tensor) -> torch.Tensor:
+    """From three rows on another order of addition."""
+    return torch.stack([row.sum() if len(rows) < 3 else rounded(row[None])[0] for row in rows])
+
+
+def by_number(rows: torch.Tensor) -> torch.Tensor:
+    """From three rows on another formula."""
+    return torch.stack([row.sum() * (1.0 if len(rows) < 3 else 1.001) for row in rows])
+
+
+def in_blocks(rows: torch.Tensor) -> torch.Tensor:
+    """Whole blocks of four rows in one way, the rest in the other."""
+    whole = len(rows) - len(rows) % 4
+    return torch.stack([rounded(row[None])[0] if place < whole else row.sum() for place, row in enumerate(rows)])
+
+
+def scaled(rows: torch.Tensor) -> torch.Tensor:
+    return rows / rows.abs().amax()
+
+
+def alone(rows: torch.Tensor) -> torch.Tensor:
+    return torch.stack([row.sum() for row in rows])
+
+
+def drawing(rows: torch.Tensor) -> torch.Tensor:
+    return rows + torch.rand(rows.shape)
+
+
+class Unsteady:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return rows + self.calls
+
+
+def diagnosed(function: Callable[..., Any], *, rows: torch.Tensor = ROWS) -> tuple[ItemEvidence, Decision]:
+    evidence = diagnose_item_call(ItemCall(function, (rows,), {}, len(rows), (FIRST,), (FIRST,)))
+    return evidence, decide(evidence)
+
+
+def test_a_kernel_that_depends_on_the_number_is_told_by_its_smallest_batch_and_remedy() -> None:
+    evidence, decision = diagnosed(exact_by_number)
+
+    assert (decision.cause, decision.confidence) == ("shape_dependent_kernel", "proven")
+    assert (evidence.smallest_batch, evidence.sizes, evidence.skipped) == (3, (1, 2), False)
+    assert evidence.removes("exact_values")
+    assert not evidence.removes("one_thread")
+    assert "it is the order of addition" in decision.because
+    assert "pad the batch to a multiple of 4 items" in decision.advice
+    assert "compute one item at a time" in decision.advice
+    assert "with one thread" not in decision.advice
+
+
+def test_other_formulas_are_not_called_the_order_of_addition() -> None:
+    evidence, decision = diagnosed(by_number)
+
+    assert decision.cause == "shape_dependent_kernel"
+    assert not evidence.removes("exact_values")
+    assert "it is the order of addition" not in decision.because
+
+
+def test_where_an_item_lies_can_decide_too() -> None:
+    evidence, decision = diagnosed(in_blocks, rows=ROWS[:6])
+
+    assert decision.cause == "shape_dependent_kernel"
+    assert evidence.arm("other_places").differing
+    assert "where an item lies in the batch decides too" in decision.because
+    assert evidence.smallest_batch == 4
+
+
+def test_a_scale_over_the_batch_is_coupling_and_no_rounding() -> None:
+    evidence, decision = diagnosed(scaled)
+
+    assert (decision.cause, decision.confidence) == ("batch_coupling", "proven")
+    assert not evidence.remedies
+
+
+def test_a_tensor_reduced_over_the_batch_is_where_its_content_enters() -> None:
+    call = ItemCall(torch.ops.aten.amax.default, (ROWS,), {}, 8, (FIRST,), (None,))
+
+    assert decide(diagnose_item_call(call)).cause == "batch_coupling"
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [(alone, "0 of 7 other numbers"), (drawing, "draws random numbers"), (Unsteady(), "differs by itself")],
+    ids=["invariant", "drawing", "unsteady"],
+)
+def test_what_is_no_matter_of_company_is_not_explained_by_it(function: Callable[..., Any], reason: str) -> None:
+    _, decision = diagnosed(function)
+
+    assert (decision.cause, decision.confidence) == ("unknown", "open")
+    assert reason in decision.because
+
+
+def test_beyond_few_items_the_smallest_batch_is_found_by_bisection() -> None:
+    def late(rows: torch.Tensor) -> torch.Tensor:
+        return alone(rows) * (1.0 if len(rows) < 45 else 1.001)
+
+    evidence, _ = diagnosed(late, rows=1 / torch.arange(1.0, 631.0).reshape(70, 9))
+
+    assert (evidence.smallest_batch, evidence.skipped) == (45, True)
+
+
+def test_random_state_settings_and_arguments_are_as_before() -> None:
+    state, before = torch.get_rng_state(), ROWS.clone()
+    diagnosed(drawing)
+
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(before, ROWS)
+
+
+# -------------------------------------------------------------------------------------------------- other items
+
+
+def test_an_axis_inside_a_merged_dimension_is_followed() -> None:
+    """``batch * heads``: four items with three heads each."""
+    merged = torch.arange(24.0).reshape(12, 2)
+    call = ItemCall(torch.ops.aten.neg.default, (merged,), {}, 4, (ItemAxis(0, inner=3),), (ItemAxis(0, inner=3),))
+
+    assert call.select([2, 0]).args[0][:, 0].tolist() == [12.0, 14.0, 16.0, 0.0, 2.0, 4.0]
+    with in_force(call):
+        rows = call.rows_of([2, 0])
+        assert rows == {item: digest for item, digest in enumerate(call.rows()) if item in rows}
+
+
+def test_a_transposed_matrix_stays_one() -> None:
+    call = ItemCall(torch.ops.aten.neg.default, (torch.rand(5, 4).t(),), {}, 4, (FIRST,), (FIRST,))
+
+    assert call.at(2).args[0].stride() == (1, 2)
+
+
+def test_a_size_among_the_arguments_follows_the_number_of_items() -> None:
+    call = ItemCall(torch.ops.aten.expand.default, (torch.rand(1, 3), [8, 3]), {}, 8, (None,), (FIRST,), scaled=(1,))
+
+    assert call.at(3).args[1] == [3, 3]
+    with in_force(call):
+        assert len(call.at(3).rows()) == 3
+
+
+def test_what_an_op_writes_in_place_is_a_row_and_leaves_the_call_alone() -> None:
+    rows = torch.rand(4, 3)
+    call = ItemCall(torch.ops.aten.add_.Tensor, (rows, 1.0), {}, 4, (FIRST,), (FIRST,))
+    with in_force(call):
+        first = call.rows()
+
+        assert call.rows() == first
+        assert first == tuple((digest,) for digest in item_digests(rows + 1.0, FIRST, 4))
+
+
+def test_a_dimension_that_does_not_hold_the_items_is_refused() -> None:
+    with pytest.raises(NotItemwiseError, match="does not hold 5 items"):
+        ItemCall(torch.neg, (ROWS,), {}, 5, (FIRST,), (FIRST,))
+
+
+# --------------------------------------------------------------------------------------------- the decision alone
+
+
+def arm(name: str, differing: int, trials: int) -> ExperimentResult:
+    return ExperimentResult(name, "items", trials, differing)
+
+
+STEADY, NUMBERS = arm("same_items", 0, 3), arm("other_number", 5, 7)
+
+
+@pytest.mark.parametrize(
+    ("arms", "cause", "confidence"),
+    [
+        ((), "unknown", "open"),
+        ((STEADY,), "unknown", "open"),
+        ((arm("same_items", 1, 3), NUMBERS, arm("other_content", 9, 9)), "unknown", "open"),
+        ((STEADY, NUMBERS, arm("other_content", 0, 9)), "shape_dependent_kernel", "proven"),
+        ((STEADY, NUMBERS), "shape_dependent_kernel", "likely"),
+        ((STEADY, arm("other_number", 0, 7), arm("other_places", 1, 4)), "shape_dependent_kernel", "likely"),
+        ((STEADY, NUMBERS, arm("other_content", 1, 9)), "batch_coupling", "proven"),
+        ((arm("other_content", 1, 9),), "batch_coupling", "likely"),
+    ],
+    ids=str,
+)
+def test_the_cause(arms: tuple[ExperimentResult, ...], cause: str, confidence: str) -> None:
+    decision = decide(ItemEvidence(8, arms))
+
+    assert (decision.cause, decision.confidence) == (cause, confidence)
+    assert decision.because
+    assert decision.advice.endswith(".")
+    assert "{" not in decision.advice
+
+
+def test_advice_names_only_what_was_measured_to_work_the_cheapest_first() -> None:
+    remedies = (
+        Remedy("pad the batch to 8 items", 4, 0, 3.04, "one item"),
+        Remedy("compute without oneDNN", 4, 1, 0.5),
+        Remedy("compute with one thread", 4, 0, 1.5),
+        Remedy("compute with prayers", 0, 0),
+    )
+    arms = (STEADY, NUMBERS, arm("other_content", 0, 9))
+
+    assert decide(ItemEvidence(8, arms, remedies=remedies)).advice.endswith(
+        ": compute with one thread (1.5x the time) or pad the batch to 8 items (3x the time of one item)."
+    )
