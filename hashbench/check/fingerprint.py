@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import functools
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from hashbench.catalog import Status
 from hashbench.check.model import BenchmarkRunner
+from hashbench.check.pair import again_with_warnings
 from hashbench.errors import named_line
 from hashbench.fingerprint import document
 from hashbench.fingerprint.calls import KernelCollector
@@ -28,29 +30,36 @@ def fingerprint_of(spec: ModelSpec, options: RunOptions) -> ModelFingerprint | F
     runner = BenchmarkRunner(options)
     wanted = options.deterministic or spec.deterministic or "on"
     with preserved_rng():
-        level, collected = wanted, _collected(runner, spec, wanted)
-        if isinstance(collected, Failure) and collected.nondeterministic_op and wanted == "on":
-            level, collected = "warn", _collected(runner, spec, "warn")
-        return collected if isinstance(collected, Failure) else _measured(collected, spec, options, level)
+        collected, _ = again_with_warnings(functools.partial(_collected, runner, spec), wanted)
+        return collected.failure or _measured(collected, spec, options)
 
 
-def _collected(runner: BenchmarkRunner, spec: ModelSpec, level: str) -> KernelCollector | Failure:
+@dataclass(frozen=True, slots=True)
+class _Collected:
+    """The signatures of one run at this deterministic level, or why it failed."""
+
+    kernels: KernelCollector
+    deterministic: str
+    failure: Failure | None = None
+
+
+def _collected(runner: BenchmarkRunner, spec: ModelSpec, level: str) -> _Collected:
     """The signatures of one run at this deterministic level; the model's memory is free again."""
     collector = KernelCollector()
     tell_phase("collecting its kernels")
     try:
         run = runner.watched_run(spec, collector, level=level)
     except Exception as error:  # of the model's own code
-        return Failure(named_line(error))
+        return _Collected(collector, level, Failure(named_line(error)))
     finally:
         release_memory(runner.device)
-    return run if isinstance(run, Failure) else collector
+    return _Collected(collector, level, run if isinstance(run, Failure) else None)
 
 
-def _measured(collected: KernelCollector, spec: ModelSpec, options: RunOptions, level: str) -> ModelFingerprint:
+def _measured(collected: _Collected, spec: ModelSpec, options: RunOptions) -> ModelFingerprint:
     tell_phase("running its kernels")
-    with isolation(deterministic=level, threads=options.threads):
-        measured = measure(collected, device=torch.device(options.device), seconds=SECONDS)
+    with isolation(deterministic=collected.deterministic, threads=options.threads):
+        measured = measure(collected.kernels, device=torch.device(options.device), seconds=SECONDS)
         threads = torch.get_num_threads()
     return ModelFingerprint(
         suite=spec.suite,
@@ -58,7 +67,7 @@ def _measured(collected: KernelCollector, spec: ModelSpec, options: RunOptions, 
         mode=options.mode,
         device=options.device,
         dtype=options.dtype_column,
-        deterministic=level,
+        deterministic=collected.deterministic,
         threads=threads,
         kernels=measured.kernels,
         contents=measured.contents,

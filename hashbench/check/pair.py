@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -310,11 +311,31 @@ def compared(
 def retried_with_warnings(check: Callable[[str], Outcome], level: str) -> Outcome:
     """The outcome of ``check`` at deterministic ``level``. Where torch refuses an op at level ``on`` for having no
     deterministic implementation, that at level ``warn``, which names the op."""
-    outcome = check(level)
-    refused = outcome.failure.nondeterministic_op if outcome.failure is not None else ""
-    if not refused or outcome.deterministic != "on":
-        return outcome
-    return replace(check("warn"), nondeterministic_op=refused)
+    outcome, refused = again_with_warnings(check, level)
+    return replace(outcome, nondeterministic_op=refused) if refused else outcome
+
+
+class _AtLevel(Protocol):
+    """What came of something at a deterministic level."""
+
+    @property
+    def failure(self) -> Failure | None: ...
+
+    @property
+    def deterministic(self) -> str: ...
+
+
+_Made = TypeVar("_Made", bound=_AtLevel)
+
+
+def again_with_warnings(make: Callable[[str], _Made], level: str) -> tuple[_Made, str]:
+    """What ``make`` gives at deterministic ``level``, or, where torch refuses an op at level ``on``, at level ``warn``;
+    and this op, or nothing."""
+    made = make(level)
+    refused = made.failure.nondeterministic_op if made.failure is not None else ""
+    if not refused or made.deterministic != "on":
+        return made, ""
+    return make("warn"), refused
 
 
 def with_facts(outcome: Outcome, first: Run) -> Outcome:

@@ -11,7 +11,17 @@ import numpy as np
 import torch
 
 from hashbench.fingerprint.document import Kernel, TensorWord, tensor_word
-from hashbench.fingerprint.values import ANY, POSITIVE, UNIT, NoValuesError, content_from, content_of, filled, range_of
+from hashbench.fingerprint.values import (
+    ANY,
+    POSITIVE,
+    UNIT,
+    NoValuesError,
+    bits_of,
+    content_from,
+    content_of,
+    filled,
+    range_of,
+)
 from hashbench.replay.call import (
     CapturedCall,
     CaptureError,
@@ -25,7 +35,6 @@ from hashbench.replay.call import (
 )
 from hashbench.replay.ops import path_among, why_refused
 from hashbench.repro.call_file import Arguments, BadCallError, check_arguments, encoded, find_op
-from hashbench.run import outputs
 from hashbench.trace.arguments import leaves, mapped
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.digest import dtype_name, untraced
@@ -245,10 +254,9 @@ def _content(number: int, held: Sequence[tuple[TensorForm, TensorWord]], content
 
 def _put(values: torch.Tensor, memory: torch.Tensor, form: TensorForm) -> None:
     """Write values where a form over this memory has its elements; several of them may lie in one place."""
-    flat, width = memory.numpy().view(f"i{form.dtype.itemsize}"), form.dtype.itemsize
+    flat, width = memory.numpy().view(f"u{form.dtype.itemsize}"), form.dtype.itemsize
     steps = [step * width for step in form.stride]
-    numbers = values.contiguous().view(outputs.integer_view(values).dtype).numpy()
-    np.lib.stride_tricks.as_strided(flat[form.offset :], form.shape, steps)[...] = numbers
+    np.lib.stride_tricks.as_strided(flat[form.offset :], form.shape, steps)[...] = bits_of(values)
 
 
 def _known(values: str) -> str:

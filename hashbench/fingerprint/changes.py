@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hashbench.fingerprint.document import Kernel, ModelFingerprint, tensor_word
+from hashbench.fingerprint.document import Kernel, ModelFingerprint
 from hashbench.fingerprint.text import environment_changes, family
 from hashbench.text import a_few, count
 
@@ -41,7 +41,7 @@ def changes_between(base: ModelFingerprint, new: ModelFingerprint) -> Changes:
     same = other_inputs = 0
     changed = []
     for key in before.keys() & after.keys():
-        if _inputs(before[key], base) != _inputs(after[key], new):
+        if base.inputs_of(before[key]) != new.inputs_of(after[key]):
             other_inputs += 1
         elif before[key].outputs == after[key].outputs:
             same += 1
@@ -50,17 +50,6 @@ def changes_between(base: ModelFingerprint, new: ModelFingerprint) -> Changes:
     order = {kernel.signature(): place for place, kernel in enumerate(base.kernels)}
     changed.sort(key=lambda kernel: order[kernel.signature()])
     return Changes(same, tuple(changed), other_inputs, alone=len(before.keys() ^ after.keys()))
-
-
-def _inputs(kernel: Kernel, model: ModelFingerprint) -> tuple[str, ...]:
-    """What the tensors of a kernel hold, and the settings that it ran under."""
-    values = (tensor_word(word).values for word in kernel.tensors)
-    held = (model.contents[int(each[1:])] if _is_content(each, model) else each for each in values)
-    return model.deterministic, model.dtype, *held
-
-
-def _is_content(values: str, model: ModelFingerprint) -> bool:
-    return values.startswith("#") and values[1:].isdecimal() and int(values[1:]) < len(model.contents)
 
 
 def changes_text(changes: Changes, *, base: Mapping[str, Any], new: Mapping[str, Any]) -> str:

@@ -3,29 +3,27 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import itertools
 import json
 import resource
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
 import torch
 
 from hashbench.errors import HashbenchError, named_line
 from hashbench.fingerprint.calls import call_of
+from hashbench.fingerprint.distance import Distance, distance
 from hashbench.fingerprint.document import Fingerprints, Kernel, ModelFingerprint, read, tensor_word
 from hashbench.fingerprint.library import Listener, listener
 from hashbench.fingerprint.measure import VARIES, NotRepeatableError, Result, isolation, result_of
-from hashbench.fingerprint.verify import CHANGED, NOT_RUN, SAME, Checked, Distance, Request
+from hashbench.fingerprint.verify import CHANGED, NOT_RUN, SAME, Checked, Request
 from hashbench.io import from_json, to_json
 from hashbench.processes import exit_at_once
 from hashbench.replay.call import CapturedCall
 from hashbench.replay.ops import load
-from hashbench.run import outputs
 from hashbench.run.settings import applied
 
 REPEATS = 5
@@ -43,7 +41,8 @@ def check(
     begin: Callable[[int], object] = lambda _: None,
     skip: Collection[int] = (),
 ) -> Iterator[Checked]:
-    """Run every kernel of a file in this process. Settings are as they were afterwards.
+    """Run every kernel of a file in this process, those that several models have once. Settings are as they were
+    afterwards.
 
     Args:
         fingerprints: what was recorded.
@@ -53,13 +52,18 @@ def check(
         skip: numbers of kernels that are not run.
     """
     numbers = itertools.count()
+    known: dict[tuple[str, ...], Checked] = {}
     with listener() as listening:
         for model in fingerprints.models:
             with isolation(deterministic=model.deterministic, threads=threads), applied(dict(settings)):
                 for kernel, number in zip(model.kernels, numbers, strict=False):
-                    if number not in skip:
+                    if number in skip:
+                        continue
+                    run = model.run_of(kernel)
+                    if run not in known:
                         begin(number)
-                        yield _checked(model, kernel, number, listening)
+                        known[run] = _checked(model, kernel, number, listening)
+                    yield replace(known[run], number=number)
 
 
 def _checked(model: ModelFingerprint, kernel: Kernel, number: int, listening: Listener) -> Checked:
@@ -76,12 +80,12 @@ def _checked(model: ModelFingerprint, kernel: Kernel, number: int, listening: Li
         return Checked(number, NOT_RUN, str(error)[:200])
     except Exception as error:
         return Checked(number, NOT_RUN, f"raises {named_line(error, limit=160)}")
-    return Checked(number, CHANGED, _form_of(recorded, seen), library, distance(recorded, seen))
+    return Checked(number, CHANGED, _form_of(recorded, seen), library, _distance(recorded, seen))
 
 
 def _refuse_varying(call: CapturedCall, seen: Result, recorded: Result) -> None:
-    for _ in range(REPEATS - 1):
-        again = result_of(call)
+    for repetition in range(1, REPEATS):
+        again = result_of(call, repetition)
         if again != seen or again.outputs == recorded.outputs:
             raise NotRepeatableError(VARIES)
 
@@ -92,32 +96,15 @@ def _form_of(recorded: Result, seen: Result) -> str:
     return "" if old == new else f"{', '.join(old)} -> {', '.join(new)}"
 
 
-def distance(recorded: Result, seen: Result) -> Distance:
+def _distance(recorded: Result, seen: Result) -> Distance:
     """How far apart the kept elements of two results are."""
-    total = differing = 0
-    ulps, relatives = [], []
-    for word, old, new in zip(recorded.outputs, recorded.samples, seen.samples, strict=False):
-        a, b = (_elements(tensor_word(word).dtype, text) for text in (old, new))
-        if a is None or b is None or a.shape != b.shape:
-            continue
-        total += len(a)
-        if not outputs.bitwise_equal(a, b):
-            measured = outputs.measure(a, b)
-            differing += measured.elements or 0
-            ulps += [] if measured.max_ulp is None else [measured.max_ulp]
-            relatives += [] if measured.max_relative is None else [measured.max_relative]
-    return Distance(total, differing, max(ulps, default=None), max(relatives, default=None))
-
-
-def _elements(dtype: str, text: str) -> torch.Tensor | None:
-    kind = getattr(torch, dtype, None)
-    try:
-        content = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        return None
-    if not content or not isinstance(kind, torch.dtype) or len(content) % kind.itemsize:
-        return None
-    return torch.from_numpy(np.frombuffer(content, np.uint8).copy()).view(kind)
+    words = [tensor_word(word).dtype for word in recorded.outputs]
+    kinds = [getattr(torch, dtype, None) for dtype in words]
+    return distance(
+        (dtype, kind.itemsize, old, new)
+        for dtype, kind, old, new in zip(words, kinds, recorded.samples, seen.samples, strict=False)
+        if isinstance(kind, torch.dtype)
+    )
 
 
 # ------------------------------------------------------------------------------------------------------ in a child

@@ -33,6 +33,9 @@ MOST_KERNELS = 100_000
 MOST_TENSORS = 20_000
 """Of one call: an optimizer's may have those of all parameters several times."""
 
+MOST_VALUES = 5 * MOST_TENSORS
+"""Among the arguments of one call, and a hundred times as many in one file: few bytes may stand for many of them."""
+
 _LARGEST = 2**48
 _TIP = "Record it again with `hashbench fingerprint record`."
 
@@ -170,6 +173,19 @@ class ModelFingerprint:
         """What identifies a model within a file."""
         return self.suite, self.name, self.mode, self.device, self.dtype
 
+    def inputs_of(self, kernel: Kernel) -> tuple[str, ...]:
+        """What the tensors of one of its kernels hold, and the settings that it ran under."""
+        values = (tensor_word(word).values for word in kernel.tensors)
+        held = (self.contents[int(each[1:])] if self._has_content(each) else each for each in values)
+        return self.deterministic, self.dtype, *held
+
+    def run_of(self, kernel: Kernel) -> tuple[str, ...]:
+        """Equal for kernels, of whatever models, that run the same and recorded the same: one of them need be run."""
+        return kernel.signature(), *self.inputs_of(kernel), self.device, *kernel.outputs
+
+    def _has_content(self, values: str) -> bool:
+        return values.startswith("#") and values[1:].isdecimal() and int(values[1:]) < len(self.contents)
+
 
 @dataclass(frozen=True, slots=True)
 class Fingerprints:
@@ -234,6 +250,8 @@ def _unpacked(
     outputs = [text.partition(":") for text in from_json(tuple[str, ...], fields["outputs"], where="outputs")]
     long = functools.partial(_long, tensors=len(places))
     kwargs = from_json(Mapping[str, object], fields["kwargs"], where="kwargs")
+    if _size([fields["args"], kwargs]) > MOST_VALUES:
+        raise ValueError(f"a kernel has more than {MOST_VALUES} arguments")
     fields["tensors"] = [_at(words, place) for place in places]
     fields["outputs"] = [f"{_at(words, place)}:{digest}" for place, _, digest in outputs]
     fields["library"] = _at(libraries, fields["library"])
@@ -250,8 +268,8 @@ def _at(table: Sequence[Any], place: object) -> Any:
 
 
 def _short(value: Any) -> Any:
-    """An argument in which ``{"tensor": 3}`` is ``"$3"``, and a list of successive ones ``"$3..9"``; what begins with a
-    dollar sign itself gets another one."""
+    """An argument in which ``{"tensor": 3}`` is ``"$3"``, a list of successive ones ``"$3..9"``, a long one of equal
+    plain values ``{"each": 0.1, "times": 142}``; what begins with a dollar sign itself gets another one."""
     match value:
         case {"tensor": int(number)}:
             return f"${number}"
@@ -259,6 +277,8 @@ def _short(value: Any) -> Any:
             return f"${value}" if value.startswith("$") else value
         case [{"tensor": int(first)}, _, *_] if value == [{"tensor": first + place} for place in range(len(value))]:
             return f"${first}..{first + len(value) - 1}"
+        case [bool() | int() | float() as each, *_] if len(value) >= _LONG and len(set(map(repr, value))) == 1:
+            return {"each": each, "times": len(value)}
         case list():
             return [_short(item) for item in value]
         case dict():
@@ -288,11 +308,27 @@ def _long(value: Any, *, tensors: int) -> Any:
             return {"tensor": first} if found[2] is None else [{"tensor": place} for place in range(first, last + 1)]
         case str():
             return value.removeprefix("$")
+        case {"each": bool() | int() | float() as each, "times": int(times)} if 0 <= times <= MOST_TENSORS:
+            return [each] * times
         case list():
             return [_long(item, tensors=tensors) for item in value]
         case dict():
             return {key: _long(item, tensors=tensors) for key, item in value.items()}
     return value
+
+
+def _size(value: Any) -> int:
+    """How many values :func:`_long` will make of a shortened argument."""
+    match value:
+        case str() if (found := _REFERENCE.fullmatch(value)) and found[2] is not None:
+            return max(0, int(found[2]) - int(found[1])) + 1
+        case {"times": int(times)}:
+            return max(0, times)
+        case list():
+            return sum(map(_size, value))
+        case dict():
+            return sum(map(_size, value.values()))
+    return 1
 
 
 # ----------------------------------------------------------------------------------------------------- the file
@@ -362,7 +398,7 @@ def _refuse(path: Path, reason: str) -> Never:
 def _fingerprints(content: Mapping[str, Any]) -> Fingerprints:
     """The parsed document, all of it checked; ``ValueError`` says what is wrong."""
     environment = from_json(Mapping[str, object], content.get("environment"), where="environment")
-    models = []
+    models, values = [], 0
     for model in from_json(tuple[Mapping[str, object], ...], content["models"], where="models"):
         if model.get("columns") != list(COLUMNS):
             raise ValueError("the kernels of a model have other columns")
@@ -370,7 +406,12 @@ def _fingerprints(content: Mapping[str, Any]) -> Fingerprints:
         if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == len(COLUMNS) for row in rows):
             raise ValueError("a kernel has another number of columns")
         tables = [from_json(kind, model.get(name), where=name) for name, kind in _TABLES.items()]
-        kernels = [_unpacked(row, *tables) for row in rows]
+        kernels = []
+        for row in rows:
+            kernels.append(_unpacked(row, *tables))
+            values += len(kernels[-1]["tensors"]) + _size([kernels[-1]["args"], kernels[-1]["kwargs"]])
+            if values > 100 * MOST_VALUES:
+                raise ValueError(f"it has more than {100 * MOST_VALUES} arguments")
         rest = {name: value for name, value in model.items() if name not in ("columns", *_TABLES)}
         models.append(from_json(ModelFingerprint, {**rest, "kernels": kernels}, where="a model"))
     fingerprints = Fingerprints(environment, tuple(models))

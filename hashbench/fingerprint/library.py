@@ -41,8 +41,10 @@ class Listener:
         and :data:`UNKNOWN` where nobody can say."""
         namespace = func._schema.name.partition("::")[0]
         if namespace != "aten":
+            call()
             return namespace if namespace not in ("prims", "quantized", "mkldnn") else UNKNOWN
         if device.type != "cpu" or self._verbose is None:
+            call()
             return next((name for word, name in _NAMED.items() if word in func._schema.name), UNKNOWN)
         with self._listening() as heard:
             call()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,16 +18,33 @@ from hashbench.errors import HashbenchError, named_line
 from hashbench.fingerprint.calls import KernelCollector, call_of
 from hashbench.fingerprint.document import Fingerprints, Kernel, ModelFingerprint, TensorWord
 from hashbench.fingerprint.library import Listener, listener
-from hashbench.fingerprint.values import scrambled
+from hashbench.fingerprint.values import bits_of, scrambled
 from hashbench.processes import Budget
-from hashbench.replay.call import CapturedCall, Materialised, in_force, outcome_of, wait_for, written_tensors
+from hashbench.records import TensorDigest
+from hashbench.replay.call import (
+    LINE,
+    CapturedCall,
+    Slot,
+    TensorForm,
+    in_force,
+    is_plain,
+    keys_below_a_mode,
+    laid_over,
+    may_resize,
+    wait_for,
+)
 from hashbench.run.rng import random_states
 from hashbench.run.settings import deterministic_settings
 from hashbench.trace.api import HashDebugTrace
+from hashbench.trace.arguments import mapped
+from hashbench.trace.digest import hash_memory, is_dense, raw_digest, readable, without_repetition
 from hashbench.trace.op_schema import plan_of
 
 REPEATS = 3
 """Runs of each signature; where they do not agree, it has no fingerprint."""
+
+LONG = 0.1
+"""Seconds. A signature that takes longer is run one time less."""
 
 SAMPLES, FEWER_SAMPLES = 8, 2
 """Elements of the first output that are kept, and of each other."""
@@ -37,6 +55,7 @@ MOST_OUTPUTS = 3
 VARIES = "gives other results when it is repeated"
 RANDOM = "draws random numbers"
 _LONGEST_REASON = 100
+_PAGE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,30 +78,59 @@ def isolation(*, deterministic: str, threads: int | None) -> Iterator[None]:
         yield
 
 
-def result_of(call: CapturedCall) -> Result:
-    """Run a call once, on memory of its own; for use inside :func:`isolation`.
+def result_of(call: CapturedCall, repetition: int = 0) -> Result:
+    """Run a call once, on memory of its own, which begins at another address (modulo 4096) in each of 64 repetitions;
+    for use inside :func:`isolation`.
 
     Raises:
         NotRepeatableError: it draws random numbers.
         Exception: whatever the op raises.
     """
-    seeded = plan_of(call.func).seeded
-    before = random_states(call.device, outside_torch=False) if seeded else {}
-    live = call.materialise()
-    output = live.run()
+    plan = plan_of(call.func)
+    before = random_states(call.device, outside_torch=False) if plan.seeded else {}
+    args, kwargs = _copied(call, repetition)
+    with torch._C._ExcludeDispatchKeyGuard(keys_below_a_mode()):
+        output = call.func(*args, **kwargs)
     wait_for(call.accelerators)
-    if seeded and any(
+    if plan.seeded and any(
         not torch.equal(state, before[name]) for name, state in random_states(call.device, outside_torch=False).items()
     ):
         raise NotRepeatableError(RANDOM)
-    return _left(output, live)
+    return _left(plan.written_by(args, kwargs, output))
 
 
-def _left(output: Any, live: Materialised) -> Result:
-    outcome, written = outcome_of(output, live), written_tensors(output, live)
+def _copied(call: CapturedCall, repetition: int) -> tuple[Any, dict[str, Any]]:
+    """The arguments of a run."""
+    resizable = may_resize(call.func)
+    memories = [_memory(memory.content, repetition, resizable) for memory in call.memories]
+    tensors = [laid_over(memories[form.storage], form) for form in call.tensors if isinstance(form, TensorForm)]
+
+    def argument(leaf: Any) -> Any:
+        return tensors[leaf.index] if isinstance(leaf, Slot) else leaf
+
+    return mapped(call.args, argument), mapped(call.kwargs, argument)
+
+
+def _memory(content: torch.Tensor, repetition: int, resizable: bool) -> torch.Tensor:
+    """A copy of flat bytes. On the host NumPy makes it: torch would first fill it where it must be deterministic."""
+    if not content.is_cpu:
+        return content.clone()
+    if resizable:
+        memory = torch.empty_like(content)
+        memory.numpy()[:] = content.numpy()
+        return memory
+    room = np.empty(content.nbytes + _PAGE + LINE, np.uint8)
+    start = -room.ctypes.data % LINE + repetition * LINE % _PAGE
+    room[start : start + content.nbytes] = content.numpy()
+    return torch.from_numpy(room[start : start + content.nbytes])
+
+
+def _left(written: Sequence[torch.Tensor]) -> Result:
+    """What the tensors that a run wrote hold."""
+    digests = [_digest(tensor) for tensor in written]
     words = [
         TensorWord(digest.dtype, digest.shape, digest.stride, digest=digest.value or "blank").text()
-        for digest in outcome.written
+        for digest in digests
     ]
     samples = [
         _sampled(tensor, SAMPLES if not number else FEWER_SAMPLES)
@@ -103,12 +151,26 @@ def sample_places(elements: int, most: int = SAMPLES) -> np.ndarray[Any, Any]:
 
 
 def _sampled(tensor: torch.Tensor, most: int) -> str:
-    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+    if not _has_bits(tensor):
         return ""
-    places = np.unravel_index(sample_places(tensor.numel(), most), tuple(tensor.shape)) if tensor.dim() else ()
-    index = tuple(torch.from_numpy(np.ascontiguousarray(place)).to(tensor.device) for place in places)
-    values = tensor.detach()[index] if index else tensor.detach().reshape(-1)
-    return base64.b64encode(values.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).decode()
+    bits, shape = bits_of(tensor), tuple(tensor.shape)
+    places = np.unravel_index(sample_places(tensor.numel(), most), shape) if shape else ()
+    return base64.b64encode(np.ascontiguousarray(bits[places]).tobytes()).decode()
+
+
+def _has_bits(tensor: torch.Tensor) -> bool:
+    """Whether its memory holds its elements one by one, as they are."""
+    return is_plain(tensor) and not (tensor.is_conj() or tensor.is_neg())
+
+
+def _digest(tensor: torch.Tensor) -> TensorDigest:
+    """The digest that a trace has of a tensor; one with holes is packed by NumPy."""
+    if not _has_bits(tensor) or not tensor.is_cpu or not tensor.numel() or is_dense(tensor):
+        return readable(raw_digest(tensor))
+    packed = np.ascontiguousarray(bits_of(without_repetition(tensor.detach())))
+    return readable(
+        (tensor.dtype, tuple(tensor.shape), tensor.stride(), hash_memory(packed.ctypes.data, packed.nbytes))
+    )
 
 
 # -------------------------------------------------------------------------------------------------------- recording
@@ -153,8 +215,8 @@ def record(run: Callable[[], object], *, name: str, deterministic: str = "on") -
 
 
 def measure(collected: KernelCollector, *, device: torch.device, seconds: float = 3600.0) -> Measured:
-    """Run every collected signature :data:`REPEATS` times; for use inside :func:`isolation`. One that has not begun
-    after so many ``seconds`` is left out."""
+    """Run every collected signature :data:`REPEATS` times, long ones once less; for use inside :func:`isolation`. One
+    that has not begun after so many ``seconds`` is left out."""
     budget, contents = Budget(seconds), tuple(collected.contents)
     left_out: defaultdict[str, Counter[str]] = defaultdict(Counter, collected.left_out)
     kernels = []
@@ -174,10 +236,17 @@ def measure(collected: KernelCollector, *, device: torch.device, seconds: float 
 def _measured(kernel: Kernel, contents: Sequence[str], device: torch.device, listening: Listener) -> tuple[Kernel, str]:
     """The kernel with what it gave, or why it has no fingerprint."""
     results: list[Result] = []
+
+    def repeat() -> None:
+        results.append(result_of(call, len(results)))
+
     try:
         call = call_of(kernel, contents, device=device)
-        results += [result_of(call) for _ in range(REPEATS - 1)]
-        library = listening.library_of(call.func, device, lambda: results.append(result_of(call)))
+        began = time.perf_counter()
+        repeat()
+        if time.perf_counter() - began < LONG:
+            repeat()
+        library = listening.library_of(call.func, device, repeat)
     except (NotRepeatableError, ValueError, HashbenchError) as error:
         return kernel, str(error)[:_LONGEST_REASON]
     except Exception as error:

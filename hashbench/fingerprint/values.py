@@ -17,6 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from hashbench.fingerprint.distance import FLOATS
+from hashbench.trace.digest import dtype_name
+
 PERIOD = 1_048_573
 """Numbers repeat after so many, a prime: no dimension of a tensor is a multiple of it."""
 
@@ -29,18 +32,12 @@ KEPT_BYTES = 2048
 KEPT_ELEMENTS = 1 << 20
 """Where it has more elements, nobody tries."""
 
-_FLOATS: dict[torch.dtype, tuple[int, int]] = {
-    torch.float64: (11, 52),
-    torch.float32: (8, 23),
-    torch.bfloat16: (8, 7),
-    torch.float16: (5, 10),
-    torch.float8_e4m3fn: (4, 3),
-    torch.float8_e5m2: (5, 2),
-}
-"""Bits of the exponent and of the significand."""
+_FIRST = 4096
+"""Elements that are looked at before all are: most tensors have a negative number among them."""
 
 _PARTS = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.complex32: torch.float16}
 _WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 ANY, POSITIVE, UNIT = "", ">=0", "0..1"
 """Ranges of synthetic numbers, the widest first: from -4 to 4, from 0 to 4, from 0 to 1."""
@@ -66,7 +63,7 @@ def _words() -> np.ndarray[Any, Any]:
 @functools.lru_cache(maxsize=8)
 def _float_bits(dtype: torch.dtype, values: str) -> np.ndarray[Any, Any]:
     """One period of numbers of a floating-point ``dtype`` in the range ``values``, as their bits."""
-    exponent_bits, fraction_bits = _FLOATS[dtype]
+    exponent_bits, fraction_bits = FLOATS[dtype_name(dtype)]
     bias = (1 << (exponent_bits - 1)) - 1
     words = _words()
     steps = (words >> np.uint64(57)) & np.uint64(3 if values == UNIT else 7)
@@ -86,7 +83,7 @@ def filled(dtype: torch.dtype, elements: int, *, values: str, number: int) -> to
     """
     if dtype in _PARTS:
         return filled(_PARTS[dtype], 2 * elements, values=values, number=number)
-    if dtype in _FLOATS:
+    if dtype_name(dtype) in FLOATS:
         if values not in (ANY, POSITIVE, UNIT):
             raise NoValuesError(f"{values[:40]!r} is not a range of synthetic numbers")
         period = _float_bits(dtype, values)
@@ -95,7 +92,7 @@ def filled(dtype: torch.dtype, elements: int, *, values: str, number: int) -> to
         span = np.uint64(high - low + 1)
         period = (np.int64(low) + (_words() % span).astype(np.int64)).astype(f"i{dtype.itemsize}")
     else:
-        raise NoValuesError(f"no synthetic values for {str(dtype).removeprefix('torch.')}")
+        raise NoValuesError(f"no synthetic values for {dtype_name(dtype)}")
     out = np.empty(elements, period.dtype)
     begin, done = number * _STEP % PERIOD, 0
     while done < elements:
@@ -124,29 +121,55 @@ def whole_range(values: str) -> tuple[int, int]:
 # ------------------------------------------------------------------------------------------------ what was recorded
 
 
+def bits_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The bits of a strided tensor as unsigned integers (an element of 16 bytes is two, in a last dimension), with its
+    strides and, where it lies on the host, without a copy. No kernel of torch's computes here: it may be the one that
+    changed."""
+    plain = tensor.detach()
+    if plain.itemsize not in _INTEGERS:
+        plain = torch.view_as_real(plain)
+    host = plain if plain.is_cpu else plain.cpu()
+    return host.view(_INTEGERS[host.itemsize]).numpy().view(f"u{host.itemsize}")
+
+
 def range_of(tensor: torch.Tensor) -> str:
     """The range of synthetic numbers that the content of a floating-point tensor lies in: an op may take no others."""
-    if not tensor.numel() or not tensor.is_floating_point() or tensor.itemsize == 1:
+    if not tensor.numel() or tensor.itemsize == 1 or dtype_name(tensor.dtype) not in FLOATS:
         return ANY
-    low, high = (float(value) for value in torch.aminmax(tensor.detach()))
-    if not low >= 0:  # or not a number
+    exponent_bits, fraction_bits = FLOATS[dtype_name(tensor.dtype)]
+    one, infinity = ((1 << (exponent_bits - 1)) - 1) << fraction_bits, ((1 << exponent_bits) - 1) << fraction_bits
+    bits, negative = bits_of(tensor), 1 << (8 * tensor.itemsize - 1)
+    if int(bits.flat[:_FIRST].max()) > negative or (largest := int(bits.max())) > negative:
         return ANY
-    return UNIT if high <= 1 else POSITIVE
+    if largest == negative:  # a zero with a sign
+        largest = max(int(bits.view(f"i{tensor.itemsize}").max()), 0)
+    return UNIT if largest <= one else POSITIVE if largest <= infinity else ANY
 
 
 def content_of(tensor: torch.Tensor) -> tuple[str, str]:
     """What a tensor of whole numbers or of bools holds: in few bytes, or else the range that it lies in; the other is
-    empty. A content is the width of its numbers and then their compressed bytes: ``1:eNpjZAIAAAYAAw``."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    if not flat.numel():
+    empty. A content is the width of its numbers and then their compressed bytes: ``1:eNpjZAIAAAYAAw``.
+
+    Raises:
+        NoValuesError: it holds something else.
+    """
+    if tensor.dtype not in _WHOLE:
+        raise NoValuesError(f"no synthetic values for {dtype_name(tensor.dtype)}")
+    if not tensor.numel():
         return "1:", ""
-    low, high = (int(value) for value in torch.aminmax(flat.to(torch.int64)))
-    if flat.numel() <= KEPT_ELEMENTS:
+    numbers = bits_of(tensor).view(_whole_kind(tensor.dtype))
+    low, high = int(numbers.min()), int(numbers.max())
+    if numbers.size <= KEPT_ELEMENTS:
         width = next((w for w in (1, 2, 4) if -(1 << (8 * w - 1)) <= low and high < 1 << (8 * w - 1)), 8)
-        packed = zlib.compress(flat.to(torch.int64).numpy().astype(f"<i{width}").tobytes(), 9)
+        packed = zlib.compress(numbers.astype(f"<i{width}").tobytes(), 9)
         if len(packed) <= KEPT_BYTES:
             return f"{width}:{base64.b64encode(packed).decode()}", ""
     return "", f"{low}..{high}"
+
+
+def _whole_kind(dtype: torch.dtype) -> str:
+    """NumPy's name of a dtype of whole numbers; bools are numbers of one byte."""
+    return f"{'u' if dtype in (torch.bool, torch.uint8) else 'i'}{dtype.itemsize}"
 
 
 def content_from(text: str, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
@@ -167,5 +190,5 @@ def content_from(text: str, dtype: torch.dtype, shape: tuple[int, ...]) -> torch
         raise NoValuesError("a recorded content is damaged") from None
     if len(content) != size:
         raise NoValuesError("a recorded content has another size than its tensor")
-    numbers = np.frombuffer(content, f"<i{width}").astype(np.int64)
-    return torch.from_numpy(numbers).to(dtype).reshape(shape)
+    numbers = np.frombuffer(content, f"<i{width}").astype(_whole_kind(dtype)).reshape(shape)
+    return torch.from_numpy(numbers).view(dtype)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hashbench.errors import HashbenchError
+from hashbench.fingerprint.distance import Distance
 from hashbench.fingerprint.document import Fingerprints, Kernel, ModelFingerprint
 from hashbench.io import from_json, to_json
 from hashbench.processes import describe_end, python_calling, run
@@ -25,17 +26,6 @@ _CRASHES = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Distance:
-    """How far apart the kept elements of two results are: of ``samples`` elements, ``differing`` have other bits, by at
-    most ``max_ulp`` units in the last place and ``max_relative``; ``None`` where no number can be given."""
-
-    samples: int = 0
-    differing: int = 0
-    max_ulp: int | None = None
-    max_relative: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Checked:
     """What became of kernel ``number`` of a file: :data:`SAME`, :data:`CHANGED` or :data:`NOT_RUN`.
 
@@ -46,7 +36,7 @@ class Checked:
     status: str
     note: str = ""
     library: str = ""
-    distance: Distance = Distance()
+    distance: Distance = field(default=Distance())
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +100,7 @@ def verify(
     on_progress: Callable[[str], object] = lambda _: None,
 ) -> Verification:
     """Check the kernels that ``request`` asks for in fresh processes; where a kernel ends its process, the others go on
-    in another one.
+    in another one, without it and those of other models that are equal.
 
     Args:
         fingerprints: the content of the file that the request names.
@@ -122,17 +112,20 @@ def verify(
         HashbenchError: a model is not in the file, or no process could be started.
     """
     chosen = request.chosen(fingerprints)
+    runs = [model.run_of(kernel) for model in chosen.models for kernel in model.kernels]
     results: dict[int, Checked] = {}
+    crashes = 0
     while True:
         asked = replace(request, skip=tuple(results))
         answered, begun, problem = _in_child(asked, variables or {})
         results |= {checked.number: checked for checked in answered}
         if problem and begun is not None:
-            results[begun] = Checked(begun, NOT_RUN, f"ends its process: {problem}")
-            on_progress(results[begun].note)
+            ended, crashes = Checked(begun, NOT_RUN, f"ends its process: {problem}"), crashes + 1
+            results |= {number: replace(ended, number=number) for number, run in enumerate(runs) if run == runs[begun]}
+            on_progress(ended.note)
         elif problem:
             raise HashbenchError("cannot check the fingerprints", consequence=f"a fresh process failed ({problem})")
-        if not problem or sum(checked.note.startswith("ends its") for checked in results.values()) > _CRASHES:
+        if not problem or crashes > _CRASHES:
             return summary(chosen, list(results.values()))
 
 

@@ -3,6 +3,7 @@ named, alone."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -113,6 +114,33 @@ def test_of_large_content_the_range_is_kept() -> None:
     assert values.content_of(large) == ("", "4..77")
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("numbers", "limits"),
+    [
+        ([0.0, 0.5, 1.0], values.UNIT),
+        ([0.0, -0.0, 1.0], values.UNIT),
+        ([-0.0], values.UNIT),
+        ([0.0, 1.5], values.POSITIVE),
+        ([1.0, float("inf")], values.POSITIVE),
+        ([1.0, -0.5], values.ANY),
+        ([0.5, float("nan")], values.ANY),
+        ([], values.ANY),
+        ([*[0.5] * 5000, -1.0], values.ANY),
+    ],
+)
+def test_the_range_of_recorded_numbers(dtype: torch.dtype, numbers: list[float], limits: str) -> None:
+    tensor = torch.tensor(numbers, dtype=dtype)
+
+    assert values.range_of(tensor) == limits
+    assert values.range_of(torch.stack([tensor, tensor], 1)[:, 0]) == limits
+
+
+def test_what_has_no_synthetic_numbers_says_so() -> None:
+    with pytest.raises(values.NoValuesError, match="no synthetic values for uint16"):
+        values.content_of(torch.zeros(3, dtype=torch.uint16))
+
+
 @pytest.mark.parametrize("content", ["", "9:abcd", "1:abcd", "1:eNpjZAIAAAYAAw==", "4:!!"])
 def test_damaged_content_is_refused(content: str) -> None:
     with pytest.raises(values.NoValuesError):
@@ -153,6 +181,64 @@ def test_a_planted_change_is_the_only_one_named(base: Fingerprints, op: str) -> 
     assert distance.differing > 0
     assert distance.max_relative is not None
     assert verified(base).changed == ()
+
+
+JUDGES: dict[str, Callable[..., Any]] = {
+    "copy_": lambda x, _source, _wait=False: x,
+    "clone": lambda x, **_: torch.ones_like(x),
+    "index.Tensor": lambda x, _indices: x[:0],
+    "aminmax": lambda *_, **__: (torch.zeros(()), torch.zeros(())),
+    "ne.Tensor": lambda x, _other: torch.zeros(x.shape, dtype=torch.bool),
+    "sub.Tensor": lambda x, _other, **_: x,
+    "abs": lambda x: x,
+    "max": lambda x: x[0],
+}
+
+
+def test_no_kernel_of_torch_judges_the_others() -> None:
+    """What copies, samples, packs and compares in other people's code is broken here, and one kernel differs."""
+
+    def run() -> None:
+        x = torch.arange(24.0).reshape(4, 6)
+        x[:, ::2].mul_(x[:, 1::2])
+        torch.nn.functional.silu(x)
+        torch.arange(6).add_(torch.ones(6, dtype=torch.int64))
+
+    made = record(run, name="judged")
+    with contextlib.ExitStack() as stack:
+        for op, kernel in {**JUDGES, "silu": lambda x: torch.ones_like(x)}.items():
+            stack.enter_context(planted(op, kernel))
+        verification = verified(made)
+
+    (change,) = verification.changed
+    assert change.kernel.op == "aten.silu.default"
+    distance = change.checked.distance
+    assert distance.differing == distance.samples == 8
+    assert distance.max_relative is not None
+    assert distance.max_relative > 0.5
+    assert verification.not_run == {}
+
+
+def test_equal_kernels_of_several_models_run_once(base: Fingerprints) -> None:
+    begun: list[int] = []
+    two = replace(base, models=(base.models[0], replace(base.models[0], name="other")))
+    with planted("silu", PLANTED["silu"]):
+        verification = summary(two, list(check(two, begin=begun.append)))
+
+    assert begun == list(range(base.kernels))
+    (change,) = verification.changed
+    assert change.models == ("net", "other")
+    assert verification.kernels == base.kernels
+
+
+def test_kernels_that_run_otherwise_are_not_equal(base: Fingerprints) -> None:
+    begun: list[int] = []
+    (model,) = base.models
+    others = replace(model, name="other", deterministic="off"), replace(model, name="third", contents=("1:",) * 9)
+    list(check(replace(base, models=(model, *others)), begin=begun.append))
+
+    with_contents = sum("#" in " ".join(kernel.tensors) for kernel in model.kernels)
+    assert len(begun) == 2 * base.kernels + with_contents
 
 
 def test_indices_and_masks_are_those_of_the_recording() -> None:
@@ -261,6 +347,10 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a level that is none": (lambda it: it["models"][0].update(deterministic="x"), "settings that do not exist"),
     "a word that is none": (lambda it: it["models"][0]["words"].__setitem__(0, "float32[9"), "describes no tensor"),
     "a huge tensor": (lambda it: it["models"][0]["words"].__setitem__(0, f"float32[{10**9},{10**9}]"), "fits into"),
+    "an argument of many": (
+        lambda it: it["models"][0]["kernels"][0][1].append([{"each": 1, "times": 20_000}] * 6),
+        "has more than 100000 arguments",
+    ),
     "a word that is missing": (lambda it: it["models"][0]["kernels"][0][3].append(10**6), "is missing"),
 }
 

@@ -155,7 +155,8 @@ def test_verify_bisects_and_outlives_a_kernel_that_ends_its_process(
         torch.ones(3) * 2
 
     made = record(run, name="net")
-    document.write(base, replace(made, environment={"variables": {"MKL_CBWR": "COMPATIBLE"}}))
+    twice = (made.models[0], replace(made.models[0], name="twin"))
+    document.write(base, replace(made, environment={"variables": {"MKL_CBWR": "COMPATIBLE"}}, models=twice))
     assert cli.main(["fingerprint", "verify", str(base), "--import", str(definition)]) == 0
     assert f"0 of {made.kernels} kernels changed" in capsys.readouterr().out
 
@@ -163,7 +164,9 @@ def test_verify_bisects_and_outlives_a_kernel_that_ends_its_process(
     monkeypatch.setenv("FINGERPRINT_TEST_FATAL", "1")
     assert cli.main(["fingerprint", "verify", str(base), "--import", str(definition), "--bisect"]) == 1
 
-    lines = capsys.readouterr().out.splitlines()
+    said = capsys.readouterr()
+    assert said.err.count("ends its process: killed by SIGABRT") == 1  # not once more for the other model
+    lines = said.out.splitlines()
     assert lines[0].startswith(f"1 of {made.kernels} kernels changed (")
     assert "fingerprint_env" in lines
     assert "not compared, ends its process: killed by SIGABRT: 1 (fingerprint_env.fatal.default)" in lines
