@@ -130,6 +130,23 @@ a parameter is read first inside an op: state at add; inside=zoo.pool.default
     y = add input/0=x parameter/Net.weight=w|W -> y|Y in=zoo.pool.default
     zoo.pool.default input/0 inside=y => y|Y
 
+an op draws from a generator of its own: kernel at zoo.noisy.default; inside=
+    a = rand rng=2|3 -> a|A in=zoo.noisy.default
+    zoo.noisy.default input/0=x inside=a rng=1 => y|Y
+
+an op is called with the generator in another state: rng at rand; inside=zoo.noisy.default
+    a = rand rng=1|2 -> a|A in=zoo.noisy.default
+    zoo.noisy.default input/0=x inside=a rng=1|2 => y|Y
+
+an op draws without effect, and computes otherwise: kernel at sum; inside=zoo.noisy.default; benign=1
+    a = rand rng=1|2 -> a|A in=zoo.noisy.default
+    b = sum input/0=x -> b|B in=zoo.noisy.default
+    zoo.noisy.default input/0=x inside=b rng=1|2 => y|Y
+
+of a seeded op inside another it is not known what the generator was before: rng at rand; inside=zoo.noisy.default
+    a = rand rng=1|2 -> a|A in=zoo.noisy.default
+    zoo.noisy.default input/0=x inside=a => y|Y
+
 what an op reads was written behind its back before it was called: outside at relu
     hashed
     x = neg input/0=x@x -> m

@@ -292,6 +292,13 @@ class PairedRuns:
         return self.first.hashed_inputs and self.second.hashed_inputs
 
     @functools.cached_property
+    def drawn_inside(self) -> frozenset[str]:
+        """The nodes of ops inside which a seeded one is recorded: these are judged, and not what was before them."""
+        first = {record.inside for record in self.first.records if record.rng and record.inside}
+        second = {self.node_of[record.inside] for record in self.second.records if record.rng and record.inside}
+        return frozenset(first | second)
+
+    @functools.cached_property
     def coverage(self) -> Coverage:
         """How much of its memory the first run has written; needed only where something differs."""
         return Coverage(self.first, self.only_filled)

@@ -147,9 +147,11 @@ def find_differences(runs: PairedRuns) -> Differences:
 
 def _attribute_to_caller(known: Differences, node: str) -> None:
     """What entered inside an op that was called alike in both runs is that op's doing: a tensor or an argument from
-    elsewhere, another order of the ops that it calls. What it was given it is not to blame for."""
+    elsewhere, another order of the ops that it calls, a generator of its own. What it was given it is not to blame
+    for."""
     runs, source = known.runs, known.sources[node]
-    if source.origin not in (Origin.OUTSIDE, Origin.SEQUENCE) or (known.exchanges and node not in runs.records):
+    origins = (Origin.OUTSIDE, Origin.SEQUENCE, Origin.RNG)
+    if source.origin not in origins or (known.exchanges and node not in runs.records):
         return  # what lies behind a collective is of other origin by now, but for leaves
     first, second = runs.records[node] if node in runs.records else (_born_inside(runs, node), None)
     callers = {record.inside for record in (first,) if record is not None}
@@ -163,6 +165,8 @@ def _attribute_to_caller(known: Differences, node: str) -> None:
     outside = caller in known.sources and known.sources[caller].origin == Origin.OUTSIDE
     if outside or (runs.hashed and given[0] != given[1]):
         return
+    if source.origin == Origin.RNG and not (a.rng and a.rng == b.rng):
+        return  # the op was called with the generator in another state, or that is not known
     detail = f"{inner.op} inside it: {source.detail}"
     kernel = replace(source, origin=Origin.KERNEL, node=caller, felt_at=caller, detail=detail, opaque_producer=False)
     known.sources[node] = kernel
@@ -255,7 +259,7 @@ def _judge_pair(known: Differences, node: str, a: OpRecord, b: OpRecord) -> None
 def _introduced(known: Differences, node: str, a: OpRecord, b: OpRecord, wrote: bool) -> Source | None:
     """How this pair of records introduced a difference; ``None`` where it only passed one on, or has none."""
     at, passed_on = known.runs.position[node], False
-    if a.rng != b.rng:
+    if a.rng != b.rng and node not in known.runs.drawn_inside:
         passed_on = known.add_edge(node, _extra_draw(known, a, b))
         if not passed_on:
             detail = "the random generator was in another state before this op"

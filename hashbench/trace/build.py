@@ -124,6 +124,9 @@ def _built(
         values = [output.value if hashed_inputs else "" for output in built[number].outputs]
         shown = [Ref("inside", ids.records[number], digest=value) for value in dict.fromkeys(values)]
         built[caller] = replace(built[caller], inputs=(*built[caller].inputs, *shown))
+    for number, caller in sorted(callers.items()):  # callers come behind what they call
+        if built[number].rng and records[caller].plan.drawn_inside:
+            built[caller] = replace(built[caller], rng=_rng(records[caller]))
     return Trace(
         records=tuple(built),
         leaves=tuple(map(_build_leaf, ids.leaves, leaves)),
@@ -241,7 +244,7 @@ def build_record(
         others if isinstance(others, str) else argument_text(others),
         outputs,
         "" if raw.scalar is None else repr(raw.scalar),
-        "" if raw.rng is None else f"{raw.rng:016x}",
+        "" if raw.plan.drawn_inside else _rng(raw),
         forward.id if forward is not None else "",
         "" in [output.value for output in outputs],
         source,
@@ -266,6 +269,10 @@ def _record(*values: Any) -> OpRecord:
     record: Any = _Open(*values)
     record.__class__ = OpRecord
     return record  # type: ignore[no-any-return]
+
+
+def _rng(raw: RawRecord) -> str:
+    return "" if raw.rng is None else f"{raw.rng:016x}"
 
 
 def _build_leaf(leaf_id: str, leaf: RawLeaf) -> Leaf:

@@ -96,6 +96,14 @@ class Op:
         self.places = _Places(self.names)
 
 
+def _plan_of(func: Any) -> OpPlan:
+    """The plan of an op. Of one whose own calls are recorded the generator's state is, too: what it draws while the
+    state is equal, and what it calls draws from another one, is its own doing."""
+    plan = plan_of(func)
+    open_ = func.namespace != "aten" and plan.traced and not plan.seeded
+    return replace(plan, seeded=True, drawn_inside=True) if open_ else plan
+
+
 class _Places(dict[int, "int | str"]):
     """The place of an argument as records keep it, by ``Read::argument`` of ``recorder.cpp``."""
 
@@ -119,7 +127,7 @@ class Ops:
         """What the recorder must know of an op."""
         namespace, _, short = name.partition("::")
         func = getattr(getattr(getattr(torch.ops, namespace), short), overload or "default")
-        plan, schema = plan_of(func), func._schema
+        plan, schema = _plan_of(func), func._schema
         self.by_number[number] = Op(plan, schema)
         names = [argument.name for argument in schema.arguments]
         kept = {*plan.written_names}
@@ -428,7 +436,7 @@ class NativeTracer(TracingMode):
         return output
 
     def _plan(self, func: Any) -> OpPlan:
-        plan = plan_of(func)
+        plan = _plan_of(func)
         make = functools.partial(self._make, plan.call, func.namespace != "aten")
         self._plans[id(func)] = plan = replace(plan, call=make)
         if self._observer.callback is not None and plan.traced:

@@ -86,6 +86,8 @@ class OpPlan:
     profiler's marks. ``collective``: it exchanges data with other processes; what it writes may come later, and
     ``group`` tells by position or name which arguments name a process group. ``receives_once``: its Work may be waited
     for once. ``shown``: the output that shows what it wrote to an argument, which its schema does not declare.
+    ``drawn_inside``: the generator's state is recorded although the schema does not say that the op is seeded, and
+    belongs to its record where an op that it calls is.
     ``leading``: the positions of the tensor arguments, where those are plain tensors that come before all other
     arguments; ``None`` where each argument must be looked at. ``opaque``: what it stands for where that is more than a
     trace sees (:class:`OpRecord`).
@@ -102,6 +104,7 @@ class OpPlan:
     blank: bool = False
     resizes: bool = False
     seeded: bool = False
+    drawn_inside: bool = False
     traced: bool = True
     collective: bool = False
     group: tuple[int | str, ...] = ()

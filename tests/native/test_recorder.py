@@ -148,29 +148,36 @@ def test_kernels_inside_a_custom_op_are_seen(options: dict[str, Any]) -> None:
     assert [ref.source for ref in cosine.inputs] == [outer.id if options else multiplied.id]
 
 
-@torch.library.custom_op("hashbench_tests::noisy", mutates_args=())
-def noisy(x: torch.Tensor) -> torch.Tensor:
-    return (x + torch.rand(3, generator=torch.Generator().manual_seed(next(SEEDS)))) * 2
+@torch.library.custom_op("hashbench_tests::counted", mutates_args=())
+def counted(x: torch.Tensor) -> torch.Tensor:
+    made = torch.zeros_like(x)
+    made.numpy()[:] = next(CALLS)
+    return made
 
 
-SEEDS = itertools.count()
+@torch.library.custom_op("hashbench_tests::around", mutates_args=())
+def around(x: torch.Tensor) -> torch.Tensor:
+    return counted(x) * 2
+
+
+CALLS = itertools.count()
 
 
 @pytest.mark.parametrize("options", [{}, {"hash_inputs": True}], ids=["plain", "hashed inputs"])
 def test_the_kernel_inside_a_custom_op_is_named_and_so_is_the_op(options: dict[str, Any]) -> None:
     def run() -> Trace:
         with HashDebugTrace(tracer="native", **options) as trace:
-            found = noisy(torch.ones(3, requires_grad=True)).sin()
+            found = around(torch.ones(3, requires_grad=True)).sin()
         trace.add_result("output", found)
         return trace.finish()
 
     verdict = find(run(), run())
     assert verdict.divergence is not None
     assert (verdict.divergence.kernel, verdict.divergence.inside) == (
-        "aten.rand.generator",
-        "hashbench_tests.noisy.default",
+        "hashbench_tests.counted.default",
+        "hashbench_tests.around.default",
     )
-    assert "aten.rand.generator inside hashbench_tests.noisy.default" in repr(verdict)
+    assert "hashbench_tests.counted.default inside hashbench_tests.around.default" in repr(verdict)
 
 
 def test_what_a_custom_op_writes_behind_torchs_back_is_its_own() -> None:
@@ -405,3 +412,35 @@ def test_a_watcher_that_fails_at_a_leaf_leaves_the_others_as_they_are(error: typ
     read = [digests[record.inputs[0].source] for record in finished.records]
     assert read[-2:] == [digest(third), digest(second)]
     assert read[0] == digest(first)
+
+
+OWN = torch.Generator()
+
+
+@torch.library.custom_op("hashbench_tests::drawing", mutates_args=())
+def drawing(x: torch.Tensor, own: bool) -> torch.Tensor:
+    return x + torch.rand(3, generator=OWN if own else None)
+
+
+@pytest.mark.parametrize("options", [{}, {"hash_inputs": True}], ids=["plain", "hashed inputs"])
+@pytest.mark.parametrize("own", [True, False], ids=["of its own", "that was in another state"])
+def test_an_op_that_draws_from_a_generator_of_its_own_is_the_kernel(own: bool, options: dict[str, Any]) -> None:
+    def run(seed: int) -> Trace:
+        (OWN if own else torch.default_generator).manual_seed(seed)
+        x = torch.zeros(3)
+        with HashDebugTrace(tracer="native", **options) as trace:
+            found = drawing(drawing(x, own), own)
+            found = scaled(found)
+        trace.add_result("output", found)
+        return trace.finish()
+
+    first, second = run(1), run(2)
+    drawn = [record.op for record in first.records if record.rng]
+    assert drawn == ["aten.rand.generator", "hashbench_tests.drawing.default"] * 2
+    verdict = find(first, second).divergence
+    assert verdict is not None
+    if own:
+        assert (verdict.origin, verdict.kernel, verdict.inside) == ("kernel", "hashbench_tests.drawing.default", "")
+        assert "aten.rand.generator inside it: the random generator was in another state" in verdict.detail
+    else:
+        assert (verdict.origin, verdict.inside) == ("rng", "hashbench_tests.drawing.default")
