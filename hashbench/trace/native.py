@@ -62,7 +62,7 @@ from hashbench.trace.digest import (
 )
 from hashbench.trace.lanes import Lane, callers_of, in_order, leaves_in_order
 from hashbench.trace.mode import _PLAIN_TYPES, TracingMode, _current_autograd_node, _get_sequence_nr
-from hashbench.trace.module_paths import Listener, NamedState
+from hashbench.trace.module_paths import Contexts, Listener, NamedState, known_original
 from hashbench.trace.op_schema import OpPlan, plan_of
 from hashbench.trace.storage_writers import LeafViews, Mark, get_mark, set_mark, storage_key, view_key
 from hashbench.trace.threads import followed
@@ -176,6 +176,7 @@ def trial(path: str) -> int:
 
 def _opened(path: Path) -> tuple[Library, Ops]:
     ops = Ops()
+    known_original(torch.nn.Module._call_impl)  # reads a source: now rather than in each process that is forked later
     return Library(path, ops.describe, lambda tensor: not has_no_data(type(tensor))), ops
 
 
@@ -212,25 +213,6 @@ def _fault(library: Library, ops: Ops) -> str:
     return ""
 
 
-class _Numbers(dict[str, int]):
-    """By module the number of the context that calls in it have now; ``contexts`` are all of them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.contexts: list[tuple[str, int | None, bool]] = []
-        self.step: tuple[int | None, bool] = None, False
-
-    def begin(self, iteration: int | None, *, optimizing: bool) -> None:
-        """Another iteration, or a step of an optimizer, begins or ends."""
-        self.clear()
-        self.step = iteration, optimizing
-
-    def __missing__(self, module: str) -> int:
-        self[module] = number = len(self.contexts)
-        self.contexts.append((module, *self.step))
-        return number
-
-
 class _Calls(threading.local):
     """What a thread is about: its lane, where it is not the program's own, and what was open around its last call. Of a
     call that Python records: the storages that it was given, and marks that the recorder knows."""
@@ -265,8 +247,8 @@ class NativeTracer(TracingMode):
         self._mixed = not observed
         odd = sum(1 << number for number, dtype in library.dtypes.items() if dtype in BY_DTYPE)
         self._recorder = library.new(1, int(observed), odd)
-        self._numbers = _Numbers()
-        self._context = memoryview(library.context(self._recorder).contents).cast("B").cast("I")
+        self._contexts = self._modules.contexts
+        self._contexts.cell = memoryview(library.context(self._recorder).contents).cast("B").cast("I")
         self._names: list[tuple[str, str, str]] = []
         self._odd_digests: list[RawDigest] = []
         self._constructors = ExitStack()
@@ -311,7 +293,7 @@ class NativeTracer(TracingMode):
     def finish(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
         """All that was recorded, and notes by record number; the raw records are released."""
         built = super().finish()
-        self._context = memoryview(bytearray(4)).cast("I")
+        self._contexts.cell = [0]
         self._plans.clear()  # they refer to this object, and would keep it until the next garbage collection
         with self._entering:
             if (
@@ -342,7 +324,7 @@ class NativeTracer(TracingMode):
         if number < 0:
             return None
         parent = self._calls.lane
-        context = self._context[0] if parent is None else parent.context
+        context = self._contexts.cell[0] if parent is None else parent.context
         started = self._started if parent is None else parent.started
         name = f"{'t' if parent is None else parent.name}{started[context]}."
         started[context] += 1
@@ -372,8 +354,7 @@ class NativeTracer(TracingMode):
 
     def _identity(self, plan: OpPlan) -> RecordIdentity:
         node, lane = _current_autograd_node(), self._calls.lane
-        context = self._context[0] if lane is None else lane.context
-        module, iteration, optimizing = self._numbers.contexts[context]
+        module, iteration, optimizing = self._contexts[self._contexts.cell[0] if lane is None else lane.context]
         sequence = _get_sequence_nr() - 1 if node is None else node._sequence_nr()
         return self._observer.ids.add_record(
             plan.name,
@@ -385,16 +366,10 @@ class NativeTracer(TracingMode):
         )
 
     def _listener(self) -> Listener:
-        context, numbers = self._context, self._numbers
-
-        def moved(module: str) -> None:
-            context[0] = numbers[module]
-
-        return Listener(self._count_step, self._show_context, moved, self._name)
+        return Listener(self._count_step, self._show_context, self._name)
 
     def _show_context(self) -> None:
-        self._numbers.begin(self.iteration, optimizing=self._modules.optimizing)
-        self._context[0] = self._numbers[self._modules.current]
+        self._modules.begin(self.iteration)
 
     def register_model(self, model: torch.nn.Module) -> NamedState:
         self._name(found := super().register_model(model))
@@ -584,7 +559,7 @@ class NativeTracer(TracingMode):
         leaves["storage"] = leaves["unused"] = 0
         kept = [self._library.bytes_of(self._recorder, what, form.size) for what, form in _PLAIN]
         texts = [self._library.texts(self._recorder, what) for what in (OTHERS, METAS)]
-        rest = (named, texts, self._numbers.contexts, self._results, self._setting_marks)
+        rest = (named, texts, self._contexts.modules, self._contexts.steps, self._results, self._setting_marks)
         return xxhash.xxh3_128_digest(b"".join([records.tobytes(), leaves.tobytes(), *kept, repr(rest).encode()]))
 
     def _fields(self, what: int, fields: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -593,7 +568,7 @@ class NativeTracer(TracingMode):
 
     def built(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
         raw = list(_RECORD.iter_unpack(self._library.bytes_of(self._recorder, RECORDS, _RECORD.size)))
-        contexts = self._numbers.contexts
+        contexts = self._contexts
         records: Sequence[RawRecord]
         results: Sequence[RawResult]
         notes: Mapping[int, Mapping[str, Any]]
@@ -647,9 +622,7 @@ class NativeTracer(TracingMode):
         return trace, notes
 
 
-def _placed(
-    record: tuple[Any, ...], raw: Sequence[tuple[Any, ...]], contexts: Sequence[tuple[str, int | None, bool]]
-) -> RawRecord:
+def _placed(record: tuple[Any, ...], raw: Sequence[tuple[Any, ...]], contexts: Contexts) -> RawRecord:
     """A record that Python made, as one of the thread that made it."""
     made, kept = RawRecord._make(record), raw[record[-1]]
     if not kept[_LANE_OF]:
@@ -717,7 +690,7 @@ class _Decoded:
 
     def records(
         self,
-        contexts: Sequence[tuple[str, int | None, bool]],
+        contexts: Contexts,
         in_python: Mapping[int, RawRecord],
         odd: Sequence[RawDigest],
     ) -> Iterator[RawRecord]:
@@ -768,7 +741,7 @@ class _Decoded:
 
     def leaves(
         self,
-        contexts: Sequence[tuple[str, int | None, bool]],
+        contexts: Contexts,
         names: Sequence[tuple[str, str, str]],
         registered: Mapping[int, tuple[str, str, RawDigest]],
         in_python: Iterator[RawLeaf],
