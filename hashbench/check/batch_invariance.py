@@ -110,9 +110,11 @@ def compare_items(reference: outputs.Results, small: outputs.Results, *, batch: 
 
 
 def outputs_of(run: Run) -> dict[str, Any]:
-    """The outputs of the last iteration of a run, by name."""
-    last = max((int(name.split(".")[1]) for name in run.results if name.startswith("output.")), default=0)
-    prefix = f"output.{last}"
+    """The outputs of the last iteration of a run, by name; all results where none is of an iteration."""
+    iterations = [int(name.split(".")[1]) for name in run.results if name.startswith("output.")]
+    if not iterations:
+        return dict(run.results)
+    prefix = f"output.{max(iterations)}"
     return {name: value for name, value in run.results.items() if name == prefix or name.startswith(f"{prefix}.")}
 
 

@@ -76,7 +76,7 @@ class Standin:
     @contextmanager
     def _hooked(self, session: Session | None, arguments: list[str]) -> Iterator[None]:
         base = self.common.BenchmarkRunner
-        before = base.check_accuracy, base.validate_model
+        before = base.check_accuracy, base.check_batch_invariance, base.validate_model
         with self.monkeypatch.context() as patch:
             patch.setattr(sys, "argv", [str(SCRIPT), *arguments])
             for variable, value in (session.environment() if session else {}).items():
@@ -86,7 +86,7 @@ class Standin:
             try:
                 yield
             finally:
-                base.check_accuracy, base.validate_model = before
+                base.check_accuracy, base.check_batch_invariance, base.validate_model = before
 
 
 @contextmanager

@@ -291,19 +291,19 @@ def optimizer_arguments(names: Mapping[str, Any], model: Any) -> tuple[Any, ...]
     return names.get("current_name"), names.get("current_device"), model.parameters()
 
 
-def run_once(harness: Any, model: Any, inputs: Any, trace: HashDebugTrace | None) -> Any:
-    """What the harness's ``run_n_iterations`` returns for its own step."""
-    positional, named = _step_arguments(harness)
+def run_once(harness: Any, model: Any, inputs: Any, trace: HashDebugTrace | None, *, step: Any = None) -> Any:
+    """What the harness's ``run_n_iterations`` returns for ``step``, by default its own."""
+    positional, named = _step_arguments(harness, harness.model_iter_fn if step is None else step)
     return _under(trace, getattr(type(harness), _RUN).__get__(harness), model, inputs, positional, named)
 
 
-def _step_arguments(harness: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _step_arguments(harness: Any, step: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What this version's ``run_n_iterations`` takes beside a model and inputs, by position and by name."""
     parameters = list(inspect.signature(getattr(type(harness), _RUN).__get__(harness)).parameters.values())[2:]
     needed = [parameter for parameter in parameters if parameter.default is parameter.empty]
-    named = {one.name: harness.model_iter_fn for one in needed if one.kind is one.KEYWORD_ONLY}
+    named = {one.name: step for one in needed if one.kind is one.KEYWORD_ONLY}
     positional = (one for one in needed if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD))
-    return tuple(harness.model_iter_fn for _ in positional), named
+    return tuple(step for _ in positional), named
 
 
 def unlike_any_known(harness: Any, names: Mapping[str, Any]) -> str:
@@ -314,7 +314,7 @@ def unlike_any_known(harness: Any, names: Mapping[str, Any]) -> str:
             inspect.signature(function).bind(*range(count))  # type: ignore[arg-type]
         except (TypeError, ValueError) as error:
             return f"{CANNOT_FOLLOW}: {name}: {error}"
-    positional, named = _step_arguments(harness)
+    positional, named = _step_arguments(harness, harness.model_iter_fn)
     further = len(positional) + len(named)
     return f"{CANNOT_FOLLOW}: {_RUN} takes {further} things beside a model and its inputs" if further > 1 else ""
 

@@ -22,6 +22,7 @@ from hashbench.errors import HashbenchError
 from hashbench.integrations.dynamo.session import Session, chosen_model
 from hashbench.io import read_file
 from hashbench.processes import Child, describe_end
+from hashbench.records import BATCH_INVARIANCE
 
 COMMON_FILE = "common.py"
 RUNNER_CLASS = "BenchmarkRunner"
@@ -117,7 +118,7 @@ def read_flags(arguments: Sequence[str]) -> HarnessFlags:
     parser = _Reader(add_help=False, allow_abbrev=False)
     for flag in ("--output", "--output-directory"):
         parser.add_argument(flag, default="")
-    for flag in ("--accuracy", "--training", "--retain-output", "--disable-output"):
+    for flag in ("--accuracy", "--training", "--retain-output", "--disable-output", "--batch-invariant"):
         parser.add_argument(flag, action="store_true")
     parser.add_argument("--help", "-h", action="store_true")
     try:
@@ -128,6 +129,8 @@ def read_flags(arguments: Sequence[str]) -> HarnessFlags:
     if theirs.output and not theirs.disable_output and (theirs.output_directory or Path(theirs.output).is_absolute()):
         csv = str(Path(theirs.output_directory, theirs.output).absolute())
     mode = "training" if theirs.training else "inference"
+    if theirs.batch_invariant:
+        mode = BATCH_INVARIANCE
     anew = not chosen_model(arguments) and not theirs.retain_output
     return HarnessFlags(csv, mode, begins_anew=anew, accuracy=theirs.accuracy, help=theirs.help)
 

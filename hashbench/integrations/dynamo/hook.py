@@ -47,7 +47,11 @@ def attach(module: ModuleType) -> None:
         vars(module)["subprocess"] = _Subprocess(vars(module)["subprocess"], session)
         atexit.register(_complete, session, os.getppid())
         guarded(session, "", lambda: _have_tracer(session))
-    runner.check_accuracy = _checked(runner.check_accuracy, session, vars(module))
+    runner.check_accuracy = _checked(runner.check_accuracy, session, vars(module), "ModelCheck")
+    if hasattr(runner, "check_batch_invariance"):
+        runner.check_batch_invariance = _checked(
+            runner.check_batch_invariance, session, vars(module), "BatchModelCheck"
+        )
     if hasattr(runner, "validate_model"):
         runner.validate_model = _validated(runner.validate_model, session)
 
@@ -108,30 +112,32 @@ def guarded(session: Session, name: str, action: Callable[[], Any]) -> Any:
         return None
 
 
-def _checked(original: Callable[..., Any], session: Session, names: dict[str, Any]) -> Callable[..., Any]:
+def _checked(original: Callable[..., Any], session: Session, names: dict[str, Any], check: str) -> Callable[..., Any]:
+    """A method of the harness that checks one model, followed by ours: the class ``check`` of ``model_check``."""
+
     @functools.wraps(original)
-    def check_accuracy(self: Any, *arguments: Any, **named: Any) -> Any:
+    def checked(self: Any, *arguments: Any, **named: Any) -> Any:
         def begin() -> Any:
-            from hashbench.integrations.dynamo.model_check import ModelCheck
+            from hashbench.integrations.dynamo import model_check
 
             given = inspect.signature(original).bind(self, *arguments, **named).arguments
             if not given.keys() >= {"name", "model", "example_inputs"}:
-                raise TypeError(f"{CANNOT_FOLLOW}: check_accuracy is not given a name, a model and example_inputs")
+                raise TypeError(f"{CANNOT_FOLLOW}: {original.__name__} is not given a name, a model and example_inputs")
             rename_note(session, chosen, given["name"])
-            return ModelCheck(
+            return getattr(model_check, check)(
                 session, self, names, name=given["name"], model=given["model"], inputs=given["example_inputs"]
             )
 
         chosen = name_of(chosen_model(sys.argv))
-        check = guarded(session, chosen, begin)
-        if check is None:
+        ours = guarded(session, chosen, begin)
+        if ours is None:
             return original(self, *arguments, **named)
-        with check.eager.watched():
+        with ours.watched():
             status = original(self, *arguments, **named)
-        guarded(session, check.name, lambda: check.conclude(str(status)))
+        guarded(session, ours.name, lambda: ours.conclude(str(status)))
         return status
 
-    return check_accuracy
+    return checked
 
 
 def _validated(original: Callable[..., Any], session: Session) -> Callable[..., Any]:

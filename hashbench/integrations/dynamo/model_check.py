@@ -10,13 +10,16 @@ import functools
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import psutil
 
 from hashbench.catalog import Status
+from hashbench.check import batch_invariance
+from hashbench.check.batch_invariance import BatchCheck
 from hashbench.check.pair import PairCheck, compared, row_of
 from hashbench.divergence import find as find_divergence
 from hashbench.integrations.dynamo.eager_runs import (
@@ -29,7 +32,7 @@ from hashbench.integrations.dynamo.eager_runs import (
 from hashbench.integrations.dynamo.session import CANNOT_FOLLOW, Session, amend_note, chosen_model, tell
 from hashbench.io import replace_file
 from hashbench.processes import printing_to
-from hashbench.records import DTYPES, Failure, ModelSpec, RunCounts, RunOptions
+from hashbench.records import BATCH_INVARIANCE, DTYPES, Failure, ModelSpec, RunCounts, RunOptions
 from hashbench.results.folder import file_key
 from hashbench.run import environment, outputs
 from hashbench.run.leaves import LeftOut
@@ -48,30 +51,46 @@ rows in the harness's CSV, which the harness's own tools take for none."""
 _FAILED_RUNS = (Status.FIRST_RUN_FAIL, Status.FIRST_RUN_OOM, Status.SECOND_RUN_FAIL, Status.SECOND_RUN_OOM)
 _CONFIRMING_RUNS = 12
 """Runs, in times of a traced one, that must fit in before looking for a cause makes sense."""
+_EAGER = ("eager",)
+"""Backends that run the model's own ops."""
+_BATCH_RUNS = 4
+"""Times as long as the harness's check of batch invariance that ours may take."""
 _STRESSED_RUNS = 4
 """Times as long as the harness's two runs that stressed runs may take, with what names the circumstance."""
 
 
-def preparing(harness: Any, names: Mapping[str, Any], model: Any, inputs: Any) -> Callable[[], Prepared]:
+def preparing(
+    harness: Any,
+    names: Mapping[str, Any],
+    model: Any,
+    inputs: Any,
+    *,
+    step: Any = None,
+    part: Callable[[Any], Any] = lambda cloned: cloned,
+) -> Callable[[], Prepared]:
     """What makes the copies for one run of the harness's model exactly as the harness does, within its settings.
 
-    ``names`` are the globals of the harness's module. The model is cast, once, when the first run is made.
+    ``names`` are the globals of the harness's module. The model is cast, once, when the first run is made. ``step``:
+    what one iteration does, in ``eval`` mode, on this ``part`` of the inputs; ``None``: the harness's own step.
     """
     cast = functools.cache(lambda: harness.maybe_cast(model, inputs))
 
     def prepare() -> Prepared:
         its_model, its_inputs = cast()
         copied = harness.deepcopy_and_maybe_parallelize(its_model)
-        harness.init_optimizer(*optimizer_arguments(names, copied))
-        cloned = names["clone_inputs"](its_inputs)
-        return Prepared(copied, cloned, functools.partial(_iterate, harness, copied, cloned))
+        if step is None:
+            harness.init_optimizer(*optimizer_arguments(names, copied))
+        else:
+            copied.eval()
+        cloned = part(names["clone_inputs"](its_inputs))
+        return Prepared(copied, cloned, functools.partial(_iterate, harness, copied, cloned, step))
 
     return prepare
 
 
-def _iterate(harness: Any, model: Any, inputs: Any, trace: HashDebugTrace | None) -> dict[str, Any]:
+def _iterate(harness: Any, model: Any, inputs: Any, step: Any, trace: HashDebugTrace | None) -> dict[str, Any]:
     """The harness's iterations, and what the harness compares: the results of the last one."""
-    returned = run_once(harness, model, inputs, trace)
+    returned = run_once(harness, model, inputs, trace, step=step)
     results: dict[str, Any] = {}
     for name, value in named_results(returned).items():
         add_result(results, trace, name, value, copied=False)
@@ -103,25 +122,16 @@ class ModelCheck:
     ) -> None:
         self.session, self.harness, self.names, self.name = session, harness, names, name
         self.began = time.perf_counter()
-        self.options = options_of(session, harness.args, device=str(names.get("current_device", "cpu")))
-        self.spec = ModelSpec(
-            suite=session.suite,
-            name=name,
-            batch_size=_whole(names.get("current_batch_size")),
-            arguments={"script": session.script, "arguments": list(session.arguments), "only": harness.args.only},
-        )
-        claim_workspace(self.options.device)
+        self.options, self.spec, self.unlike = _begun(session, harness, names, name)
         self.model, self.inputs = model, inputs
-        self.unlike = unlike_any_known(harness, names)
         traced = session.trace == "always" and not self.unlike
         self.eager = EagerRuns(harness, names, model=model, inputs=inputs, tracer=session.tracer if traced else "")
         self.eager.on_compared = self._look
         self.outcome = Outcome(Status.PASS, settings()["deterministic_algorithms"], iterations=harness.args.iterations)
-        amend_note(session, name, device=self.options.device, mode=self.options.mode)
-        if not session.machine.exists():
-            replace_file(session.machine, json.dumps(environment.collect(self.options.device, tracer=session.tracer)))
-        if self.unlike:
-            tell(self.unlike)
+
+    def watched(self) -> AbstractContextManager[None]:
+        """A context in which the harness's check of the model runs."""
+        return self.eager.watched()
 
     @property
     def traced_runs(self) -> list[Run]:
@@ -239,7 +249,7 @@ class ModelCheck:
         return replace(outcome, confirmed=f"no: {PAIRS_ON_DEMAND} further pairs agreed")
 
     def _explained(self, make: Attempt, outcome: Outcome) -> Outcome:
-        left = self._seconds_left()
+        left = _seconds_left(self.session, self.harness.args)
         if self.session.budget <= 0 or left < _CONFIRMING_RUNS * max(run.seconds for run in self.eager.runs):
             why = "no experiments were asked for" if self.session.budget <= 0 else "the harness's --timeout is too near"
             return replace(outcome, confirmed=f"not tried: {why}")
@@ -250,7 +260,7 @@ class ModelCheck:
     def _stressed(self, make: Attempt, outcome: Outcome) -> Outcome:
         """The outcome with what pairs under circumstances that must not matter say, where that is asked for and the
         harness's ``--timeout`` leaves the time."""
-        seconds, left = sum(run.seconds for run in self.eager.runs), self._seconds_left()
+        seconds, left = sum(run.seconds for run in self.eager.runs), _seconds_left(self.session, self.harness.args)
         if not self.options.stress or left < _STRESSED_RUNS * seconds:
             return outcome
         first = make()
@@ -260,17 +270,109 @@ class ModelCheck:
         check = PairCheck(make, options, outcome.deterministic, spec=self.spec, target=FRESH_TARGET)
         return check.stress(replace(outcome, first=first), seconds=seconds)
 
-    def _seconds_left(self) -> float:
-        """What the diagnosis may take. Only a child of the harness's sweep is ended by its ``--timeout``."""
-        if chosen_model(self.session.arguments):
-            return math.inf
-        return _TIME_SHARE * (float(getattr(self.harness.args, "timeout", 2000)) - _age())
+
+# ------------------------------------------------------------------------------------------------ batch invariance
+
+
+class BatchModelCheck:
+    """One model from the call of ``check_batch_invariance`` to our row: what the harness compared is compared again
+    without its compiler, and the kernel is named. The arguments are those of :class:`ModelCheck`."""
+
+    def __init__(
+        self, session: Session, harness: Any, names: dict[str, Any], *, name: str, model: Any, inputs: Any
+    ) -> None:
+        self.session, self.harness, self.names, self.name = session, harness, names, name
+        self.model, self.inputs, self.seconds = model, inputs, 0.0
+        self.options, self.spec, self.unlike = _begun(session, harness, names, name)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """A context in which the harness's check of the model runs; its time is taken."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds = time.perf_counter() - began
+
+    def conclude(self, status: str) -> None:
+        """Write our row. ``status`` is the harness's word."""
+        began, key = time.perf_counter(), file_key(suite=self.spec.suite, mode=self.options.mode, name=self.name)
+        amend_note(self.session, self.name, status=status, csv=str(self.names.get("output_filename") or ""), key=key)
+        level = settings()["deterministic_algorithms"]
+        outcome, error = Outcome(status, level, iterations=self.options.iterations), self._why_not(status)
+        if not error:
+            printed = printing_to(self.session.results.log_path(key))
+            with printed, self.harness.pick_grad(self.name, self.harness.args.training):
+                outcome = self._compared(level)
+            error = "" if outcome.accuracy == status else f"the harness wrote {status}"
+        row = row_of(self.spec, self.options, outcome, seconds=time.perf_counter() - began)
+        self.session.results.write_row(key, replace(row, error="; ".join(filter(None, (row.error, error)))))
+
+    def _why_not(self, status: str) -> str:
+        """Why the harness's word is all that there is, in words; empty where its runs can be made again."""
+        args = self.harness.args
+        if self.unlike:
+            return self.unlike
+        if status == Status.SKIPPED:
+            return "the harness ran nothing"
+        if not getattr(args, "nothing", False) and args.backend not in _EAGER:
+            return (
+                f"only outputs were compared, by the harness: no kernel inside of what --backend {args.backend} "
+                "compiled can be named"
+            )
+        if _seconds_left(self.session, args) < _BATCH_RUNS * self.seconds:
+            return "no kernel was looked for: the harness's --timeout is too near"
+        return ""
+
+    def _compared(self, level: str) -> Outcome:
+        batch = self.spec.batch_size or 0
+
+        def run_at(size: int, **more: Any) -> Run | Failure:
+            prepare = preparing(
+                self.harness,
+                self.names,
+                self.model,
+                self.inputs,
+                step=self.harness.forward_pass,
+                part=functools.partial(batch_invariance.first_items, size=size, batch=batch),
+            )
+            return attempt(prepare, self.options, **more)
+
+        return BatchCheck(run_at, batch, self.options, level, iterations=self.options.iterations).run()
+
+
+def _begun(session: Session, harness: Any, names: Mapping[str, Any], name: str) -> tuple[RunOptions, ModelSpec, str]:
+    """What the harness's flags mean, the model as it is called here, and why this harness cannot be followed (empty:
+    it can). The machine is described once."""
+    options = options_of(session, harness.args, device=str(names.get("current_device", "cpu")))
+    spec = ModelSpec(
+        suite=session.suite,
+        name=name,
+        batch_size=_whole(names.get("current_batch_size")),
+        arguments={"script": session.script, "arguments": list(session.arguments), "only": harness.args.only},
+    )
+    claim_workspace(options.device)
+    unlike = unlike_any_known(harness, names)
+    amend_note(session, name, device=options.device, mode=options.mode)
+    if not session.machine.exists():
+        replace_file(session.machine, json.dumps(environment.collect(options.device, tracer=session.tracer)))
+    if unlike:
+        tell(unlike)
+    return options, spec, unlike
+
+
+def _seconds_left(session: Session, args: Any) -> float:
+    """What the diagnosis may take. Only a child of the harness's sweep is ended by its ``--timeout``."""
+    if chosen_model(session.arguments):
+        return math.inf
+    return _TIME_SHARE * (float(getattr(args, "timeout", 2000)) - _age())
 
 
 def options_of(session: Session, args: Any, *, device: str) -> RunOptions:
     """What the harness's flags mean in our words."""
+    mode = "training" if args.training else "inference"
     return RunOptions(
-        mode="training" if args.training else "inference",
+        mode=BATCH_INVARIANCE if getattr(args, "batch_invariant", False) else mode,
         device=device,
         dtype=next((dtype for dtype in DTYPES if getattr(args, dtype, False)), ""),
         iterations=_whole(getattr(args, "iterations", None)),

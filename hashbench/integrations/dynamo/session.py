@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hashbench.catalog import STATUSES, Status
+from hashbench.catalog import STATUSES, Status, status_of
 from hashbench.io import from_json, open_file, read_json, replace_file
-from hashbench.records import HarnessRow, ModelSpec, Row, extended
+from hashbench.records import BATCH_INVARIANCE, HarnessRow, ModelSpec, Row, extended
 from hashbench.results.folder import ResultsFolder, file_key
 from hashbench.results.load import dynamo_row
 from hashbench.results.rows import ROWS
@@ -46,8 +46,8 @@ class Session:
     """``folder`` takes our results, ``script`` is the harness's file and ``arguments`` are its flags (all absolute
     where they are paths). ``trace``: ``always`` traces the harness's own two eager runs, ``on-demand`` only further
     runs of models that differ. ``budget``: seconds for the experiments on one model. ``csv``: where the harness writes,
-    where its flags say so. ``mode``: ``training`` or ``inference``. ``run`` tells this command from others that write
-    into the folder. ``tracer`` and ``stress`` are those of :class:`~hashbench.records.RunOptions`."""
+    where its flags say so. ``mode``: one of :data:`~hashbench.records.SWEEP_MODES`. ``run`` tells this command from
+    others that write into the folder. ``tracer`` and ``stress`` are those of :class:`~hashbench.records.RunOptions`."""
 
     folder: str
     script: str
@@ -257,6 +257,11 @@ def _row_of(session: Session, note: Note, theirs: Sequence[Row]) -> HarnessRow |
 
 def _guessed(session: Session, note: Note, theirs: Sequence[Row], words: Sequence[str]) -> Row:
     """A row for a model whose eager runs we did not see."""
+    if (note.mode or session.mode) == BATCH_INVARIANCE and status_of(words[0]) is not None:
+        row = _own_row(
+            session, note, words[0], note.failure, "as the harness says: hashbench has not run it", note.problem
+        )
+        return replace(row, dev=theirs[0].dev or row.dev, batch_size=theirs[0].batch_size) if theirs else row
     status, meaning = _MEANING.get(words[0], (Status.SKIPPED, ": hashbench saw no eager run"))
     why = f"the harness wrote {words[0]}{meaning}"
     if words[0] in STATUSES and words[0] not in _MEANING:
@@ -268,7 +273,7 @@ def _guessed(session: Session, note: Note, theirs: Sequence[Row], words: Sequenc
     return replace(row, nondeterministic_op=note.nondeterministic_op)
 
 
-def _own_row(session: Session, note: Note, status: Status, *errors: str) -> Row:
+def _own_row(session: Session, note: Note, status: str, *errors: str) -> Row:
     """A row of a model that left none."""
     return Row(
         dev=note.device or "cpu",

@@ -190,6 +190,55 @@ class BenchmarkRunner:
                 return record_status("fail_accuracy")
         return record_status("pass")
 
+    def check_batch_invariance(self, name, model, example_inputs, optimize_ctx, experiment, tag):
+        """What the one it stands for decides, in our words: halves of the batch beside the whole."""
+
+        def record(status):
+            write_outputs(status, started)
+            return status
+
+        counters.clear()
+        started = time.perf_counter()
+        whole, forward = current_batch_size, optimize_ctx(self.forward_pass)
+        listed = self.skip_accuracy_checks_large_models_dashboard | self.non_deterministic_models
+        with_batch = [tensor for tensor in example_inputs if has_batch(tensor, whole)]
+        if name in listed | self.skip_accuracy_check_as_eager_non_deterministic or whole < 2 or not with_batch:
+            return record("pass_due_to_skip")
+
+        def outputs_of(size):
+            reset_rng_state()
+            torch._dynamo.reset()
+            model_copy = self.deepcopy_and_maybe_parallelize(model)
+            model_copy.eval()
+            cloned = clone_inputs(example_inputs)
+            cut = [tensor[:size].contiguous() if has_batch(tensor, whole) else tensor for tensor in cloned]
+            return self.run_n_iterations(model_copy, cut, forward)
+
+        with self.pick_grad(name, self.args.training):
+            model, example_inputs = self.maybe_cast(model, example_inputs)
+            try:
+                reference = outputs_of(whole)
+            except Exception:
+                return record("fail_to_run")
+            for size in halves(whole):
+                try:
+                    small = outputs_of(size)
+                except Exception:
+                    return record(f"fail_to_run_at_batch_{size}")
+                expected = reference[:size] if has_batch(reference, whole) else reference
+                both = [one if has_batch(one, size) else None for one in (expected, small)]
+                if not same(*both, tol=0, equal_nan=self.equal_nan):
+                    return record(f"fail_batch_invariance_at_{size}")
+        return record("pass")
+
+
+def has_batch(value, size):
+    return isinstance(value, torch.Tensor) and value.dim() > 0 and len(value) == size
+
+
+def halves(size):
+    return [size >> times for times in range(1, size.bit_length())]
+
 
 def write_outputs(status, started):
     stats = counters["stats"]
@@ -215,7 +264,7 @@ def write_outputs(status, started):
 
 def parse_args(args=None):
     parser = argparse.ArgumentParser()
-    for flag in ("--accuracy", "--training", "--inference", "--float32", "--retain-output"):
+    for flag in ("--accuracy", "--training", "--inference", "--float32", "--retain-output", "--batch-invariant"):
         parser.add_argument(flag, action="store_true")
     parser.add_argument("--only")
     parser.add_argument("--backend", default="eager")
@@ -241,7 +290,8 @@ def main(runner, original_dir=None, args=None):
 
 
 def check(runner, name, model, inputs):
-    print(runner.check_accuracy(name, model, inputs, optimize_ctx, None, None))
+    method = runner.check_batch_invariance if runner.args.batch_invariant else runner.check_accuracy
+    print(method(name, model, inputs, optimize_ctx, None, None))
     stats, breaks = counters["stats"], sum(counters["graph_break"].values())
     graphs, calls = stats["unique_graphs"], stats["calls_captured"]
     print(f"Dynamo produced {graphs} graphs covering {calls} ops with {breaks} graph breaks")
@@ -253,7 +303,11 @@ def run(runner, args, original_dir=None):
     output_filename = os.path.join("/", args.output)
     runner.model_iter_fn = runner.forward_and_backward_pass if args.training else runner.forward_pass
     if args.only:
-        current_name, current_device, current_batch_size = args.only, (args.devices or ["cpu"])[0], 2
+        current_name, current_device, current_batch_size = (
+            args.only,
+            (args.devices or ["cpu"])[0],
+            8 if args.batch_invariant else 2,
+        )
         torch.use_deterministic_algorithms(True)
         if ":" in args.only:
             name, model, inputs = load_model_from_path(args.only)

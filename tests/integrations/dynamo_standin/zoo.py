@@ -152,13 +152,38 @@ class NoisyAlien(Noisy):
         return object()
 
 
+class Centred(Steady):
+    """Subtracts the mean of the batch."""
+
+    def forward(self, x):
+        x = super().forward(x)
+        return x - x.mean(0)
+
+
+class Doubled(Steady):
+    """Computes each item by itself."""
+
+    def forward(self, x):
+        return x * 2
+
+
+class Half(Steady):
+    """Takes no batch of fewer than three."""
+
+    def forward(self, x):
+        if len(x) < 3:
+            raise ValueError("too few")
+        return x.relu()
+
+
 class Dying(Steady):
     """Its process is killed."""
 
 
 KINDS = [Steady, Noisy, Chatty, Listed, Exempt, Huge, Odd, Stranger, NoisyStranger, Signs, NotNumbers, Failing]
 MODELS = {
-    kind.__name__.lower(): kind for kind in (*KINDS, FailingOnce, Alien, NoisyAlien, Shy, Refused, RefusedLater, Dying)
+    kind.__name__.lower(): kind
+    for kind in (*KINDS, FailingOnce, Alien, NoisyAlien, Shy, Refused, RefusedLater, Centred, Doubled, Half, Dying)
 }
 
 
@@ -176,7 +201,7 @@ class ZooRunner(BenchmarkRunner):
         if model_name == "dying":
             os.kill(os.getpid(), signal.SIGKILL)
         torch.manual_seed(1337)
-        model, inputs = MODELS[model_name]().to(device), [torch.randn(2, 4)]
+        model, inputs = MODELS[model_name]().to(device), [torch.randn(8 if self.args.batch_invariant else 2, 4)]
         if model_name not in ("failing", "failingonce", "refusedlater"):
             self.validate_model(model_name, model, inputs)
         return device, model_name, model, inputs, 2
