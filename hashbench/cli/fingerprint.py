@@ -53,7 +53,6 @@ def _record(parsed: argparse.Namespace) -> int:
     from hashbench.suites import registry
     from hashbench.suites.selection import Selection
     from hashbench.sweep import fingerprints
-    from hashbench.sweep.executors.local import LocalExecutor, preload_for
     from hashbench.sweep.request import local_devices
 
     suites = suites_to_sweep(parsed)
@@ -64,7 +63,7 @@ def _record(parsed: argparse.Namespace) -> int:
     recording = fingerprints.record(
         specs,
         made_of(RunOptions, parsed, device=devices.device, output=""),
-        executor=LocalExecutor(preload=preload_for(devices.environment.get("tracer", "")), devices=devices.assignments),
+        executor=devices.executor(),
         environment=devices.environment,
         timeout=parsed.timeout,
         on_progress=say,

@@ -322,7 +322,6 @@ def _dtype(text: str) -> str:
 def _audit(parsed: argparse.Namespace) -> int:
     from hashbench.results.audit_table import AUDIT_FILE, AuditOptions
     from hashbench.run.environment import tracer_note
-    from hashbench.sweep.executors.local import LocalExecutor, preload_for
     from hashbench.sweep.request import local_devices
     from hashbench.tools.audit import driver, report
 
@@ -343,7 +342,7 @@ def _audit(parsed: argparse.Namespace) -> int:
             output=output,
             environment={**devices.environment, "command_line": ["hashbench", *sys.argv[1:]]},
             resume=parsed.resume,
-            executor=LocalExecutor(jobs=parsed.jobs, preload=preload_for(str(tracer)), devices=devices.assignments),
+            executor=devices.executor(jobs=parsed.jobs),
             on_progress=_show,
         )
     except KeyboardInterrupt:

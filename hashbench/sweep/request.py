@@ -119,21 +119,14 @@ def run(
                 on_note(note)
             on_event(event)
 
-        preload = preload_for(environment.get("tracer", ""))
         if options.stress and cluster is None and options.device == "cpu":
-            stack.enter_context(fresh_process.served(preload=preload))
+            stack.enter_context(fresh_process.served(preload=devices.preload))
         result = run_sweep(
             specs,
             options,
             output=request.output,
             environment=environment,
-            executor=cluster
-            or LocalExecutor(
-                jobs=request.jobs or 1,
-                preload=preload,
-                devices=devices.assignments,
-                memory_mib=request.memory_mib,
-            ),
+            executor=cluster or devices.executor(jobs=request.jobs or 1, memory_mib=request.memory_mib),
             timeout=request.timeout,
             resume=request.resume,
             on_event=told,
@@ -172,9 +165,7 @@ def _record_fingerprints(
         recording = record_fingerprints(
             wanted,
             options,
-            executor=LocalExecutor(
-                preload=preload_for(devices.environment.get("tracer", "")), devices=devices.assignments
-            ),
+            executor=devices.executor(),
             environment=devices.environment,
             timeout=request.timeout,
         )
@@ -210,6 +201,15 @@ class LocalDevices:
     device: str
     assignments: tuple[visibility.DeviceAssignment, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def preload(self) -> tuple[str, ...]:
+        """What is imported and called before workers are forked, and before models run in fresh processes."""
+        return preload_for(self.environment.get("tracer", "python"))
+
+    def executor(self, *, jobs: int = 1, memory_mib: float | None = None) -> LocalExecutor:
+        """Runs ``jobs`` workers at once, which are given these devices."""
+        return LocalExecutor(jobs=jobs, preload=self.preload, devices=self.assignments, memory_mib=memory_mib)
 
 
 def local_devices(device: str, tracer: str = "python") -> LocalDevices:

@@ -85,8 +85,8 @@ class _Running:
 
 
 def preload_for(tracer: str) -> tuple[str, ...]:
-    """What the server imports and calls where workers trace by ``tracer``."""
-    return (*DEFAULT_PRELOAD, _NATIVE_PRELOAD) if tracer == "native" else DEFAULT_PRELOAD
+    """What the server imports and calls where workers trace by ``tracer``; ``auto`` is native wherever it can be."""
+    return DEFAULT_PRELOAD if tracer == "python" else (*DEFAULT_PRELOAD, _NATIVE_PRELOAD)
 
 
 class LocalExecutor:

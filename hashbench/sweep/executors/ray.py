@@ -23,7 +23,7 @@ from hashbench.errors import HashbenchError
 from hashbench.io import file_digest, replace_bytes, to_json
 from hashbench.sweep.executors import Resources, Task, TaskResult
 from hashbench.sweep.executors.fork_server import START_SECONDS
-from hashbench.sweep.executors.local import DEFAULT_PRELOAD
+from hashbench.sweep.executors.local import preload_for
 from hashbench.sweep.executors.ray_client import Lost, RayClient
 
 if TYPE_CHECKING:
@@ -140,7 +140,8 @@ class RayExecutor:
         request: what is asked of the cluster, and how the models run. Its ``jobs`` are handed to the cluster at once,
             so that one that grows by itself sees what waits; ``None``: as many as it can run.
         specs: the models.
-        preload: as for :class:`~hashbench.sweep.executors.local.LocalExecutor`, on every machine.
+        preload: as for :class:`~hashbench.sweep.executors.local.LocalExecutor`, on every machine. Default: what the
+            tracer that is asked for needs.
         fingerprint: the function of ``device``, ``variables`` and ``tracer`` that tells the environment of a machine.
 
     Raises:
@@ -152,7 +153,7 @@ class RayExecutor:
         request: SweepRequest,
         specs: Sequence[ModelSpec],
         *,
-        preload: Sequence[str] = DEFAULT_PRELOAD,
+        preload: Sequence[str] | None = None,
         fingerprint: str = DEFAULT_FINGERPRINT,
     ) -> None:
         device, cluster, threads = request.options.device, request.cluster, request.options.threads or 1
@@ -166,7 +167,7 @@ class RayExecutor:
         self._common = {
             "version": __version__,
             "threads": threads,
-            "preload": list(preload),
+            "preload": list(preload_for(request.options.tracer) if preload is None else preload),
             "fingerprint": fingerprint,
             "device": device,
             "tracer": request.options.tracer,
