@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, make_dataclass, replace
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from hashbench.records import Leaf, OpRecord, Ref, Result, SettingsMark, TensorDigest, Trace
@@ -52,6 +53,26 @@ def place_among(numbers: Sequence[int], node: int) -> int:
     """The place of record ``node`` among those whose ``numbers`` are given, in order; of one that was left out, since
     its digest failed, that of the next, which stands for it. A leaf keeps its number."""
     return node if node < 0 else min(bisect_left(numbers, node), len(numbers) - 1)
+
+
+def without_gaps(
+    records: Sequence[RawRecord],
+    results: Sequence[RawResult],
+    notes: Mapping[int, Mapping[str, Any]],
+    writer: Callable[[int], int] = int,
+) -> tuple[list[RawRecord], list[RawResult], dict[int, Mapping[str, Any]]]:
+    """Records in the order of their numbers, results and notes; every number is now the place of a record. ``writer``
+    gives the writer that a number among those read stands for, which is not known while a trace is made."""
+    numbers = sorted([record.number for record in records])
+
+    def place(number: int) -> int:
+        return place_among(numbers, writer(number))
+
+    return (
+        [record.renumbered(place) for record in sorted(records, key=attrgetter("number"))],
+        [(name, digest, None if node is None else place(node)) for name, digest, node in results],
+        {place(number): kept for number, kept in notes.items()},
+    )
 
 
 def build_trace(

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ import torch
 from hashbench.devices.ledger import Ledger
 from hashbench.records import OpRecord, TensorDigest
 from hashbench.trace import arguments
-from hashbench.trace.build import Ids, RawRecord, RawResult, RecordIdentity, build_record, place_among
+from hashbench.trace.build import Ids, RawRecord, RawResult, RecordIdentity, build_record, without_gaps
 from hashbench.trace.digest import PENDING, RawDigest, is_waiting, raw_digest, readable
 from hashbench.trace.op_schema import OpPlan
 from hashbench.trace.storage_writers import (
@@ -229,19 +228,10 @@ class CallObserver:
         """
         self._add_undeclared_writes()
         records = [RawRecord._make(record) for record in self._records]
-        numbers = sorted([record.number for record in records])
         in_order = all(record.number == index for index, record in enumerate(records))
         if in_order and self._possible.empty:
             return records, results, self.kept
-
-        def position(number: int) -> int:
-            return place_among(numbers, self._possible.node(number))
-
-        return (
-            [record.renumbered(position) for record in sorted(records, key=attrgetter("number"))],
-            [(name, digest, None if node is None else position(node)) for name, digest, node in results],
-            {position(number): kept for number, kept in self.kept.items()},
-        )
+        return without_gaps(records, results, self.kept, self._possible.node)
 
     def _input_digest(self, tensor: torch.Tensor) -> RawDigest:
         """The digest of a tensor before a call; ``pending`` of one that a collective still writes."""

@@ -10,10 +10,13 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from hashbench.trace.build import RawLeaf, RawRecord
+    from hashbench.records import SettingsMark
+    from hashbench.trace.build import RawLeaf, RawRecord, RawResult
 
 
 class Lane(NamedTuple):
@@ -24,6 +27,39 @@ class Lane(NamedTuple):
     position: int
     caller: int
     context: int
+
+
+class Recorded(NamedTuple):
+    """What was recorded of one run, where all numbers of records are places among ``records``; ``threads`` names by
+    place the lane of a record, other than the program's."""
+
+    records: Sequence[RawRecord]
+    leaves: Sequence[RawLeaf]
+    results: Sequence[RawResult]
+    marks: Sequence[SettingsMark]
+    notes: Mapping[int, Mapping[str, Any]]
+    callers: Mapping[int, int]
+    threads: Mapping[int, str] = MappingProxyType({})
+
+
+def arranged(recorded: Recorded, lane_of: Sequence[int], lanes: Sequence[Lane], names: Mapping[int, str]) -> Recorded:
+    """All of it in the one order; ``names`` are those of the lanes."""
+    records = recorded.records
+    order = _in_order(records, lane_of, lanes, recorded.callers)
+    moved = {place: at for at, place in enumerate(order)}
+    leaves, leaf_numbers = _leaves_in_order([records[place] for place in order], recorded.leaves)
+    moved |= leaf_numbers
+    own = [place for place, lane in enumerate(lane_of) if not lane]
+    marks = [(bisect_left(own, mark.position), mark) for mark in recorded.marks]
+    return Recorded(
+        [records[place].renumbered(moved.__getitem__) for place in order],
+        leaves,
+        [(name, value, None if node is None else moved[node]) for name, value, node in recorded.results],
+        [replace(mark, position=moved[own[at]] if at < len(own) else len(records)) for at, mark in marks],
+        {moved[place]: kept for place, kept in recorded.notes.items()},
+        {moved[place]: moved[caller] for place, caller in recorded.callers.items()},
+        {moved[place]: names[lane] for place, lane in enumerate(lane_of) if lane},
+    )
 
 
 def callers_of(numbers: Sequence[int], lane_of: Sequence[int], lanes: Sequence[Lane]) -> dict[int, int]:
@@ -38,7 +74,7 @@ def callers_of(numbers: Sequence[int], lane_of: Sequence[int], lanes: Sequence[L
     return found
 
 
-def in_order(
+def _in_order(
     records: Sequence[RawRecord], lane_of: Sequence[int], lanes: Sequence[Lane], callers: Mapping[int, int]
 ) -> list[int]:
     """The places of ``records`` in the order in which a trace has them. ``lane_of`` gives the lane of each; in all that
@@ -93,7 +129,7 @@ def in_order(
     return order
 
 
-def leaves_in_order(records: Iterable[RawRecord], leaves: Sequence[RawLeaf]) -> tuple[list[RawLeaf], dict[int, int]]:
+def _leaves_in_order(records: Iterable[RawRecord], leaves: Sequence[RawLeaf]) -> tuple[list[RawLeaf], dict[int, int]]:
     """Leaves in the order in which ``records`` read them first, and by old number the new one. What no model or caller
     has named belongs to the module that reads it first."""
     found: list[RawLeaf] = []

@@ -46,7 +46,7 @@ from hashbench.native.library import (
 from hashbench.records import TensorDigest, Trace, contiguous_stride
 from hashbench.text import one_line, shorten
 from hashbench.trace import arguments
-from hashbench.trace.build import RawLeaf, RawRecord, RawResult, RecordIdentity, build_trace, place_among
+from hashbench.trace.build import RawLeaf, RawRecord, RawResult, RecordIdentity, build_trace, without_gaps
 from hashbench.trace.callbacks import TraceOptions
 from hashbench.trace.digest import (
     BY_DTYPE,
@@ -60,7 +60,7 @@ from hashbench.trace.digest import (
     raw_digest,
     untraced,
 )
-from hashbench.trace.lanes import Lane, callers_of, in_order, leaves_in_order
+from hashbench.trace.lanes import Lane, Recorded, arranged, callers_of
 from hashbench.trace.mode import _PLAIN_TYPES, TracingMode, _current_autograd_node, _get_sequence_nr
 from hashbench.trace.module_paths import Contexts, Listener, NamedState, known_original
 from hashbench.trace.op_schema import OpPlan, plan_of
@@ -591,35 +591,22 @@ class NativeTracer(TracingMode):
             callers = {places[at]: places[to] for at, to in callers.items() if at in places and to in places}
             lanes = [lane._replace(position=bisect_left(numbers, lane.position)) for lane in lanes]
             if self._mixed:
-                place = functools.partial(place_among, numbers)
-                records = [record.renumbered(place) for record in records]
-                results = [(name, value, None if node is None else place(node)) for name, value, node in results]
-        marks, threads = self._setting_marks, dict[int, str]()
+                records, results, notes = without_gaps(records, results, notes)
+        recorded = Recorded(records, leaves, results, self._setting_marks, notes, callers)
         if lane_of:
-            order = in_order(records, lane_of, lanes, callers)
-            moved = {place: at for at, place in enumerate(order)}
-            leaves, leaf_numbers = leaves_in_order([records[place] for place in order], leaves)
-            moved |= leaf_numbers
-            records = [records[place].renumbered(moved.__getitem__) for place in order]
-            results = [(name, value, None if node is None else moved[node]) for name, value, node in results]
-            notes = {moved[place]: kept for place, kept in notes.items()}
-            callers = {moved[place]: moved[caller] for place, caller in callers.items()}
-            own = [place for place, lane in enumerate(lane_of) if not lane]
-            later = [(bisect_left(own, mark.position), mark) for mark in marks]
-            marks = [replace(mark, position=moved[own[at]] if at < len(own) else len(records)) for at, mark in later]
-            threads = {moved[place]: self._names_of_lanes[lane] for place, lane in enumerate(lane_of) if lane}
+            recorded = arranged(recorded, lane_of, lanes, self._names_of_lanes)
         trace = build_trace(
-            records,
-            leaves,
-            results,
-            marks=tuple(marks),
-            notes=notes,
+            recorded.records,
+            recorded.leaves,
+            recorded.results,
+            marks=tuple(recorded.marks),
+            notes=recorded.notes,
             hashed_inputs=not self._mixed and self._hashed_inputs,
             first_sequence=self._first_sequence or 0,
-            callers=callers,
-            threads=threads,
+            callers=recorded.callers,
+            threads=recorded.threads,
         )
-        return trace, notes
+        return trace, recorded.notes
 
 
 def _placed(record: tuple[Any, ...], raw: Sequence[tuple[Any, ...]], contexts: Contexts) -> RawRecord:
