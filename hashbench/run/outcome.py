@@ -33,7 +33,7 @@ from hashbench.run.addresses import arranged_addresses
 from hashbench.run.leaves import LeftOut, NotComparableError
 from hashbench.run.rng import reset_rng_state
 from hashbench.run.settings import preserved, settings
-from hashbench.trace.api import HashDebugTrace
+from hashbench.trace.api import HashDebugTrace, Recording
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.compiled import kept_eager
 
@@ -50,7 +50,7 @@ class Run:
     """What one run left: what was recorded of it (``None`` when untraced), its results by name, the settings that it
     changed, and the names of what ``torch.compile`` made and that ran eagerly all the same."""
 
-    recorded: Trace | HashDebugTrace | None
+    recorded: Trace | Recording | None
     results: Mapping[str, Any] = field(repr=False)
     settings_changed: tuple[str, ...] = ()
     compiled: tuple[str, ...] = ()
@@ -166,9 +166,10 @@ def _attempt(
             results = prepared.execute(trace)
             changed = _changes(before, settings())
             _require_content(results)
-        if trace is not None and not trace.content:
-            trace.finish()
-        return Run(trace, results, changed, tuple(compiled))
+        recorded = None if trace is None else Recording(trace)
+        if recorded is not None and not recorded.content:
+            recorded.finish()
+        return Run(recorded, results, changed, tuple(compiled))
     except NotComparableError as error:
         return Failure(f"the results cannot be compared: {error}", not_comparable=True)
     except Exception as error:

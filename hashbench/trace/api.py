@@ -166,24 +166,6 @@ class HashDebugTrace:
         """Note something by which runs are compared, at its final content: a tensor, or a plain Python value."""
         self._tracer.add_result(name, value)
 
-    @property
-    def noted(self) -> Mapping[str, TensorDigest]:
-        """The digests of the results that were added, by name."""
-        if self._finished is not None:
-            return {result.name: result.digest for result in self._finished.results}
-        return self._tracer.noted()
-
-    @property
-    def ops(self) -> int:
-        """How many ops are recorded."""
-        return self._tracer.recorded if self._finished is None else len(self._finished.records)
-
-    @functools.cached_property
-    def content(self) -> bytes:
-        """Once left, and before it is finished: equal and not empty for traces of one process that are equal, which is
-        cheaper to know than to finish and compare them. Empty where only that tells."""
-        return b"" if self._finished is not None else self._tracer.content()
-
     # ------------------------------------------------------------------------------------------ the finished trace
 
     def finish(self) -> Trace:
@@ -287,6 +269,42 @@ class HashDebugTrace:
                 roles.append("output")
             uses += [{"op_id": record.id, "operation": record.op, "role": role} for role in roles]
         return uses
+
+
+class Recording:
+    """What a trace has recorded, whose records may never be needed: to make them takes longer than all that is here."""
+
+    def __init__(self, trace: HashDebugTrace) -> None:
+        self._trace = trace
+
+    @property
+    def tracer(self) -> str:
+        """What recorded it: ``native`` or ``python``."""
+        return self._trace.tracer
+
+    def finish(self) -> Trace:
+        """The trace; what is recorded is released."""
+        return self._trace.finish()
+
+    @property
+    def noted(self) -> Mapping[str, TensorDigest]:
+        """The digests of the results that were added, by name."""
+        finished = self._trace._finished
+        if finished is not None:
+            return {result.name: result.digest for result in finished.results}
+        return self._trace._tracer.noted()
+
+    @property
+    def ops(self) -> int:
+        """How many ops are recorded."""
+        finished = self._trace._finished
+        return self._trace._tracer.recorded if finished is None else len(finished.records)
+
+    @functools.cached_property
+    def content(self) -> bytes:
+        """Once the trace is left, and before it is finished: equal and not empty for traces of one process that are
+        equal, which is cheaper to know than to finish and compare them. Empty where only that tells."""
+        return b"" if self._trace._finished is not None else self._trace._tracer.content()
 
 
 def _argument(ref: Ref, digests: tuple[TensorDigest, ...]) -> dict[str, Any]:

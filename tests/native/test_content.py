@@ -17,19 +17,20 @@ from hashbench import HashDebugTrace
 from hashbench.records import ModelSpec, Row, RunOptions
 from hashbench.run.outcome import Run
 from hashbench.run.workload import Workload
+from hashbench.trace.api import Recording
 from hashbench.trace.tracer import native_unavailable
 from tests.runner_helpers import FunctionRunner
 
 pytestmark = pytest.mark.skipif(native_unavailable() is not None, reason="the native tracer cannot be built here")
 
 
-def traced(compute: Callable[[], Any], **options: Any) -> HashDebugTrace:
+def traced(compute: Callable[[], Any], **options: Any) -> Recording:
     torch.manual_seed(0)
     with HashDebugTrace(tracer="native", **options) as trace:
         found = compute()
     trace.add_result("found", found)
-    assert trace.content == trace.content
-    return trace
+    assert Recording(trace).content == Recording(trace).content
+    return Recording(trace)
 
 
 def model() -> nn.Module:
@@ -65,7 +66,7 @@ def test_equal_traces_are_known_to_be(compute: Callable[[], Any]) -> None:
 
 
 def test_a_model_that_is_named_and_has_its_state_and_inputs_noted() -> None:
-    def run(net: nn.Module) -> HashDebugTrace:
+    def run(net: nn.Module) -> Recording:
         given = torch.linspace(0.0, 1.0, 12).reshape(3, 4)
         return traced(lambda: net(given), model=net, inputs=(given,), settings=lambda: {"threads": "1"})
 
@@ -129,11 +130,11 @@ def test_traces_that_differ_are_never_taken_for_equal(one: Callable[[], Any], ot
 
 
 def test_a_result_and_a_setting_count() -> None:
-    def run(*, result: float = 1.0, threads: str = "1") -> HashDebugTrace:
+    def run(*, result: float = 1.0, threads: str = "1") -> Recording:
         with HashDebugTrace(tracer="native", settings=lambda: {"threads": threads}) as trace:
             GIVEN.add(1)
         trace.add_result("value", result)
-        return trace
+        return Recording(trace)
 
     contents = [run().content, run(result=2.0).content, run(threads="2").content]
     assert len({*contents, b""}) == 4
@@ -154,15 +155,16 @@ def test_what_python_recorded_is_compared_record_by_record(compute: Callable[[],
 def test_nothing_recorded_is_never_equal() -> None:
     with HashDebugTrace(tracer="native") as first, torch.no_grad():
         pass
-    assert first.content == b""
+    assert Recording(first).content == b""
 
 
 def test_the_python_tracer_does_not_know() -> None:
     with HashDebugTrace(tracer="python") as trace:
         GIVEN.add(1)
-    assert trace.content == b""
-    assert trace.noted == {}
-    assert trace.ops == 1
+    recording = Recording(trace)
+    assert recording.content == b""
+    assert recording.noted == {}
+    assert recording.ops == 1
 
 
 class Drifting(nn.Module):
