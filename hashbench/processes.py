@@ -101,6 +101,7 @@ class Child:
         stderr: where errors go.
         environment: variables beside those of this process.
         own_session: Ctrl-C at the terminal does not reach it; else it shares our process group.
+        handed: descriptors of this process that it has, too.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Child:
         stdin: int | None = subprocess.DEVNULL,
         environment: Mapping[str, str] = NO_VARIABLES,
         own_session: bool = True,
+        handed: Sequence[int] = (),
     ) -> None:
         self._own_session = own_session
         self._process = subprocess.Popen(
@@ -122,6 +124,7 @@ class Child:
             stderr=stderr,
             env={**os.environ, **environment},
             start_new_session=own_session,
+            pass_fds=handed,
         )
         if self._process.stdin is not None:
             os.set_blocking(self._process.stdin.fileno(), False)

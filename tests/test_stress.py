@@ -154,6 +154,34 @@ def test_the_same_model_with_filled_memory_is_clean() -> None:
     assert row.stressed.startswith("threads 0/")
 
 
+class Selecting(torch.nn.Module):
+    """Takes the row of a table whose number nobody has written."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.index_select(0, torch.empty(MIDDLE * 2, dtype=torch.int32)[MIDDLE : MIDDLE + 1])
+
+
+def test_a_run_that_raises_under_one_circumstance_is_found() -> None:
+    row = row_of(Selecting())
+    assert (row.accuracy, row.latent, row.latent_rate) == ("pass", "memory", 1.0)
+    assert row.latent_kernel == "aten.index_select.default"
+    assert "under memory alone 2 of 2 runs raise, and a plain one does not: IndexError" in row.because
+    assert "load not run (a run failed: IndexError" in row.stressed
+
+
+def test_what_raises_under_no_circumstance_alone_is_said_and_blames_none() -> None:
+    fails = iter((False, False, True))  # the first stressed run
+
+    def factor() -> float:
+        if next(fails, False):
+            raise RuntimeError("once")
+        return 1.0
+
+    row = row_of(Scaled(factor), replace(STRESS, iterations=1))
+    assert (row.accuracy, row.latent) == ("pass", "")
+    assert "threads not run (a run failed: RuntimeError: once)" in row.stressed
+
+
 def test_without_stress_nothing_is_provoked() -> None:
     row = row_of(Workspace(), replace(STRESS, stress=False))
     assert (row.accuracy, row.latent, row.stressed) == ("pass", "", "")

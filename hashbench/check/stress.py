@@ -1,8 +1,9 @@
 """Pairs of runs of a model that passed, under circumstances that must not matter: a difference that luck hides.
 
-The first run of the plain pair is one side where the number of threads is its own; runs with more threads than cores
-are compared with the first of these. Several circumstances share a run; where a pair differs, further pairs tell which
-one it was, and each of those is provoked alone.
+All circumstances of a run share one, with more threads than cores, which is compared with a run of a fresh process
+with as many threads: two runs tell whether anything differs. As long as there is time, further runs in other variations
+follow; where the number of threads is its own, the first run of the plain pair is the other side. Where a pair differs,
+further pairs tell which circumstance it was, and each of those is provoked alone.
 """
 
 from __future__ import annotations
@@ -14,21 +15,35 @@ from time import perf_counter
 
 import torch
 
-from hashbench.catalog import Circumstance, Status
+from hashbench.catalog import Circumstance, Confidence, Origin, Status
 from hashbench.causes.evidence import removes
 from hashbench.diagnose import fresh_process
 from hashbench.divergence import find as find_divergence
 from hashbench.processes import Budget, tell_phase
-from hashbench.records import Diagnosis, ExperimentResult, Failure, ModelSpec, RunCounts, RunOptions, Trace
+from hashbench.records import (
+    Decision,
+    Diagnosis,
+    Divergence,
+    Evidence,
+    ExperimentResult,
+    Failure,
+    ModelSpec,
+    RunCounts,
+    RunOptions,
+    Trace,
+    Verdict,
+)
 from hashbench.replay import controls
 from hashbench.run.leaves import NotComparableError
 from hashbench.run.outcome import Attempt, Outcome, Run, difference_between, told_by_digests
 from hashbench.trace.callbacks import TraceCallback
 
-SHARE = 0.6
-"""Part of the seconds of the plain pair that stressed runs may take before the last one is begun."""
-FEWEST, MOST = 2, 6
-"""Runs with more threads than cores."""
+SHARE = 1.3
+"""Part of the seconds of the plain pair within which stressed runs are expected to end, but for the first two."""
+SHORT_SECONDS = 1.0
+"""A plain pair that took less counts as if it had taken so long: what is small is run often all the same."""
+MOST = 6
+"""Stressed runs of this process."""
 AGAIN = 10
 """Pairs in which a difference is looked for again to tell what provokes it."""
 TO_TELL = 3
@@ -47,13 +62,13 @@ _STEADY = (Circumstance.MEMORY, Circumstance.ADDRESS, Circumstance.COLLECTOR)
 @dataclass(frozen=True, slots=True)
 class Provoked:
     """A circumstance, in the ``variations`` that two runs differ in (the same twice: by chance), how often that was
-    seen, and the two runs."""
+    seen, and the two runs, of which the second may have failed."""
 
     names: tuple[str, ...]
     variations: tuple[int, int]
     counts: tuple[int, int]
     first: Run | None = field(default=None, repr=False)
-    second: Run | None = field(default=None, repr=False)
+    second: Run | Failure | None = field(default=None, repr=False)
 
     @property
     def name(self) -> str:
@@ -113,7 +128,12 @@ class Stress:
     def look(self) -> Provoked | None:
         """What first made two runs differ; ``None`` where nothing did."""
         self.began = perf_counter()
-        return self._one_run_of_all() or self._runs_with_more_threads() or self._fresh_process()
+        names = (Circumstance.THREADS, *TOGETHER)
+        tell_phase("stress: run 1")
+        first = self._run(names, 1)
+        if isinstance(first, Failure):
+            return self._raised(names, 1, first)
+        return self._other_process(names, first) or self._further_runs(names, first)
 
     def results(self) -> tuple[ExperimentResult, ...]:
         """How many pairs were made under each circumstance, and how many of them differ."""
@@ -125,31 +145,54 @@ class Stress:
 
     # ------------------------------------------------------------------------------------------------- stages
 
-    def _one_run_of_all(self) -> Provoked | None:
-        tell_phase("stress: one run")
-        return self._found(TOGETHER, 1, self.first, self._run(TOGETHER, 1))
-
-    def _runs_with_more_threads(self) -> Provoked | None:
-        names = (Circumstance.THREADS, *TOGETHER)
-        base = self._run(names, 0)
-        if isinstance(base, Failure):
-            self._failed(names, base)
+    def _other_process(self, names: tuple[str, ...], first: Run) -> Provoked | None:
+        """A run of a fresh process against ``first``; where there is none, one of this process."""
+        other = self._fresh(controls.oversubscribed())
+        if other is None:
+            tell_phase("stress: run 2")
+            return self._found(names, (0, 1), self._run(names, 0), first)
+        self.trials.update((*names, Circumstance.PROCESS))
+        if not differing_results(other, first):
             return None
-        for variation in range(1, MOST):
-            tell_phase(f"stress: run {variation + 1} with more threads")
-            if found := self._found(names, variation, base, self._run(names, variation)):
+        tell_phase("stress: what differs between processes")
+        base, later = self._run(names, 0), self._run((), 0)
+        if isinstance(base, Failure) or isinstance(later, Failure):
+            return self._of_processes(other, first)
+        if _differ(base, first):
+            return self._name(names, (0, 1), base, first)
+        if _differ(self.first, later):  # as an earlier run left it
+            return self._of_processes(self.first, later)
+        again = self._fresh(torch.get_num_threads())
+        if again is not None and differing_results(self.first, again):
+            return self._of_processes(self.first, again)
+        return self._alone_of(names, (0, 1)) or self._of_processes(other, first)
+
+    def _further_runs(self, names: tuple[str, ...], first: Run) -> Provoked | None:
+        """Runs in other variations, as many as there is time for."""
+        end = self.began + SHARE * max(self.seconds, SHORT_SECONDS)
+        took = (perf_counter() - self.began) / 2
+        for variation in range(2, MOST + 1):
+            began = perf_counter()
+            if began + took > end:
+                return None
+            tell_phase(f"stress: run {variation}")
+            if variation == 2:
+                found = self._found(TOGETHER, (0, 1), self.first, self._run(TOGETHER, 1))
+            else:
+                found = self._found(names, (1, variation), first, self._run(names, variation))
+            if found is not None:
                 return found
-            if variation + 1 >= FEWEST and perf_counter() - self.began > SHARE * self.seconds:
-                break
+            took = perf_counter() - began
         return None
 
-    def _fresh_process(self) -> Provoked | None:
+    def _fresh(self, threads: int) -> Run | None:
+        """A run of a fresh process with so many threads; ``None``, and why, where there is none."""
         if self.spec is None:
             return None
         tell_phase("stress: a fresh process")
         fresh = fresh_process.fresh_traces(
             self.spec,
-            replace(self.options, tracer=self._trace(self.first).tracer, threads=torch.get_num_threads()),
+            replace(self.options, tracer=self._trace(self.first).tracer, threads=threads),
             level=self.level,
             processes=1,
             runs=1,
@@ -157,61 +200,81 @@ class Stress:
             timeout=PROCESS_SECONDS,
             target=self.target,
         )
-        name = str(Circumstance.PROCESS)
-        if not fresh.processes:
-            self.notes[name] = fresh.failures[0] if fresh.failures else "nothing came back"
-            return None
-        self.trials[name] += 1
-        other = Run(fresh.processes[0][0], {})
-        if not differing_results(self.first, other):
-            return None
-        self.differing[name] += 1
-        return Provoked((name,), (0, 0), (1, 1), self.first, other)
+        if fresh.processes:
+            return Run(fresh.processes[0][0], {})
+        self.notes[Circumstance.PROCESS] = fresh.failures[0] if fresh.failures else "nothing came back"
+        return None
 
-    def _found(self, names: Sequence[str], variation: int, first: Run, second: Run | Failure) -> Provoked | None:
-        if isinstance(second, Failure):
-            self._failed(names, second)
-            return None
-        differs = _differ(first, second)
+    def _of_processes(self, first: Run, second: Run) -> Provoked:
+        self.differing[Circumstance.PROCESS] += 1
+        self.trials[Circumstance.PROCESS] = max(1, self.trials[Circumstance.PROCESS])
+        return Provoked((str(Circumstance.PROCESS),), (0, 0), (1, 1), first, second)
+
+    def _found(
+        self, names: Sequence[str], variations: tuple[int, int], first: Run | Failure, second: Run | Failure
+    ) -> Provoked | None:
+        for variation, run in zip(variations, (first, second), strict=True):
+            if isinstance(run, Failure):
+                return self._raised(names, variation, run)
+        assert isinstance(first, Run)
+        assert isinstance(second, Run)
         self.trials.update(names)
-        if not differs:
-            return None
-        return self._name(tuple(names), variation, first, second)
+        return self._name(tuple(names), variations, first, second) if _differ(first, second) else None
 
-    def _failed(self, names: Sequence[str], failure: Failure) -> None:
+    def _raised(self, names: Sequence[str], variation: int, failure: Failure) -> Provoked | None:
+        """The circumstance under which alone a run raises again, where a plain one does not. Memory that runs out says
+        nothing: these runs take more of it."""
+        note = f"a run failed: {failure.error}"[:200]
         for name in names:
-            self.notes.setdefault(str(name), f"a run failed: {failure.error}"[:200])
+            self.notes.setdefault(str(name), note)
+        if failure.out_of_memory or isinstance(plain := self._run((), 0), Failure):
+            return None
+        for name in names:
+            tell_phase(f"stress: {name} alone")
+            alone = [self._run((name,), variation) for _ in range(2)]
+            if all(isinstance(run, Failure) and not run.out_of_memory for run in alone):
+                self.trials[name] += 1
+                self.differing[name] += 1
+                return Provoked((str(name),), (0, variation), (2, 2), plain, alone[0])
+        return None
 
     # ------------------------------------------------------------------------------------------ which one it was
 
-    def _name(self, names: tuple[str, ...], variation: int, first: Run, second: Run) -> Provoked:
+    def _name(self, names: tuple[str, ...], variations: tuple[int, int], first: Run, second: Run) -> Provoked:
         """The one of several circumstances that made two runs differ; all of them where none does so alone."""
+        if found := self._alone_of(names, variations):
+            return found
+        known = (name for name in (Circumstance.THREADS, Circumstance.LOAD) if name in names)
+        among = tuple(dict.fromkeys((*map(str, known), *names)))
+        self.differing[among[0]] += 1
+        return Provoked(among, variations, (1, 1), first, second)
+
+    def _alone_of(self, names: tuple[str, ...], variations: tuple[int, int]) -> Provoked | None:
+        """The one of several circumstances under which alone runs differ, too."""
         budget = Budget(self.options.diagnose_budget * NAMING_SHARE)
         plain = self._alone((), (0, 0), TO_TELL, budget)
         if plain.counts[0] == TO_TELL:  # it has changed for good: an earlier run left something behind
             self.differing[Circumstance.PROCESS] += 1
-            self.trials[Circumstance.PROCESS] += 1
+            self.trials[Circumstance.PROCESS] = max(1, self.trials[Circumstance.PROCESS])
             return replace(plain, names=(str(Circumstance.PROCESS),))
         tries: list[tuple[tuple[str, ...], tuple[int, int], int]] = []
         # Memory is filled on both sides: an earlier run may have left what it was filled with.
         sides = {Circumstance.MEMORY: (1, 2)}
-        tries += [((str(name),), sides.get(name, (0, variation)), TO_TELL) for name in _STEADY if name in names]
+        tries += [((str(name),), sides.get(name, variations), TO_TELL) for name in _STEADY if name in names]
         threads = (str(Circumstance.THREADS),) if Circumstance.THREADS in names else ()
         if threads:
             tries.append((threads, (0, 0), AGAIN))
         load = str(Circumstance.LOAD)
         tries += [((*kept, load), (0, 1), AGAIN) for kept in dict.fromkeys(((), threads))]
-        best = Provoked(tuple(dict.fromkeys((*threads, load, *names))), (0, variation), (1, 1))
-        for tried, variations, count in tries:
+        for tried, sides_of, count in tries:
             if budget.left() <= 0:
-                break
+                return None
             tell_phase(f"stress: {' and '.join(tried)} alone")
-            alone = self._alone(tried, variations, count, budget)
+            alone = self._alone(tried, sides_of, count, budget)
             if alone.counts[0]:
-                best = alone
-                break
-        self.differing[best.name] += 1
-        return best if best.first is not None else replace(best, first=first, second=second)
+                self.differing[alone.name] += 1
+                return alone
+        return None
 
     def _alone(self, names: tuple[str, ...], variations: tuple[int, int], count: int, budget: Budget) -> Provoked:
         """Pairs under these circumstances alone. Of one that always brings the same about, pairs without it must agree
@@ -270,6 +333,8 @@ def latent_outcome(outcome: Outcome, provoked: Provoked, stress: Stress, explain
     first, second = provoked.first, provoked.second
     assert first is not None
     assert second is not None
+    if isinstance(second, Failure):
+        return provoked.name, _raising(outcome, provoked, second)
     traces = (Stress._trace(first), Stress._trace(second))
     differing, trials = provoked.counts
     plain = replace(
@@ -296,6 +361,22 @@ def latent_outcome(outcome: Outcome, provoked: Provoked, stress: Stress, explain
     again = stress.attempt if provoked.names == (Circumstance.MEMORY,) else make
     explained = explain(make, again, found)
     return circumstance_of(provoked.name, explained.diagnosis), explained
+
+
+def _raising(outcome: Outcome, provoked: Provoked, failure: Failure) -> Outcome:
+    """The outcome of runs that raise under a circumstance, and do not without."""
+    differing, trials = provoked.counts
+    kernel = Divergence(Origin.OUTSIDE, "", failure.op, None, "", None, "", "", f"a run raises: {failure.error}"[:500])
+    because = (
+        f"under {provoked.name} alone {differing} of {trials} runs raise, and a plain one does not: {failure.error}"
+    )
+    return replace(
+        outcome,
+        circumstance=provoked.name,
+        verdict=Verdict((), kernel, ()),
+        stressed=(ExperimentResult(provoked.name, "pair", trials, differing),),
+        diagnosis=Diagnosis(Decision("unknown", Confidence.OPEN, because[:500], ""), Evidence(origin="")),
+    )
 
 
 def circumstance_of(provoked: str, diagnosis: Diagnosis | None) -> str:

@@ -1,7 +1,8 @@
 """Runs of a model in fresh processes: each builds the model anew, and no state survives between them.
 
 A sweep that asks for many of them, one for each model, starts one Python for all (:func:`served`), of which each
-process is a fork: it has other string hashes and addresses than the workers, and no import costs seconds again.
+process is a fork: it has other string hashes and addresses than the workers, and no import costs seconds again. Where
+that Python has ended, no other is started: whoever asks is told at once.
 
 The life of any other process: a new Python reads from its standard input what to run, imports what every run needs, and
 forks. The fork makes the runs and leaves traces in a temporary folder. For a fixed order all processes are forks of
@@ -22,7 +23,7 @@ import sys
 import tempfile
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -32,6 +33,7 @@ from typing import NoReturn
 from hashbench.errors import HashbenchError, named_line
 from hashbench.io import from_json, read_json, replace_file, to_json
 from hashbench.processes import (
+    NO_VARIABLES,
     Child,
     describe_end,
     end_with,
@@ -55,8 +57,9 @@ SERVER_VARIABLE = "HASHBENCH_FRESH_SERVER"
 
 _ANSWER = "answer.json"
 _POLL_SECONDS = 0.02
-_START_SECONDS = 30.0
-"""How long a server's Python may take until it listens; it imports later."""
+_DONE = b"."
+"""What a process of a server says when its answer is written."""
+_SERVER_ENDED = "the server of fresh processes has ended"
 _RANDOM = {"PYTHONHASHSEED": "random"}
 # Without the second one, the C library would give threads memory of their own in the order in which they happen to ask;
 # without the third one, the first fork would compile what the next ones find compiled, which takes other memory.
@@ -132,8 +135,10 @@ def fresh_traces(
         environment = _FIXED if fixed_order else _RANDOM
         deadline = monotonic() + timeout
         ended: dict[str, str] = {}
-        if processes > 1 or fixed_order or not _asked_of_the_server(tasks[groups[0]], timeout=timeout):
+        if processes > 1 or fixed_order or not os.environ.get(SERVER_VARIABLE):
             ended = _run_all(tasks, environment, deadline=deadline)
+        else:
+            ended = {folders[0]: _ended_of_the_server(tasks[groups[0]], timeout=timeout)}
         for folder in folders:
             try:
                 answer = from_json(_Answer, read_json(Path(folder, _ANSWER)))
@@ -158,34 +163,42 @@ def _address() -> str:
 
 
 @contextmanager
-def served(target: str = DEFAULT_TARGET, *, preload: Sequence[str] = ()) -> Iterator[None]:
+def served(
+    target: str = DEFAULT_TARGET, *, preload: Sequence[str] = (), environment: Mapping[str, str] = NO_VARIABLES
+) -> Iterator[None]:
     """A context in which one fresh process with other string hashes, asked for by this process or what it starts, is a
-    fork of one Python that has imported ``target`` and what ``preload`` names, as a sweep's fork server has."""
+    fork of one Python that has imported ``target`` and what ``preload`` names, and has those variables of
+    ``environment`` that the caller has not set, as a sweep's fork server."""
     address = _address()
     Path(address).unlink(missing_ok=True)
-    command = python_calling("hashbench.diagnose.fresh_process:serve", address, target, *preload, dies_with_us=True)
-    with variables({SERVER_VARIABLE: address}), Child(command, task=f"{json.dumps(sys.path)}\n", environment=_RANDOM):
-        try:
-            yield
-        finally:
-            Path(address).unlink(missing_ok=True)
+    given = {name: value for name, value in environment.items() if name not in os.environ}
+    with ExitStack() as stack:
+        stack.callback(Path(address).unlink, missing_ok=True)
+        with socket.socket(socket.AF_UNIX) as listener:  # of the server alone from then on: it ends with that
+            listener.bind(address)
+            listener.listen(128)
+            command = python_calling(
+                "hashbench.diagnose.fresh_process:serve", str(listener.fileno()), target, *preload, dies_with_us=True
+            )
+            task = f"{json.dumps(sys.path)}\n"
+            handed = (listener.fileno(),)
+            stack.enter_context(Child(command, task=task, environment={**given, **_RANDOM}, handed=handed))
+        stack.enter_context(variables({SERVER_VARIABLE: address}))
+        yield
 
 
-def _asked_of_the_server(task: str, *, timeout: float) -> bool:
-    """Whether a server has made the one process of ``task``, which has ended. Not so where there is none."""
-    address = os.environ.get(SERVER_VARIABLE, "")
-    deadline = monotonic() + min(timeout, _START_SECONDS)
-    while address and not Path(address).exists() and monotonic() < deadline:
-        sleep(_POLL_SECONDS)  # it has just been started
+def _ended_of_the_server(task: str, *, timeout: float) -> str:
+    """How the one process of ``task`` ended, in words, which a server has made; it may have left an answer."""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(timeout)
-            connection.connect(address)
+            connection.connect(os.environ[SERVER_VARIABLE])
             connection.sendall(f"{task}\n".encode())
-            connection.recv(1)  # nothing ever comes but the end
+            return "it left no answer" if connection.recv(1) else "it ended before it had an answer"
+    except TimeoutError:
+        return "it was out of time"
     except OSError:
-        return False
-    return True
+        return _SERVER_ENDED
 
 
 def _run_all(
@@ -256,19 +269,19 @@ def _prepare(target: str, preload: Sequence[str] = ()) -> None:
     gc.freeze()
 
 
-def serve(address: str, target: str, *preload: str) -> NoReturn:
-    """What the server of a sweep does: imports, then a fork for each task that comes."""
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address)
-        listener.listen(128)
+def serve(descriptor: str, target: str, *preload: str) -> NoReturn:
+    """What the server of a sweep does: imports, then a fork for each task that comes to the socket with that
+    descriptor."""
+    with socket.socket(fileno=int(descriptor)) as listener:
         sys.path[:] = json.loads(sys.stdin.readline())
         end_with_input()
         _prepare(target, preload)
         while True:
             connection, _ = listener.accept()
-            if not os.fork():
-                listener.close()
-                _answer_one(connection)
+            with suppress(OSError):  # no memory for another process: whoever asked sees no answer
+                if not os.fork():
+                    listener.close()
+                    _answer_one(connection)
             connection.close()
             with suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
@@ -285,12 +298,12 @@ def _answer_one(connection: socket.socket) -> NoReturn:
         end_with(connection.fileno())
         sys.path[:] = content["path"]
         task = from_json(_Task, content)
-        _answer(task, Path(task.folders[0]))
+        _answer(task, Path(task.folders[0]), told=connection)
     finally:
         exit_at_once()
 
 
-def _answer(task: _Task, folder: Path) -> NoReturn:
+def _answer(task: _Task, folder: Path, *, told: socket.socket | None = None) -> NoReturn:
     try:
         runner = resolve_name(task.target)(task.options)
         runs: list[Trace | Failure] = runner.traces_of(task.spec, level=task.level, runs=task.runs)
@@ -302,6 +315,8 @@ def _answer(task: _Task, folder: Path) -> NoReturn:
     except BaseException as error:
         answer = _Answer(failure=named_line(error))
     _write(answer, folder / _ANSWER)
+    if told is not None:
+        told.sendall(_DONE)
     exit_at_once()  # whatever the model has started must not keep the answer waiting
 
 

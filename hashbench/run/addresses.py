@@ -41,7 +41,8 @@ def scattered_addresses() -> list[bytes]:
 def _scattered(length: int) -> list[bytes]:
     """Every other one of many blocks; the rest was freed in random order, and the next objects are put there."""
     blocks = [bytes(length) for _ in range(_POOLS * _POOL_BYTES // length)]
-    random.Random().shuffle(blocks)
+    drawn = random.Random()
+    blocks.sort(key=lambda _: drawn.random())  # much faster than shuffle
     kept = blocks[::2]
     while blocks:
         blocks.pop()

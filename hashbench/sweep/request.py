@@ -120,7 +120,8 @@ def run(
             on_event(event)
 
         if options.stress and cluster is None and options.device == "cpu":
-            stack.enter_context(fresh_process.served(preload=devices.preload))
+            preload = devices.preload
+            stack.enter_context(fresh_process.served(preload=preload, environment=WORKER_VARIABLES))
         result = run_sweep(
             specs,
             options,

@@ -65,6 +65,30 @@ def test_a_process_of_a_server_that_dies_is_a_failure_and_the_next_one_is_not() 
         assert not fresh("tell").failures
 
 
+def test_of_a_server_that_has_ended_one_is_told_at_once_and_no_other_python_is_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fresh_process, "_run_all", None)
+    with fresh_process.served("fresh_targets:Runner"):
+        (server,) = (
+            child for child in psutil.Process().children() if "fresh_process:serve" in " ".join(child.cmdline())
+        )
+        server.kill()
+        server.wait()
+        assert fresh("tell").failures == ("the server of fresh processes has ended",)
+
+
+@pytest.mark.parametrize("given", [None, "ours"])
+def test_a_server_has_the_variables_of_a_worker_that_the_caller_has_not_set(
+    given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if given is not None:
+        monkeypatch.setenv("FRESH_TEST", given)
+    with fresh_process.served("fresh_targets:Runner", environment={"FRESH_TEST": "wanted"}):
+        ((text,),) = told(fresh("where"))
+    assert (given or "wanted") in text
+
+
 def test_a_server_has_imported_and_called_what_it_was_asked_to_before_it_forks() -> None:
     with fresh_process.served("fresh_targets:Runner", preload=("no_such_module", "fresh_targets:preloaded")):
         assert told(fresh("tell")) == [["some model (3, 8) [1, None, 2.5] 99 warn 2"]]

@@ -24,13 +24,15 @@ from hashbench.run.settings import applied
 ALIGNMENT = 16
 """Bytes: what ``malloc`` aligns to. Memory of torch's own begins at a multiple of 64 all the same."""
 
-FEWEST_THREADS = 8
-"""Threads of an oversubscribed run at least: with fewer, races on two cores meet rarely."""
+FEWEST_THREADS = 4
+"""Threads of an oversubscribed run at least. Eight take small kernels on two cores twice as long."""
 
 
 def oversubscribed() -> int:
-    """The threads of a kernel on the CPU under the circumstance ``threads``: twice as many as there are cores."""
-    return max(FEWEST_THREADS, 2 * len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(4)))
+    """The threads of a kernel on the CPU under the circumstance ``threads``: twice as many as there are cores, and no
+    fewer than now."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(FEWEST_THREADS, 2 * cores, torch.get_num_threads())
 
 
 @contextmanager
@@ -48,7 +50,7 @@ def provoked(names: Sequence[str], variation: int, *, device: torch.device) -> I
 
 
 def _threads(_variation: int, _device: torch.device) -> AbstractContextManager[None]:
-    return applied({"num_threads": str(max(torch.get_num_threads(), oversubscribed()))})
+    return applied({"num_threads": str(oversubscribed())})
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Load beside a run: threads that keep the cores and the interpreter lock busy; a second stream of an accelerator."""
+"""Load beside a run: threads that keep the cores and the interpreter lock busy now and then; a busy second stream."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import hashlib
 import math
 import os
+import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ import torch
 BUSY_SECONDS = 0.05
 """For so long the other stream is busy at least: several times the launch of any op, and longer than most kernels."""
 MOST_BUSY_SECONDS = 1.0
+_PAUSE_SECONDS = 0.005
+"""Of a thread on average, after 1.5 ms of work: what comes and goes disturbs as well as what stays, and costs less."""
 _WIDTH = 2048
 """Rows of the matrices that are multiplied: enough blocks to fill a large GPU, 16 MiB each."""
 _MOST_PRODUCTS = 20_000
@@ -40,10 +43,11 @@ def busy_threads(count: int | None = None) -> Iterator[None]:
 
 
 def _work_until(done: threading.Event) -> None:
-    content = bytes(1 << 18)
-    while not done.is_set():
-        hashlib.sha256(content)  # 0.2 ms on a core, without the interpreter lock
-        sum(range(5_000))  # 0.1 ms with it
+    content, drawn = bytes(1 << 18), random.Random()  # the model's own generator stays as it is
+    while not done.wait(drawn.uniform(0, 2 * _PAUSE_SECONDS)):
+        for _ in range(5):
+            hashlib.sha256(content)  # 0.2 ms on a core, without the interpreter lock
+            sum(range(5_000))  # 0.1 ms with it
 
 
 @contextmanager
