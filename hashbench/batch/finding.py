@@ -1,9 +1,455 @@
-"""The first kernel whose rows differ although this item's rows of all its inputs are equal. Pure: no torch."""
+"""The first kernel whose rows differ although this item's rows of all its inputs are equal. Pure: no torch.
+
+Two runs are compared call by call, by the digests of the rows of all that each call read and wrote. A call is *guilty*
+where all that it read is equal for the items that both runs have, and something that it wrote is not. From the outputs
+that differ we walk back through reads that differ: the guilty calls reached are the sources, the first of them is the
+kernel. Guilty calls that are not reached are benign.
+"""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from enum import Enum
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from hashbench.batch.layout import Company, Cut, Shape
+from hashbench.divergence.align import OVERWRITING, name_of
+from hashbench.records import OpRecord, Ref, Trace
+
+_ADDING = frozenset({"_index_put_impl_", "index_copy_", "index_fill_", "index_put_", "put_", "scatter_"})
+"""Those of :data:`OVERWRITING` that leave a part of their target as it was."""
+
+_SIZES = re.compile(r"(?<![\w.])-?\d+(?![\w.])")
+"""Whole numbers in the text of arguments: most are sizes."""
+
+
+class TensorRows(NamedTuple):
+    """A tensor that a call read or wrote: its rows as it was ``cut``, ``width`` bytes each in ``content``. A ``cut`` of
+    ``None``: it cannot be compared with that of the other run. ``state`` is the id of the parameter or buffer that it
+    shows, in place of whose bytes its place is the content."""
+
+    dtype: str
+    shape: Shape
+    cut: Cut | None
+    content: bytes = b""
+    width: int = 0
+    state: str = ""
+
+
+class CallRows(NamedTuple):
+    """What one call read, by argument, and what it wrote."""
+
+    read: tuple[tuple[str, TensorRows], ...]
+    written: tuple[TensorRows, ...]
+
+
+class Agreement(Enum):
+    """How the rows of a tensor in the smaller run stand to those of the reference."""
+
+    SAME = "equal, item by item"
+    FOUND = "equal to rows of the reference, at places that do not follow from the item"
+    DIFFERENT = "not equal"
+    UNKNOWN = "not equal, and it cannot be told which rows belong to which item"
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """How a tensor compares in two runs. ``sizes`` are those of the dimension that was cut, and ``outers`` the numbers
+    of blocks in it (:class:`~hashbench.batch.layout.ItemAxis`) under which its rows are the same. ``order`` stands for
+    the places at which they were found else; it is ``None`` where these do not tell: few rows are of their own."""
+
+    agreement: Agreement
+    sizes: tuple[int, int] | None = None
+    outers: frozenset[int] = frozenset()
+    several: bool = False
+    order: int | None = None
+
+    @property
+    def equal(self) -> bool:
+        return self.agreement in (Agreement.SAME, Agreement.FOUND)
+
+    @property
+    def surely_equal(self) -> bool:
+        """Whether it is equal, and not by rows so common that they are found in any company."""
+        return self.agreement is Agreement.SAME or (self.agreement is Agreement.FOUND and self.order is not None)
+
+    @property
+    def strictly_equal(self) -> bool:
+        """Whether each item's rows are where they are in the reference, and as many."""
+        return self.agreement is Agreement.SAME and not self.several
+
+    def itemwise(self, company: Company) -> bool:
+        """Whether it is shared by all items, or each item's rows are at a place that follows from the item."""
+        if self.sizes is None:
+            return self.agreement is not Agreement.UNKNOWN
+        return self.agreement is not Agreement.FOUND and not self.several and company.multiple(*self.sizes) > 0
+
+
+def match(reference: TensorRows, other: TensorRows, company: Company, inherited: Sequence[Match] = ()) -> Match:
+    """Compare a tensor in two runs.
+
+    Of one that a call wrote, ``inherited`` are the matches of what the call read: a dimension in which several rows
+    belong to an item is laid out as one of the same sizes among these, else it is not known how.
+    """
+    if reference.cut is None or other.cut is None or other.dtype != reference.dtype:
+        return Match(Agreement.UNKNOWN)
+    dim = other.cut.dim
+    if dim is None:
+        same = reference.content == other.content and reference.shape == other.shape
+        return Match(Agreement.SAME if same else Agreement.DIFFERENT)
+    sizes = reference.shape[dim], other.shape[dim]
+    several = bool(reference.cut.narrowed)
+    step = other.cut.step
+    width = max(reference.width, other.width)
+    candidates = company.outers(*sizes, step)
+    if reference.width == other.width or not width:
+        laid_out = frozenset(
+            outer for outer in candidates if _same_rows(reference.content, other.content, sizes, step, outer, company)
+        )
+        if laid_out:
+            return Match(Agreement.SAME, sizes, laid_out, several)
+        if not several and width and (places := _places(reference.content, other.content, width)) is not None:
+            return Match(Agreement.FOUND, sizes, order=_order_of(places, reference.content, width))
+    wholly = all(company.multiple(reference.shape[at], length) == 1 for at, _, length in reference.cut.narrowed)
+    known = wholly and (
+        company.multiple(*sizes) == 1 or any(one.sizes == sizes and one.surely_equal for one in inherited)
+    )
+    return Match(Agreement.DIFFERENT if known else Agreement.UNKNOWN, sizes, several=several)
+
+
+def _same_rows(reference: bytes, other: bytes, sizes: tuple[int, int], step: int, outer: int, company: Company) -> bool:
+    """Whether each of ``outer`` blocks of the other run is a part of that of the reference."""
+    rows = sizes[1] // step
+    width = len(other) // rows if rows else 0
+    block, long = rows // outer * width, sizes[0] // step // outer * width
+    start = company.start(sizes[0], outer) // step * width
+    return all(
+        reference[long * at + start : long * at + start + block] == other[block * at : block * (at + 1)]
+        for at in range(outer)
+    )
+
+
+def _places(reference: bytes, other: bytes, width: int) -> list[int] | None:
+    """For every row of the other run the place of a row of the reference that equals it, each used once; ``None`` where
+    one has none."""
+    free: dict[bytes, list[int]] = {}
+    for place, row in enumerate(_rows(reference, width)):
+        free.setdefault(row, []).append(place)
+    for places in free.values():
+        places.reverse()
+    found = []
+    for row in _rows(other, width):
+        places = free.get(row, [])
+        if not places:
+            return None
+        found.append(places.pop())
+    return found
+
+
+def _order_of(places: Sequence[int], reference: bytes, width: int) -> int | None:
+    """A number that stands for these places; ``None`` where most rows of the reference are not the only ones of their
+    content."""
+    rows = len(reference) // width
+    return hash(tuple(places)) if 2 * len(set(_rows(reference, width))) > rows else None
+
+
+def _rows(content: bytes, width: int) -> Iterator[bytes]:
+    return (content[start : start + width] for start in range(0, len(content), width))
+
+
+# ------------------------------------------------------------------------------------------------------- two runs
+
+
+@dataclass(frozen=True, slots=True)
+class RowRun:
+    """One run: its trace, and what each call read and wrote, by the id of its record."""
+
+    trace: Trace
+    calls: Mapping[str, CallRows]
+
+
+class Guilt(Enum):
+    """What a call did with the items."""
+
+    CLEAN = "nothing that it wrote differs"
+    PASSED_ON = "what it wrote differs, and so does what it read"
+    GUILTY = "what it wrote differs, and nothing that it read does"
+    NOT_ATTRIBUTABLE = "it cannot be told"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One call of the smaller run beside its counterpart ``reference`` (an id), by what was read and written.
+    ``coupled``: in words, what else came from the batch, where no tensor did."""
+
+    guilt: Guilt
+    reference: str = ""
+    read: Mapping[str, Match] = field(default_factory=dict)
+    written: tuple[Match, ...] = ()
+    coupled: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs compared. ``differing`` are the names of the results that differ.
+
+    ``sources`` are the ids, in the smaller run, of the records in which a difference entered that reached one of them,
+    in order; ``detail`` says what is special about them, or why there is none. ``counterparts`` are the ids in the
+    reference of the records of the smaller run.
+    """
+
+    company: Company
+    reference: RowRun
+    other: RowRun
+    counterparts: Mapping[str, str]
+    differing: tuple[str, ...] = ()
+
+    @cached_property
+    def judged(self) -> Mapping[str, Judged]:
+        """Every call of the smaller run that wrote something, by its id. What an op that is not torch's calls inside is
+        left out: the op is the unit."""
+        return {
+            record.id: self._judge(record)
+            for record in self.other.trace.records
+            if record.id in self.other.calls and not record.inside
+        }
+
+    @property
+    def benign(self) -> tuple[str, ...]:
+        """Records in which a difference of items' rows entered that reached no result."""
+        found, sources = self.judged, set(self.sources)
+        return tuple(
+            node
+            for node, one in found.items()
+            if one.guilt is Guilt.GUILTY and node not in sources and any(m.sizes and not m.equal for m in one.written)
+        )
+
+    @property
+    def not_attributable(self) -> tuple[str, ...]:
+        """Records of which it cannot be told whether the rows of an item differ."""
+        unknown = (node for node, one in self.judged.items() if one.guilt is Guilt.NOT_ATTRIBUTABLE)
+        return tuple(node for node in unknown if node not in self.sources)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return self._found[0]
+
+    @property
+    def detail(self) -> str:
+        return self._found[1]
+
+    @cached_property
+    def _found(self) -> tuple[tuple[str, ...], str]:
+        if not self.differing:
+            return (), ""
+        reached = self._slice(strictly=False)
+        guilty = tuple(
+            node
+            for node in self._order
+            if node in reached and (self.judged[node].guilt is Guilt.GUILTY or self._parts(node))
+        )
+        if guilty:
+            return guilty, self.judged[guilty[0]].coupled or self._instead_of(guilty[0])
+        strict = self._slice(strictly=True)
+        moved = tuple(node for node in self._order if node in strict and self._moves(self.judged[node]))
+        if moved:
+            return moved[:1], "it gives an item other items' rows, or as many as there are items"
+        unknown = [
+            node for node in self._order if node in reached and self.judged[node].guilt is Guilt.NOT_ATTRIBUTABLE
+        ]
+        if unknown:
+            return (), f"which rows belong to which item cannot be told from {unknown[0]} on"
+        return (), "no call differs whose rows could be followed to the outputs"
+
+    def _parts(self, node: str) -> bool:
+        """Whether the smaller run alone makes this call, of what is equal in both."""
+        return not self.judged[node].reference and not self._unclean(node)
+
+    def _unclean(self, node: str) -> list[str]:
+        """The calls that wrote what a call read, and may have left other rows than their counterparts."""
+        writers = dict.fromkeys(self._unit(ref.source) for ref in self._records[node].inputs)
+        return [
+            writer
+            for writer in writers
+            if writer in self.judged and writer != node and self.judged[writer].guilt is not Guilt.CLEAN
+        ]
+
+    def _instead_of(self, node: str) -> str:
+        """Which ops the reference alone calls, where the smaller run alone makes a call; else empty."""
+        if self.judged[node].reference:
+            return ""
+        alone = self._references.keys() - set(self.counterparts.values())
+        module = self._records[node].module
+        ops = dict.fromkeys(
+            one.op for one in self._references.values() if one.id in alone and one.module == module and one.outputs
+        )
+        return f"a batch of {self.company.batch} calls other ops here ({', '.join([*ops][:4]) or 'none'})"
+
+    @staticmethod
+    def _moves(one: Judged) -> bool:
+        """Whether a call is the first to have an item's rows elsewhere."""
+        return all(m.strictly_equal for m in one.read.values()) and not all(m.strictly_equal for m in one.written)
+
+    @cached_property
+    def _records(self) -> Mapping[str, OpRecord]:
+        return {record.id: record for record in self.other.trace.records}
+
+    @cached_property
+    def _references(self) -> Mapping[str, OpRecord]:
+        return {record.id: record for record in self.reference.trace.records}
+
+    @cached_property
+    def _order(self) -> Sequence[str]:
+        return [record.id for record in self.other.trace.records if record.id in self.judged]
+
+    # ------------------------------------------------------------------------------------------- the causal slice
+
+    def _slice(self, *, strictly: bool) -> set[str]:
+        """The calls from which a difference may have come to the results that differ."""
+        equal: Callable[[Match], bool] = (lambda m: m.strictly_equal) if strictly else (lambda m: m.surely_equal)
+        waiting = [result.source for result in self.other.trace.results if result.name in self.differing]
+        reached: set[str] = set()
+        while waiting:
+            node = self._unit(waiting.pop())
+            if node in reached or node not in self.judged:
+                continue
+            reached.add(node)
+            one, record = self.judged[node], self._records[node]
+            differ = [ref for ref in record.inputs if ref.argument in one.read and not equal(one.read[ref.argument])]
+            if not one.reference:
+                waiting += self._unclean(node)
+            # An item's rows that are equal here, and reach a reader that sees others, were written by an earlier call
+            # into the same memory.
+            wrote_equal = one.written and all(map(equal, one.written))
+            differ += [ref for ref in record.inputs if ref.written and wrote_equal]
+            waiting += [ref.source for ref in differ]
+        return reached
+
+    def _unit(self, node: str) -> str:
+        """The op of the program's own inside which a record was made; most are that themselves."""
+        while node in self._records and self._records[node].inside:
+            node = self._records[node].inside
+        return node
+
+    # -------------------------------------------------------------------------------------------------- one call
+
+    def _judge(self, record: OpRecord) -> Judged:
+        rows, node = self.other.calls[record.id], self.counterparts.get(record.id, "")
+        matched = self._compared(record, rows, node)
+        if self._shifted(record) and not (matched and all(one.surely_equal for one in matched.read.values())):
+            twins = self._by_content.get(_key(record, rows), ())
+            matched = next((self._compared(record, rows, twin) for twin in twins), matched)
+        return matched or Judged(Guilt.NOT_ATTRIBUTABLE if rows.written else Guilt.CLEAN)
+
+    def _compared(self, record: OpRecord, rows: CallRows, node: str) -> Judged | None:
+        """The call beside one of the reference; ``None`` where that was not given what this one was. The reference may
+        be given more: as many tensors as there are items."""
+        reference = self.reference.calls.get(node)
+        there = dict(reference.read) if reference is not None else {}
+        if reference is None or not there.keys() >= dict(rows.read).keys():
+            return None
+        if len(rows.written) != len(reference.written):
+            return None
+        counts = {ref.argument: ref for ref in record.inputs}
+        given = {
+            path: self._match_state(there[path], here)
+            for path, here in rows.read
+            if not self._is_not_read(record, counts.get(path))
+        }
+        inherited = tuple(given.values())
+        written = tuple(
+            match(whole, part, self.company, inherited)
+            for part, whole in zip(rows.written, reference.written, strict=True)
+        )
+        guilt, coupled = Guilt.CLEAN, ""
+        if not all(one.equal for one in written):
+            guilt, coupled = self._guilt(record, self._references[node], inherited, written)
+        return Judged(guilt, node, given, written, coupled)
+
+    def _guilt(
+        self, record: OpRecord, reference: OpRecord, given: Sequence[Match], written: Sequence[Match]
+    ) -> tuple[Guilt, str]:
+        if not all(one.surely_equal for one in given):
+            return Guilt.PASSED_ON, ""
+        known = any(one.agreement is Agreement.DIFFERENT for one in written)
+        other_arguments, other_numbers = record.arguments != reference.arguments, record.rng != reference.rng
+        if not known or _mixes(given) or ((other_arguments or other_numbers) and self._shifted(record)):
+            return Guilt.NOT_ATTRIBUTABLE, ""
+        if other_numbers:
+            return Guilt.GUILTY, "it draws from a generator that has drawn another number of times for another batch"
+        if _SIZES.sub("", record.arguments) != _SIZES.sub("", reference.arguments):
+            return Guilt.GUILTY, f"its arguments depend on the batch: {record.arguments} and {reference.arguments}"
+        return Guilt.GUILTY, ""
+
+    def _match_state(self, reference: TensorRows, other: TensorRows) -> Match:
+        if reference.state != other.state or self._state_of(self.reference, reference) != self._state_of(
+            self.other, other
+        ):
+            return Match(Agreement.DIFFERENT)
+        return match(reference, other, self.company)
+
+    def _state_of(self, run: RowRun, rows: TensorRows) -> Any:
+        return self._leaves[run is self.other].get(rows.state)
+
+    @cached_property
+    def _leaves(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        first, second = ({leaf.id: leaf.digest for leaf in run.trace.leaves} for run in (self.reference, self.other))
+        return first, second
+
+    def _is_not_read(self, record: OpRecord, ref: Ref | None) -> bool:
+        """Whether an op is given a tensor without computing with its content: an ``out=``, a target that it overwrites,
+        memory that nobody has written."""
+        if ref is None:
+            return False
+        source = self._records.get(ref.source)
+        if source is not None and source.blank:
+            return True
+        name = name_of(record)
+        filled = name in OVERWRITING - _ADDING or not ref.argument[:1].isdigit()
+        return ref.written and filled
+
+    # ------------------------------------------------------------------------- runs of another number of calls
+
+    def _shifted(self, record: OpRecord) -> bool:
+        """Whether the runs called this op in this module another number of times, as a loop over the items does."""
+        return record.id.rpartition("#")[0] in self._uneven
+
+    @cached_property
+    def _uneven(self) -> frozenset[str]:
+        counts = [
+            Counter(record.id.rpartition("#")[0] for record in run.trace.records if not record.inside)
+            for run in (self.reference, self.other)
+        ]
+        return frozenset(name for name in counts[0] | counts[1] if counts[0][name] != counts[1][name])
+
+    @cached_property
+    def _by_content(self) -> Mapping[Any, Sequence[str]]:
+        """The calls of the reference by their arguments, where whole tensors are given."""
+        found: dict[Any, list[str]] = {}
+        for record in self.reference.trace.records:
+            if record.id in self.reference.calls and self._shifted(record):
+                found.setdefault(_key(record, self.reference.calls[record.id]), []).append(record.id)
+        return found
+
+
+def _key(record: OpRecord, rows: CallRows) -> Any:
+    return record.op, record.module, record.arguments, record.rng, tuple(one._replace(cut=None) for _, one in rows.read)
+
+
+def _mixes(given: Sequence[Match]) -> bool:
+    """Whether a call is given rows of the same number in two orders: what it makes of them need not be found again."""
+    orders: dict[tuple[int, int], set[int | None]] = {}
+    for one in given:
+        if one.sizes is not None:
+            orders.setdefault(one.sizes, set()).add(one.order)
+    return any(len(found) > 1 for found in orders.values())
+
+
+# ------------------------------------------------------------------------------------------------------ what is said
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +470,8 @@ class BatchFinding:
     ``kernel`` is the op's name, ``record`` the id of its record, ``module`` and ``source_line`` where it was called;
     empty where none can be named, and ``detail`` then says why. ``shapes`` and ``reference_shapes`` are those of its
     tensor arguments at ``size`` and at ``batch``, ``(1,256)x(256,512)``. ``sources`` are the ids of all records in
-    which a difference entered that reached an output, the named one first. ``benign`` counts records whose rows differ
-    without reaching an output, ``not_attributable`` those of which it cannot be told which rows belong to which item.
+    which a difference entered that reached an output, the named one first; ``benign`` those of which none did.
+    ``not_attributable`` counts records of which it cannot be told which rows belong to which item.
     ``call`` is the call at ``batch``, captured for experiments; ``None`` where that was not possible.
     """
 
@@ -39,7 +485,7 @@ class BatchFinding:
     reference_shapes: str = ""
     difference: RowDifference = RowDifference()
     sources: tuple[str, ...] = ()
-    benign: int = 0
+    benign: tuple[str, ...] = ()
     not_attributable: int = 0
     detail: str = ""
     call: Any = field(default=None, compare=False, repr=False)

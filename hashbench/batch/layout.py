@@ -1,9 +1,23 @@
-"""Where the items of a batch are in a tensor. Pure: shapes only."""
+"""Where the items of a batch are in a tensor: what scales between a run of many items and one of a part of them.
+
+A dimension that is as large as the batch need not hold its items; one that has another size in a run of fewer items
+does depend on them. So nothing is told from one shape alone. Pure: shapes only.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+MOST_ROWS = 1024
+"""A dimension that holds more rows is digested in groups of neighbours, all of one item."""
+
+MOST_RAGGED = 16384
+"""The same where the rows of an item cannot be told by their place: beyond that they are not matched by content."""
+
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +42,70 @@ class ItemAxis:
         if rest:
             raise ValueError(f"dimension {self.dim} of {tuple(shape)} does not hold whole items of {self}")
         return items
+
+
+class Cut(NamedTuple):
+    """How a tensor is cut into rows: along ``dim``, ``step`` indices a row, after each of ``narrowed`` was limited to
+    ``(dimension, first index, length)``. A ``dim`` of ``None``: the whole tensor is one row."""
+
+    dim: int | None = None
+    step: int = 1
+    narrowed: tuple[tuple[int, int, int], ...] = ()
+
+
+WHOLE = Cut()
+
+
+@dataclass(frozen=True, slots=True)
+class Company:
+    """Two runs on the same items: the reference on ``batch`` of them, the other on ``size``, which are those from
+    ``first`` on."""
+
+    batch: int
+    size: int
+    first: int = 0
+
+    def multiple(self, reference: int, other: int) -> int:
+        """How many indices of a dimension belong to each item, by its sizes in both runs; 0 where it does not scale
+        with the number of items."""
+        count, rest = divmod(reference, self.batch)
+        return count if not rest and count * self.size == other else 0
+
+    def cuts(self, reference: Shape, other: Shape) -> tuple[Cut, Cut] | None:
+        """How to cut a tensor that has these shapes in the two runs, so that rows of the other are found among those of
+        the reference; ``None`` where they have not the same number of dimensions.
+
+        The first dimension that differs is cut. Further ones are limited, in the reference, to what the other run has.
+        """
+        if len(reference) != len(other):
+            return None
+        dims = [dim for dim, sizes in enumerate(zip(reference, other, strict=True)) if sizes[0] != sizes[1]]
+        if not dims:
+            return WHOLE, WHOLE
+        dim, *more = dims
+        step = self._step(reference[dim], other[dim])
+        narrowed = tuple((at, self._start(reference[at], other[at]), other[at]) for at in more)
+        if any(reference[at] < other[at] for at in dims):
+            return None
+        return Cut(dim, step, narrowed), Cut(dim, step)
+
+    def outers(self, reference: int, other: int, step: int = 1) -> tuple[int, ...]:
+        """The numbers of blocks (``ItemAxis.outer``) that a dimension of these sizes may consist of."""
+        count = self.multiple(reference, other)
+        whole = [outer for outer in range(1, count + 1) if count % outer == 0]
+        fitting = [outer for outer in whole if not (reference // outer) % step and not (other // outer) % step]
+        return tuple(fitting) if count else (1,)
+
+    def start(self, reference: int, outer: int) -> int:
+        """The index, in each of ``outer`` blocks of a dimension of the reference, at which the other run's begins."""
+        return reference // outer // self.batch * self.first if self.first else 0
+
+    def _start(self, reference: int, other: int) -> int:
+        return self.start(reference, 1) if self.multiple(reference, other) else 0
+
+    def _step(self, reference: int, other: int) -> int:
+        count = self.multiple(reference, other)
+        if not count:
+            return 1 if reference <= MOST_RAGGED else max(1, math.gcd(reference, other))
+        steps = (step for step in range(1, count + 1) if count % step == 0 and reference // step <= MOST_ROWS)
+        return next(steps, count)

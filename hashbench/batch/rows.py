@@ -1,0 +1,190 @@
+"""Row digests: for every tensor that an op reads or writes, one digest for each row along the dimension that holds the
+items of the batch.
+
+Views write nothing and need no rule: what a kernel reads through one is digested as the kernel sees it. A tensor that
+is read as it was written is digested once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from xxhash import xxh3_64_digest
+
+from hashbench.batch.finding import CallRows, TensorRows
+from hashbench.batch.layout import WHOLE, Company, Cut, Shape
+from hashbench.replay.call import is_plain
+from hashbench.trace.arguments import leaves, named_arguments, tensors_in
+from hashbench.trace.callbacks import TraceCallback
+from hashbench.trace.digest import dtype_name, raw_digest, readable
+from hashbench.trace.op_schema import OpPlan, Pattern, plan_of
+
+NodeShapes = Mapping[str, Mapping[str, Shape]]
+"""By the id of a record: the shapes of the tensors that it read, by argument, and of those that it wrote, by ``>0``."""
+
+
+class ShapeNotes(TraceCallback):
+    """Notes the shapes that every call read and wrote, and its whole numbers."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[str, dict[str, Shape]] = {}
+        self.numbers: dict[str, tuple[int | None, ...]] = {}
+
+    def before(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:  # noqa: ARG002
+        """Note what is read before the call may change it."""
+        self.shapes[node] = {path: tuple(tensor.shape) for path, tensor in named_arguments(args, kwargs)}
+        self.numbers[node] = whole_numbers(args, kwargs)
+
+    def after(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
+        """Note what was written."""
+        written = written_by(plan_of(func), args, kwargs, output)
+        self.shapes[node] |= {f">{at}": tuple(tensor.shape) for at, tensor in enumerate(written)}
+
+
+def whole_numbers(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int | None, ...]:
+    """Of all values among the arguments, in order: those that are whole numbers, ``None`` for each other."""
+    return tuple(leaf if type(leaf) is int else None for leaf in leaves([*args, *kwargs.values()]))
+
+
+def written_by(plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> list[torch.Tensor]:
+    """All tensors that a call wrote, in the order in which its record has them; those of a view are none."""
+    if plan.pattern is Pattern.INPLACE:
+        return [args[0]]
+    new = tensors_in(output)
+    targets = plan.written_tensors(args, kwargs)
+    if not plan.fresh:
+        known = {_address(tensor) for tensor in tensors_in([*args, *kwargs.values()])}
+        new = [tensor for tensor in new if _address(tensor) not in known]
+    passed = {id(tensor) for tensor in targets}
+    return [tensor for tensor in new if id(tensor) not in passed] + targets
+
+
+class RowDigests(TraceCallback):
+    """Keeps, for every call, the digests of the rows of all that it read and wrote (``calls``, by the id of its
+    record), and the shapes (``shapes``).
+
+    Args:
+        company: the sizes of the two runs.
+        others: the shapes of the other run, by the ids that this run's records have.
+        reference: whether this is the run of the whole batch.
+    """
+
+    def __init__(self, company: Company, others: NodeShapes, *, reference: bool) -> None:
+        self.calls: dict[str, CallRows] = {}
+        self.shapes: dict[str, dict[str, Shape]] = {}
+        self._company, self._others, self._reference = company, others, reference
+        self._cuts: dict[tuple[Shape, Shape], Cut | None] = {}
+        self._read: dict[str, tuple[tuple[str, TensorRows], ...]] = {}
+        self._known: dict[int, dict[tuple[Any, ...], TensorRows]] = {}
+        self._state: dict[int, str] = {}
+
+    def leaf(self, node: str, tensor: torch.Tensor) -> None:
+        """What is known of this memory is of another tensor that was there before. A parameter or buffer is the same in
+        both runs as long as nobody writes to it: its name stands for its content."""
+        address = _address(tensor)
+        self._known.pop(address, None)
+        self._state.pop(address, None)
+        if node.startswith(("parameter/", "buffer/")) and address:
+            self._state[address] = node
+
+    def before(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Digest what is read, before the call may change it."""
+        plan = plan_of(func)
+        if plan.pattern is Pattern.VIEW:
+            return
+        shapes = self._others.get(node, {})
+        self._read[node] = tuple(
+            (path, self._rows(tensor, shapes.get(path))) for path, tensor in named_arguments(args, kwargs)
+        )
+
+    def after(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
+        """Digest what was written."""
+        plan = plan_of(func)
+        if plan.pattern is Pattern.VIEW:
+            return
+        written = written_by(plan, args, kwargs, output)
+        for address in {_address(tensor) for tensor in (tensors_in(output) if plan.resizes else written)}:
+            self._known[address] = {}
+            self._state.pop(address, None)
+        shapes, read = self._others.get(node, {}), self._read.pop(node, ())
+        named = [(f">{at}", tensor) for at, tensor in enumerate(written)]
+        rows = () if plan.blank else tuple(self._rows(tensor, shapes.get(path)) for path, tensor in named)
+        self.calls[node] = CallRows(read, rows)
+        self.shapes[node] = {path: one.shape for path, one in read}
+        self.shapes[node] |= {path: tuple(tensor.shape) for path, tensor in named}
+
+    def _rows(self, tensor: torch.Tensor, other: Shape | None) -> TensorRows:
+        shape = tuple(tensor.shape)
+        cut = WHOLE if other is None or other == shape else self._cut(shape, other)
+        address = _address(tensor)
+        if not address or not is_plain(tensor) or tensor.is_meta:
+            return _odd(tensor, shape, comparable=cut == WHOLE)
+        if cut is None:
+            return TensorRows(dtype_name(tensor.dtype), shape, None)
+        place = (tensor.storage_offset(), shape, tensor.stride(), tensor.dtype)
+        state = self._state.get(address)
+        if state is not None and cut == WHOLE:
+            return TensorRows(dtype_name(tensor.dtype), shape, cut, content=repr((state, place)).encode(), state=state)
+        known = self._known.setdefault(address, {})
+        key = (*place, cut, tensor.is_conj(), tensor.is_neg())
+        if key not in known:
+            content, width = row_digests(tensor, cut)
+            known[key] = TensorRows(dtype_name(tensor.dtype), shape, cut, content, width)
+        return known[key]
+
+    def _cut(self, shape: Shape, other: Shape) -> Cut | None:
+        if (shape, other) not in self._cuts:
+            both = self._company.cuts(*((shape, other) if self._reference else (other, shape)))
+            self._cuts[shape, other] = None if both is None else both[0 if self._reference else 1]
+        return self._cuts[shape, other]
+
+
+def row_digests(tensor: torch.Tensor, cut: Cut) -> tuple[bytes, int]:
+    """The digests of a tensor's rows, one after the other, and how many bytes each takes: XXH3-64 over the row's
+    elements in logical order, or the elements themselves where they take no more. Reads in place where rows are
+    contiguous."""
+    tensor = tensor.detach()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    for dim, start, length in cut.narrowed:
+        tensor = tensor.narrow(dim, start, length)
+    repeated = 1
+    if cut.dim is None:
+        count = 1
+    else:
+        count = tensor.shape[cut.dim] // cut.step
+        if count > 1 and tensor.stride(cut.dim) == 0:  # expanded: one row, shown many times
+            tensor, repeated = tensor.narrow(cut.dim, 0, cut.step), count
+        tensor = tensor.movedim(cut.dim, 0)
+    if not tensor.is_cpu:
+        tensor = tensor.cpu()
+    tensor = tensor.contiguous()
+    nbytes = tensor.nbytes
+    width = nbytes * repeated // count if count else 0
+    if not nbytes:
+        return b"", 0
+    content = memoryview((ctypes.c_char * nbytes).from_address(tensor.data_ptr())).cast("B")
+    if width <= 8:
+        return bytes(content) * repeated, width
+    return b"".join([xxh3_64_digest(row) for row in _rows_of(content, width)]) * repeated, 8
+
+
+def _rows_of(content: memoryview, width: int) -> Iterator[memoryview]:
+    return (content[start : start + width] for start in range(0, len(content), width))
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Where the tensor's memory begins; 0 without any."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return 0
+
+
+def _odd(tensor: torch.Tensor, shape: Shape, *, comparable: bool) -> TensorRows:
+    """Of a tensor without elements, or that is sparse, quantized or nested: the whole of it."""
+    digest = readable(raw_digest(tensor))
+    return TensorRows(digest.dtype, shape, WHOLE if comparable else None, digest.value.encode())

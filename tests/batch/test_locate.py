@@ -1,0 +1,294 @@
+"""The first kernel whose rows differ although the item's rows of all its inputs are equal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from programs import PLANTED, SEGMENTS, Program, Segment, plant, random_inputs, random_program, runner
+from torch import nn
+from torch.nn import functional
+
+from hashbench.batch.finding import BatchFinding, Comparison, Guilt
+from hashbench.batch.layout import Company, ItemAxis
+from hashbench.batch.locate import benign_records, compare_rows, locate
+from hashbench.records import Failure, op_of
+
+BATCH, SIZE = 8, 3
+
+
+def compared(
+    function: Callable[..., Any], *, batch: int = BATCH, size: int = SIZE, above: int = 10**9, tracer: str = "auto"
+) -> Comparison:
+    """Two runs of a function of an input of shape (batch, 4, 8)."""
+    inputs = random_inputs(3, batch)
+    found = compare_rows(runner(function, inputs, batch=batch, above=above, tracer=tracer), Company(batch, size))
+    assert not isinstance(found, Failure)
+    return found[0]
+
+
+def located(function: Callable[..., Any], *, above: int = SIZE, tracer: str = "auto") -> BatchFinding:
+    """What is found of a function whose planted op adds where the batch is larger than ``above``."""
+    inputs = random_inputs(3, BATCH)
+    found = locate(runner(function, inputs, batch=BATCH, above=above, tracer=tracer), batch=BATCH, size=SIZE)
+    assert isinstance(found, BatchFinding)
+    return found
+
+
+def blamed(found: Comparison) -> list[str]:
+    """The ops in which a difference of items' rows entered."""
+    return [op_of(node) for node in (*found.sources, *found.benign)]
+
+
+def check_every_place(program: Program, batch: int, size: int, *, tracer: str = "auto") -> None:
+    """A program blames nothing as it is; with the planted op at any of its places it blames that op alone."""
+    program.at = None
+    clean = compared(program, batch=batch, size=size, tracer=tracer)
+    assert (clean.differing, blamed(clean)) == ((), [])
+    for place in range(program.places):
+        program.at = place
+        found = compared(program, batch=batch, size=size, above=size, tracer=tracer)
+        if found.differing:  # else the planted difference was washed out
+            assert [op_of(node) for node in found.sources] == [PLANTED], (program, found.detail)
+
+
+@pytest.mark.parametrize("segment", SEGMENTS, ids=lambda segment: segment.__name__)
+def test_the_op_that_looks_at_the_batch_is_named_and_nothing_else(segment: Segment) -> None:
+    check_every_place(Program(segment), BATCH, SIZE)
+
+
+@pytest.mark.parametrize("tracer", ["native", "python"])
+@pytest.mark.parametrize("seed", range(12))
+def test_in_random_programs(seed: int, tracer: str) -> None:
+    check_every_place(*random_program(seed), tracer=tracer)
+
+
+def test_every_segment_of_the_programs_has_a_place_for_the_planted_op() -> None:
+    for segment in SEGMENTS:
+        program = Program(segment)
+        program(**random_inputs(0, BATCH))
+        assert program.places, segment
+
+
+# ------------------------------------------------------------------------------------------------------- coupling
+
+
+def scaled_by_the_batch(x: torch.Tensor) -> torch.Tensor:
+    return x / x.abs().sum()
+
+
+def centred(x: torch.Tensor) -> torch.Tensor:
+    return x - x.mean(0)
+
+
+def normed_in_training(x: torch.Tensor) -> torch.Tensor:
+    return functional.batch_norm(x, None, None, training=True)
+
+
+def divided_by_the_number_of_items(x: torch.Tensor) -> torch.Tensor:
+    return x * (1.0 / x.shape[0])
+
+
+def experts_of_limited_capacity(x: torch.Tensor) -> torch.Tensor:
+    scores, at = (x.sum((1, 2)) + 100 * torch.arange(x.shape[0])).topk(2)
+    return torch.zeros_like(x).index_copy(0, at, x[at] * scores[:, None, None])
+
+
+def rolled(x: torch.Tensor) -> torch.Tensor:
+    return x + x.roll(1, 0)
+
+
+def contrasted(x: torch.Tensor) -> torch.Tensor:
+    rows = x.flatten(1)
+    return rows @ rows.t()
+
+
+def drawn(x: torch.Tensor) -> torch.Tensor:
+    noise = torch.rand(x.shape[0] * 3)
+    return x + torch.rand(()) + 0 * noise[0]
+
+
+@pytest.mark.parametrize(
+    ("function", "kernel"),
+    [
+        (scaled_by_the_batch, "sum"),
+        (centred, "mean"),
+        (normed_in_training, "native_batch_norm"),
+        (divided_by_the_number_of_items, "mul"),
+        (experts_of_limited_capacity, "topk"),
+        (rolled, "roll"),
+        (contrasted, "mm"),
+        (drawn, "rand"),
+    ],
+)
+def test_where_the_company_enters_is_named(function: Callable[..., Any], kernel: str) -> None:
+    found = located(function)
+    assert found.kernel.split(".")[1] == kernel, found
+    assert found.sources[0] == found.record
+
+
+# ----------------------------------------------------------------------------------------------------- what is said
+
+
+class Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return plant(x.flatten(0, 1)) @ self.weight
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = Head()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x * 2).view_as(x)
+
+
+@pytest.mark.parametrize("tracer", ["native", "python"])
+def test_a_finding_says_where_and_how_much_and_has_the_call(tracer: str) -> None:
+    found = located(Model(), tracer=tracer)
+    assert (found.batch, found.size, found.kernel, found.module) == (BATCH, SIZE, PLANTED, "Model.head")
+    assert re.fullmatch(r"test_locate\.py:\d+ forward", found.source_line)
+    assert (found.shapes, found.reference_shapes) == ("(12,8)", "(32,8)")
+    assert (found.benign, found.not_attributable, found.detail) == ((), 0, "")
+    assert found.call.axes == found.call.outputs == (ItemAxis(0, 1, 4),)
+    assert found.call.items == BATCH
+    # Alone it does not differ, since it is told the size of the batch otherwise; the runs give the numbers.
+    assert found.difference.max_abs == 1.0
+
+
+def test_sizes_among_the_arguments_of_the_call_are_known() -> None:
+    found = located(
+        lambda x: (x + 1).repeat(x.shape[0], 1, 1)[: x.shape[0]] + torch.full((x.shape[0], 1, 1), 1 / x.shape[0])
+    )
+    assert found.kernel == "aten.full.default"
+    assert found.detail.startswith("its arguments depend on the batch: [3, 1, 1], 0.333")
+    assert found.call.scaled == (0,)
+
+
+def test_other_sources_are_named_and_what_reaches_no_output_is_benign() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        plant(x)
+        return plant(x * 2), plant(x * 3)
+
+    found = located(function)
+    first, second, third = (f"forward.0//{PLANTED}#{number}" for number in range(3))
+    assert (found.sources, found.benign) == ((second, third), (first,))
+
+
+def test_only_the_outputs_that_are_named_are_explained() -> None:
+    inputs = random_inputs(3, BATCH)
+    run_at = runner(lambda x: (plant(x * 2), plant(x * 3)), inputs, batch=BATCH, above=SIZE)
+    found = locate(run_at, batch=BATCH, size=SIZE, differing=["output.1"])
+    assert isinstance(found, BatchFinding)
+    assert (found.record, len(found.sources), len(found.benign)) == (f"forward.0//{PLANTED}#1", 1, 1)
+
+
+def test_kernels_that_are_rounded_away_are_benign() -> None:
+    run_at = runner(lambda x: plant(x).clamp(max=-9), random_inputs(3, BATCH), batch=BATCH, above=SIZE)
+    assert benign_records(run_at, batch=BATCH, size=SIZE) == (f"forward.0//{PLANTED}#0",)
+
+
+def test_a_loss_over_the_batch_that_nothing_reads_is_not_named() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return plant(x), x.mean()
+
+    found = located(function)
+    assert found.sources == (f"forward.0//{PLANTED}#0",)
+    assert found.benign == ()
+
+
+def test_a_part_of_memory_written_earlier_is_followed() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(x.shape[0], 8, 8)
+        out[:, :4].copy_(plant(x))
+        out[:, 4:].copy_(x)
+        return out * 2
+
+    assert located(function).kernel == PLANTED
+
+
+def test_an_op_that_only_the_smaller_batch_runs_is_named() -> None:
+    found = located(lambda x: (x * 2 if x.shape[0] == BATCH else plant(x * 2).neg()) + 1)
+    assert found.kernel == PLANTED
+    assert found.detail == f"a batch of {BATCH} calls other ops here (none)"
+    assert (found.shapes, found.reference_shapes, found.call) == ("(3,4,8)", "", None)
+
+
+def test_a_failing_run_is_said() -> None:
+    failure = Failure("no memory")
+    assert locate(lambda *_: failure, batch=8, size=4) is failure
+
+
+# --------------------------------------------------------------------------------------------------- real layers
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase], *, batch_first: bool) -> None:
+        super().__init__()
+        self.layer, self.batch_first = kind(8, 8, batch_first=batch_first), batch_first
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        states, _ = self.layer(x if self.batch_first else x.transpose(0, 1))
+        return states[:, -1] if self.batch_first else states[-1]
+
+
+class Convolution(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(24, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        steps = x.transpose(0, 1)
+        mixed, _ = self.inner(steps, steps, steps)
+        return mixed.transpose(0, 1)
+
+
+_MOVING = ("clone", "copy", "cat", "stack", "index", "gather", "repeat", "embedding.", "empty", "zeros", "constant_pad")
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        lambda: Recurrent(nn.GRU, batch_first=True),
+        lambda: Recurrent(nn.LSTM, batch_first=False),
+        lambda: Recurrent(nn.RNN, batch_first=False),
+        Encoder,
+        Attention,
+        Convolution,
+    ],
+    ids=["gru", "lstm", "rnn", "encoder", "attention", "convolution"],
+)
+def test_of_real_layers_every_call_is_attributed_and_none_that_only_moves_is_blamed(
+    module: Callable[[], nn.Module],
+) -> None:
+    torch.manual_seed(0)
+    found = compared(module().eval(), size=1)
+    assert all(found.judged[node].reference == "" for node in found.not_attributable)  # torch takes another op for one
+    assert not [op for op in blamed(found) if op.partition(".")[2].startswith(_MOVING)]
+    assert sum(one.guilt is Guilt.CLEAN for one in found.judged.values()) >= 1
