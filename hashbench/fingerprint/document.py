@@ -21,7 +21,7 @@ from hashbench.io import document_digest, from_json, read_json_object, to_json, 
 from hashbench.records import DETERMINISTIC, contiguous_stride
 from hashbench.results.folder import file_key
 
-FINGERPRINT_SCHEMA = 1
+FINGERPRINT_SCHEMA = 2
 """Version of the file; one of another version is refused."""
 
 FOLDER = "fingerprints"
@@ -145,7 +145,8 @@ class Kernel:
         return json.dumps([self.op, to_json(self.args), to_json(self.kwargs), forms], sort_keys=True)
 
 
-COLUMNS = tuple(field.name for field in dataclasses.fields(Kernel))
+COLUMNS = ("op", "arguments", "tensors", "place", "calls", "library", "outputs", "samples")
+"""Of the row of a kernel in a file; ``arguments`` are ``args`` and ``kwargs``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,14 +206,21 @@ class Fingerprints:
 
 @dataclass(slots=True)
 class _Tables:
-    """What the rows of a model name by its place: words of tensors, successive ones of long lists, and libraries."""
+    """What the rows of a model name by its place: words of tensors, successive ones of long lists, arguments as JSON,
+    and libraries."""
 
     words: dict[str, int]
     lists: dict[tuple[int, ...], int]
+    arguments: dict[str, int]
     libraries: dict[str, int]
 
 
-_TABLES = {"words": tuple[str, ...], "lists": tuple[tuple[int, ...], ...], "libraries": tuple[str, ...]}
+_KINDS = {
+    "words": tuple[str, ...],
+    "lists": tuple[tuple[int, ...], ...],
+    "arguments": tuple[tuple[object, ...], ...],
+    "libraries": tuple[str, ...],
+}
 """The tables by name, as a file has them."""
 
 _LONG = 6
@@ -220,12 +228,13 @@ _LONG = 6
 
 
 def _packed(kernel: Kernel, tables: _Tables) -> list[Any]:
-    """The row of a kernel: tensors and libraries by their places in ``tables``, which grow, references in short."""
-    row = {name: to_json(getattr(kernel, name)) for name in COLUMNS}
-    row["args"], row["kwargs"] = _short(row["args"]), {name: _short(value) for name, value in row["kwargs"].items()}
+    """The row of a kernel: what is in ``tables``, which grow, by its place there, references in short."""
+    arguments = _short([to_json(kernel.args), *([to_json(kernel.kwargs)] if kernel.kwargs else [])])
+    row: dict[str, Any] = {name: to_json(getattr(kernel, name, None)) for name in COLUMNS}
+    row["arguments"] = tables.arguments.setdefault(json.dumps(arguments), len(tables.arguments))
     places = [tables.words.setdefault(word, len(tables.words)) for word in kernel.tensors]
     row["tensors"], done = [], 0
-    for first, last in sorted(_runs([row["args"], row["kwargs"]])):
+    for first, last in sorted(_runs(arguments)):
         if first >= done and last - first + 1 >= _LONG:
             same = tuple(places[first : last + 1])
             row["tensors"] += [*places[done:first], f"*{tables.lists.setdefault(same, len(tables.lists))}"]
@@ -237,33 +246,49 @@ def _packed(kernel: Kernel, tables: _Tables) -> list[Any]:
     return [row[name] for name in COLUMNS]
 
 
-def _unpacked(
-    row: Sequence[Any], words: Sequence[str], lists: Sequence[Sequence[int]], libraries: Sequence[str]
-) -> dict[str, Any]:
-    """The fields of the kernel that :func:`_packed` made a row of."""
-    fields = dict(zip(COLUMNS, row, strict=True))
-    places: list[object] = []
-    for place in from_json(tuple[object, ...], fields["tensors"], where="tensors"):
-        places += _at(lists, place[1:]) if isinstance(place, str) else [place]
-        if len(places) > MOST_TENSORS:
-            raise ValueError(f"a kernel has more than {MOST_TENSORS} tensors")
-    outputs = [text.partition(":") for text in from_json(tuple[str, ...], fields["outputs"], where="outputs")]
-    long = functools.partial(_long, tensors=len(places))
-    kwargs = from_json(Mapping[str, object], fields["kwargs"], where="kwargs")
-    if _size([fields["args"], kwargs]) > MOST_VALUES:
-        raise ValueError(f"a kernel has more than {MOST_VALUES} arguments")
-    fields["tensors"] = [_at(words, place) for place in places]
-    fields["outputs"] = [f"{_at(words, place)}:{digest}" for place, _, digest in outputs]
-    fields["library"] = _at(libraries, fields["library"])
-    fields["args"], fields["kwargs"] = long(fields["args"]), {name: long(value) for name, value in kwargs.items()}
-    return fields
+class _Unpacker:
+    """Makes fields of kernels of the rows of one model that :func:`_packed` made; ``values`` counts what they hold."""
+
+    def __init__(self, model: Mapping[str, object]) -> None:
+        self._tables = {name: from_json(kind, model.get(name), where=name) for name, kind in _KINDS.items()}
+        self._sizes = [_size(list(arguments)) for arguments in self._tables["arguments"]]
+        self._arguments: dict[tuple[int, int], tuple[Any, Any]] = {}
+        self.values = 0
+
+    def unpacked(self, row: Sequence[Any]) -> dict[str, Any]:
+        """The fields of one kernel; ``ValueError`` says what is wrong."""
+        fields = dict(zip(COLUMNS, row, strict=True))
+        words, lists = self._tables["words"], self._tables["lists"]
+        places: list[object] = []
+        for word in from_json(tuple[object, ...], fields["tensors"], where="tensors"):
+            places += _at(lists, word[1:]) if isinstance(word, str) else [word]
+            if len(places) > MOST_TENSORS:
+                raise ValueError(f"a kernel has more than {MOST_TENSORS} tensors")
+        outputs = [text.partition(":") for text in from_json(tuple[str, ...], fields["outputs"], where="outputs")]
+        place = _at(range(len(self._sizes)), fields.pop("arguments"))
+        self.values += len(places) + self._sizes[place]
+        fields["args"], fields["kwargs"] = self._args(place, tensors=len(places))
+        fields["tensors"] = [_at(words, place) for place in places]
+        fields["outputs"] = [f"{_at(words, place)}:{digest}" for place, _, digest in outputs]
+        fields["library"] = _at(self._tables["libraries"], fields["library"])
+        return fields
+
+    def _args(self, place: int, *, tensors: int) -> tuple[Any, Any]:
+        if self._sizes[place] > MOST_VALUES:
+            raise ValueError(f"a kernel has more than {MOST_VALUES} arguments")
+        if (place, tensors) not in self._arguments:
+            args, *kwargs = _long(list(self._tables["arguments"][place]), tensors=tensors) or [None]
+            if len(kwargs) > 1:
+                raise ValueError("the arguments of a kernel are not a list and a mapping")
+            self._arguments[place, tensors] = args, kwargs[0] if kwargs else {}
+        return self._arguments[place, tensors]
 
 
 def _at(table: Sequence[Any], place: object) -> Any:
     """What stands at this place in a table, which may be named in digits; ``ValueError`` where nothing does."""
     number = int(place) if isinstance(place, str) and place.isdecimal() and len(place) < 10 else place
     if type(number) is not int or not 0 <= number < len(table):
-        raise ValueError("a tensor or library of a kernel is missing")
+        raise ValueError("a tensor, argument or library of a kernel is missing")
     return table[number]
 
 
@@ -338,10 +363,11 @@ def text_of(fingerprints: Fingerprints) -> str:
     """The file's text, a line for each kernel."""
     models = []
     for model in fingerprints.models:
-        tables = _Tables({}, {}, {})
+        tables = _Tables({}, {}, {}, {})
         rows = [_packed(kernel, tables) for kernel in model.kernels]
         fields = {**to_json(dataclasses.replace(model, kernels=())), "columns": list(COLUMNS)}
-        fields |= {name: to_json(list(getattr(tables, name))) for name in _TABLES}
+        fields |= {name: to_json(list(getattr(tables, name))) for name in _KINDS}
+        fields["arguments"] = [json.loads(text) for text in tables.arguments]
         models.append({**fields, "kernels": rows})
     content = {"schema": FINGERPRINT_SCHEMA, "environment": to_json(fingerprints.environment), "models": models}
     content["sha256"] = document_digest(content)
@@ -405,14 +431,14 @@ def _fingerprints(content: Mapping[str, Any]) -> Fingerprints:
         rows = model.get("kernels")
         if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == len(COLUMNS) for row in rows):
             raise ValueError("a kernel has another number of columns")
-        tables = [from_json(kind, model.get(name), where=name) for name, kind in _TABLES.items()]
+        unpacker = _Unpacker(model)
         kernels = []
         for row in rows:
-            kernels.append(_unpacked(row, *tables))
-            values += len(kernels[-1]["tensors"]) + _size([kernels[-1]["args"], kernels[-1]["kwargs"]])
-            if values > 100 * MOST_VALUES:
+            kernels.append(unpacker.unpacked(row))
+            if values + unpacker.values > 100 * MOST_VALUES:
                 raise ValueError(f"it has more than {100 * MOST_VALUES} arguments")
-        rest = {name: value for name, value in model.items() if name not in ("columns", *_TABLES)}
+        values += unpacker.values
+        rest = {name: value for name, value in model.items() if name not in ("columns", *_KINDS)}
         models.append(from_json(ModelFingerprint, {**rest, "kernels": kernels}, where="a model"))
     fingerprints = Fingerprints(environment, tuple(models))
     if fingerprints.kernels > MOST_KERNELS:

@@ -348,10 +348,19 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a word that is none": (lambda it: it["models"][0]["words"].__setitem__(0, "float32[9"), "describes no tensor"),
     "a huge tensor": (lambda it: it["models"][0]["words"].__setitem__(0, f"float32[{10**9},{10**9}]"), "fits into"),
     "an argument of many": (
-        lambda it: it["models"][0]["kernels"][0][1].append([{"each": 1, "times": 20_000}] * 6),
+        lambda it: it["models"][0]["arguments"][0][0].append([{"each": 1, "times": 20_000}] * 6),
         "has more than 100000 arguments",
     ),
-    "a word that is missing": (lambda it: it["models"][0]["kernels"][0][3].append(10**6), "is missing"),
+    "arguments that are missing": (lambda it: it["models"][0]["kernels"][0].__setitem__(1, 10**6), "is missing"),
+    "three arguments": (lambda it: it["models"][0]["arguments"][0].extend([{}] * 2), "not a list and a mapping"),
+    "no arguments": (lambda it: it["models"][0]["arguments"].__setitem__(0, []), "args"),
+    "few bytes for many arguments": (
+        lambda it: it["models"][0].update(
+            kernels=it["models"][0]["kernels"][:1] * 200, arguments=[[[{"each": 1, "times": 20_000}] * 4]]
+        ),
+        "has more than 10000000 arguments",
+    ),
+    "a word that is missing": (lambda it: it["models"][0]["kernels"][0][2].append(10**6), "is missing"),
 }
 
 
