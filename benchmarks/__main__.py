@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import bitwise, calls, digests, fuzz, overhead, scale, sweep_overhead, traces
+from benchmarks import bitwise, calls, digests, fingerprint, fuzz, overhead, scale, sweep_overhead, traces
 from benchmarks.table import Table, machine
 
 
@@ -29,6 +29,7 @@ def main() -> None:
         "digests": digests.measure,
         "bitwise": lambda: bitwise.measure(seconds=parsed.seconds),
         "traces": traces.measure,
+        "fingerprint": fingerprint.measure,
         "sweep": sweep_overhead.measure,
         "scale": scale.measure,
         "fuzz": lambda: fuzz.measure(mutations=parsed.mutations),
