@@ -45,9 +45,7 @@ def measure() -> list[Table]:
     headers = ("model", "kernels", "untraced run", "collecting", "over a run", "recorded in", "goal", "reached",
                "bytes", "goal", "reached", "verified in", "changed")  # fmt: skip
     clock = "CPU seconds of this process" if torch.get_num_threads() == 1 else "seconds on the wall"
-    note = (
-        f"Seconds are {clock}. A run has two steps; a fingerprint is recorded by one run and then all kernels."
-    )
+    note = f"Seconds are {clock}. A run has two steps; a fingerprint is recorded by one run and then all kernels."
     return [Table("Kernel fingerprints", headers, tuple(rows), (note,))]
 
 

@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from types import FrameType
@@ -387,6 +387,41 @@ def _seal_recording(folder: Path, path: Path) -> None:
     _sealed(folder / "run.json", **({"tensors": digest} if path.suffix == ".safetensors" else {}))
 
 
+# ------------------------------------------------------------------------------------------------- fingerprints
+
+_RECORDED = "fingerprints/zoo.inference.net.json"
+
+
+def _make_fingerprints(folder: Path) -> None:
+    """Two sweeps with the fingerprint of one model each, whose row became another one in between."""
+    import torch
+
+    from hashbench.fingerprint import document
+    from hashbench.fingerprint.document import Fingerprints
+    from hashbench.fingerprint.measure import record
+
+    weight = torch.tensor([[1.0, -1.0, 2.0]] * 4, requires_grad=True)
+    parameters = [torch.ones(3, requires_grad=True) for _ in range(7)]
+
+    def step() -> None:
+        picked = torch.relu(torch.ones(2, 4) @ weight)[torch.tensor([1, 0, 1])]
+        (picked.sum() + sum(parameters).sum()).backward()
+        torch.optim.Adam([weight, *parameters], foreach=True).step()
+
+    made = replace(record(step, name="net").models[0], suite="zoo", mode="inference", dtype="float32")
+    header = "dev,name,batch_size,accuracy,suite,mode,dtype\n"
+    for name, status, version in (("before", "pass", "2.15.0"), ("after", "eager_two_runs_differ", "2.15.1")):
+        (folder / name).mkdir()
+        (folder / name / "accuracy.csv").write_text(f"{header}cpu,net,1,{status},zoo,inference,float32\n")
+        document.write(folder / name / _RECORDED, Fingerprints({"packages": {"torch": version}}, (made,)))
+
+
+def _read_fingerprints(folder: Path) -> Any:
+    from hashbench.fingerprint import document
+
+    return [document.read(folder / name / _RECORDED) for name in ("before", "after")]
+
+
 # ------------------------------------------------------------------------------------------------- pipelines
 
 
@@ -440,6 +475,9 @@ FORMATS = (
            _seal_recording),
     Format("pipeline check", _copied("checks/kernel"), ("*",), _read_check, _checks_differ,
            ("pipeline compare sound bad", "pipeline compare bad sound --format json"), _seal_check),
+    Format("fingerprints", _make_fingerprints, (f"after/{_RECORDED}",), _read_fingerprints, _never,
+           ("compare bad/before bad/after", f"fingerprint verify bad/after/{_RECORDED} --only nobody"),
+           lambda _, path: _sealed(path)),
     Format("repro", _make_repro, ("call.json", "call.json", "tensors.pt"), _read_repro, _never,
            ("replay bad --replays 2 --budget 0.1",), _seal_repro),
 )  # fmt: skip

@@ -22,6 +22,8 @@ from pathlib import Path
 import psutil
 from sweep_targets import FOR_EVER, do_hang, do_kill9, do_nap, do_segfault, do_segfault_in_diagnosis  # noqa: F401 – by name
 
+from hashbench.fingerprint import document
+from hashbench.fingerprint.document import Fingerprints, ModelFingerprint
 from hashbench.io import replace_file
 from hashbench.processes import tell_phase
 from hashbench.records import ModelSpec, Row, RunOptions
@@ -108,6 +110,12 @@ def do_leave_files(spec, options):
     repro = Path(options.output) / "repro" / key
     repro.mkdir(parents=True)
     (repro / "tensors.pt").write_bytes(bytes(range(256)))
+
+
+def do_fingerprint(spec, options):
+    """What ``record_model`` leaves: a file of fingerprints."""
+    model = ModelFingerprint(spec.suite, spec.name, options.mode, "cpu", "", "on", options.threads, (), (), {})
+    document.write(document.path_in(Path(options.output), model.key), Fingerprints({}, (model,)))
 
 
 def do_tell(spec, _options):

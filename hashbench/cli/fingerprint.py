@@ -68,9 +68,8 @@ def _record(parsed: argparse.Namespace) -> int:
         timeout=parsed.timeout,
         on_progress=say,
     )
-    document.write(parsed.output, recording.fingerprints)
-    nbytes = len(document.text_of(recording.fingerprints))
-    print(text.recorded_text(recording.fingerprints, nbytes=nbytes))
+    document.write(parsed.output, recording.together)
+    print(text.recorded_text(recording.together, nbytes=parsed.output.stat().st_size))
     print(f"\nWritten: {parsed.output}")
     return 0
 

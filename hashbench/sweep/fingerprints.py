@@ -1,4 +1,4 @@
-"""The fingerprints of many models: each is recorded by a worker of its own, all become one file."""
+"""The fingerprints of many models: each is recorded by a worker of its own, here or on a machine of a cluster."""
 
 from __future__ import annotations
 
@@ -14,19 +14,25 @@ from hashbench.fingerprint.document import Fingerprints, ModelFingerprint
 from hashbench.io import read_json
 from hashbench.processes import Interrupts, describe_end, last_words
 from hashbench.records import ModelSpec, RunOptions
-from hashbench.results.folder import file_key
+from hashbench.results.folder import ResultsFolder, file_key
 from hashbench.results.rows import row_from_json
-from hashbench.sweep.executors import Executor, Task, TaskResult
+from hashbench.sweep.executors import Executor, Resources, Task, TaskResult
 
 TARGET = "hashbench.check.fingerprint:record_model"
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The fingerprints that were recorded, and for each model without one the reason, by name."""
+    """What was recorded: for each model a file of its own, with the environment of the machine that ran it and the
+    threads that it had; and for each model without one the reason, by name."""
 
-    fingerprints: Fingerprints
+    files: tuple[Fingerprints, ...]
     failures: Mapping[str, str]
+
+    @property
+    def together(self) -> Fingerprints:
+        """All in one file, of models that one machine ran."""
+        return Fingerprints(self.files[0].environment, tuple(model for file in self.files for model in file.models))
 
 
 def record(
@@ -39,13 +45,13 @@ def record(
     on_progress: Callable[[str], object] = lambda _: None,
     target: str = TARGET,
 ) -> Recording:
-    """Record one model after the other on the executor, which is closed at the end.
+    """Record as many models at once as the executor can run, which is closed at the end.
 
     Args:
         specs: the models; one that cannot run in this mode on this device is left out.
         options: how they run.
         executor: where.
-        environment: the fingerprint of the machine.
+        environment: the fingerprint of this machine.
         timeout: seconds for one model.
         on_progress: told what became of each model, a sentence each.
         target: ``module:function`` that a worker calls.
@@ -53,50 +59,71 @@ def record(
     Raises:
         HashbenchError: no model has a fingerprint.
     """
-    models: list[ModelFingerprint] = []
-    failures: dict[str, str] = {}
+    skipped = {spec.name: spec.skip_reason(options.mode, device=options.device) for spec in specs}
+    failures = {name: reason for name, reason in skipped.items() if reason}
+    waiting = [spec for spec in specs if not skipped[spec.name]]
+    made: dict[str, Fingerprints] = {}
     with tempfile.TemporaryDirectory(prefix="hashbench-") as name, Interrupts() as interrupts:
-        folder = Path(name)
+        running: dict[str, int] = {}
+        resources = executor.resources
+        threads = resources.threads if options.threads is None else options.threads
+        options = replace(options, output=name, threads=threads)
         try:
             with interrupts.allowed():
                 executor.start(target=target)
-            for spec in specs:
-                skipped = spec.skip_reason(options.mode, device=options.device)
-                if skipped:
-                    failures[spec.name] = skipped
-                    continue
-                executor.submit(_task(spec, replace(options, output=str(folder)), folder, timeout, target))
+            while waiting or running:
+                while waiting and (not running or len(running) < executor.capacity):
+                    slot = min(set(range(len(running) + 1)) - set(running.values()))
+                    task = _task(waiting.pop(0), options, resources, slot, timeout, target)
+                    executor.submit(task)
+                    running[task.key] = slot
                 with interrupts.allowed():
-                    (result,) = executor.wait()
-                made, problem = _made(result, folder)
-                models += made
-                failures |= {spec.name: problem} if problem else {}
-                on_progress(f"[{len(models) + len(failures)}/{len(specs)}] {spec.name}: {problem or 'recorded'}")
+                    results = executor.wait()
+                for result in results:
+                    del running[result.task.key]
+                    model = result.task.spec.name
+                    models, problem = _made(result)
+                    if models:
+                        made[model] = Fingerprints(_of(models[0], result.environment or environment), models)
+                    else:
+                        failures[model] = problem
+                    on_progress(f"[{len(made) + len(failures)}/{len(specs)}] {model}: {problem or 'recorded'}")
         finally:
             executor.close()
-    if not models:
+    if not made:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in list(failures.items())[:3])
         raise HashbenchError("no model has a fingerprint", consequence=f"nothing was written ({reasons})")
-    return Recording(Fingerprints(environment, tuple(models)), failures)
+    return Recording(tuple(made[spec.name] for spec in specs if spec.name in made), failures)
 
 
-def _task(spec: ModelSpec, options: RunOptions, folder: Path, timeout: float, target: str) -> Task:
-    key = file_key(suite=spec.suite, mode=options.mode, name=spec.name)
+def _of(model: ModelFingerprint, environment: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The environment with as many threads as the kernels of this model had: ``--threads`` or ``--jobs`` may say."""
+    threads = environment.get("threads")
+    known = threads if isinstance(threads, Mapping) else {}
+    return {**environment, "threads": {**known, "intra_op": model.threads}}
+
+
+def _task(spec: ModelSpec, options: RunOptions, resources: Resources, slot: int, timeout: float, target: str) -> Task:
+    key, folder = file_key(suite=spec.suite, mode=options.mode, name=spec.name), ResultsFolder(Path(options.output))
+    for path in (folder.row_path(key), folder.log_path(key)):
+        path.parent.mkdir(parents=True, exist_ok=True)
     return Task(
         key=key,
         spec=spec,
         options=options,
         target=target,
-        row_path=str(folder / f"{key}.row"),
-        log_path=str(folder / f"{key}.log"),
+        row_path=str(folder.row_path(key)),
+        log_path=str(folder.log_path(key)),
         timeout=timeout,
+        cpus=resources.slots[slot] if resources.slots else (),
+        variables=resources.devices[slot % len(resources.devices)].variables if resources.devices else {},
     )
 
 
-def _made(result: TaskResult, folder: Path) -> tuple[tuple[ModelFingerprint, ...], str]:
+def _made(result: TaskResult) -> tuple[tuple[ModelFingerprint, ...], str]:
     """What a worker left, or why it left nothing."""
     task = result.task
-    path = document.path_in(folder, (task.spec.suite, task.spec.name, task.options.mode))
+    path = document.path_in(Path(task.options.output), (task.spec.suite, task.spec.name, task.options.mode))
     if path.exists():
         return document.read(path).models, ""
     if result.timed_out:

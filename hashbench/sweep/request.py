@@ -119,6 +119,7 @@ def run(
                 on_note(note)
             on_event(event)
 
+        executor = cluster or devices.executor(jobs=request.jobs or 1, memory_mib=request.memory_mib)
         if options.stress and cluster is None and options.device == "cpu":
             preload = devices.preload
             stack.enter_context(fresh_process.served(preload=preload, environment=WORKER_VARIABLES))
@@ -127,7 +128,7 @@ def run(
             options,
             output=request.output,
             environment=environment,
-            executor=cluster or devices.executor(jobs=request.jobs or 1, memory_mib=request.memory_mib),
+            executor=executor,
             timeout=request.timeout,
             resume=request.resume,
             on_event=told,
@@ -135,10 +136,8 @@ def run(
             earlier=_earlier(request, specs, options),
             retries=request.retries,
         )
-        if request.fingerprints and cluster is not None:
-            on_note("--fingerprints is for models that run on this machine: none was recorded")
-        elif request.fingerprints:
-            _record_fingerprints(request, options, result, devices, on_note)
+        if request.fingerprints:
+            _record_fingerprints(request, options, result, executor, devices.environment, on_note)
         return result
 
 
@@ -146,11 +145,12 @@ def _record_fingerprints(
     request: SweepRequest,
     options: RunOptions,
     result: SweepResult,
-    devices: LocalDevices,
+    executor: Executor,
+    environment: Mapping[str, Any],
     on_note: Callable[[str], object],
 ) -> None:
-    """Record the kernel fingerprints of the models that have none in the results folder yet. What goes wrong with one
-    is a note: the rows are there."""
+    """Record the kernel fingerprints of the models that have none in the results folder yet, where and with as many
+    threads as they ran. What goes wrong with one is a note: the rows are there."""
     folder = request.output
     catalog = [spec for suite in request.selection.suites for spec in registry.catalog(suite)]
     ran = {(row.suite, row.name) for row in result.rows if kind_of(row.accuracy) in (Kind.PASS, Kind.DIFFER)}
@@ -166,16 +166,15 @@ def _record_fingerprints(
         recording = record_fingerprints(
             wanted,
             options,
-            executor=devices.executor(),
-            environment=devices.environment,
+            executor=executor,
+            environment=environment,
             timeout=request.timeout,
         )
     except HashbenchError as error:
         on_note(f"no kernel fingerprints: {error}")
         return
-    for model in recording.fingerprints.models:
-        single = replace(recording.fingerprints, models=(model,))
-        document.write(document.path_in(folder, model.key), single)
+    for file in recording.files:
+        document.write(document.path_in(folder, file.models[0].key), file)
     for name, reason in recording.failures.items():
         on_note(f"no kernel fingerprint of {name}: {reason}")
 

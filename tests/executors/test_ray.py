@@ -23,7 +23,7 @@ from sweep_helpers import alive, names_in_csv, sweep_process, wait_until
 from hashbench.errors import HashbenchError
 from hashbench.io import PACKAGE_PARENT
 from hashbench.records import RunOptions
-from hashbench.sweep import run
+from hashbench.sweep import fingerprints, run
 from hashbench.sweep.executors import Task, ray_client
 from hashbench.sweep.executors import ray as ray_executor
 from hashbench.sweep.executors.ray_client import RayClient
@@ -219,6 +219,23 @@ def test_rows_name_the_environment_of_their_machine_which_is_kept(finished):
 
 
 # --------------------------------------------------------------------------------------------------- lost machines
+
+
+def test_fingerprints_come_from_the_machines_with_their_environments(machines, tmp_path):
+    executor = ray_targets.executor(machines.address, resources={"worker": 1}, patience=120.0)
+    behaviours = {"a": "fingerprint", "b": "fingerprint", "c": "segfault"}
+    specs = [ray_targets.spec(name, do, notes=tmp_path) for name, do in behaviours.items()]
+    for _ in range(2):  # after a sweep the same executor is started again
+        recording = fingerprints.record(
+            specs, RunOptions(), executor=executor, environment={}, timeout=120.0, target="ray_targets:run_model"
+        )
+
+        assert [file.models[0].name for file in recording.files] == ["a", "b"]
+        assert {file.environment["key"] for file in recording.files} <= {
+            f"machine-{raylet}" for raylet in ray_targets.machines(tmp_path).values()
+        }
+        assert recording.files[0].environment["threads"] == {"intra_op": 1}
+        assert "SIGSEGV" in recording.failures["c"]
 
 
 def test_no_row_is_lost_and_none_is_twice_when_a_machine_is_killed(machines, tmp_path):

@@ -286,13 +286,15 @@ class RayExecutor:
         return self._phases.get(key, "")
 
     def close(self) -> None:
-        """Cancel what runs, let it end what it started, and leave the cluster; one that was started here ends."""
+        """Cancel what runs, let it end what it started, and leave the cluster; one that was started here ends. The
+        executor can be started again."""
         if self._client is not None:
             with contextlib.suppress(HashbenchError):  # it does not answer: its tasks end with the process that asks it
                 self._client.cancel(list(self._running))
             self._client.close()
             self._client = None
         self._running.clear()
+        self._nodes, self._looked = [], 0.0  # a cluster that is started again has other machines
 
     def _settle(self, task: int) -> TaskResult | None:
         """What became of a task; ``None`` where its machine is asked before it is believed."""
