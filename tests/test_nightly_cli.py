@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 import subprocess
 from pathlib import Path
 from xml.etree import ElementTree
@@ -128,3 +130,55 @@ def test_report_refuses_on_one_line_what_is_no_results(main, worse, folder, said
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+ANOTHER_NIGHT = """
+import os
+
+
+def net(activated):
+    import torch
+
+    elsewhere = os.environ.get("MKL_CBWR") == "COMPATIBLE"
+    if elsewhere:
+        net.library = torch.library.Library("aten", "IMPL")
+        net.library.impl("silu", lambda x: x * 0.5, "CPU")
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.copies = torch.nn.Parameter(torch.ones(4)), 0
+
+        def __deepcopy__(self, memo):
+            self.copies += elsewhere
+            other = Net()
+            other.copies = self.copies
+            return other
+
+        def forward(self, x):
+            x = x * self.weight
+            return (torch.nn.functional.silu(x) if activated else x) + self.copies
+
+    return Net(), torch.ones(2, 4)
+
+
+MODELS = {"activated": lambda: net(True), "plain": lambda: net(False)}
+"""
+"""Where this variable is set, both models differ from run to run, and one kernel, which one of them calls, is another
+one: the environment is recorded with it, and no processor does anything else for these ops."""
+
+
+def test_a_night_after_a_change_of_the_environment_says_which_kernels_changed(tmp_path, monkeypatch):
+    (tmp_path / "zoo.py").write_text(ANOTHER_NIGHT)
+    flags = ("--", "--fingerprints", "--diagnose-budget", "0")
+    done = run(*NIGHT, "--label", "2026-11-19", *flags, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    done = run(*NIGHT, "--label", "2026-11-20", *flags, cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+
+    with_what = r"kernels? changed with MKL_CBWR none -> COMPATIBLE"
+    for said in (done.stdout, (tmp_path / "nights" / "2026-11-20" / "report.md").read_text()):
+        said = " ".join(html.unescape(said).split())
+        assert re.search(rf"activated \(inference\): 1 of \d {with_what}: aten.silu.default \(ATen native\)\.", said)
+        assert re.search(rf"plain \(inference\): none of \d {with_what}\.", said)
