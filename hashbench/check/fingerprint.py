@@ -31,7 +31,7 @@ def fingerprint_of(spec: ModelSpec, options: RunOptions) -> ModelFingerprint | F
     wanted = options.deterministic or spec.deterministic or "on"
     with preserved_rng():
         collected, _ = again_with_warnings(functools.partial(_collected, runner, spec), wanted)
-        return collected.failure or _measured(collected, spec, options)
+        return collected.failure or fingerprint_from(collected.kernels, spec, options, level=collected.deterministic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,14 @@ def _collected(runner: BenchmarkRunner, spec: ModelSpec, level: str) -> _Collect
     return _Collected(collector, level, run if isinstance(run, Failure) else None)
 
 
-def _measured(collected: _Collected, spec: ModelSpec, options: RunOptions) -> ModelFingerprint:
+def fingerprint_from(
+    collected: KernelCollector, spec: ModelSpec, options: RunOptions, *, level: str, seconds: float = SECONDS
+) -> ModelFingerprint:
+    """The fingerprint of a model whose run, at deterministic ``level``, was collected. Each kernel runs in isolation;
+    one that has not begun after so many ``seconds`` is left out."""
     tell_phase("running its kernels")
-    with isolation(deterministic=collected.deterministic, threads=options.threads):
-        measured = measure(collected.kernels, device=torch.device(options.device), seconds=SECONDS)
+    with isolation(deterministic=level, threads=options.threads):
+        measured = measure(collected, device=torch.device(options.device), seconds=seconds)
         threads = torch.get_num_threads()
     return ModelFingerprint(
         suite=spec.suite,
@@ -67,7 +71,7 @@ def _measured(collected: _Collected, spec: ModelSpec, options: RunOptions) -> Mo
         mode=options.mode,
         device=options.device,
         dtype=options.dtype_column,
-        deterministic=collected.deterministic,
+        deterministic=level,
         threads=threads,
         kernels=measured.kernels,
         contents=measured.contents,

@@ -178,6 +178,12 @@ def several(flags: Flags, *names: str, metavar: str, text: str, dest: str | None
     flags.add_argument(*names, action="append", default=[], metavar=metavar, help=text, **more)
 
 
+def fingerprints(flags: Flags) -> None:
+    """Add ``--fingerprints``."""
+    text = "also record kernel fingerprints, which compare and nightly read (docs/fingerprint.md)"
+    flags.add_argument("--fingerprints", action="store_true", help=text)
+
+
 def stress(flags: Flags) -> None:
     """Add ``--stress``."""
     text = "run what passes again under circumstances that must not matter, and name what then differs"

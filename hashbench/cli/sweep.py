@@ -248,8 +248,7 @@ def _add_machinery(machinery: Flags) -> None:
     text = "run what died or ran out of memory beside others again, alone, N times at most"
     flags.whole(machinery, "--retries", least=0, default=1, text=text)
     flags.seconds(machinery, "--timeout", "seconds for one model", least=0.1, default=2000.0)
-    text = "also record kernel fingerprints, which compare and nightly read (docs/fingerprint.md)"
-    machinery.add_argument("--fingerprints", action="store_true", help=text)
+    flags.fingerprints(machinery)
     machinery.add_argument("--strict", action="store_true", help="exit 1 if any model does not pass")
 
 

@@ -50,14 +50,15 @@ def _add_dynamo(commands: Commands) -> None:
     dynamo = commands.add_parser(
         "dynamo",
         help="run PyTorch's benchmarks/dynamo with a trace around its two eager runs",
-        usage="hashbench dynamo [-h] [--trace WHEN] [--tracer WHICH] [--stress] [--results DIR] [--diagnose-budget S] "
-        "SUITE.py [FLAG ...]",
+        usage="hashbench dynamo [-h] [--trace WHEN] [--tracer WHICH] [--stress] [--fingerprints] [--results DIR] "
+        "[--diagnose-budget S] SUITE.py [FLAG ...]",
         description="Everything after SUITE.py is the harness's own and passed through; its exit code is returned.",
     )
     text = "always: its own two runs; on-demand: only further runs of models that differ"
     dynamo.add_argument("--trace", choices=("always", "on-demand"), default="always", help=text)
     flags.tracer(dynamo)
     flags.stress(dynamo)
+    flags.fingerprints(dynamo)
     text = "our folder (default: beside --output, as <its name>.hashbench)"
     dynamo.add_argument("--results", type=Path, metavar="DIR", help=text)
     text = "seconds for the experiments on one model; 0: none"
@@ -92,6 +93,7 @@ def _dynamo(parsed: argparse.Namespace) -> int:
         run=uuid.uuid4().hex,
         tracer=parsed.tracer,
         stress=parsed.stress,
+        fingerprints=parsed.fingerprints,
     )
     with ours.results.claimed(resume=True):
         try:

@@ -107,7 +107,7 @@ def imported(found: OnImport) -> Iterator[tuple[ModuleType, ModuleType]]:
 
 
 def a_session(
-    folder: Path, *, trace: str = "always", budget: float = 0.0, mode: str = "inference", **more: str
+    folder: Path, *, trace: str = "always", budget: float = 0.0, mode: str = "inference", **more: Any
 ) -> Session:
     """A session that writes into ``folder``; no experiments unless there is a budget."""
     return Session(folder=str(folder), script=str(SCRIPT), trace=trace, budget=budget, mode=mode, **more)

@@ -176,13 +176,14 @@ def test_flags_of_the_harness_are_passed_through_and_ours_are_not(
         return 5
 
     monkeypatch.setattr(harness, "run_harness", run_harness)
-    ours = ["--tracer", "python", "--stress", "--trace", "on-demand", "--diagnose-budget", "3"]
+    ours = ["--tracer", "python", "--stress", "--fingerprints", "--trace", "on-demand", "--diagnose-budget", "3"]
     theirs = ["--accuracy", "--training", "-d", "cpu", "--trace", "x", "-k", "a b", "--output", str(tmp_path / "a.csv")]
     assert main(["dynamo", *ours, str(SCRIPT), *theirs]) == 5
     (session,) = seen
     assert session.arguments == tuple(theirs)
     assert (session.trace, session.tracer, session.budget) == ("on-demand", "python", 3.0)
     assert session.stress
+    assert session.fingerprints
     assert session.mode == "training"
     assert session.folder == str(tmp_path / "a.hashbench")
     assert Session.of(session.environment()) == session

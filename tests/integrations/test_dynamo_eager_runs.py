@@ -19,6 +19,9 @@ from dynamo_helpers import NOISY, Found, Standin, a_session
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import hashbench
+from hashbench.fingerprint import document
+from hashbench.fingerprint.checking import check
+from hashbench.fingerprint.verify import SAME
 from hashbench.integrations.dynamo import eager_runs, hook, model_check, plug_in, watch_for_harness
 from hashbench.integrations.dynamo.session import collect
 from hashbench.trace.api import HashDebugTrace
@@ -350,3 +353,33 @@ def test_no_copy_of_the_model_is_kept(standin: Standin, monkeypatch: pytest.Monk
     with_us(standin, "steady")
     assert alive == plain[1]
     assert [copy() for copy in copies] == [None] * len(copies)
+
+
+@pytest.mark.parametrize(("name", "flags"), [("steady", ["--training"]), ("noisy", []), ("failing", [])])
+def test_kernel_fingerprints_lie_beside_the_rows(standin: Standin, tmp_path: Path, name: str, flags: list[str]) -> None:
+    mode = "training" if flags else "inference"
+    ours = a_session(tmp_path / "ours", mode=mode, fingerprints=True)
+    alone = standin.run(name, *flags).theirs
+    found = standin.run(name, *flags, session=ours)
+    path = document.path_in(tmp_path / "ours", (found.row.suite, name, mode))
+
+    assert found.theirs["accuracy"] == alone["accuracy"]
+    assert path.exists() == (name != "failing")
+    if path.exists():
+        recorded = document.read(path)
+        (model,) = recorded.models
+        assert model.key[:4] == (found.row.suite, name, mode, "cpu")
+        assert {kernel.phase for kernel in model.kernels} == ({"forward", "backward"} if flags else {"forward"})
+        assert {checked.status for checked in check(recorded)} == {SAME}
+        assert "torch" in recorded.environment["packages"]  # type: ignore[operator]
+
+
+def test_where_the_harness_has_no_time_left_there_is_no_fingerprint_and_the_row_says_so(
+    standin: Standin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_check, "_seconds_left", lambda *_: 0.0)
+    found = standin.run("steady", session=a_session(tmp_path / "ours", fingerprints=True))
+
+    assert found.row.accuracy == "pass"
+    assert "no kernel fingerprint: the harness's --timeout is too near" in found.row.error
+    assert not (tmp_path / "ours" / document.FOLDER).exists()

@@ -13,15 +13,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psutil
 
-from hashbench.catalog import Status
+from hashbench.catalog import Kind, Status, kind_of
 from hashbench.check import batch_invariance
 from hashbench.check.batch_invariance import BatchCheck
+from hashbench.check.fingerprint import SECONDS, fingerprint_from
 from hashbench.check.pair import PairCheck, compared, row_of
 from hashbench.divergence import find as find_divergence
+from hashbench.fingerprint import document
+from hashbench.fingerprint.calls import KernelCollector
+from hashbench.fingerprint.document import Fingerprints
 from hashbench.integrations.dynamo.eager_runs import (
     EagerRuns,
     named_results,
@@ -30,7 +35,7 @@ from hashbench.integrations.dynamo.eager_runs import (
     unlike_any_known,
 )
 from hashbench.integrations.dynamo.session import CANNOT_FOLLOW, Session, amend_note, chosen_model, tell
-from hashbench.io import replace_file
+from hashbench.io import read_json_object, replace_file
 from hashbench.processes import printing_to
 from hashbench.records import BATCH_INVARIANCE, DTYPES, Failure, ModelSpec, RunCounts, RunOptions
 from hashbench.results.folder import file_key
@@ -51,6 +56,8 @@ rows in the harness's CSV, which the harness's own tools take for none."""
 _FAILED_RUNS = (Status.FIRST_RUN_FAIL, Status.FIRST_RUN_OOM, Status.SECOND_RUN_FAIL, Status.SECOND_RUN_OOM)
 _CONFIRMING_RUNS = 12
 """Runs, in times of a traced one, that must fit in before looking for a cause makes sense."""
+_FINGERPRINT_RUNS = 4
+"""Times as long as the harness's two runs that recording the model's kernels may take."""
 _EAGER = ("eager",)
 """Backends that run the model's own ops."""
 _BATCH_RUNS = 4
@@ -169,7 +176,9 @@ class ModelCheck:
             printed = printing_to(self.session.results.log_path(key))
             with printed, self.harness.pick_grad(self.name, self.harness.args.training):
                 prepare = preparing(self.harness, self.names, self.model, self.inputs)
-                outcome, error = self._judged(functools.partial(attempt, prepare, self.options), status)
+                make = functools.partial(attempt, prepare, self.options)
+                outcome, error = self._judged(make, status)
+                error = "; ".join(filter(None, (error, self._record_kernels(make, outcome))))
         row = row_of(self.spec, self.options, outcome, seconds=time.perf_counter() - self.began)
         self.session.results.write_row(key, replace(row, error="; ".join(filter(None, (row.error, error)))))
 
@@ -269,6 +278,24 @@ class ModelCheck:
         options = replace(self.options, diagnose_budget=min(self.session.budget, left))
         check = PairCheck(make, options, outcome.deterministic, spec=self.spec, target=FRESH_TARGET)
         return check.stress(replace(outcome, first=first), seconds=seconds)
+
+    def _record_kernels(self, make: Attempt, outcome: Outcome) -> str:
+        """Write the fingerprint of the model's kernels where that is asked for, or say why there is none."""
+        if not self.session.fingerprints or kind_of(outcome.accuracy) not in (Kind.PASS, Kind.DIFFER):
+            return ""
+        seconds, left = sum(run.seconds for run in self.eager.runs), _seconds_left(self.session, self.harness.args)
+        if left < _FINGERPRINT_RUNS * seconds:
+            return "no kernel fingerprint: the harness's --timeout is too near"
+        kernels = KernelCollector()
+        run = make(watcher=kernels)
+        if isinstance(run, Failure):
+            return f"no kernel fingerprint: {run.error}"
+        model = fingerprint_from(
+            kernels, self.spec, self.options, level=outcome.deterministic, seconds=min(SECONDS, left / 2)
+        )
+        machine = read_json_object(self.session.machine)
+        document.write(document.path_in(Path(self.session.folder), model.key), Fingerprints(machine, (model,)))
+        return ""
 
 
 # ------------------------------------------------------------------------------------------------ batch invariance

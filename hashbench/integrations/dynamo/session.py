@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hashbench.catalog import STATUSES, Status, status_of
+from hashbench.fingerprint.document import FOLDER
 from hashbench.io import from_json, open_file, read_json, replace_file
 from hashbench.records import BATCH_INVARIANCE, HarnessRow, ModelSpec, Row, extended
 from hashbench.results.folder import ResultsFolder, file_key
@@ -47,7 +48,8 @@ class Session:
     where they are paths). ``trace``: ``always`` traces the harness's own two eager runs, ``on-demand`` only further
     runs of models that differ. ``budget``: seconds for the experiments on one model. ``csv``: where the harness writes,
     where its flags say so. ``mode``: one of :data:`~hashbench.records.SWEEP_MODES`. ``run`` tells this command from
-    others that write into the folder. ``tracer`` and ``stress`` are those of :class:`~hashbench.records.RunOptions`."""
+    others that write into the folder. ``tracer`` and ``stress`` are those of :class:`~hashbench.records.RunOptions`.
+    ``fingerprints``: record the kernel fingerprint of every model that is judged."""
 
     folder: str
     script: str
@@ -59,6 +61,7 @@ class Session:
     run: str = ""
     tracer: str = "auto"
     stress: bool = False
+    fingerprints: bool = False
 
     def environment(self) -> dict[str, str]:
         """The variable by which the harness's processes find this session."""
@@ -99,6 +102,7 @@ class Session:
         for folder in (results.rows, results.traces, results.logs, self.notes):
             folder.mkdir(parents=True, exist_ok=True)
         leftovers = [*self.notes.glob("*.json"), *results.rows.glob("*.json"), *results.logs.glob("*.log")]
+        leftovers += (results.path / FOLDER).glob("*.json")
         for leftover in [*(leftovers if anew else []), *results.rows.glob("*.draft")]:
             leftover.unlink()
         self.machine.unlink(missing_ok=True)
