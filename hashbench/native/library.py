@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any, Protocol
 
 import torch
@@ -100,6 +101,7 @@ _POINTER, _INT, _I32, _I64, _U64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int32
 _ENTRY_POINTS: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
     ("register", _INT, ()),
     ("prepare", None, (_POINTER,) * 5),
+    ("let_construct", None, (_POINTER, _POINTER)),
     ("let_through", None, (ctypes.c_char_p, ctypes.c_char_p)),
     ("new", _POINTER, (_INT, _INT, _U64)),
     ("delete", None, (_POINTER,)),
@@ -160,6 +162,7 @@ class Library:
         if not self.register():
             raise OSError(f"torch uses the dispatch key {NATIVE_KEY}")
         self.prepare(*(ctypes.cast(function, _POINTER) for function in (xxh3(), *self._kept)))
+        self.let_construct(*_constructors())
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forked)
         self._fallback = torch.library.Library("_", "IMPL")
@@ -221,6 +224,45 @@ class Library:
 
     def _handle(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         return func(*args, **kwargs) if self.listener is None else self.listener.handle(func, args, kwargs)
+
+
+class _MethodDef(ctypes.Structure):
+    """``PyMethodDef`` of Python's C API."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("method", _POINTER),
+        ("flags", _INT),
+        ("doc", ctypes.c_char_p),
+    )
+
+
+def _constructors() -> list[int]:
+    """The addresses of what CPython keeps of the methods by which torch makes a tensor of another class. They are
+    changed there, not replaced: each change of ``torch.Tensor`` invalidates what Python has cached of it for every line
+    that uses a tensor, and newer Pythons cache nothing of a class that has changed often.
+
+    Raises:
+        OSError: they are not where they were expected.
+    """
+    head, pointer = object.__basicsize__, ctypes.sizeof(_POINTER)
+    of_class = vars(torch._C.TensorBase)
+    places = (
+        ("_make_subclass", getattr(of_class.get("_make_subclass"), "__func__", None), BuiltinFunctionType, head),
+        ("as_subclass", of_class.get("as_subclass"), MethodDescriptorType, head + 3 * pointer),
+    )
+    found = []
+    for name, method, kind, offset in places:
+        address = _POINTER.from_address(id(method) + offset).value if type(method) is kind else None
+        keywords = 3  # METH_VARARGS | METH_KEYWORDS
+        if (
+            address is None
+            or (made := _MethodDef.from_address(address)).name != name.encode()
+            or made.flags & 15 != keywords
+        ):
+            raise OSError(f"torch.Tensor.{name} is not the method that is known")
+        found.append(address)
+    return found
 
 
 def xxh3() -> Any:

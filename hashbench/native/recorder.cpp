@@ -32,6 +32,7 @@ struct _object;
 extern "C" int PyGILState_Ensure();
 extern "C" void PyGILState_Release(int);
 extern "C" void Py_DecRef(_object*);
+using Method = _object* (*)(_object*, _object*, _object*);
 _object* THPVariable_Wrap(const at::TensorBase& tensor);
 
 namespace {
@@ -886,11 +887,37 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
   }
 }
 
+// ------------------------------------------------------------------------------------- what makes tensors of other classes
+
+struct MethodDef {  // PyMethodDef
+  const char* name;
+  Method method;
+  int flags;
+  const char* doc;
+};
+
+// torch makes a tensor of another class by an op, of which it takes the tensor: one that shows memory, and writes none.
+// Recorded in Python it would have a Python object already, which torch refuses.
+std::array<Method, 2> constructors{};
+
+template <size_t which>
+_object* constructed(_object* self, _object* args, _object* kwargs) {
+  Quiet quiet(c10::impl::tls_is_dispatch_key_included(kKey));
+  return constructors[which](self, args, kwargs);
+}
+
 }  // namespace
 
 // ------------------------------------------------------------------------------------------------------ entry points
 
 extern "C" {
+
+// Ops that these two methods of torch's call are not recorded. Python's view of them, and of their class, stays as it is.
+void hb_let_construct(MethodDef* first, MethodDef* second) {
+  constructors = {first->method, second->method};
+  first->method = constructed<0>;
+  second->method = constructed<1>;
+}
 
 // False where torch uses the key itself.
 int hb_register() {

@@ -66,6 +66,11 @@ class Collectives:
         self._token, self._ledger = token, ledger
         self._open: dict[int, _Exchange] = {}
 
+    @property
+    def under_way(self) -> bool:
+        """Whether outputs wait to be hashed."""
+        return bool(self._open)
+
     def begin(
         self, number: int, tensors: Sequence[torch.Tensor], output: Any, *, receives_once: bool
     ) -> tuple[RawDigest, ...]:

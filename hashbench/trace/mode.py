@@ -168,7 +168,9 @@ class TracingMode(TorchDispatchMode):
             self._undo = undo.pop_all()
 
     def _end(self, *exception: Any) -> None:
-        if exception[0] is None:  # now, since what comes after may write to what nobody has read
+        if (
+            exception[0] is None and self._collectives.under_way
+        ):  # now, since what comes after may write to what nobody has read
             with untraced():
                 self._collectives.finish()
         if self._undo is not None:

@@ -41,7 +41,6 @@ from hashbench.native.library import (
     decomposes,
     is_free,
     is_recorded,
-    unrecorded,
 )
 from hashbench.records import TensorDigest, Trace, contiguous_stride
 from hashbench.text import one_line, shorten
@@ -251,7 +250,7 @@ class NativeTracer(TracingMode):
         self._contexts.cell = memoryview(library.context(self._recorder).contents).cast("B").cast("I")
         self._names: list[tuple[str, str, str]] = []
         self._odd_digests: list[RawDigest] = []
-        self._constructors = ExitStack()
+        self._threads = ExitStack()
         self._calls = _Calls()
         self._entered, self._entering = 0, threading.Lock()
         self._started: Counter[int] = Counter()
@@ -305,13 +304,12 @@ class NativeTracer(TracingMode):
 
     def _rest(self) -> None:
         super()._rest()
-        self._constructors.close()
+        self._threads.close()
         self._library.thread(0)
 
     def _follow(self) -> None:
         super()._follow()
-        self._constructors.enter_context(_constructors_unrecorded())
-        self._constructors.enter_context(followed(self._begin_lane))
+        self._threads.enter_context(followed(self._begin_lane))
         self._library.thread(1)
 
     # ------------------------------------------------------------------------------------- threads of the program's own
@@ -627,28 +625,6 @@ def _take_number(library: Library, recorder: int, calls: threading.local) -> int
     if outer is not None:
         library.close(recorder, outer, number)
     return number
-
-
-@contextmanager
-def _constructors_unrecorded() -> Iterator[None]:
-    """Do not record the ops by which torch makes a tensor of another class: it would find that the tensor has a Python
-    object already, which it has once Python has recorded such an op. They show memory, and write none."""
-    kept = [torch.Tensor._make_subclass, torch.Tensor.as_subclass]
-
-    def apart(function: Any) -> Any:
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with unrecorded():
-                return function(*args, **kwargs)
-
-        return call
-
-    torch.Tensor._make_subclass = staticmethod(apart(kept[0]))  # type: ignore[method-assign]
-    torch.Tensor.as_subclass = apart(kept[1])  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del torch.Tensor._make_subclass, torch.Tensor.as_subclass
 
 
 class _Decoded:

@@ -444,3 +444,21 @@ def test_an_op_that_draws_from_a_generator_of_its_own_is_the_kernel(own: bool, o
         assert "aten.rand.generator inside it: the random generator was in another state" in verdict.detail
     else:
         assert (verdict.origin, verdict.inside) == ("rng", "hashbench_tests.drawing.default")
+
+
+class _Marked(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize("options", [{}, {"hash_inputs": True}], ids=["unobserved", "observed"])
+def test_tensors_of_other_classes_are_made_unrecorded_with_torchs_class_left_as_it_is(options: dict[str, bool]) -> None:
+    given, before = torch.rand(3), dict(vars(torch.Tensor))
+
+    def make() -> list[torch.Tensor]:
+        assert dict(vars(torch.Tensor)) == before
+        made = [nn.Parameter(given), given.as_subclass(_Marked), torch.Tensor._make_subclass(_Marked, given)]
+        return [*made, given.detach()]
+
+    trace, made = traced(make, **options)
+    assert [type(tensor) for tensor in made] == [nn.Parameter, _Marked, _Marked, torch.Tensor]
+    assert names(trace) == ["aten.detach.default"]
