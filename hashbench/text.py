@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hashbench.catalog import CAUSES, LATENT, Circumstance, Origin, Status
-from hashbench.records import Row
+from hashbench.records import BATCH_INVARIANCE, Row
 
 _FLATTENED = frozenset({"Cc", "Zl", "Zp"})
 """Unicode categories: control characters, line separators, paragraph separators."""
@@ -160,24 +160,47 @@ _LONGEST = 500
 
 def five_lines(row: Row, *, folder: Path) -> str:
     """What differs, where it began, why, by which evidence, and what to do. ``folder`` has its repro and traces."""
+    if row.mode == BATCH_INVARIANCE:
+        return "\n".join(map(_cut_line, _of_batches(row, folder)))
     why = f"cause: {row.cause}, {row.confidence}: {row.because}" if row.cause else "cause: not looked for"
     return "\n".join(map(_cut_line, (_what(row), _where(row), why, _evidence(row), _remedy(row, folder))))
 
 
-def _what(row: Row) -> str:
-    numbers = _in_brackets(
+def _of_batches(row: Row, folder: Path) -> Sequence[str]:
+    """What differs, the kernel and its place, its shapes, why, and what to do."""
+    sizes = f"a batch of {row.batch_sizes.rpartition(' ')[2]} and one of {row.batch_size}"
+    place = _in_brackets(f"in {row.module}" if row.module else "", f"at {row.source}" if row.source else "")
+    shapes = f"shapes: {row.shapes} and {row.reference_shapes}" if row.shapes else "shapes: of no kernel"
+    from_on = f"; from {count(row.smallest_batch, 'item')} on" if row.smallest_batch is not None else ""
+    why = f"cause: {row.cause}, {row.confidence}: {row.because}" if row.cause else "cause: not looked for"
+    return (
+        f"{row.name}: the same items differ between {sizes} in {row.differing_results}{_how_far(row)}",
+        f"first kernel: {row.kernel or 'none was found'}{place}{f': {row.detail}' if row.detail else ''}",
+        f"{shapes}{from_on}",
+        why,
+        _remedy(row, folder),
+    )
+
+
+def _how_far(row: Row) -> str:
+    return _in_brackets(
         count(row.differing_elements, "element") if row.differing_elements is not None else "",
         f"by at most {row.max_abs_diff:.3g}" if row.max_abs_diff is not None else "",
         f"{row.max_ulp} ULP" if row.max_ulp is not None else "",
         f"only in {row.representation}" if row.representation else "",
     )
+
+
+def _what(row: Row) -> str:
     often = ", ".join(filter(None, (f"{rate(row)} differed from the first", bounds(row))))
     if row.accuracy == Status.LATENT:
         meaning = Circumstance[row.latent.upper()].meaning
         return f"{row.name}: runs agree, and will not always: they differ in {rate(row)} ({meaning})"
     what = row.differing_results or row.error or row.accuracy
     eager = f"; compiled code {row.compiled}" if row.compiled else ""
-    return f"{row.name}: runs differ in {what}{numbers}; {often if rate(row) else 'how often is not known'}{eager}"
+    return (
+        f"{row.name}: runs differ in {what}{_how_far(row)}; {often if rate(row) else 'how often is not known'}{eager}"
+    )
 
 
 def _where(row: Row) -> str:

@@ -277,3 +277,55 @@ def test_a_sweep_says_so_in_its_csv_and_its_table_and_goes_on_where_it_stopped(t
     plain = [word for word in words if word != "--batch-invariant"]
     assert cli.main([*plain, "--inference", "--resume"]) == 2
     assert "mode was 'batch-invariance' and is 'inference'" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------------------ pytest
+
+
+class Centred(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(0)
+
+
+def failed(check: Any, *arguments: Any, **more: Any) -> list[str]:
+    with pytest.raises(pytest.fail.Exception) as caught:
+        check(*arguments, **more)
+    return str(caught.value).splitlines()
+
+
+def test_an_assertion_passes_where_items_come_out_the_same(assert_batch_invariant):
+    assert_batch_invariant(torch.nn.ReLU(), torch.randn(8, 6))
+    assert_batch_invariant(lambda x, y: x * y, {"x": torch.randn(6, 4), "y": torch.randn(6, 1)}, sizes=(3, 5, 6))
+    training = torch.nn.BatchNorm1d(6)
+    assert_batch_invariant(training, (torch.randn(8, 6),))
+    assert training.training, "the test's own module stays as it was"
+
+
+def test_an_assertion_fails_with_five_lines(assert_batch_invariant):
+    lines = failed(assert_batch_invariant, Centred(), torch.randn(9, 6), sizes=(3, 1, 7), diagnose=False)
+    assert len(lines) == 5
+    assert lines[0].startswith(
+        "Centred: the same items differ between a batch of 7 and one of 9 in output (42 elements"
+    )
+    assert [line.partition(":")[0] for line in lines[1:]] == ["first kernel", "shapes", "cause", "to do"]
+
+
+REFUSED = {
+    "one item": ((torch.nn.ReLU(), torch.randn(1, 6)), {}, "its batch has one item"),
+    "a larger batch": ((torch.nn.ReLU(), torch.randn(4, 6)), {"sizes": (9,)}, "not all from 1 to 3"),
+    "two batches": ((torch.add, (torch.randn(4, 6), torch.randn(1, 6))), {}, "no batch size is known"),
+    "no output of items": ((torch.sum, torch.randn(4, 6)), {}, "no output has the batch of 4"),
+    "no model": ((3, torch.randn(4, 6)), {}, "needs a model to call"),
+    "an unknown option": ((torch.nn.ReLU(), torch.randn(4, 6)), {"size": 1}, "has no option size"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "more", "said"), REFUSED.values(), ids=REFUSED)
+def test_an_assertion_that_would_show_nothing_fails(assert_batch_invariant, arguments, more, said):
+    assert said in " ".join(failed(assert_batch_invariant, *arguments, **more))
+
+
+def test_what_the_model_raises_is_the_tests_own(assert_batch_invariant):
+    with pytest.raises(ValueError, match="2 items") as caught:
+        assert_batch_invariant(raises_below(3), torch.randn(8, 6))
+    assert "(hashbench: with 2 of 8 items)" in caught.value.__notes__

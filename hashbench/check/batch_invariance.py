@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -110,11 +110,8 @@ def compare_items(reference: outputs.Results, small: outputs.Results, *, batch: 
 
 
 def outputs_of(run: Run) -> dict[str, Any]:
-    """The outputs of the last iteration of a run, by name; all results where none is of an iteration."""
-    iterations = [int(name.split(".")[1]) for name in run.results if name.startswith("output.")]
-    if not iterations:
-        return dict(run.results)
-    prefix = f"output.{max(iterations)}"
+    """The outputs of the last iteration of a model's run, by name."""
+    prefix = f"output.{max((int(name.split('.')[1]) for name in run.results if name.startswith('output.')), default=0)}"
     return {name: value for name, value in run.results.items() if name == prefix or name.startswith(f"{prefix}.")}
 
 
@@ -133,6 +130,8 @@ class BatchCheck:
         runs: how often a run that seems to differ is made at each of the two sizes: a model that differs from itself
             says nothing.
         iterations: of each run, for the row.
+        sizes: what is compared with the batch, in this order; none: its halves.
+        outputs: what is compared of a run, by name.
     """
 
     run_at: RunAt
@@ -141,7 +140,8 @@ class BatchCheck:
     level: str
     runs: int = 2
     iterations: int | None = None
-    sizes: tuple[int, ...] = field(default=())
+    sizes: tuple[int, ...] = ()
+    outputs: Callable[[Run], Mapping[str, Any]] = outputs_of
 
     def run(self) -> Outcome:
         """The outcome: the largest smaller batch whose items differ, if any."""
@@ -150,13 +150,13 @@ class BatchCheck:
         if isinstance(reference, Failure):
             return replace(outcome, accuracy=_failed(reference, Status.REFERENCE_FAIL), failure=reference)
         outcome = replace(with_facts(outcome, reference), tracer=reference.tracer)
-        known, left_out, compared = outputs_of(reference), dict.fromkeys(outcome.not_compared), 0
+        known, left_out, compared = self.outputs(reference), dict.fromkeys(outcome.not_compared), 0
         for size in self.sizes or halves(self.batch):
             small = self._run(size)
             if isinstance(small, Failure):
                 return replace(outcome, accuracy=_failed(small, Status.BATCH_RUN_FAIL.at(size)), failure=small)
             try:
-                found = compare_items(known, outputs_of(small), batch=self.batch, size=size)
+                found = compare_items(known, self.outputs(small), batch=self.batch, size=size)
             except torch.OutOfMemoryError as error:
                 log_error("comparing two batches failed")
                 return replace(outcome, accuracy=Status.OOM, failure=Failure(str(error), out_of_memory=True))
@@ -183,7 +183,8 @@ class BatchCheck:
                 if isinstance(again, Failure):
                     return _skipped(outcome, f"a further run of {items} items failed: {again.error}")
                 outcome = replace(outcome, runs=outcome.runs + 1)
-                if compare_items(outputs_of(run), outputs_of(again), batch=items, size=items).difference is not None:
+                pair = self.outputs(run), self.outputs(again)
+                if compare_items(*pair, batch=items, size=items).difference is not None:
                     return _skipped(
                         outcome,
                         f"two runs of the same {items} items differ, so that the batch cannot be blamed: sweep it "

@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from hashbench.check import batch_invariance
+from hashbench.check.batch_invariance import BatchCheck
 from hashbench.check.pair import PairCheck, retried_with_warnings, row_of
 from hashbench.errors import HashbenchError
 from hashbench.records import Failure, ModelSpec, Result, Row, RunOptions, TensorDigest, Trace
@@ -175,6 +177,61 @@ def check_function(
     with preserved(), preserved_rng():
         outcome = retried_with_warnings(check, options.deterministic or settings()["deterministic_algorithms"])
     return row_of(spec, options, outcome, seconds=time.perf_counter() - started), runs.first_value
+
+
+def check_batches(call: FunctionCall, name: str, options: RunOptions, *, sizes: Sequence[int] = ()) -> Row:
+    """Call a function with its batch and with the first items of it, and compare what these come out as. Modules among
+    the arguments, and the function itself, are in ``eval`` mode. What it raises is raised as it is.
+
+    Args:
+        call: the function and its arguments; the batch is the first dimension of all tensors among them.
+        name: what the row calls it.
+        options: as in :func:`check_function`; its mode is that of batch invariance.
+        sizes: numbers of items; none: halves of the batch.
+
+    Raises:
+        HashbenchError: nothing smaller can be run or nothing be compared, or a copy, a result or the tracer is amiss.
+    """
+    choose(options.tracer)
+    started = time.perf_counter()
+    claim_workspace(options.device)
+    call = fresh_copy(call)
+    for _, part in parts_of(call):
+        if isinstance(part, torch.nn.Module):
+            part.eval()
+    given = (list(call.args), dict(call.kwargs or {}))
+    batch = batch_invariance.batch_of(given, None)
+    why_not = batch_invariance.why_not(given, batch)
+    if batch is not None and not why_not and any(not 1 <= size < batch for size in sizes):
+        why_not = f"sizes={tuple(sizes)} are not all from 1 to {batch - 1}, one less than its batch"
+    if why_not or batch is None:
+        raise HashbenchError("no smaller batch can be run", consequence=why_not, tip="Give tensors with one batch.")
+
+    def run_at(size: int, **more: Any) -> Run | Failure:
+        args, kwargs = batch_invariance.first_items(given, size, batch)
+        runs = _Runs(FunctionCall(call.function, tuple(args), kwargs), options, every_op=False, allow_empty=True)
+        if more:
+            return runs.further(**more)
+        try:
+            return runs.compared(1)
+        except Exception as error:
+            error.add_note(f"(hashbench: with {size} of {batch} items)")
+            raise
+
+    def check(level: str) -> Outcome:
+        in_force = deterministic_settings(level, threads=options.threads) if options.deterministic else None
+        with in_force or contextlib.nullcontext():
+            return BatchCheck(
+                run_at, batch, options, level, sizes=tuple(sorted(sizes, reverse=True)), outputs=_outputs
+            ).run()
+
+    with preserved(), preserved_rng():
+        outcome = retried_with_warnings(check, options.deterministic or settings()["deterministic_algorithms"])
+    return row_of(ModelSpec(SUITE, name), options, outcome, seconds=time.perf_counter() - started)
+
+
+def _outputs(run: Run) -> dict[str, Any]:
+    return {name: value for name, value in run.results.items() if name.partition(".")[0] == "output"}
 
 
 class _Runs:

@@ -365,7 +365,12 @@ class BatchModelCheck:
             )
             return attempt(prepare, self.options, **more)
 
-        return BatchCheck(run_at, batch, self.options, level, iterations=self.options.iterations).run()
+        iterations = self.options.iterations
+        return BatchCheck(run_at, batch, self.options, level, iterations=iterations, outputs=_results).run()
+
+
+def _results(run: Run) -> Mapping[str, Any]:
+    return run.results
 
 
 def _begun(session: Session, harness: Any, names: Mapping[str, Any], name: str) -> tuple[RunOptions, ModelSpec, str]:

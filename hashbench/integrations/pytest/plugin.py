@@ -14,7 +14,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -23,9 +23,10 @@ import pytest
 
 if TYPE_CHECKING:
     from hashbench.check.function import FunctionCall
+    from hashbench.records import RunOptions
 
 MARKER = "run_to_run"
-_FIXTURE = "assert_runs_equal"
+_FIXTURE, _OF_BATCHES = "assert_runs_equal", "assert_batch_invariant"
 _MARKERS_OWN = "_hashbench_run_to_run"
 """The same fixture by a name that no conftest.py replaces."""
 _SEED = 1337
@@ -126,7 +127,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Have the native tracer compiled where tests will use it, so that none of them waits for that; of several
     processes, one does it."""
     config = session.config
-    uses = any({_FIXTURE, _MARKERS_OWN} & set(getattr(item, "fixturenames", ())) for item in session.items)
+    uses = any({_FIXTURE, _OF_BATCHES, _MARKERS_OWN} & set(getattr(item, "fixturenames", ())) for item in session.items)
     if uses and not config.option.collectonly and _tracer(config) != "python":
         from hashbench.trace.tracer import native_unavailable
 
@@ -179,6 +180,12 @@ def assert_runs_equal(request: pytest.FixtureRequest, tmp_path_factory: pytest.T
     return RunsEqual(request.node.nodeid, request.config, tmp_path_factory)
 
 
+@pytest.fixture
+def assert_batch_invariant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> BatchInvariant:
+    """Call it with a model and its inputs: fails where an item comes out otherwise in a smaller batch, and says why."""
+    return BatchInvariant(RunsEqual(request.node.nodeid, request.config, tmp_path_factory))
+
+
 @pytest.fixture(name=_MARKERS_OWN)
 def _run_to_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunsEqual:
     return RunsEqual(request.node.nodeid, request.config, tmp_path_factory)
@@ -228,23 +235,11 @@ class RunsEqual:
         """What the first run returned. A marked test compares every op by default, and has no line to show."""
         __tracebackhide__ = True
         from hashbench.catalog import Status
-        from hashbench.check.function import check_function, device_of
+        from hashbench.check.function import check_function
         from hashbench.errors import HashbenchError
-        from hashbench.records import RunOptions
         from hashbench.text import five_lines, told
 
-        budget = _setting(self._config, "hashbench_diagnose_budget") if options.diagnose else 0
-        run_options = RunOptions(
-            device=device_of(call),
-            runs=options.runs or _setting(self._config, "hashbench_runs"),
-            seed=options.seed,
-            deterministic=options.deterministic or "",
-            replays=_setting(self._config, "hashbench_replays"),
-            diagnose_budget=budget,
-            tracer=options.tracer or _tracer(self._config),
-            stress=options.stress,
-            output=str(self._folder),
-        )
+        run_options = self.run_options(call, options)
         every_op, shows_line = marked if options.ops is None else options.ops, not marked
         try:
             row, value = check_function(call, name, run_options, every_op=every_op, allow_empty=options.allow_empty)
@@ -254,17 +249,83 @@ class RunsEqual:
             row = told(row)
             if row.accuracy == Status.PASS:
                 return value
-            message = five_lines(row, folder=self._folder)
+            message = five_lines(row, folder=self.folder)
         pytest.fail(message, pytrace=shows_line)
 
+    def run_options(self, call: FunctionCall, options: Options, *, mode: str = "inference") -> RunOptions:
+        """How the call is run in this test."""
+        from hashbench.check.function import device_of
+        from hashbench.records import RunOptions
+
+        return RunOptions(
+            mode=mode,
+            device=device_of(call),
+            runs=options.runs or _setting(self._config, "hashbench_runs"),
+            seed=options.seed,
+            deterministic=options.deterministic or "",
+            replays=_setting(self._config, "hashbench_replays"),
+            diagnose_budget=_setting(self._config, "hashbench_diagnose_budget") if options.diagnose else 0,
+            tracer=options.tracer or _tracer(self._config),
+            stress=options.stress,
+            output=str(self.folder),
+        )
+
     @functools.cached_property
-    def _folder(self) -> Path:
+    def folder(self) -> Path:
         """Where traces and repros of this test go; made when there is one. What is there already stays."""
         name = _folder_name(self._test)
         asked = _asked_output(self._config)
         base = asked if asked is not None else self._folders.getbasetemp() / "hashbench"
         folders = (base / (name if number == 1 else f"{name}-{number}") for number in itertools.count(1))
         return next(folder for folder in folders if not folder.exists())
+
+
+SIZES = (1, 2, 8)
+"""Numbers of items that are compared with the whole batch; by default those that are smaller."""
+
+
+class BatchInvariant:
+    """``assert_batch_invariant(model, inputs, sizes=(1, 2, 8))`` calls the model, in ``eval`` mode, with its inputs and
+    with the first 8, 2 and 1 items of them, each time from the reset random state and on a copy of the model, and fails
+    where an item comes out otherwise in any bit.
+
+    ``inputs`` are a tuple or list (positional arguments), a mapping (by name) or one tensor; the batch is the first
+    dimension of all tensors among them, and those outputs are compared whose first dimension follows it. ``runs``,
+    ``seed``, ``deterministic``, ``diagnose`` and ``tracer`` are those of :class:`Options`.
+    """
+
+    def __init__(self, test: RunsEqual) -> None:
+        self._test = test
+
+    def __call__(
+        self, model: Callable[..., Any], inputs: Any, *, sizes: Sequence[int] | None = None, **asked: Any
+    ) -> None:
+        __tracebackhide__ = True
+        if not callable(model):
+            pytest.fail(f"{_OF_BATCHES} needs a model to call, not a {type(model).__name__}.")
+        from hashbench.catalog import Status
+        from hashbench.check.batch_invariance import batch_of
+        from hashbench.check.function import FunctionCall, check_batches
+        from hashbench.errors import HashbenchError
+        from hashbench.records import BATCH_INVARIANCE
+        from hashbench.text import five_lines
+
+        args = [] if isinstance(inputs, Mapping) else inputs if isinstance(inputs, (list, tuple)) else [inputs]
+        call = FunctionCall.of(model, args, inputs if isinstance(inputs, Mapping) else {})
+        name = getattr(model, "__qualname__", type(model).__name__).replace("<locals>.", "")
+        options = self._test.run_options(call, _options(asked), mode=BATCH_INVARIANCE)
+        batch = batch_of(inputs, None) or 0
+        chosen = [size for size in SIZES if size < batch] if sizes is None else [n for n in sizes if n != batch]
+        try:
+            row = check_batches(call, name, options, sizes=chosen)
+        except HashbenchError as error:
+            message = f"{name}: {error}"
+        else:
+            if row.accuracy == Status.PASS:
+                return
+            skipped = row.accuracy == Status.SKIPPED
+            message = f"{name}: {row.error}" if skipped else five_lines(row, folder=self._test.folder)
+        pytest.fail(message)
 
 
 # ------------------------------------------------------------------------------------------------------- options
