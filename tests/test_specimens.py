@@ -25,7 +25,7 @@ from hashbench.suites.csv_file import data_folder
 from hashbench.trace.tracer import choose
 
 PACKAGE = Path(hashbench.__file__).parent
-TRUTH = "truth_"
+TRUTH, TRUTH_OF_BATCHES = "truth_", "truth_batch_"
 
 
 def specimens() -> dict[str, dict[str, str]]:
@@ -38,14 +38,21 @@ SPECIMENS = specimens()
 
 def truth(name: str, tracer: str) -> dict[str, str]:
     """What a row of this specimen must say where ``tracer`` made it, by column; an empty text leaves that open."""
-    cells = {column.removeprefix(TRUTH): text for column, text in SPECIMENS[name].items() if column.startswith(TRUTH)}
+    cells = {column.removeprefix(TRUTH): text for column, text in SPECIMENS[name].items() if is_truth(column)}
     return {column: text.split("|")[-1 if tracer == "python" else 0] for column, text in cells.items()}
+
+
+def is_truth(column: str) -> bool:
+    """Whether a column says what a row of two equal runs is, not one of smaller batches."""
+    return column.startswith(TRUTH) and not column.startswith(TRUTH_OF_BATCHES)
 
 
 AUTO = choose("auto").tracer
 """What ``--tracer auto`` is on this machine."""
 TRUTHS = {name: truth(name, AUTO) for name in SPECIMENS}
-HERE = {name: line for name, line in SPECIMENS.items() if not line["devices"]}
+BATCHED = [name for name, line in SPECIMENS.items() if line[f"{TRUTH_OF_BATCHES}accuracy"]]
+"""Those of batch invariance, of which two equal runs agree."""
+HERE = {name: line for name, line in SPECIMENS.items() if not line["devices"] and name not in BATCHED}
 """Those of every device. Those of an accelerator have tests of their own in ``test_accelerator_specimens.py``."""
 RUNNABLE = [(name, mode) for name, line in HERE.items() for mode in MODES if not line[f"skip_{mode}"]]
 SKIPPED = [(name, mode) for name, line in HERE.items() for mode in MODES if line[f"skip_{mode}"]]
@@ -169,6 +176,30 @@ def test_what_is_rare_is_found_under_stress_and_its_twin_is_clean(
     assert (row.stressed != "", row.latent) == (True, SPECIMENS[name][f"{TRUTH}latent"]), row.stressed
 
 
+@pytest.fixture(scope="session")
+def row_of_batches(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Row]:
+    """The row of one of ``BATCHED``, for which all are swept."""
+
+    @functools.cache
+    def rows() -> Mapping[str, Row]:
+        folder = tmp_path_factory.mktemp("batches")
+        sweep(folder, "--batch-invariant", "--diagnose-budget", "20", "--only", *BATCHED, mode="inference")
+        return {row.name: row for row in read_rows(folder / "accuracy.csv")}
+
+    return lambda name: rows()[name]
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("specimens batches")
+@pytest.mark.parametrize("name", BATCHED)
+def test_row_of_smaller_batches_says_the_truth(name: str, row_of_batches: Callable[[str], Row]) -> None:
+    row, line = row_of_batches(name), SPECIMENS[name]
+    said = {
+        c.removeprefix(TRUTH_OF_BATCHES): text for c, text in line.items() if c.startswith(TRUTH_OF_BATCHES) and text
+    }
+    assert {column: getattr(row, column) for column in said} == said, f"{row.detail} {row.evidence.text} {row.error}"
+
+
 @pytest.mark.parametrize(("name", "mode"), grouped((name, "inference") for name in HERE if SPECIMENS[name]["runs"]))
 def test_a_specimen_may_ask_for_more_runs(name: str, mode: str, row_of: Callable[[str, str], Row]) -> None:
     assert row_of(name, mode).runs == int(SPECIMENS[name]["runs"])
@@ -198,7 +229,8 @@ def test_every_origin_has_a_specimen(origin: str) -> None:
     "cause", [name for name, cause in CAUSES.items() if name not in WITHOUT_SPECIMEN and not cause.batch]
 )
 def test_every_cause_has_a_specimen(cause: str) -> None:
-    assert any(cause in line[f"{TRUTH}cause"].split("|") for line in HERE.values())
+    columns = f"{TRUTH}cause", f"{TRUTH_OF_BATCHES}cause"
+    assert any(cause in line[column].split("|") for line in SPECIMENS.values() for column in columns)
 
 
 def test_no_cause_without_specimen_has_one() -> None:
@@ -253,7 +285,8 @@ def test_every_specimen_says_whether_it_differs_and_why() -> None:
 
 
 def test_truth_columns_are_columns_of_a_row() -> None:
-    truths = {column.removeprefix(TRUTH) for column in SPECIMENS["message_passing"] if column.startswith(TRUTH)}
+    truths = {column.removeprefix(TRUTH) for column in SPECIMENS["message_passing"] if is_truth(column)}
+    truths |= {c.removeprefix(TRUTH_OF_BATCHES) for c in SPECIMENS["message_passing"] if c.startswith(TRUTH_OF_BATCHES)}
     assert truths <= set(Row.__dataclass_fields__)
 
 
