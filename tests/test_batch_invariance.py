@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from runner_helpers import FunctionRunner
 
 from hashbench import cli
 from hashbench.catalog import WRITTEN, Kind, Status, family_of, kind_of, letter_of, status_of
+from hashbench.check import batch_invariance
 from hashbench.check.batch_invariance import batch_of, compare_items, first_items, halves, why_not
 from hashbench.io import to_json
 from hashbench.records import BATCH_INVARIANCE, ModelSpec, Row, RunOptions
@@ -329,3 +334,78 @@ def test_what_the_model_raises_is_the_tests_own(assert_batch_invariant):
     with pytest.raises(ValueError, match="2 items") as caught:
         assert_batch_invariant(raises_below(3), torch.randn(8, 6))
     assert "(hashbench: with 2 of 8 items)" in caught.value.__notes__
+
+
+# ---------------------------------------------------------------------------------------------------- the kernel
+
+
+class Split(torch.nn.Module):
+    """Adds the halves of a row first where there are more than four rows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return split_sum(x)
+
+
+@torch.library.custom_op("batch_test::split_sum", mutates_args=())
+def split_sum(x: torch.Tensor) -> torch.Tensor:
+    rows = x.numpy().reshape(len(x), 4, -1)
+    in_order = np.add.accumulate(rows, axis=-1)[..., -1]
+    halves = sum(np.add.accumulate(part, axis=-1)[..., -1] for part in np.split(rows, 2, axis=-1))
+    return torch.from_numpy(np.where(len(x) > 4, halves, in_order).astype(np.float32))
+
+
+def test_the_kernel_is_named_with_its_place_its_shapes_and_the_smallest_batch():
+    runner = FunctionRunner(replace(BATCH, diagnose_budget=20.0))
+    net = torch.nn.Sequential(torch.nn.Hardtanh(), Split(), torch.nn.ReLU())
+    runner.build = lambda: Workload(net, torch.randn(8, 1024))
+    row = runner.run_model(ModelSpec("zoo", "net"))
+    assert (row.accuracy, row.origin, row.kernel) == (
+        "fail_batch_invariance_at_4",
+        "kernel",
+        "batch_test.split_sum.default",
+    )
+    assert (row.module, row.source.split()[0][:24]) == ("Sequential.1", "test_batch_invariance.py")
+    assert (row.shapes, row.reference_shapes, row.smallest_batch) == ("(4,1024)", "(8,1024)", 5)
+    assert (row.cause, row.confidence, row.phase) == ("shape_dependent_kernel", "proven", "forward")
+    assert "ULP" in row.detail
+    assert row.advice
+    assert row.evidence
+
+
+def test_without_a_budget_the_kernel_is_named_and_no_cause():
+    row = checked(lambda x: (x - x.mean(0)).relu())
+    assert (row.kernel, row.cause, row.not_attributable) == ("aten.mean.dim", "", 0)
+
+
+def test_kernels_that_differ_and_are_rounded_away_are_counted():
+    row = checked(lambda x: split_sum(x).isfinite(), torch.randn(8, 1024))
+    assert (row.accuracy, row.kernel) == ("pass", "")
+    assert (row.benign, row.benign_ops.partition(" ")[0]) == (2, "batch_test.split_sum.default")
+    assert checked(lambda x: x.relu()).benign == 0
+
+
+def test_a_search_that_fails_leaves_the_status(monkeypatch):
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(batch_invariance, "locate", broken)
+    row = checked(lambda x: x - x.mean(0))
+    assert (row.accuracy, row.cause) == ("fail_batch_invariance_at_4", "unknown")
+    assert "looking for the kernel failed: RuntimeError: a fault of ours" in row.because
+
+
+@pytest.mark.slow
+def test_the_page_shows_what_is_printed(tmp_path: Path, capsys, monkeypatch):
+    page = (Path(__file__).parent.parent / "docs" / "batch_invariance.md").read_text(encoding="utf-8")
+    command = next(line for line in page.splitlines() if "--only batch_scale" in line)
+    shown = page.partition("```text\n")[2].partition("```")[0]
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([*shlex.split(command)[1:], "--threads", "1"]) == 0
+    printed = capsys.readouterr().out.replace(" --threads 1", "").replace(f"{tmp_path}/", "")
+
+    def steady(text: str) -> list[str]:
+        """Without what is measured: seconds, prices, and which of the remedies that work is the cheapest."""
+        kept = re.sub(r": pad the batch.*|: compute one.*", "", re.sub(r" +\d+\.\d$", "", text, flags=re.MULTILINE))
+        return [line for line in kept.splitlines() if line.strip("- ")]
+
+    assert steady(printed) == steady(shown)

@@ -9,10 +9,25 @@ from typing import Any, Protocol
 
 import torch
 
-from hashbench.catalog import Status
-from hashbench.check.pair import with_facts
+from hashbench.batch.cause import decide
+from hashbench.batch.experiments import diagnose_item_call
+from hashbench.batch.finding import BatchFinding
+from hashbench.batch.locate import benign_records, locate
+from hashbench.catalog import Confidence, Origin, Status
+from hashbench.check.pair import keep_draft, with_facts
+from hashbench.errors import named_line
 from hashbench.processes import tell_phase
-from hashbench.records import Failure, RunOptions
+from hashbench.records import (
+    Decision,
+    Diagnosis,
+    Divergence,
+    Evidence,
+    Failure,
+    ModelSpec,
+    RunOptions,
+    Trace,
+    Verdict,
+)
 from hashbench.run import outputs
 from hashbench.run.leaves import LeftOut
 from hashbench.run.outcome import BatchFacts, Outcome, Run, log_error
@@ -132,6 +147,7 @@ class BatchCheck:
         iterations: of each run, for the row.
         sizes: what is compared with the batch, in this order; none: its halves.
         outputs: what is compared of a run, by name.
+        spec: what is run, where it is written down before the kernel is looked for.
     """
 
     run_at: RunAt
@@ -142,6 +158,7 @@ class BatchCheck:
     iterations: int | None = None
     sizes: tuple[int, ...] = ()
     outputs: Callable[[Run], Mapping[str, Any]] = outputs_of
+    spec: ModelSpec | None = None
 
     def run(self) -> Outcome:
         """The outcome: the largest smaller batch whose items differ, if any."""
@@ -170,10 +187,11 @@ class BatchCheck:
                 batch=BatchFacts(self.batch, sizes),
             )
             if found.difference is not None:
-                return self._differs(outcome, reference, small, size, found.difference)
+                outcome = self._differs(outcome, reference, small, size, found.difference)
+                return outcome if outcome.difference is None else self._explained(outcome, reference, size)
         if not compared:
             return _skipped(outcome, f"no output has the batch of {self.batch} as its first dimension")
-        return outcome
+        return self._with_benign(outcome)
 
     def _differs(self, outcome: Outcome, reference: Run, small: Run, size: int, difference: Any) -> Outcome:
         """What it means that a batch of ``size`` differs: nothing where two runs of one size differ."""
@@ -194,6 +212,59 @@ class BatchCheck:
         traces = tuple(run.trace for run in kept if run.trace is not None)
         return replace(outcome, accuracy=Status.BATCH_DIFFERS.at(size), difference=difference, traces=traces)
 
+    # ---------------------------------------------------------------------------------------- which kernel, and why
+
+    def _explained(self, outcome: Outcome, reference: Run, size: int) -> Outcome:
+        """The outcome with the kernel by which items came to depend on the batch, and the cause. What goes wrong with
+        the search for it is part of the outcome.
+
+        Raises:
+            OSError: the results folder cannot be written to, which ends a sweep.
+        """
+        assert outcome.difference is not None
+        if self.spec is not None:
+            keep_draft(self.spec, self.options, outcome)
+        tell_phase("looking for the kernel")
+        try:
+            found = locate(self._watched, batch=self.batch, size=size, differing=outcome.difference.names)
+            if isinstance(found, Failure):
+                return _unexplained(outcome, f"a further run failed: {found.error}")
+            outcome = with_finding(outcome, found, reference.trace)
+            return self._diagnosed(outcome, found)
+        except OSError:
+            raise
+        except Exception as error:
+            log_error("looking for the kernel failed")
+            return _unexplained(outcome, f"looking for the kernel failed: {named_line(error)}")
+
+    def _diagnosed(self, outcome: Outcome, found: BatchFinding) -> Outcome:
+        """The outcome with the cause, where there is a budget to look for it."""
+        if self.options.diagnose_budget <= 0 or outcome.batch is None or not found.kernel:
+            return outcome
+        if found.call is None:
+            return _unexplained(outcome, found.detail or "the call could not be captured")
+        tell_phase("experiments on the kernel's call")
+        evidence = diagnose_item_call(found.call, budget=self.options.diagnose_budget)
+        diagnosis = Diagnosis(
+            decide(evidence),
+            Evidence(origin=Origin.KERNEL, arms=evidence.arms),
+            other_sources=found.sources[1:] if self.options.all_sources else (),
+        )
+        return replace(outcome, diagnosis=diagnosis, batch=replace(outcome.batch, smallest=evidence.smallest_batch))
+
+    def _with_benign(self, outcome: Outcome) -> Outcome:
+        """The outcome of a model whose outputs agree, with the kernels that differ without reaching one."""
+        tell_phase("kernels that differ")
+        try:
+            differing = benign_records(self._watched, batch=self.batch, size=self.batch // 2)
+        except Exception:
+            log_error("comparing what kernels left failed")
+            return outcome
+        return outcome if isinstance(differing, Failure) else replace(outcome, benign=differing)
+
+    def _watched(self, size: int, watcher: TraceCallback) -> Run | Failure:
+        return self.run_at(size, watcher=watcher)
+
     def _run(self, size: int) -> Run | Failure:
         tell_phase(f"a batch of {size}")
         return self.run_at(size)
@@ -213,3 +284,46 @@ def skipped(level: str, why: str, *, batch: int | None, iterations: int | None) 
     """The outcome of a model that cannot be run with a smaller batch."""
     facts = None if batch is None else BatchFacts(batch)
     return _skipped(Outcome(Status.SKIPPED, level, iterations=iterations, batch=facts), why)
+
+
+def with_finding(outcome: Outcome, found: BatchFinding, reference: Trace | None) -> Outcome:
+    """The outcome with what was found, as a divergence between the batch and a smaller one. ``reference`` is the trace
+    of the batch."""
+    facts = outcome.batch or BatchFacts(found.batch)
+    facts = replace(facts, shapes=found.shapes, reference_shapes=found.reference_shapes)
+    outcome = replace(outcome, batch=replace(facts, not_attributable=found.not_attributable), benign=found.benign)
+    if not found.kernel:
+        return _unexplained(outcome, found.detail)
+    records = reference.records if reference is not None else ()
+    place = next((place for place, record in enumerate(records) if record.id == found.record), None)
+    divergence = Divergence(
+        origin=Origin.KERNEL,
+        node=found.record,
+        kernel=found.kernel,
+        op_index=place,
+        phase="forward",
+        iteration=None if place is None else records[place].iteration,
+        module=found.module,
+        forward_op="",
+        detail="; ".join(filter(None, (_how_far(found), found.detail))),
+        source=found.source_line,
+    )
+    names = outcome.difference.names if outcome.difference is not None else ()
+    return replace(outcome, verdict=Verdict(names, divergence, found.benign))
+
+
+def _how_far(found: BatchFinding) -> str:
+    """``equal inputs of the same 4 items, and outputs that are at most 2 ULP, 1.2e-07 apart``"""
+    by = found.difference
+    ulp = f"{by.max_ulp} ULP" if by.max_ulp is not None else ""
+    far = ", ".join(filter(None, (ulp, f"{by.max_abs:.3g}" if by.max_abs is not None else "")))
+    apart = f"are at most {far} apart" if far else "differ"
+    return f"equal inputs of the same {found.size} items, and outputs that {apart}"
+
+
+_LOOK = "Look at the line that calls it: what it leaves of an item may be computed from others on purpose"
+
+
+def _unexplained(outcome: Outcome, why: str) -> Outcome:
+    decision = Decision("unknown", Confidence.OPEN, why, _LOOK)
+    return replace(outcome, diagnosis=Diagnosis(decision, Evidence(origin="")))

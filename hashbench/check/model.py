@@ -199,7 +199,7 @@ class BenchmarkRunner:
             return attempt(self._preparing(workload, "", items=(size, batch)), self.options, **more)
 
         runs = max(2, self.options.runs or (spec.runs if spec is not None else None) or 2)
-        return BatchCheck(run_at, batch, self.options, level, runs, workload.iterations).run()
+        return BatchCheck(run_at, batch, self.options, level, runs, workload.iterations, spec=spec).run()
 
     # ------------------------------------------------------------------------------------------------ one run
 

@@ -251,17 +251,22 @@ class PairCheck:
             return replace(outcome, diagnosis=Diagnosis(failed, Evidence(origin="")))
 
     def _keep_draft(self, outcome: Outcome) -> None:
-        """Write down what is known by now: a further run that ends this process must not take it along."""
-        folder = ResultsFolder(Path(self.options.output))
-        if self.spec is None or not self.options.output or not folder.rows.is_dir():
-            return
-        key = file_key(suite=self.spec.suite, mode=self.options.mode, name=self.spec.name)
-        row = row_of(self.spec, self.options, self.drafted(outcome), seconds=None)
-        replace_file(folder.draft_path(key), json.dumps(row_to_json(row)))
+        if self.spec is not None:
+            keep_draft(self.spec, self.options, self.drafted(outcome))
 
     def _numbered(self, number: int) -> Run | Failure:
         tell_phase(f"run {number} of {self.runs}")
         return self.attempt() if self.numbered is None else self.numbered(number)
+
+
+def keep_draft(spec: ModelSpec, options: RunOptions, outcome: Outcome) -> None:
+    """Write down what is known by now: a further run that ends this process must not take it along."""
+    folder = ResultsFolder(Path(options.output))
+    if not options.output or not folder.rows.is_dir():
+        return
+    key = file_key(suite=spec.suite, mode=options.mode, name=spec.name)
+    row = row_of(spec, options, outcome, seconds=None)
+    replace_file(folder.draft_path(key), json.dumps(row_to_json(row)))
 
 
 def compared(

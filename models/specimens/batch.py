@@ -92,11 +92,10 @@ def attended(x: torch.Tensor, *, masked: bool) -> torch.Tensor:
 
 
 def kept_by_experts(x: torch.Tensor, *, capacity_of_batch: bool) -> torch.Tensor:
-    """Each item goes to the expert of its sign, which takes two of the last of the batch, or as many as come."""
-    chosen = (x[:, :1] > 0).float()
-    places = chosen.flip(0).cumsum(dim=0).flip(0)
-    kept = (places <= 2).float() if capacity_of_batch else torch.ones_like(places)
-    return x * (1 + kept * chosen)
+    """An expert takes the three items of the batch that suit it most, or all that suit it."""
+    suits = x.amax(dim=-1)
+    least = suits.topk(min(3, len(x))).values.amin() if capacity_of_batch else 1.0
+    return x * (1 + (suits >= least).float()[:, None])
 
 
 # --------------------------------------------------------------------------------------- another order for more rows

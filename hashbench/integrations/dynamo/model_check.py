@@ -365,8 +365,10 @@ class BatchModelCheck:
             )
             return attempt(prepare, self.options, **more)
 
+        left = _seconds_left(self.session, self.harness.args) - _BATCH_RUNS * self.seconds
+        options = replace(self.options, diagnose_budget=min(self.session.budget, left))
         iterations = self.options.iterations
-        return BatchCheck(run_at, batch, self.options, level, iterations=iterations, outputs=_results).run()
+        return BatchCheck(run_at, batch, options, level, iterations=iterations, outputs=_results, spec=self.spec).run()
 
 
 def _results(run: Run) -> Mapping[str, Any]:
