@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -298,3 +299,20 @@ def test_compiling_for_the_first_time_inside_a_run_is_noticed_and_dynamo_is_not_
     done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=False)
     expected = ["pass () False", "pass 1 True", "['torch.compile'] {'total': 1, 'ok': 1} {}"]
     assert (done.stdout.splitlines(), done.returncode) == (expected, 0), done.stderr
+
+
+def test_the_programs_own_filters_of_warnings_and_what_they_have_shown_are_left_alone() -> None:
+    def warn() -> None:
+        warnings.warn("of the program", stacklevel=1)
+
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        before = list(warnings.filters)
+        warn()
+        with HashDebugTrace():
+            warn()
+            warnings.filterwarnings("ignore", message="something else")
+        kind, *_ = warnings.filters[0]
+        assert kind == "ignore"
+        assert warnings.filters[1:] == before
+    assert len(shown) == 1

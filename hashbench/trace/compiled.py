@@ -10,6 +10,7 @@ programs never do: until then there is nothing compiled, and its import is waite
 from __future__ import annotations
 
 import functools
+import re
 import sys
 import threading
 import warnings
@@ -25,6 +26,10 @@ from hashbench.imports import ImportWatch
 
 _DYNAMO, _EXPORT = "torch._dynamo", "torch.export._trace"
 
+
+_OF_HOOKS = ("ignore", re.compile(r"Using `torch\.compile\(module\)` when there are global hooks"), Warning, None, 0)
+"""Filters a warning of hooks, which a trace has: ``OptimizedModule`` is called before they are removed. Put among the
+filters as they are, it leaves alone which warnings the program has had, and what it filters itself meanwhile."""
 
 Begin = Callable[[str, Sequence[Any], Mapping[str, Any]], object]
 """Called with the name of what was compiled and the arguments of its call, which is about to be made."""
@@ -136,15 +141,17 @@ def _patched(begin: Begin, end: End, eager: Callable[[str], object]) -> Iterator
         return install(callback)  # frames are evaluated by dynamo from here on: nothing of ours may follow
 
     watching = True
-    with warnings.catch_warnings():  # of hooks, which a trace has: OptimizedModule is called before they are removed
-        warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
-        eval_frame._callback_from_stance, eval_frame._maybe_set_eval_frame = callback_from_stance, maybe_set_eval_frame
-        try:
-            yield
-        finally:
-            watching = False
-            running.clear()
-            eval_frame._callback_from_stance, eval_frame._maybe_set_eval_frame = choose, install
+    filters: list[Any] = warnings.filters  # type: ignore[assignment]
+    filters.insert(0, _OF_HOOKS)
+    eval_frame._callback_from_stance, eval_frame._maybe_set_eval_frame = callback_from_stance, maybe_set_eval_frame
+    try:
+        yield
+    finally:
+        watching = False
+        running.clear()
+        eval_frame._callback_from_stance, eval_frame._maybe_set_eval_frame = choose, install
+        if _OF_HOOKS in filters:  # else the program has reset them
+            filters.remove(_OF_HOOKS)
 
 
 def _caller() -> FrameType:
