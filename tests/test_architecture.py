@@ -44,7 +44,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("repro", EVERY_MODULE),
     ("fingerprint", frozenset({"calls", "checking", "library", "measure", "values"})),
     ("diagnose", frozenset({"driver", "pairs"})),
-    ("batch", frozenset({"experiments", "item_call", "locate", "rows"})),
+    ("batch", frozenset({"experiments", "item_call", "locate", "repro", "rows"})),
     ("suites", frozenset({"huggingface", "torchvision"})),
     ("check", frozenset({"batch_invariance", "fingerprint", "function", "model", "pair", "stress"})),
     ("sweep", NO_MODULE),
@@ -53,7 +53,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     (
         "tools",
         frozenset({"bitwise", "numeric", "observer"})
-        | {f"audit.{name}" for name in ("cases", "rows")}
+        | {f"audit.{name}" for name in ("axis", "cases", "invariance", "kernel", "rows")}
         | {f"pipeline.{name}" for name in ("loading", "recording", "running")},
     ),
     ("nightly", NO_MODULE),

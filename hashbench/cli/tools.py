@@ -30,6 +30,9 @@ FEWEST_THREADS = 8
 DTYPES = ("float32", "bfloat16", "complex64", "int64")
 """One of each class: the common one, a narrow one, a complex and a whole one."""
 
+DTYPES_OF_ROWS = ("float32", "bfloat16")
+"""Those in which models run: sums of whole numbers are exact in any company."""
+
 KNOWN_DTYPES = (*DTYPES, "float64", "float16", "complex128", "complex32", "bool", "int32", "int16", "int8", "uint8")
 
 _SIGNAL_BASE = 128
@@ -294,11 +297,13 @@ def _add_audit(commands: Commands) -> None:
     flags.words(which, "--ops", metavar="OP", text="these ops")
     flags.several(which, "-k", "--filter", metavar="RE", text="ops that match")
     text = "dtypes of the inputs"
-    which.add_argument("--dtypes", nargs="+", default=DTYPES, type=_dtype, metavar="T", help=text)
+    which.add_argument("--dtypes", nargs="+", type=_dtype, metavar="T", help=text)
     flags.whole(which, "--samples", default=3, text="inputs for each op and dtype")
     text = "sweeps whose kernels add rows"
     which.add_argument("--results", nargs="+", type=Path, default=[], metavar="DIR", help=text)
     run = audit.add_argument_group("how each op runs")
+    text = "batch invariance instead: whether an item's rows depend on the items beside it"
+    run.add_argument("--rows", action="store_true", dest="of_rows", help=text)
     run.add_argument("-d", "--device", default="cpu", metavar="D", help="cpu, cuda, xpu, …")
     flags.whole(run, "--runs", least=2, default=20, text="under each setting")
     flags.whole(run, "--threads", "-t", text="default on the CPU: one a core, at least 8")
@@ -322,25 +327,30 @@ def _dtype(text: str) -> str:
 
 
 def _audit(parsed: argparse.Namespace) -> int:
-    from hashbench.results.audit_table import AUDIT_FILE, AuditOptions
+    from hashbench.results.audit_table import DETERMINISM, AuditOptions
+    from hashbench.results.invariance_table import INVARIANCE
     from hashbench.run.environment import tracer_note
     from hashbench.sweep.request import local_devices
-    from hashbench.tools.audit import driver, report
+    from hashbench.tools.audit import driver, invariance_report, report
 
     flags.refuse_resume_without_output(parsed)
     output = parsed.output or flags.new_folder("audit", parsed.device)
     kind = parsed.device.partition(":")[0]
+    measured = INVARIANCE if parsed.of_rows else DETERMINISM
+    if parsed.of_rows and parsed.results:
+        raise HashbenchError("--rows takes no --results", consequence="nothing was run", tip="Leave one of them out.")
     sweep_rows = _rows_of_sweeps(parsed.results, kind)
     devices = local_devices(parsed.device, parsed.tracer)
     for note in devices.notes:
         say(note)
-    threads = parsed.threads or (max(FEWEST_THREADS, os.cpu_count() or 1) if kind == "cpu" else None)
-    dtypes = tuple(dict.fromkeys(parsed.dtypes))
+    racing = kind == "cpu" and not parsed.of_rows  # an item's rows do not depend on luck
+    threads = parsed.threads or (max(FEWEST_THREADS, os.cpu_count() or 1) if racing else None)
+    dtypes = tuple(dict.fromkeys(parsed.dtypes or (DTYPES_OF_ROWS if parsed.of_rows else DTYPES)))
     tracer = devices.environment.get("tracer", parsed.tracer)  # as it is resumed by
     options = made_of(AuditOptions, parsed, device=devices.device, dtypes=dtypes, threads=threads, tracer=tracer)
     try:
         rows = driver.audit(
-            driver.AuditRequest(options, tuple(parsed.ops), tuple(parsed.filter), parsed.timeout, sweep_rows),
+            driver.AuditRequest(options, tuple(parsed.ops), tuple(parsed.filter), parsed.timeout, sweep_rows, measured),
             output=output,
             environment={**devices.environment, "command_line": ["hashbench", *sys.argv[1:]]},
             resume=parsed.resume,
@@ -351,10 +361,10 @@ def _audit(parsed: argparse.Namespace) -> int:
         return say(f"stopped: what is done is in {output}; go on with --resume", EXIT_INTERRUPTED)
     if note := tracer_note(devices.environment):
         say(note)
-    print(report.summary(rows))
-    print(f"\nResults: {output / AUDIT_FILE}")
+    print(invariance_report.summary(rows) if parsed.of_rows else report.summary(rows))
+    print(f"\nResults: {output / measured.file}")
     if parsed.write is not None:
-        _copy(output, parsed.write)
+        _copy(output, parsed.write, measured.file)
     return 0
 
 
@@ -370,14 +380,13 @@ def _rows_of_sweeps(folders: Sequence[Path], device: str) -> tuple[AuditRow, ...
     return rows_of_sweeps(folders, device=device)
 
 
-def _copy(output: Path, path: Path) -> None:
+def _copy(output: Path, path: Path, file: str) -> None:
     """The rows, and beside them the environment in which they were measured."""
     from hashbench.io import read_file, replace_bytes
-    from hashbench.results.audit_table import AUDIT_FILE
 
     beside = path.with_name(f"{path.stem}.environment.json")
     try:
-        replace_bytes(path, read_file(output / AUDIT_FILE))
+        replace_bytes(path, read_file(output / file))
         replace_bytes(beside, read_file(output / "environment.json"))
     except OSError as error:
         raise HashbenchError(

@@ -140,7 +140,7 @@ def source(call: CapturedCall, how: Plan, *, heading: str, definition: str = "")
         calls=calls,
         moves=moves_of(call, how.moves) if how.variant == "moved" else [],
         device_statements=_device_statements(call),
-        settings=_settings(call),
+        settings=settings_statements(call),
         threads=call.threads,
         kind=kind,
         device=own_device,
@@ -227,7 +227,7 @@ _NEWER_TF32: Mapping[str, tuple[str, str]] = {
 _SPELLED = {("deterministic_algorithms", "on"): "", ("deterministic_algorithms", "warn"): ", warn_only=True"}
 
 
-def _settings(call: CapturedCall) -> list[str]:
+def settings_statements(call: CapturedCall) -> list[str]:
     """Statements for the settings of the call that a new process does not have.
 
     TF32 by torch's older names, which set the newer ones, too; by the newer ones where those were set to what the older

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hashbench.errors import HashbenchError
 from hashbench.io import from_json, open_file, read_json, read_json_object, replace_file, to_json
@@ -28,6 +28,8 @@ SOURCES = ("op_db", "stress", "sweep")
 
 Op = tuple[str, str]
 """``(source, name)``."""
+
+T = TypeVar("T")
 
 
 class AuditVerdict(StrEnum):
@@ -116,10 +118,32 @@ AUDIT_ROWS = RowFormat(
 
 
 @dataclass(frozen=True, slots=True)
+class AuditKind:
+    """What an audit measures: the ``file`` of its ``rows``, the ``target`` that workers call for a group of ops (as
+    ``module:function``), the row of an op that ended its process, ``died(device, op, timed_out=…, error=…)``, and the
+    ``sources`` of its ops."""
+
+    file: str
+    rows: RowFormat[Any]
+    target: str
+    died: Callable[..., Any]
+    sources: tuple[str, ...] = SOURCES
+
+
+def _of_the_dead(device: str, op: Op, *, timed_out: bool, error: str) -> AuditRow:
+    verdict = AuditVerdict.TIMEOUT if timed_out else AuditVerdict.CRASHED
+    return AuditRow(device, *op, "", "", "forward", verdict, error=error)
+
+
+DETERMINISM = AuditKind(AUDIT_FILE, AUDIT_ROWS, "hashbench.tools.audit.rows:run_group", _of_the_dead)
+"""The audit of what torch documents of each op."""
+
+
+@dataclass(frozen=True, slots=True)
 class AuditOptions:
     """How every op is run. ``runs`` under each setting of the flag; ``budget``: seconds for the causes of one op;
     ``replays`` of each experiment; ``threads`` of torch, ``None``: its own choice; ``tracer`` that of
-    :class:`~hashbench.records.RunOptions`."""
+    :class:`~hashbench.records.RunOptions`. ``of_rows``: batch invariance is measured."""
 
     device: str = "cpu"
     dtypes: tuple[str, ...] = ()
@@ -130,6 +154,7 @@ class AuditOptions:
     replays: int = 20
     threads: int | None = None
     tracer: str = "auto"
+    of_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +220,7 @@ def read_manifest(path: Path) -> AuditManifest:
     content = read_json_object(path)
     options = content.get("options")
     if isinstance(options, dict):  # without a tracer where it is older than the native one
-        content["options"] = {"tracer": "python", **options}
+        content["options"] = {"tracer": "python", "of_rows": False, **options}
     try:
         return from_json(AuditManifest, content, where="it")
     except ValueError as error:
@@ -211,15 +236,15 @@ def op_file(folder: Path, op: Op) -> Path:
     return folder / "ops" / f"{file_key(suite=source, mode='op', name=name)}.json"
 
 
-def write_op(folder: Path, op: Op, rows: Iterable[AuditRow]) -> None:
+def write_op(folder: Path, op: Op, rows: Iterable[Any]) -> None:
     """Keep the rows of an op, of which there may be none: the dtypes that were asked for are not its own."""
     replace_file(op_file(folder, op), json.dumps([to_json(row) for row in rows]))
 
 
-def read_op(folder: Path, op: Op) -> tuple[AuditRow, ...] | None:
+def read_op(folder: Path, op: Op, rows: RowFormat[T] = AUDIT_ROWS) -> tuple[T, ...] | None:  # type: ignore[assignment]
     """The rows of an op; ``None`` where it has no file, or a damaged one."""
     try:
         content = read_json(op_file(folder, op))
-        return tuple(map(AUDIT_ROWS.from_json, content)) if isinstance(content, list) else None
+        return tuple(map(rows.from_json, content)) if isinstance(content, list) else None
     except (OSError, ValueError):
         return None

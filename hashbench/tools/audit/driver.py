@@ -22,14 +22,13 @@ from hashbench.processes import Interrupts, describe_end, last_words, python_cal
 from hashbench.processes import run as run_process
 from hashbench.records import ModelSpec, RunOptions
 from hashbench.results.audit_table import (
-    AUDIT_FILE,
-    AUDIT_ROWS,
     CATALOG_FILE,
+    DETERMINISM,
     MANIFEST_FILE,
+    AuditKind,
     AuditManifest,
     AuditOptions,
     AuditRow,
-    AuditVerdict,
     Op,
     op_file,
     read_manifest,
@@ -40,7 +39,6 @@ from hashbench.results.folder import ResultsFolder
 from hashbench.suites.selection import pattern_of, unknown_name
 from hashbench.sweep.executors import Executor, Task, TaskResult
 
-GROUP_TARGET = "hashbench.tools.audit.rows:run_group"
 CATALOG_TARGET = "hashbench.tools.audit.rows:write_catalog"
 
 GROUP_SIZE = 40
@@ -54,13 +52,14 @@ _LOSSES = 3
 @dataclass(frozen=True, slots=True)
 class AuditRequest:
     """What an audit is asked for: how ops are run, the names of ``only`` these or regular expressions that they match
-    (neither: all), the ``seconds`` that one op may take, and rows that real models' sweeps add."""
+    (neither: all), the ``seconds`` that one op may take, rows that real models' sweeps add, and what is measured."""
 
     options: AuditOptions
     only: tuple[str, ...] = ()
     filters: tuple[str, ...] = ()
     seconds: float = 120.0
     sweep_rows: tuple[AuditRow, ...] = ()
+    kind: AuditKind = DETERMINISM
 
 
 def chosen_ops(known: Sequence[Op], *, only: Collection[str], filters: Sequence[str]) -> tuple[Op, ...]:
@@ -93,12 +92,12 @@ def audit(
     executor: Executor,
     resume: bool = False,
     on_progress: Callable[[int, int, str], None] = lambda *_: None,
-    target: str = GROUP_TARGET,
-) -> tuple[AuditRow, ...]:
-    """Run what is asked for and has no file in the folder ``output`` yet; returns all rows, which are in ``audit.csv``
-    then. The executor is closed at the end. ``environment`` is the fingerprint of this machine; ``on_progress`` is told
-    after every worker how many ops of all are done, and what became of one that killed its process; ``target`` is what
-    workers call for a group of ops, as ``module:function``.
+    target: str = "",
+) -> tuple[Any, ...]:
+    """Run what is asked for and has no file in the folder ``output`` yet; returns all rows, which are then in the file
+    of the request's kind. The executor is closed at the end. ``environment`` is the fingerprint of this machine;
+    ``on_progress`` is told after every worker how many ops of all are done, and what became of one that killed its
+    process; ``target`` is what workers call for a group of ops, as ``module:function`` (default: that of the kind).
 
     Raises:
         HashbenchError: the folder cannot be used for this audit, nothing is to be run, or the disk is full.
@@ -107,7 +106,9 @@ def audit(
     _refuse_used(folder.path, resume=resume)
     with Interrupts() as interrupts, folder.claimed(resume=resume):
         try:
-            return _Audit(request, folder, executor, interrupts, on_progress, target).run(environment)
+            return _Audit(request, folder, executor, interrupts, on_progress, target or request.kind.target).run(
+                environment
+            )
         except OSError as error:
             raise HashbenchError(
                 f"cannot write into {folder.path}",
@@ -143,13 +144,14 @@ class _Audit:
     submitted: int = 0
     losses: int = 0
 
-    def run(self, environment: Mapping[str, Any]) -> tuple[AuditRow, ...]:
-        """From the choice of ops to ``audit.csv``, which is written on Ctrl-C too."""
+    def run(self, environment: Mapping[str, Any]) -> tuple[Any, ...]:
+        """From the choice of ops to the table, which is written on Ctrl-C too."""
         path, request = self.folder.path, self.request
         (path / "ops").mkdir(exist_ok=True)
         try:
             with self.interrupts.allowed():
-                chosen = chosen_ops(_catalog(path), only=request.only, filters=request.filters)
+                known = [op for op in _catalog(path) if op[0] in request.kind.sources]
+                chosen = chosen_ops(known, only=request.only, filters=request.filters)
             self.ops = tuple(dict.fromkeys([*self._ops_before(), *chosen]))
             manifest = AuditManifest(1, request.options, self.ops, sweeps=bool(request.sweep_rows))
             replace_file(path / MANIFEST_FILE, json.dumps(to_json(manifest), indent=1) + "\n")
@@ -161,15 +163,16 @@ class _Audit:
                 self._work(missing)
         finally:
             self.executor.close()
-            rows: dict[tuple[str, ...], AuditRow] = {}
-            for row in [*(row for op in self.ops for row in read_op(path, op) or ()), *request.sweep_rows]:
-                rows.setdefault(AUDIT_ROWS.key_of(row), row)  # a sweep folder may be named twice
+            rows: dict[tuple[str, ...], Any] = {}
+            written = (row for op in self.ops for row in read_op(path, op, request.kind.rows) or ())
+            for row in [*written, *request.sweep_rows]:
+                rows.setdefault(request.kind.rows.key_of(row), row)  # a sweep folder may be named twice
             if self.ops:
-                replace_file(path / AUDIT_FILE, AUDIT_ROWS.text(rows.values()))
+                replace_file(path / request.kind.file, request.kind.rows.text(rows.values()))
         return tuple(rows.values())
 
     def _missing(self, ops: Sequence[Op]) -> list[Op]:
-        return [op for op in ops if read_op(self.folder.path, op) is None]
+        return [op for op in ops if read_op(self.folder.path, op, self.request.kind.rows) is None]
 
     def _ops_before(self) -> tuple[Op, ...]:
         """The ops of the audit that is resumed, which must have been asked for with the same options; none where this
@@ -253,15 +256,16 @@ class _Audit:
         write_op(self.folder.path, guilty, [row])
         return f"{row.op}: {row.verdict}"
 
-    def _row_of_the_dead(self, op: Op, result: TaskResult) -> AuditRow:
+    def _row_of_the_dead(self, op: Op, result: TaskResult) -> Any:
         """The one row of an op that ended its own process: by what it did, or by taking longer than it may."""
         seconds = self.request.seconds
-        if result.timed_out or result.wall_seconds >= seconds:
-            verdict, error = AuditVerdict.TIMEOUT, f"no result after {seconds:g} s"
+        timed_out = result.timed_out or result.wall_seconds >= seconds
+        if timed_out:
+            error = f"no result after {seconds:g} s"
         else:
             words = last_words(self.folder.log_path(result.task.key))
-            verdict, error = AuditVerdict.CRASHED, " | ".join([describe_end(result.exit_code), *words])[:300]
-        return AuditRow(self.request.options.device, *op, "", "", "forward", verdict, error=error)
+            error = " | ".join([describe_end(result.exit_code), *words])[:300]
+        return self.request.kind.died(self.request.options.device, op, timed_out=timed_out, error=error)
 
 
 def _catalog(folder: Path) -> list[Op]:

@@ -11,7 +11,7 @@ import contextlib
 import faulthandler
 import functools
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,8 +66,13 @@ def write_catalog(path: str) -> None:
 def run_group(spec: ModelSpec, options: RunOptions) -> Row:
     """Run the ops that ``spec.arguments`` names and that have no file yet, in their order, so that where the process
     dies, the first without a file is to blame. The process ends itself where one takes longer than it may."""
+    asked = from_json(AuditOptions, spec.arguments["options"])
+    return run_ops(spec, options, lambda source, op: rows_of(source, op, asked))
+
+
+def run_ops(spec: ModelSpec, options: RunOptions, rows: Callable[[str, str], Iterable[Any]]) -> Row:
+    """Write the rows of each op of a group that has no file yet; the row says that the worker came to its end."""
     folder, arguments = Path(options.output), spec.arguments
-    asked = from_json(AuditOptions, arguments["options"])
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     with variables(WORKSPACE, unless_set=True):
@@ -75,7 +80,7 @@ def run_group(spec: ModelSpec, options: RunOptions) -> Row:
             if not op_file(folder, (source, op)).exists():
                 faulthandler.dump_traceback_later(arguments["seconds"], exit=True)
                 print(f"{source} {op}", flush=True)
-                write_op(folder, (source, op), list(rows_of(source, op, asked)))
+                write_op(folder, (source, op), list(rows(source, op)))
     faulthandler.cancel_dump_traceback_later()
     return Row(dev=options.device, name=spec.name, batch_size=None, accuracy=Status.PASS, suite=spec.suite)
 

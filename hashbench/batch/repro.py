@@ -1,0 +1,130 @@
+"""The repro of an item that depends on its company: a folder with the kernel alone, in both companies, for torch alone.
+
+``repro.py`` makes the two calls and prints the rows that differ; ``tensors.pt`` holds the inputs of both.
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+import hashbench
+from hashbench.batch.cause import ON
+from hashbench.batch.item_call import ItemCall, NotItemwiseError, in_force
+from hashbench.errors import HashbenchError, first_line
+from hashbench.io import replace_file
+from hashbench.processes import NO_VARIABLES, run
+from hashbench.records import Decision, ExperimentResult
+from hashbench.replay.call import CapturedCall, CaptureError, capture
+from hashbench.replay.ops import needs_definition
+from hashbench.repro import script
+from hashbench.repro.call_file import TENSORS_FILE, BadCallError
+from hashbench.trace.op_schema import plan_of
+
+SCRIPT_FILE = "repro.py"
+
+MOST_BYTES = 2**28
+"""Of the inputs of one of the two calls."""
+
+_WIDTH = 100
+_MKL = {"MKL_CBWR": "COMPATIBLE"}
+
+
+def write_item_repro(
+    folder: Path, call: ItemCall, decision: Decision, *, size: int | None = None, seen_in: str = ""
+) -> None:
+    """Write the repro of a call into ``folder``.
+
+    Args:
+        call: on as many items as the reference has.
+        decision: what the experiments on it showed.
+        size: the number of items in the other call, the first ones; ``None``: as many, all of them copies of the one
+            that is compared, as for a coupling to their content.
+        seen_in: in which model or sample, in words.
+
+    Raises:
+        HashbenchError: the call is of no op that torch alone has, or cannot be written.
+        OSError: the folder cannot be written.
+    """
+    if not isinstance(call.func, torch._ops.OpOverload) or needs_definition(call.func):
+        raise _refused(call, "torch alone does not have it")
+    kept = call.items - 1
+    chosen = [kept] * call.items if size is None else [*range(size)]
+    try:
+        with in_force(call):
+            calls = (call.select(chosen), call)
+            captured = [capture(one.func, one.args, one.kwargs, limit_bytes=MOST_BYTES) for one in calls]
+            text = _script(
+                calls, captured, [kept] if size is None else chosen, heading=_heading(call, decision, seen_in)
+            )
+    except (CaptureError, BadCallError, NotItemwiseError) as error:
+        raise _refused(call, str(error)) from None
+    folder.mkdir(parents=True, exist_ok=True)
+    saved = {name: [tensor.detach().clone() for tensor in one.tensors] for name, one in zip(_NAMES, calls, strict=True)}
+    torch.save(saved, folder / TENSORS_FILE)
+    replace_file(folder / SCRIPT_FILE, text)
+
+
+_NAMES = ("first", "second")
+
+
+def _refused(call: ItemCall, why: str) -> HashbenchError:
+    return HashbenchError(f"cannot write a repro of {call.name}", consequence=first_line(why))
+
+
+def _script(
+    calls: Sequence[ItemCall], captured: Sequence[CapturedCall], compared: Sequence[int], *, heading: str
+) -> str:
+    reference = calls[1]
+    tensors = reference.tensors
+    changed = plan_of(reference.func).written_tensors(reference.args, reference.kwargs)
+    return script.render(
+        "items.py.jinja",
+        heading=heading,
+        threads=torch.get_num_threads(),
+        settings=script.settings_statements(captured[1]),
+        items=tuple(one.items for one in calls),
+        compared=[*compared],
+        layout=[None if axis is None else (axis.dim, axis.outer, axis.inner) for axis in reference.outputs],
+        written=[place for place, one in enumerate(tensors) if any(one is other for other in changed)],
+        shapes=[one.shapes for one in calls],
+        expressions=[script.expression(one) for one in captured],
+    )
+
+
+def _heading(call: ItemCall, decision: Decision, seen_in: str) -> str:
+    lines = [
+        f"{call.name} gives an item other rows in other company.",
+        "",
+        *textwrap.wrap(f"{seen_in[:1].upper()}{seen_in[1:]}.", _WIDTH)[: bool(seen_in)],
+        *textwrap.wrap(f"Cause: {decision.cause}, {decision.confidence}. {decision.because.rstrip('.')}.", _WIDTH),
+        f"Written by hashbench {hashbench.__version__} on torch {torch.__version__}. It needs torch alone.",
+    ]
+    return "\n".join(lines)
+
+
+def run_item_repro(folder: Path, *, timeout: float, variables: Mapping[str, str] = NO_VARIABLES) -> str:
+    """Run the repro in a fresh process, with these environment variables too; what came of it: ``yes: 2 of 4 items
+    differ between 4 items and 8``, ``no: …``, ``failed: …`` or ``timeout after 60 s``."""
+    command = [sys.executable, "-P", str((folder / SCRIPT_FILE).resolve())]
+    done = run(command, seconds=timeout, environment=variables, own_session=False)
+    if done.status is None:
+        return f"timeout after {timeout:g} s"
+    if done.status not in (0, 1) or not done.stdout.strip():
+        return f"failed: {done.last_line}"
+    return f"{'yes' if done.status else 'no'}: {done.stdout.strip().splitlines()[-1]}"
+
+
+def with_mkl_compatible(folder: Path, *, timeout: float) -> ExperimentResult:
+    """The experiment that only a fresh process can make: MKL reads this variable once."""
+    name = "mkl_compatible"
+    if not torch.backends.mkl.is_available():
+        return ExperimentResult(name, ON, note="this torch has no MKL")
+    came = run_item_repro(folder, timeout=timeout, variables=_MKL)
+    if not came.startswith(("yes", "no")):
+        return ExperimentResult(name, ON, note=came)
+    return ExperimentResult(name, ON, 1, int(came.startswith("yes")))

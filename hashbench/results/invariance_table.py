@@ -1,0 +1,81 @@
+"""The table of an audit of batch invariance, ``invariance.csv``: one row for each op, dtype and sample of inputs.
+
+``docs/audit.md`` explains every column. An absent value is an empty cell, never a zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from hashbench.results.audit_table import SOURCES, AuditKind, Op
+from hashbench.results.rows import RowFormat
+
+
+class Invariance(StrEnum):
+    """What became of an item's rows in other company."""
+
+    INVARIANT = "invariant"
+    DEPENDS = "depends on the number"
+    PLACE = "depends on the place"
+    COUPLED = "coupled"
+    RANDOM = "draws random numbers"
+    UNSTEADY = "differs by itself"
+    NO_AXIS = "no batch axis"
+    FAILS = "fails"
+    TIMEOUT = "timeout"
+    CRASHED = "crashed"
+
+
+@dataclass(frozen=True, slots=True)
+class InvarianceRow:
+    """One line of ``invariance.csv``. ``items`` is the number in the reference, ``sizes`` the numbers at which rows
+    differ from it, ``widened`` what was made larger in the sample."""
+
+    dev: str
+    source: str
+    op: str
+    dtype: str
+    sample: str
+    widened: str
+    verdict: str
+    items: int | None = None
+    sizes: str = ""
+    smallest_batch: int | None = None
+    kernel: str = ""
+    shapes: str = ""
+    cause: str = ""
+    confidence: str = ""
+    because: str = ""
+    advice: str = ""
+    repro: str = ""
+    reproduced: str = ""
+    inputs: str = ""
+    threads: int | None = None
+    error: str = ""
+
+
+_REQUIRED = ("dev", "source", "op", "verdict")
+
+INVARIANCE_ROWS = RowFormat(
+    InvarianceRow,
+    what="an audit of batch invariance",
+    example="an invariance.csv",
+    key=("dev", "source", "op", "dtype", "sample", "widened"),
+    label=" ".join,
+    required=_REQUIRED,
+    filled=_REQUIRED,
+    words={"verdict": ("verdict", tuple(Invariance)), "source": ("source", SOURCES)},
+)
+"""How an :class:`InvarianceRow` is written and read."""
+
+
+def _of_the_dead(device: str, op: Op, *, timed_out: bool, error: str) -> InvarianceRow:
+    verdict = Invariance.TIMEOUT if timed_out else Invariance.CRASHED
+    return InvarianceRow(device, *op, "", "", "", verdict, error=error)
+
+
+INVARIANCE = AuditKind(
+    "invariance.csv", INVARIANCE_ROWS, "hashbench.tools.audit.invariance:run_group", _of_the_dead, ("op_db",)
+)
+"""The audit of batch invariance, as the driver runs it."""

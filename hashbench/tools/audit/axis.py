@@ -1,0 +1,205 @@
+"""Where the items of a batch are in the sample inputs of an op, found by experiment.
+
+An item axis is a dimension of the inputs and one of the outputs such that one more item in is one more out, and items
+in another order come out in that order. Sample inputs are tiny, and kernels take other paths for longer ones: so
+samples are also widened, one size of their other dimensions at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from hashbench.batch.item_call import SEED, ItemCall, NotItemwiseError, items_first
+from hashbench.batch.layout import ItemAxis
+from hashbench.replay.call import is_plain
+from hashbench.trace.arguments import mapped, tensors_in
+
+MOST_TRIED = 24
+"""Ways to give the tensors of a sample an item axis, of which so many are tried."""
+
+WIDENED = 256
+"""What a size of inner dimensions becomes at least: long enough that sums are split and blocks are full."""
+
+MOST_CLASSES = 3
+"""Sizes of inner dimensions that are widened, each alone."""
+
+MOST_ELEMENTS = 2**20
+"""Of any tensor of a widened sample."""
+
+TOLERANCE = 0.02
+"""Part of the largest number by which rows may differ that are the same but for rounding, in 16 bits too."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Itemwise:
+    """A call whose tensors hold items. ``coupled``: other content in the others changes an item by more than rounding;
+    ``widened``: what the inner dimensions of which size became, ``10→260``."""
+
+    call: ItemCall
+    coupled: bool = False
+    widened: str = ""
+
+
+def draws(call: ItemCall) -> bool:
+    """Whether the call gives other results after another seed."""
+    one, other = (call.run(seed=seed)[0] for seed in (SEED, SEED + 1))
+    return len(one) == len(other) and not all(map(_close, one, other))
+
+
+def find_axis(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Itemwise | None:
+    """The call with its items, the first dimension of its first tensor before all others; ``None`` where it has none.
+
+    Raises:
+        NotItemwiseError: an argument has no plain memory.
+    """
+    tensors = tensors_in([*args, *kwargs.values()])
+    if not all(map(is_plain, tensors)):
+        raise NotItemwiseError("an argument has no plain memory")
+    shapes = [tuple(tensor.shape) for tensor in tensors]
+    leading = [
+        place
+        for place, tensor in enumerate(tensors)
+        if place == 0 or max(shapes[0], default=1) == 1 or _holds_indices(tensor)
+    ]
+    for axes, items in itertools.islice(_assignments(shapes, leading), MOST_TRIED):
+        found = _verified(ItemCall(func, tuple(args), kwargs, items, axes, ()))
+        if found is not None:
+            return found
+    return None
+
+
+def _holds_indices(tensor: torch.Tensor) -> bool:
+    return tensor.dtype in (torch.int64, torch.int32)
+
+
+def _assignments(
+    shapes: Sequence[tuple[int, ...]], leading: Sequence[int]
+) -> Iterator[tuple[tuple[ItemAxis | None, ...], int]]:
+    """Ways to give tensors of these shapes an axis, with the number of items: the first dimension of the ``leading``
+    tensors, then the next (the first tensor; others are weights, unless they hold indices or the first is a single
+    number); of the rest the dimension of that size at the same place, counted from either end, none, or another."""
+    for dim, first in itertools.product(range(max(map(len, shapes), default=0)), leading):
+        if len(shapes[first]) > dim and (items := shapes[first][dim]) > 1:
+            choices = [
+                [ItemAxis(dim)] if place == first else _choices(other, dim, len(shapes[first]), items)
+                for place, other in enumerate(shapes)
+            ]
+            for axes in itertools.product(*choices):
+                yield axes, items
+
+
+def _choices(shape: tuple[int, ...], dim: int, dims: int, items: int) -> list[ItemAxis | None]:
+    same = [at for at in range(len(shape)) if shape[at] == items]
+    aligned = [at for at in dict.fromkeys((dim, len(shape) - dims + dim)) if at in same]
+    return [*map(ItemAxis, aligned), None, *(ItemAxis(at) for at in same if at not in aligned)]
+
+
+def _verified(call: ItemCall) -> Itemwise | None:
+    """The call with the axes of its outputs where one more item in is one more out, and their order is kept."""
+    everybody = [*range(call.items)]
+    order = [*everybody[1:], 0]
+    try:
+        base = call.run()[0]
+        more = call.select([*everybody, 0]).run()[0]
+        turned = call.select(order).run()[0]
+        outputs = tuple(_axis_of(*each, items=call.items, order=order) for each in zip(base, more, turned, strict=True))
+    except Exception:  # the op does not take other numbers of these
+        return None
+    if not any(outputs):
+        return None
+    call = dataclasses.replace(call, outputs=outputs)
+    return Itemwise(call, coupled=_is_coupled(call, base))
+
+
+def _axis_of(
+    base: torch.Tensor, more: torch.Tensor, turned: torch.Tensor, *, items: int, order: Sequence[int]
+) -> ItemAxis | None:
+    """The dimension of an output that grew with the items and has them in their order; ``None`` where nothing grew.
+
+    Raises:
+        NotItemwiseError: what grew are not items.
+    """
+    grown = [dim for dim in range(base.dim()) if base.shape[dim] != more.shape[dim]]
+    if not grown:
+        return None
+    dim = grown[0]
+    each, rest = divmod(base.shape[dim], items)
+    if len(grown) == 1 and not rest and each and more.shape[dim] == each * (items + 1) and is_plain(base):
+        for axis in dict.fromkeys((ItemAxis(dim, inner=each), ItemAxis(dim, outer=each))):
+            if _close(items_first(turned, axis, items), items_first(base, axis, items)[list(order)]):
+                return axis
+    raise NotItemwiseError("its outputs are not one for each item")
+
+
+def _is_coupled(call: ItemCall, base: Sequence[torch.Tensor]) -> bool:
+    """Whether the content of the other items changes one by more than rounding does."""
+    for kept in (0, call.items - 1):
+        left = call.select([kept] * call.items).run()[0]
+        for there, here, axis in zip(base, left, call.outputs, strict=True):
+            if axis is not None:
+                one, other = (items_first(each, axis, call.items)[kept] for each in (there, here))
+                if not _close(one, other):
+                    return True
+    return False
+
+
+def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are equal but for rounding."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if not (one.is_floating_point() or one.is_complex()):
+        return torch.equal(one, other)
+    one, other = (each.to(torch.complex128 if each.is_complex() else torch.float64) for each in (one, other))
+    finite = torch.where(torch.isfinite(one), one.abs(), 0)
+    most = float(finite.max()) if one.numel() else 0.0
+    return torch.allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE * most, equal_nan=True)
+
+
+# ----------------------------------------------------------------------------------------------------- wider samples
+
+
+def widened(found: Itemwise) -> Iterator[Itemwise]:
+    """The call with inner dimensions of one size made wider, for each of a few sizes for which the op takes that; rows
+    and columns are drawn among those that are there, so that what an op asks of its numbers mostly holds."""
+    call = found.call
+    classes: dict[int, None] = {}
+    for tensor, axis in zip(call.tensors, call.axes, strict=True):
+        inner = [size for dim, size in enumerate(tensor.shape) if axis is None or dim != axis.dim]
+        classes |= dict.fromkeys(size for size in reversed(inner) if 1 < size < WIDENED)
+    for size in [*classes][:MOST_CLASSES]:
+        wide = size * -(-WIDENED // size)
+        for with_numbers in (False, True):
+            new = _wide(call, size, wide, with_numbers=with_numbers)
+            verified = None if new is None else _verified(new)
+            if verified is not None:
+                yield dataclasses.replace(verified, widened=f"{size}→{wide}")
+                break
+
+
+def _wide(call: ItemCall, size: int, wide: int, *, with_numbers: bool) -> ItemCall | None:
+    """The call with ``wide`` in place of every inner ``size``, and with ``with_numbers`` of every such whole number
+    among its arguments; ``None`` where a tensor grows too large."""
+    generator = torch.Generator().manual_seed(SEED)
+    drawn = torch.randint(size, (wide,), generator=generator)
+    axes = iter(call.axes)
+    fits = True
+
+    def changed(leaf: Any) -> Any:
+        nonlocal fits
+        if not isinstance(leaf, torch.Tensor):
+            return wide if with_numbers and type(leaf) is int and leaf == size else leaf
+        axis = next(axes)
+        dims = [dim for dim, here in enumerate(leaf.shape) if here == size and (axis is None or dim != axis.dim)]
+        fits &= leaf.numel() * (wide // size) ** len(dims) <= MOST_ELEMENTS
+        new = leaf.detach()
+        for dim in dims if fits else ():
+            new = new.index_select(dim, drawn.to(leaf.device))
+        return new
+
+    args, kwargs = mapped(tuple(call.args), changed), mapped(dict(call.kwargs), changed)
+    return dataclasses.replace(call, args=args, kwargs=kwargs, outputs=()) if fits else None

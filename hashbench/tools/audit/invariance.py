@@ -1,0 +1,160 @@
+"""Rows of an audit of batch invariance: what a worker process measures of the ops of one group.
+
+Of each sample the axis of its items is found by experiment, then the op is run, forward, on other numbers of them and
+in another order. What differs from the run on all of them is explained by the experiments of :mod:`hashbench.batch`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+
+import torch
+
+from hashbench.batch.cause import decide
+from hashbench.batch.experiments import diagnose_item_call
+from hashbench.batch.item_call import ItemCall, in_force
+from hashbench.batch.repro import run_item_repro, write_item_repro
+from hashbench.check.function import FunctionCall
+from hashbench.errors import HashbenchError, named_line
+from hashbench.io import from_json
+from hashbench.records import Decision, ModelSpec, Row, RunOptions
+from hashbench.results.audit_table import AuditOptions
+from hashbench.results.invariance_table import Invariance, InvarianceRow
+from hashbench.run.settings import settings
+from hashbench.tools.audit import cases
+from hashbench.tools.audit.axis import Itemwise, draws, find_axis, widened
+from hashbench.tools.audit.cases import Case
+from hashbench.tools.audit.kernel import guilty_call
+from hashbench.tools.audit.rows import LONGEST_REASON, run_ops
+from hashbench.trace.arguments import tensors_in
+
+ITEMS, MANY_ITEMS = 8, 32
+"""Items of the reference: of a sample as it is, and of a widened one."""
+
+REPRO_SECONDS = 60.0
+
+SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 31)
+"""Numbers of items that are compared with the reference, those below it."""
+
+
+def run_group(spec: ModelSpec, options: RunOptions) -> Row:
+    """Run the ops that ``spec.arguments`` names and that have no file yet, in their order."""
+    folder, asked = Path(options.output), from_json(AuditOptions, spec.arguments["options"])
+    return run_ops(spec, options, lambda source, op: rows_of(source, op, asked, folder=folder))
+
+
+def rows_of(source: str, op: str, options: AuditOptions, *, folder: Path | None = None) -> Iterator[InvarianceRow]:
+    """Every row of one op; repros go into ``folder``."""
+    search, threads = _Search(options, folder), torch.get_num_threads()
+    for dtype, made in cases.cases_of(source, op, options):
+        if isinstance(made, Exception):
+            error = f"cannot make its inputs: {named_line(made)}"[:300]
+            yield InvarianceRow(
+                options.device, source, op, dtype, "", "", Invariance.FAILS, error=error, threads=threads
+            )
+            continue
+        for case in made:
+            for row in search.rows_of_case(case):
+                yield replace(row, threads=threads)
+
+
+class _Search:
+    """The samples of one op: what they show, and of those that differ why, within the op's budget."""
+
+    def __init__(self, options: AuditOptions, folder: Path | None) -> None:
+        self.options, self.folder = options, folder
+        self.left = options.budget
+        self.shown: set[str] = set()
+
+    def rows_of_case(self, case: Case) -> Iterator[InvarianceRow]:
+        """A row for the sample as it is, and for each widened one."""
+        row = InvarianceRow(
+            self.options.device, case.source, case.op, case.dtype, case.sample, "", Invariance.FAILS, inputs=case.inputs
+        )
+        try:
+            call = _whole(case.call)
+            with warnings.catch_warnings(), in_force(call):
+                warnings.simplefilter("ignore")
+                if draws(call):
+                    yield replace(row, verdict=Invariance.RANDOM)
+                    return
+                found = find_axis(call.func, call.args, dict(call.kwargs))
+                if found is None:
+                    yield replace(row, verdict=Invariance.NO_AXIS)
+                    return
+                for sample in [found, *widened(found)]:
+                    yield self._row(sample, replace(row, widened=sample.widened))
+        except Exception as error:
+            yield replace(row, error=named_line(error, limit=300))
+
+    def _row(self, sample: Itemwise, row: InvarianceRow) -> InvarianceRow:
+        items = MANY_ITEMS if sample.widened else ITEMS
+        call = sample.call.select([item % sample.call.items for item in range(items)])
+        row = replace(row, items=items, shapes=call.shapes)
+        if sample.coupled:
+            because = "other content in the other items changes an item by more than rounding"
+            return replace(row, verdict=Invariance.COUPLED, cause="batch_coupling", because=because)
+        verdict, sizes = measured(call)
+        row = replace(row, verdict=verdict, sizes=" ".join(map(str, sizes)))
+        if verdict not in (Invariance.DEPENDS, Invariance.PLACE):
+            return row
+        if self.left <= 0:
+            return replace(row, because="the cause was not looked for: no time left for this op")
+        started = monotonic()
+        try:
+            return self._explained(call, row, sizes[0] if sizes else 0)
+        finally:
+            self.left -= monotonic() - started
+
+    def _explained(self, call: ItemCall, row: InvarianceRow, size: int) -> InvarianceRow:
+        """The row with the cause, which is that of the kernel where one is named; for an op's first such a repro."""
+        kernel = guilty_call(call, size) if size else None
+        evidence = diagnose_item_call(kernel or call, budget=self.left)
+        if kernel is not None and not evidence.sizes:  # alone it does not depend on them
+            kernel, evidence = None, diagnose_item_call(call, budget=self.left)
+        decided = decide(evidence)
+        row = self._with_repro(kernel, decided, row, size) if kernel is not None else row
+        return replace(
+            row,
+            kernel=kernel.name if kernel is not None else "",
+            shapes=kernel.shapes if kernel is not None else row.shapes,
+            smallest_batch=evidence.smallest_batch,
+            cause=decided.cause,
+            confidence=decided.confidence,
+            because=decided.because[:LONGEST_REASON],
+            advice=decided.advice[:LONGEST_REASON],
+        )
+
+    def _with_repro(self, kernel: ItemCall, decided: Decision, row: InvarianceRow, size: int) -> InvarianceRow:
+        if self.folder is None or kernel.name in self.shown:
+            return row
+        self.shown.add(kernel.name)
+        name = Path("repro", f"{row.op}.{kernel.name}.{row.dtype}")
+        try:
+            write_item_repro(self.folder / name, kernel, decided, size=size, seen_in=f"the sample of {row.op}")
+        except (HashbenchError, OSError) as error:
+            return replace(row, reproduced=f"not written: {error}"[:200])
+        return replace(row, repro=str(name), reproduced=run_item_repro(self.folder / name, timeout=REPRO_SECONDS))
+
+
+def _whole(call: FunctionCall) -> ItemCall:
+    """The call as a sample has it, its items not known yet."""
+    kwargs = dict(call.kwargs or {})
+    axes = (None,) * len(tensors_in([*call.args, *kwargs.values()]))
+    return ItemCall(call.function, tuple(call.args), kwargs, 1, axes, (), settings=settings())
+
+
+def measured(call: ItemCall) -> tuple[Invariance, tuple[int, ...]]:
+    """What became of the items' rows, and the numbers of items at which they are other than among all."""
+    reference = call.rows()
+    if call.rows() != reference:
+        return Invariance.UNSTEADY, ()
+    sizes = tuple(size for size in SIZES if size < call.items and call.at(size).rows() != reference[:size])
+    if sizes:
+        return Invariance.DEPENDS, sizes
+    turned = call.select(range(call.items - 1, -1, -1)).rows()
+    return (Invariance.INVARIANT if turned == reference[::-1] else Invariance.PLACE), ()

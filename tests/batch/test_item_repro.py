@@ -1,0 +1,49 @@
+"""The folder of a kernel in two companies: written, and run in a fresh process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hashbench.batch.item_call import ItemCall
+from hashbench.batch.layout import ItemAxis
+from hashbench.batch.repro import SCRIPT_FILE, run_item_repro, with_mkl_compatible, write_item_repro
+from hashbench.errors import HashbenchError
+from hashbench.records import Decision
+
+FIRST = ItemAxis(0)
+DECISION = Decision("batch_coupling", "proven", "12 of 12 with other content", "Do otherwise.")
+
+
+def call_of(func: object, *args: object) -> ItemCall:
+    return ItemCall(func, args, {}, 4, (FIRST,), (FIRST,))  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_a_kernel_that_computes_over_the_batch_shows_it_with_torch_alone(tmp_path: Path) -> None:
+    call = call_of(torch.ops.aten._softmax.default, torch.rand(4, 3), 0, False)
+    write_item_repro(tmp_path, call, DECISION, seen_in="the model scaler")
+    text = (tmp_path / SCRIPT_FILE).read_text(encoding="utf-8")
+
+    assert "hashbench" not in text.partition('"""\n\nimport')[2]
+    assert "return torch.ops.aten._softmax.default(t[0], 0, False)" in text
+    assert run_item_repro(tmp_path, timeout=120) == "yes: 1 of 1 items differ between 4 items and 4"
+    if torch.backends.mkl.is_available():
+        arm = with_mkl_compatible(tmp_path, timeout=120)
+        assert (arm.name, arm.on, arm.trials, arm.differing) == ("mkl_compatible", "items", 1, 1)
+
+
+@pytest.mark.slow
+def test_a_kernel_that_writes_in_place_is_compared_by_what_it_wrote(tmp_path: Path) -> None:
+    call = call_of(torch.ops.aten.add_.Tensor, torch.rand(4, 3), 1.0)
+    write_item_repro(tmp_path, call, DECISION, size=2)
+
+    assert run_item_repro(tmp_path, timeout=120) == "no: 0 of 2 items differ between 2 items and 4"
+
+
+def test_what_torch_alone_does_not_have_has_no_repro(tmp_path: Path) -> None:
+    with pytest.raises(HashbenchError, match="torch alone does not have it"):
+        write_item_repro(tmp_path / "repro", call_of(torch.neg, torch.rand(4, 3)), DECISION, size=1)
+    assert not (tmp_path / "repro").exists()

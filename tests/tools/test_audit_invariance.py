@@ -1,0 +1,223 @@
+"""``hashbench audit --rows`` on planted ops: what they do with the items of a batch is written here, and depends on no
+processor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hashbench import cli
+from hashbench.batch.item_call import ItemCall, in_force
+from hashbench.batch.layout import ItemAxis
+from hashbench.check.function import FunctionCall
+from hashbench.results.audit_table import AuditOptions
+from hashbench.results.invariance_table import INVARIANCE, INVARIANCE_ROWS, Invariance, InvarianceRow
+from hashbench.results.rows import read_table
+from hashbench.tools.audit import invariance, invariance_report
+from hashbench.tools.audit.axis import Itemwise, find_axis, widened
+from hashbench.tools.audit.cases import Case
+from hashbench.tools.audit.kernel import guilty_call
+from tests.batch.test_item_experiments import ROWS, Unsteady, alone, by_number, drawing, in_blocks, scaled
+
+FIRST = ItemAxis(0)
+SMALL = ROWS[:5]
+
+
+def found(function: Callable[..., Any], *args: Any) -> Itemwise | None:
+    return find_axis(function, args, {})
+
+
+# ------------------------------------------------------------------------------------------------------ the axis
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "axes"),
+    [
+        (torch.neg, (torch.rand(3, 5),), (FIRST,)),
+        (torch.add, (torch.rand(5, 5), torch.rand(5, 5)), (FIRST, FIRST)),
+        (torch.add, (torch.rand(4, 5), torch.rand(5)), (FIRST, None)),
+        (torch.add, (torch.rand(()), torch.rand(4, 5)), (None, FIRST)),
+        (torch.mm, (torch.rand(4, 5), torch.rand(5, 4)), (FIRST, None)),
+        (torch.sum, (torch.rand(4, 5), 0), (ItemAxis(1),)),
+        (torch.cumsum, (torch.rand(4, 5), 0), (ItemAxis(1),)),
+        (lambda weight, places: weight[places], (torch.rand(6, 3), torch.tensor([1, 5, 2])), (None, FIRST)),
+    ],
+    ids=["alone", "both", "broadcast", "after a number", "matrix", "reduced", "in order", "indices"],
+)
+def test_the_item_axis_is_found_by_experiment(
+    function: Callable[..., Any], args: tuple[Any, ...], axes: tuple[ItemAxis | None, ...]
+) -> None:
+    itemwise = found(function, *args)
+
+    assert itemwise is not None
+    assert (itemwise.call.axes, itemwise.coupled) == (axes, False)
+
+
+@pytest.mark.parametrize(
+    ("function", "args"),
+    [
+        (torch.sum, (torch.rand(4),)),
+        (torch.nn.functional.conv2d, (torch.rand(1, 3, 4, 4), torch.rand(6, 3, 2, 2))),
+        (torch.rand, (3,)),
+    ],
+    ids=["all reduced", "one image and a weight", "no tensor"],
+)
+def test_where_nothing_is_one_for_each_item_there_is_no_axis(function: Callable[..., Any], args: Any) -> None:
+    assert found(function, *args) is None
+
+
+def test_items_inside_a_merged_dimension_of_the_output_are_found() -> None:
+    itemwise = found(lambda rows: rows.reshape(-1), torch.rand(3, 4))
+
+    assert itemwise is not None
+    assert itemwise.call.outputs == (ItemAxis(0, inner=4),)
+
+
+def test_what_is_computed_over_the_items_is_coupled() -> None:
+    itemwise = found(lambda rows: torch.softmax(rows, 0), torch.rand(4, 5))
+
+    assert itemwise is not None
+    assert itemwise.coupled
+
+
+def test_inner_dimensions_are_widened_alone_in_all_tensors_and_numbers() -> None:
+    itemwise = found(torch.nn.functional.layer_norm, torch.rand(3, 6), [6], torch.rand(6))
+    assert itemwise is not None
+    (wide,) = widened(itemwise)
+
+    assert wide.widened == "6→258"
+    assert wide.call.shapes == "(3,258)x(258)"
+    assert wide.call.args[1] == [258]
+
+
+# ------------------------------------------------------------------------------------------------------ measuring
+
+
+@pytest.mark.parametrize(
+    ("function", "verdict", "sizes"),
+    [
+        (alone, Invariance.INVARIANT, ()),
+        (by_number, Invariance.DEPENDS, (1, 2)),
+        (Unsteady(), Invariance.UNSTEADY, ()),
+        (lambda rows: torch.arange(len(rows)) + rows[:, 0], Invariance.PLACE, ()),
+    ],
+    ids=["invariant", "number", "unsteady", "place"],
+)
+def test_what_becomes_of_the_rows(function: Callable[..., Any], verdict: str, sizes: tuple[int, ...]) -> None:
+    call = ItemCall(function, (ROWS,), {}, 8, (FIRST,), (FIRST,))
+    with in_force(call):
+        assert invariance.measured(call) == (verdict, sizes)
+
+
+def rows_of(function: Callable[..., Any], rows: torch.Tensor = SMALL) -> list[InvarianceRow]:
+    case = Case("op_db", "planted", "float32", "0", "rows", FunctionCall(function, (rows,)))
+    search = invariance._Search(AuditOptions(), None)
+    return list(search.rows_of_case(case))
+
+
+def test_a_row_says_from_which_number_on_and_why() -> None:
+    row, *wide = rows_of(by_number)
+
+    assert (row.verdict, row.items, row.sizes, row.smallest_batch) == ("depends on the number", 8, "1 2", 3)
+    assert (row.cause, row.confidence) == ("shape_dependent_kernel", "proven")
+    assert "pad the batch to a multiple of 4 items" in row.advice
+    assert [(one.widened, one.items) for one in wide] == [("30→270", 32)]
+
+
+@pytest.mark.parametrize(
+    ("function", "verdict"),
+    [
+        (alone, "invariant"),
+        (scaled, "coupled"),
+        (drawing, "draws random numbers"),
+        (torch.sum, "no batch axis"),
+    ],
+)
+def test_each_has_its_verdict(function: Callable[..., Any], verdict: str) -> None:
+    assert {row.verdict for row in rows_of(function)} == {verdict}
+
+
+def test_an_op_that_refuses_its_sample_fails() -> None:
+    (row,) = rows_of(lambda rows: rows.reshape(7, 7))
+
+    assert row.verdict == "fails"
+    assert "shape '[7, 7]' is invalid" in row.error
+
+
+# ------------------------------------------------------------------------------------------------------ the kernel
+
+
+@torch.library.custom_op("planted_rows::by_number", mutates_args=())
+def planted(rows: torch.Tensor) -> torch.Tensor:
+    return rows * (1.0 if len(rows) < 3 else 1.001)
+
+
+def test_the_kernel_is_the_first_whose_inputs_rows_are_equal() -> None:
+    call = ItemCall(lambda rows: planted(rows.t().neg().t()).exp() + 1, (ROWS,), {}, 8, (FIRST,), (FIRST,))
+    with in_force(call):
+        kernel = guilty_call(call, 1)
+
+    assert kernel is not None
+    assert kernel.name == "planted_rows.by_number.default"
+    assert (kernel.axes, kernel.outputs, kernel.items) == ((FIRST,), (FIRST,), 8)
+
+
+def test_no_kernel_is_named_where_the_runs_make_other_calls() -> None:
+    call = ItemCall(by_number, (ROWS,), {}, 8, (FIRST,), (FIRST,))
+    with in_force(call):
+        assert guilty_call(call, 1) is None
+    call = ItemCall(in_blocks, (ROWS,), {}, 8, (FIRST,), (FIRST,))
+    with in_force(call):
+        assert guilty_call(call, 2) is None
+
+
+# -------------------------------------------------------------------------------------------------- its files
+
+
+ROW = InvarianceRow("cpu", "op_db", "mm", "float32", "0", "", "depends on the number", 8, "1 2", 3)
+
+
+def test_rows_survive_the_file_exactly(tmp_path: Path) -> None:
+    died = INVARIANCE.died("cpu", ("op_db", "aborts"), timed_out=False, error="killed by SIGABRT")
+    hung = INVARIANCE.died("cpu", ("op_db", "hangs"), timed_out=True, error="no result after 120 s")
+    path = tmp_path / "invariance.csv"
+    path.write_text(INVARIANCE_ROWS.text([ROW, died, hung]))
+
+    assert INVARIANCE_ROWS.rows(read_table(path)) == [ROW, died, hung]
+    assert (died.verdict, hung.verdict) == ("crashed", "timeout")
+
+
+def test_the_text_lists_what_depends_on_the_batch_and_counts_the_rest() -> None:
+    invariant = InvarianceRow("cpu", "op_db", "mm", "float32", "1", "", "invariant", 8)
+    coupled = InvarianceRow("cpu", "op_db", "softmax", "float32", "0", "", "coupled", 8)
+    text = invariance_report.summary([ROW, invariant, coupled])
+
+    assert invariance_report.findings([ROW, invariant, coupled])[0][:5] == (
+        *("depends on the number", "mm", "float32", "1 of 2", "3"),
+    )
+    assert "(coupled): softmax" in text
+    assert invariance_report.counts([ROW, invariant]) == [("invariant", 1, 1), ("depends on the number", 1, 1)]
+    assert invariance_report.summary([]) == "No op was run."
+
+
+def test_the_page_explains_every_column_and_verdict() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
+
+    for name in (*INVARIANCE_ROWS.types, *Invariance):
+        assert f"`{name}`" in page, name
+
+
+@pytest.mark.slow
+def test_the_command_leaves_a_table(tmp_path: Path, capsys: Any) -> None:
+    output = ["--ops", "exp", "softmax", "--dtypes", "float32", "--samples", "1", "--output", str(tmp_path / "out")]
+    assert cli.main(["audit", "--rows", *output]) == 0
+
+    rows = INVARIANCE_ROWS.rows(read_table(tmp_path / "out" / "invariance.csv"))
+    assert {row.verdict for row in rows if row.op == "exp"} <= {"invariant", "no batch axis"}
+    assert {row.verdict for row in rows if row.op == "softmax"} == {"coupled"}
+    assert "invariance.csv" in capsys.readouterr().out
+    assert cli.main(["audit", "--rows", "--results", str(tmp_path), *output]) == 2
