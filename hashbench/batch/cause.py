@@ -50,7 +50,8 @@ class ItemEvidence:
     the rows of items with those in the call on all items. ``sizes`` are the numbers of items at which rows differ from
     these; ``smallest_batch`` is the smallest number at which an item's rows are other than alone, ``None`` where there
     is none; ``skipped``: not every number below it was tried. ``reduced``: no output has rows of items. ``random``:
-    rows are other ones after another seed.
+    rows are other ones after another seed. ``counted``: rows depend on the number of items by a plain number among the
+    arguments that counts them, and on nothing else.
     """
 
     items: int
@@ -60,6 +61,7 @@ class ItemEvidence:
     skipped: bool = False
     reduced: bool = False
     random: bool = False
+    counted: bool = False
     remedies: tuple[Remedy, ...] = ()
 
     def arm(self, name: str) -> ExperimentResult:
@@ -97,6 +99,9 @@ def decide(evidence: ItemEvidence) -> Decision:
     if content.differing:
         confidence = Confidence.PROVEN if steady else Confidence.LIKELY
         return _decision("batch_coupling", confidence, in_words(content, base=same), ())
+    if evidence.counted:
+        because = f"{in_words(number)}, and none where the argument that counts the items stays as it is"
+        return _decision("batch_coupling", Confidence.PROVEN if steady else Confidence.LIKELY, because, ())
     if number.differing or places.differing:
         confidence = Confidence.PROVEN if steady and content.ran else Confidence.LIKELY
         return _decision("shape_dependent_kernel", confidence, "; ".join(_shown(evidence)), evidence.remedies)

@@ -87,6 +87,8 @@ class _Experiments:
             known = replace(known, smallest_batch=smallest, skipped=skipped)
         if not sizes:
             return known
+        if self._is_counted(sizes):
+            return replace(known, counted=True)
         tried = _spread(sizes)
         controls = [self._control(name, tried) for name in CONTROLS if name in METHODS and self._applies(name)]
         exact = self._tried("exact_values", lambda: self._exact(tried))
@@ -159,6 +161,18 @@ class _Experiments:
                 yield differs
 
         return self._tried("other_number", outcomes), tuple(sorted(differing))
+
+    def _is_counted(self, sizes: Sequence[int]) -> bool:
+        """Whether rows agree at these numbers of items where plain numbers among the arguments that count items stay as
+        they are, which no size of a tensor can: the program computes with the number of items."""
+        if not self.call.scaled:
+            return False
+        fixed = replace(self.call, scaled=())
+        result = self._tried("other_number", lambda: (self._rows_differ(fixed.rows_of(range(size))) for size in sizes))
+        return result.ran and not result.differing and not result.note
+
+    def _rows_differ(self, rows: Rows) -> bool:
+        return any(rows[item] != self.reference[item] for item in rows)
 
     def _smallest_batch(self) -> tuple[int | None, bool]:
         """The smallest number of items among which one has other rows than alone; whether numbers below were left

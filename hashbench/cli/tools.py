@@ -296,7 +296,7 @@ def _add_audit(commands: Commands) -> None:
     which = audit.add_argument_group("which ops")
     flags.words(which, "--ops", metavar="OP", text="these ops")
     flags.several(which, "-k", "--filter", metavar="RE", text="ops that match")
-    text = "dtypes of the inputs"
+    text = f"dtypes of the inputs (default: {' '.join(DTYPES)}; with --rows: {' '.join(DTYPES_OF_ROWS)})"
     which.add_argument("--dtypes", nargs="+", type=_dtype, metavar="T", help=text)
     flags.whole(which, "--samples", default=3, text="inputs for each op and dtype")
     text = "sweeps whose kernels add rows"

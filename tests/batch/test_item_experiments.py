@@ -165,6 +165,14 @@ def test_a_size_among_the_arguments_follows_the_number_of_items() -> None:
         assert len(call.at(3).rows()) == 3
 
 
+def test_a_number_that_the_program_computes_from_the_batch_is_coupling() -> None:
+    call = ItemCall(torch.ops.aten.div.Tensor, (ROWS, 8), {}, 8, (FIRST,), (FIRST,), scaled=(1,))
+    decision = decide(diagnose_item_call(call))
+
+    assert (decision.cause, decision.confidence) == ("batch_coupling", "proven")
+    assert "the argument that counts the items" in decision.because
+
+
 def test_what_an_op_writes_in_place_is_a_row_and_leaves_the_call_alone() -> None:
     rows = torch.rand(4, 3)
     call = ItemCall(torch.ops.aten.add_.Tensor, (rows, 1.0), {}, 4, (FIRST,), (FIRST,))

@@ -113,6 +113,16 @@ def test_what_becomes_of_the_rows(function: Callable[..., Any], verdict: str, si
         assert invariance.measured(call) == (verdict, sizes)
 
 
+def seeded(rows: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(0)
+    return rows + torch.rand(rows.shape)
+
+
+def windowed(rows: torch.Tensor) -> torch.Tensor:
+    """An item's neighbours enter by so little that it may seem to be rounding."""
+    return rows + rows.sum(0) * 1e-4
+
+
 def rows_of(function: Callable[..., Any], rows: torch.Tensor = SMALL) -> list[InvarianceRow]:
     case = Case("op_db", "planted", "float32", "0", "rows", FunctionCall(function, (rows,)))
     search = invariance._Search(AuditOptions(), None)
@@ -134,11 +144,17 @@ def test_a_row_says_from_which_number_on_and_why() -> None:
         (alone, "invariant"),
         (scaled, "coupled"),
         (drawing, "draws random numbers"),
+        (seeded, "draws random numbers"),
+        (windowed, "coupled"),
         (torch.sum, "no batch axis"),
     ],
 )
 def test_each_has_its_verdict(function: Callable[..., Any], verdict: str) -> None:
     assert {row.verdict for row in rows_of(function)} == {verdict}
+
+
+def test_a_number_of_items_of_which_the_output_has_no_dimension_is_not_compared() -> None:
+    assert {row.verdict for row in rows_of(lambda rows: rows.squeeze(0))} == {"invariant"}
 
 
 def test_an_op_that_refuses_its_sample_fails() -> None:

@@ -16,7 +16,7 @@ import torch
 
 from hashbench.batch.cause import decide
 from hashbench.batch.experiments import diagnose_item_call
-from hashbench.batch.item_call import ItemCall, in_force
+from hashbench.batch.item_call import ItemCall, NotItemwiseError, in_force
 from hashbench.batch.repro import run_item_repro, write_item_repro
 from hashbench.check.function import FunctionCall
 from hashbench.errors import HashbenchError, named_line
@@ -28,7 +28,7 @@ from hashbench.run.settings import settings
 from hashbench.tools.audit import cases
 from hashbench.tools.audit.axis import Itemwise, draws, find_axis, widened
 from hashbench.tools.audit.cases import Case
-from hashbench.tools.audit.kernel import guilty_call
+from hashbench.tools.audit.kernel import draws_inside, guilty_call
 from hashbench.tools.audit.rows import LONGEST_REASON, run_ops
 from hashbench.trace.arguments import tensors_in
 
@@ -79,7 +79,7 @@ class _Search:
             call = _whole(case.call)
             with warnings.catch_warnings(), in_force(call):
                 warnings.simplefilter("ignore")
-                if draws(call):
+                if draws(call) or draws_inside(call):
                     yield replace(row, verdict=Invariance.RANDOM)
                     return
                 found = find_axis(call.func, call.args, dict(call.kwargs))
@@ -120,6 +120,7 @@ class _Search:
         row = self._with_repro(kernel, decided, row, size) if kernel is not None else row
         return replace(
             row,
+            verdict=Invariance.COUPLED if decided.cause == "batch_coupling" else row.verdict,
             kernel=kernel.name if kernel is not None else "",
             shapes=kernel.shapes if kernel is not None else row.shapes,
             smallest_batch=evidence.smallest_batch,
@@ -148,12 +149,19 @@ def _whole(call: FunctionCall) -> ItemCall:
     return ItemCall(call.function, tuple(call.args), kwargs, 1, axes, (), settings=settings())
 
 
+def _differs(call: ItemCall, size: int, reference: tuple[tuple[int, ...], ...]) -> bool:
+    try:
+        return call.at(size).rows() != reference[:size]
+    except NotItemwiseError:  # of one item squeeze leaves no dimension
+        return False
+
+
 def measured(call: ItemCall) -> tuple[Invariance, tuple[int, ...]]:
     """What became of the items' rows, and the numbers of items at which they are other than among all."""
     reference = call.rows()
     if call.rows() != reference:
         return Invariance.UNSTEADY, ()
-    sizes = tuple(size for size in SIZES if size < call.items and call.at(size).rows() != reference[:size])
+    sizes = tuple(size for size in SIZES if size < call.items and _differs(call, size, reference))
     if sizes:
         return Invariance.DEPENDS, sizes
     turned = call.select(range(call.items - 1, -1, -1)).rows()

@@ -54,16 +54,23 @@ def _copy(leaf: Any) -> Any:
     return copied(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
 
+def _calls_of(call: ItemCall) -> list[_Call]:
+    """The calls of kernels in one run."""
+    watcher = _Calls()
+    with HashDebugTrace(watcher=watcher, tracer="python"):
+        call.run()
+    return [made for made in watcher.calls if plan_of(made.func).pattern is not Pattern.VIEW]
+
+
+def draws_inside(call: ItemCall) -> bool:
+    """Whether a kernel of the call draws random numbers, also after a seed that the call sets itself."""
+    return any(plan_of(made.func).seeded for made in _calls_of(call))
+
+
 def guilty_call(call: ItemCall, size: int) -> ItemCall | None:
     """The first kernel's call, on all items, in which a run of ``call`` on its first ``size`` items differs from one on
     all; ``None`` where none can be told: the runs make other calls, or items lie otherwise in their tensors."""
-    runs = []
-    for one in (call, call.at(size)):
-        watcher = _Calls()
-        with HashDebugTrace(watcher=watcher, tracer="python"):
-            one.run()
-        runs.append([made for made in watcher.calls if plan_of(made.func).pattern is not Pattern.VIEW])
-    whole, part = runs
+    whole, part = _calls_of(call), _calls_of(call.at(size))
     if [made.func for made in whole] != [made.func for made in part]:
         return None
     for reference, other in zip(whole, part, strict=True):
