@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from hashbench.batch.layout import ItemAxis
-from hashbench.replay.call import is_plain, keys_below_a_mode, wait_for
+from hashbench.replay.call import LINE, is_plain, keys_below_a_mode, wait_for
 from hashbench.replay.methods import exact_numbers
 from hashbench.run.rng import preserved_rng, reset_rng_state
 from hashbench.run.settings import applied
@@ -151,7 +151,8 @@ class ItemCall:
 
     def run(self, *, seed: int = SEED) -> tuple[list[torch.Tensor], float]:
         """The tensors that one run on copies of the arguments leaves, detached, and the seconds that the call took."""
-        args, kwargs = mapped(tuple(self.args), _copied_leaf), mapped(dict(self.kwargs), _copied_leaf)
+        with unobserved():
+            args, kwargs = mapped(tuple(self.args), _copied_leaf), mapped(dict(self.kwargs), _copied_leaf)
         reset_rng_state(seed)
         is_op = isinstance(self.func, torch._ops.OpOverload)
         with torch._C._ExcludeDispatchKeyGuard(keys_below_a_mode()) if is_op else nullcontext():
@@ -235,8 +236,18 @@ def digests_of(
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """A detached copy with the same strides where these address every element once."""
-    return tensor.detach().clone()
+    """A detached copy with the same strides, at the same place of a cache line: kernels choose by both."""
+    if not is_plain(tensor) or not tensor.numel() or tensor.is_conj() or tensor.is_neg():
+        return tensor.detach().clone()
+    span = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    window = tensor.detach().as_strided((span,), (1,))
+    return _placed(span, tensor).copy_(window).as_strided(tensor.shape, tensor.stride())
+
+
+def _placed(span: int, like: torch.Tensor) -> torch.Tensor:
+    """Flat new memory for so many elements, at the place of a cache line at which ``like`` is where torch aligns."""
+    lead = like.data_ptr() % LINE // like.itemsize if like.is_cpu else 0
+    return torch.empty(lead + span, dtype=like.dtype, device=like.device)[lead:]
 
 
 def _copied_leaf(leaf: Any) -> Any:
@@ -248,15 +259,32 @@ def _selected(tensor: torch.Tensor, axis: ItemAxis, items: int, indices: torch.T
     if not is_plain(tensor):
         raise NotItemwiseError(f"a {type(tensor).__name__} without plain memory cannot be sliced")
     rows = items_first(tensor.detach(), axis, items).index_select(0, indices.to(tensor.device))
-    return _like(_items_back(rows, axis), tensor)
+    return _like(_items_back(rows, axis), tensor, axis.dim)
 
 
-def _like(values: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """``values`` in new memory, in which the dimensions lie in the order of those of ``tensor``: a transposed matrix
-    stays one, since kernels choose by strides."""
+def _is_disjoint(tensor: torch.Tensor) -> bool:
+    """Whether every element has memory of its own, as far as the strides tell."""
+    reach = 0
+    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if step <= reach:
+                return False
+            reach += (size - 1) * step
+    return True
+
+
+def _like(values: torch.Tensor, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    """``values`` in new memory, laid out as ``tensor``, which has other items along ``dim``: with its strides where
+    that is its outermost dimension, else with its dimensions in the same order; a transposed matrix stays one, since
+    kernels choose by strides."""
     strides = tensor.stride()
+    outermost = all(strides[dim] >= step for at, step in enumerate(strides) if tensor.shape[at] > 1)
+    if outermost and values.numel() and _is_disjoint(tensor) and not (tensor.is_conj() or tensor.is_neg()):
+        span = 1 + sum((size - 1) * step for size, step in zip(values.shape, strides, strict=True))
+        laid_out = _placed(span, tensor).as_strided(values.shape, strides)
+        return laid_out.copy_(values)
     order = [*range(tensor.dim())]
     if not tensor.is_contiguous():
-        order.sort(key=lambda dim: -strides[dim])
+        order.sort(key=lambda at: -strides[at])
     made = torch.empty_permuted(tuple(values.shape), order, dtype=values.dtype, device=values.device)
     return made.copy_(values)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hashbench.batch.finding import BatchFinding, Comparison, Judged, Match, RowDifference, RowRun
-from hashbench.batch.item_call import ItemCall, NotItemwiseError, in_force, items_first
+from hashbench.batch.item_call import ItemCall, NotItemwiseError, copied, in_force, items_first
 from hashbench.batch.layout import Company, ItemAxis
 from hashbench.batch.rows import NodeShapes, RowDigests, ShapeNotes, whole_numbers, written_by
 from hashbench.divergence.align import align
@@ -184,11 +184,11 @@ class _Capture(TraceCallback):
             known = {id(tensor) for tensor in returned}
             left = [*returned, *(one for one in plan.written_tensors(args, kwargs) if id(one) not in known)]
             self.written = [written.index(id(tensor)) if id(tensor) in written else None for tensor in left]
-            self.left = [tensor.detach().clone() for tensor in left]
+            self.left = [copied(tensor) for tensor in left]
 
 
 def _copy(leaf: Any) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+    return copied(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _described(

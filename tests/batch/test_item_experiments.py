@@ -10,7 +10,7 @@ import torch
 
 from hashbench.batch.cause import ItemEvidence, Remedy, decide
 from hashbench.batch.experiments import diagnose_item_call
-from hashbench.batch.item_call import ItemCall, NotItemwiseError, in_force, item_digests
+from hashbench.batch.item_call import ItemCall, NotItemwiseError, copied, in_force, item_digests
 from hashbench.batch.layout import ItemAxis
 from hashbench.records import Decision, ExperimentResult
 
@@ -155,6 +155,17 @@ def test_a_transposed_matrix_stays_one() -> None:
     call = ItemCall(torch.ops.aten.neg.default, (torch.rand(5, 4).t(),), {}, 4, (FIRST,), (FIRST,))
 
     assert call.at(2).args[0].stride() == (1, 2)
+
+
+def test_a_part_of_a_wider_tensor_keeps_its_strides_and_its_place_in_a_cache_line() -> None:
+    part = torch.rand(4, 8)[:, 3:5]
+    call = ItemCall(torch.ops.aten.neg.default, (part,), {}, 4, (FIRST,), (FIRST,))
+
+    for one in (call.at(2).args[0], copied(part)):
+        assert one.stride() == part.stride() == (8, 1)
+        assert one.data_ptr() % 64 == part.data_ptr() % 64
+        assert torch.equal(one, part[: len(one)])
+    assert copied(torch.rand(1, 3).expand(4, 3)).stride() == (0, 1)
 
 
 def test_a_size_among_the_arguments_follows_the_number_of_items() -> None:

@@ -59,7 +59,8 @@ def _calls_of(call: ItemCall) -> list[_Call]:
     watcher = _Calls()
     with HashDebugTrace(watcher=watcher, tracer="python"):
         call.run()
-    return [made for made in watcher.calls if plan_of(made.func).pattern is not Pattern.VIEW]
+    plans = [(made, plan_of(made.func)) for made in watcher.calls]
+    return [made for made, plan in plans if plan.pattern is not Pattern.VIEW and not plan.blank]
 
 
 def draws_inside(call: ItemCall) -> bool:
