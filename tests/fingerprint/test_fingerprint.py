@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,6 +23,7 @@ from hashbench.fingerprint.document import Fingerprints, TensorWord, tensor_word
 from hashbench.fingerprint.measure import RANDOM, VARIES, record
 from hashbench.fingerprint.verify import CHANGED, NOT_RUN, SAME, Checked, Verification, summary
 from hashbench.io import document_digest
+from hashbench.trace.op_schema import plan_of
 
 
 class Net(torch.nn.Module):
@@ -181,6 +183,52 @@ def test_a_planted_change_is_the_only_one_named(base: Fingerprints, op: str) -> 
     assert distance.differing > 0
     assert distance.max_relative is not None
     assert verified(base).changed == ()
+
+
+@pytest.mark.slow
+def test_twenty_planted_changes_name_what_runs_them_and_nothing_else(base: Fingerprints) -> None:
+    """Each is torch's own kernel, but for the last bit of the first number that it writes. Besides its own op, those
+    whose implementation calls it in turn run it, and may be named."""
+    kernels = base.models[0].kernels
+    ops = sorted({kernel.op for kernel in kernels})
+    alone = 0
+    for op in random.Random(0).sample(ops, 20):
+        begun: list[int] = []
+        ran: set[int] = set()
+        with planted_bit(op, lambda begun=begun, ran=ran: ran.add(begun[-1])):
+            results = list(check(base, begin=begun.append))
+        changed = {checked.number for checked in results if checked.status == CHANGED}
+        own = {number for number, kernel in enumerate(kernels) if kernel.op == op}
+
+        assert own <= changed <= ran, op
+        for checked in results:  # a kernel of Python's takes no number for a tensor, which others may give it
+            assert checked.status != NOT_RUN or f"{op.split('.')[1]}() Expected a value" in checked.note, op
+        alone += changed == own
+    assert alone >= 15
+
+
+@contextmanager
+def planted_bit(op: str, called: Callable[[], object]) -> Iterator[None]:
+    """A kernel that writes the first number of an op's result with another last bit, and tells that it was called."""
+    _, name, overload = op.split(".")
+    func = getattr(getattr(torch.ops.aten, name), overload)
+    schema = func._schema.name + (f".{func._schema.overload_name}" if func._schema.overload_name else "")
+    original, plan = torch.library.get_kernel(schema, "CPU"), plan_of(func)
+
+    def kernel(keys: torch.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        output = original.call_boxed(keys, *args, **kwargs)
+        called()
+        for tensor in plan.written_by(args, kwargs, output)[:1]:
+            bits = values.bits_of(tensor)
+            bits[(0,) * bits.ndim] ^= 1
+        return output
+
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        library.impl(schema.removeprefix("aten::"), kernel, "CPU", with_keyset=True)
+        yield
+    finally:
+        library._destroy()
 
 
 JUDGES: dict[str, Callable[..., Any]] = {
