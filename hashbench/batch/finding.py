@@ -29,15 +29,15 @@ _SIZES = re.compile(r"(?<![\w.])-?\d+(?![\w.])")
 
 class TensorRows(NamedTuple):
     """A tensor that a call read or wrote: its rows as it was ``cut``, ``width`` bytes each in ``content``. A ``cut`` of
-    ``None``: it cannot be compared with that of the other run. ``state`` is the id of the parameter or buffer that it
-    shows, in place of whose bytes its place is the content."""
+    ``None``: it cannot be compared with that of the other run. ``state``, where not empty, stands for the content: the
+    id of the parameter or buffer that it shows, and which part of it."""
 
     dtype: str
     shape: Shape
     cut: Cut | None
     content: bytes = b""
     width: int = 0
-    state: str = ""
+    state: tuple[Any, ...] = ()
 
 
 class CallRows(NamedTuple):
@@ -393,7 +393,7 @@ class Comparison:
         return match(reference, other, self.company)
 
     def _state_of(self, run: RowRun, rows: TensorRows) -> Any:
-        return self._leaves[run is self.other].get(rows.state)
+        return self._leaves[run is self.other].get(rows.state[0]) if rows.state else None
 
     @cached_property
     def _leaves(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

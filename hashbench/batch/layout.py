@@ -93,7 +93,11 @@ class Company:
         """The numbers of blocks (``ItemAxis.outer``) that a dimension of these sizes may consist of."""
         count = self.multiple(reference, other)
         whole = [outer for outer in range(1, count + 1) if count % outer == 0]
-        fitting = [outer for outer in whole if not (reference // outer) % step and not (other // outer) % step]
+        fitting = [
+            outer
+            for outer in whole
+            if not any(size % step for size in (reference // outer, other // outer, self.start(reference, outer)))
+        ]
         return tuple(fitting) if count else (1,)
 
     def start(self, reference: int, outer: int) -> int:

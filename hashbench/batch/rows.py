@@ -120,19 +120,21 @@ class RowDigests(TraceCallback):
         shape = tuple(tensor.shape)
         cut = WHOLE if other is None or other == shape else self._cut(shape, other)
         address = _address(tensor)
-        if not address or not is_plain(tensor) or tensor.is_meta:
-            return _odd(tensor, shape, comparable=cut == WHOLE)
+        if not address:
+            return _odd(tensor, shape, comparable=cut is WHOLE)
+        dtype = dtype_name(tensor.dtype)
         if cut is None:
-            return TensorRows(dtype_name(tensor.dtype), shape, None)
-        place = (tensor.storage_offset(), shape, tensor.stride(), tensor.dtype)
+            return TensorRows(dtype, shape, None)
+        place = (tensor.storage_offset(), shape, tensor.stride(), dtype, tensor.is_conj(), tensor.is_neg())
         state = self._state.get(address)
-        if state is not None and cut == WHOLE:
-            return TensorRows(dtype_name(tensor.dtype), shape, cut, content=repr((state, place)).encode(), state=state)
+        if state is not None and cut is WHOLE:
+            return TensorRows(dtype, shape, cut, state=(state, *place))
         known = self._known.setdefault(address, {})
-        key = (*place, cut, tensor.is_conj(), tensor.is_neg())
+        key = (place, cut)
         if key not in known:
-            content, width = row_digests(tensor, cut)
-            known[key] = TensorRows(dtype_name(tensor.dtype), shape, cut, content, width)
+            if not is_plain(tensor) or tensor.is_meta:
+                return _odd(tensor, shape, comparable=cut is WHOLE)
+            known[key] = TensorRows(dtype, shape, cut, *row_digests(tensor, cut))
         return known[key]
 
     def _cut(self, shape: Shape, other: Shape) -> Cut | None:

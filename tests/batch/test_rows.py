@@ -1,0 +1,168 @@
+"""Rows of tensors: how they are cut by what scales between two runs, digested, and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from programs import random_inputs, runner
+
+from hashbench.batch.finding import Agreement, Match, TensorRows, match
+from hashbench.batch.layout import WHOLE, Company, Cut, ItemAxis
+from hashbench.batch.locate import compare_rows
+from hashbench.batch.rows import RowDigests, ShapeNotes, row_digests
+from hashbench.records import Failure
+
+COMPANY = Company(8, 4)
+
+
+@pytest.mark.parametrize(
+    ("reference", "other", "cuts"),
+    [
+        ((8, 3), (4, 3), (Cut(0), Cut(0))),
+        ((3, 16), (3, 8), (Cut(1), Cut(1))),
+        ((8, 8), (8, 8), (WHOLE, WHOLE)),  # as large as the batch, and not the batch
+        ((8, 8), (4, 8), (Cut(0), Cut(0))),
+        ((8, 8), (4, 4), (Cut(0, 1, ((1, 0, 4),)), Cut(0))),
+        ((7, 3), (5, 3), (Cut(0), Cut(0))),  # ragged
+        ((8 * 512, 3), (4 * 512, 3), (Cut(0, 4), Cut(0, 4))),  # groups of neighbours
+        ((8, 3), (4, 3, 1), None),
+        ((4, 3), (8, 3), None),
+    ],
+)
+def test_a_tensor_is_cut_along_what_scales(
+    reference: tuple[int, ...], other: tuple[int, ...], cuts: tuple[Cut, Cut] | None
+) -> None:
+    assert COMPANY.cuts(reference, other) == cuts
+
+
+def test_the_blocks_that_a_dimension_may_consist_of() -> None:
+    assert COMPANY.outers(8 * 12, 4 * 12) == (1, 2, 3, 4, 6, 12)
+    assert COMPANY.outers(8 * 12, 4 * 12, step=12) == (1, 2, 4)
+    assert COMPANY.outers(7, 5) == (1,)
+    assert (COMPANY.multiple(24, 12), COMPANY.multiple(24, 11), COMPANY.multiple(9, 4)) == (3, 0, 0)
+
+
+def test_an_axis_knows_its_items() -> None:
+    assert ItemAxis(1, outer=2, inner=3).items((5, 24)) == 4
+    with pytest.raises(ValueError, match="does not hold whole items"):
+        ItemAxis(0, inner=5).items((24,))
+
+
+def rows_of(tensor: torch.Tensor, cut: Cut) -> TensorRows:
+    return TensorRows(str(tensor.dtype), tuple(tensor.shape), cut, *row_digests(tensor, cut))
+
+
+def matched(
+    reference: torch.Tensor, other: torch.Tensor, inherited: Sequence[Match] = (), *, company: Company = COMPANY
+) -> Match:
+    cuts = company.cuts(tuple(reference.shape), tuple(other.shape))
+    assert cuts is not None
+    return match(rows_of(reference, cuts[0]), rows_of(other, cuts[1]), company, inherited)
+
+
+X = torch.randn(8, 6, 5, generator=torch.Generator().manual_seed(1))
+CHANGED = X[:4].clone().index_fill_(2, torch.tensor(0), 9.0)
+READ = Match(Agreement.SAME, (48, 24), frozenset({1}))
+
+
+@pytest.mark.parametrize(
+    ("reference", "other", "inherited", "agreement", "outers"),
+    [
+        (X, X[:4], (), Agreement.SAME, {1}),
+        (X, CHANGED, (), Agreement.DIFFERENT, set()),
+        (X.permute(1, 0, 2), X[:4].permute(1, 0, 2), (), Agreement.SAME, {1}),
+        (X.flatten(0, 1), X[:4].flatten(0, 1), (), Agreement.SAME, {1}),
+        (X.transpose(0, 1).flatten(0, 1), X[:4].transpose(0, 1).flatten(0, 1), (), Agreement.SAME, {6}),
+        (torch.cat([X, -X]), torch.cat([X[:4], -X[:4]]), (), Agreement.SAME, {2}),
+        (X.flatten(0, 1), CHANGED.flatten(0, 1), (), Agreement.UNKNOWN, set()),
+        (X.flatten(0, 1), CHANGED.flatten(0, 1), (READ,), Agreement.DIFFERENT, set()),
+        (X.flip(0), X[:4].flip(0), (), Agreement.FOUND, set()),
+        (X[:7], X[:5], (), Agreement.SAME, {1}),
+        (X[:7], CHANGED[:3], (), Agreement.UNKNOWN, set()),
+        (X[:1].expand(8, -1, -1), X[:1].expand(4, -1, -1), (), Agreement.SAME, {1}),
+        (X.sum(0), X[:4].sum(0), (), Agreement.DIFFERENT, set()),
+        (X, X[:4].double(), (), Agreement.UNKNOWN, set()),
+        (X[:, :0], X[:4, :0], (), Agreement.SAME, {1}),
+    ],
+)
+def test_how_rows_compare(
+    reference: torch.Tensor, other: torch.Tensor, inherited: Sequence[Match], agreement: Agreement, outers: set[int]
+) -> None:
+    found = matched(reference, other, inherited)
+    assert (found.agreement, found.outers) == (agreement, outers)
+
+
+def test_items_may_begin_later_in_the_reference() -> None:
+    company = Company(8, 4, first=2)
+    assert matched(X, X[2:6], company=company).agreement is Agreement.SAME
+    assert matched(X, X[:4], company=company).agreement is Agreement.FOUND
+    assert matched(X.flatten(0, 1), X[2:6].flatten(0, 1), company=company).outers == {1}
+
+
+def test_rows_that_are_found_in_any_company_prove_nothing() -> None:
+    tokens = torch.tensor([1, 0, 1, 1, 0, 0, 1, 0])
+    found = matched(tokens, torch.tensor([0, 0, 1, 1]))
+    assert found.equal
+    assert not found.surely_equal
+    assert matched(X.flip(0), X[:4].flip(0)).surely_equal
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.to(memory_format=torch.channels_last),
+        lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+        lambda x: torch.stack([x, x], -1)[..., 1],
+        lambda x: torch.complex(x, x).conj().conj().real,
+    ],
+    ids=["channels_last", "transposed", "with holes", "conjugated"],
+)
+def test_digests_are_of_the_elements_in_logical_order(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    image = torch.randn(4, 3, 5, 5)
+    assert row_digests(change(image), Cut(0)) == row_digests(image, Cut(0))
+
+
+def test_conjugated_rows_are_digested_as_they_read() -> None:
+    z = torch.randn(4, 8, dtype=torch.complex64)
+    assert row_digests(z.conj(), Cut(0)) == row_digests(z.conj().resolve_conj(), Cut(0))
+    assert row_digests(z.conj(), Cut(0)) != row_digests(z, Cut(0))
+
+
+def test_small_rows_are_their_own_digest() -> None:
+    assert row_digests(torch.tensor([1, 2, 3], dtype=torch.int16), Cut(0)) == (b"\1\0\2\0\3\0", 2)
+    assert row_digests(torch.tensor([7, 7], dtype=torch.int8)[:1].expand(3), Cut(0)) == (b"\7\7\7", 1)
+
+
+@pytest.mark.parametrize("tracer", ["native", "python"])
+def test_in_place_and_out_are_read_before_and_written_after(tracer: str) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        torch.mul(x, 2, out=out)
+        return out.add_(x)
+
+    inputs = random_inputs(0, 8)
+    run_at = runner(function, inputs, batch=8, tracer=tracer)
+    notes = ShapeNotes()
+    assert not isinstance(run_at(4, notes), Failure)
+    rows = RowDigests(COMPANY, notes.shapes, reference=True)
+    assert not isinstance(run_at(8, rows), Failure)
+    add, x = rows.calls["forward.0//aten.add_.Tensor#0"], inputs["x"]
+    doubled, digested = row_digests(x * 2, Cut(0)), row_digests(x, Cut(0))
+    assert [(one.content, one.width) for _, one in add.read] == [doubled, digested]
+    assert [(one.content, one.width) for one in add.written] == [row_digests(x * 3, Cut(0))]
+    assert rows.calls["forward.0//aten.empty_like.default#0"].written == ()
+
+
+def test_loops_that_call_an_op_as_often_as_there_are_items_are_compared_by_content() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        doubled = [item * 2 for item in x.unbind()]
+        return torch.stack([item * 3 for item in doubled])
+
+    found = compare_rows(runner(function, random_inputs(0, 8), batch=8), COMPANY)
+    assert not isinstance(found, Failure)
+    assert found[0].not_attributable == ()
+    assert found[0].differing == ()
+    references = [found[0].judged[f"forward.0//aten.mul.Tensor#{number}"].reference for number in (4, 7)]
+    assert references == ["forward.0//aten.mul.Tensor#8", "forward.0//aten.mul.Tensor#11"]
