@@ -367,6 +367,7 @@ def test_the_kernel_is_named_with_its_place_its_shapes_and_the_smallest_batch():
     assert (row.module, row.source.split()[0][:24]) == ("Sequential.1", "test_batch_invariance.py")
     assert (row.shapes, row.reference_shapes, row.smallest_batch) == ("(4,1024)", "(8,1024)", 5)
     assert (row.cause, row.confidence, row.phase) == ("shape_dependent_kernel", "proven", "forward")
+    assert (row.iteration, row.benign) == (0, 0), "the other iteration's is the same"
     assert "ULP" in row.detail
     assert row.advice
     assert row.evidence

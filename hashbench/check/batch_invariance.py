@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -124,10 +125,23 @@ def compare_items(reference: outputs.Results, small: outputs.Results, *, batch: 
     return Compared(len(first), outputs.compare(first, second), tuple(left_out))
 
 
+_OF_ITERATION = re.compile(r"output\.(?P<iteration>\d+)(?P<place>.*)")
+
+
 def outputs_of(run: Run) -> dict[str, Any]:
     """The outputs of the last iteration of a model's run, by name."""
     prefix = f"output.{max((int(name.split('.')[1]) for name in run.results if name.startswith('output.')), default=0)}"
     return {name: value for name, value in run.results.items() if name == prefix or name.startswith(f"{prefix}.")}
+
+
+def differing_earlier(names: Sequence[str], reference: Run, small: Run, *, batch: int, size: int) -> tuple[str, ...]:
+    """The names of outputs that differ, and of the same outputs of earlier iterations where those differ."""
+    numbered = [match for name in names if (match := _OF_ITERATION.fullmatch(name))]
+    earlier = [f"output.{n}{match['place']}" for match in numbered for n in range(int(match["iteration"]))]
+    known = [name for name in earlier if name in reference.results and name in small.results]
+    runs = ({name: run.results[name] for name in known} for run in (reference, small))
+    found = compare_items(*runs, batch=batch, size=size).difference
+    return (*(found.names if found is not None else ()), *names)
 
 
 # ------------------------------------------------------------------------------------------------------- the check
@@ -188,7 +202,7 @@ class BatchCheck:
             )
             if found.difference is not None:
                 outcome = self._differs(outcome, reference, small, size, found.difference)
-                return outcome if outcome.difference is None else self._explained(outcome, reference, size)
+                return outcome if outcome.difference is None else self._explained(outcome, reference, small)
         if not compared:
             return _skipped(outcome, f"no output has the batch of {self.batch} as its first dimension")
         return self._with_benign(outcome)
@@ -214,19 +228,22 @@ class BatchCheck:
 
     # ---------------------------------------------------------------------------------------- which kernel, and why
 
-    def _explained(self, outcome: Outcome, reference: Run, size: int) -> Outcome:
+    def _explained(self, outcome: Outcome, reference: Run, small: Run) -> Outcome:
         """The outcome with the kernel by which items came to depend on the batch, and the cause. What goes wrong with
-        the search for it is part of the outcome.
+        the search for it is part of the outcome. The first iteration in which an output differs is looked at, too.
 
         Raises:
             OSError: the results folder cannot be written to, which ends a sweep.
         """
         assert outcome.difference is not None
+        assert outcome.batch is not None
+        size = outcome.batch.sizes[-1]
+        names = differing_earlier(outcome.difference.names, reference, small, batch=self.batch, size=size)
         if self.spec is not None:
             keep_draft(self.spec, self.options, outcome)
         tell_phase("looking for the kernel")
         try:
-            found = locate(self._watched, batch=self.batch, size=size, differing=outcome.difference.names)
+            found = locate(self._watched, batch=self.batch, size=size, differing=names)
             if isinstance(found, Failure):
                 return _unexplained(outcome, f"a further run failed: {found.error}")
             outcome = with_finding(outcome, found, reference.trace)
