@@ -205,7 +205,7 @@ def headed(x: torch.Tensor, *, by_head: bool) -> torch.Tensor:
 
 WEIGHT = torch.linspace(-1.0, 2.0, WIDTH)
 
-MODELS: dict[str, Callable[[], Example]] = {
+MODELS = {
     "batch_statistics": lambda: batch_statistics(tracked=False),
     "batch_statistics_twin": lambda: batch_statistics(tracked=True),
     "batch_scale": one(lambda x: quantized(x, by_row=False)),
