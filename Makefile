@@ -61,7 +61,7 @@ compare: $(STAMP) ## What changed from BASE to NEW (CSV files or results folders
 
 nightly: $(STAMP) ## Sweep all suites, compare with results/expected and last night, write the report in NIGHTS
 	@$(BIN)/hashbench nightly --suite $(if $(filter file,$(origin SUITE)),all,$(SUITE)) --modes $(MODES) $(CHOICE) --output $(NIGHTS) \
-		$(if $(EXPECTED),--expected $(EXPECTED)) $(if $(STRESSED)$(FLAGS),-- $(STRESSED) $(FLAGS))
+		$(if $(EXPECTED),--expected $(EXPECTED)) $(STRESSED) $(if $(FLAGS),-- $(FLAGS))
 
 audit: $(STAMP) ## Every op of torch: documented against measured, in AUDIT (goes on where it stopped)
 	@$(BIN)/hashbench audit --jobs 2 --resume --output $(AUDIT) $(if $(WRITE),--write $(WRITE)) $(FLAGS)

@@ -10,6 +10,8 @@ import pytest
 from report.rows import differing, row, selection, write_sweep
 
 from hashbench import nightly
+from hashbench.cli import report as report_commands
+from hashbench.cli.flags import OneLineParser
 from hashbench.errors import HashbenchError
 from hashbench.nightly import Part
 from hashbench.report.expectations import expect_from
@@ -142,3 +144,13 @@ def test_a_damaged_night_json_is_a_problem_and_no_whole_night(tmp_path):
     assert "night.json" in judged.history.nights[-1].problems[0]
     with pytest.raises(HashbenchError, match=r"night\.json"):
         nightly.assess([tmp_path / "2026-11-20"])
+
+
+def test_stress_is_a_flag_of_a_night_and_leaves_batches_alone() -> None:
+    parser = OneLineParser(prog="hashbench nightly")
+    report_commands._add_nightly(parser)
+    parsed = parser.parse_args(["--stress", "--modes", "training", "inference", "batch-invariance"])
+    stressed = {mode: request.options.stress for mode, request in report_commands._sweep_requests(parsed).items()}
+    assert stressed == {"training": True, "inference": True, "batch-invariance": False}
+    after = parser.parse_args(["--modes", "training", "--", "--stress"])
+    assert report_commands._sweep_requests(after)["training"].options.stress

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import subprocess
 import sys
 import threading
@@ -228,11 +229,31 @@ MODELS = {"by_hash": lambda: model(set), "by_hash_twin": lambda: model(list)}
 def test_a_set_of_texts_is_found_in_another_process(tmp_path: Path) -> None:
     zoo, folder = tmp_path / "zoo.py", tmp_path / "results"
     zoo.write_text(STRINGS)
-    command = ["sweep", "--suite", str(zoo), "--inference", "--stress", "--strict", "--output", str(folder)]
+    command = ["sweep", "--suite", str(zoo), "--inference", "--stress", "--strict", "--jobs", "2"]
+    command += ["--diagnose-budget", "60", "--output", str(folder)]
     assert cli.main(command) == 1
     found, twin = read_rows(folder / "accuracy.csv")
     assert (found.accuracy, found.latent, found.latent_cause) == ("pass", "process", "call_order")
     assert (twin.accuracy, twin.latent) == ("pass", "")
+    assert "process 0/1" in twin.stressed
+    (lost,) = (folder / "rows").glob("*by_hash_twin.json")
+    lost.unlink()
+    assert cli.main([*command, "--resume"]) == 1
+    again = read_rows(folder / "accuracy.csv")
+    assert again[0] == found
+    assert (again[1].latent, "process 0/1" in again[1].stressed) == ("", True)
+    assert cli.main([argument for argument in [*command, "--resume"] if argument != "--stress"]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+def test_on_a_cluster_the_same_is_found(tmp_path: Path) -> None:
+    zoo, folder = tmp_path / "zoo.py", tmp_path / "results"
+    zoo.write_text(STRINGS)
+    command = ["sweep", "--suite", str(zoo), "--inference", "--stress", "--diagnose-budget", "0", "--jobs", "1"]
+    assert cli.main([*command, "--executor", "ray", "--output", str(folder)]) == 0
+    found, twin = read_rows(folder / "accuracy.csv")
+    assert (found.latent, found.latent_kernel, twin.latent) == ("process", "aten.addmm.default", "")
     assert "process 0/1" in twin.stressed
 
 

@@ -41,7 +41,7 @@ from hashbench.trace.callbacks import TraceCallback
 SHARE = 1.3
 """Part of the seconds of the plain pair within which stressed runs are expected to end, but for the first two."""
 SHORT_SECONDS = 1.0
-"""A plain pair that took less counts as if it had taken so long: what is small is run often all the same."""
+"""Seconds that stressed runs of this process may take in any case: what is small is run often."""
 MOST = 6
 """Stressed runs of this process."""
 AGAIN = 10
@@ -50,6 +50,8 @@ TO_TELL = 3
 """Pairs of which all differ where nothing but one circumstance is another."""
 NAMING_SHARE = 0.3
 """Part of the budget of the diagnosis that it may take to tell which circumstance it was."""
+NAMING_SECONDS = 5.0
+"""What that may take in any case."""
 PROCESS_SECONDS = 120.0
 """How long a fresh process may take."""
 
@@ -121,6 +123,7 @@ class Stress:
         self.first, self.seconds, self.spec, self.target = first, seconds, spec, target
         self.device = torch.device(options.device)
         self.began = perf_counter()
+        self.took = self.spent = 0.0
         self.trials: Counter[str] = Counter()
         self.differing: Counter[str] = Counter()
         self.notes: dict[str, str] = {}
@@ -169,11 +172,11 @@ class Stress:
 
     def _further_runs(self, names: tuple[str, ...], first: Run) -> Provoked | None:
         """Runs in other variations, as many as there is time for."""
-        end = self.began + SHARE * max(self.seconds, SHORT_SECONDS)
-        took = (perf_counter() - self.began) / 2
         for variation in range(2, MOST + 1):
-            began = perf_counter()
-            if began + took > end:
+            if (
+                perf_counter() + self.took > self.began + SHARE * self.seconds
+                and self.spent + self.took > SHORT_SECONDS
+            ):
                 return None
             tell_phase(f"stress: run {variation}")
             if variation == 2:
@@ -182,7 +185,6 @@ class Stress:
                 found = self._found(names, (1, variation), first, self._run(names, variation))
             if found is not None:
                 return found
-            took = perf_counter() - began
         return None
 
     def _fresh(self, threads: int) -> Run | None:
@@ -251,7 +253,7 @@ class Stress:
 
     def _alone_of(self, names: tuple[str, ...], variations: tuple[int, int]) -> Provoked | None:
         """The one of several circumstances under which alone runs differ, too."""
-        budget = Budget(self.options.diagnose_budget * NAMING_SHARE)
+        budget = Budget(max(NAMING_SECONDS, self.options.diagnose_budget * NAMING_SHARE))
         plain = self._alone((), (0, 0), TO_TELL, budget)
         if plain.counts[0] == TO_TELL:  # it has changed for good: an earlier run left something behind
             self.differing[Circumstance.PROCESS] += 1
@@ -301,7 +303,12 @@ class Stress:
     # ------------------------------------------------------------------------------------------------------ runs
 
     def _run(self, names: Sequence[str], variation: int) -> Run | Failure:
-        return StressedAttempt(self.attempt, names, (variation, variation), device=self.device)()
+        began = perf_counter()
+        try:
+            return StressedAttempt(self.attempt, names, (variation, variation), device=self.device)()
+        finally:
+            self.took = perf_counter() - began
+            self.spent += self.took
 
     @staticmethod
     def _trace(run: Run) -> Trace:

@@ -49,6 +49,7 @@ def _add_nightly(nightly: OneLineParser) -> None:
     nightly.add_argument("--modes", nargs="+", choices=SWEEP_MODES, default=list(MODES), help=text)
     flags.models(nightly)
     flags.whole(nightly, "--jobs", text="models at once (default 1; on a cluster as many as it can run)")
+    flags.stress(nightly)
     nightly.add_argument("--expected", type=Path, metavar="DIR", help="CSVs of what is expected")
     nightly.add_argument("--annotations", action="store_true", help="print GitHub's workflow commands, too")
     nightly.add_argument(
@@ -144,6 +145,7 @@ def _sweep_requests(parsed: argparse.Namespace) -> dict[str, SweepRequest]:
     parser.set_defaults(suite=[], which=parsed.which, jobs=parsed.jobs)
     requests = {}
     for mode in dict.fromkeys(parsed.modes):
+        parser.set_defaults(stress=parsed.stress and mode != BATCH_INVARIANCE)
         made = parser.parse_args([*flags_of_mode(mode), *parsed.flags])
         if made.output or made.only or made.tiny or made.suite:
             raise HashbenchError(

@@ -104,6 +104,9 @@ def plan(evidence: Evidence) -> Plan:
             half = result.differing / result.trials / 2
             calls = max(_USUAL, math.ceil(math.log(_MISS) / math.log1p(-half)))
             return Plan(name, _affordable(calls, result), result.moves)
+    poisoned = evidence.arm("poison", "pair")
+    if poisoned.differing and evidence.call is not None and evidence.call.allocation:  # of a call alone no arm is made
+        return Plan("poison", _affordable(_USUAL, poisoned))
     return Plan("repeat", _affordable(_USUAL, evidence.arm("repeat", "call")))
 
 

@@ -383,3 +383,10 @@ def test_where_the_harness_has_no_time_left_there_is_no_fingerprint_and_the_row_
     assert found.row.accuracy == "pass"
     assert "no kernel fingerprint: the harness's --timeout is too near" in found.row.error
     assert not (tmp_path / "ours" / document.FOLDER).exists()
+
+
+def test_what_passes_the_harness_is_stressed_and_its_row_stays_the_harnesss(standin: Standin) -> None:
+    found = with_us(standin, "collected", stress=True)
+    assert (found.theirs["accuracy"], found.row.accuracy, found.row.latent) == ("pass", "pass", "collector")
+    assert found.row.latent_kernel == "aten.mul.Tensor"
+    assert "process" in found.row.stressed

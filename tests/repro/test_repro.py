@@ -442,6 +442,14 @@ def test_what_fills_free_blocks_in_a_script_asks_as_the_arm_does(monkeypatch: py
     assert asked == [(size, 0x40) for size in expected]
 
 
+def test_an_allocation_is_shown_by_other_content_in_memory_as_often_as_there_is_time() -> None:
+    shown = said_of(ExperimentResult("poison", "pair", 20, 20, 2, seconds=0.1)).evidence
+    assert script.plan(shown).variant == "repeat", "of a kernel that computes"
+    assert shown.call is not None
+    allocating = dataclasses.replace(shown, call=dataclasses.replace(shown.call, allocation=True))
+    assert script.plan(allocating) == script.Plan("poison", 50)
+
+
 def test_calls_in_memory_of_their_own_are_no_more_than_memory_holds() -> None:
     arm = ExperimentResult("fresh_memory", "call", 20, 20, 2)
     how = script.plan(said_of(arm).evidence)

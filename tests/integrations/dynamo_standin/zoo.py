@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import weakref
 
 import torch
 from common import BenchmarkRunner, main
@@ -167,6 +168,23 @@ class Doubled(Steady):
         return x * 2
 
 
+class Entry:
+    """Refers to itself, so that only the garbage collector removes it."""
+
+    def __init__(self):
+        self.own = self
+
+
+class Collected(Steady):
+    """Scales by how much garbage is still alive."""
+
+    def forward(self, x):
+        alive = weakref.WeakSet()
+        for _ in range(16):
+            alive.add(Entry())
+        return super().forward(x) * (1.0 + len(alive))
+
+
 class Half(Steady):
     """Takes no batch of fewer than three."""
 
@@ -183,7 +201,20 @@ class Dying(Steady):
 KINDS = [Steady, Noisy, Chatty, Listed, Exempt, Huge, Odd, Stranger, NoisyStranger, Signs, NotNumbers, Failing]
 MODELS = {
     kind.__name__.lower(): kind
-    for kind in (*KINDS, FailingOnce, Alien, NoisyAlien, Shy, Refused, RefusedLater, Centred, Doubled, Half, Dying)
+    for kind in (
+        *KINDS,
+        FailingOnce,
+        Alien,
+        NoisyAlien,
+        Shy,
+        Refused,
+        RefusedLater,
+        Centred,
+        Collected,
+        Doubled,
+        Half,
+        Dying,
+    )
 }
 
 
