@@ -73,6 +73,8 @@ WITHOUT_SPECIMEN = {"unreproduced"}
 
 SHARES = {"training": 4, "inference": 2}
 """Sweeps into which the diagnosed specimens of a mode are divided."""
+STRESSED_SHARES = 3
+"""The same for those that are stressed."""
 NUMBER = {name: number // 2 for number, name in enumerate(HERE)}
 """The same for a specimen and its twin."""
 
@@ -94,7 +96,8 @@ def flags_of(name: str, mode: str) -> tuple[str, ...]:
 def group_of(name: str, mode: str) -> str:
     """The sweep that a row comes from, which is an ``xdist_group`` of its own: workers share them."""
     flags = flags_of(name, mode)
-    share = "" if flags else f"{NUMBER[name] % SHARES[mode]}"
+    shares = STRESSED_SHARES if name in STRESSED else 1 if flags else SHARES[mode]
+    share = f"{NUMBER[name] % shares}" if shares > 1 else ""
     return " ".join(["specimens", mode, *flags, share]).strip()
 
 
