@@ -8,6 +8,7 @@ import os
 import secrets
 import threading
 import unittest
+import weakref
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,20 @@ class Noisy(nn.Module):
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
     torch.nn.functional.dropout(model(x), 0.5).sum().backward()
     optimizer.step()
+
+
+class Entry:
+    """Refers to itself, so that only the garbage collector removes it."""
+
+    def __init__(self) -> None:
+        self.own = self
+
+
+def scaled_by_garbage(x: torch.Tensor) -> torch.Tensor:
+    alive: weakref.WeakSet[Entry] = weakref.WeakSet()
+    for _ in range(16):
+        alive.add(Entry())
+    return x * (1.0 + len(alive))
 
 
 @pytest.fixture
@@ -217,3 +232,11 @@ class TestOld(unittest.TestCase):
     @pytest.mark.run_to_run
     def test_method(self):
         torch.ones(1)
+
+
+def test_stressed(assert_runs_equal):
+    assert_runs_equal(scaled_by_garbage, torch.ones(3), stress=True, diagnose=False)
+
+
+def test_stressed_and_clean(assert_runs_equal):
+    assert_runs_equal(torch.sin, torch.ones(3), stress=True)

@@ -81,6 +81,7 @@ PASSES = [
     "test_training_gives_the_same_model[True]",
     "test_training_gives_the_same_model[False]",
     "test_with_the_settings_of_a_reproducible_training",
+    "test_stressed_and_clean",
 ]
 
 
@@ -103,6 +104,7 @@ REFUSED = {
     "test_positional_option": r"takes its options by name: run_to_run\(runs=5\)",
     "test_one_run": r"runs=1 compares nothing",
     "test_coroutine": r"cannot run a coroutine",
+    "test_stressed": r"differ in 100% of pairs under collector .*\n.*aten\.mul\.Tensor",
 }
 
 
