@@ -265,6 +265,15 @@ class Comparison:
             return (), f"which rows belong to which item cannot be told from {unknown[0]} on"
         return (), "no call differs whose rows could be followed to the outputs"
 
+    @property
+    def coupled(self) -> bool:
+        """Whether the first source makes an item depend on others by what it computes, whatever the order of sums."""
+        if not self.sources or not self.judged[self.sources[0]].reference:
+            return False
+        one = self.judged[self.sources[0]]
+        reduces = any(m.sizes for m in one.read.values()) and all(m.equal or m.sizes is None for m in one.written)
+        return one.guilt is not Guilt.GUILTY or bool(one.coupled) or reduces
+
     def _parts(self, node: str) -> bool:
         """Whether the smaller run alone makes this call, of what is equal in both."""
         return not self.judged[node].reference and not self._unclean(node)
@@ -319,6 +328,8 @@ class Comparison:
                 continue
             reached.add(node)
             one, record = self.judged[node], self._records[node]
+            if one.guilt is Guilt.GUILTY and not strictly:
+                continue
             differ = [ref for ref in record.inputs if ref.argument in one.read and not equal(one.read[ref.argument])]
             if not one.reference:
                 waiting += self._unclean(node)
@@ -360,6 +371,7 @@ class Comparison:
             for path, here in rows.read
             if not self._is_not_read(record, counts.get(path))
         }
+        tables = {path for path, here in rows.read if path in given and _is_table(here, given[path])}
         inherited = tuple(given.values())
         written = tuple(
             match(whole, part, self.company, inherited)
@@ -367,7 +379,10 @@ class Comparison:
         )
         guilt, coupled = Guilt.CLEAN, ""
         if not all(one.equal for one in written):
-            guilt, coupled = self._guilt(record, self._references[node], inherited, written)
+            held = tuple(one for path, one in given.items() if path not in tables)
+            reordered = {one.sizes for one in held if one.agreement is Agreement.FOUND}
+            weighed = held if any(one.sizes in reordered for one in written if not one.equal) else inherited
+            guilt, coupled = self._guilt(record, self._references[node], weighed, written)
         return Judged(guilt, node, given, written, coupled)
 
     def _guilt(
@@ -436,6 +451,12 @@ class Comparison:
         return found
 
 
+def _is_table(rows: TensorRows, one: Match) -> bool:
+    """Whether a tensor may say where rows are, and not what they hold: whole numbers, of no item. Of rows that were
+    reordered (tokens by their expert) it differs by right."""
+    return one.sizes is None and one.agreement is Agreement.DIFFERENT and rows.dtype.startswith(("int", "uint"))
+
+
 def _key(record: OpRecord, rows: CallRows) -> Any:
     return record.op, record.module, record.arguments, record.rng, tuple(one._replace(cut=None) for _, one in rows.read)
 
@@ -472,6 +493,8 @@ class BatchFinding:
     tensor arguments at ``size`` and at ``batch``, ``(1,256)x(256,512)``. ``sources`` are the ids of all records in
     which a difference entered that reached an output, the named one first; ``benign`` those of which none did.
     ``not_attributable`` counts records of which it cannot be told which rows belong to which item.
+    ``coupled``: what it leaves of an item follows from other items, or from how many there are, by what it computes: it
+    reduces over the batch, reorders its rows, or is given a number or a generator that depends on the batch.
     ``call`` is the call at ``batch``, captured for experiments; ``None`` where that was not possible.
     """
 
@@ -488,4 +511,5 @@ class BatchFinding:
     benign: tuple[str, ...] = ()
     not_attributable: int = 0
     detail: str = ""
+    coupled: bool = False
     call: Any = field(default=None, compare=False, repr=False)

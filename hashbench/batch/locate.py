@@ -142,6 +142,7 @@ def locate(
         benign=comparison.benign,
         not_attributable=len(comparison.not_attributable),
         detail=comparison.detail,
+        coupled=comparison.coupled,
     )
     if not comparison.sources:
         return finding

@@ -26,12 +26,32 @@ from hashbench.trace.digest import unobserved
 PLANTED = "hashbench_batch.plant.default"
 
 _large = [False]
+_wrong = [False]
 
 
 @torch.library.custom_op("hashbench_batch::plant", mutates_args=())
 def plant(x: torch.Tensor) -> torch.Tensor:
     """``x``, or ``x + 1`` while the batch is large."""
     return x + 1 if _large[0] else x.clone()
+
+
+@torch.library.custom_op("hashbench_batch::by_expert", mutates_args=())
+def by_expert(rows: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """The product of each group of rows, which ends where ``ends`` says, with its own matrix; while the batch is large
+    and :data:`wrong_experts` is true, with 1 added."""
+    starts = [0, *ends.tolist()]
+    made = [rows[start:end] @ w for start, end, w in zip(starts, starts[1:], weights, strict=False)]
+    return torch.cat(made) + (1 if _large[0] and _wrong[0] else 0)
+
+
+@contextlib.contextmanager
+def wrong_experts() -> Any:
+    """The op by expert adds while the batch is large."""
+    _wrong[0] = True
+    try:
+        yield
+    finally:
+        _wrong[0] = False
 
 
 @contextlib.contextmanager
@@ -87,6 +107,7 @@ class _Weights:
     def __init__(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.square = torch.randint(-2, 3, (8, 8), generator=generator).float()
+        self.experts = torch.randint(-2, 3, (3, 8, 8), generator=generator).float()
         self.token = torch.randint(-2, 3, (1, 1, 8), generator=generator).float()
         self.table = torch.randint(-2, 3, (7, 8), generator=generator).float()
         self.kernel = torch.randint(-1, 2, (8, 8, 3), generator=generator).float()
@@ -256,11 +277,22 @@ def _unused_reduction(x: torch.Tensor, p: Plant) -> torch.Tensor:
     return small(p(x) + 0 * _W.square[0]) if loss is not None else x
 
 
+def _sorted_by_expert(x: torch.Tensor, p: Plant) -> torch.Tensor:
+    """How many rows each expert has is reduced over the batch, and tells where its rows are."""
+    rows = x.reshape(-1, 8)
+    expert = rows.sum(1).remainder(3).long()
+    order = expert.argsort(stable=True)
+    ends = torch.bincount(expert, minlength=3).cumsum(0)
+    grouped = small(p(by_expert(rows[order], _W.experts, ends)))
+    return grouped[order.argsort()].view_as(x)
+
+
 SEGMENTS: tuple[Segment, ...] = (
     *(_elementwise, _linear, _matrix_by_column, _attention, _token, _windows, _time_major, _sorted_and_put_back),
     *(_flipped_and_put_back, _ragged, _ragged_index, _items_in_a_loop, _items_in_two_loops, _two_views, _repeated),
     *(_in_place, _convolution, _groups_merged_with_channels, _embedding, _as_wide_as_the_batch, _norm),
     *(_channels_last, _conjugated, _moved_elsewhere, _across_the_batch, _unused_reduction),
+    _sorted_by_expert,
 )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from programs import PLANTED, SEGMENTS, Program, Segment, plant, random_inputs, random_program, runner
+from programs import PLANTED, SEGMENTS, Program, Segment, plant, random_inputs, random_program, runner, wrong_experts
 from torch import nn
 from torch.nn import functional
 
@@ -128,6 +128,7 @@ def test_where_the_company_enters_is_named(function: Callable[..., Any], kernel:
     found = located(function)
     assert found.kernel.split(".")[1] == kernel, found
     assert found.sources[0] == found.record
+    assert found.coupled is (kernel != "native_batch_norm")  # that normalises in the same op
 
 
 # ----------------------------------------------------------------------------------------------------- what is said
@@ -220,6 +221,13 @@ def test_an_op_that_only_the_smaller_batch_runs_is_named() -> None:
     assert found.kernel == PLANTED
     assert found.detail == f"a batch of {BATCH} calls other ops here (none)"
     assert (found.shapes, found.reference_shapes, found.call) == ("(3,4,8)", "", None)
+
+
+def test_rows_sorted_by_expert_and_put_back_are_not_blamed_for_a_kernel_behind_them() -> None:
+    with wrong_experts():
+        found = located(Program(SEGMENTS[-1]))
+    assert found.kernel == "hashbench_batch.by_expert.default"
+    assert not found.coupled
 
 
 def test_a_failing_run_is_said() -> None:
