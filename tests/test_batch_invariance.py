@@ -271,12 +271,14 @@ def test_a_sweep_says_so_in_its_csv_and_its_table_and_goes_on_where_it_stopped(t
     said = capsys.readouterr()
     assert "always runs forward only" in said.err
     assert "2 models in batch-invariance: 1 fail_batch_invariance_at_4, 1 pass" in said.out
-    assert "--only scaled --inference --batch-invariant" in said.out
+    (repro,) = (tmp_path / "out" / "repro").iterdir()
+    assert f"$ python {repro / 'repro.py'}" in said.out
     rows = read_rows(tmp_path / "out" / "accuracy.csv")
     assert [(row.name, row.accuracy, row.mode) for row in rows] == [
         ("relu", "pass", BATCH_INVARIANCE),
         ("scaled", "fail_batch_invariance_at_4", BATCH_INVARIANCE),
     ]
+    assert (rows[1].cause, rows[1].reproduced[:4]) == ("batch_coupling", "yes:")
     assert cli.main([*words, "--inference", "--resume"]) == 0
     assert "2 of 2 rows are there already" in capsys.readouterr().err
     plain = [word for word in words if word != "--batch-invariant"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -13,10 +14,12 @@ import torch
 from hashbench.batch.cause import decide
 from hashbench.batch.experiments import diagnose_item_call
 from hashbench.batch.finding import BatchFinding
+from hashbench.batch.item_call import ItemCall
 from hashbench.batch.locate import benign_records, locate
+from hashbench.batch.repro import run_item_repro, write_item_repro
 from hashbench.catalog import Confidence, Origin, Status
 from hashbench.check.pair import keep_draft, with_facts
-from hashbench.errors import named_line
+from hashbench.errors import HashbenchError, named_line
 from hashbench.processes import tell_phase
 from hashbench.records import (
     Decision,
@@ -29,6 +32,7 @@ from hashbench.records import (
     Trace,
     Verdict,
 )
+from hashbench.results.folder import file_key
 from hashbench.run import outputs
 from hashbench.run.leaves import LeftOut
 from hashbench.run.outcome import BatchFacts, Outcome, Run, log_error
@@ -44,6 +48,10 @@ class RunAt(Protocol):
     def __call__(
         self, size: int, *, traced: bool = True, diagnosing: bool = False, watcher: TraceCallback | None = None
     ) -> Run | Failure: ...
+
+
+REPRO_SECONDS = 60.0
+"""How long the repro may take in a fresh process."""
 
 
 # ------------------------------------------------------------------------------------------------- what is a batch
@@ -267,7 +275,22 @@ class BatchCheck:
             Evidence(origin=Origin.KERNEL, arms=evidence.arms),
             other_sources=found.sources[1:] if self.options.all_sources else (),
         )
+        diagnosis = self._with_repro(diagnosis, found.call, found.size)
         return replace(outcome, diagnosis=diagnosis, batch=replace(outcome.batch, smallest=evidence.smallest_batch))
+
+    def _with_repro(self, diagnosis: Diagnosis, call: ItemCall, size: int) -> Diagnosis:
+        """The diagnosis with a folder that shows the call among ``size`` items and in the batch, for torch alone, run
+        once in a fresh process; see :func:`~hashbench.batch.repro.write_item_repro`."""
+        if self.spec is None or not self.options.output:
+            return diagnosis
+        name = f"repro/{file_key(suite=self.spec.suite, mode=self.options.mode, name=self.spec.name)}"
+        folder = Path(self.options.output) / name
+        try:
+            write_item_repro(folder, call, diagnosis.decision, size=size, seen_in=f"in the model {self.spec.name}")
+        except HashbenchError as error:  # OSError ends the sweep: its folder takes no more
+            return replace(diagnosis, reproduced=f"no repro: {error}")
+        tell_phase("running the repro")
+        return replace(diagnosis, repro=name, reproduced=run_item_repro(folder, timeout=REPRO_SECONDS))
 
     def _with_benign(self, outcome: Outcome) -> Outcome:
         """The outcome of a model whose outputs agree, with the kernels that differ without reaching one."""

@@ -222,7 +222,13 @@ def check_batches(call: FunctionCall, name: str, options: RunOptions, *, sizes: 
         in_force = deterministic_settings(level, threads=options.threads) if options.deterministic else None
         with in_force or contextlib.nullcontext():
             return BatchCheck(
-                run_at, batch, options, level, sizes=tuple(sorted(sizes, reverse=True)), outputs=_outputs
+                run_at,
+                batch,
+                options,
+                level,
+                sizes=tuple(sorted(sizes, reverse=True)),
+                outputs=_outputs,
+                spec=ModelSpec(SUITE, name),
             ).run()
 
     with preserved(), preserved_rng():

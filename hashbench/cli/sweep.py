@@ -99,8 +99,9 @@ def run(request: SweepRequest) -> SweepResult:
 
 
 def command_for(request: SweepRequest, row: Row) -> str:
-    """The command that looks at a row again: the replay of its repro, else the sweep of its model alone under the same
-    flags."""
+    """The command that looks at a row again: its repro, else the sweep of its model alone under the same flags."""
+    if row.repro and row.mode == BATCH_INVARIANCE:
+        return shlex.join(["python", str(request.output / row.repro / "repro.py")])
     if row.repro:
         return shlex.join(["hashbench", "replay", str(request.output / row.repro)])
     suite = next((suite for suite in request.selection.suites if Path(suite).stem == row.suite), row.suite)

@@ -20,6 +20,7 @@ from hashbench.causes.stats import MOST_TRIALS, Effect, rate_of
 from hashbench.divergence.align import align
 from hashbench.errors import HashbenchError
 from hashbench.records import (
+    BATCH_INVARIANCE,
     DTYPES,
     Evidence,
     ExperimentResult,
@@ -84,7 +85,11 @@ class ModelView:
         run += ["-d", row.dev] * (row.dev != "cpu")
         lines = [
             ("run the captured call again; needs torch alone", ["python", f"{self.repro}/repro.py"], repro),
-            ("repeat the experiments on that call", ["hashbench", "replay", self.repro], repro),
+            (
+                "repeat the experiments on that call",
+                ["hashbench", "replay", self.repro],
+                repro * (row.mode != BATCH_INVARIANCE),
+            ),
             (
                 "the first divergence of both traces",
                 ["hashbench", "diff", *(str(self.folder / t) for t in traces)],
