@@ -8,6 +8,7 @@ kernel. Guilty calls that are not reached are benign.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,9 @@ _ADDING = frozenset({"_index_put_impl_", "index_copy_", "index_fill_", "index_pu
 
 _SIZES = re.compile(r"(?<![\w.])-?\d+(?![\w.])")
 """Whole numbers in the text of arguments: most are sizes."""
+
+WIDE_ROW, MOST_COPIES = 16, 16
+"""A row of so many elements is not met by chance; each may be there as often, on average."""
 
 
 class TensorRows(NamedTuple):
@@ -113,7 +117,7 @@ def match(reference: TensorRows, other: TensorRows, company: Company, inherited:
         if laid_out:
             return Match(Agreement.SAME, sizes, laid_out, several)
         if not several and width and (places := _places(reference.content, other.content, width)) is not None:
-            return Match(Agreement.FOUND, sizes, order=_order_of(places, reference.content, width))
+            return Match(Agreement.FOUND, sizes, order=_order_of(places, reference, dim))
     wholly = all(company.multiple(reference.shape[at], length) == 1 for at, _, length in reference.cut.narrowed)
     known = wholly and (
         company.multiple(*sizes) == 1 or any(one.sizes == sizes and one.surely_equal for one in inherited)
@@ -150,11 +154,13 @@ def _places(reference: bytes, other: bytes, width: int) -> list[int] | None:
     return found
 
 
-def _order_of(places: Sequence[int], reference: bytes, width: int) -> int | None:
-    """A number that stands for these places; ``None`` where most rows of the reference are not the only ones of their
-    content."""
-    rows = len(reference) // width
-    return hash(tuple(places)) if 2 * len(set(_rows(reference, width))) > rows else None
+def _order_of(places: Sequence[int], reference: TensorRows, dim: int) -> int | None:
+    """A number that stands for these places; ``None`` where rows like these would be found in any company: few are the
+    only ones of their content. Rows of many elements may come as often as each token goes to experts."""
+    rows = len(reference.content) // reference.width
+    wide = math.prod(reference.shape) // reference.shape[dim] >= WIDE_ROW
+    distinct = len(set(_rows(reference.content, reference.width)))
+    return hash(tuple(places)) if distinct * (MOST_COPIES if wide else 2) > rows else None
 
 
 def _rows(content: bytes, width: int) -> Iterator[bytes]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hashbench.batch.finding import BatchFinding, Comparison, Judged, Match, RowDifference, RowRun
+from hashbench.batch.finding import Agreement, BatchFinding, Comparison, Judged, Match, RowDifference, RowRun
 from hashbench.batch.item_call import ItemCall, NotItemwiseError, copied, in_force, items_first
 from hashbench.batch.layout import Company, ItemAxis
 from hashbench.batch.rows import NodeShapes, RowDigests, ShapeNotes, whole_numbers, written_by
@@ -296,11 +296,11 @@ def _isolated_difference(call: ItemCall, captured: _Capture, company: Company) -
 def _difference(
     judged: Judged, captured: _Capture, left: Sequence[torch.Tensor], company: Company
 ) -> RowDifference | None:
-    """How far the rows of the call in the two runs are apart."""
-    pairs = []
+    """How far the rows of the call in the two runs are apart; ``None`` where they stand at other places."""
+    pairs, moved = [], {one.sizes for one in judged.read.values() if one.agreement is Agreement.FOUND}
     for at, there, here in zip(captured.written, captured.left, left, strict=False):
         one = None if at is None else judged.written[at]
-        if one is None or one.equal:
+        if one is None or one.equal or one.sizes in moved:
             continue
         pairs.append((_part(there, here, company), here))
     return _measured(pairs)

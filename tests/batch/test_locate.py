@@ -12,7 +12,7 @@ from programs import PLANTED, SEGMENTS, Program, Segment, plant, random_inputs, 
 from torch import nn
 from torch.nn import functional
 
-from hashbench.batch.finding import BatchFinding, Comparison, Guilt
+from hashbench.batch.finding import BatchFinding, Comparison, Guilt, RowDifference
 from hashbench.batch.layout import Company, ItemAxis
 from hashbench.batch.locate import benign_records, compare_rows, locate
 from hashbench.records import Failure, op_of
@@ -228,6 +228,7 @@ def test_rows_sorted_by_expert_and_put_back_are_not_blamed_for_a_kernel_behind_t
         found = located(Program(SEGMENTS[-1]))
     assert found.kernel == "hashbench_batch.by_expert.default"
     assert not found.coupled
+    assert found.difference == RowDifference()  # rows at the same place are other tokens'
 
 
 def test_a_failing_run_is_said() -> None:

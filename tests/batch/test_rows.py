@@ -109,6 +109,14 @@ def test_rows_that_are_found_in_any_company_prove_nothing() -> None:
     assert matched(X.flip(0), X[:4].flip(0)).surely_equal
 
 
+def test_wide_rows_may_come_several_times() -> None:
+    twice = torch.cat([X.flip(0), X])
+    several = matched(twice, torch.cat([X[:4].flip(0), X[:4]]).flip(0))
+    assert (several.agreement, several.surely_equal) == (Agreement.FOUND, True)
+    narrow = matched(twice[:, 0, 0], twice[[8, 7, 10, 5, 9, 6, 11, 4], 0, 0])
+    assert (narrow.agreement, narrow.surely_equal) == (Agreement.FOUND, False)
+
+
 @pytest.mark.parametrize(
     "change",
     [
