@@ -14,6 +14,7 @@ from torch.nn.modules import module as torch_modules
 
 from hashbench import HashDebugTrace
 from hashbench.trace import module_paths
+from hashbench.trace.api import Recording
 
 _CALL = nn.Module._call_impl
 _CODE = _CALL.__code__
@@ -128,7 +129,7 @@ def _traced(program: Callable[[Outer, torch.Tensor], Any]) -> tuple[list[Any], b
     with HashDebugTrace() as trace:
         result = program(model, torch.randn(2, 3))
     trace.add_result("result", result)
-    content = trace.content
+    content = Recording(trace).content
     return [(record.id, record.module, record.outputs) for record in trace.finish().records], content
 
 

@@ -192,7 +192,7 @@ def stress(flags: Flags) -> None:
 
 def batch_invariant(flags: Flags) -> None:
     """Add ``--batch-invariant``."""
-    text = "forward only, with smaller and smaller batches: which items differ from those of the full batch"
+    text = "in the forward pass: which items of smaller and smaller batches differ from those of the full batch"
     flags.add_argument("--batch-invariant", action="store_true", help=text)
 
 

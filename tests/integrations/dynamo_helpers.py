@@ -20,12 +20,11 @@ from hashbench.integrations.dynamo.session import VARIABLE, Session, collect
 from hashbench.records import HarnessRow
 from hashbench.run.rng import preserved_rng
 from hashbench.run.settings import preserved
-from hashbench.trace.tracer import choose
 
 STANDIN = Path(__file__).with_name("dynamo_standin")
 SCRIPT = STANDIN / "zoo.py"
-NOISY = "aten.rand.generator" if choose("auto").tracer == "native" else "standin.noisy.default"
-"""The kernel of ``noisy``: the native tracer sees inside a custom op."""
+NOISY = "standin.noisy.default"
+"""The kernel of ``noisy``: an op that draws from a generator of its own."""
 
 
 @dataclass(frozen=True)

@@ -152,11 +152,8 @@ def test_model_that_differs_is_explained(standin: Standin) -> None:
     assert (row.accuracy, row.kernel, row.module) == ("eager_two_runs_differ", NOISY, "Noisy.noise")
     assert (row.cause, row.confidence, row.iteration) == ("rng", "proven", 1)
     ours = standin.folder.parent / "ours"
-    if NOISY.startswith("standin"):
-        assert row.reproduced.startswith("yes")
-        assert (ours / row.repro / "repro.py").is_file()
-    else:  # the op inside draws from a generator whose state differs already: alone it shows nothing
-        assert (row.origin, row.repro, row.reproduced) == ("rng", "", "")
+    assert row.reproduced.startswith("yes")
+    assert (ours / row.repro / "repro.py").is_file()
     assert all((ours / trace).is_file() for trace in row.traces.split())
 
 
