@@ -24,7 +24,7 @@ from hashbench.causes.evidence import (
     removal,
     removes,
 )
-from hashbench.causes.stats import Effect, fewer, is_rare, sure_count
+from hashbench.causes.stats import Effect, effect_of, fewer, is_rare, sure_count
 from hashbench.records import CallFacts, Decision, Evidence, ExperimentResult
 from hashbench.text import count
 
@@ -247,11 +247,23 @@ def _accumulation(evidence: Evidence) -> Decision | None:
     """Two experiments have to agree: whole numbers show that rounding is what differs, a fixed order of work that
     the order decides it. The deterministic flag alone may also have chosen another algorithm."""
     exact, ordered = effect(evidence, "exact_values", "call"), _ordered(evidence)
-    if Effect.REMOVED not in (exact, ordered) or Effect.STAYS in (exact, ordered) or exact is Effect.LOWERED:
+    jointly = exact is Effect.SEEMS is ordered and _remove_together(evidence)
+    if not jointly and Effect.REMOVED not in (exact, ordered):
+        return None
+    if Effect.STAYS in (exact, ordered) or exact is Effect.LOWERED:
         return None
     by_flag_alone = not any(removes(evidence, *place) for place in _ORDERING[:2])
     rival = by_flag_alone and any(removes(evidence, *place) for place in _LIBRARIES)
-    return _by_looks(evidence, "accumulation_order", "", sure=exact is ordered and not rival)
+    return _by_looks(evidence, "accumulation_order", "", sure=exact is ordered and not rival and not jointly)
+
+
+def _remove_together(evidence: Evidence) -> bool:
+    """Whether luck does not explain that neither whole numbers nor a fixed order show any difference, though each has
+    too few trials for itself: an outcome that is common agrees with itself often."""
+    exact = evidence.arm("exact_values", "call")
+    orders = [evidence.arm(*place) for place in _ORDERING if effect(evidence, *place) is Effect.SEEMS]
+    both = replace(exact, trials=sum(result.trials for result in (exact, *orders)))
+    return effect_of(base_of(evidence, exact.name, "call"), both) is Effect.REMOVED
 
 
 def _ordered(evidence: Evidence) -> Effect:

@@ -82,6 +82,9 @@ ACCUMULATION = {
         "whole numbers remove it, in one thread it seems gone in too few replays": kernel(
             "repeat 6/20", "exact_values 0/40", "one_thread 0/20"
         ),
+        "too few replays of each, not of both together": kernel(
+            "repeat 20/53", "exact_values 0/8", "one_thread 0/8", "one_worker 0/8"
+        ),
         "the deterministic flag removes it, and so does another library": kernel(
             ALWAYS, "exact_values 0/20", "deterministic 0/20", "cudnn_deterministic 0/20"
         ),

@@ -70,6 +70,7 @@ def test_of_a_server_that_has_ended_one_is_told_at_once_and_no_other_python_is_s
 ) -> None:
     monkeypatch.setattr(fresh_process, "_run_all", None)
     with fresh_process.served("fresh_targets:Runner"):
+        assert not fresh("tell").failures  # it has begun, by the name that it is known by
         (server,) = (
             child for child in psutil.Process().children() if "fresh_process:serve" in " ".join(child.cmdline())
         )
