@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import gc
 import os
 import platform
 import weakref
@@ -103,10 +104,15 @@ def test_memory_that_compiled_code_takes_for_itself_holds_the_poison() -> None:
 @pytest.mark.parametrize("size", [64, 500, 1000, 2000])
 def test_blocks_that_were_free_before_hold_the_poison_except_for_their_links(size: int) -> None:
     library = memory._c_library()
-    with poisoned_memory(POISONS[0]):
-        block = library.malloc(size)
-        found = ctypes.string_at(block, size)
-        library.free(block)
+    gc.collect()  # what earlier tests left would be freed between here and there, and come first
+    gc.disable()
+    try:
+        with poisoned_memory(POISONS[0]):
+            block = library.malloc(size)
+            found = ctypes.string_at(block, size)
+            library.free(block)
+    finally:
+        gc.enable()
     assert set(found[16:]) == {POISONS[0]}
 
 
