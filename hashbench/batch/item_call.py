@@ -152,7 +152,7 @@ class ItemCall:
     def run(self, *, seed: int = SEED) -> tuple[list[torch.Tensor], float]:
         """The tensors that one run on copies of the arguments leaves, detached, and the seconds that the call took."""
         with unobserved():
-            args, kwargs = mapped(tuple(self.args), _copied_leaf), mapped(dict(self.kwargs), _copied_leaf)
+            args, kwargs = mapped(tuple(self.args), copied_leaf), mapped(dict(self.kwargs), copied_leaf)
         reset_rng_state(seed)
         is_op = isinstance(self.func, torch._ops.OpOverload)
         with torch._C._ExcludeDispatchKeyGuard(keys_below_a_mode()) if is_op else nullcontext():
@@ -161,10 +161,7 @@ class ItemCall:
             value = self.func(*args, **kwargs)
             wait_for(self.accelerators)
             seconds = perf_counter() - start
-        written = plan_of(self.func).written_tensors(args, kwargs) if is_op else []
-        returned = tensors_in(value)
-        known = {id(tensor) for tensor in returned}
-        left = [*returned, *(one for one in written if id(one) not in known)]
+        left = left_by(self.func, args, kwargs, value) if is_op else tensors_in(value)
         return [tensor.detach() for tensor in left], seconds
 
     @property
@@ -235,6 +232,19 @@ def digests_of(
     return tuple(zip(*columns, strict=True))
 
 
+def left_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> list[torch.Tensor]:
+    """All tensors that a call of an op left: what it returned, then the arguments that it changed and did not
+    return."""
+    returned = tensors_in(output)
+    known = {id(tensor) for tensor in returned}
+    return [*returned, *(one for one in plan_of(func).written_tensors(args, kwargs) if id(one) not in known)]
+
+
+def copied_leaf(leaf: Any) -> Any:
+    """A copy of a tensor (:func:`copied`); anything else as it is."""
+    return copied(leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+
 def copied(tensor: torch.Tensor) -> torch.Tensor:
     """A detached copy with the same strides, at the same place of a cache line: kernels choose by both."""
     if not is_plain(tensor) or not tensor.numel() or tensor.is_conj() or tensor.is_neg():
@@ -248,10 +258,6 @@ def _placed(span: int, like: torch.Tensor) -> torch.Tensor:
     """Flat new memory for so many elements, at the place of a cache line at which ``like`` is where torch aligns."""
     lead = like.data_ptr() % LINE // like.itemsize if like.is_cpu else 0
     return torch.empty(lead + span, dtype=like.dtype, device=like.device)[lead:]
-
-
-def _copied_leaf(leaf: Any) -> Any:
-    return copied(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _selected(tensor: torch.Tensor, axis: ItemAxis, items: int, indices: torch.Tensor) -> torch.Tensor:

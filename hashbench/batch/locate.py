@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hashbench.batch.finding import Agreement, BatchFinding, Comparison, Judged, Match, RowDifference, RowRun
-from hashbench.batch.item_call import ItemCall, NotItemwiseError, copied, in_force, items_first
+from hashbench.batch.item_call import ItemCall, NotItemwiseError, copied, copied_leaf, in_force, items_first, left_by
 from hashbench.batch.layout import Company, ItemAxis
 from hashbench.batch.rows import NodeShapes, RowDigests, ShapeNotes, whole_numbers, written_by
 from hashbench.divergence.align import align
@@ -18,7 +18,7 @@ from hashbench.records import Failure, Trace
 from hashbench.run import outputs
 from hashbench.run.outcome import Run
 from hashbench.run.settings import settings
-from hashbench.trace.arguments import caller_line, mapped, tensors_in
+from hashbench.trace.arguments import caller_line, mapped
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.op_schema import plan_of
 
@@ -173,7 +173,7 @@ class _Capture(TraceCallback):
         """Copy what the call is given."""
         if node == self._node:
             self.func, self.settings, self.numbers = func, settings(), whole_numbers(args, kwargs)
-            self.args, self.kwargs = mapped(tuple(args), _copy), mapped(dict(kwargs), _copy)
+            self.args, self.kwargs = mapped(tuple(args), copied_leaf), mapped(dict(kwargs), copied_leaf)
             self.line = caller_line(sys._getframe(1))
 
     def after(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
@@ -181,15 +181,9 @@ class _Capture(TraceCallback):
         if node == self._node:
             plan = plan_of(func)
             written = [id(tensor) for tensor in written_by(plan, args, kwargs, output)]
-            returned = tensors_in(output)
-            known = {id(tensor) for tensor in returned}
-            left = [*returned, *(one for one in plan.written_tensors(args, kwargs) if id(one) not in known)]
+            left = left_by(func, args, kwargs, output)
             self.written = [written.index(id(tensor)) if id(tensor) in written else None for tensor in left]
             self.left = [copied(tensor) for tensor in left]
-
-
-def _copy(leaf: Any) -> Any:
-    return copied(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _described(

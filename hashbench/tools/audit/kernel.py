@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hashbench.batch.item_call import ItemCall, NotItemwiseError, copied, item_digests
+from hashbench.batch.item_call import ItemCall, NotItemwiseError, copied, copied_leaf, item_digests, left_by
 from hashbench.batch.layout import ItemAxis
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import mapped, tensors_in
@@ -40,18 +40,11 @@ class _Calls(TraceCallback):
 
     def before(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         del node
-        self.calls.append(_Call(func, mapped(tuple(args), _copy), mapped(dict(kwargs), _copy), []))
+        self.calls.append(_Call(func, mapped(tuple(args), copied_leaf), mapped(dict(kwargs), copied_leaf), []))
 
     def after(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
         del node
-        returned = tensors_in(output)
-        known = {id(tensor) for tensor in returned}
-        written = [tensor for tensor in plan_of(func).written_tensors(args, kwargs) if id(tensor) not in known]
-        self.calls[-1].left = [copied(tensor) for tensor in [*returned, *written]]
-
-
-def _copy(leaf: Any) -> Any:
-    return copied(leaf) if isinstance(leaf, torch.Tensor) else leaf
+        self.calls[-1].left = [copied(tensor) for tensor in left_by(func, args, kwargs, output)]
 
 
 def _calls_of(call: ItemCall) -> list[_Call]:
