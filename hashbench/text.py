@@ -161,9 +161,9 @@ _LONGEST = 500
 def five_lines(row: Row, *, folder: Path) -> str:
     """What differs, where it began, why, by which evidence, and what to do. ``folder`` has its repro and traces."""
     if row.mode == BATCH_INVARIANCE:
-        return "\n".join(map(_cut_line, _of_batches(row, folder)))
+        return "\n".join(map(cut_line, _of_batches(row, folder)))
     why = f"cause: {row.cause}, {row.confidence}: {row.because}" if row.cause else "cause: not looked for"
-    return "\n".join(map(_cut_line, (_what(row), _where(row), why, _evidence(row), _remedy(row, folder))))
+    return "\n".join(map(cut_line, (_what(row), _where(row), why, _evidence(row), _remedy(row, folder))))
 
 
 def _of_batches(row: Row, folder: Path) -> Sequence[str]:
@@ -241,6 +241,7 @@ def _in_brackets(*parts: str) -> str:
     return f" ({text})" if text else ""
 
 
-def _cut_line(text: str) -> str:
+def cut_line(text: str) -> str:
+    """``text`` on one line, of what can be printed, and not too long for the message of a test."""
     text = squeezed("".join(letter if letter.isprintable() else " " for letter in text))
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

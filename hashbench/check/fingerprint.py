@@ -1,25 +1,34 @@
-"""The kernel fingerprint of a model: its op signatures collected in one traced run, then each run in isolation."""
+"""The kernel fingerprint of a model or a function: its op signatures collected in one traced run, then each run in
+isolation; and whether they are still those of a file."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from hashbench.catalog import Status
+from hashbench.check.function import SUITE, FunctionCall, collected_kernels
 from hashbench.check.model import BenchmarkRunner
 from hashbench.check.pair import again_with_warnings
-from hashbench.errors import named_line
-from hashbench.fingerprint import document
+from hashbench.errors import HashbenchError, named_line
+from hashbench.fingerprint import checking, document
 from hashbench.fingerprint.calls import KernelCollector
 from hashbench.fingerprint.document import Fingerprints, ModelFingerprint
 from hashbench.fingerprint.measure import isolation, measure
+from hashbench.fingerprint.text import five_lines, verified_text
+from hashbench.fingerprint.verify import Request, summary
 from hashbench.processes import tell_phase
 from hashbench.records import Failure, ModelSpec, Row, RunOptions
+from hashbench.run.environment import collect
 from hashbench.run.outcome import release_memory
 from hashbench.run.rng import preserved_rng
+from hashbench.run.settings import settings
+from hashbench.text import count
 
 SECONDS = 60.0
 """After so many, no further kernel of a model is run; the rest is left out, which the fingerprint says."""
@@ -88,3 +97,79 @@ def record_model(spec: ModelSpec, options: RunOptions) -> Row:
         return replace(row, accuracy=Status.FIRST_RUN_FAIL, error=made.error)
     document.write(document.path_in(Path(options.output), made.key), Fingerprints({}, (made,)))
     return row
+
+
+# ------------------------------------------------------------------------------------------------------- a function
+
+
+def record_function(call: FunctionCall, name: str, options: RunOptions, path: Path) -> str:
+    """Write the fingerprint of every kernel that a function calls to a file, and say how many there are.
+
+    Args:
+        call: the function and its arguments, which are copied.
+        name: what the file calls it.
+        options: ``device``, ``seed``, ``deterministic`` (empty: the level in force), ``threads`` and ``tracer`` are
+            used.
+        path: the file; one that is there is written anew.
+
+    Raises:
+        HashbenchError: an argument cannot be copied, no kernel has a fingerprint, or the file cannot be written.
+    """
+    collected = collected_kernels(call, options)
+    level = options.deterministic or settings()["deterministic_algorithms"]
+    model = fingerprint_from(collected, ModelSpec(SUITE, name), replace(options, mode=""), level=level)
+    if not model.kernels:
+        left_out = ", ".join(model.left_out) or "it calls none"
+        raise HashbenchError("no kernel has a fingerprint", consequence=f"nothing was written ({left_out})")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    document.write(path, Fingerprints(_environment(options, model.threads), (model,)))
+    return f"{count(len(model.kernels), 'kernel')}, {path.stat().st_size} bytes"
+
+
+def changed_kernels(
+    call: FunctionCall, name: str, options: RunOptions, path: Path, *, keep: Callable[[str], str]
+) -> str:
+    """Five lines on the kernels of a function that are not as recorded in a file; empty where all are. Kernels run in
+    this process, with as many threads as when they were recorded unless ``options.threads`` says.
+
+    Args:
+        call: the function and its arguments, which are copied.
+        name: what the file calls it.
+        options: as in :func:`record_function`.
+        path: the file.
+        keep: called with the whole list where kernels changed; returns where it is kept.
+
+    Raises:
+        HashbenchError: the file cannot be used or is of another function, or an argument cannot be copied.
+    """
+    chosen = Request(str(path), only=(name,)).chosen(document.read(path))
+    (model,) = (model for model in chosen.models if model.name == name)
+    if model.device != options.device:
+        devices = f"it was recorded on {model.device}, and this runs on {options.device}"
+        raise HashbenchError(f"cannot compare with {path}", consequence=devices)
+    threads = options.threads or model.threads
+    verification = summary(chosen, list(checking.check(chosen, threads=threads)))
+    left_out = {op for ops in model.left_out.values() for op in ops}
+    here = {kernel.signature(): kernel for kernel in collected_kernels(call, options).kernels}
+    recorded = {kernel.signature(): kernel for kernel in model.kernels}
+    new = [kernel for key, kernel in here.items() if key not in recorded and kernel.op not in left_out]
+    gone = [kernel for key, kernel in recorded.items() if key not in here]
+    if not (verification.changed or verification.not_run or new or gone):
+        return ""
+    environment = _environment(options, threads)
+    told = verified_text(verification, recorded=chosen.environment, here=environment)
+    return five_lines(
+        name,
+        path.name,
+        verification,
+        new=new,
+        gone=gone,
+        environments=(chosen.environment, environment),
+        kept=keep(told),
+    )
+
+
+def _environment(options: RunOptions, threads: int) -> dict[str, Any]:
+    """That of this process, with as many threads as kernels have."""
+    environment = collect(options.device, tracer=options.tracer)
+    return {**environment, "threads": {**environment["threads"], "intra_op": threads}}

@@ -24,6 +24,7 @@ from hashbench.check import batch_invariance
 from hashbench.check.batch_invariance import BatchCheck
 from hashbench.check.pair import PairCheck, retried_with_warnings, row_of
 from hashbench.errors import HashbenchError
+from hashbench.fingerprint.calls import KernelCollector
 from hashbench.records import Failure, ModelSpec, Result, Row, RunOptions, TensorDigest, Trace
 from hashbench.run import leaves, outputs
 from hashbench.run.outcome import Outcome, Run, add_result, failure_of
@@ -236,6 +237,25 @@ def check_batches(call: FunctionCall, name: str, options: RunOptions, *, sizes: 
     return row_of(ModelSpec(SUITE, name), options, outcome, seconds=time.perf_counter() - started)
 
 
+def collected_kernels(call: FunctionCall, options: RunOptions) -> KernelCollector:
+    """The kernels that one run of a function calls, on copies of its arguments and from the reset state. Settings and
+    random state of the caller are restored; what the function raises is raised as it is.
+
+    Args:
+        call: the function and its arguments.
+        options: ``seed``, ``deterministic`` (empty: torch's settings as they are), ``threads`` and ``tracer`` are used.
+
+    Raises:
+        HashbenchError: an argument cannot be copied, or the tracer that is asked for cannot be used.
+    """
+    choose(options.tracer)
+    collector = KernelCollector()
+    in_force = deterministic_settings(options.deterministic, threads=options.threads) if options.deterministic else None
+    with preserved(), preserved_rng(), in_force or contextlib.nullcontext():
+        _Runs(call, options, every_op=False, allow_empty=True).collected_by(collector)
+    return collector
+
+
 def _outputs(run: Run) -> dict[str, Any]:
     return {name: value for name, value in run.results.items() if name.partition(".")[0] == "output"}
 
@@ -283,6 +303,11 @@ class _Runs:
                 raise
             except BaseException as error:
                 return failure_of(error, op=self._failed_op)
+
+    def collected_by(self, watcher: TraceCallback) -> None:
+        """A run that ``watcher`` sees; what it raises is for the caller to see."""
+        with contextlib.suppress(leaves.NotComparableError):  # of what it returned, when all has run
+            self._run(watcher=watcher)
 
     def _run(
         self, *, traced: bool = True, diagnosing: bool = False, watcher: TraceCallback | None = None

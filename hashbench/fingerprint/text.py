@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hashbench.fingerprint.document import Fingerprints
+from hashbench.fingerprint.document import Fingerprints, Kernel
 from hashbench.fingerprint.verify import Change, Verification
-from hashbench.text import a_few, count
+from hashbench.text import a_few, count, cut_line, one_line
 
 _MODELS = 3
 """That are named of those that call a kernel."""
@@ -41,6 +41,73 @@ def verified_text(verification: Verification, *, recorded: Mapping[str, Any], he
     if changed:
         lines.append("Differences are the largest of the few elements of each output that are kept.")
     return "\n".join(lines)
+
+
+def five_lines(
+    name: str,
+    file: str,
+    verification: Verification,
+    *,
+    new: Sequence[Kernel],
+    gone: Sequence[Kernel],
+    environments: tuple[Mapping[str, Any], Mapping[str, Any]],
+    kept: str,
+) -> str:
+    """What a test says whose kernels are not as recorded: how many changed since when, every one of them by library and
+    op, the one that changed most, what else is not as it was, and what to do.
+
+    Args:
+        name: of the model.
+        file: of the recording, by its name.
+        verification: what became of the recorded kernels.
+        new: kernels that the model calls, and that were not recorded.
+        gone: recorded kernels that it calls no more.
+        environments: of the recording, and now.
+        kept: where the whole list is.
+    """
+    changed, all_of = verification.changed, count(verification.kernels, "kernel")
+    since = ", ".join(environment_changes(*environments)) or "the environment is the same"
+    largest = max(changed, key=_far, default=None)
+    libraries = [f"{library}: {_ops(members)}" for library, members in by_library(changed).items()]
+    others = [f"{len(kernels)} cannot be run: {reason}" for reason, kernels in sorted(verification.not_run.items())]
+    others += [f"{text} ({_names(kernels)})" for text, kernels in (
+        ("it now calls kernels that were not recorded", new),
+        ("it no longer calls recorded ones", gone),
+    ) if kernels]  # fmt: skip
+    lines = (
+        cut_line(f"{name}: {len(changed)} of {all_of} changed since {file} was recorded ({since})"),
+        one_line(f"changed: {'; '.join(libraries) or 'none'}"),
+        cut_line(f"largest: {_line(largest)}" if largest is not None else "largest: no kernel changed"),
+        cut_line(f"the others: {'; '.join([f'{verification.same} the same', *others])}"),
+        one_line(
+            f"to do: `hashbench fingerprint verify {file} --bisect` tries settings. Where this is meant, record it"
+            f" again with `pytest --hashbench-record`. Each kernel: {kept}"
+        ),
+    )
+    return "\n".join(lines)
+
+
+def _far(change: Change) -> tuple[float, int, int]:
+    distance = change.checked.distance
+    return distance.max_relative or 0.0, distance.max_ulp or 0, distance.differing
+
+
+def _ops(changes: Sequence[Change]) -> str:
+    """The ops of some changes, each with how many of its kernels, and how far the furthest is."""
+    groups: defaultdict[str, list[Change]] = defaultdict(list)
+    for change in changes:
+        groups[change.kernel.op].append(change)
+    return ", ".join(
+        f"{op}{f' x {len(members)}' if len(members) > 1 else ''} ({_how_far(max(members, key=_far))})"
+        for op, members in groups.items()
+    )
+
+
+def _names(kernels: Sequence[Kernel]) -> str:
+    ops: defaultdict[str, int] = defaultdict(int)
+    for kernel in kernels:
+        ops[kernel.op] += 1
+    return a_few([f"{op}{f' x {number}' if number > 1 else ''}" for op, number in ops.items()], 6)
 
 
 def by_library(changed: Sequence[Change]) -> dict[str, list[Change]]:
@@ -75,14 +142,20 @@ def _line(change: Change) -> str:
 def distance_text(change: Change) -> str:
     """How far apart the kept elements are."""
     distance = change.checked.distance
+    if not distance.samples or not distance.differing:
+        return _how_far(change)
+    return f"{_how_far(change)} ({distance.differing} of {distance.samples} kept elements differ)"
+
+
+def _how_far(change: Change) -> str:
+    distance = change.checked.distance
     if not distance.samples:
         return "no elements kept"
     if not distance.differing:
         return f"none of {count(distance.samples, 'kept element')} differs"
     ulp = "" if distance.max_ulp is None else f"{distance.max_ulp} ulp"
     relative = "" if distance.max_relative is None else f"{distance.max_relative:.1e} relative"
-    numbers = ", ".join(filter(None, [ulp, relative])) or "no numbers"
-    return f"{numbers} ({distance.differing} of {distance.samples} kept elements differ)"
+    return ", ".join(filter(None, [ulp, relative])) or "no numbers"
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -1,4 +1,5 @@
-"""The pytest plug-in: ``assert_runs_equal`` and ``@pytest.mark.run_to_run``.
+"""The pytest plug-in: ``assert_runs_equal``, ``@pytest.mark.run_to_run``, ``assert_batch_invariant`` and
+``assert_kernels_unchanged``.
 
 pytest loads this module in every session of every project that has hashbench installed, so it imports nothing but
 pytest; torch and the rest of hashbench are imported by the first test that asks for them.
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from hashbench.records import RunOptions
 
 MARKER = "run_to_run"
-_FIXTURE, _OF_BATCHES = "assert_runs_equal", "assert_batch_invariant"
+_FIXTURE, _OF_BATCHES, _OF_KERNELS = "assert_runs_equal", "assert_batch_invariant", "assert_kernels_unchanged"
+_RECORD, _RECORDED = "--hashbench-record", "hashbench_recorded"
 _MARKERS_OWN = "_hashbench_run_to_run"
 """The same fixture by a name that no conftest.py replaces."""
 _SEED = 1337
@@ -93,6 +95,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="keep traces and repros of differences in DIR, a folder for each test (default: pytest's own temporary "
         "folder)",
     )
+    group.addoption(
+        _RECORD,
+        action="store_true",
+        help=f"have {_OF_KERNELS} write its files, also where they are there, instead of comparing with them",
+    )
     for name, (_, default, _, text) in _INI.items():
         parser.addini(name, f"{text} (default {default:g})", default="")
     parser.addini("hashbench_tracer", f"what records the ops: {', '.join(_TRACERS)} (default auto)", default="")
@@ -127,7 +134,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Have the native tracer compiled where tests will use it, so that none of them waits for that; of several
     processes, one does it."""
     config = session.config
-    uses = any({_FIXTURE, _OF_BATCHES, _MARKERS_OWN} & set(getattr(item, "fixturenames", ())) for item in session.items)
+    fixtures = {_FIXTURE, _OF_BATCHES, _OF_KERNELS, _MARKERS_OWN}
+    uses = any(fixtures & set(getattr(item, "fixturenames", ())) for item in session.items)
     if uses and not config.option.collectonly and _tracer(config) != "python":
         from hashbench.trace.tracer import native_unavailable
 
@@ -186,6 +194,22 @@ def assert_batch_invariant(request: pytest.FixtureRequest, tmp_path_factory: pyt
     return BatchInvariant(RunsEqual(request.node.nodeid, request.config, tmp_path_factory))
 
 
+@pytest.fixture
+def assert_kernels_unchanged(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> KernelsUnchanged:
+    """Call it with a model, its inputs and a file: fails where a kernel gives something else than the file says."""
+    return KernelsUnchanged(request.node, RunsEqual(request.node.nodeid, request.config, tmp_path_factory))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was recorded, also by the workers of pytest-xdist."""
+    for report in terminalreporter.getreports("passed"):
+        for name, what in report.user_properties:
+            if name == _RECORDED:
+                terminalreporter.write_line(f"hashbench: recorded {what}")
+
+
 @pytest.fixture(name=_MARKERS_OWN)
 def _run_to_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunsEqual:
     return RunsEqual(request.node.nodeid, request.config, tmp_path_factory)
@@ -220,8 +244,7 @@ class RunsEqual:
             pytest.fail(f"{taken[0]}= could be meant for the function too: bind it with functools.partial.")
         from hashbench.check.function import FunctionCall
 
-        name = getattr(function, "__qualname__", type(function).__name__).replace("<locals>.", "")
-        return self._examine(FunctionCall.of(function, args, kwargs), name, _options(asked), marked=False)
+        return self._examine(FunctionCall.of(function, args, kwargs), _name_of(function), _options(asked), marked=False)
 
     def marked_test(self, function: Callable[..., Any], fixtures: Mapping[str, Any], options: Options) -> None:
         """Run a marked test function with its fixtures."""
@@ -310,9 +333,8 @@ class BatchInvariant:
         from hashbench.records import BATCH_INVARIANCE
         from hashbench.text import five_lines
 
-        args = [] if isinstance(inputs, Mapping) else inputs if isinstance(inputs, (list, tuple)) else [inputs]
-        call = FunctionCall.of(model, args, inputs if isinstance(inputs, Mapping) else {})
-        name = getattr(model, "__qualname__", type(model).__name__).replace("<locals>.", "")
+        call = FunctionCall.of(model, *_given(inputs))
+        name = _name_of(model)
         options = self._test.run_options(call, _options(asked), mode=BATCH_INVARIANCE)
         batch = batch_of(inputs, None) or 0
         chosen = [size for size in SIZES if size < batch] if sizes is None else [n for n in sizes if n != batch]
@@ -328,7 +350,78 @@ class BatchInvariant:
         pytest.fail(message)
 
 
+class KernelsUnchanged:
+    """``assert_kernels_unchanged(model, inputs, "base.json")`` calls the model with its inputs once to see which
+    kernels it calls, runs each that the file has on the synthetic inputs of ``hashbench fingerprint``, and fails where
+    one gives something else than the file says, or where the model calls other kernels.
+
+    With ``--hashbench-record`` the file is written instead. ``model`` is a module or any function; ``inputs`` are a
+    tuple or list (positional arguments), a mapping (by name) or one tensor. A relative path is one from the folder of
+    the test's file. ``threads`` are torch's; ``None``: as many as when it was recorded. ``name`` is what the file calls
+    the model; ``None``: its class, or the function's name. ``seed``, ``deterministic`` and ``tracer`` are those of
+    :class:`Options`.
+    """
+
+    def __init__(self, item: pytest.Item, test: RunsEqual) -> None:
+        self._item, self._test = item, test
+
+    def __call__(
+        self,
+        model: Callable[..., Any],
+        inputs: Any,
+        file: str | os.PathLike[str],
+        *,
+        threads: int | None = None,
+        name: str | None = None,
+        **asked: Any,
+    ) -> None:
+        __tracebackhide__ = True
+        if not callable(model):
+            pytest.fail(f"{_OF_KERNELS} needs a model to call, not a {type(model).__name__}.")
+        if others := sorted(asked.keys() - {"seed", "deterministic", "tracer"}):
+            pytest.fail(f"{_OF_KERNELS} has no option {others[0]}; it has threads, name, seed, deterministic, tracer")
+        if threads is not None and (type(threads) is not int or threads < 1):
+            pytest.fail(f"threads={threads!r} cannot be used: it must be a whole number from 1 on")
+        from hashbench.check.fingerprint import changed_kernels, record_function
+        from hashbench.check.function import FunctionCall
+        from hashbench.errors import HashbenchError
+
+        call, path = FunctionCall.of(model, *_given(inputs)), self._item.path.parent / file
+        named = name or _name_of(model)
+        options = dataclasses.replace(self._test.run_options(call, _options(asked)), threads=threads)
+        try:
+            if self._item.config.getoption(_RECORD):
+                what = record_function(call, named, options, path)
+                self._item.user_properties.append((_RECORDED, f"{file}: {named}, {what}"))
+                return
+            if not path.exists():
+                message = f"{named}: there is no {file}, so nothing was compared. Record it: `pytest {_RECORD}`."
+            else:
+                message = changed_kernels(call, named, options, path, keep=self._keep)
+        except HashbenchError as error:
+            message = f"{named}: {error}"
+        if message:
+            pytest.fail(message)
+
+    def _keep(self, text: str) -> str:
+        path = self._test.folder / "kernels.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n", encoding="utf-8")
+        return os.path.relpath(path)
+
+
 # ------------------------------------------------------------------------------------------------------- options
+
+
+def _given(inputs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """The arguments of a call whose inputs are a tuple or list, a mapping or one tensor."""
+    if isinstance(inputs, Mapping):
+        return (), inputs
+    return (inputs if isinstance(inputs, (list, tuple)) else [inputs]), {}
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__qualname__", type(function).__name__)).replace("<locals>.", "")
 
 
 def _setting(config: pytest.Config, name: str) -> Any:
