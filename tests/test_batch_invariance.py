@@ -387,11 +387,33 @@ def test_kernels_that_differ_and_are_rounded_away_are_counted():
     assert checked(lambda x: x.relu()).benign == 0
 
 
-def test_a_search_that_fails_leaves_the_status(monkeypatch):
+@pytest.mark.parametrize(
+    ("company", "sizes"),
+    [
+        (lambda x: x * 2, [8, 4, 2, 1, 4, 8]),
+        (lambda x: x - x.mean(0), [8, 4, 4, 8, 8]),  # the last one as far as the kernel
+    ],
+)
+def test_no_run_is_made_that_another_shows(company, sizes):
+    begun, ended = [], []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        begun.append(len(x))
+        found = company(x)
+        ended.append(len(x))
+        return found
+
+    checked(function, options=replace(BATCH, iterations=1))
+    assert begun == sizes
+    assert ended == (sizes if sizes[2] == 2 else sizes[:4])
+
+
+@pytest.mark.parametrize("part", ["compare_rows", "finding_of"])
+def test_a_search_that_fails_leaves_the_status(monkeypatch, part):
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr(batch_invariance, "locate", broken)
+    monkeypatch.setattr(batch_invariance, part, broken)
     row = checked(lambda x: x - x.mean(0))
     assert (row.accuracy, row.cause) == ("fail_batch_invariance_at_4", "unknown")
     assert "looking for the kernel failed: RuntimeError: a fault of ours" in row.because

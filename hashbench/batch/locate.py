@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,64 +27,66 @@ RunAt = Callable[[int, TraceCallback], Run | Failure]
 """Makes one traced run of the first so many items, from the reset state, with a callback around every call."""
 
 
-def compare_rows(
-    run_at: RunAt, company: Company, differing: Sequence[str] | None = None
-) -> tuple[Comparison, ShapeNotes] | Failure:
-    """The two runs compared call by call, and what was noted of the smaller one; or why a run failed. Takes three runs:
-    two of ``company.size`` items, of which the first only notes shapes, and one of the whole batch.
+@dataclass(frozen=True, slots=True)
+class PlainRuns:
+    """What two runs without row digests showed: the traces of both, and the shapes at the calls of the reference."""
 
-    ``differing`` are the names of the results that differ, as the trace has them. Default: those whose first dimension
-    has as many items as the run, and whose rows are not equal.
-    """
-    noted = ShapeNotes()
-    first = run_at(company.size, noted)
-    if isinstance(first, Failure):
-        return first
-    made = _row_runs(run_at, company, noted.shapes, {})
-    if isinstance(made, Failure):
-        return made
-    whole, part = made
-    counterparts = _counterparts(whole.trace, part.trace)
-    if any(here != there for here, there in counterparts.items()):
-        again = _row_runs(run_at, company, noted.shapes, counterparts)
-        if isinstance(again, Failure):
-            return again
-        whole, part = again
-    names = differing_results(whole.results, part.results, company) if differing is None else tuple(differing)
-    return Comparison(company, whole.rows, part.rows, counterparts, names), noted
+    reference: Trace
+    other: Trace
+    shapes: NodeShapes
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
-    rows: RowRun
-    results: Mapping[str, Any]
+class RowsCompared:
+    """Two runs compared call by call. ``runs`` are those that were made for it with row digests, the reference first;
+    ``numbers`` the whole numbers that each call of the smaller one was given."""
 
-    @property
-    def trace(self) -> Trace:
-        return self.rows.trace
+    comparison: Comparison
+    runs: tuple[Run, Run]
+    numbers: Mapping[str, tuple[int | None, ...]]
 
 
-def _row_runs(
-    run_at: RunAt, company: Company, shapes: NodeShapes, counterparts: Mapping[str, str]
-) -> tuple[_Made, _Made] | Failure:
-    """The reference and the smaller run with row digests. ``counterparts`` are the ids in the reference of records that
-    have others there."""
-    expected = {there: shapes[here] for here, there in counterparts.items() if here in shapes}
-    reference = RowDigests(company, expected if counterparts else shapes, reference=True)
-    whole = run_at(company.batch, reference)
-    if isinstance(whole, Failure):
-        return whole
-    seen = {here: reference.shapes[there] for here, there in counterparts.items() if there in reference.shapes}
-    other = RowDigests(company, seen if counterparts else reference.shapes, reference=False)
+def compare_rows(
+    run_at: RunAt, company: Company, differing: Sequence[str] = (), *, plain: PlainRuns | None = None
+) -> RowsCompared | Failure:
+    """Compare two runs call by call; or say why a run failed. Makes a run of each size with row digests.
+
+    Args:
+        run_at: makes one traced run of so many items; the results of its trace are the outputs.
+        company: the items of the reference, and of the run whose outputs may differ from it.
+        differing: the names of the results that differ, as the trace has them.
+        plain: what runs that were made before showed; ``None``: both are made.
+    """
+    known = plain if plain is not None else _plain_runs(run_at, company)
+    if isinstance(known, Failure):
+        return known
+    counterparts = _counterparts(known.reference, known.other)
+    there = {node: known.shapes[twin] for node, twin in counterparts.items() if twin in known.shapes}
+    other = RowDigests(company, there, reference=False)
     part = run_at(company.size, other)
     if isinstance(part, Failure):
         return part
+    here = {twin: other.shapes[node] for node, twin in counterparts.items() if node in other.shapes}
+    reference = RowDigests(company, here, reference=True)
+    whole = run_at(company.batch, reference)
+    if isinstance(whole, Failure):
+        return whole
     assert whole.trace is not None, "rows are digested in traced runs"
     assert part.trace is not None, "rows are digested in traced runs"
-    return (
-        _Made(RowRun(whole.trace, reference.calls), whole.results),
-        _Made(RowRun(part.trace, other.calls), part.results),
-    )
+    rows = RowRun(whole.trace, reference.calls), RowRun(part.trace, other.calls)
+    return RowsCompared(Comparison(company, *rows, counterparts, tuple(differing)), (whole, part), other.numbers)
+
+
+def _plain_runs(run_at: RunAt, company: Company) -> PlainRuns | Failure:
+    noted = ShapeNotes()
+    runs = []
+    for size, callback in ((company.batch, noted), (company.size, TraceCallback())):
+        run = run_at(size, callback)
+        if isinstance(run, Failure):
+            return run
+        assert run.trace is not None, "runs are traced"
+        runs.append(run.trace)
+    return PlainRuns(runs[0], runs[1], noted.shapes)
 
 
 def _counterparts(reference: Trace, other: Trace) -> Mapping[str, str]:
@@ -92,52 +95,13 @@ def _counterparts(reference: Trace, other: Trace) -> Mapping[str, str]:
     return {other.records[a].id: reference.records[b].id for a, b in pairs if a is not None and b is not None}
 
 
-def differing_results(reference: Mapping[str, Any], other: Mapping[str, Any], company: Company) -> tuple[str, ...]:
-    """The names of the tensors whose first dimension has as many items as the run, and whose items are not equal."""
-    return tuple(
-        name
-        for name, value in other.items()
-        if isinstance(value, torch.Tensor)
-        and value.shape[:1] == (company.size,)
-        and not outputs.bitwise_equal(_first_items(reference.get(name), company), value)
-    )
-
-
-def _first_items(value: Any, company: Company) -> Any:
-    if not isinstance(value, torch.Tensor) or value.shape[:1] != (company.batch,):
-        return None
-    return value[company.first : company.first + company.size]
-
-
-def benign_records(run_at: RunAt, *, batch: int, size: int) -> tuple[str, ...] | Failure:
-    """The ids of the records in which a difference entered between a run of ``batch`` items and one of ``size``, of a
-    model whose outputs are equal; or why a run failed."""
-    compared = compare_rows(run_at, Company(batch, size), ())
-    return compared if isinstance(compared, Failure) else compared[0].benign
-
-
-def locate(
-    run_at: RunAt, *, batch: int, size: int, differing: Sequence[str] | None = None, first: int = 0
-) -> BatchFinding | Failure:
-    """Where an item's result came to depend on its batch; or why a run failed.
-
-    Takes a run of ``size`` items that notes shapes, one of each size with row digests, and one of the whole batch in
-    which the kernel's call is captured.
-
-    Args:
-        run_at: makes one traced run of so many items; the results of its trace are the outputs.
-        batch, size: items of the reference and of the run whose outputs differ from it.
-        differing: names of the outputs that differ; see :func:`compare_rows`.
-        first: the item of the reference with which the smaller run begins.
-    """
-    company = Company(batch, size, first)
-    compared = compare_rows(run_at, company, differing)
-    if isinstance(compared, Failure):
-        return compared
-    comparison, noted = compared
+def finding_of(run_at: RunAt, compared: RowsCompared) -> BatchFinding | Failure:
+    """Where an item's result came to depend on its batch; or why a run failed. Makes the run of the whole batch as far
+    as the kernel's call, which is captured."""
+    comparison, company = compared.comparison, compared.comparison.company
     finding = BatchFinding(
-        size,
-        batch,
+        company.size,
+        company.batch,
         sources=comparison.sources,
         benign=comparison.benign,
         not_attributable=len(comparison.not_attributable),
@@ -148,11 +112,22 @@ def locate(
         return finding
     node = comparison.sources[0]
     there = comparison.judged[node].reference
-    captured = _Capture(there or node)
-    run = run_at(batch if there else size, captured)
-    if isinstance(run, Failure):
-        return run
-    return _described(finding, comparison, node, noted, captured, run_at)
+    captured = _captured(run_at, company.batch if there else company.size, there or node)
+    return captured if isinstance(captured, Failure) else _described(finding, compared, node, captured, run_at)
+
+
+class _HasCall(BaseException):
+    """Ends a run whose call is captured; nothing in a model that handles errors stops it."""
+
+
+def _captured(run_at: RunAt, size: int, node: str) -> _Capture | Failure:
+    """The call in a run of so many items, which goes on no further; or why the run failed before."""
+    captured, run = _Capture(node), None
+    with contextlib.suppress(_HasCall):
+        run = run_at(size, captured)
+    if captured.done:
+        return captured
+    return run if isinstance(run, Failure) else Failure(f"a further run of {size} items does not call {node}")
 
 
 class _Capture(TraceCallback):
@@ -167,6 +142,7 @@ class _Capture(TraceCallback):
         self.settings: Mapping[str, str] = {}
         self.numbers: tuple[int | None, ...] = ()
         self.line = ""
+        self.done = False
         self._node = node
 
     def before(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -184,12 +160,15 @@ class _Capture(TraceCallback):
             left = left_by(func, args, kwargs, output)
             self.written = [written.index(id(tensor)) if id(tensor) in written else None for tensor in left]
             self.left = [copied(tensor) for tensor in left]
+            self.done = True
+            raise _HasCall
 
 
 def _described(
-    finding: BatchFinding, comparison: Comparison, node: str, noted: ShapeNotes, captured: _Capture, run_at: RunAt
+    finding: BatchFinding, compared: RowsCompared, node: str, captured: _Capture, run_at: RunAt
 ) -> BatchFinding:
     """The finding with all that the captured call tells."""
+    comparison = compared.comparison
     judged, company = comparison.judged[node], comparison.company
     record = next(record for record in comparison.other.trace.records if record.id == node)
     finding = replace(
@@ -202,12 +181,11 @@ def _described(
     )
     if not judged.reference:
         return finding
-    call, why = _item_call(comparison, judged, noted.numbers.get(node, ()), captured)
+    call, why = _item_call(comparison, judged, compared.numbers.get(node, ()), captured)
     difference = _isolated_difference(call, captured, company) if call is not None else None
     if difference is None:
-        there = _Capture(node)
-        run = run_at(company.size, there)
-        difference = None if isinstance(run, Failure) else _difference(judged, captured, there.left, company)
+        here = _captured(run_at, company.size, node)
+        difference = None if isinstance(here, Failure) else _difference(judged, captured, here.left, company)
     return replace(
         finding,
         reference_shapes=_shapes(comparison.reference, judged.reference),

@@ -27,16 +27,14 @@ NodeShapes = Mapping[str, Mapping[str, Shape]]
 
 
 class ShapeNotes(TraceCallback):
-    """Notes the shapes that every call read and wrote, and its whole numbers."""
+    """Notes the shapes that every call read and wrote."""
 
     def __init__(self) -> None:
         self.shapes: dict[str, dict[str, Shape]] = {}
-        self.numbers: dict[str, tuple[int | None, ...]] = {}
 
     def before(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Note what is read before the call may change it."""
         self.shapes[node] = {path: tuple(tensor.shape) for path, tensor in named_arguments(args, kwargs)}
-        self.numbers[node] = whole_numbers(args, kwargs)
 
     def after(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
         """Note what was written."""
@@ -64,7 +62,7 @@ def written_by(plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any], out
 
 class RowDigests(TraceCallback):
     """Keeps, for every call, the digests of the rows of all that it read and wrote (``calls``, by the id of its
-    record), and the shapes (``shapes``).
+    record), the shapes (``shapes``), and the whole numbers that it was given (``numbers``, of the smaller run).
 
     Args:
         company: the sizes of the two runs.
@@ -75,6 +73,7 @@ class RowDigests(TraceCallback):
     def __init__(self, company: Company, others: NodeShapes, *, reference: bool) -> None:
         self.calls: dict[str, CallRows] = {}
         self.shapes: dict[str, dict[str, Shape]] = {}
+        self.numbers: dict[str, tuple[int | None, ...]] = {}
         self._company, self._others, self._reference = company, others, reference
         self._cuts: dict[tuple[Shape, Shape], Cut | None] = {}
         self._read: dict[str, tuple[tuple[str, TensorRows], ...]] = {}
@@ -95,6 +94,8 @@ class RowDigests(TraceCallback):
         plan = plan_of(func)
         if plan.pattern is Pattern.VIEW:
             return
+        if not self._reference:
+            self.numbers[node] = whole_numbers(args, kwargs)
         shapes = self._others.get(node, {})
         self._read[node] = tuple(
             (path, self._rows(tensor, shapes.get(path))) for path, tensor in named_arguments(args, kwargs)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,12 +16,14 @@ from hashbench.batch.cause import decide
 from hashbench.batch.experiments import diagnose_item_call
 from hashbench.batch.finding import BatchFinding
 from hashbench.batch.item_call import ItemCall
-from hashbench.batch.locate import benign_records, locate
+from hashbench.batch.layout import Company
+from hashbench.batch.locate import PlainRuns, RowsCompared, compare_rows, finding_of
 from hashbench.batch.repro import run_item_repro, write_item_repro
+from hashbench.batch.rows import ShapeNotes
 from hashbench.catalog import Confidence, Origin, Status
 from hashbench.check.pair import keep_draft, with_facts
 from hashbench.errors import HashbenchError, named_line
-from hashbench.processes import tell_phase
+from hashbench.processes import older_objects_uncollected, tell_phase
 from hashbench.records import (
     Decision,
     Diagnosis,
@@ -45,9 +48,7 @@ class RunAt(Protocol):
     """Makes one run of the first ``size`` items from the reset state; see
     :class:`~hashbench.run.outcome.Attempt`."""
 
-    def __call__(
-        self, size: int, *, traced: bool = True, diagnosing: bool = False, watcher: TraceCallback | None = None
-    ) -> Run | Failure: ...
+    def __call__(self, size: int, *, watcher: TraceCallback | None = None) -> Run | Failure: ...
 
 
 REPRO_SECONDS = 60.0
@@ -184,12 +185,18 @@ class BatchCheck:
 
     def run(self) -> Outcome:
         """The outcome: the largest smaller batch whose items differ, if any."""
+        with older_objects_uncollected():
+            return self._checked()
+
+    def _checked(self) -> Outcome:
         outcome = Outcome(Status.PASS, self.level, iterations=self.iterations, batch=BatchFacts(self.batch))
-        reference = self._run(self.batch)
+        noted = ShapeNotes()
+        reference = self._run(self.batch, noted)
         if isinstance(reference, Failure):
             return replace(outcome, accuracy=_failed(reference, Status.REFERENCE_FAIL), failure=reference)
         outcome = replace(with_facts(outcome, reference), tracer=reference.tracer)
         known, left_out, compared = self.outputs(reference), dict.fromkeys(outcome.not_compared), 0
+        largest: tuple[int, Run] | None = None
         for size in self.sizes or halves(self.batch):
             small = self._run(size)
             if isinstance(small, Failure):
@@ -209,49 +216,46 @@ class BatchCheck:
                 batch=BatchFacts(self.batch, sizes),
             )
             if found.difference is not None:
-                outcome = self._differs(outcome, reference, small, size, found.difference)
-                return outcome if outcome.difference is None else self._explained(outcome, reference, small)
-        if not compared:
+                return self._differs(outcome, reference, small, noted, found.difference)
+            largest = max(largest, (size, small), key=itemgetter(0)) if largest is not None else (size, small)
+        if not compared or largest is None:
             return _skipped(outcome, f"no output has the batch of {self.batch} as its first dimension")
-        return self._with_benign(outcome)
-
-    def _differs(self, outcome: Outcome, reference: Run, small: Run, size: int, difference: Any) -> Outcome:
-        """What it means that a batch of ``size`` differs: nothing where two runs of one size differ."""
-        for run, items in ((reference, self.batch), (small, size)):
-            for _ in range(self.runs - 1):
-                again = self._run(items)
-                if isinstance(again, Failure):
-                    return _skipped(outcome, f"a further run of {items} items failed: {again.error}")
-                outcome = replace(outcome, runs=outcome.runs + 1)
-                pair = self.outputs(run), self.outputs(again)
-                if compare_items(*pair, batch=items, size=items).difference is not None:
-                    return _skipped(
-                        outcome,
-                        f"two runs of the same {items} items differ, so that the batch cannot be blamed: sweep it "
-                        "without --batch-invariant",
-                    )
-        kept = (reference, small) if self.options.keep_traces else ()
-        traces = tuple(run.trace for run in kept if run.trace is not None)
-        return replace(outcome, accuracy=Status.BATCH_DIFFERS.at(size), difference=difference, traces=traces)
+        return self._with_benign(outcome, largest[0], _plain_runs(reference, largest[1], noted))
 
     # ---------------------------------------------------------------------------------------- which kernel, and why
 
-    def _explained(self, outcome: Outcome, reference: Run, small: Run) -> Outcome:
-        """The outcome with the kernel by which items came to depend on the batch, and the cause. What goes wrong with
-        the search for it is part of the outcome. The first iteration in which an output differs is looked at, too.
+    def _differs(self, outcome: Outcome, reference: Run, small: Run, noted: ShapeNotes, difference: Any) -> Outcome:
+        """What it means that a smaller batch differs: nothing where two runs of one size differ, else there is a
+        kernel, and a cause. What goes wrong with the search for it is part of the outcome. The first iteration in which
+        an output differs is looked at, too.
 
         Raises:
             OSError: the results folder cannot be written to, which ends a sweep.
         """
-        assert outcome.difference is not None
         assert outcome.batch is not None
         size = outcome.batch.sizes[-1]
-        names = differing_earlier(outcome.difference.names, reference, small, batch=self.batch, size=size)
+        names = differing_earlier(difference.names, reference, small, batch=self.batch, size=size)
+        tell_phase("looking for the kernel")
+        rows: RowsCompared | Failure
+        try:
+            plain = _plain_runs(reference, small, noted)
+            rows = compare_rows(self._watched, Company(self.batch, size), names, plain=plain)
+        except Exception as error:
+            log_error("comparing what kernels left failed")
+            rows = Failure(f"looking for the kernel failed: {named_line(error)}")
+        again = () if isinstance(rows, Failure) else rows.runs
+        outcome, why_not = self._repeated(outcome, ((reference, self.batch), (small, size)), again)
+        if why_not:
+            return _skipped(outcome, why_not)
+        kept = (reference, small) if self.options.keep_traces else ()
+        traces = tuple(run.trace for run in kept if run.trace is not None)
+        outcome = replace(outcome, accuracy=Status.BATCH_DIFFERS.at(size), difference=difference, traces=traces)
         if self.spec is not None:
             keep_draft(self.spec, self.options, outcome)
-        tell_phase("looking for the kernel")
+        if isinstance(rows, Failure):
+            return _unexplained(outcome, rows.error)
         try:
-            found = locate(self._watched, batch=self.batch, size=size, differing=names)
+            found = finding_of(self._watched, rows)
             if isinstance(found, Failure):
                 return _unexplained(outcome, f"a further run failed: {found.error}")
             outcome = with_finding(outcome, found, reference.trace)
@@ -261,6 +265,23 @@ class BatchCheck:
         except Exception as error:
             log_error("looking for the kernel failed")
             return _unexplained(outcome, f"looking for the kernel failed: {named_line(error)}")
+
+    def _repeated(self, outcome: Outcome, runs: Sequence[tuple[Run, int]], again: Sequence[Run]) -> tuple[Outcome, str]:
+        """The outcome, with the runs that were made in it, and why no batch can be blamed: runs of one size differ, or
+        fail. ``again`` are further runs that were made anyhow, one of each size."""
+        for place, (first, items) in enumerate(runs):
+            for number in range(self.runs - 1):
+                further = again[place] if again and not number else self._run(items)
+                if isinstance(further, Failure):
+                    return outcome, f"a further run of {items} items failed: {further.error}"
+                outcome = replace(outcome, runs=outcome.runs + 1)
+                pair = self.outputs(first), self.outputs(further)
+                if compare_items(*pair, batch=items, size=items).difference is not None:
+                    return outcome, (
+                        f"two runs of the same {items} items differ, so that the batch cannot be blamed: sweep it "
+                        "without --batch-invariant"
+                    )
+        return outcome, ""
 
     def _diagnosed(self, outcome: Outcome, found: BatchFinding) -> Outcome:
         """The outcome with the cause, where there is a budget to look for it."""
@@ -292,22 +313,28 @@ class BatchCheck:
         tell_phase("running the repro")
         return replace(diagnosis, repro=name, reproduced=run_item_repro(folder, timeout=REPRO_SECONDS))
 
-    def _with_benign(self, outcome: Outcome) -> Outcome:
+    def _with_benign(self, outcome: Outcome, size: int, plain: PlainRuns) -> Outcome:
         """The outcome of a model whose outputs agree, with the kernels that differ without reaching one."""
         tell_phase("kernels that differ")
         try:
-            differing = benign_records(self._watched, batch=self.batch, size=self.batch // 2)
+            rows = compare_rows(self._watched, Company(self.batch, size), plain=plain)
         except Exception:
             log_error("comparing what kernels left failed")
             return outcome
-        return outcome if isinstance(differing, Failure) else replace(outcome, benign=differing)
+        return outcome if isinstance(rows, Failure) else replace(outcome, benign=rows.comparison.benign)
 
     def _watched(self, size: int, watcher: TraceCallback) -> Run | Failure:
         return self.run_at(size, watcher=watcher)
 
-    def _run(self, size: int) -> Run | Failure:
+    def _run(self, size: int, watcher: TraceCallback | None = None) -> Run | Failure:
         tell_phase(f"a batch of {size}")
-        return self.run_at(size)
+        return self.run_at(size, watcher=watcher)
+
+
+def _plain_runs(reference: Run, small: Run, noted: ShapeNotes) -> PlainRuns:
+    assert reference.trace is not None, "runs are traced"
+    assert small.trace is not None, "runs are traced"
+    return PlainRuns(reference.trace, small.trace, noted.shapes)
 
 
 def _failed(failure: Failure, otherwise: str) -> str:

@@ -208,13 +208,16 @@ def check_batches(call: FunctionCall, name: str, options: RunOptions, *, sizes: 
     if why_not or batch is None:
         raise HashbenchError("no smaller batch can be run", consequence=why_not, tip="Give tensors with one batch.")
 
-    def run_at(size: int, **more: Any) -> Run | Failure:
+    compared: set[int] = set()
+
+    def run_at(size: int, *, watcher: TraceCallback | None = None) -> Run | Failure:
         args, kwargs = batch_invariance.first_items(given, size, batch)
         runs = _Runs(FunctionCall(call.function, tuple(args), kwargs), options, every_op=False, allow_empty=True)
-        if more:
-            return runs.further(**more)
+        if size in compared:
+            return runs.further(watcher=watcher)
+        compared.add(size)
         try:
-            return runs.compared(1)
+            return runs.compared(1, watcher=watcher)
         except Exception as error:
             error.add_note(f"(hashbench: with {size} of {batch} items)")
             raise
@@ -269,10 +272,10 @@ class _Runs:
         self.first_value: Any = None
         self._failed_op = ""
 
-    def compared(self, number: int) -> Run | Failure:
+    def compared(self, number: int, *, watcher: TraceCallback | None = None) -> Run | Failure:
         """One of the runs that are compared: what it raises is for the caller to see."""
         try:
-            run, value = self._run()
+            run, value = self._run(watcher=watcher)
             if number == 1 and value is None and not self.allow_empty:
                 _require_ops(run)
         except leaves.NotComparableError as error:

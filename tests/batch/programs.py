@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from hashbench.batch.locate import RunAt
+from hashbench.batch.layout import Company
+from hashbench.batch.locate import RowsCompared, RunAt, compare_rows
+from hashbench.check.batch_invariance import compare_items
 from hashbench.records import Failure
 from hashbench.run import leaves
 from hashbench.run.outcome import Run, add_result
@@ -95,6 +98,16 @@ def runner(
         return Run(trace.finish(), results)
 
     return run_at
+
+
+def compared_runs(run_at: RunAt, company: Company) -> RowsCompared:
+    """Two runs compared call by call; what differs are outputs whose first dimension is the batch."""
+    found = compare_rows(run_at, company)
+    assert not isinstance(found, Failure)
+    whole, part = (run.results for run in found.runs)
+    difference = compare_items(whole, part, batch=company.batch, size=company.size).difference
+    names = () if difference is None else difference.names
+    return replace(found, comparison=replace(found.comparison, differing=names))
 
 
 Plant = Callable[[torch.Tensor], torch.Tensor]

@@ -8,13 +8,24 @@ from typing import Any
 
 import pytest
 import torch
-from programs import PLANTED, SEGMENTS, Program, Segment, plant, random_inputs, random_program, runner, wrong_experts
+from programs import (
+    PLANTED,
+    SEGMENTS,
+    Program,
+    Segment,
+    compared_runs,
+    plant,
+    random_inputs,
+    random_program,
+    runner,
+    wrong_experts,
+)
 from torch import nn
 from torch.nn import functional
 
 from hashbench.batch.finding import BatchFinding, Comparison, Guilt, RowDifference
 from hashbench.batch.layout import Company, ItemAxis
-from hashbench.batch.locate import benign_records, compare_rows, locate
+from hashbench.batch.locate import compare_rows, finding_of
 from hashbench.records import Failure, op_of
 
 BATCH, SIZE = 8, 3
@@ -25,15 +36,15 @@ def compared(
 ) -> Comparison:
     """Two runs of a function of an input of shape (batch, 4, 8)."""
     inputs = random_inputs(3, batch)
-    found = compare_rows(runner(function, inputs, batch=batch, above=above, tracer=tracer), Company(batch, size))
-    assert not isinstance(found, Failure)
-    return found[0]
+    run_at = runner(function, inputs, batch=batch, above=above, tracer=tracer)
+    return compared_runs(run_at, Company(batch, size)).comparison
 
 
 def located(function: Callable[..., Any], *, above: int = SIZE, tracer: str = "auto") -> BatchFinding:
     """What is found of a function whose planted op adds where the batch is larger than ``above``."""
     inputs = random_inputs(3, BATCH)
-    found = locate(runner(function, inputs, batch=BATCH, above=above, tracer=tracer), batch=BATCH, size=SIZE)
+    run_at = runner(function, inputs, batch=BATCH, above=above, tracer=tracer)
+    found = finding_of(run_at, compared_runs(run_at, Company(BATCH, SIZE)))
     assert isinstance(found, BatchFinding)
     return found
 
@@ -187,14 +198,17 @@ def test_other_sources_are_named_and_what_reaches_no_output_is_benign() -> None:
 def test_only_the_outputs_that_are_named_are_explained() -> None:
     inputs = random_inputs(3, BATCH)
     run_at = runner(lambda x: (plant(x * 2), plant(x * 3)), inputs, batch=BATCH, above=SIZE)
-    found = locate(run_at, batch=BATCH, size=SIZE, differing=["output.1"])
+    rows = compare_rows(run_at, Company(BATCH, SIZE), ["output.1"])
+    assert not isinstance(rows, Failure)
+    found = finding_of(run_at, rows)
     assert isinstance(found, BatchFinding)
     assert (found.record, len(found.sources), len(found.benign)) == (f"forward.0//{PLANTED}#1", 1, 1)
 
 
 def test_kernels_that_are_rounded_away_are_benign() -> None:
     run_at = runner(lambda x: plant(x).clamp(max=-9), random_inputs(3, BATCH), batch=BATCH, above=SIZE)
-    assert benign_records(run_at, batch=BATCH, size=SIZE) == (f"forward.0//{PLANTED}#0",)
+    found = compared_runs(run_at, Company(BATCH, SIZE)).comparison
+    assert (found.differing, found.benign) == ((), (f"forward.0//{PLANTED}#0",))
 
 
 def test_a_loss_over_the_batch_that_nothing_reads_is_not_named() -> None:
@@ -233,7 +247,7 @@ def test_rows_sorted_by_expert_and_put_back_are_not_blamed_for_a_kernel_behind_t
 
 def test_a_failing_run_is_said() -> None:
     failure = Failure("no memory")
-    assert locate(lambda *_: failure, batch=8, size=4) is failure
+    assert compare_rows(lambda *_: failure, Company(8, 4)) is failure
 
 
 # --------------------------------------------------------------------------------------------------- real layers

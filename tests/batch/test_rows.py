@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from programs import random_inputs, runner
+from programs import compared_runs, random_inputs, runner
 
 from hashbench.batch.finding import Agreement, Match, TensorRows, match
 from hashbench.batch.layout import WHOLE, Company, Cut, ItemAxis
-from hashbench.batch.locate import compare_rows
 from hashbench.batch.rows import RowDigests, ShapeNotes, row_digests
 from hashbench.records import Failure
 
@@ -168,9 +167,7 @@ def test_loops_that_call_an_op_as_often_as_there_are_items_are_compared_by_conte
         doubled = [item * 2 for item in x.unbind()]
         return torch.stack([item * 3 for item in doubled])
 
-    found = compare_rows(runner(function, random_inputs(0, 8), batch=8), COMPANY)
-    assert not isinstance(found, Failure)
-    assert found[0].not_attributable == ()
-    assert found[0].differing == ()
-    references = [found[0].judged[f"forward.0//aten.mul.Tensor#{number}"].reference for number in (4, 7)]
+    found = compared_runs(runner(function, random_inputs(0, 8), batch=8), COMPANY).comparison
+    assert (found.not_attributable, found.differing) == ((), ())
+    references = [found.judged[f"forward.0//aten.mul.Tensor#{number}"].reference for number in (4, 7)]
     assert references == ["forward.0//aten.mul.Tensor#8", "forward.0//aten.mul.Tensor#11"]
