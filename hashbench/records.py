@@ -383,6 +383,8 @@ class ExperimentResult:
     def __post_init__(self) -> None:
         if not 0 <= self.differing <= self.trials:
             raise ValueError(f"{self.differing} of {self.trials} is not a count of outcomes that differ")
+        if not self.trials and not self.note:
+            object.__setattr__(self, "note", "nothing to compare")
 
     @property
     def place(self) -> str:

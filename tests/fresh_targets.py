@@ -32,7 +32,7 @@ class Runner:
     def __init__(self, options: RunOptions) -> None:
         self.options = options
 
-    def traces_of(self, spec: ModelSpec, *, level: str, runs: int) -> list[Trace | Failure]:
+    def traces_of(self, spec: ModelSpec, *, level: str, runs: int, threads: int | None = None) -> list[Trace | Failure]:  # noqa: ARG002
         behaviour = getattr(self, spec.arguments["do"])
         return [behaviour(spec, level, number) for number in range(runs)]
 

@@ -221,7 +221,12 @@ class Ordered(nn.Module):
 def model(kind):
     return Ordered(kind), (torch.randn(2, 8),)
 
-MODELS = {"by_hash": lambda: model(set), "by_hash_twin": lambda: model(list)}
+def built_by_threads():
+    layer = nn.Linear(8, 8)
+    nn.init.constant_(layer.weight, float(torch.get_num_threads()))
+    return layer, (torch.randn(2, 8),)
+
+MODELS = {"by_hash": lambda: model(set), "by_hash_twin": lambda: model(list), "of_threads": built_by_threads}
 """
 
 
@@ -232,10 +237,11 @@ def test_a_set_of_texts_is_found_in_another_process(tmp_path: Path) -> None:
     command = ["sweep", "--suite", str(zoo), "--inference", "--stress", "--strict", "--jobs", "2"]
     command += ["--diagnose-budget", "60", "--output", str(folder)]
     assert cli.main(command) == 1
-    found, twin = read_rows(folder / "accuracy.csv")
+    found, twin, built = read_rows(folder / "accuracy.csv")
     assert (found.accuracy, found.latent, found.latent_cause) == ("pass", "process", "call_order")
-    assert (twin.accuracy, twin.latent) == ("pass", "")
-    assert "process 0/1" in twin.stressed
+    for clean in (twin, built):
+        assert (clean.accuracy, clean.latent) == ("pass", "")
+        assert "process 0/1" in clean.stressed
     (lost,) = (folder / "rows").glob("*by_hash_twin.json")
     lost.unlink()
     assert cli.main([*command, "--resume"]) == 1
@@ -252,7 +258,7 @@ def test_on_a_cluster_the_same_is_found(tmp_path: Path) -> None:
     zoo.write_text(STRINGS)
     command = ["sweep", "--suite", str(zoo), "--inference", "--stress", "--diagnose-budget", "0", "--jobs", "1"]
     assert cli.main([*command, "--executor", "ray", "--output", str(folder)]) == 0
-    found, twin = read_rows(folder / "accuracy.csv")
+    found, twin, _ = read_rows(folder / "accuracy.csv")
     assert (found.latent, found.latent_kernel, twin.latent) == ("process", "aten.addmm.default", "")
     assert "process 0/1" in twin.stressed
 

@@ -122,12 +122,13 @@ class BenchmarkRunner:
                 loading_seconds=time.perf_counter() - began,
             )
 
-    def traces_of(self, spec: ModelSpec, *, level: str, runs: int) -> list[Trace | Failure]:
+    def traces_of(self, spec: ModelSpec, *, level: str, runs: int, threads: int | None = None) -> list[Trace | Failure]:
         """Build the model and make ``runs`` traced runs, as :meth:`run_model` would with deterministic level ``level``,
-        and nothing else: what a fresh process does for an experiment."""
+        and nothing else: what a fresh process does for an experiment. The runs have as many ``threads``, where they are
+        given, and the model is built without them: what initializes it may give something else with other threads."""
         with preserved_rng(), deterministic_settings(level, threads=self.options.threads), self.pick_grad():
             workload = self.prepare(self.load_model(spec))
-            return traces_of(self._preparing(workload, spec.optimizer), self.options, runs=runs)
+            return traces_of(self._preparing(workload, spec.optimizer), self.options, runs=runs, threads=threads)
 
     def watched_run(self, spec: ModelSpec, watcher: TraceCallback, *, level: str) -> Run | Failure:
         """Build the model and make one traced run of which ``watcher`` sees every call."""

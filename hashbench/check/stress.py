@@ -193,13 +193,14 @@ class Stress:
             return None
         tell_phase("stress: a fresh process")
         fresh = fresh_process.fresh_traces(
-            self.spec,
-            replace(self.options, tracer=self._trace(self.first).tracer, threads=threads),
+            self.spec,  # built with as many threads as the model of this process
+            replace(self.options, tracer=self._trace(self.first).tracer, threads=torch.get_num_threads()),
             level=self.level,
             processes=1,
             runs=1,
             fixed_order=False,
             timeout=PROCESS_SECONDS,
+            threads=threads,
             target=self.target,
         )
         if fresh.processes:

@@ -85,6 +85,7 @@ class _Task:
     runs: int
     target: str
     path: tuple[str, ...]
+    threads: int | None = None
     folders: tuple[str, ...] = ()
 
 
@@ -105,6 +106,7 @@ def fresh_traces(
     runs: int,
     fixed_order: bool,
     timeout: float,
+    threads: int | None = None,
     target: str = DEFAULT_TARGET,
 ) -> FreshRuns:
     """Run a model ``runs`` times in each of so many fresh processes, two of which run at a time.
@@ -118,10 +120,11 @@ def fresh_traces(
         fixed_order: with string hashes and the addresses of objects the same in every process, by which sets are
             ordered; otherwise both are random (see :mod:`hashbench.run.addresses`).
         timeout: seconds for all of them together; what has not ended then is a failure.
-        target: ``module:class``. A process makes ``class(options).traces_of(spec, level=level, runs=runs)``, a list of
-            traces and failures.
+        threads: of the runs; ``None``: those of the options, with which the model is built in any case.
+        target: ``module:class``. A process makes ``class(options).traces_of(spec, level=level, runs=runs,
+            threads=threads)``, a list of traces and failures.
     """
-    task = _Task(spec, options, level, runs, target, tuple(sys.path))
+    task = _Task(spec, options, level, runs, target, tuple(sys.path), threads)
     traces, failures = [], []
     with tempfile.TemporaryDirectory(prefix="hashbench-") as parent:
         folders = tuple(str(Path(parent, f"process-{number:04}")) for number in range(processes))
@@ -306,7 +309,9 @@ def _answer_one(connection: socket.socket) -> NoReturn:
 def _answer(task: _Task, folder: Path, *, told: socket.socket | None = None) -> NoReturn:
     try:
         runner = resolve_name(task.target)(task.options)
-        runs: list[Trace | Failure] = runner.traces_of(task.spec, level=task.level, runs=task.runs)
+        runs: list[Trace | Failure] = runner.traces_of(
+            task.spec, level=task.level, runs=task.runs, threads=task.threads
+        )
         failures = [run.error for run in runs if isinstance(run, Failure)]
         traces = {f"{number}.trace": run for number, run in enumerate(runs) if isinstance(run, Trace)}
         for file_name, trace in traces.items():

@@ -223,9 +223,9 @@ def still_there(original: Divergence | None, other: Divergence | None) -> bool:
 def process_results(fresh: FreshRuns, original: Divergence | None, *, name: str) -> tuple[ExperimentResult, ...]:
     """What runs in fresh processes say: the first runs of all against each other (``name``), and, where each process
     made two, its pair (``within_process``)."""
+    note = (fresh.failures[0] if fresh.failures else "nothing came back")[:200]
     if not fresh.processes:
-        note = fresh.failures[0] if fresh.failures else "nothing came back"
-        return (ExperimentResult(name, "process", note=note[:200]),)
+        return (ExperimentResult(name, "process", note=note),)
     (first, *_), *others = fresh.processes
     pairs = {
         name: [(first, traces[0]) for traces in others],
@@ -236,7 +236,7 @@ def process_results(fresh: FreshRuns, original: Divergence | None, *, name: str)
         differing = sum(still_there(original, find_divergence(one, other).divergence) for one, other in compared)
         if compared or experiment == name:
             counts = len(compared), differing, 1 + differing
-            results.append(ExperimentResult(experiment, "process", *counts))
+            results.append(ExperimentResult(experiment, "process", *counts, note="" if compared else note))
     return tuple(results)
 
 

@@ -32,7 +32,7 @@ from hashbench.run import outputs
 from hashbench.run.addresses import arranged_addresses
 from hashbench.run.leaves import LeftOut, NotComparableError
 from hashbench.run.rng import reset_rng_state
-from hashbench.run.settings import preserved, settings
+from hashbench.run.settings import applied, preserved, settings
 from hashbench.trace.api import HashDebugTrace, Recording
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.compiled import kept_eager
@@ -127,16 +127,20 @@ def attempt(
         release_memory(torch.device(options.device))  # the frame that held the copy of the model is gone
 
 
-def traces_of(prepare: Callable[[], Prepared], options: RunOptions, *, runs: int) -> list[Trace | Failure]:
+def traces_of(
+    prepare: Callable[[], Prepared], options: RunOptions, *, runs: int, threads: int | None = None
+) -> list[Trace | Failure]:
     """The traces of so many runs, or why they failed: what a fresh process does for an experiment. The copies that are
-    prepared lie at random addresses, or at the same ones in every process."""
+    prepared lie at random addresses, or at the same ones in every process. ``threads`` are those of the runs; ``None``:
+    those with which the model was built."""
     kept: list[bytes] = []
 
     def prepare_in_order() -> Prepared:
         kept[:] = arranged_addresses()
         return prepare()
 
-    made = [attempt(prepare_in_order, options) for _ in range(runs)]
+    with applied({"num_threads": str(threads)} if threads else {}):
+        made = [attempt(prepare_in_order, options) for _ in range(runs)]
     traces = [run if isinstance(run, Failure) else run.trace for run in made]
     return [trace for trace in traces if trace is not None]
 

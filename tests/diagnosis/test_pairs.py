@@ -18,7 +18,7 @@ from hashbench.diagnose.fresh_process import FreshRuns
 from hashbench.diagnose.pairs import Pairs, process_results, still_there
 from hashbench.divergence import find as find_divergence
 from hashbench.processes import Budget
-from hashbench.records import Divergence, Failure, RunCounts, RunOptions, Trace
+from hashbench.records import Divergence, ExperimentResult, Failure, RunCounts, RunOptions, Trace
 from hashbench.replay import controls
 from hashbench.replay.controls import memory as poison
 from hashbench.run.outcome import Outcome, Run
@@ -226,6 +226,19 @@ def test_processes_with_one_run_each_have_no_pair() -> None:
     fresh = FreshRuns((tuple(traces(1.0)), tuple(traces(2.0))))
     (across,) = process_results(fresh, None, name="fixed_order")
     assert (across.trials, across.differing) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("failures", "note"), [(("it was out of time",) * 2, "it was out of time"), ((), "nothing came back")]
+)
+def test_one_process_has_none_to_be_compared_with_and_that_is_told(failures: tuple[str, ...], note: str) -> None:
+    across, within = process_results(FreshRuns((tuple(traces(1.0, 1.0)),), failures), None, name="fresh_process")
+    assert (across.ran, across.word()) == (False, f"process/fresh_process not run ({note})")
+    assert (within.trials, within.differing) == (1, 0)
+
+
+def test_no_experiment_is_without_its_reason() -> None:
+    assert ExperimentResult("one_thread", "call").word() == "call/one_thread not run (nothing to compare)"
 
 
 def test_processes_that_failed_are_told() -> None:

@@ -26,10 +26,18 @@ class FreshHarness:
     def __init__(self, options: RunOptions) -> None:
         self.options = options
 
-    def traces_of(self, spec: ModelSpec, *, level: str, runs: int) -> list[Trace | Failure]:  # noqa: ARG002
-        """``runs`` traced runs of the model. ``level`` is what the harness has set, and it sets it again."""
+    def traces_of(
+        self,
+        spec: ModelSpec,
+        *,
+        level: str,  # noqa: ARG002
+        runs: int,
+        threads: int | None = None,
+    ) -> list[Trace | Failure]:
+        """``runs`` traced runs of the model, with so many ``threads`` where they are given. ``level`` is what the
+        harness has set, and it sets it again."""
         os.environ.pop(VARIABLE, None)
-        watch_for_harness(lambda module: _replace_check(module, self.options, runs))
+        watch_for_harness(lambda module: _replace_check(module, self.options, runs, threads))
         asked = spec.arguments
         with tempfile.TemporaryDirectory(prefix="hashbench-") as folder:
             flags = [*asked["arguments"], f"--only={asked['only']}", f"--output={folder}/unused.csv"]
@@ -50,7 +58,7 @@ class _Done(BaseException):
         self.traces = traces
 
 
-def _replace_check(module: ModuleType, options: RunOptions, runs: int) -> None:
+def _replace_check(module: ModuleType, options: RunOptions, runs: int, threads: int | None) -> None:
     runner = getattr(module, "BenchmarkRunner", None)
     if runner is None:
         return
@@ -61,6 +69,7 @@ def _replace_check(module: ModuleType, options: RunOptions, runs: int) -> None:
     def check_accuracy(self: Any, name: str, model: Any, example_inputs: Any, *_: Any, **__: Any) -> NoReturn:
         claim_workspace(options.device)
         with self.pick_grad(name, self.args.training):
-            raise _Done(traces_of(preparing(self, vars(module), model, example_inputs), options, runs=runs))
+            prepare = preparing(self, vars(module), model, example_inputs)
+            raise _Done(traces_of(prepare, options, runs=runs, threads=threads))
 
     runner.check_accuracy = check_accuracy
