@@ -18,7 +18,7 @@ import torch
 from hashbench.batch.layout import ItemAxis
 from hashbench.replay.call import LINE, is_plain, keys_below_a_mode, wait_for
 from hashbench.replay.methods import exact_numbers
-from hashbench.run.rng import preserved_rng, reset_rng_state
+from hashbench.run.rng import preserved_rng, reset_rng_state, seed_host
 from hashbench.run.settings import applied
 from hashbench.trace.arguments import leaves, mapped, tensors_in
 from hashbench.trace.digest import hash_memory, unobserved
@@ -153,7 +153,7 @@ class ItemCall:
         """The tensors that one run on copies of the arguments leaves, detached, and the seconds that the call took."""
         with unobserved():
             args, kwargs = mapped(tuple(self.args), copied_leaf), mapped(dict(self.kwargs), copied_leaf)
-        reset_rng_state(seed)
+        self._seed(seed)
         is_op = isinstance(self.func, torch._ops.OpOverload)
         with torch._C._ExcludeDispatchKeyGuard(keys_below_a_mode()) if is_op else nullcontext():
             wait_for(self.accelerators)
@@ -163,6 +163,14 @@ class ItemCall:
             seconds = perf_counter() - start
         left = left_by(self.func, args, kwargs, value) if is_op else tensors_in(value)
         return [tensor.detach() for tensor in left], seconds
+
+    def _seed(self, seed: int) -> None:
+        """Seed the generators that the call may use. Those of devices that it does not touch are left out: a process
+        that has not started one notes with a stack, which takes longer than most calls, that it is to be seeded."""
+        if self.accelerators:
+            reset_rng_state(seed)
+        else:
+            seed_host(seed)
 
     @property
     def accelerators(self) -> tuple[torch.device, ...]:

@@ -35,15 +35,15 @@ _MKL = {"MKL_CBWR": "COMPATIBLE"}
 
 
 def write_item_repro(
-    folder: Path, call: ItemCall, decision: Decision, *, size: int | None = None, seen_in: str = ""
+    folder: Path, call: ItemCall, decision: Decision, *, chosen: Sequence[int] | None = None, seen_in: str = ""
 ) -> None:
     """Write the repro of a call into ``folder``.
 
     Args:
         call: on as many items as the reference has.
         decision: what the experiments on it showed.
-        size: the number of items in the other call, the first ones; ``None``: as many, all of them copies of the one
-            that is compared, as for a coupling to their content.
+        chosen: the items in the other call, in their order there: some of them, or all at other places; ``None``: as
+            many, all of them copies of the one that is compared, as for a coupling to their content.
         seen_in: in which model or sample, in words.
 
     Raises:
@@ -53,14 +53,12 @@ def write_item_repro(
     if not isinstance(call.func, torch._ops.OpOverload) or needs_definition(call.func):
         raise _refused(call, "torch alone does not have it")
     kept = call.items - 1
-    chosen = [kept] * call.items if size is None else [*range(size)]
+    places = {kept: kept} if chosen is None else {item: place for place, item in enumerate(chosen)}
     try:
         with in_force(call):
-            calls = (call.select(chosen), call)
+            calls = (call.select([kept] * call.items if chosen is None else chosen), call)
             captured = [capture(one.func, one.args, one.kwargs, limit_bytes=MOST_BYTES) for one in calls]
-            text = _script(
-                calls, captured, [kept] if size is None else chosen, heading=_heading(call, decision, seen_in)
-            )
+            text = _script(calls, captured, places, heading=_heading(call, decision, seen_in))
     except (CaptureError, BadCallError, NotItemwiseError) as error:
         raise _refused(call, str(error)) from None
     folder.mkdir(parents=True, exist_ok=True)
@@ -77,7 +75,7 @@ def _refused(call: ItemCall, why: str) -> HashbenchError:
 
 
 def _script(
-    calls: Sequence[ItemCall], captured: Sequence[CapturedCall], compared: Sequence[int], *, heading: str
+    calls: Sequence[ItemCall], captured: Sequence[CapturedCall], places: Mapping[int, int], *, heading: str
 ) -> str:
     reference = calls[1]
     tensors = reference.tensors
@@ -88,7 +86,7 @@ def _script(
         threads=torch.get_num_threads(),
         settings=script.settings_statements(captured[1]),
         items=tuple(one.items for one in calls),
-        compared=[*compared],
+        compared=dict(sorted(places.items())),
         layout=[None if axis is None else (axis.dim, axis.outer, axis.inner) for axis in reference.outputs],
         written=[place for place, one in enumerate(tensors) if any(one is other for other in changed)],
         shapes=[one.shapes for one in calls],

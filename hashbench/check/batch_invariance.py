@@ -307,7 +307,9 @@ class BatchCheck:
         name = f"repro/{file_key(suite=self.spec.suite, mode=self.options.mode, name=self.spec.name)}"
         folder = Path(self.options.output) / name
         try:
-            write_item_repro(folder, call, diagnosis.decision, size=size, seen_in=f"in the model {self.spec.name}")
+            write_item_repro(
+                folder, call, diagnosis.decision, chosen=range(size), seen_in=f"in the model {self.spec.name}"
+            )
         except HashbenchError as error:  # OSError ends the sweep: its folder takes no more
             return replace(diagnosis, reproduced=f"no repro: {error}")
         tell_phase("running the repro")

@@ -35,6 +35,13 @@ def reset_rng_state(seed: int = 1337) -> None:
     torch.manual_seed(seed)
 
 
+def seed_host(seed: int) -> None:
+    """Seed the global generators of Python, NumPy and torch's CPU alone."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)
+
+
 @contextmanager
 def preserved_rng() -> Iterator[None]:
     """Put the global generators of Python, NumPy and torch back on leaving, those of every device that is in use."""

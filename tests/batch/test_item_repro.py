@@ -38,12 +38,20 @@ def test_a_kernel_that_computes_over_the_batch_shows_it_with_torch_alone(tmp_pat
 @pytest.mark.slow
 def test_a_kernel_that_writes_in_place_is_compared_by_what_it_wrote(tmp_path: Path) -> None:
     call = call_of(torch.ops.aten.add_.Tensor, torch.rand(4, 3), 1.0)
-    write_item_repro(tmp_path, call, DECISION, size=2)
+    write_item_repro(tmp_path, call, DECISION, chosen=range(2))
 
     assert run_item_repro(tmp_path, timeout=120) == "no: 0 of 2 items differ between 2 items and 4"
 
 
+@pytest.mark.slow
+def test_the_same_items_at_other_places_are_compared_item_by_item(tmp_path: Path) -> None:
+    call = call_of(torch.ops.aten.cumsum.default, torch.rand(4, 3) + 1, 0)
+    write_item_repro(tmp_path, call, DECISION, chosen=[3, 2, 1, 0])
+
+    assert run_item_repro(tmp_path, timeout=120) == "yes: 4 of 4 items differ between two orders of the same items"
+
+
 def test_what_torch_alone_does_not_have_has_no_repro(tmp_path: Path) -> None:
     with pytest.raises(HashbenchError, match="torch alone does not have it"):
-        write_item_repro(tmp_path / "repro", call_of(torch.neg, torch.rand(4, 3)), DECISION, size=1)
+        write_item_repro(tmp_path / "repro", call_of(torch.neg, torch.rand(4, 3)), DECISION, chosen=range(1))
     assert not (tmp_path / "repro").exists()

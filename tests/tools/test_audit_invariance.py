@@ -18,9 +18,9 @@ from hashbench.results.audit_table import AuditOptions
 from hashbench.results.invariance_table import INVARIANCE, INVARIANCE_ROWS, Invariance, InvarianceRow
 from hashbench.results.rows import read_table
 from hashbench.tools.audit import invariance, invariance_report
-from hashbench.tools.audit.axis import Itemwise, find_axis, widened
+from hashbench.tools.audit.axis import Itemwise, find_axis, widened, with_items
 from hashbench.tools.audit.cases import Case
-from hashbench.tools.audit.kernel import guilty_call
+from hashbench.tools.audit.kernel import another_order, kernel_of
 from tests.batch.test_item_experiments import ROWS, Unsteady, alone, by_number, drawing, in_blocks, scaled
 
 FIRST = ItemAxis(0)
@@ -45,8 +45,19 @@ def found(function: Callable[..., Any], *args: Any) -> Itemwise | None:
         (torch.sum, (torch.rand(4, 5), 0), (ItemAxis(1),)),
         (torch.cumsum, (torch.rand(4, 5), 0), (ItemAxis(1),)),
         (lambda weight, places: weight[places], (torch.rand(6, 3), torch.tensor([1, 5, 2])), (None, FIRST)),
+        (lambda rows, _: rows.clone(), (torch.rand(5, 5), torch.rand(5)), (FIRST, None)),
     ],
-    ids=["alone", "both", "broadcast", "after a number", "matrix", "reduced", "in order", "indices"],
+    ids=[
+        "alone",
+        "both",
+        "broadcast",
+        "after a number",
+        "matrix",
+        "reduced",
+        "in order",
+        "indices",
+        "as many channels",
+    ],
 )
 def test_the_item_axis_is_found_by_experiment(
     function: Callable[..., Any], args: tuple[Any, ...], axes: tuple[ItemAxis | None, ...]
@@ -57,14 +68,27 @@ def test_the_item_axis_is_found_by_experiment(
     assert (itemwise.call.axes, itemwise.coupled) == (axes, False)
 
 
+def test_no_tensor_is_cut_that_the_op_takes_as_it_is() -> None:
+    """Native batch norm in training writes its statistics without looking at how many there are."""
+    shortest = []
+
+    def normalised(rows: torch.Tensor, statistics: torch.Tensor) -> torch.Tensor:
+        shortest.append(len(statistics))
+        return rows / 2
+
+    assert found(normalised, torch.rand(5, 5), torch.rand(5)) is not None
+    assert min(shortest) == 5
+
+
 @pytest.mark.parametrize(
     ("function", "args"),
     [
         (torch.sum, (torch.rand(4),)),
         (torch.nn.functional.conv2d, (torch.rand(1, 3, 4, 4), torch.rand(6, 3, 2, 2))),
         (torch.rand, (3,)),
+        (torch.linalg.inv, (torch.eye(3) + torch.rand(3, 3),)),
     ],
-    ids=["all reduced", "one image and a weight", "no tensor"],
+    ids=["all reduced", "one image and a weight", "no tensor", "refuses the same row twice"],
 )
 def test_where_nothing_is_one_for_each_item_there_is_no_axis(function: Callable[..., Any], args: Any) -> None:
     assert found(function, *args) is None
@@ -92,6 +116,17 @@ def test_inner_dimensions_are_widened_alone_in_all_tensors_and_numbers() -> None
     assert wide.widened == "6→258"
     assert wide.call.shapes == "(3,258)x(258)"
     assert wide.call.args[1] == [258]
+
+
+def test_no_two_items_and_no_two_rows_of_a_widened_sample_are_equal() -> None:
+    itemwise = found(torch.matmul, torch.rand(3, 6, 6) + 1, torch.rand(6, 6))
+    assert itemwise is not None
+    wide = with_items(next(widened(itemwise)).call, 8)
+    items, weight = wide.tensors
+
+    assert items.shape == (8, 258, 258)
+    assert len(items.flatten(1).unique(dim=0)) == 8
+    assert [torch.linalg.matrix_rank(one.double()) for one in (*items, weight)] == [258] * 9
 
 
 # ------------------------------------------------------------------------------------------------------ measuring
@@ -172,23 +207,50 @@ def planted(rows: torch.Tensor) -> torch.Tensor:
     return rows * (1.0 if len(rows) < 3 else 1.001)
 
 
-def test_the_kernel_is_the_first_whose_inputs_rows_are_equal() -> None:
-    call = ItemCall(lambda rows: planted(rows.t().neg().t()).exp() + 1, (ROWS,), {}, 8, (FIRST,), (FIRST,))
-    with in_force(call):
-        kernel = guilty_call(call, 1)
-
-    assert kernel is not None
-    assert kernel.name == "planted_rows.by_number.default"
-    assert (kernel.axes, kernel.outputs, kernel.items) == ((FIRST,), (FIRST,), 8)
+@torch.library.custom_op("planted_rows::by_place", mutates_args=())
+def planted_place(rows: torch.Tensor) -> torch.Tensor:
+    return rows * (1.0 + 0.001 * (torch.arange(len(rows)) % 2)).view(-1, *[1] * (rows.dim() - 1))
 
 
-def test_no_kernel_is_named_where_the_runs_make_other_calls() -> None:
-    call = ItemCall(by_number, (ROWS,), {}, 8, (FIRST,), (FIRST,))
+@pytest.mark.parametrize(
+    ("function", "sizes", "kernel"),
+    [(planted, (1, 2), "planted_rows.by_number.default"), (planted_place, (), "planted_rows.by_place.default")],
+    ids=["number", "place"],
+)
+def test_the_kernel_is_the_first_whose_inputs_rows_are_equal(
+    function: Callable[..., Any], sizes: tuple[int, ...], kernel: str
+) -> None:
+    call = ItemCall(lambda rows: function(rows.neg()).exp() + 1, (ROWS,), {}, 8, (FIRST,), (FIRST,))
     with in_force(call):
-        assert guilty_call(call, 1) is None
-    call = ItemCall(in_blocks, (ROWS,), {}, 8, (FIRST,), (FIRST,))
+        found = kernel_of(call, sizes)
+
+    assert found is not None
+    assert found.kernel == kernel
+    assert found.call is not None
+    assert (found.call.axes, found.call.outputs, found.call.items) == ((FIRST,), (FIRST,), 8)
+
+
+def test_the_kernel_is_named_where_the_runs_make_other_calls() -> None:
+    call = ItemCall(lambda rows: in_blocks(planted(rows)), (ROWS,), {}, 8, (FIRST,), (FIRST,))
     with in_force(call):
-        assert guilty_call(call, 2) is None
+        found = kernel_of(call, (2,))
+
+    assert found is not None
+    assert found.kernel == "planted_rows.by_number.default"
+
+
+def test_what_depends_on_the_place_alone_has_a_kernel_and_a_cause() -> None:
+    row = rows_of(lambda rows: planted_place(rows.neg()))[0]
+
+    assert (row.verdict, row.kernel) == ("depends on the place", "planted_rows.by_place.default")
+    assert (row.cause, row.confidence) == ("shape_dependent_kernel", "proven")
+    assert "at other places of the batch: where an item lies in the batch decides too" in row.because
+
+
+def test_an_order_in_which_items_come_out_otherwise_is_found() -> None:
+    call = ItemCall(planted_place, (ROWS,), {}, 8, (FIRST,), (FIRST,))
+    with in_force(call):
+        assert another_order(call) == [1, 2, 3, 4, 5, 6, 7, 0]
 
 
 # -------------------------------------------------------------------------------------------------- its files

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,10 @@ import torch
 from hashbench.batch.item_call import SEED, ItemCall, NotItemwiseError, items_first
 from hashbench.batch.layout import ItemAxis
 from hashbench.replay.call import is_plain
+from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import mapped, tensors_in
+from hashbench.trace.callbacks import TraceCallback
+from hashbench.trace.op_schema import plan_of
 
 MOST_TRIED = 24
 """Ways to give the tensors of a sample an item axis, of which so many are tried."""
@@ -28,8 +31,8 @@ WIDENED = 256
 MOST_CLASSES = 3
 """Sizes of inner dimensions that are widened, each alone."""
 
-MOST_ELEMENTS = 2**20
-"""Of any tensor of a widened sample, and on average of the outputs for each of its items."""
+MOST_ELEMENTS = 2**18
+"""Of any tensor of a widened sample for each of its items, of one that they share, and of an output for each item."""
 
 TOLERANCE = 0.02
 """Part of the largest number by which rows may differ that are the same but for rounding, in 16 bits too."""
@@ -44,11 +47,33 @@ class Itemwise:
     coupled: bool = False
     widened: str = ""
 
+    @property
+    def elements(self) -> int:
+        """Of each item, in all tensors that hold items."""
+        tensors = zip(self.call.tensors, self.call.axes, strict=True)
+        return sum(tensor.numel() for tensor, axis in tensors if axis is not None) // self.call.items
+
 
 def draws(call: ItemCall) -> bool:
-    """Whether the call gives other results after another seed."""
+    """Whether the call gives other results after another seed, or a kernel of it draws random numbers, also after a
+    seed that the call sets itself."""
     one, other = (call.run(seed=seed)[0] for seed in (SEED, SEED + 1))
-    return len(one) == len(other) and not all(map(_close, one, other))
+    if len(one) == len(other) and not all(map(_close, one, other)):
+        return True
+    watcher = _Drawing()
+    with HashDebugTrace(watcher=watcher, tracer="python"):
+        call.run()
+    return watcher.seen
+
+
+class _Drawing(TraceCallback):
+    """Notes whether a kernel that draws was called."""
+
+    seen = False
+
+    def before(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        del node, args, kwargs
+        self.seen = self.seen or plan_of(func).seeded
 
 
 def find_axis(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Itemwise | None:
@@ -66,11 +91,23 @@ def find_axis(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Itemwis
         for place, tensor in enumerate(tensors)
         if place == 0 or max(shapes[0], default=1) == 1 or _holds_indices(tensor)
     ]
-    for axes, items in itertools.islice(_assignments(shapes, leading), MOST_TRIED):
+    for first, axes, items in itertools.islice(_assignments(shapes, leading), MOST_TRIED):
         found = _verified(ItemCall(func, tuple(args), kwargs, items, axes, ()))
         if found is not None:
-            return found
+            return _with_fewest_axes(found, first)
     return None
+
+
+def _with_fewest_axes(found: Itemwise, first: int) -> Itemwise:
+    """The call with an axis in the tensor number ``first``, and in those others that the op does not take as they are
+    beside fewer items. One that it takes is as large as the batch by chance: statistics of as many channels as there
+    are items. Kernels that check no sizes write beyond such a tensor where it is cut, or not widened, as the items
+    are."""
+    for place in range(len(found.call.axes)):
+        if place != first and found.call.axes[place] is not None:
+            axes = tuple(None if at == place else axis for at, axis in enumerate(found.call.axes))
+            found = _verified(dataclasses.replace(found.call, axes=axes, outputs=()), step=-1) or found
+    return found
 
 
 def _holds_indices(tensor: torch.Tensor) -> bool:
@@ -79,10 +116,11 @@ def _holds_indices(tensor: torch.Tensor) -> bool:
 
 def _assignments(
     shapes: Sequence[tuple[int, ...]], leading: Sequence[int]
-) -> Iterator[tuple[tuple[ItemAxis | None, ...], int]]:
-    """Ways to give tensors of these shapes an axis, with the number of items: the first dimension of the ``leading``
-    tensors, then the next (the first tensor; others are weights, unless they hold indices or the first is a single
-    number); of the rest the dimension of that size at the same place, counted from either end, none, or another."""
+) -> Iterator[tuple[int, tuple[ItemAxis | None, ...], int]]:
+    """Ways to give tensors of these shapes an axis: the number of the one that decides, the axes, and the number of
+    items. The first dimension of the ``leading`` tensors, then the next (the first tensor; others are weights, unless
+    they hold indices or the first is a single number); of the rest the dimension of that size at the same place,
+    counted from either end, none, or another."""
     for dim, first in itertools.product(range(max(map(len, shapes), default=0)), leading):
         if len(shapes[first]) > dim and (items := shapes[first][dim]) > 1:
             choices = [
@@ -90,7 +128,7 @@ def _assignments(
                 for place, other in enumerate(shapes)
             ]
             for axes in itertools.product(*choices):
-                yield axes, items
+                yield first, axes, items
 
 
 def _choices(shape: tuple[int, ...], dim: int, dims: int, items: int) -> list[ItemAxis | None]:
@@ -99,39 +137,43 @@ def _choices(shape: tuple[int, ...], dim: int, dims: int, items: int) -> list[It
     return [*map(ItemAxis, aligned), None, *(ItemAxis(at) for at in same if at not in aligned)]
 
 
-def _verified(call: ItemCall) -> Itemwise | None:
-    """The call with the axes of its outputs where one more item in is one more out, and their order is kept."""
+def _verified(call: ItemCall, *, step: int = 1) -> Itemwise | None:
+    """The call with the axes of its outputs where one more item in is one more out, or with a ``step`` of -1 one less,
+    and their order is kept."""
     everybody = [*range(call.items)]
     order = [*everybody[1:], 0]
+    other = [*everybody, 0] if step == 1 else everybody[:-1]
     try:
         base = call.run()[0]
         if any(tensor.numel() > MOST_ELEMENTS * call.items for tensor in base):
             return None
-        more = call.select([*everybody, 0]).run()[0]
+        changed = call.select(other).run()[0]
         turned = call.select(order).run()[0]
-        outputs = tuple(_axis_of(*each, items=call.items, order=order) for each in zip(base, more, turned, strict=True))
-    except Exception:  # the op does not take other numbers of these
+        outputs = tuple(_axis_of(*each, step=step, order=order) for each in zip(base, changed, turned, strict=True))
+        if not any(outputs):
+            return None
+        call = dataclasses.replace(call, outputs=outputs)
+        return Itemwise(call, coupled=_is_coupled(call, base))
+    except Exception:  # the op does not take other numbers of these, or not the same item several times
         return None
-    if not any(outputs):
-        return None
-    call = dataclasses.replace(call, outputs=outputs)
-    return Itemwise(call, coupled=_is_coupled(call, base))
 
 
 def _axis_of(
-    base: torch.Tensor, more: torch.Tensor, turned: torch.Tensor, *, items: int, order: Sequence[int]
+    base: torch.Tensor, changed: torch.Tensor, turned: torch.Tensor, *, step: int, order: Sequence[int]
 ) -> ItemAxis | None:
-    """The dimension of an output that grew with the items and has them in their order; ``None`` where nothing grew.
+    """The dimension of an output that changed with the number of items, by ``step``, and has them in their ``order``;
+    ``None`` where none did.
 
     Raises:
-        NotItemwiseError: what grew are not items.
+        NotItemwiseError: what changed are not items.
     """
-    grown = [dim for dim in range(base.dim()) if base.shape[dim] != more.shape[dim]]
-    if not grown:
+    items = len(order)
+    scaled = [dim for dim in range(base.dim()) if base.shape[dim] != changed.shape[dim]]
+    if not scaled:
         return None
-    dim = grown[0]
+    dim = scaled[0]
     each, rest = divmod(base.shape[dim], items)
-    if len(grown) == 1 and not rest and each and more.shape[dim] == each * (items + 1) and is_plain(base):
+    if len(scaled) == 1 and not rest and each and changed.shape[dim] == each * (items + step) and is_plain(base):
         for axis in dict.fromkeys((ItemAxis(dim, inner=each), ItemAxis(dim, outer=each))):
             if _close(items_first(turned, axis, items), items_first(base, axis, items)[list(order)]):
                 return axis
@@ -162,12 +204,26 @@ def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE * most, equal_nan=True)
 
 
+def with_items(call: ItemCall, count: int) -> ItemCall:
+    """The call on ``count`` items: its own, then copies of them, each with its floating-point numbers multiplied by one
+    factor of its own below 1, since it cannot be told where an item went that equals another."""
+    chosen = call.select([item % call.items for item in range(count)])
+    factors = 1 - torch.arange(count, dtype=torch.float64).sub(call.items - 1).clamp(min=0) / (2 * count)
+    for tensor, axis in zip(chosen.tensors, chosen.axes, strict=True):
+        if axis is not None and (tensor.is_floating_point() or tensor.is_complex()):
+            rows = items_first(tensor, axis, count)  # of memory that was made for the selection
+            rows.copy_(rows * factors.to(tensor.device, torch.float32).view(-1, *[1] * (rows.dim() - 1)))
+    return chosen
+
+
 # ----------------------------------------------------------------------------------------------------- wider samples
 
 
 def widened(found: Itemwise) -> Iterator[Itemwise]:
-    """The call with inner dimensions of one size made wider, for each of a few sizes for which the op takes that; rows
-    and columns are drawn among those that are there, so that what an op asks of its numbers mostly holds."""
+    """The call with inner dimensions of one size made wider, for each of a few sizes for which the op takes that. Rows
+    and columns are drawn among those that are there, so that what an op asks of its numbers mostly holds; each number
+    becomes smaller by up to an eighth, so that no two rows are equal: what a decomposition leaves of a matrix that is
+    singular for that reason is not defined."""
     call = found.call
     classes: dict[int, None] = {}
     for tensor, axis in zip(call.tensors, call.axes, strict=True):
@@ -197,10 +253,13 @@ def _wide(call: ItemCall, size: int, wide: int, *, with_numbers: bool) -> ItemCa
             return wide if with_numbers and type(leaf) is int and leaf == size else leaf
         axis = next(axes)
         dims = [dim for dim, here in enumerate(leaf.shape) if here == size and (axis is None or dim != axis.dim)]
-        fits &= leaf.numel() * (wide // size) ** len(dims) <= MOST_ELEMENTS
+        fits &= leaf.numel() * (wide // size) ** len(dims) <= MOST_ELEMENTS * (call.items if axis is not None else 1)
         new = leaf.detach()
         for dim in dims if fits else ():
             new = new.index_select(dim, drawn.to(leaf.device))
+        if dims and fits and (new.is_floating_point() or new.is_complex()):
+            shrunk = 1 - torch.rand(new.shape, generator=generator) / 8
+            new = (new * shrunk.to(new.device)).to(new.dtype)
         return new
 
     args, kwargs = mapped(tuple(call.args), changed), mapped(dict(call.kwargs), changed)

@@ -10,13 +10,13 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from time import monotonic
+from time import thread_time
 
 import torch
 
 from hashbench.batch.cause import decide
 from hashbench.batch.experiments import diagnose_item_call
-from hashbench.batch.item_call import ItemCall, NotItemwiseError, in_force
+from hashbench.batch.item_call import ItemCall, NotItemwiseError, digests_of, in_force
 from hashbench.batch.repro import run_item_repro, write_item_repro
 from hashbench.check.function import FunctionCall
 from hashbench.errors import HashbenchError, named_line
@@ -26,19 +26,24 @@ from hashbench.results.audit_table import AuditOptions
 from hashbench.results.invariance_table import Invariance, InvarianceRow
 from hashbench.run.settings import settings
 from hashbench.tools.audit import cases
-from hashbench.tools.audit.axis import Itemwise, draws, find_axis, widened
+from hashbench.tools.audit.axis import Itemwise, draws, find_axis, widened, with_items
 from hashbench.tools.audit.cases import Case
-from hashbench.tools.audit.kernel import draws_inside, guilty_call
+from hashbench.tools.audit.kernel import another_order, kernel_of
 from hashbench.tools.audit.rows import LONGEST_REASON, run_ops
 from hashbench.trace.arguments import tensors_in
 
-ITEMS, MANY_ITEMS = 8, 32
-"""Items of the reference: of a sample as it is, and of a widened one."""
+ITEMS, MANY_ITEMS, LARGE_ITEMS, LARGE = 8, 32, 13, 2**14
+"""Items of the reference: of a sample as it is, of a widened one, and of one whose items are widened to more than so
+many elements each."""
 
 REPRO_SECONDS = 60.0
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 31)
 """Numbers of items that are compared with the reference, those below it."""
+
+FIRST_SIZES = (1, 2, 3, 5, 7, 31)
+"""Those of them that are always tried: at one at least, every op differed that differed at any on the CPU of the
+baseline."""
 
 
 def run_group(spec: ModelSpec, options: RunOptions) -> Row:
@@ -79,7 +84,7 @@ class _Search:
             call = _whole(case.call)
             with warnings.catch_warnings(), in_force(call):
                 warnings.simplefilter("ignore")
-                if draws(call) or draws_inside(call):
+                if draws(call):
                     yield replace(row, verdict=Invariance.RANDOM)
                     return
                 found = find_axis(call.func, call.args, dict(call.kwargs))
@@ -92,8 +97,8 @@ class _Search:
             yield replace(row, error=named_line(error, limit=300))
 
     def _row(self, sample: Itemwise, row: InvarianceRow) -> InvarianceRow:
-        items = MANY_ITEMS if sample.widened else ITEMS
-        call = sample.call.select([item % sample.call.items for item in range(items)])
+        items = ITEMS if not sample.widened else MANY_ITEMS if sample.elements <= LARGE else LARGE_ITEMS
+        call = with_items(sample.call, items)
         row = replace(row, items=items, shapes=call.shapes)
         if sample.coupled:
             because = "other content in the other items changes an item by more than rounding"
@@ -104,24 +109,24 @@ class _Search:
             return row
         if self.left <= 0:
             return replace(row, because="the cause was not looked for: no time left for this op")
-        started = monotonic()
-        try:
-            return self._explained(call, row, sizes[0] if sizes else 0)
-        finally:
-            self.left -= monotonic() - started
+        return self._explained(call, row, sizes)
 
-    def _explained(self, call: ItemCall, row: InvarianceRow, size: int) -> InvarianceRow:
+    def _explained(self, call: ItemCall, row: InvarianceRow, sizes: tuple[int, ...]) -> InvarianceRow:
         """The row with the cause, which is that of the kernel where one is named; for an op's first such a repro."""
-        kernel = guilty_call(call, size) if size else None
+        started = thread_time()
+        found = kernel_of(call, sizes)
+        kernel = found.call if found is not None else None
         evidence = diagnose_item_call(kernel or call, budget=self.left)
-        if kernel is not None and not evidence.sizes:  # alone it does not depend on them
-            kernel, evidence = None, diagnose_item_call(call, budget=self.left)
+        if kernel is not None and not (evidence.sizes or evidence.arm("other_places").differing):
+            found, kernel = None, None  # alone it does not depend on them
+            evidence = diagnose_item_call(call, budget=self.left)
         decided = decide(evidence)
-        row = self._with_repro(kernel, decided, row, size) if kernel is not None else row
+        self.left -= thread_time() - started
+        row = self._with_repro(kernel, decided, row, evidence.sizes) if kernel is not None else row
         return replace(
             row,
             verdict=Invariance.COUPLED if decided.cause == "batch_coupling" else row.verdict,
-            kernel=kernel.name if kernel is not None else "",
+            kernel=found.kernel if found is not None else "",
             shapes=kernel.shapes if kernel is not None else row.shapes,
             smallest_batch=evidence.smallest_batch,
             cause=decided.cause,
@@ -130,13 +135,16 @@ class _Search:
             advice=decided.advice[:LONGEST_REASON],
         )
 
-    def _with_repro(self, kernel: ItemCall, decided: Decision, row: InvarianceRow, size: int) -> InvarianceRow:
+    def _with_repro(
+        self, kernel: ItemCall, decided: Decision, row: InvarianceRow, sizes: tuple[int, ...]
+    ) -> InvarianceRow:
         if self.folder is None or kernel.name in self.shown:
             return row
         self.shown.add(kernel.name)
         name = Path("repro", f"{row.op}.{kernel.name}.{row.dtype}")
+        chosen = range(sizes[0]) if sizes else another_order(kernel)
         try:
-            write_item_repro(self.folder / name, kernel, decided, size=size, seen_in=f"the sample of {row.op}")
+            write_item_repro(self.folder / name, kernel, decided, chosen=chosen, seen_in=f"the sample of {row.op}")
         except (HashbenchError, OSError) as error:
             return replace(row, reproduced=f"not written: {error}"[:200])
         return replace(row, repro=str(name), reproduced=run_item_repro(self.folder / name, timeout=REPRO_SECONDS))
@@ -157,11 +165,15 @@ def _differs(call: ItemCall, size: int, reference: tuple[tuple[int, ...], ...]) 
 
 
 def measured(call: ItemCall) -> tuple[Invariance, tuple[int, ...]]:
-    """What became of the items' rows, and the numbers of items at which they are other than among all."""
-    reference = call.rows()
-    if call.rows() != reference:
+    """What became of the items' rows, and the numbers of items at which they are other than among all. All numbers are
+    tried where one of a few shows a difference."""
+    runs = [call.run()[0] for _ in range(2)]  # in other memory: the tensors of the first are still there
+    reference, again = (digests_of(left, call.outputs, call.items) for left in runs)
+    if again != reference:
         return Invariance.UNSTEADY, ()
-    sizes = tuple(size for size in SIZES if size < call.items and _differs(call, size, reference))
+    sizes: tuple[int, ...] = ()
+    if any(_differs(call, size, reference) for size in FIRST_SIZES if size < call.items):
+        sizes = tuple(size for size in SIZES if size < call.items and _differs(call, size, reference))
     if sizes:
         return Invariance.DEPENDS, sizes
     turned = call.select(range(call.items - 1, -1, -1)).rows()
