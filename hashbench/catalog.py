@@ -77,6 +77,23 @@ class Status(StrEnum):
         *("fail_batch_invariance_at_<n>", Kind.DIFFER, "B", "differs by batch"),
         "items of a batch of n are not what they are in the full batch",
     )
+    RIGHT_PADDING_DIFFERS = (
+        *("fail_right_padding_invariance", Kind.DIFFER, "I", "differs by company"),
+        "tokens are not with padding on their right what they are without",
+    )
+    LEFT_PADDING_DIFFERS = (
+        *("fail_left_padding_invariance", Kind.DIFFER, "I", "differs by company"),
+        "tokens are not with padding on their left what they are without",
+    )
+    CACHED_DECODE_DIFFERS = (
+        *("fail_cached_decode_invariance", Kind.DIFFER, "I", "differs by company"),
+        "the last token is not, decoded with a cache, what it is in the whole sequence",
+    )
+    CHUNKED_PREFILL_DIFFERS = (
+        *("fail_chunked_prefill_invariance", Kind.DIFFER, "I", "differs by company"),
+        "the second half of the tokens is not, after the first half in a cache, what it is in the whole sequence",
+    )
+    COMPANY_RUN_FAIL = "fail_to_run_in_company", Kind.FAIL, "F", "fails", "the run in other company raised an error"
     BATCH_RUN_FAIL = "fail_to_run_at_batch_<n>", Kind.FAIL, "F", "fails", "the run of a batch of n raised an error"
     REFERENCE_FAIL = "fail_to_run", Kind.FAIL, "F", "fails", "the run of the full batch raised an error"
     OOM = "OOM", Kind.FAIL, "M", "out of memory", "the run of a batch ran out of memory"
@@ -112,6 +129,7 @@ _REMEDIES: Mapping[str, str] = MappingProxyType(
         Status.TIMEOUT: "see in its log where it was, or give it more time with --timeout",
         Status.CRASHED: "run it alone: native code of its ended the process, or something killed it",
         Status.REFERENCE_FAIL: _IN_PLAIN_PYTHON,
+        Status.COMPANY_RUN_FAIL: _IN_PLAIN_PYTHON,
         Status.BATCH_RUN_FAIL: "run it in plain Python with so many items, or with another --batch-size: a size that "
         "its inputs hold besides the batch may be cut, too",
         Status.OOM: _MORE_MEMORY,

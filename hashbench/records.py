@@ -19,7 +19,7 @@ ROW_SCHEMA = 8
 COLUMNS_ADDED = (
     *("not_compared", "compiled", "tracer"),
     *("stressed", "latent", "latent_kernel", "latent_module", "latent_phase", "latent_cause", "latent_confidence"),
-    *("latent_rate", "batch_sizes", "smallest_batch", "shapes", "reference_shapes", "not_attributable"),
+    *("latent_rate", "company", "batch_sizes", "smallest_batch", "shapes", "reference_shapes", "not_attributable"),
 )
 """Columns that rows of an older schema lack; there they are empty."""
 
@@ -34,8 +34,18 @@ MODES = ("training", "inference")
 """How a model is run: in ``train()`` mode with backward and optimizer, or in ``eval()`` mode, forward only."""
 
 BATCH_INVARIANCE = "batch-invariance"
-SWEEP_MODES = (*MODES, BATCH_INVARIANCE)
-"""What a sweep does with a model; the third runs it in inference with smaller and smaller batches."""
+COMPANIES: Mapping[str, tuple[str, ...]] = {
+    "batch": ("batch",),
+    "padding": ("right-padding", "left-padding"),
+    "decode": ("cached-decode", "chunked-prefill"),
+}
+"""What ``--company`` takes, and the companies that each word stands for; these are taken, too."""
+
+INVARIANCES = {f"{company}-invariance": company for companies in COMPANIES.values() for company in companies}
+"""Mode → the company in which the same items are computed again; that of ``batch`` is smaller and smaller batches."""
+
+SWEEP_MODES = (*MODES, *INVARIANCES)
+"""What a sweep does with a model; the invariances run it in inference."""
 
 SMALLEST_BATCH = 8
 """What a sweep of batch invariance takes of each model at least, as dynamo does."""
@@ -88,7 +98,9 @@ class ModelSpec:
 
 def flags_of_mode(mode: str) -> tuple[str, ...]:
     """What a command line asks for a sweep in this mode with."""
-    return ("--inference", "--batch-invariant") if mode == BATCH_INVARIANCE else (f"--{mode}",)
+    if mode not in INVARIANCES:
+        return (f"--{mode}",)
+    return ("--inference", "--batch-invariant", *(("--company", INVARIANCES[mode]) * (mode != BATCH_INVARIANCE)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +143,13 @@ class RunOptions:
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether runs of smaller batches are compared, as ``--batch-invariant`` asks for."""
-        return self.mode == BATCH_INVARIANCE
+        """Whether runs in other company are compared, as ``--batch-invariant`` asks for."""
+        return self.mode in INVARIANCES
+
+    @property
+    def company(self) -> str:
+        """The company of these runs, one of ``INVARIANCES``; empty in other modes."""
+        return INVARIANCES.get(self.mode, "")
 
     @property
     def model_mode(self) -> str:
@@ -141,7 +158,7 @@ class RunOptions:
 
     def batch_size_of(self, spec: ModelSpec) -> int | None:
         """The examples of one step of a model; ``None`` where its own function makes the inputs."""
-        if self.batch_size is not None or spec.batch_size is None or not self.batch_invariant:
+        if self.batch_size is not None or spec.batch_size is None or self.mode != BATCH_INVARIANCE:
             return self.batch_size or spec.batch_size
         return max(SMALLEST_BATCH, spec.batch_size)
 
@@ -627,6 +644,7 @@ class Row:
     latent_cause: str = ""
     latent_confidence: str = ""
     latent_rate: float | None = None
+    company: str = labelled("Company")
     batch_sizes: str = labelled("Batch sizes compared")
     smallest_batch: int | None = None
     shapes: str = ""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hashbench.catalog import CAUSES, LATENT, Circumstance, Origin, Status
-from hashbench.records import BATCH_INVARIANCE, Row
+from hashbench.records import INVARIANCES, Row
 
 _FLATTENED = frozenset({"Cc", "Zl", "Zp"})
 """Unicode categories: control characters, line separators, paragraph separators."""
@@ -160,7 +160,7 @@ _LONGEST = 500
 
 def five_lines(row: Row, *, folder: Path) -> str:
     """What differs, where it began, why, by which evidence, and what to do. ``folder`` has its repro and traces."""
-    if row.mode == BATCH_INVARIANCE:
+    if row.mode in INVARIANCES:
         return "\n".join(map(cut_line, _of_batches(row, folder)))
     why = f"cause: {row.cause}, {row.confidence}: {row.because}" if row.cause else "cause: not looked for"
     return "\n".join(map(cut_line, (_what(row), _where(row), why, _evidence(row), _remedy(row, folder))))
@@ -168,7 +168,7 @@ def five_lines(row: Row, *, folder: Path) -> str:
 
 def _of_batches(row: Row, folder: Path) -> Sequence[str]:
     """What differs, the kernel and its place, its shapes, why, and what to do."""
-    sizes = f"a batch of {row.batch_sizes.rpartition(' ')[2]} and one of {row.batch_size}"
+    sizes = row.company or f"a batch of {row.batch_sizes.rpartition(' ')[2]} and one of {row.batch_size}"
     place = _in_brackets(f"in {row.module}" if row.module else "", f"at {row.source}" if row.source else "")
     shapes = f"shapes: {row.shapes} and {row.reference_shapes}" if row.shapes else "shapes: of no kernel"
     from_on = f"; from {count(row.smallest_batch, 'item')} on" if row.smallest_batch is not None else ""

@@ -25,7 +25,7 @@ from hashbench.suites.csv_file import data_folder
 from hashbench.trace.tracer import choose
 
 PACKAGE = Path(hashbench.__file__).parent
-TRUTH, TRUTH_OF_BATCHES = "truth_", "truth_batch_"
+TRUTH, TRUTH_OF_BATCHES, TRUTH_OF_COMPANY = "truth_", "truth_batch_", "truth_company"
 
 
 def specimens() -> dict[str, dict[str, str]]:
@@ -43,8 +43,8 @@ def truth(name: str, tracer: str) -> dict[str, str]:
 
 
 def is_truth(column: str) -> bool:
-    """Whether a column says what a row of two equal runs is, not one of smaller batches."""
-    return column.startswith(TRUTH) and not column.startswith(TRUTH_OF_BATCHES)
+    """Whether a column says what a row of two equal runs is, not one of smaller batches or of other company."""
+    return column.startswith(TRUTH) and not column.startswith((TRUTH_OF_BATCHES, TRUTH_OF_COMPANY))
 
 
 AUTO = choose("auto").tracer
@@ -52,7 +52,11 @@ AUTO = choose("auto").tracer
 TRUTHS = {name: truth(name, AUTO) for name in SPECIMENS}
 BATCHED = [name for name, line in SPECIMENS.items() if line[f"{TRUTH_OF_BATCHES}accuracy"]]
 """Those of batch invariance, of which two equal runs agree."""
-HERE = {name: line for name, line in SPECIMENS.items() if not line["devices"] and name not in BATCHED}
+WITH_TOKENS = [name for name, line in SPECIMENS.items() if line[TRUTH_OF_COMPANY]]
+"""Those of tokens in other company, of which two equal runs agree, too; ``test_company.py`` runs them."""
+HERE = {
+    name: line for name, line in SPECIMENS.items() if not (line["devices"] or name in BATCHED or name in WITH_TOKENS)
+}
 """Those of every device. Those of an accelerator have tests of their own in ``test_accelerator_specimens.py``."""
 RUNNABLE = [(name, mode) for name, line in HERE.items() for mode in MODES if not line[f"skip_{mode}"]]
 SKIPPED = [(name, mode) for name, line in HERE.items() for mode in MODES if line[f"skip_{mode}"]]

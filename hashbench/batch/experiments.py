@@ -37,8 +37,9 @@ CHEAP_SIZES = 32
 WATCHED = 8
 """Items of a batch whose rows are compared with those that they have alone, beside the last one."""
 
-FACTORS = (2.0, -1.0)
-"""By what the other items are multiplied, so that a maximum or a mean over the batch is another one."""
+FACTORS, POSITIVE_FACTORS = (2.0, -1.0), (2.0, 0.5)
+"""By what the other items are multiplied, so that a maximum or a mean over the batch is another one; and where one item
+is watched, so that what is masked (0, minus infinity) stays so."""
 
 MULTIPLES = (2, 4, 8, 16, 32, 64)
 """Numbers of items to whose multiples a batch is padded."""
@@ -65,6 +66,7 @@ class _Experiments:
     def __init__(self, call: ItemCall, budget: Budget) -> None:
         self.call, self.budget = call, budget
         self.everybody = range(call.items)
+        self.watched = self.everybody if call.watched is None else (call.watched,)
         self.reference = call.rows_of(self.everybody)
         self.reduced = not any(axis is not None for axis in call.outputs)
 
@@ -104,7 +106,7 @@ class _Experiments:
     def _compared(self, chosen: Sequence[int], *, only: Sequence[int] | None = None) -> bool:
         """Whether the rows of a run on these items (of ``only`` these) are other than in the run on all."""
         rows = self.call.rows_of(chosen)
-        return any(rows[item] != self.reference[item] for item in (rows if only is None else only))
+        return self._rows_differ({item: rows[item] for item in (rows if only is None else only)})
 
     def _tried(self, name: str, outcomes: Callable[[], Iterator[bool]]) -> ExperimentResult:
         """An experiment, each of whose comparisons differs or not, as far as there is time."""
@@ -128,11 +130,11 @@ class _Experiments:
     def _content(self) -> Iterator[bool]:
         """Other items beside one that is kept in its place: each other's, all the same as it, and multiplied."""
         count = self.call.items
-        for kept in sorted({0, count // 2, count - 1}):
+        for kept in sorted({0, count // 2, count - 1} & {*self.watched}):
             turned = [kept if item == kept else self._next(item, kept) for item in self.everybody]
-            for chosen in (turned, [kept] * count):
+            for chosen in (turned, [kept] * count) if self.call.watched is None else ():
                 yield self.call.select(chosen).rows()[kept] != self.reference[kept]
-            for factor in FACTORS:
+            for factor in FACTORS if self.call.watched is None else POSITIVE_FACTORS:
                 try:
                     rows = self.call.with_scaled_neighbours(kept, factor).rows()
                 except Exception:  # outside what the op takes: a probability of 2
@@ -145,6 +147,8 @@ class _Experiments:
 
     def _places(self) -> Iterator[bool]:
         """The same items in another order, so that each has other neighbours at another place."""
+        if self.call.watched is not None:
+            raise NotItemwiseError("the items have an order")
         everybody = [*self.everybody]
         shifts = sorted({1, len(everybody) // 2, len(everybody) - 1})
         orders = [everybody[shift:] + everybody[:shift] for shift in shifts]
@@ -156,7 +160,7 @@ class _Experiments:
 
         def outcomes() -> Iterator[bool]:
             for size in _sizes(self.call.items):
-                differs = self._compared(range(size))
+                differs = self._compared(self._some(size))
                 differing.extend([size] if differs else [])
                 yield differs
 
@@ -168,11 +172,18 @@ class _Experiments:
         if not self.call.scaled:
             return False
         fixed = replace(self.call, scaled=())
-        result = self._tried("other_number", lambda: (self._rows_differ(fixed.rows_of(range(size))) for size in sizes))
+        result = self._tried(
+            "other_number", lambda: (self._rows_differ(fixed.rows_of(self._some(size))) for size in sizes)
+        )
         return result.ran and not result.differing and not result.note
 
-    def _rows_differ(self, rows: Rows) -> bool:
-        return any(rows[item] != self.reference[item] for item in rows)
+    def _rows_differ(self, rows: Rows, reference: Rows | None = None) -> bool:
+        known = self.reference if reference is None else reference
+        return any(rows[item] != known[item] for item in rows if item in self.watched)
+
+    def _some(self, size: int) -> range:
+        """So many items: the first ones, or the last ones where the last one is watched."""
+        return range(size) if self.call.watched in (None, 0) else self.everybody[-size:]
 
     def _smallest_batch(self) -> tuple[int | None, bool]:
         """The smallest number of items among which one has other rows than alone; whether numbers below were left
@@ -180,8 +191,9 @@ class _Experiments:
         alone: Rows = {}
 
         def differs(size: int) -> bool:
-            rows = self.call.rows_of(range(size))
-            for item in sorted({*range(min(size, WATCHED)), size - 1}):
+            rows = self.call.rows_of(self._some(size))
+            some = {*range(min(size, WATCHED)), size - 1} if self.call.watched is None else self.watched
+            for item in sorted(some):
                 if item not in alone:
                     alone[item] = self.call.rows_of([item])[item]
                 if rows[item] != alone[item]:
@@ -207,8 +219,7 @@ class _Experiments:
             raise NotItemwiseError("no floating-point input in plain memory")
         reference = exact.rows_of(self.everybody)
         for size in sizes:
-            rows = exact.rows_of(range(size))
-            yield any(rows[item] != reference[item] for item in rows)
+            yield self._rows_differ(exact.rows_of(self._some(size)), reference)
 
     # ---------------------------------------------------------------------------------------------- settings
 
@@ -230,8 +241,7 @@ class _Experiments:
         with setting():
             reference = self.call.rows_of(self.everybody)
             for size in sizes:
-                rows = self.call.rows_of(range(size))
-                yield any(rows[item] != reference[item] for item in rows)
+                yield self._rows_differ(self.call.rows_of(self._some(size)), reference)
 
     def _seconds(self, call: ItemCall, setting: Setting = nullcontext) -> float | None:
         with setting():
@@ -243,10 +253,11 @@ class _Experiments:
         """What makes the rows agree at every number of items that differed, with its price."""
         call = self.call
         whole, alone = self._seconds(call), self._seconds(call.at(1))
-        yield from self._padding(alone)
-        one_by_one = self._tried("same_items", self._one_by_one)
-        price = alone * call.items / whole if alone and whole else None
-        yield Remedy("compute one item at a time", one_by_one.trials, one_by_one.differing, price, "all at once")
+        if call.watched is None:
+            yield from self._padding(alone)
+            one_by_one = self._tried("same_items", self._one_by_one)
+            price = alone * call.items / whole if alone and whole else None
+            yield Remedy("compute one item at a time", one_by_one.trials, one_by_one.differing, price, "all at once")
         for name in CONTROLS:
             arm = known.arm(name)
             if arm.ran:

@@ -8,6 +8,7 @@ kernel. Guilty calls that are not reached are benign.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections import Counter
@@ -102,6 +103,8 @@ def match(reference: TensorRows, other: TensorRows, company: Company, inherited:
     if reference.cut is None or other.cut is None or other.dtype != reference.dtype:
         return Match(Agreement.UNKNOWN)
     dim = other.cut.dim
+    if reference.cut.dim != dim:  # it was cut for another call beside it
+        return Match(Agreement.UNKNOWN)
     if dim is None:
         same = reference.content == other.content and reference.shape == other.shape
         return Match(Agreement.SAME if same else Agreement.DIFFERENT)
@@ -116,7 +119,8 @@ def match(reference: TensorRows, other: TensorRows, company: Company, inherited:
         )
         if laid_out:
             return Match(Agreement.SAME, sizes, laid_out, several)
-        if not several and width and (places := _places(reference.content, other.content, width)) is not None:
+        places = _places(reference.content, other.content, width) if width and not several else None
+        if places is not None and not (company.together and _is_shifted(places)):
             return Match(Agreement.FOUND, sizes, order=_order_of(places, reference, dim))
     wholly = all(company.multiple(reference.shape[at], length) == 1 for at, _, length in reference.cut.narrowed)
     known = wholly and (
@@ -152,6 +156,11 @@ def _places(reference: bytes, other: bytes, width: int) -> list[int] | None:
             return None
         found.append(places.pop())
     return found
+
+
+def _is_shifted(places: Sequence[int]) -> bool:
+    """Whether neighbours are neighbours at another place: of tokens, which have an order, these are others."""
+    return all(after == before + 1 for before, after in itertools.pairwise(places))
 
 
 def _order_of(places: Sequence[int], reference: TensorRows, dim: int) -> int | None:
@@ -260,13 +269,16 @@ class Comparison:
         )
         if guilty:
             return guilty, self.judged[guilty[0]].coupled or self._instead_of(guilty[0])
-        strict = self._slice(strictly=True)
+        strict = set() if self.company.together else self._slice(strictly=True)
         moved = tuple(node for node in self._order if node in strict and self._moves(self.judged[node]))
         if moved:
             return moved[:1], "it gives an item other items' rows, or as many as there are items"
         unknown = [
             node for node in self._order if node in reached and self.judged[node].guilt is Guilt.NOT_ATTRIBUTABLE
         ]
+        older = next((node for node in self._order if node in reached and self._made_before(node)), "")
+        if older and self.company.together:
+            return (), f"what {older} reads was made by an earlier run, and is not what the reference has in its place"
         if unknown:
             return (), f"which rows belong to which item cannot be told from {unknown[0]} on"
         return (), "no call differs whose rows could be followed to the outputs"
@@ -281,8 +293,16 @@ class Comparison:
         return one.guilt is not Guilt.GUILTY or bool(one.coupled) or reduces
 
     def _parts(self, node: str) -> bool:
-        """Whether the smaller run alone makes this call, of what is equal in both."""
+        """Whether the smaller run alone makes this call, of what is equal in both. Masks and positions of tokens are
+        made in other ways for other numbers of them."""
+        if self.company.together and (not self._records[node].inputs or self._made_before(node)):
+            return False
         return not self.judged[node].reference and not self._unclean(node)
+
+    def _made_before(self, node: str) -> str:
+        """What a call reads that was made before its run, and is nothing that the reference has; else empty."""
+        known = self._leaves[0].keys() | self._records.keys()
+        return next((ref.source for ref in self._records[node].inputs if ref.source not in known), "")
 
     def _unclean(self, node: str) -> list[str]:
         """The calls that wrote what a call read, and may have left other rows than their counterparts."""
@@ -302,7 +322,8 @@ class Comparison:
         ops = dict.fromkeys(
             one.op for one in self._references.values() if one.id in alone and one.module == module and one.outputs
         )
-        return f"a batch of {self.company.batch} calls other ops here ({', '.join([*ops][:4]) or 'none'})"
+        of = f"the run of {self.company.batch} tokens" if self.company.together else f"a batch of {self.company.batch}"
+        return f"{of} calls other ops here ({', '.join([*ops][:4]) or 'none'})"
 
     @staticmethod
     def _moves(one: Judged) -> bool:
@@ -364,10 +385,10 @@ class Comparison:
 
     def _compared(self, record: OpRecord, rows: CallRows, node: str) -> Judged | None:
         """The call beside one of the reference; ``None`` where that was not given what this one was. The reference may
-        be given more: as many tensors as there are items."""
+        be given more: as many tensors as there are items. Of tokens either may: a mask that the other does without."""
         reference = self.reference.calls.get(node)
         there = dict(reference.read) if reference is not None else {}
-        if reference is None or not there.keys() >= dict(rows.read).keys():
+        if reference is None or not (self.company.together or there.keys() >= dict(rows.read).keys()):
             return None
         if len(rows.written) != len(reference.written):
             return None
@@ -375,7 +396,7 @@ class Comparison:
         given = {
             path: self._match_state(there[path], here)
             for path, here in rows.read
-            if not self._is_not_read(record, counts.get(path))
+            if path in there and not self._is_not_read(record, counts.get(path))
         }
         tables = {path for path, here in rows.read if path in given and _is_table(here, given[path])}
         inherited = tuple(given.values())
@@ -400,10 +421,13 @@ class Comparison:
         other_arguments, other_numbers = record.arguments != reference.arguments, record.rng != reference.rng
         if not known or _mixes(given) or ((other_arguments or other_numbers) and self._shifted(record)):
             return Guilt.NOT_ATTRIBUTABLE, ""
+        if self.company.together and not given:
+            return Guilt.GUILTY, f"it reads nothing, and follows from {record.arguments} and {reference.arguments}"
         if other_numbers:
             return Guilt.GUILTY, "it draws from a generator that has drawn another number of times for another batch"
         if _SIZES.sub("", record.arguments) != _SIZES.sub("", reference.arguments):
-            return Guilt.GUILTY, f"its arguments depend on the batch: {record.arguments} and {reference.arguments}"
+            on = "company" if self.company.together else "batch"
+            return Guilt.GUILTY, f"its arguments depend on the {on}: {record.arguments} and {reference.arguments}"
         return Guilt.GUILTY, ""
 
     def _match_state(self, reference: TensorRows, other: TensorRows) -> Match:

@@ -44,7 +44,8 @@ class ItemCall:
     tensor that the call leaves: what it returns, then arguments that it changes and does not return. ``scaled`` are
     the positions among ``leaves([*args, *kwargs.values()])`` of whole numbers that count items (a size given to
     ``expand``): they are multiples of ``items``. ``settings`` of torch are put in force for every run. Nothing among
-    the arguments is written to: every run has copies.
+    the arguments is written to: every run has copies. ``watched``, where not ``None``, is the first or the last item,
+    and the only one whose rows are compared: it keeps its place, and the others may depend on it by right.
     """
 
     func: Callable[..., Any]
@@ -55,6 +56,7 @@ class ItemCall:
     outputs: tuple[ItemAxis | None, ...]
     scaled: tuple[int, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
+    watched: int | None = None
 
     def __post_init__(self) -> None:
         tensors = self.tensors

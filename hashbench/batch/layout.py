@@ -59,11 +59,16 @@ WHOLE = Cut()
 @dataclass(frozen=True, slots=True)
 class Company:
     """Two runs on the same items: the reference on ``batch`` of them, the other on ``size``, which are those from
-    ``first`` on."""
+    ``first`` on.
+
+    ``together``: these depend on each other by right, as tokens of one sequence do, and are ``size`` of ``batch`` of
+    them in the company of the others.
+    """
 
     batch: int
     size: int
     first: int = 0
+    together: bool = False
 
     def multiple(self, reference: int, other: int) -> int:
         """How many indices of a dimension belong to each item, by its sizes in both runs; 0 where it does not scale

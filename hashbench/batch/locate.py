@@ -210,6 +210,10 @@ def _item_call(
     cuts = [rows.cut.dim if rows.cut is not None else None for _, rows in reference.read]
     written = [None if at is None else judged.written[at] for at in captured.written]
     dims = [None if at is None or (cut := reference.written[at].cut) is None else cut.dim for at in captured.written]
+    if company.together and (not matches or company.batch % company.size or company.first % company.size):
+        return None, ""
+    if company.first and judged.coupled:  # which tokens are first and last may be among its other arguments
+        return None, "the call cannot be repeated alone: its other arguments differ"
     if not all(one is None or one.itemwise(company) for one in [*matches, *written]):
         return None, "the call cannot be repeated on other items: which rows belong to which is not the same for all"
     scaled = tuple(
@@ -218,17 +222,20 @@ def _item_call(
         if there is not None and here is not None and there != here and company.multiple(there, here)
     )
     inherited = [one for one in matches if one is not None]
+    # What depends on each other is one item, and its company is of its size.
+    rows = company.size if company.together else 1
     try:
         return (
             ItemCall(
                 captured.func,
                 captured.args,
                 captured.kwargs,
-                company.batch,
-                tuple(_axis(one, dim, company, ()) for one, dim in zip(matches, cuts, strict=True)),
-                tuple(_axis(one, dim, company, inherited) for one, dim in zip(written, dims, strict=True)),
+                company.batch // rows,
+                tuple(_axis(one, dim, company, (), rows) for one, dim in zip(matches, cuts, strict=True)),
+                tuple(_axis(one, dim, company, inherited, rows) for one, dim in zip(written, dims, strict=True)),
                 scaled,
                 captured.settings,
+                company.first // rows if company.together else None,
             ),
             "",
         )
@@ -236,27 +243,32 @@ def _item_call(
         return None, str(error)
 
 
-def _axis(one: Match | None, dim: int | None, company: Company, inherited: Sequence[Match]) -> ItemAxis | None:
-    """Where the items of a tensor are; a dimension whose rows differ is laid out as one of its size that was read."""
+def _axis(
+    one: Match | None, dim: int | None, company: Company, inherited: Sequence[Match], rows: int
+) -> ItemAxis | None:
+    """Where the items of a tensor are, each ``rows`` of those that were followed; a dimension whose rows differ is laid
+    out as one of its size that was read."""
     if one is None or one.sizes is None or dim is None:
         return None
     outers = one.outers or next((other.outers for other in inherited if other.sizes == one.sizes), frozenset())
     outer = min(outers, default=1)
-    return ItemAxis(dim, outer, company.multiple(*one.sizes) // outer)
+    return ItemAxis(dim, outer, company.multiple(*one.sizes) // outer * rows)
 
 
 def _isolated_difference(call: ItemCall, captured: _Capture, company: Company) -> RowDifference | None:
     """How far the call's rows on fewer items are from those in the run; ``None`` where it does not differ alone."""
     try:
         with in_force(call):
-            left, _ = call.select(range(company.first, company.first + company.size)).run()
+            rows = company.batch // call.items
+            place, number = company.first // rows, company.size // rows
+            left, _ = call.select(range(place, place + number)).run()
     except Exception:  # the op refuses fewer items, or the call needs more than its tensors
         return None
     return _measured(
         [
             (
-                items_first(there, axis, company.batch)[company.first :][: company.size],
-                items_first(here, axis, company.size),
+                items_first(there, axis, call.items)[place:][:number],
+                items_first(here, axis, number),
             )
             if axis is not None
             else (there, here)

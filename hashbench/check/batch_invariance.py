@@ -1,5 +1,6 @@
 """Whether the items of a batch come out the same in smaller batches: one model run at N, N/2 … 1 items, as
-``check_batch_invariance`` of PyTorch's ``benchmarks/dynamo`` does with ``--accuracy --batch-invariant``."""
+``check_batch_invariance`` of PyTorch's ``benchmarks/dynamo`` does with ``--accuracy --batch-invariant``; and whether
+tokens do in the company that a :class:`~hashbench.check.company.Pair` gives them."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from hashbench.batch.layout import Company
 from hashbench.batch.locate import PlainRuns, RowsCompared, compare_rows, finding_of
 from hashbench.batch.repro import run_item_repro, write_item_repro
 from hashbench.batch.rows import ShapeNotes
-from hashbench.catalog import Confidence, Origin, Status
+from hashbench.catalog import CAUSES, Confidence, Origin, Status
+from hashbench.check.company import Pair
 from hashbench.check.pair import keep_draft, with_facts
 from hashbench.errors import HashbenchError, named_line
 from hashbench.processes import older_objects_uncollected, tell_phase
@@ -109,8 +111,15 @@ class Compared:
     left_out: tuple[str, ...] = ()
 
 
-def compare_items(reference: outputs.Results, small: outputs.Results, *, batch: int, size: int) -> Compared:
-    """Compare the first ``size`` items of the outputs of a ``batch`` with those of a batch of ``size``, bit by bit.
+Rows = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor] | None]
+"""What is compared of a tensor of the reference and of the other run; ``None``: nothing."""
+
+
+def compare_items(
+    reference: outputs.Results, small: outputs.Results, *, batch: int, size: int, rows: Rows | None = None
+) -> Compared:
+    """Compare the first ``size`` items of the outputs of a ``batch`` with those of a batch of ``size``, bit by bit; or
+    of each output the ``rows``.
 
     Compared are tensors whose first dimension is ``batch`` in one run and ``size`` in the other: what has another one
     (a loss, a table) says nothing of single items, whatever its size happens to be. Outputs of another structure
@@ -127,6 +136,11 @@ def compare_items(reference: outputs.Results, small: outputs.Results, *, batch: 
         other = small[name]
         if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
             left_out.append(str(value) if isinstance(value, LeftOut) else f"{name}: not a tensor")
+        elif rows is not None:
+            if (pair := rows(value, other)) is None:
+                left_out.append(f"{name}: it has no dimension of tokens")
+            else:
+                first[name], second[name] = pair
         elif _has_batch(value, batch) and _has_batch(other, size):
             first[name], second[name] = value[:size], other
         else:
@@ -158,7 +172,7 @@ def differing_earlier(names: Sequence[str], reference: Run, small: Run, *, batch
 
 @dataclass(frozen=True, slots=True)
 class BatchCheck:
-    """Compares what single items come out as in batches of several sizes.
+    """Compares what single items come out as in batches of several sizes, or tokens in the company of a pair.
 
     Args:
         run_at: makes one run.
@@ -171,6 +185,8 @@ class BatchCheck:
         sizes: what is compared with the batch, in this order; none: its halves.
         outputs: what is compared of a run, by name.
         spec: what is run, where it is written down before the kernel is looked for.
+        pair: the two runs of tokens; ``batch`` and ``sizes`` then count tokens.
+        run_before: makes the runs of ``pair.before``.
     """
 
     run_at: RunAt
@@ -182,6 +198,8 @@ class BatchCheck:
     sizes: tuple[int, ...] = ()
     outputs: Callable[[Run], Mapping[str, Any]] = outputs_of
     spec: ModelSpec | None = None
+    pair: Pair | None = None
+    run_before: RunAt | None = None
 
     def run(self) -> Outcome:
         """The outcome: the largest smaller batch whose items differ, if any."""
@@ -189,20 +207,24 @@ class BatchCheck:
             return self._checked()
 
     def _checked(self) -> Outcome:
-        outcome = Outcome(Status.PASS, self.level, iterations=self.iterations, batch=BatchFacts(self.batch))
+        outcome = Outcome(Status.PASS, self.level, iterations=self.iterations, batch=self._facts())
         noted = ShapeNotes()
         reference = self._run(self.batch, noted)
         if isinstance(reference, Failure):
             return replace(outcome, accuracy=_failed(reference, Status.REFERENCE_FAIL), failure=reference)
         outcome = replace(with_facts(outcome, reference), tracer=reference.tracer)
+        if self.pair is not None and (why_not := self.pair.why_not(reference.results)):
+            return _skipped(outcome, why_not)
         known, left_out, compared = self.outputs(reference), dict.fromkeys(outcome.not_compared), 0
         largest: tuple[int, Run] | None = None
         for size in self.sizes or halves(self.batch):
             small = self._run(size)
             if isinstance(small, Failure):
-                return replace(outcome, accuracy=_failed(small, Status.BATCH_RUN_FAIL.at(size)), failure=small)
+                fails = Status.BATCH_RUN_FAIL.at(size) if self.pair is None else Status.COMPANY_RUN_FAIL
+                return replace(outcome, accuracy=_failed(small, fails), failure=small)
             try:
-                found = compare_items(known, self.outputs(small), batch=self.batch, size=size)
+                rows = None if self.pair is None else self.pair.rows
+                found = compare_items(known, self.outputs(small), batch=self.batch, size=size, rows=rows)
             except torch.OutOfMemoryError as error:
                 log_error("comparing two batches failed")
                 return replace(outcome, accuracy=Status.OOM, failure=Failure(str(error), out_of_memory=True))
@@ -213,14 +235,25 @@ class BatchCheck:
                 outcome,
                 runs=outcome.runs + 1,
                 not_compared=tuple(left_out),
-                batch=BatchFacts(self.batch, sizes),
+                batch=self._facts(sizes),
             )
             if found.difference is not None:
                 return self._differs(outcome, reference, small, noted, found.difference)
             largest = max(largest, (size, small), key=itemgetter(0)) if largest is not None else (size, small)
         if not compared or largest is None:
-            return _skipped(outcome, f"no output has the batch of {self.batch} as its first dimension")
+            missing = "a dimension of tokens" if self.pair else f"the batch of {self.batch} as its first dimension"
+            return _skipped(outcome, f"no output has {missing}")
         return self._with_benign(outcome, largest[0], _plain_runs(reference, largest[1], noted))
+
+    def _facts(self, sizes: tuple[int, ...] = ()) -> BatchFacts:
+        return BatchFacts(self.batch, sizes) if self.pair is None else BatchFacts(self.batch, company=self.pair.words)
+
+    def _company(self, size: int) -> Company:
+        return Company(self.batch, size) if self.pair is None else self.pair.company
+
+    @property
+    def _unit(self) -> str:
+        return "items" if self.pair is None else "tokens"
 
     # ---------------------------------------------------------------------------------------- which kernel, and why
 
@@ -233,13 +266,15 @@ class BatchCheck:
             OSError: the results folder cannot be written to, which ends a sweep.
         """
         assert outcome.batch is not None
-        size = outcome.batch.sizes[-1]
-        names = differing_earlier(difference.names, reference, small, batch=self.batch, size=size)
+        size = outcome.batch.sizes[-1] if self.pair is None else self.pair.company.size
+        names: Sequence[str] = difference.names
+        if self.pair is None:
+            names = differing_earlier(names, reference, small, batch=self.batch, size=size)
         tell_phase("looking for the kernel")
         rows: RowsCompared | Failure
         try:
             plain = _plain_runs(reference, small, noted)
-            rows = compare_rows(self._watched, Company(self.batch, size), names, plain=plain)
+            rows = compare_rows(self._watched, self._company(size), names, plain=plain)
         except Exception as error:
             log_error("comparing what kernels left failed")
             rows = Failure(f"looking for the kernel failed: {named_line(error)}")
@@ -249,22 +284,50 @@ class BatchCheck:
             return _skipped(outcome, why_not)
         kept = (reference, small) if self.options.keep_traces else ()
         traces = tuple(run.trace for run in kept if run.trace is not None)
-        outcome = replace(outcome, accuracy=Status.BATCH_DIFFERS.at(size), difference=difference, traces=traces)
+        accuracy = Status.BATCH_DIFFERS.at(size) if self.pair is None else self.pair.differs
+        outcome = replace(outcome, accuracy=accuracy, difference=difference, traces=traces)
         if self.spec is not None:
             keep_draft(self.spec, self.options, outcome)
         if isinstance(rows, Failure):
             return _unexplained(outcome, rows.error)
         try:
-            found = finding_of(self._watched, rows)
+            found = self._earlier(finding_of(self._watched, rows))
             if isinstance(found, Failure):
                 return _unexplained(outcome, f"a further run failed: {found.error}")
-            outcome = with_finding(outcome, found, reference.trace)
+            outcome = with_finding(outcome, found, reference.trace, unit=self._unit)
             return self._diagnosed(outcome, found)
         except OSError:
             raise
         except Exception as error:
             log_error("looking for the kernel failed")
             return _unexplained(outcome, f"looking for the kernel failed: {named_line(error)}")
+
+    def _earlier(self, found: BatchFinding | Failure) -> BatchFinding | Failure:
+        """What was found; where it is no kernel, the one by which the cache came to differ with which the other run
+        began."""
+        if isinstance(found, Failure) or found.kernel or self.run_before is None:
+            return found
+        assert self.pair is not None
+        assert self.pair.before is not None
+        run_before, before = self.run_before, self.pair.before
+
+        def watched(size: int, watcher: TraceCallback) -> Run | Failure:
+            return run_before(size, watcher=watcher)
+
+        rows = compare_rows(watched, before.company)
+        if isinstance(rows, Failure):
+            return found
+        whole, part = map(outputs_of, rows.runs)
+        at = before.company
+        difference = compare_items(whole, part, batch=at.batch, size=at.size, rows=before.rows).difference
+        if difference is None:
+            return found
+        comparison = replace(rows.comparison, differing=difference.names)
+        earlier = finding_of(watched, replace(rows, comparison=comparison))
+        if isinstance(earlier, Failure) or not earlier.kernel:
+            return found
+        where = f"in the run of {earlier.size} tokens that made the cache"
+        return replace(earlier, detail="; ".join(filter(None, (where, earlier.detail))))
 
     def _repeated(self, outcome: Outcome, runs: Sequence[tuple[Run, int]], again: Sequence[Run]) -> tuple[Outcome, str]:
         """The outcome, with the runs that were made in it, and why no batch can be blamed: runs of one size differ, or
@@ -273,13 +336,15 @@ class BatchCheck:
             for number in range(self.runs - 1):
                 further = again[place] if again and not number else self._run(items)
                 if isinstance(further, Failure):
-                    return outcome, f"a further run of {items} items failed: {further.error}"
+                    return outcome, f"a further run of {items} {self._unit} failed: {further.error}"
                 outcome = replace(outcome, runs=outcome.runs + 1)
-                pair = self.outputs(first), self.outputs(further)
-                if compare_items(*pair, batch=items, size=items).difference is not None:
+                both = self.outputs(first), self.outputs(further)
+                rows = None if self.pair is None else lambda *tensors: tensors
+                if compare_items(*both, batch=items, size=items, rows=rows).difference is not None:
+                    blamed = "batch" if self.pair is None else "company"
                     return outcome, (
-                        f"two runs of the same {items} items differ, so that the batch cannot be blamed: sweep it "
-                        "without --batch-invariant"
+                        f"two runs of the same {items} {self._unit} differ, so that the {blamed} cannot be blamed: "
+                        "sweep it without --batch-invariant"
                     )
         return outcome, ""
 
@@ -287,6 +352,10 @@ class BatchCheck:
         """The outcome with the cause, where there is a budget to look for it."""
         if self.options.diagnose_budget <= 0 or outcome.batch is None or not found.kernel:
             return outcome
+        if self.pair is not None and not found.shapes:
+            advice = f"{CAUSES['batch_coupling'].advice.format(named=CAUSES['batch_coupling'].unnamed)}."
+            decision = Decision("batch_coupling", Confidence.PROVEN, found.detail, advice)
+            return replace(outcome, diagnosis=Diagnosis(decision, Evidence(origin=Origin.KERNEL)))
         if found.call is None:
             return _unexplained(outcome, found.detail or "the call could not be captured")
         tell_phase("experiments on the kernel's call")
@@ -296,7 +365,7 @@ class BatchCheck:
             Evidence(origin=Origin.KERNEL, arms=evidence.arms),
             other_sources=found.sources[1:] if self.options.all_sources else (),
         )
-        diagnosis = self._with_repro(diagnosis, found.call, found.size)
+        diagnosis = self._with_repro(diagnosis, found.call, found.size if found.call.watched is None else 1)
         return replace(outcome, diagnosis=diagnosis, batch=replace(outcome.batch, smallest=evidence.smallest_batch))
 
     def _with_repro(self, diagnosis: Diagnosis, call: ItemCall, size: int) -> Diagnosis:
@@ -319,7 +388,7 @@ class BatchCheck:
         """The outcome of a model whose outputs agree, with the kernels that differ without reaching one."""
         tell_phase("kernels that differ")
         try:
-            rows = compare_rows(self._watched, Company(self.batch, size), plain=plain)
+            rows = compare_rows(self._watched, self._company(size), plain=plain)
         except Exception:
             log_error("comparing what kernels left failed")
             return outcome
@@ -329,7 +398,7 @@ class BatchCheck:
         return self.run_at(size, watcher=watcher)
 
     def _run(self, size: int, watcher: TraceCallback | None = None) -> Run | Failure:
-        tell_phase(f"a batch of {size}")
+        tell_phase(f"a batch of {size}" if self.pair is None else f"{size} tokens")
         return self.run_at(size, watcher=watcher)
 
 
@@ -355,7 +424,7 @@ def skipped(level: str, why: str, *, batch: int | None, iterations: int | None) 
     return _skipped(Outcome(Status.SKIPPED, level, iterations=iterations, batch=facts), why)
 
 
-def with_finding(outcome: Outcome, found: BatchFinding, reference: Trace | None) -> Outcome:
+def with_finding(outcome: Outcome, found: BatchFinding, reference: Trace | None, *, unit: str = "items") -> Outcome:
     """The outcome with what was found, as a divergence between the batch and a smaller one. ``reference`` is the trace
     of the batch."""
     facts = outcome.batch or BatchFacts(found.batch)
@@ -374,20 +443,20 @@ def with_finding(outcome: Outcome, found: BatchFinding, reference: Trace | None)
         iteration=None if place is None else records[place].iteration,
         module=found.module,
         forward_op="",
-        detail="; ".join(filter(None, (_how_far(found), found.detail))),
+        detail="; ".join(filter(None, (_how_far(found, unit), found.detail))),
         source=found.source_line,
     )
     names = outcome.difference.names if outcome.difference is not None else ()
     return replace(outcome, verdict=Verdict(names, divergence, found.benign))
 
 
-def _how_far(found: BatchFinding) -> str:
+def _how_far(found: BatchFinding, unit: str) -> str:
     """``equal inputs of the same 4 items, and outputs that are at most 2 ULP, 1.2e-07 apart``"""
     by = found.difference
     ulp = f"{by.max_ulp} ULP" if by.max_ulp is not None else ""
     far = ", ".join(filter(None, (ulp, f"{by.max_abs:.3g}" if by.max_abs is not None else "")))
     apart = f"are at most {far} apart" if far else "differ"
-    return f"equal inputs of the same {found.size} items, and outputs that {apart}"
+    return f"equal inputs of the same {found.size} {unit}, and outputs that {apart}"
 
 
 _LOOK = "Look at the line that calls it: what it leaves of an item may be computed from others on purpose"

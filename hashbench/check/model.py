@@ -20,10 +20,11 @@ import torch
 from hashbench.catalog import Status
 from hashbench.check import batch_invariance
 from hashbench.check.batch_invariance import BatchCheck
+from hashbench.check.company import Given, NoCompanyError, Pair, pair_of
 from hashbench.check.pair import PairCheck, retried_with_warnings, row_of
 from hashbench.diagnose import fresh_process
 from hashbench.processes import tell_phase
-from hashbench.records import Failure, ModelSpec, Row, RunOptions, Trace
+from hashbench.records import BATCH_INVARIANCE, Failure, ModelSpec, Row, RunOptions, Trace
 from hashbench.run import leaves, outputs
 from hashbench.run.outcome import (
     Outcome,
@@ -171,7 +172,8 @@ class BenchmarkRunner:
         def check(level: str) -> Outcome:
             with deterministic_settings(level, threads=self.options.threads), self.pick_grad():
                 if self.options.batch_invariant:
-                    return self._check_batches(workload, level, spec)
+                    check = self._check_batches if self.options.mode == BATCH_INVARIANCE else self._check_company
+                    return check(workload, level, spec)
                 return PairCheck(
                     functools.partial(attempt, self._preparing(workload, optimizer), self.options),
                     self.options,
@@ -197,24 +199,54 @@ class BenchmarkRunner:
             return batch_invariance.skipped(level, why_not, batch=batch, iterations=workload.iterations)
 
         def run_at(size: int, **more: Any) -> Run | Failure:
-            return attempt(self._preparing(workload, "", items=(size, batch)), self.options, **more)
+            def given(_: torch.nn.Module, inputs: Any) -> Any:
+                return batch_invariance.first_items(inputs, size, batch)
+
+            return attempt(self._preparing(workload, "", given=given), self.options, **more)
 
         runs = max(2, self.options.runs or (spec.runs if spec is not None else None) or 2)
         return BatchCheck(run_at, batch, self.options, level, runs, workload.iterations, spec=spec).run()
 
+    def _check_company(self, workload: Workload, level: str, spec: ModelSpec | None) -> Outcome:
+        """Compare two runs of the same tokens, of one step each: a cache holds what one step left."""
+        workload = replace(workload, iterations=1)
+        inputs = workload.inputs if workload.make_inputs is None else self.fresh_inputs(workload)
+        try:
+            pair = pair_of(self.options.company, workload, inputs)
+        except NoCompanyError as error:
+            return batch_invariance.skipped(level, str(error), batch=None, iterations=1)
+
+        def runs_of(pair: Pair) -> batch_invariance.RunAt:
+            def run_at(size: int, **more: Any) -> Run | Failure:
+                return attempt(self._preparing(workload, "", given=pair.given(size)), self.options, **more)
+
+            return run_at
+
+        return BatchCheck(
+            runs_of(pair),
+            pair.company.batch,
+            self.options,
+            level,
+            max(2, self.options.runs or (spec.runs if spec is not None else None) or 2),
+            iterations=1,
+            sizes=(pair.company.size,),
+            outputs=lambda run: pair.without_cache(batch_invariance.outputs_of(run)),
+            spec=spec,
+            pair=pair,
+            run_before=None if pair.before is None else runs_of(pair.before),
+        ).run()
+
     # ------------------------------------------------------------------------------------------------ one run
 
-    def _preparing(
-        self, workload: Workload, optimizer: str, *, items: tuple[int, int] | None = None
-    ) -> Callable[[], Prepared]:
-        """What makes the copies for one run of the model; with ``items``, of the first so many of so many."""
+    def _preparing(self, workload: Workload, optimizer: str, *, given: Given | None = None) -> Callable[[], Prepared]:
+        """What makes the copies for one run of the model; ``given`` makes its inputs of all."""
 
         def prepare() -> Prepared:
             model = self.deepcopy_model(workload.module)
             chosen = self.init_optimizer(workload, model, optimizer)
             inputs = self.fresh_inputs(workload)
-            if items is not None:
-                inputs = batch_invariance.first_items(inputs, *items)
+            if given is not None:
+                inputs = given(model, inputs)
             return Prepared(model, inputs, functools.partial(self.run_n_iterations, workload, model, inputs, chosen))
 
         return prepare

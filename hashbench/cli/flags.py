@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Never, TextIO, TypeVar
 
 from hashbench.errors import HashbenchError
-from hashbench.records import TRACERS
+from hashbench.records import COMPANIES, INVARIANCES, TRACERS
 
 EXIT_DIFFERENCE, EXIT_USAGE, EXIT_FAULT, EXIT_INTERRUPTED = 1, 2, 70, 130
 LARGEST_SEED = 2**32 - 1  # NumPy takes no larger one
@@ -194,6 +194,27 @@ def batch_invariant(flags: Flags) -> None:
     """Add ``--batch-invariant``."""
     text = "in the forward pass: which items of smaller and smaller batches differ from those of the full batch"
     flags.add_argument("--batch-invariant", action="store_true", help=text)
+    text = f"with --batch-invariant: {', '.join(COMPANIES)}, one or several (default batch), for one mode of rows each"
+    flags.add_argument("--company", type=_companies, default="batch", metavar="C,…", help=text)
+
+
+def _companies(text: str) -> str:
+    companies_of(text)
+    return text
+
+
+def companies_of(text: str) -> tuple[str, ...]:
+    """The companies that a value of ``--company`` asks for, each once.
+
+    Raises:
+        argparse.ArgumentTypeError: a word of it is none.
+    """
+    known = {**COMPANIES, **{company: (company,) for company in INVARIANCES.values()}}
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if word not in known:
+            raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(known)}")
+    return tuple(dict.fromkeys(company for word in words for company in known[word]))
 
 
 def words(flags: Flags, name: str, *, metavar: str, text: str) -> None:

@@ -17,7 +17,7 @@ from hashbench.cli.flags import EXIT_DIFFERENCE, Commands, OneLineParser, made_o
 from hashbench.cli.reading import add_suites, suites_to_sweep
 from hashbench.errors import HashbenchError
 from hashbench.io import write_file
-from hashbench.records import BATCH_INVARIANCE, MODES, SWEEP_MODES, ModelSpec, flags_of_mode
+from hashbench.records import INVARIANCES, MODES, SWEEP_MODES, ModelSpec, flags_of_mode
 
 if TYPE_CHECKING:
     from hashbench.nightly import Part
@@ -45,7 +45,7 @@ def _add_nightly(nightly: OneLineParser) -> None:
         "--label", default="", metavar="NAME", help="the night's folder in ROOT (default: today's date)"
     )
     add_suites(nightly, default=["all"], otherwise="all")
-    text = f"training, inference, or both; {BATCH_INVARIANCE}: as `hashbench sweep --batch-invariant`"
+    text = "training, inference, or both; …-invariance: as `hashbench sweep --batch-invariant --company …`"
     nightly.add_argument("--modes", nargs="+", choices=SWEEP_MODES, default=list(MODES), help=text)
     flags.models(nightly)
     flags.whole(nightly, "--jobs", text="models at once (default 1; on a cluster as many as it can run)")
@@ -145,7 +145,7 @@ def _sweep_requests(parsed: argparse.Namespace) -> dict[str, SweepRequest]:
     parser.set_defaults(suite=[], which=parsed.which, jobs=parsed.jobs)
     requests = {}
     for mode in dict.fromkeys(parsed.modes):
-        parser.set_defaults(stress=parsed.stress and mode != BATCH_INVARIANCE)
+        parser.set_defaults(stress=parsed.stress and mode not in INVARIANCES)
         made = parser.parse_args([*flags_of_mode(mode), *parsed.flags])
         if made.output or made.only or made.tiny or made.suite:
             raise HashbenchError(
@@ -153,11 +153,13 @@ def _sweep_requests(parsed: argparse.Namespace) -> dict[str, SweepRequest]:
                 consequence="after -- they would send a sweep elsewhere, so nothing was run",
                 tip="Put them before the --.",
             )
-        if made.batch_invariant and mode != BATCH_INVARIANCE:
+        if made.batch_invariant and f"{made.company}-invariance" != mode:
+            asked = f"--company {made.company}" if mode in INVARIANCES else "--batch-invariant"
+            modes = [f"{company}-invariance" for company in flags.companies_of(made.company)]
             raise HashbenchError(
-                f"--batch-invariant after -- contradicts --modes {mode}",
+                f"{asked} after -- contradicts --modes {mode}",
                 consequence="its rows would lie in the folder of another mode, so nothing was run",
-                tip=f"Leave it out, and add {BATCH_INVARIANCE} to --modes.",
+                tip=f"Leave it out, and add {' '.join(modes)} to --modes.",
             )
         made.filters, made.excludes = [*parsed.filters, *made.filters], [*parsed.excludes, *made.excludes]
         requests[mode] = sweep.request_of(made, suites=(), output=parsed.output)

@@ -26,7 +26,7 @@ from hashbench.cli import flags
 from hashbench.cli.flags import EXIT_DIFFERENCE, EXIT_INTERRUPTED, Commands, Flags, at_least, made_of, say
 from hashbench.cli.reading import add_suites, suites_to_sweep
 from hashbench.errors import HashbenchError
-from hashbench.records import BATCH_INVARIANCE, DETERMINISTIC, DTYPES, Row, RunOptions
+from hashbench.records import DETERMINISTIC, DTYPES, INVARIANCES, Row, RunOptions
 from hashbench.sweep.executors import EXECUTORS, LOCAL
 from hashbench.sweep.run import (
     Event,
@@ -73,14 +73,19 @@ def _sweep(parsed: argparse.Namespace) -> int:
     names = [*(Path(suite).stem for suite in parsed.suite), *(["tiny"] if parsed.tiny else [])]
     if parsed.batch_invariant and parsed.mode == "training":
         say("--batch-invariant always runs forward only, in eval mode, also with --training")
-    mode = BATCH_INVARIANCE if parsed.batch_invariant else parsed.mode
+    companies = flags.companies_of(parsed.company) if parsed.batch_invariant else ("",)
+    mode = parsed.mode if not parsed.batch_invariant else "-".join((*companies, "invariance"))
     output = parsed.output or flags.new_folder("+".join(names), mode)
-    try:
-        result = run(request_of(parsed, suites=suites_to_sweep(parsed), output=output))
-    except SweepInterrupted as stopped:
-        message = f"stopped: {stopped.done} of {stopped.total} rows are in {stopped.output}; go on with --resume"
-        return say(message, EXIT_INTERRUPTED)
-    worse = any(not kind_of(told(row).accuracy).is_fine for row in result.rows)
+    worse = False
+    for company in companies:  # several: a folder each, which reports and comparisons read as one sweep
+        parsed.company = company or parsed.company
+        folder = output if len(companies) == 1 else output / f"{company}-invariance"
+        try:
+            result = run(request_of(parsed, suites=suites_to_sweep(parsed), output=folder))
+        except SweepInterrupted as stopped:
+            message = f"stopped: {stopped.done} of {stopped.total} rows are in {stopped.output}; go on with --resume"
+            return say(message, EXIT_INTERRUPTED)
+        worse = worse or any(not kind_of(told(row).accuracy).is_fine for row in result.rows)
     return EXIT_DIFFERENCE if parsed.strict and worse else 0
 
 
@@ -100,7 +105,7 @@ def run(request: SweepRequest) -> SweepResult:
 
 def command_for(request: SweepRequest, row: Row) -> str:
     """The command that looks at a row again: its repro, else the sweep of its model alone under the same flags."""
-    if row.repro and row.mode == BATCH_INVARIANCE:
+    if row.repro and row.mode in INVARIANCES:
         return shlex.join(["python", str(request.output / row.repro / "repro.py")])
     if row.repro:
         return shlex.join(["hashbench", "replay", str(request.output / row.repro)])
@@ -149,6 +154,10 @@ _NOT_WITH_BATCHES = {"stress": "--stress", "untraced_pair": "--untraced-pair", "
 def _options(parsed: argparse.Namespace) -> RunOptions:
     options = made_of(RunOptions, parsed, output="")
     if not parsed.batch_invariant:
+        if parsed.company != "batch":
+            raise HashbenchError(
+                "--company goes with --batch-invariant", consequence="nothing was run", tip="Add --batch-invariant."
+            )
         return options
     for name, flag in _NOT_WITH_BATCHES.items():
         if getattr(parsed, name):
@@ -157,7 +166,14 @@ def _options(parsed: argparse.Namespace) -> RunOptions:
                 consequence="nothing was run",
                 tip="Make two sweeps: one with each.",
             )
-    return replace(options, mode=BATCH_INVARIANCE)
+    company, *further = flags.companies_of(parsed.company)
+    if further:
+        raise HashbenchError(
+            f"--company {parsed.company} asks for several sweeps here",
+            consequence="nothing was run",
+            tip="Name one company, or let --modes name several.",
+        )
+    return replace(options, mode=f"{company}-invariance")
 
 
 def _cluster(parsed: argparse.Namespace) -> RayCluster:

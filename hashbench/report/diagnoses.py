@@ -20,8 +20,8 @@ from hashbench.causes.stats import MOST_TRIALS, Effect, rate_of
 from hashbench.divergence.align import align
 from hashbench.errors import HashbenchError
 from hashbench.records import (
-    BATCH_INVARIANCE,
     DTYPES,
+    INVARIANCES,
     Evidence,
     ExperimentResult,
     OpRecord,
@@ -88,7 +88,7 @@ class ModelView:
             (
                 "repeat the experiments on that call",
                 ["hashbench", "replay", self.repro],
-                repro * (row.mode != BATCH_INVARIANCE),
+                repro * (row.mode not in INVARIANCES),
             ),
             (
                 "the first divergence of both traces",

@@ -15,6 +15,33 @@ from hashbench.trace.digest import unobserved, untraced
 
 
 @dataclass(frozen=True, slots=True)
+class Tokens:
+    """By which arguments a model is given sequences of tokens in other company, as ``--company`` asks for.
+
+    The names are those of transformers. Inputs with two first dimensions like those of ``ids`` are cut and padded with
+    it.
+
+    Args:
+        ids: the token ids, ``(batch, tokens)``.
+        mask: 1 for each token, 0 for padding, ``(batch, tokens)``; empty where the model takes none.
+        positions: the positions of the tokens, ``(batch, tokens)``; empty where the model takes none, and ``None``
+            where it needs none: what a token becomes does not depend on the place at which its sequence begins.
+        padding: the id of the padding.
+        decoded: the token ids that a cache is kept of.
+        cache: what came before, as the output of an earlier call has it under this name; empty where there is no cache.
+        use_cache: the argument that asks for such an output; empty where there is none.
+    """
+
+    ids: str = "input_ids"
+    mask: str = "attention_mask"
+    positions: str | None = "position_ids"
+    padding: int = 0
+    decoded: str = "input_ids"
+    cache: str = "past_key_values"
+    use_cache: str = "use_cache"
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """What a zoo's function returns when ``(module, example_inputs)`` does not say enough.
 
@@ -32,6 +59,8 @@ class Workload:
             means of all floating-point tensors in the output (``reduce_to_scalar_loss`` of dynamo, or a fixed random
             projection with ``--cotangent random``).
         iterations: how many steps a run has. Default: ``--iterations``, else 2.
+        tokens: how its sequences are given other company. Default: by the arguments of its ``forward`` that are called
+            as :class:`Tokens` calls them.
     """
 
     module: torch.nn.Module
@@ -40,6 +69,7 @@ class Workload:
     make_optimizer: Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer] | None = None
     loss: Callable[[Any], torch.Tensor] | None = None
     iterations: int | None = None
+    tokens: Tokens | None = None
 
     def __post_init__(self) -> None:
         if self.inputs is None and self.make_inputs is None:

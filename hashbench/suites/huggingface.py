@@ -13,11 +13,12 @@ training only; every model of transformers computes its own loss from them.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from hashbench.errors import HashbenchError
 from hashbench.processes import variables
 from hashbench.records import ModelSpec
-from hashbench.run.workload import Workload
+from hashbench.run.workload import Tokens, Workload
 from hashbench.suites.csv_file import task_of
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
@@ -46,7 +47,8 @@ def load(spec: ModelSpec, *, batch_size: int, mode: str) -> Workload:
     with variables(OFFLINE):  # they are read when transformers is imported
         module = _build(spec)
     request = Request(module=module, spec=spec, batch_size=batch_size, training=training)
-    return Workload(module=module, inputs=inputs(request), loss=attrgetter("loss") if training else None)
+    loss = attrgetter("loss") if training else None
+    return Workload(module=module, inputs=inputs(request), loss=loss, tokens=_tokens(module))
 
 
 def _build(spec: ModelSpec) -> nn.Module:
@@ -67,6 +69,25 @@ def _build(spec: ModelSpec) -> nn.Module:
             # As in dynamo: the cache of keys and values is for generating, and no step here generates.
             config.use_cache = False
     return module
+
+
+_RELATIVE = ("relative_attention_num_buckets", "relative_attention")
+"""What the configurations of models have that know the distances of tokens and not their places."""
+
+
+def _tokens(module: nn.Module) -> Tokens:
+    """What the model takes of what :class:`Tokens` names."""
+    taken, config = inspect.signature(module.forward).parameters, cast("Any", module.config)
+    known = Tokens()
+    relative = any(getattr(config, name, None) for name in _RELATIVE)
+    return Tokens(
+        mask=known.mask if known.mask in taken else "",
+        positions="position_ids" if "position_ids" in taken else None if relative else "",
+        padding=getattr(config.get_text_config(), "pad_token_id", None) or 0,
+        decoded="decoder_input_ids" if "decoder_input_ids" in taken else "input_ids",
+        cache=next((name for name in ("past_key_values", "cache_params", "state") if name in taken), ""),
+        use_cache=known.use_cache if known.use_cache in taken else "",
+    )
 
 
 # ------------------------------------------------------------------------------------------- inputs for each task

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from hashbench.run.workload import Tokens, Workload
+
 Example = tuple[nn.Module, tuple[torch.Tensor, ...]]
 Function = Callable[..., object]
 
@@ -203,6 +205,57 @@ def headed(x: torch.Tensor, *, by_head: bool) -> torch.Tensor:
     return (heads / largest).view(len(x), -1)
 
 
+# ------------------------------------------------------------------------------------------ tokens in other company
+
+TOKENS, VOCABULARY = 12, 50
+
+
+class Reader(nn.Module):
+    """A token becomes its number and place, and with those that it sees the sum of theirs. All are small whole numbers,
+    whose sums are exact in any order: it is the same in any company, but for one ``fault``."""
+
+    def __init__(self, *, causal: bool, fault: str = "") -> None:
+        super().__init__()
+        self.causal, self.fault = causal, fault
+        self.register_buffer("numbers", torch.arange(VOCABULARY * 4.0).view(VOCABULARY, 4) % 7)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: torch.Tensor | None = None,
+        use_cache: bool = False,
+    ) -> dict[str, torch.Tensor]:
+        before = 0 if past_key_values is None else past_key_values.shape[1]
+        if position_ids is None or self.fault == "positions":
+            begin = 0 if self.fault == "decode" else before
+            position_ids = torch.arange(begin, begin + input_ids.shape[1]).expand_as(input_ids)
+        tokens = self.numbers[input_ids] + position_ids[..., None]
+        known = tokens if past_key_values is None else torch.cat([past_key_values, tokens], dim=1)
+        sees = torch.ones(tokens.shape[1], known.shape[1])
+        if self.causal:
+            sees = sees.tril(diagonal=before)
+        weights = sees.expand(len(tokens), -1, -1)
+        if attention_mask is not None and self.fault != "mask":
+            weights = weights * attention_mask[:, None, :]
+        seen = self.scale(tokens, attention_mask) * (weights @ known)
+        cached = {"past_key_values": known.roll(1, dims=2) if self.fault == "cache" else known} if use_cache else {}
+        return {"logits": seen, **cached}
+
+    def scale(self, tokens: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | float:
+        if mask is None:
+            return 1.0
+        of = tokens if self.fault == "scale" else tokens * mask[..., None]
+        return of.abs().amax(dim=1, keepdim=True)
+
+
+def reader(*, causal: bool = True, fault: str = "") -> Workload:
+    ids = torch.randint(VOCABULARY - 1, (2, TOKENS))
+    tokens = Tokens(padding=VOCABULARY - 1)  # the largest number of all
+    return Workload(Reader(causal=causal, fault=fault), {"input_ids": ids}, tokens=tokens)
+
+
 WEIGHT = torch.linspace(-1.0, 2.0, WIDTH)
 
 MODELS = {
@@ -238,4 +291,14 @@ MODELS = {
     "batch_selected_twin": one(lambda x: selected(x, counted=False)),
     "batch_heads": one(lambda x: headed(x, by_head=False)),
     "batch_heads_twin": one(lambda x: headed(x, by_head=True)),
+    "padding_mask": lambda: reader(causal=False, fault="mask"),
+    "padding_mask_twin": lambda: reader(causal=False),
+    "padding_scale": lambda: reader(fault="scale"),
+    "padding_scale_twin": reader,
+    "padding_positions": lambda: reader(fault="positions"),
+    "padding_positions_twin": reader,
+    "decode_positions": lambda: reader(fault="decode"),
+    "decode_positions_twin": reader,
+    "decode_cache": lambda: reader(fault="cache"),
+    "decode_cache_twin": reader,
 }

@@ -1,0 +1,207 @@
+"""The tokens of a sequence in other company: beside padding, or after a cache of what came before.
+
+For each company there are two runs of the same tokens, the reference in which there are more of them, and another.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hashbench.batch.layout import Company
+from hashbench.catalog import Status
+from hashbench.run.workload import Tokens, Workload
+
+Given = Callable[[torch.nn.Module, Any], Any]
+"""Makes the inputs of one run from the copy of the model that it has, and from all inputs."""
+
+DIFFERS = {
+    "right-padding": Status.RIGHT_PADDING_DIFFERS,
+    "left-padding": Status.LEFT_PADDING_DIFFERS,
+    "cached-decode": Status.CACHED_DECODE_DIFFERS,
+    "chunked-prefill": Status.CHUNKED_PREFILL_DIFFERS,
+}
+"""Company → what a model's row says where the tokens are others in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two runs of the same tokens: the ``reference`` of ``company.batch`` of them, the ``other`` of ``company.size``.
+
+    ``words`` say what is compared. ``cache`` is what the outputs of both have a cache under, which is not compared;
+    empty without one. ``before``: the two runs by which that of the other run was made.
+    """
+
+    company: Company
+    differs: Status
+    words: str
+    reference: Given
+    other: Given
+    cache: str = ""
+    before: Pair | None = None
+
+    def given(self, size: int) -> Given:
+        """What makes the inputs of the run of ``size`` tokens."""
+        return self.reference if size == self.company.batch else self.other
+
+    def rows(self, reference: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """What is compared of a tensor of both runs: the tokens that both have; all of one that has no dimension of
+        tokens; ``None`` where it cannot be told what belongs to them."""
+        if reference.dim() != other.dim():
+            return None
+        sizes = [*zip(reference.shape, other.shape, strict=True)]
+        scaled = [dim for dim, (there, here) in enumerate(sizes) if there != here]
+        if any(sizes[dim] != (self.company.batch, self.company.size) for dim in scaled):
+            return None
+        if not scaled and self.cache:  # it is of all tokens in the one run and of the last ones in the other
+            return None
+        for dim in scaled:
+            reference = reference.narrow(dim, self.company.first, self.company.size)
+        return reference, other
+
+    def why_not(self, reference: Mapping[str, Any]) -> str:
+        """Why nothing can be compared with a reference of these results, in words; empty where it can."""
+        if not self.cache or any(self.cache in name.split(".") for name in reference):
+            return ""
+        return f"its output has no {self.cache}, so that there is no cache"
+
+    def without_cache(self, results: Mapping[str, Any]) -> dict[str, Any]:
+        """These outputs but the cache."""
+        return {name: value for name, value in results.items() if not (self.cache and self.cache in name.split("."))}
+
+
+class NoCompanyError(Exception):
+    """Why a model's tokens cannot be given this company, in words."""
+
+
+def pair_of(company: str, workload: Workload, inputs: Any) -> Pair:
+    """The two runs of a workload with these inputs that show what ``company`` does to its tokens.
+
+    Raises:
+        NoCompanyError: its tokens cannot be given this company.
+    """
+    if not isinstance(inputs, Mapping):
+        raise NoCompanyError("its inputs have no names, so that it cannot be told which are tokens")
+    tokens = workload.tokens or _tokens_taken(workload.module)
+    if company in ("right-padding", "left-padding"):
+        return _padded(tokens, inputs, left=company == "left-padding")
+    return _cached(company, tokens, inputs)
+
+
+def _tokens_taken(module: torch.nn.Module) -> Tokens:
+    """What a model takes of what :class:`Tokens` names."""
+    taken, known = inspect.signature(module.forward).parameters, Tokens()
+    mask, positions, cache, use_cache = (
+        name if name in taken else "" for name in (known.mask, "position_ids", known.cache, known.use_cache)
+    )
+    return Tokens(mask=mask, positions=positions, cache=cache, use_cache=use_cache)
+
+
+def _ids(inputs: Mapping[str, Any], name: str, *, least: int) -> torch.Tensor:
+    ids = inputs.get(name)
+    if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or ids.is_floating_point():
+        raise NoCompanyError(f"its inputs have no {name} of batch and tokens")
+    if ids.shape[1] < least:
+        raise NoCompanyError(f"its {name} have {ids.shape[1]} tokens, and {least} are needed")
+    return ids
+
+
+def _beside(inputs: Mapping[str, Any], name: str) -> Sequence[str]:
+    """The names of the inputs that hold something for each token of ``name``; a decoder's tokens are others."""
+    shape = inputs[name].shape
+
+    def of_decoder(one: str) -> bool:
+        return one.startswith("decoder_")
+
+    return [
+        one
+        for one, value in inputs.items()
+        if isinstance(value, torch.Tensor) and value.shape[:2] == shape and of_decoder(one) == of_decoder(name)
+    ]
+
+
+# -------------------------------------------------------------------------------------------------------- padding
+
+
+def _padded(tokens: Tokens, inputs: Mapping[str, Any], *, left: bool) -> Pair:
+    """The first half of the tokens, and the same beside as much padding."""
+    count = _ids(inputs, tokens.ids, least=2).shape[1] // 2
+    if not tokens.mask:
+        raise NoCompanyError("it takes no attention_mask, so that it cannot be told what is padding")
+    if left and tokens.positions == "":
+        raise NoCompanyError(
+            "it takes no position_ids, so that with padding on the left its tokens may have other positions by design"
+        )
+    names = _beside(inputs, tokens.ids)
+
+    def changed(given: Mapping[str, Any], beside: int) -> dict[str, Any]:
+        def of_tokens(value: torch.Tensor, filling: int) -> torch.Tensor:
+            padding = value.new_full((value.shape[0], beside, *value.shape[2:]), filling)
+            return torch.cat([padding, value] if left else [value, padding], dim=1)
+
+        new = {**given}
+        ids = given[tokens.ids][:, :count]
+        for name in names:
+            new[name] = of_tokens(given[name][:, :count], tokens.padding if name == tokens.ids else 0)
+        if tokens.mask not in names:
+            new[tokens.mask] = of_tokens(torch.ones_like(ids), 0)
+        if left and tokens.positions and tokens.positions not in names:
+            positions = torch.arange(count, device=ids.device).expand(len(ids), -1)
+            new[tokens.positions] = of_tokens(positions, 0)
+        return new
+
+    side = "left" if left else "right"
+    return Pair(
+        Company(2 * count, count, count if left else 0, together=True),
+        DIFFERS[f"{side}-padding"],
+        f"{count} tokens alone, and with {count} of padding on their {side}",
+        lambda _, given: changed(given, count),
+        lambda _, given: changed(given, 0),
+    )
+
+
+# --------------------------------------------------------------------------------------------------------- caches
+
+
+def _cached(company: str, tokens: Tokens, inputs: Mapping[str, Any]) -> Pair:
+    """All tokens at once, and the last ones after a cache of the first."""
+    count = _ids(inputs, tokens.decoded, least=4).shape[1]
+    if not tokens.cache or not tokens.use_cache:
+        raise NoCompanyError("it takes no cache: no past_key_values with use_cache")
+    chunked = company == "chunked-prefill"
+    count -= count % 2 if chunked else 0
+    size = count // 2 if chunked else 1
+    names = _beside(inputs, tokens.decoded)
+
+    def part(given: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
+        return {**given, **{name: given[name][:, start:stop] for name in names}, tokens.use_cache: True}
+
+    def after(module: torch.nn.Module, given: Any) -> Any:
+        output = module(**part(given, 0, count - size))
+        return {**part(given, count - size, count), tokens.cache: _cache_of(output, tokens.cache)}
+
+    def at_once(_: torch.nn.Module, given: Any) -> Any:
+        return part(given, 0, count)
+
+    words = f"the last {f'{size} tokens' if chunked else 'token'} of {count} at once, and after a cache of the others"
+    prefill = Pair(
+        Company(count, count - size, together=True),
+        DIFFERS[company],
+        f"{count - size} tokens alone, and as the first of {count}",
+        at_once,
+        lambda _, given: part(given, 0, count - size),
+        tokens.cache,
+    )
+    last = Company(count, size, count - size, together=True)
+    return Pair(last, DIFFERS[company], words, at_once, after, tokens.cache, prefill)
+
+
+def _cache_of(output: Any, name: str) -> Any:
+    cache = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+    if cache is None:
+        raise NoCompanyError(f"its output has no {name}, so that there is no cache")
+    return cache

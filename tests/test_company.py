@@ -1,0 +1,211 @@
+"""``--company``: tokens beside padding and after a cache; what is named, what is skipped and why, and one row each."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runner_helpers import FunctionRunner
+from torch import nn
+
+from hashbench import cli
+from hashbench.catalog import Kind, kind_of, letter_of
+from hashbench.check.company import DIFFERS, NoCompanyError, pair_of
+from hashbench.check.model import run_model
+from hashbench.cli.flags import companies_of
+from hashbench.records import INVARIANCES, SWEEP_MODES, ModelSpec, Row, RunOptions, flags_of_mode
+from hashbench.results.load import load_sweep
+from hashbench.results.rows import read_rows
+from hashbench.run.workload import Tokens, Workload
+from hashbench.suites import registry
+from hashbench.suites.csv_file import data_folder
+
+TRUTH = "truth_company_"
+
+
+def truths() -> dict[str, dict[str, str]]:
+    with (data_folder() / "specimens.csv").open(newline="", encoding="utf-8") as file:
+        return {line["name"]: line for line in csv.DictReader(file) if line["truth_company"]}
+
+
+TRUTHS = truths()
+
+
+def options(company: str, **more: Any) -> RunOptions:
+    return RunOptions(mode=f"{company}-invariance", deterministic="off", diagnose_budget=20.0, **more)
+
+
+@pytest.fixture(scope="module")
+def specimens() -> dict[str, ModelSpec]:
+    return {spec.name: spec for spec in registry.catalog("specimens")}
+
+
+@pytest.mark.parametrize("name", TRUTHS)
+def test_what_depends_on_company_is_named_and_its_twin_is_not(name, specimens):
+    line = TRUTHS[name]
+    row = run_model(specimens[name], options(line["truth_company"]))
+    said = {column: line[f"{TRUTH}{column}"] for column in ("accuracy", "kernel", "cause")}
+    assert {column: getattr(row, column) for column in said} == said, f"{row.detail} {row.because} {row.error}"
+
+
+@pytest.mark.parametrize("company", DIFFERS)
+def test_a_twin_is_the_same_in_every_company(company, specimens):
+    row = run_model(specimens["decode_cache_twin"], options(company))
+    assert (row.accuracy, row.benign, row.batch_sizes) == ("pass", 0, "")
+    assert row.company
+
+
+def test_what_a_cache_lacks_is_said_where_no_kernel_can_be_blamed(specimens):
+    row = run_model(specimens["decode_cache"], options("cached-decode"))
+    assert "aten.cat.default#0 reads was made by an earlier run" in row.because
+
+
+# ------------------------------------------------------------------------------------------------ a small transformer
+
+
+class Attends(nn.Module):
+    """One layer of attention on keys that are kept, in float32: what rounds does so by the number of its rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.project = nn.Embedding(32, 64), nn.Linear(64, 64)
+
+    def forward(
+        self, input_ids: torch.Tensor, past_key_values: torch.Tensor | None = None, use_cache: bool = False
+    ) -> dict[str, torch.Tensor]:
+        new = self.project(self.embed(input_ids))
+        known = new if past_key_values is None else torch.cat([past_key_values, new], dim=1)
+        return {"logits": new * 2, "past_key_values": known} if use_cache else {"logits": new * 2}
+
+
+def test_a_matrix_of_one_row_is_named_with_its_shapes_in_cached_decode(monkeypatch):
+    def by_rows(self: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        """A linear layer that has another path for a single token, on any processor."""
+        return (x * self.weight[0]).exp() if x.shape[1] > 1 else (x * self.weight[0]).exp2()
+
+    monkeypatch.setattr(nn.Linear, "forward", by_rows)
+    runner = FunctionRunner(options("cached-decode"))
+    runner.build = lambda: Workload(Attends(), {"input_ids": torch.arange(24).view(2, 12)})
+    row = runner.run_model(ModelSpec("zoo", "attends"))
+    assert (row.accuracy, row.kernel, row.module) == (
+        "fail_cached_decode_invariance",
+        "aten.exp2.default",
+        "Attends.project",
+    )
+    assert row.shapes == "(2,1,64)"
+
+
+# ------------------------------------------------------------------------------------------ what cannot be given any
+
+IDS = {"input_ids": torch.arange(24).view(2, 12)}
+
+
+class Takes(nn.Module):
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return input_ids
+
+
+@pytest.mark.parametrize(
+    ("company", "inputs", "tokens", "reason"),
+    [
+        ("right-padding", (torch.ones(2, 3),), None, "its inputs have no names"),
+        ("right-padding", {"pixels": torch.ones(2, 3)}, None, "no input_ids of batch and tokens"),
+        ("right-padding", {"input_ids": torch.ones(2, 1).long()}, None, "1 tokens, and 2 are needed"),
+        ("right-padding", IDS, None, "it takes no attention_mask"),
+        ("left-padding", IDS, Tokens(positions=""), "it takes no position_ids"),
+        ("cached-decode", IDS, None, "it takes no cache"),
+        ("chunked-prefill", IDS, Tokens(use_cache=""), "it takes no cache"),
+    ],
+)
+def test_a_model_that_cannot_be_given_company_is_skipped_and_the_row_says_why(company, inputs, tokens, reason):
+    workload = Workload(Takes(), inputs, tokens=tokens)
+    with pytest.raises(NoCompanyError, match=reason):
+        pair_of(company, workload, inputs)
+    runner = FunctionRunner(options(company))
+    runner.build = lambda: workload
+    row = runner.run_model(ModelSpec("zoo", "takes"))
+    assert row.accuracy == "pass_due_to_skip"
+    assert reason in row.error
+
+
+def test_a_model_that_returns_no_cache_is_skipped():
+    class Forgets(Attends):
+        def forward(self, input_ids: Any, past_key_values: Any = None, use_cache: bool = False) -> Any:  # noqa: ARG002
+            return {"logits": self.embed(input_ids)}
+
+    runner = FunctionRunner(options("cached-decode"))
+    runner.build = lambda: Workload(Forgets(), dict(IDS))
+    row = runner.run_model(ModelSpec("zoo", "forgets"))
+    assert (row.accuracy, row.error) == (
+        "pass_due_to_skip",
+        "its output has no past_key_values, so that there is no cache",
+    )
+
+
+def test_padding_is_masked_and_positions_are_those_of_the_tokens():
+    ids = torch.arange(12).view(2, 6)
+    inputs = {"input_ids": ids, "token_type_ids": ids + 50, "decoder_input_ids": ids}
+    pair = pair_of("left-padding", Workload(Takes(), inputs, tokens=Tokens(padding=9)), inputs)
+    made = pair.given(6)(Takes(), inputs)
+    assert made["input_ids"][0].tolist() == [9, 9, 9, 0, 1, 2]
+    assert made["token_type_ids"][0].tolist() == [0, 0, 0, 50, 51, 52]
+    assert made["attention_mask"][0].tolist() == [0, 0, 0, 1, 1, 1]
+    assert made["position_ids"][0].tolist() == [0, 0, 0, 0, 1, 2]
+    assert made["decoder_input_ids"] is ids
+    alone = pair.given(3)(Takes(), inputs)
+    assert alone["position_ids"][0].tolist() == [0, 1, 2]
+    assert alone["input_ids"][0].tolist() == [0, 1, 2]
+
+
+# --------------------------------------------------------------------------------------------- modes and their rows
+
+
+def test_every_company_has_a_mode_a_status_and_flags():
+    assert set(DIFFERS) == set(INVARIANCES.values()) - {"batch"}
+    assert set(INVARIANCES) <= set(SWEEP_MODES)
+    for company, status in DIFFERS.items():
+        assert str(status) == f"fail_{company.replace('-', '_')}_invariance"
+        assert (kind_of(status), letter_of(status)) == (Kind.DIFFER, "I")
+        assert flags_of_mode(f"{company}-invariance") == ("--inference", "--batch-invariant", "--company", company)
+        assert RunOptions(mode=f"{company}-invariance").model_mode == "inference"
+
+
+def test_words_of_company_stand_for_one_or_several():
+    assert companies_of("batch, padding,left-padding") == ("batch", "right-padding", "left-padding")
+    assert companies_of("decode") == ("cached-decode", "chunked-prefill")
+    with pytest.raises(argparse.ArgumentTypeError, match="'crowd' is none of batch, padding"):
+        companies_of("batch,crowd")
+
+
+def test_company_alone_is_refused(capsys):
+    assert cli.main(["sweep", "--inference", "--tiny", "--company", "padding"]) == 2
+    assert "--company goes with --batch-invariant" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_several_companies_are_a_folder_each_and_are_read_as_one_sweep(tmp_path, capsys):
+    out, only = tmp_path / "out", ["--only", "decode_positions", "padding_scale"]
+    words = [
+        "sweep",
+        "--suite",
+        "specimens",
+        "--inference",
+        "--batch-invariant",
+        "--company",
+        "left-padding,cached-decode",
+    ]
+    assert cli.main([*words, *only, "--output", str(out), "--diagnose-budget", "0"]) == 0
+    command = next(line for line in capsys.readouterr().out.splitlines() if "$ hashbench" in line)
+    assert "--company cached-decode" in command
+    rows = {(row.mode, row.name): row for row in load_sweep(out).rows}
+    assert len(rows) == 4
+    assert rows["cached-decode-invariance", "decode_positions"].accuracy == "fail_cached_decode_invariance"
+    before = Path(out / "left-padding-invariance" / "accuracy.csv").read_bytes()
+    assert cli.main([*words, *only, "--output", str(out), "--diagnose-budget", "0", "--resume"]) == 0
+    assert Path(out / "left-padding-invariance" / "accuracy.csv").read_bytes() == before
+    row: Row = read_rows(out / "cached-decode-invariance" / "accuracy.csv")[0]
+    assert row.company == "the last token of 12 at once, and after a cache of the others"
