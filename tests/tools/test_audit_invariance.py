@@ -4,6 +4,7 @@ processor."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from hashbench.results.audit_table import AuditOptions
 from hashbench.results.invariance_table import INVARIANCE, INVARIANCE_ROWS, Invariance, InvarianceRow
 from hashbench.results.rows import read_table
 from hashbench.tools.audit import invariance, invariance_report
-from hashbench.tools.audit.axis import Itemwise, find_axis, widened, with_items
+from hashbench.tools.audit.axis import Itemwise, draws, find_axis, widened, with_items
 from hashbench.tools.audit.cases import Case
 from hashbench.tools.audit.kernel import another_order, kernel_of
 from tests.batch.test_item_experiments import ROWS, Unsteady, alone, by_number, drawing, in_blocks, scaled
@@ -186,6 +187,12 @@ def test_a_row_says_from_which_number_on_and_why() -> None:
 )
 def test_each_has_its_verdict(function: Callable[..., Any], verdict: str) -> None:
     assert {row.verdict for row in rows_of(function)} == {verdict}
+
+
+def test_a_kernel_that_could_draw_and_does_not_draws_nothing() -> None:
+    dropout = ItemCall(torch.nn.functional.dropout, (ROWS, 0.5, False), {}, 8, (FIRST,), (FIRST,))
+    assert not draws(dropout)
+    assert draws(replace(dropout, args=(ROWS, 0.5, True)))
 
 
 def test_a_number_of_items_of_which_the_output_has_no_dimension_is_not_compared() -> None:

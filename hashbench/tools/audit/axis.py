@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,10 +17,7 @@ import torch
 from hashbench.batch.item_call import SEED, ItemCall, NotItemwiseError, items_first
 from hashbench.batch.layout import ItemAxis
 from hashbench.replay.call import is_plain
-from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import mapped, tensors_in
-from hashbench.trace.callbacks import TraceCallback
-from hashbench.trace.op_schema import plan_of
 
 MOST_TRIED = 24
 """Ways to give the tensors of a sample an item axis, of which so many are tried."""
@@ -55,25 +52,12 @@ class Itemwise:
 
 
 def draws(call: ItemCall) -> bool:
-    """Whether the call gives other results after another seed, or a kernel of it draws random numbers, also after a
-    seed that the call sets itself."""
-    one, other = (call.run(seed=seed)[0] for seed in (SEED, SEED + 1))
-    if len(one) == len(other) and not all(map(_close, one, other)):
-        return True
-    watcher = _Drawing()
-    with HashDebugTrace(watcher=watcher, tracer="python"):
-        call.run()
-    return watcher.seen
-
-
-class _Drawing(TraceCallback):
-    """Notes whether a kernel that draws was called."""
-
-    seen = False
-
-    def before(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        del node, args, kwargs
-        self.seen = self.seen or plan_of(func).seeded
+    """Whether the call gives other results after another seed, or draws random numbers after a seed that it sets
+    itself: the state of torch's generator is then not the one that it was called with."""
+    one = call.run()[0]
+    state, seeded = torch.get_rng_state(), torch.Generator().manual_seed(SEED).get_state()
+    other = call.run(seed=SEED + 1)[0]
+    return not torch.equal(state, seeded) or (len(one) == len(other) and not all(map(_close, one, other)))
 
 
 def find_axis(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Itemwise | None:
@@ -100,9 +84,11 @@ def find_axis(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Itemwis
 
 def _with_fewest_axes(found: Itemwise, first: int) -> Itemwise:
     """The call with an axis in the tensor number ``first``, and in those others that the op does not take as they are
-    beside fewer items. One that it takes is as large as the batch by chance: statistics of as many channels as there
-    are items. Kernels that check no sizes write beyond such a tensor where it is cut, or not widened, as the items
+    beside fewer items, where another dimension of the first is as large as the batch: they may be statistics of as many
+    channels. Kernels that check no sizes write beyond such a tensor where it is cut, or not widened, as the items
     are."""
+    if found.call.tensors[first].shape.count(found.call.items) < 2:
+        return found
     for place in range(len(found.call.axes)):
         if place != first and found.call.axes[place] is not None:
             axes = tuple(None if at == place else axis for at, axis in enumerate(found.call.axes))

@@ -121,6 +121,7 @@ class _Search:
             found, kernel = None, None  # alone it does not depend on them
             evidence = diagnose_item_call(call, budget=self.left)
         decided = decide(evidence)
+        why = found.detail if found is not None and kernel is None else ""
         self.left -= thread_time() - started
         row = self._with_repro(kernel, decided, row, evidence.sizes) if kernel is not None else row
         return replace(
@@ -131,7 +132,7 @@ class _Search:
             smallest_batch=evidence.smallest_batch,
             cause=decided.cause,
             confidence=decided.confidence,
-            because=decided.because[:LONGEST_REASON],
+            because="; ".join(filter(None, (why, decided.because)))[:LONGEST_REASON],
             advice=decided.advice[:LONGEST_REASON],
         )
 
@@ -176,5 +177,8 @@ def measured(call: ItemCall) -> tuple[Invariance, tuple[int, ...]]:
         sizes = tuple(size for size in SIZES if size < call.items and _differs(call, size, reference))
     if sizes:
         return Invariance.DEPENDS, sizes
-    turned = call.select(range(call.items - 1, -1, -1)).rows()
-    return (Invariance.INVARIANT if turned == reference[::-1] else Invariance.PLACE), ()
+    everybody = [*range(call.items)]
+    for order in (everybody[::-1], [*everybody[1:], 0]):
+        if call.select(order).rows() != tuple(reference[item] for item in order):
+            return Invariance.PLACE, ()
+    return Invariance.INVARIANT, ()

@@ -20,7 +20,7 @@ from hashbench.trace.callbacks import TraceCallback
 def kernel_of(call: ItemCall, sizes: Sequence[int]) -> BatchFinding | None:
     """Where the rows of the items came to differ from those among all at one of these numbers of items, the first and
     the last of which are tried; without any number, at another place. The best of what is found has a call that can be
-    repeated. ``None`` where no kernel can be told."""
+    repeated. ``None`` where runs fail, or no other place was found."""
     tried = (
         [range(size) for size in dict.fromkeys([*sizes[:1], *sizes[-1:]])]
         if sizes
@@ -31,13 +31,13 @@ def kernel_of(call: ItemCall, sizes: Sequence[int]) -> BatchFinding | None:
         found = located(call, chosen)
         if found is not None and found.call is not None:
             return found
-        named = named or found
+        named = found if named is None or not named.kernel else named
     return named
 
 
 def located(call: ItemCall, chosen: range) -> BatchFinding | None:
     """Where a run of ``call`` on its items ``chosen``, which are not all, came to differ from one on all; ``None``
-    where no kernel can be told."""
+    where a run fails."""
     some = call.select(chosen)
 
     def run_at(size: int, watcher: TraceCallback) -> Run:
@@ -59,7 +59,7 @@ def located(call: ItemCall, chosen: range) -> BatchFinding | None:
     ]
     compared = compare_rows(run_at, Company(call.items, len(chosen), chosen.start), differing)
     found = compared if isinstance(compared, Failure) else finding_of(run_at, compared)
-    return found if isinstance(found, BatchFinding) and found.kernel else None
+    return found if isinstance(found, BatchFinding) else None
 
 
 def _names(left: list[torch.Tensor]) -> list[str]:
