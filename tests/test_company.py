@@ -99,6 +99,35 @@ def test_a_matrix_of_one_row_is_named_with_its_shapes_in_cached_decode(monkeypat
     assert row.shapes == "(2,1,64)"
 
 
+class Rounds(nn.Module):
+    """Another path for more than three tokens, whatever they are, and where it ``leaks`` their sum with the padding."""
+
+    def __init__(self, *, leaks: bool) -> None:
+        super().__init__()
+        self.embed, self.leaks = nn.Embedding(32, 4), leaks
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        tokens = self.embed(input_ids)
+        tokens = tokens.exp() if tokens.shape[1] > 3 else tokens.exp2()
+        seen = tokens if self.leaks else tokens * attention_mask[..., None]
+        return tokens + seen.sum(dim=1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("leaks", "cause", "because"),
+    [
+        (True, "batch_coupling", "other tokens in the padding change the others"),
+        (False, "shape_dependent_kernel", "other tokens in the padding change nothing"),
+    ],
+)
+def test_other_tokens_in_the_padding_tell_a_leak_from_what_rounds_before_it(leaks, cause, because):
+    runner = FunctionRunner(options("right-padding"))
+    runner.build = lambda: Workload(Rounds(leaks=leaks), {"input_ids": torch.arange(12).view(2, 6)})
+    row = runner.run_model(ModelSpec("zoo", "rounds"))
+    assert (row.kernel, row.cause) == ("aten.exp2.default", cause), row.because
+    assert because in row.because
+
+
 # ------------------------------------------------------------------------------------------ what cannot be given any
 
 IDS = {"input_ids": torch.arange(24).view(2, 12)}

@@ -91,7 +91,8 @@ class Match:
         """Whether it is shared by all items, or each item's rows are at a place that follows from the item."""
         if self.sizes is None:
             return self.agreement is not Agreement.UNKNOWN
-        return self.agreement is not Agreement.FOUND and not self.several and company.multiple(*self.sizes) > 0
+        several = self.several and not company.together
+        return self.agreement is not Agreement.FOUND and not several and company.multiple(*self.sizes) > 0
 
 
 def match(reference: TensorRows, other: TensorRows, company: Company, inherited: Sequence[Match] = ()) -> Match:

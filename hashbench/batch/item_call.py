@@ -112,7 +112,14 @@ class ItemCall:
             if axis is None or not (tensor.is_floating_point() or tensor.is_complex()):
                 return tensor
             new = copied(tensor)
-            rows = items_first(new, axis, self.items)
+            dense = new
+            for dim in (dim for dim, step in enumerate(new.stride()) if not step and dim != axis.dim):
+                dense = dense.narrow(dim, 0, 1)  # the same memory for all of it
+            if axis.also:
+                own = _of_item(dense, axis, self.items, kept)
+                dense.copy_(torch.where(own, dense, dense * factor))
+                return new
+            rows = items_first(dense, axis, self.items)
             rows[:kept] *= factor
             rows[kept + 1 :] *= factor
             return new
@@ -207,9 +214,27 @@ def in_force(call: ItemCall) -> Iterator[None]:
 
 
 def items_first(tensor: torch.Tensor, axis: ItemAxis, items: int) -> torch.Tensor:
-    """A view of shape ``(items, …)`` in which each item's part of ``tensor`` stands together."""
+    """A tensor of shape ``(items, …)`` in which each item's part of ``tensor`` stands together; a view of it where the
+    items lie along one dimension."""
     split: torch.Tensor = tensor.unflatten(axis.dim, (axis.outer, items, axis.inner))
-    return split.movedim(axis.dim + 1, 0)
+    rows = split.movedim(axis.dim + 1, 0)
+    for dim in axis.also:
+        at, length = dim if dim < axis.dim else dim + 1, tensor.shape[dim] // items
+        rows = torch.stack([row.narrow(at, item * length, length) for item, row in enumerate(rows)])
+    return rows
+
+
+def _of_item(tensor: torch.Tensor, axis: ItemAxis, items: int, item: int) -> torch.Tensor:
+    """Which elements of a tensor are of this item, as booleans of its shape."""
+    own = torch.ones(tensor.shape, dtype=torch.bool, device=tensor.device)
+    for one in (dataclasses.replace(axis, also=()), *(_further(tensor, dim, items) for dim in axis.also)):
+        rows = items_first(own, one, items)
+        rows[:item], rows[item + 1 :] = False, False
+    return own
+
+
+def _further(tensor: torch.Tensor, dim: int, items: int) -> ItemAxis:
+    return ItemAxis(dim, inner=tensor.shape[dim] // items)
 
 
 def _items_back(rows: torch.Tensor, axis: ItemAxis) -> torch.Tensor:
@@ -274,6 +299,11 @@ def _selected(tensor: torch.Tensor, axis: ItemAxis, items: int, indices: torch.T
     """The tensor of the chosen items, its dimensions in memory in the same order."""
     if not is_plain(tensor):
         raise NotItemwiseError(f"a {type(tensor).__name__} without plain memory cannot be sliced")
+    if axis.also:
+        for one in (dataclasses.replace(axis, also=()), *(_further(tensor, dim, items) for dim in axis.also)):
+            rows = items_first(tensor.detach(), one, items).index_select(0, indices.to(tensor.device))
+            tensor = _items_back(rows, one)
+        return tensor.contiguous()
     rows = items_first(tensor.detach(), axis, items).index_select(0, indices.to(tensor.device))
     return _like(_items_back(rows, axis), tensor, axis.dim)
 

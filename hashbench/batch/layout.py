@@ -25,12 +25,15 @@ class ItemAxis:
     """The dimension of a tensor along which the items of a batch lie.
 
     ``dim`` has size ``outer * items * inner``, and index ``(o * items + item) * inner + i`` belongs to ``item``:
-    flattened heads (``batch * heads``) have ``inner`` = heads, rows repeated as a whole have ``outer`` > 1.
+    flattened heads (``batch * heads``) have ``inner`` = heads, rows repeated as a whole have ``outer`` > 1. ``also``
+    are further dimensions along which the items lie one after the other (scores of tokens for tokens): of an item is
+    what is its own in all of them.
     """
 
     dim: int
     outer: int = 1
     inner: int = 1
+    also: tuple[int, ...] = ()
 
     def items(self, shape: Sequence[int]) -> int:
         """How many items a tensor of this shape holds.
@@ -87,6 +90,8 @@ class Company:
         dims = [dim for dim, sizes in enumerate(zip(reference, other, strict=True)) if sizes[0] != sizes[1]]
         if not dims:
             return WHOLE, WHOLE
+        if self.together:  # a mask for one sequence may be for all in the other run
+            dims.sort(key=lambda at: not self.multiple(reference[at], other[at]))
         dim, *more = dims
         step = self._step(reference[dim], other[dim])
         narrowed = tuple((at, self._start(reference[at], other[at]), other[at]) for at in more)

@@ -12,7 +12,7 @@ import torch
 
 from hashbench.batch.finding import Agreement, BatchFinding, Comparison, Judged, Match, RowDifference, RowRun
 from hashbench.batch.item_call import ItemCall, NotItemwiseError, copied, copied_leaf, in_force, items_first, left_by
-from hashbench.batch.layout import Company, ItemAxis
+from hashbench.batch.layout import Company, Cut, ItemAxis, Shape
 from hashbench.batch.rows import NodeShapes, RowDigests, ShapeNotes, whole_numbers, written_by
 from hashbench.divergence.align import align
 from hashbench.records import Failure, Trace
@@ -207,9 +207,9 @@ def _item_call(
     company = comparison.company
     reference = comparison.reference.calls[judged.reference]
     matches = [judged.read.get(path) for path, _ in reference.read]
-    cuts = [rows.cut.dim if rows.cut is not None else None for _, rows in reference.read]
+    cuts = [rows.cut for _, rows in reference.read]
     written = [None if at is None else judged.written[at] for at in captured.written]
-    dims = [None if at is None or (cut := reference.written[at].cut) is None else cut.dim for at in captured.written]
+    left = [None if at is None else reference.written[at].cut for at in captured.written]
     if company.together and (not matches or company.batch % company.size or company.first % company.size):
         return None, ""
     if company.first and judged.coupled:  # which tokens are first and last may be among its other arguments
@@ -231,8 +231,13 @@ def _item_call(
                 captured.args,
                 captured.kwargs,
                 company.batch // rows,
-                tuple(_axis(one, dim, company, (), rows) for one, dim in zip(matches, cuts, strict=True)),
-                tuple(_axis(one, dim, company, inherited, rows) for one, dim in zip(written, dims, strict=True)),
+                tuple(
+                    _axis(one, cut, company, (), rows)
+                    if one is not None or not company.together
+                    else _axis_of_size(tensor.shape, company)
+                    for one, cut, (_, tensor) in zip(matches, cuts, reference.read, strict=True)
+                ),
+                tuple(_axis(one, cut, company, inherited, rows) for one, cut in zip(written, left, strict=True)),
                 scaled,
                 captured.settings,
                 company.first // rows if company.together else None,
@@ -244,15 +249,22 @@ def _item_call(
 
 
 def _axis(
-    one: Match | None, dim: int | None, company: Company, inherited: Sequence[Match], rows: int
+    one: Match | None, cut: Cut | None, company: Company, inherited: Sequence[Match], rows: int
 ) -> ItemAxis | None:
     """Where the items of a tensor are, each ``rows`` of those that were followed; a dimension whose rows differ is laid
     out as one of its size that was read."""
-    if one is None or one.sizes is None or dim is None:
+    if one is None or one.sizes is None or cut is None or cut.dim is None:
         return None
     outers = one.outers or next((other.outers for other in inherited if other.sizes == one.sizes), frozenset())
     outer = min(outers, default=1)
-    return ItemAxis(dim, outer, company.multiple(*one.sizes) // outer * rows)
+    also = tuple(dim for dim, _, length in cut.narrowed if length == company.size)
+    return ItemAxis(cut.dim, outer, company.multiple(*one.sizes) // outer * rows, also)
+
+
+def _axis_of_size(shape: Shape, company: Company) -> ItemAxis | None:
+    """Where the tokens are in a tensor that the other run does without, as a mask: in dimensions as long as they."""
+    dims = [dim for dim, size in enumerate(shape) if size == company.batch]
+    return ItemAxis(dims[0], 1, company.size, tuple(dims[1:])) if dims else None
 
 
 def _isolated_difference(call: ItemCall, captured: _Capture, company: Company) -> RowDifference | None:

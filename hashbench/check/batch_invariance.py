@@ -186,7 +186,7 @@ class BatchCheck:
         outputs: what is compared of a run, by name.
         spec: what is run, where it is written down before the kernel is looked for.
         pair: the two runs of tokens; ``batch`` and ``sizes`` then count tokens.
-        run_before: makes the runs of ``pair.before``.
+        runs_of: makes the runs of another pair of this model.
     """
 
     run_at: RunAt
@@ -199,7 +199,7 @@ class BatchCheck:
     outputs: Callable[[Run], Mapping[str, Any]] = outputs_of
     spec: ModelSpec | None = None
     pair: Pair | None = None
-    run_before: RunAt | None = None
+    runs_of: Callable[[Pair], RunAt] | None = None
 
     def run(self) -> Outcome:
         """The outcome: the largest smaller batch whose items differ, if any."""
@@ -295,7 +295,7 @@ class BatchCheck:
             if isinstance(found, Failure):
                 return _unexplained(outcome, f"a further run failed: {found.error}")
             outcome = with_finding(outcome, found, reference.trace, unit=self._unit)
-            return self._diagnosed(outcome, found)
+            return self._by_padding(self._diagnosed(outcome, found), reference, small)
         except OSError:
             raise
         except Exception as error:
@@ -305,11 +305,10 @@ class BatchCheck:
     def _earlier(self, found: BatchFinding | Failure) -> BatchFinding | Failure:
         """What was found; where it is no kernel, the one by which the cache came to differ with which the other run
         began."""
-        if isinstance(found, Failure) or found.kernel or self.run_before is None:
+        before = None if self.pair is None else self.pair.before
+        if isinstance(found, Failure) or found.kernel or before is None or self.runs_of is None:
             return found
-        assert self.pair is not None
-        assert self.pair.before is not None
-        run_before, before = self.run_before, self.pair.before
+        run_before = self.runs_of(before)
 
         def watched(size: int, watcher: TraceCallback) -> Run | Failure:
             return run_before(size, watcher=watcher)
@@ -328,6 +327,36 @@ class BatchCheck:
             return found
         where = f"in the run of {earlier.size} tokens that made the cache"
         return replace(earlier, detail="; ".join(filter(None, (where, earlier.detail))))
+
+    def _by_padding(self, outcome: Outcome, reference: Run, small: Run) -> Outcome:
+        """The outcome with what other tokens in the padding do. Where they change those that are no padding, it leaks,
+        whatever else rounds otherwise; where they do not, a kernel of equal inputs rounds by their number."""
+        pair, diagnosis = self.pair, outcome.diagnosis
+        if pair is None or pair.filled is None or self.runs_of is None or diagnosis is None:
+            return outcome
+        if diagnosis.decision.confidence is Confidence.PROVEN and diagnosis.decision.cause == "batch_coupling":
+            return outcome
+        filled = self.runs_of(replace(pair, reference=pair.filled))(pair.company.batch)
+        if isinstance(filled, Failure):
+            return outcome
+        outcome = replace(outcome, runs=outcome.runs + 1)
+        known, other = ({**self.outputs(run)} for run in (small, reference))
+        part = {name: rows[0] for name, value in other.items() if (rows := _tensors(pair, value, known.get(name)))}
+        again = self.outputs(filled)
+        changed = {name: rows[0] for name in part if (rows := _tensors(pair, again.get(name), known.get(name)))}
+        difference = outputs.compare(part, changed)
+        cause, confidence, seen = "batch_coupling", Confidence.PROVEN, "other tokens in the padding change the others"
+        if difference is None:
+            cause, confidence, seen = (
+                "shape_dependent_kernel",
+                Confidence.LIKELY,
+                "other tokens in the padding change nothing",
+            )
+            if outcome.verdict is None or diagnosis.decision.cause != "unknown":
+                return outcome
+        because = "; ".join(filter(None, (seen, diagnosis.decision.because)))
+        advice = f"{CAUSES[cause].advice.format(named=CAUSES[cause].unnamed)}."
+        return replace(outcome, diagnosis=replace(diagnosis, decision=Decision(cause, confidence, because, advice)))
 
     def _repeated(self, outcome: Outcome, runs: Sequence[tuple[Run, int]], again: Sequence[Run]) -> tuple[Outcome, str]:
         """The outcome, with the runs that were made in it, and why no batch can be blamed: runs of one size differ, or
@@ -365,13 +394,16 @@ class BatchCheck:
             Evidence(origin=Origin.KERNEL, arms=evidence.arms),
             other_sources=found.sources[1:] if self.options.all_sources else (),
         )
-        diagnosis = self._with_repro(diagnosis, found.call, found.size if found.call.watched is None else 1)
+        # A repro compares the first items; of tokens that depend on each other these are not the ones in question.
+        if not found.call.watched or found.size == 1:
+            size = found.size if found.call.watched is None else 1
+            diagnosis = self._with_repro(diagnosis, found.call, size)
         return replace(outcome, diagnosis=diagnosis, batch=replace(outcome.batch, smallest=evidence.smallest_batch))
 
     def _with_repro(self, diagnosis: Diagnosis, call: ItemCall, size: int) -> Diagnosis:
         """The diagnosis with a folder that shows the call among ``size`` items and in the batch, for torch alone, run
         once in a fresh process; see :func:`~hashbench.batch.repro.write_item_repro`."""
-        if self.spec is None or not self.options.output:
+        if self.spec is None or not self.options.output or any(axis and axis.also for axis in call.outputs):
             return diagnosis
         name = f"repro/{file_key(suite=self.spec.suite, mode=self.options.mode, name=self.spec.name)}"
         folder = Path(self.options.output) / name
@@ -400,6 +432,11 @@ class BatchCheck:
     def _run(self, size: int, watcher: TraceCallback | None = None) -> Run | Failure:
         tell_phase(f"a batch of {size}" if self.pair is None else f"{size} tokens")
         return self.run_at(size, watcher=watcher)
+
+
+def _tensors(pair: Pair, reference: Any, other: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
+    both = isinstance(reference, torch.Tensor) and isinstance(other, torch.Tensor)
+    return pair.rows(reference, other) if both else None
 
 
 def _plain_runs(reference: Run, small: Run, noted: ShapeNotes) -> PlainRuns:

@@ -33,7 +33,8 @@ class Pair:
     """Two runs of the same tokens: the ``reference`` of ``company.batch`` of them, the ``other`` of ``company.size``.
 
     ``words`` say what is compared. ``cache`` is what the outputs of both have a cache under, which is not compared;
-    empty without one. ``before``: the two runs by which that of the other run was made.
+    empty without one. ``before``: the two runs by which that of the other run was made. ``filled`` is the reference
+    with other tokens in the padding, which must not matter.
     """
 
     company: Company
@@ -43,6 +44,7 @@ class Pair:
     other: Given
     cache: str = ""
     before: Pair | None = None
+    filled: Given | None = None
 
     def given(self, size: int) -> Given:
         """What makes the inputs of the run of ``size`` tokens."""
@@ -138,7 +140,7 @@ def _padded(tokens: Tokens, inputs: Mapping[str, Any], *, left: bool) -> Pair:
         )
     names = _beside(inputs, tokens.ids)
 
-    def changed(given: Mapping[str, Any], beside: int) -> dict[str, Any]:
+    def changed(given: Mapping[str, Any], beside: int, *, filled: bool = False) -> dict[str, Any]:
         def of_tokens(value: torch.Tensor, filling: int) -> torch.Tensor:
             padding = value.new_full((value.shape[0], beside, *value.shape[2:]), filling)
             return torch.cat([padding, value] if left else [value, padding], dim=1)
@@ -147,6 +149,8 @@ def _padded(tokens: Tokens, inputs: Mapping[str, Any], *, left: bool) -> Pair:
         ids = given[tokens.ids][:, :count]
         for name in names:
             new[name] = of_tokens(given[name][:, :count], tokens.padding if name == tokens.ids else 0)
+        if filled:  # by the tokens themselves, which the model knows
+            new[tokens.ids] = torch.cat([ids, ids], dim=1)
         if tokens.mask not in names:
             new[tokens.mask] = of_tokens(torch.ones_like(ids), 0)
         if left and tokens.positions and tokens.positions not in names:
@@ -161,6 +165,7 @@ def _padded(tokens: Tokens, inputs: Mapping[str, Any], *, left: bool) -> Pair:
         f"{count} tokens alone, and with {count} of padding on their {side}",
         lambda _, given: changed(given, count),
         lambda _, given: changed(given, 0),
+        filled=lambda _, given: changed(given, count, filled=True),
     )
 
 

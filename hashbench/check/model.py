@@ -233,7 +233,7 @@ class BenchmarkRunner:
             outputs=lambda run: pair.without_cache(batch_invariance.outputs_of(run)),
             spec=spec,
             pair=pair,
-            run_before=None if pair.before is None else runs_of(pair.before),
+            runs_of=runs_of,
         ).run()
 
     # ------------------------------------------------------------------------------------------------ one run

@@ -244,3 +244,27 @@ def test_advice_names_only_what_was_measured_to_work_the_cheapest_first() -> Non
     assert decide(ItemEvidence(8, arms, remedies=remedies)).advice.endswith(
         ": compute with one thread (1.5x the time) or pad the batch to 8 items (3x the time of one item)."
     )
+
+
+# ------------------------------------------------------------------------------- items along several dimensions
+
+
+def attention_of(weights: torch.Tensor, values: torch.Tensor) -> ItemCall:
+    """Two items of two tokens each, of which the first is watched; tokens see what their row of weights says."""
+    axes = ItemAxis(1, inner=2, also=(2,)), ItemAxis(1, inner=2)
+    return ItemCall(torch.ops.aten.bmm.default, (weights, values), {}, 2, axes, (ItemAxis(1, inner=2),), watched=0)
+
+
+def test_an_item_of_two_dimensions_is_a_block():
+    call = attention_of(torch.arange(16.0).view(1, 4, 4), torch.arange(8.0).view(1, 4, 2))
+    assert call.select([1]).args[0].tolist() == [[[10.0, 11.0], [14.0, 15.0]]]
+    assert call.with_scaled_neighbours(0, 2.0).args[0][0, :2].tolist() == [[0.0, 1.0, 4.0, 6.0], [4.0, 5.0, 12.0, 14.0]]
+
+
+@pytest.mark.parametrize(("mask", "cause"), [(1.0, "batch_coupling"), (0.0, "unknown")])
+def test_a_watched_item_depends_on_others_where_no_mask_hides_them(mask, cause):
+    weights = torch.ones(1, 4, 4)
+    weights[:, :2, 2:] = mask
+    for shown in (weights, weights.expand(3, -1, -1)):  # whose memory is shared
+        values = torch.arange(8.0).view(1, 4, 2).expand(len(shown), -1, -1).contiguous()
+        assert decide(diagnose_item_call(attention_of(shown, values), budget=20.0)).cause == cause
