@@ -79,15 +79,18 @@ def _diff(parsed: argparse.Namespace) -> int:
 def _compare(parsed: argparse.Namespace) -> int:
     from hashbench.report import compare, kernels, text
     from hashbench.results import audit_table, load
+    from hashbench.results.invariance_table import INVARIANCE, audit_kind
 
-    no_audits = [path for path in (parsed.base, parsed.new) if not audit_table.is_audit(path)]
-    if len(no_audits) == 1:
+    base, new = (audit_kind(path) for path in (parsed.base, parsed.new))
+    if base is not new:
+        known, other = (parsed.base, parsed.new) if base is not None else (parsed.new, parsed.base)
+        names = [kind.name for kind in (base, new) if kind is not None]
         raise HashbenchError(
-            f"{no_audits[0]} is not an audit and the other is",
+            f"{other} is {names[1] if len(names) == 2 else 'not an audit'} and {known} is {names[0]}",
             consequence="they cannot be compared",
-            tip="Name two audits, or two sweeps.",
+            tip="Name two audits of one kind, or two sweeps.",
         )
-    if no_audits:
+    if base is None:
         comparison = compare.compare(load.load_sweep(parsed.base), load.load_sweep(parsed.new))
         compare.require_overlap(comparison)
         pairs = ((change.base, change.new) for change in comparison.changes)
@@ -97,9 +100,11 @@ def _compare(parsed: argparse.Namespace) -> int:
         written = getattr(text, f"as_{parsed.format}")(comparison)
         worse = comparison.got_worse
     else:
+        from hashbench.tools.audit import invariance_report
         from hashbench.tools.audit import report as audits
 
-        audited = audits.compare(audit_table.read(parsed.base), audit_table.read(parsed.new))
+        compared = invariance_report.compare if base is INVARIANCE else audits.compare
+        audited = compared(audit_table.read(parsed.base, base), audit_table.read(parsed.new, base))
         compare.require_overlap(audited)
         written = getattr(audits, f"as_{parsed.format}")(audited)
         worse = audited.got_worse

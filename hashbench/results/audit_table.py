@@ -128,6 +128,20 @@ class AuditKind:
     target: str
     died: Callable[..., Any]
     sources: tuple[str, ...] = SOURCES
+    marks: tuple[str, ...] = ("off", "on")
+    name: str = "an audit without --rows"
+
+    def lies_at(self, path: Path) -> bool:
+        """Whether such an audit lies at ``path``: a folder with its file, or a CSV with ``op``, ``verdict`` and the
+        columns ``marks``."""
+        if path.is_dir():
+            return (path / self.file).is_file() and not (path / "accuracy.csv").exists()
+        try:
+            with os.fdopen(open_file(path), encoding="utf-8-sig", errors="replace", newline="") as file:
+                header = file.readline(4096).rstrip("\r\n").split(",")
+        except OSError:
+            return False
+        return {"op", "verdict", *self.marks} <= set(header)
 
 
 def _of_the_dead(device: str, op: Op, *, timed_out: bool, error: str) -> AuditRow:
@@ -166,7 +180,7 @@ class AuditManifest:
     ops: tuple[Op, ...]
     sweeps: bool
 
-    def covers(self, row: AuditRow) -> bool:
+    def covers(self, row: Any) -> bool:
         """Whether the audit was to have a row like this one."""
         if row.source == "sweep":
             return self.sweeps
@@ -180,38 +194,25 @@ class Audit:
     machines, ``asked`` what was asked for (``None``: nothing says)."""
 
     label: str
-    rows: tuple[AuditRow, ...]
+    rows: tuple[Any, ...]
     environments: tuple[Mapping[str, Any], ...] = ()
     asked: AuditManifest | None = None
 
 
-def is_audit(path: Path) -> bool:
-    """Whether an audit lies at ``path``: a folder with ``audit.csv``, or a CSV with the columns of one."""
-    if path.is_dir():
-        return (path / AUDIT_FILE).is_file() and not (path / "accuracy.csv").exists()
-    try:
-        with os.fdopen(open_file(path), encoding="utf-8-sig", errors="replace", newline="") as file:
-            header = file.readline(4096).rstrip("\r\n").split(",")
-    except OSError:
-        return False
-    return {"op", "verdict", "off", "on"} <= set(header)
-
-
-def read(path: Path) -> Audit:
-    """The audit at ``path``, a folder or a CSV.
+def read(path: Path, kind: AuditKind = DETERMINISM) -> Audit:
+    """The audit of this kind at ``path``, a folder or a CSV.
 
     Raises:
         HashbenchError: there is none, it is damaged, or its columns or words are not those of this version.
     """
-    file = path / AUDIT_FILE if path.is_dir() else path
+    file = path / kind.file if path.is_dir() else path
     if not file.exists():
-        raise HashbenchError(
-            f"{file} does not exist", consequence="no audit can be read from it", tip="Name an audit.csv or its folder."
-        )
+        tip = f"Name {kind.rows.example} or its folder."
+        raise HashbenchError(f"{file} does not exist", consequence="no audit can be read from it", tip=tip)
     environments = environments_of(file)
-    rows = tuple(AUDIT_ROWS.rows(read_table(file)))
+    rows = tuple(kind.rows.rows(read_table(file)))
     manifest = file.with_name(MANIFEST_FILE)
-    asked = read_manifest(manifest) if file.name == AUDIT_FILE and manifest.is_file() else None
+    asked = read_manifest(manifest) if file.name == kind.file and manifest.is_file() else None
     return Audit(str(path), rows, environments, asked)
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
-from hashbench.results.audit_table import SOURCES, AuditKind, Op
+from hashbench.results.audit_table import DETERMINISM, SOURCES, AuditKind, Op
 from hashbench.results.rows import RowFormat
 
 
@@ -76,6 +77,17 @@ def _of_the_dead(device: str, op: Op, *, timed_out: bool, error: str) -> Invaria
 
 
 INVARIANCE = AuditKind(
-    "invariance.csv", INVARIANCE_ROWS, "hashbench.tools.audit.invariance:run_group", _of_the_dead, ("op_db",)
+    "invariance.csv",
+    INVARIANCE_ROWS,
+    "hashbench.tools.audit.invariance:run_group",
+    _of_the_dead,
+    ("op_db",),
+    marks=("sizes", "widened"),
+    name="an audit with --rows",
 )
 """The audit of batch invariance, as the driver runs it."""
+
+
+def audit_kind(path: Path) -> AuditKind | None:
+    """Which kind of audit lies at ``path``, a folder or a CSV; ``None`` where none does."""
+    return next((kind for kind in (DETERMINISM, INVARIANCE) if kind.lies_at(path)), None)

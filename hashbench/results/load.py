@@ -13,8 +13,8 @@ from typing import Any, Literal
 from hashbench.errors import HashbenchError
 from hashbench.io import read_json_object
 from hashbench.records import SWEEP_SCHEMA, Row
-from hashbench.results.audit_table import is_audit
 from hashbench.results.folder import ACCURACY_FILE, NIGHT_FILE, SELECTION_FILE, checked_manifest, with_evidence
+from hashbench.results.invariance_table import audit_kind
 from hashbench.results.rows import ROWS, Table, environments_of, read_table, refuse_other_schema, rows_of
 from hashbench.text import one_line
 
@@ -117,7 +117,7 @@ def csv_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     for pattern in (ACCURACY_FILE, f"*/{ACCURACY_FILE}", "*.csv"):
-        files = [file for file in sorted(path.glob(pattern)) if not is_audit(file)]  # which may lie beside
+        files = [file for file in sorted(path.glob(pattern)) if audit_kind(file) is None]  # which may lie beside
         if files:
             return files
     raise HashbenchError(

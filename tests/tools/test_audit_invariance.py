@@ -15,7 +15,8 @@ from hashbench import cli
 from hashbench.batch.item_call import ItemCall, in_force
 from hashbench.batch.layout import ItemAxis
 from hashbench.check.function import FunctionCall
-from hashbench.results.audit_table import AuditOptions
+from hashbench.results import load
+from hashbench.results.audit_table import AUDIT_ROWS, Audit, AuditOptions
 from hashbench.results.invariance_table import INVARIANCE, INVARIANCE_ROWS, Invariance, InvarianceRow
 from hashbench.results.rows import read_table
 from hashbench.tools.audit import invariance, invariance_report
@@ -294,6 +295,95 @@ def test_the_page_explains_every_column_and_verdict() -> None:
 
     for name in (*INVARIANCE_ROWS.types, *Invariance):
         assert f"`{name}`" in page, name
+
+
+# -------------------------------------------------------------------------------------------------- two audits
+
+
+PLACED = replace(ROW, verdict="depends on the place", sizes="")
+INVARIANT = replace(ROW, verdict="invariant", sizes="", smallest_batch=None)
+COUPLED = replace(INVARIANT, verdict="coupled", cause="batch_coupling")
+NO_AXIS = replace(INVARIANT, verdict="no batch axis", items=None)
+FAILS = replace(NO_AXIS, verdict="fails")
+CRASHED = replace(NO_AXIS, verdict="crashed")
+
+CHANGES = {
+    "the same": (ROW, ROW, "unchanged", ""),
+    "it began to depend": (INVARIANT, ROW, "became dependent", "invariant → depends on the number"),
+    "it depends by more than rounding": (ROW, COUPLED, "became dependent", "depends on the number → coupled"),
+    "it was not measured and depends": (FAILS, PLACED, "became dependent", "fails → depends on the place"),
+    "it depends no longer": (ROW, INVARIANT, "became invariant", "depends on the number → invariant"),
+    "only rounding is left": (COUPLED, ROW, "depends otherwise", "coupled → depends on the number"),
+    "now the place": (ROW, PLACED, "depends otherwise", "depends on the number → depends on the place"),
+    "another kernel": (replace(ROW, kernel="a"), replace(ROW, kernel="b"), "depends otherwise", "kernel: a → b"),
+    "another size": (ROW, replace(ROW, smallest_batch=2), "depends otherwise", "smallest batch: 3 → 2"),
+    "it died": (INVARIANT, CRASHED, "not measured any more", "invariant → crashed"),
+    "it has no axis any more": (ROW, NO_AXIS, "not measured any more", "depends on the number → no batch axis"),
+    "what had no axis died": (NO_AXIS, CRASHED, "not measured any more", "no batch axis → crashed"),
+    "it was never measured": (FAILS, CRASHED, "unchanged", ""),
+    "it is measured now": (NO_AXIS, INVARIANT, "measured now", "no batch axis → invariant"),
+    "it is gone": (INVARIANT, None, "missing", ""),
+    "it is new": (None, ROW, "new", ""),
+    "other threads": (replace(ROW, threads=2), replace(INVARIANT, threads=4), "not comparable", "threads: 2 → 4"),
+    "other items": (ROW, replace(ROW, items=32), "not comparable", "items: 8 → 32"),
+}
+
+
+@pytest.mark.parametrize(("base", "new", "expected", "note"), CHANGES.values(), ids=CHANGES)
+def test_what_became_of_a_sample(
+    base: InvarianceRow | None, new: InvarianceRow | None, expected: str, note: str
+) -> None:
+    sides = [Audit(name, () if row is None else (row,)) for name, row in (("a", base), ("b", new))]
+    (change,) = invariance_report.compare(*sides).changes
+
+    assert change.outcome == expected
+    assert change.outcome.worse == (
+        expected in ("became dependent", "not measured any more", "missing", "not comparable")
+    )
+    assert change.note == note or expected == "unchanged"
+
+
+def test_neither_row_is_no_comparison() -> None:
+    with pytest.raises(ValueError, match="neither"):
+        invariance_report.decide("", "")
+
+
+def written(folder: Path, *rows: InvarianceRow) -> Path:
+    folder.mkdir()
+    (folder / "invariance.csv").write_text(INVARIANCE_ROWS.text(rows))
+    (folder / "environment.json").write_text(f'{{"key": "a", "packages": {{"torch": "{folder.name}"}}}}')
+    return folder
+
+
+def test_compare_takes_folders_and_files_in_every_form(tmp_path: Path, capsys: Any) -> None:
+    base = written(tmp_path / "2.14", INVARIANT, replace(ROW, op="addmm"))
+    new = written(tmp_path / "2.15", replace(ROW, kernel="mm"), replace(INVARIANT, op="addmm"))
+
+    assert cli.main(["compare", str(base), str(new)]) == 1
+    said = capsys.readouterr().out
+    assert "packages.torch: 2.14 → 2.15" in said
+    assert "became dependent (1)\n  op_db mm float32 0   invariant → depends on the number" in said
+    assert "became invariant (1)\n  op_db addmm float32 0" in said
+    for form in ("markdown", "json", "csv"):
+        assert cli.main(["compare", str(base / "invariance.csv"), str(new), "--format", form]) == 1
+        assert "became dependent" in capsys.readouterr().out
+    assert cli.main(["compare", str(new), str(new)]) == 0
+
+
+def test_audits_of_two_kinds_are_not_compared(tmp_path: Path, capsys: Any) -> None:
+    rows = written(tmp_path / "rows", ROW)
+    plain = tmp_path / "audit.csv"
+    plain.write_text(AUDIT_ROWS.text([]))
+    assert cli.main(["compare", str(rows), str(plain)]) == 2
+    said = f"hashbench: {plain} is an audit without --rows and {rows} is an audit with --rows: they cannot be compared"
+    assert capsys.readouterr().err == f"{said}. Name two audits of one kind, or two sweeps.\n"
+
+
+def test_a_folder_of_expected_sweeps_may_hold_one_too(tmp_path: Path) -> None:
+    (tmp_path / "rows_cpu.csv").write_text(INVARIANCE_ROWS.text([ROW]))
+    (tmp_path / "a_training_cpu.csv").write_text("dev,name,batch_size,accuracy\ncpu,resnet18,4,pass\n")
+
+    assert [row.name for row in load.load_sweep(tmp_path).rows] == ["resnet18"]
 
 
 @pytest.mark.slow

@@ -1,14 +1,18 @@
-"""An audit of batch invariance as tables. Pure: reads no file, prints nothing."""
+"""An audit of batch invariance as tables, and two of them compared. Pure: reads no file, prints nothing."""
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from tabulate import tabulate
 
-from hashbench.results.invariance_table import Invariance, InvarianceRow
+from hashbench.report.compare import Became, Change, Comparison
+from hashbench.results.audit_table import Audit, AuditManifest
+from hashbench.results.invariance_table import INVARIANCE_ROWS, Invariance, InvarianceRow
 from hashbench.text import a_few
+from hashbench.tools.audit.report import compared, other_conditions
 
 COLUMNS = ("verdict", "op", "dtypes", "samples", "smallest batch", "kernel", "because", "repro")
 _WIDTH = 60
@@ -72,3 +76,83 @@ def summary(rows: Sequence[InvarianceRow], *, style: str = "simple") -> str:
         parts.append(f"Computed over the batch in at least one sample (coupled): {names}")
     parts.append(tabulate(counts(rows), headers=("verdict", "ops", "samples"), tablefmt=style))
     return "\n\n".join(parts)
+
+
+# ------------------------------------------------------------------------------------------------ two audits
+
+
+class InvarianceOutcome(Became):
+    """What became of one sample, the worst first."""
+
+    BECAME_DEPENDENT = "became dependent", True
+    NOT_MEASURED = "not measured any more", True  # a dependence could hide there
+    MISSING = "missing", True  # absent is never equal
+    NOT_COMPARABLE = "not comparable", True
+    MOVED = "depends otherwise"
+    BECAME_INVARIANT = "became invariant"
+    MEASURED_NOW = "measured now"
+    NEW = "new"
+    NOT_ASKED = "not asked for"
+    UNCHANGED = "unchanged"
+
+
+_DEGREES = {
+    Invariance.INVARIANT: 0,
+    Invariance.PLACE: 1,
+    Invariance.DEPENDS: 1,
+    Invariance.COUPLED: 2,
+}
+"""How much an item depends on the others, by verdict; what has none was not measured."""
+
+_NOTHING_TO_MEASURE = (Invariance.NO_AXIS, Invariance.RANDOM)
+
+
+def decide(base: str, new: str, *, asked: bool = True) -> InvarianceOutcome:
+    """What became of a sample whose verdict was ``base`` and is ``new``; empty: no row, which only one of the two may
+    be."""
+    if not base and not new:
+        raise ValueError("neither audit has this sample")
+    if not new:
+        return InvarianceOutcome.MISSING if asked else InvarianceOutcome.NOT_ASKED
+    if not base:
+        return InvarianceOutcome.NEW
+    old, now = _DEGREES.get(Invariance(base)), _DEGREES.get(Invariance(new))
+    if now is None:
+        same = old is None and (base not in _NOTHING_TO_MEASURE or new in _NOTHING_TO_MEASURE)
+        return InvarianceOutcome.UNCHANGED if same else InvarianceOutcome.NOT_MEASURED
+    if now > (old or 0):
+        return InvarianceOutcome.BECAME_DEPENDENT
+    if old is None:
+        return InvarianceOutcome.MEASURED_NOW
+    if now < old:
+        return InvarianceOutcome.BECAME_INVARIANT if not now else InvarianceOutcome.MOVED
+    return InvarianceOutcome.UNCHANGED if base == new else InvarianceOutcome.MOVED
+
+
+def compare(base: Audit, new: Audit) -> Comparison[InvarianceRow, InvarianceOutcome]:
+    """Compare two audits of batch invariance, sample by sample. A change of torch's version is said first."""
+    return compared(base, new, INVARIANCE_ROWS, functools.partial(_change, asked=new.asked))
+
+
+def _change(
+    key: tuple[str, ...], base: InvarianceRow | None, new: InvarianceRow | None, *, asked: AuditManifest | None
+) -> Change[InvarianceRow, InvarianceOutcome]:
+    verdicts = ["" if row is None else row.verdict for row in (base, new)]
+    if base is None or new is None:
+        was_asked = asked is None or base is None or asked.covers(base)
+        return Change(key, decide(*verdicts, asked=was_asked), base, new)
+    if other := other_conditions(base, new, ("inputs", "threads", "items")):
+        return Change(key, InvarianceOutcome.NOT_COMPARABLE, base, new, other)
+    outcome, moved = decide(*verdicts), _moved(base, new)
+    if outcome is InvarianceOutcome.UNCHANGED:
+        outcome = InvarianceOutcome.MOVED if moved else outcome
+    else:
+        moved = "; ".join(filter(None, (" → ".join(verdicts) if verdicts[0] != verdicts[1] else "", moved)))
+    return Change(key, outcome, base, new, moved)
+
+
+def _moved(base: InvarianceRow, new: InvarianceRow) -> str:
+    """What is another one of two rows: the kernel, from how many items on, and the numbers of items that differ."""
+    told = (("kernel", "kernel"), ("smallest_batch", "smallest batch"), ("sizes", "sizes"))
+    values = ((word, getattr(base, name), getattr(new, name)) for name, word in told)
+    return "; ".join(f"{word}: {old} → {now}" for word, old, now in values if old and now and old != now)

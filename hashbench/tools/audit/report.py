@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from tabulate import tabulate
 
@@ -21,7 +23,8 @@ from hashbench.results.audit_table import (
     AuditVerdict,
     Measured,
 )
-from hashbench.results.rows import csv_line, defuse
+from hashbench.results.invariance_table import INVARIANCE_ROWS
+from hashbench.results.rows import RowFormat, csv_line, defuse
 from hashbench.text import a_few, one_line
 from hashbench.trace.file import OTHER_OPS
 
@@ -130,6 +133,9 @@ class AuditOutcome(Became):
     UNCHANGED = "unchanged"
 
 
+R = TypeVar("R")
+B = TypeVar("B", bound=Became)
+
 AuditChange = Change[AuditRow, AuditOutcome]
 AuditComparison = Comparison[AuditRow, AuditOutcome]
 
@@ -169,36 +175,50 @@ def decide(base: str, new: str, *, asked: bool = True) -> AuditOutcome:
 
 def compare(base: Audit, new: Audit) -> AuditComparison:
     """Compare two audits, sample by sample. A change of torch's version is said first."""
-    old, now = ({AUDIT_ROWS.key_of(row): row for row in audit.rows} for audit in (base, new))
+    named = (change for change in environment_changes(base.environments, new.environments) if change.key == "tracer")
+    tracers = next((f"{change.base} → {change.new}" for change in named if change.base and change.new), "")
+    remarks = [f"the tracer is another ({tracers}): {OTHER_OPS}, so kernels are not compared"] if tracers else []
+    return compared(base, new, AUDIT_ROWS, functools.partial(_change, asked=new.asked, tracers=tracers), remarks)
+
+
+def compared(
+    base: Audit,
+    new: Audit,
+    rows: RowFormat[R],
+    change: Callable[[tuple[str, ...], R | None, R | None], Change[R, B]],
+    remarks: Iterable[str] = (),
+) -> Comparison[R, B]:
+    """Two audits of these ``rows``, what became of each sample told by ``change``, of its key and both its rows; with
+    ``remarks`` on the whole."""
+    old, now = ({rows.key_of(row): row for row in audit.rows} for audit in (base, new))
     machines = environment_changes(base.environments, new.environments)
-    named = (change for change in machines if change.key == "tracer" and change.base and change.new)
-    tracers = next((f"{change.base} → {change.new}" for change in named), "")
-    changes = [_change(key, old.get(key), now.get(key), new.asked, tracers) for key in old | now]
-    remarks = [
+    unknown = [
         f"nothing says on which machine {audit.label} was made" for audit in (base, new) if not audit.environments
     ]
-    if tracers:
-        remarks.append(f"the tracer is another ({tracers}): {OTHER_OPS}, so kernels are not compared")
     return Comparison(
         base.label,
         new.label,
         tuple(sorted(machines, key=lambda change: change.key != "packages.torch")),
-        worst_first(changes),
-        tuple(remarks),
+        worst_first(change(key, old.get(key), now.get(key)) for key in old | now),
+        (*unknown, *remarks),
     )
 
 
+def other_conditions(base: Any, new: Any, names: Iterable[str]) -> str:
+    """The first of these columns in which two rows are not about the same, ``threads: 2 → 4``; empty where none is."""
+    values = ((name, getattr(base, name), getattr(new, name)) for name in names)
+    return next((f"{name}: {old} → {now}" for name, old, now in values if old and now and old != now), "")
+
+
 def _change(
-    key: tuple[str, ...], base: AuditRow | None, new: AuditRow | None, asked: AuditManifest | None, tracers: str
+    key: tuple[str, ...], base: AuditRow | None, new: AuditRow | None, *, asked: AuditManifest | None, tracers: str
 ) -> AuditChange:
     if base is None or new is None:
         was_asked = asked is None or base is None or asked.covers(base)
         kinds = ("" if row is None else kind_of(row) for row in (base, new))
         return Change(key, decide(*kinds, asked=was_asked), base, new)
-    for name in ("inputs", "threads"):
-        old, now = getattr(base, name), getattr(new, name)
-        if old and now and old != now:  # the two rows are not about the same
-            return Change(key, AuditOutcome.NOT_COMPARABLE, base, new, f"{name}: {old} → {now}")
+    if other := other_conditions(base, new, ("inputs", "threads")):
+        return Change(key, AuditOutcome.NOT_COMPARABLE, base, new, other)
     outcome, note = decide(kind_of(base), kind_of(new)), f"{base.verdict} → {new.verdict}"
     if outcome is AuditOutcome.UNCHANGED:
         note, moved = "", base.kernel and new.kernel and base.kernel != new.kernel
@@ -211,12 +231,13 @@ def _change(
     return Change(key, outcome, base, new, note)
 
 
-COUNTED_ONLY = frozenset({AuditOutcome.UNCHANGED, AuditOutcome.NOT_ASKED, AuditOutcome.NEW})
+COUNTED_ONLY = frozenset({"unchanged", "not asked for", "new"})
+"""Outcomes, of either kind of audit, whose samples are not listed."""
 MOST_LISTED = 200
 """Samples listed of one outcome; their number is always said."""
 
 
-def as_text(comparison: AuditComparison) -> str:
+def as_text(comparison: Comparison[Any, Any]) -> str:
     """For a terminal; what is different between the machines comes first, torch's version before all."""
     machines = [
         f"{one_line(change.key)}: {one_line(change.base) or '(none)'} → {one_line(change.new) or '(none)'}"
@@ -228,7 +249,7 @@ def as_text(comparison: AuditComparison) -> str:
     return "\n\n".join("\n".join(lines) for lines in blocks if lines)
 
 
-def _listed(comparison: AuditComparison) -> Iterator[list[str]]:
+def _listed(comparison: Comparison[Any, Any]) -> Iterator[list[str]]:
     """For each outcome that asks for attention a title and its samples."""
     for outcome, count in comparison.counts.items():
         if outcome not in COUNTED_ONLY:
@@ -238,12 +259,12 @@ def _listed(comparison: AuditComparison) -> Iterator[list[str]]:
             yield [f"{outcome} ({count})", *(f"  {line}" for line in lines)]
 
 
-def as_markdown(comparison: AuditComparison) -> str:
+def as_markdown(comparison: Comparison[Any, Any]) -> str:
     """For a pull request."""
     return "```text\n" + as_text(comparison).replace("```", "'''") + "\n```"
 
 
-def as_json(comparison: AuditComparison) -> str:
+def as_json(comparison: Comparison[Any, Any]) -> str:
     """Everything but what is unchanged, for another program."""
     content = {
         "base": comparison.base,
@@ -255,22 +276,29 @@ def as_json(comparison: AuditComparison) -> str:
         "changes": [
             {**_fields(change), "note": change.note}
             for change in comparison.changes
-            if change.outcome is not AuditOutcome.UNCHANGED
+            if change.outcome != AuditOutcome.UNCHANGED
         ],
     }
     return json.dumps(content, indent=1)
 
 
-def as_csv(comparison: AuditComparison) -> str:
+def as_csv(comparison: Comparison[Any, Any]) -> str:
     """One line for each sample, the worst first."""
-    lines = [csv_line([*KEY, "outcome", "base", "new", "note"])]
+    columns = next((_columns(change) for change in comparison.changes), KEY)
+    lines = [csv_line([*columns, "outcome", "base", "new", "note"])]
     for change in comparison.changes:
         cells = (*_fields(change).values(), change.note)
         lines.append(csv_line(defuse(one_line(cell or "")) for cell in cells))
     return "".join(lines)
 
 
-def _fields(change: AuditChange) -> Mapping[str, str | None]:
+def _fields(change: Change[Any, Any]) -> Mapping[str, str | None]:
     """The key, the outcome and both verdicts (``None``: no row) of a sample, by column."""
     verdicts = (None if row is None else row.verdict for row in (change.base, change.new))
-    return dict(zip((*KEY, "outcome", "base", "new"), (*change.key, change.outcome, *verdicts), strict=True))
+    columns = (*_columns(change), "outcome", "base", "new")
+    return dict(zip(columns, (*change.key, change.outcome, *verdicts), strict=True))
+
+
+def _columns(change: Change[Any, Any]) -> tuple[str, ...]:
+    row = change.base if change.base is not None else change.new
+    return KEY if isinstance(row, AuditRow) else INVARIANCE_ROWS.key
