@@ -610,6 +610,8 @@ _EXPERIMENTS = (
     ),
     Experiment("same_items", _ITEMS, "repetitions with the same items", Role.BASE),
     Experiment("other_number", _ITEMS, "other numbers of items", Role.BASE),
+    Experiment("as_in_runs", _ITEMS, "repetitions of the call as both runs made it", Role.BASE),
+    Experiment("same_strides", _ITEMS, "with contiguous inputs", Role.CONTENT),
     Experiment("other_content", _ITEMS, "with other content in the other items", Role.CONTENT),
     Experiment("other_places", _ITEMS, "with the items at other places of the batch", Role.CONTENT),
     Experiment("mkl_compatible", _ITEMS, "with MKL_CBWR=COMPATIBLE in a fresh process", Role.LIBRARY, devices=("cpu",)),

@@ -68,10 +68,17 @@ class ItemEvidence:
         """The experiment of that name; one without trials where it was not made."""
         return next((one for one in self.arms if one.name == name), ExperimentResult(name, ON, note="not tried"))
 
+    @property
+    def explained(self) -> bool:
+        """Whether rows differ in any company, or by themselves."""
+        names = ("same_items", "other_content", "other_number", "other_places")
+        return self.random or any(self.arm(name).differing for name in names)
+
     def removes(self, name: str) -> bool:
         """Whether rows differ with the number of items, and not under this experiment."""
         arm = self.arm(name)
-        return self.arm("other_number").differing > 0 and arm.ran and not arm.differing
+        differs = self.arm("other_number").differing or self.arm("as_in_runs").differing
+        return differs > 0 and arm.ran and not arm.differing
 
 
 CONTROLS = ("one_thread", "deterministic", "onednn_off", "sdpa_math", "mkl_compatible")
@@ -105,20 +112,34 @@ def decide(evidence: ItemEvidence) -> Decision:
     if number.differing or places.differing:
         confidence = Confidence.PROVEN if steady and content.ran else Confidence.LIKELY
         return _decision("shape_dependent_kernel", confidence, "; ".join(_shown(evidence)), evidence.remedies)
-    because = in_words(number, places, base=same) or "no experiment could be made"
+    alone = evidence.arm("as_in_runs")
+    if alone.differing:
+        confidence = Confidence.PROVEN if steady and content.ran else Confidence.LIKELY
+        return _decision("shape_dependent_kernel", confidence, "; ".join(_shown(evidence)), evidence.remedies)
+    because = in_words(number, places, alone, base=same) or "no experiment could be made"
     advice = "Look at the call in its model: alone, the kernel gives each item the same in any company."
     return Decision("unknown", Confidence.OPEN, because, advice)
 
 
 def _decision(cause: str, confidence: Confidence, because: str, remedies: Iterable[Remedy]) -> Decision:
-    known = CAUSES[cause]
     working = sorted((one for one in remedies if one.works), key=lambda one: one.price or 0.0)
-    named = " or ".join(one.said() for one in working)
-    return Decision(cause, confidence, because, known.advice.format(named=named or known.unnamed) + ".")
+    return Decision(cause, confidence, because, advice_for(cause, " or ".join(one.said() for one in working)))
+
+
+def advice_for(cause: str, named: str = "") -> str:
+    """What to do about a cause, with the remedies that work, in words."""
+    known = CAUSES[cause]
+    return known.advice.format(named=named or known.unnamed) + "."
 
 
 def _shown(evidence: ItemEvidence) -> Iterator[str]:
     """What was seen, and what each experiment says of the mechanism."""
+    alone, strides = evidence.arm("as_in_runs"), evidence.arm("same_strides")
+    if alone.differing:
+        yield in_words(alone)
+        if strides.ran:
+            meaning = ": it chooses by the order in memory" if not strides.differing else ""
+            yield f"{count(strides)} {EXPERIMENTS['same_strides'].phrase}{meaning}"
     yield in_words(evidence.arm("other_number")) or in_words(evidence.arm("same_items"))
     content, places = evidence.arm("other_content"), evidence.arm("other_places")
     if content.ran:

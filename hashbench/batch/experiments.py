@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import statistics
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -28,8 +30,8 @@ from hashbench.replay.ops import calls_others
 REPEATS = 3
 """Runs of the same call that must agree before another one is compared with it."""
 
-TIMED = 5
-"""Runs of which the shortest is the time of a call: what else the machine does only adds to it."""
+TIMED, BLOCK_SECONDS, MOST_TIMES = 7, 5e-4, 20
+"""Rounds in which two calls are timed in turns, how long each takes there, and how often it is made at most."""
 
 CHEAP_SIZES = 32
 """Up to so many items every number of them is tried; beyond that powers of two, then by bisection."""
@@ -91,9 +93,9 @@ class _Experiments:
             return known
         if self._is_counted(sizes):
             return replace(known, counted=True)
-        tried = _spread(sizes)
-        controls = [self._control(name, tried) for name in CONTROLS if name in METHODS and self._applies(name)]
-        exact = self._tried("exact_values", lambda: self._exact(tried))
+        sizes_tried = _spread(sizes)
+        controls = [self._control(name, sizes_tried) for name in CONTROLS if applies(name, self.call)]
+        exact = self._tried("exact_values", lambda: self._exact(sizes_tried))
         known = replace(known, arms=(*known.arms, exact, *controls))
         return replace(known, remedies=tuple(self._remedies(known))) if remedies else known
 
@@ -109,20 +111,7 @@ class _Experiments:
         return self._rows_differ({item: rows[item] for item in (rows if only is None else only)})
 
     def _tried(self, name: str, outcomes: Callable[[], Iterator[bool]]) -> ExperimentResult:
-        """An experiment, each of whose comparisons differs or not, as far as there is time."""
-        seen: list[bool] = []
-        note = ""
-        try:
-            for differs in outcomes():
-                seen.append(differs)
-                if self.budget.left() <= 0:
-                    note = NO_TIME
-                    break
-        except NotItemwiseError as error:
-            note = str(error)
-        except Exception as error:  # the op refuses what the experiment asks of it
-            note = f"raises: {named_line(error)}"[:200]
-        return ExperimentResult(name, ON, len(seen), sum(seen), note=note, raised=note.startswith("raises"))
+        return tried(name, outcomes, self.budget)
 
     def _same(self) -> Iterator[bool]:
         return (self._compared(self.everybody) for _ in range(REPEATS))
@@ -223,19 +212,11 @@ class _Experiments:
 
     # ---------------------------------------------------------------------------------------------- settings
 
-    def _applies(self, name: str) -> bool:
-        """Whether the setting can reach the call: an implementation of attention is chosen by an op that calls
-        others."""
-        func, method = self.call.func, METHODS[name]
-        chooses = not isinstance(func, torch._ops.OpOverload) or calls_others(func)
-        return isinstance(method, Around) and (chooses or not method.inside)
-
     def _control(self, name: str, sizes: Sequence[int]) -> ExperimentResult:
-        """The numbers of items that differ, all runs under one setting; with the time that all items take then."""
+        """The numbers of items that differ, all runs under one setting."""
         method = METHODS[name]
         assert isinstance(method, Around)
-        result = self._tried(name, lambda: self._under(method.change, sizes))
-        return replace(result, seconds=self._seconds(self.call, method.change)) if result.ran else result
+        return self._tried(name, lambda: self._under(method.change, sizes))
 
     def _under(self, setting: Setting, sizes: Sequence[int]) -> Iterator[bool]:
         with setting():
@@ -243,37 +224,32 @@ class _Experiments:
             for size in sizes:
                 yield self._rows_differ(self.call.rows_of(self._some(size)), reference)
 
-    def _seconds(self, call: ItemCall, setting: Setting = nullcontext) -> float | None:
-        with setting():
-            return min(call.run()[1] for _ in range(TIMED))
-
     # ---------------------------------------------------------------------------------------------- remedies
 
     def _remedies(self, known: ItemEvidence) -> Iterator[Remedy]:
         """What makes the rows agree at every number of items that differed, with its price."""
-        call = self.call
-        whole, alone = self._seconds(call), self._seconds(call.at(1))
+        call, alone = self.call, self.call.at(1)
         if call.watched is None:
             yield from self._padding(alone)
             one_by_one = self._tried("same_items", self._one_by_one)
-            price = alone * call.items / whole if alone and whole else None
-            yield Remedy("compute one item at a time", one_by_one.trials, one_by_one.differing, price, "all at once")
+            each = price(call, alone)
+            words = "compute one item at a time"
+            yield Remedy(words, one_by_one.trials, one_by_one.differing, each and each * call.items, "all at once")
         for name in CONTROLS:
-            arm = known.arm(name)
-            if arm.ran:
-                price = arm.seconds / whole if arm.seconds and whole else None
-                yield Remedy(f"compute {EXPERIMENTS[name].phrase}", arm.trials, arm.differing, price)
+            arm, method = known.arm(name), METHODS.get(name)
+            if arm.ran and isinstance(method, Around):
+                cost = None if arm.differing else price(call, call, method.change)
+                yield Remedy(f"compute {EXPERIMENTS[name].phrase}", arm.trials, arm.differing, cost)
 
-    def _padding(self, alone: float | None) -> Iterator[Remedy]:
+    def _padding(self, alone: ItemCall) -> Iterator[Remedy]:
         """The smallest multiple that helps; the batch itself is the last that is tried."""
         call = self.call
         for multiple in [*(number for number in MULTIPLES if number < call.items), call.items]:
-            tried = self._tried("other_number", functools.partial(self._padded, multiple))
-            if tried.ran and not tried.differing and not tried.note:
-                seconds = self._seconds(call.select([0] * multiple))
-                price = seconds / alone if seconds and alone else None
+            result = self._tried("other_number", functools.partial(self._padded, multiple))
+            if result.ran and not result.differing and not result.note:
                 words = f"a multiple of {multiple} items" if multiple < call.items else f"{multiple} items"
-                yield Remedy(f"pad the batch to {words}", tried.trials, 0, price, "one item")
+                cost = price(alone, call.select([0] * multiple))
+                yield Remedy(f"pad the batch to {words}", result.trials, 0, cost, "one item")
                 return
 
     def _padded(self, multiple: int) -> Iterator[bool]:
@@ -294,6 +270,52 @@ class _Experiments:
         for item in sorted({0, self.call.items - 1}):
             first = self.call.rows_of([item])
             yield any(self.call.rows_of([item]) != first for _ in range(REPEATS - 1))
+
+
+def tried(name: str, outcomes: Callable[[], Iterator[bool]], budget: Budget) -> ExperimentResult:
+    """An experiment, each of whose comparisons differs or not, as far as there is time."""
+    seen: list[bool] = []
+    note = ""
+    try:
+        for differs in outcomes():
+            seen.append(differs)
+            if budget.left() <= 0:
+                note = NO_TIME
+                break
+    except NotItemwiseError as error:
+        note = str(error)
+    except Exception as error:  # the op refuses what the experiment asks of it
+        note = f"raises: {named_line(error)}"[:200]
+    return ExperimentResult(name, ON, len(seen), sum(seen), note=note, raised=note.startswith("raises"))
+
+
+def applies(name: str, call: ItemCall) -> bool:
+    """Whether the setting can reach the call: an implementation of attention is chosen by an op that calls others."""
+    func, method = call.func, METHODS.get(name)
+    chooses = not isinstance(func, torch._ops.OpOverload) or calls_others(func)
+    return isinstance(method, Around) and (chooses or not method.inside)
+
+
+def price(before: ItemCall, after: ItemCall, setting: Setting = nullcontext) -> float | None:
+    """How many times as long ``after`` under the setting takes as ``before``: both run in turns, the median of the
+    rounds in processor time, so that other processes do not count. Where the number of threads is not the same, or an
+    accelerator computes, it is the shortest of each by the clock; ``None`` where that does not resolve it."""
+    with setting():
+        threads = torch.get_num_threads()
+    by_clock = threads != torch.get_num_threads() or bool(before.accelerators)
+    clock = time.perf_counter if by_clock else time.process_time
+    once = before.run(clock=clock)[1]
+    times = min(MOST_TIMES, max(1, round(BLOCK_SECONDS / once))) if once > 0 else MOST_TIMES
+    rounds = []
+    for _ in range(TIMED):
+        first = [before.run(clock=clock)[1] for _ in range(times)]
+        with setting():
+            second = [after.run(clock=clock)[1] for _ in range(times)]
+        rounds.append((min(first), min(second)) if by_clock else (sum(first), sum(second)))
+    if by_clock:
+        rounds = [(min(one for one, _ in rounds), min(other for _, other in rounds))]
+    ratios = [second / first for first, second in rounds if first > 0]
+    return statistics.median(ratios) if ratios else None
 
 
 def _sizes(items: int, *, most: int | None = None) -> list[int]:

@@ -120,9 +120,9 @@ def match(reference: TensorRows, other: TensorRows, company: Company, inherited:
         )
         if laid_out:
             return Match(Agreement.SAME, sizes, laid_out, several)
-        places = _places(reference.content, other.content, width) if width and not several else None
-        if places is not None and not (company.together and _is_shifted(places)):
-            return Match(Agreement.FOUND, sizes, order=_order_of(places, reference, dim))
+        there = places(reference.content, other.content, width) if width and not several else None
+        if there is not None and not (company.together and _is_shifted(there)):
+            return Match(Agreement.FOUND, sizes, order=_order_of(there, reference, dim))
     wholly = all(company.multiple(reference.shape[at], length) == 1 for at, _, length in reference.cut.narrowed)
     known = wholly and (
         company.multiple(*sizes) == 1 or any(one.sizes == sizes and one.surely_equal for one in inherited)
@@ -142,20 +142,20 @@ def _same_rows(reference: bytes, other: bytes, sizes: tuple[int, int], step: int
     )
 
 
-def _places(reference: bytes, other: bytes, width: int) -> list[int] | None:
+def places(reference: bytes, other: bytes, width: int) -> list[int] | None:
     """For every row of the other run the place of a row of the reference that equals it, each used once; ``None`` where
     one has none."""
     free: dict[bytes, list[int]] = {}
     for place, row in enumerate(_rows(reference, width)):
         free.setdefault(row, []).append(place)
-    for places in free.values():
-        places.reverse()
+    for found_at in free.values():
+        found_at.reverse()
     found = []
     for row in _rows(other, width):
-        places = free.get(row, [])
-        if not places:
+        found_at = free.get(row, [])
+        if not found_at:
             return None
-        found.append(places.pop())
+        found.append(found_at.pop())
     return found
 
 
@@ -526,7 +526,9 @@ class BatchFinding:
     ``not_attributable`` counts records of which it cannot be told which rows belong to which item.
     ``coupled``: what it leaves of an item follows from other items, or from how many there are, by what it computes: it
     reduces over the batch, reorders its rows, or is given a number or a generator that depends on the batch.
-    ``call`` is the call at ``batch``, captured for experiments; ``None`` where that was not possible.
+    ``call`` is the call at ``batch``, captured for experiments; ``None`` where that was not possible. ``pair`` is the
+    call as both runs made it (:class:`~hashbench.batch.call_pair.CallPair`), where the first items of ``call`` alone do
+    not differ from the rest.
     """
 
     size: int
@@ -544,3 +546,4 @@ class BatchFinding:
     detail: str = ""
     coupled: bool = False
     call: Any = field(default=None, compare=False, repr=False)
+    pair: Any = field(default=None, compare=False, repr=False)

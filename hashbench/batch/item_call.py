@@ -158,18 +158,19 @@ class ItemCall:
 
     # --------------------------------------------------------------------------------------- running it
 
-    def run(self, *, seed: int = SEED) -> tuple[list[torch.Tensor], float]:
-        """The tensors that one run on copies of the arguments leaves, detached, and the seconds that the call took."""
+    def run(self, *, seed: int = SEED, clock: Callable[[], float] = perf_counter) -> tuple[list[torch.Tensor], float]:
+        """The tensors that one run on copies of the arguments leaves, detached, and the seconds that the call took by
+        this clock."""
         with unobserved():
             args, kwargs = mapped(tuple(self.args), copied_leaf), mapped(dict(self.kwargs), copied_leaf)
         self._seed(seed)
         is_op = isinstance(self.func, torch._ops.OpOverload)
         with torch._C._ExcludeDispatchKeyGuard(keys_below_a_mode()) if is_op else nullcontext():
             wait_for(self.accelerators)
-            start = perf_counter()
+            start = clock()
             value = self.func(*args, **kwargs)
             wait_for(self.accelerators)
-            seconds = perf_counter() - start
+            seconds = clock() - start
         left = left_by(self.func, args, kwargs, value) if is_op else tensors_in(value)
         return [tensor.detach() for tensor in left], seconds
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hashbench.batch.call_pair import CallPair
 from hashbench.batch.finding import Agreement, BatchFinding, Comparison, Judged, Match, RowDifference, RowRun
 from hashbench.batch.item_call import ItemCall, NotItemwiseError, copied, copied_leaf, in_force, items_first, left_by
 from hashbench.batch.layout import Company, Cut, ItemAxis, Shape
@@ -19,7 +20,7 @@ from hashbench.records import Failure, Trace
 from hashbench.run import outputs
 from hashbench.run.outcome import Run
 from hashbench.run.settings import settings
-from hashbench.trace.arguments import caller_line, mapped
+from hashbench.trace.arguments import caller_line, mapped, tensors_in
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.op_schema import plan_of
 
@@ -141,6 +142,7 @@ class _Capture(TraceCallback):
         self.written: list[int | None] = []
         self.settings: Mapping[str, str] = {}
         self.numbers: tuple[int | None, ...] = ()
+        self.tensors = 0
         self.line = ""
         self.done = False
         self._node = node
@@ -150,6 +152,7 @@ class _Capture(TraceCallback):
         if node == self._node:
             self.func, self.settings, self.numbers = func, settings(), whole_numbers(args, kwargs)
             self.args, self.kwargs = mapped(tuple(args), copied_leaf), mapped(dict(kwargs), copied_leaf)
+            self.tensors = len(tensors_in([*args, *kwargs.values()]))
             self.line = caller_line(sys._getframe(1))
 
     def after(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
@@ -183,16 +186,33 @@ def _described(
         return finding
     call, why = _item_call(comparison, judged, compared.numbers.get(node, ()), captured)
     difference = _isolated_difference(call, captured, company) if call is not None else None
+    pair = None
     if difference is None:
         here = _captured(run_at, company.size, node)
-        difference = None if isinstance(here, Failure) else _difference(judged, captured, here.left, company)
+        if not isinstance(here, Failure):
+            difference = _difference(judged, captured, here.left, company)
+            pair = _pair(comparison, node, captured, here)
     return replace(
         finding,
         reference_shapes=_shapes(comparison.reference, judged.reference),
         difference=difference or RowDifference(),
-        detail="; ".join(filter(None, (finding.detail, why))),
+        detail="; ".join(filter(None, (finding.detail, why if pair is None else ""))),
         call=call,
+        pair=pair,
     )
+
+
+def _pair(comparison: Comparison, node: str, there: _Capture, here: _Capture) -> CallPair | None:
+    """The call as both runs made it; ``None`` where nothing that it wrote differs but for the place."""
+    judged, company = comparison.judged[node], comparison.company
+    if there.written != here.written or all(one.equal for one in judged.written):
+        return None
+    whole, part = (
+        ItemCall(made.func, made.args, made.kwargs, items, (None,) * made.tensors, (), settings=made.settings)
+        for made, items in ((there, company.batch), (here, company.size))
+    )
+    rows = comparison.reference.calls[judged.reference], comparison.other.calls[node]
+    return CallPair(whole, part, company, judged, rows, tuple(there.written))
 
 
 def _shapes(run: RowRun, node: str) -> str:
@@ -214,7 +234,9 @@ def _item_call(
         return None, ""
     if company.first and judged.coupled:  # which tokens are first and last may be among its other arguments
         return None, "the call cannot be repeated alone: its other arguments differ"
-    if not all(one is None or one.itemwise(company) for one in [*matches, *written]):
+    moves = all(one is None or one.equal for one in written)  # what it leaves of an item are other items' rows
+    follows = [one for one in written if one is not None and not (moves and one.sizes and company.multiple(*one.sizes))]
+    if not all(one is None or one.itemwise(company) for one in [*matches, *follows]):
         return None, "the call cannot be repeated on other items: which rows belong to which is not the same for all"
     scaled = tuple(
         at

@@ -35,7 +35,13 @@ _MKL = {"MKL_CBWR": "COMPATIBLE"}
 
 
 def write_item_repro(
-    folder: Path, call: ItemCall, decision: Decision, *, chosen: Sequence[int] | None = None, seen_in: str = ""
+    folder: Path,
+    call: ItemCall,
+    decision: Decision,
+    *,
+    chosen: Sequence[int] | None = None,
+    first: ItemCall | None = None,
+    seen_in: str = "",
 ) -> None:
     """Write the repro of a call into ``folder``.
 
@@ -44,6 +50,7 @@ def write_item_repro(
         decision: what the experiments on it showed.
         chosen: the items in the other call, in their order there: some of them, or all at other places; ``None``: as
             many, all of them copies of the one that is compared, as for a coupling to their content.
+        first: the other call itself, where it is not just that of the ``chosen`` items.
         seen_in: in which model or sample, in words.
 
     Raises:
@@ -56,7 +63,8 @@ def write_item_repro(
     places = {kept: kept} if chosen is None else {item: place for place, item in enumerate(chosen)}
     try:
         with in_force(call):
-            calls = (call.select([kept] * call.items if chosen is None else chosen), call)
+            alone = call.select([kept] * call.items if chosen is None else chosen) if first is None else first
+            calls = (alone, call)
             captured = [capture(one.func, one.args, one.kwargs, limit_bytes=MOST_BYTES) for one in calls]
             text = _script(calls, captured, places, heading=_heading(call, decision, seen_in))
     except (CaptureError, BadCallError, NotItemwiseError) as error:

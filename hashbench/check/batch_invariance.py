@@ -13,15 +13,15 @@ from typing import Any, Protocol
 
 import torch
 
-from hashbench.batch.cause import decide
-from hashbench.batch.experiments import diagnose_item_call
+from hashbench.batch.call_pair import diagnose
+from hashbench.batch.cause import advice_for, decide
 from hashbench.batch.finding import BatchFinding
 from hashbench.batch.item_call import ItemCall
 from hashbench.batch.layout import Company
 from hashbench.batch.locate import PlainRuns, RowsCompared, compare_rows, finding_of
 from hashbench.batch.repro import run_item_repro, write_item_repro
 from hashbench.batch.rows import ShapeNotes
-from hashbench.catalog import CAUSES, Confidence, Origin, Status
+from hashbench.catalog import Confidence, Origin, Status
 from hashbench.check.company import Pair
 from hashbench.check.pair import keep_draft, with_facts
 from hashbench.errors import HashbenchError, named_line
@@ -382,35 +382,39 @@ class BatchCheck:
         if self.options.diagnose_budget <= 0 or outcome.batch is None or not found.kernel:
             return outcome
         if self.pair is not None and not found.shapes:
-            advice = f"{CAUSES['batch_coupling'].advice.format(named=CAUSES['batch_coupling'].unnamed)}."
-            decision = Decision("batch_coupling", Confidence.PROVEN, found.detail, advice)
+            decision = Decision("batch_coupling", Confidence.PROVEN, found.detail, advice_for("batch_coupling"))
             return replace(outcome, diagnosis=Diagnosis(decision, Evidence(origin=Origin.KERNEL)))
-        if found.call is None:
-            return _unexplained(outcome, found.detail or "the call could not be captured")
         tell_phase("experiments on the kernel's call")
-        evidence = diagnose_item_call(found.call, budget=self.options.diagnose_budget)
+        evidence = diagnose(found.call, found.pair, budget=self.options.diagnose_budget)
+        coupled = found.coupled and self.pair is None
+        if evidence is None:
+            return _unexplained(outcome, found.detail or "the call could not be captured", coupled=coupled)
+        decision = decide(evidence)
+        if decision.cause == "unknown" and coupled and not evidence.explained:
+            decision = _seems_coupled(decision.because)
         diagnosis = Diagnosis(
-            decide(evidence),
+            decision,
             Evidence(origin=Origin.KERNEL, arms=evidence.arms),
             other_sources=found.sources[1:] if self.options.all_sources else (),
         )
         # A repro compares the first items; of tokens that depend on each other these are not the ones in question.
-        if not found.call.watched or found.size == 1:
+        if found.call is not None and (not found.call.watched or found.size == 1):
+            as_it_was = found.pair is not None and found.call.watched is None
+            first = replace(found.pair.other, axes=found.call.axes) if as_it_was else None
             size = found.size if found.call.watched is None else 1
-            diagnosis = self._with_repro(diagnosis, found.call, size)
+            diagnosis = self._with_repro(diagnosis, found.call, size, first)
         return replace(outcome, diagnosis=diagnosis, batch=replace(outcome.batch, smallest=evidence.smallest_batch))
 
-    def _with_repro(self, diagnosis: Diagnosis, call: ItemCall, size: int) -> Diagnosis:
+    def _with_repro(self, diagnosis: Diagnosis, call: ItemCall, size: int, first: ItemCall | None) -> Diagnosis:
         """The diagnosis with a folder that shows the call among ``size`` items and in the batch, for torch alone, run
         once in a fresh process; see :func:`~hashbench.batch.repro.write_item_repro`."""
         if self.spec is None or not self.options.output or any(axis and axis.also for axis in call.outputs):
             return diagnosis
         name = f"repro/{file_key(suite=self.spec.suite, mode=self.options.mode, name=self.spec.name)}"
         folder = Path(self.options.output) / name
+        seen_in = f"in the model {self.spec.name}"
         try:
-            write_item_repro(
-                folder, call, diagnosis.decision, chosen=range(size), seen_in=f"in the model {self.spec.name}"
-            )
+            write_item_repro(folder, call, diagnosis.decision, chosen=range(size), first=first, seen_in=seen_in)
         except HashbenchError as error:  # OSError ends the sweep: its folder takes no more
             return replace(diagnosis, reproduced=f"no repro: {error}")
         tell_phase("running the repro")
@@ -499,6 +503,13 @@ def _how_far(found: BatchFinding, unit: str) -> str:
 _LOOK = "Look at the line that calls it: what it leaves of an item may be computed from others on purpose"
 
 
-def _unexplained(outcome: Outcome, why: str) -> Outcome:
-    decision = Decision("unknown", Confidence.OPEN, why, _LOOK)
+def _unexplained(outcome: Outcome, why: str, *, coupled: bool = False) -> Outcome:
+    decision = _seems_coupled(why) if coupled else Decision("unknown", Confidence.OPEN, why, _LOOK)
     return replace(outcome, diagnosis=Diagnosis(decision, Evidence(origin="")))
+
+
+def _seems_coupled(why: str) -> Decision:
+    """No experiment shows it, but what the call reads and leaves does: it reduces or reorders items, or is given how
+    many there are."""
+    because = f"by what it computes an item's rows follow from others, or from how many there are ({why})"
+    return Decision("batch_coupling", Confidence.LIKELY, because, advice_for("batch_coupling"))

@@ -1,0 +1,273 @@
+"""Experiments on one call as both runs made it, each alone: with the strides and the order of rows that it had there.
+
+They are for calls of which the first few items of the one are not the other: rows lie in another order in memory, or
+belong to tokens that were sorted by expert. What is compared is what the runs were compared by.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+
+from hashbench.batch.cause import CONTROLS, ItemEvidence, Remedy
+from hashbench.batch.experiments import (
+    FACTORS,
+    POSITIVE_FACTORS,
+    REPEATS,
+    Setting,
+    applies,
+    diagnose_item_call,
+    price,
+    tried,
+)
+from hashbench.batch.finding import Agreement, CallRows, Judged, Match, TensorRows, match, places
+from hashbench.batch.item_call import ItemCall, NotItemwiseError, copied, in_force
+from hashbench.batch.layout import Company, Cut
+from hashbench.batch.rows import row_digests
+from hashbench.catalog import EXPERIMENTS
+from hashbench.processes import Budget
+from hashbench.records import ExperimentResult
+from hashbench.replay.methods import METHODS, Around
+from hashbench.run import outputs
+from hashbench.trace.arguments import mapped
+from hashbench.trace.digest import dtype_name
+
+_NEAR = 0.05
+"""Rows that stand for the same differ by less of the largest number in them."""
+
+_MOST = 8
+"""The largest whole number that stands for an element."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallPair:
+    """The call of the reference and that of the smaller run, neither with item axes. ``rows`` are what was noted of
+    both, ``judged`` how they compare, ``written`` which of the tensors noted each tensor is that the call leaves."""
+
+    reference: ItemCall
+    other: ItemCall
+    company: Company
+    judged: Judged
+    rows: tuple[CallRows, CallRows]
+    written: tuple[int | None, ...]
+
+
+def diagnose(call: ItemCall | None, pair: CallPair | None, *, budget: float) -> ItemEvidence | None:
+    """What experiments show on the call with other items of its batch, and, where these show no difference, on it as
+    both runs made it; ``None`` where it could be captured in neither way."""
+    evidence = None if call is None else diagnose_item_call(call, budget=budget)
+    if pair is None or (evidence is not None and evidence.explained):
+        return evidence
+    more = diagnose_pair(pair, budget=budget)
+    if evidence is None:
+        return more
+    new = tuple(arm for arm in more.arms if not evidence.arm(arm.name).ran)
+    return replace(evidence, arms=(*evidence.arms, *new), remedies=more.remedies)
+
+
+def diagnose_pair(pair: CallPair, *, budget: float = 20.0) -> ItemEvidence:
+    """What experiments on the two calls show; settings, random state and their tensors are as before afterwards."""
+    with warnings.catch_warnings(), in_force(pair.reference):
+        warnings.simplefilter("ignore")
+        return _Experiments(pair, Budget(budget)).evidence()
+
+
+class _Experiments:
+    def __init__(self, pair: CallPair, budget: Budget) -> None:
+        self.pair, self.budget = pair, budget
+        self.read = dict(pair.rows[0].read), dict(pair.rows[1].read)
+
+    def evidence(self) -> ItemEvidence:
+        """All experiments, those that decide most first."""
+        pair = self.pair
+        first = pair.reference.run()[0]
+        same = self._tried("same_items", lambda: (not _equal(pair.reference.run()[0], first) for _ in range(REPEATS)))
+        alone = self._tried("as_in_runs", lambda: (self._differ() for _ in range(REPEATS)))
+        known = ItemEvidence(pair.company.batch, (same, alone))
+        if same.differing or not alone.differing:
+            return known
+        content = self._tried("other_content", lambda: self._content(first))
+        known = replace(known, arms=(*known.arms, content))
+        if content.differing:
+            return known
+        arms, remedies = [], []
+        for name, change, setting, words in self._changes():
+            arm = self._tried(name, lambda change=change, setting=setting: iter([self._differ(change, setting)]))  # type: ignore[misc]
+            arms.append(arm)
+            if words and arm.ran:
+                cost = price(pair.reference, _changed(pair.reference, change), setting)
+                remedies.append(Remedy(words, arm.trials, arm.differing, cost))
+        return replace(known, arms=(*known.arms, *arms), remedies=tuple(remedies))
+
+    def _tried(self, name: str, outcomes: Callable[[], Iterator[bool]]) -> ExperimentResult:
+        return tried(name, outcomes, self.budget)
+
+    def _changes(self) -> Iterator[tuple[str, Change, Setting, str]]:
+        """By experiment what it changes about every tensor, and around the call; in words what may be done for good."""
+        sides = (self.pair.reference, self.pair.other)
+        if not all(tensor.is_contiguous() for side in sides for tensor in side.tensors if not tensor.is_sparse):
+            yield "same_strides", _contiguous, nullcontext, "make its inputs contiguous"
+        yield "exact_values", _whole_numbers(sides[0]), nullcontext, ""
+        for name in CONTROLS:
+            method = METHODS.get(name)
+            if isinstance(method, Around) and applies(name, self.pair.reference):
+                yield name, _same, method.change, f"compute {EXPERIMENTS[name].phrase}"
+
+    # ------------------------------------------------------------------------------------------ comparisons
+
+    def _differ(self, change: Change | None = None, setting: Setting = nullcontext) -> bool:
+        """Whether rows that differed in the runs do between the two calls alone."""
+        pair = self.pair
+        with setting():
+            both = [_changed(side, change or _same).run()[0] for side in (pair.reference, pair.other)]
+        inherited = tuple(pair.judged.read.values())
+        for at, whole, part in zip(pair.written, *both, strict=True):
+            if at is None or pair.judged.written[at].equal:
+                continue
+            cuts = [run.written[at].cut for run in pair.rows]
+            if not match(_rows(whole, cuts[0]), _rows(part, cuts[1]), pair.company, inherited).equal:
+                return True
+        return False
+
+    def _content(self, before: Sequence[torch.Tensor]) -> Iterator[bool]:
+        """Other content in what of the reference the smaller run does not have."""
+        kept: Kept = {one.sizes: self._kept(path, one) for path, one in self.pair.judged.read.items() if one.sizes}
+        if not kept:
+            raise NotItemwiseError("all that it reads is the same in both runs")
+        if any(one.agreement is Agreement.FOUND for one in self.pair.judged.read.values()):
+            self._require_places(before, kept)
+        paths = [*self.read[0]]
+        for factor in POSITIVE_FACTORS if self.pair.company.together else FACTORS:
+
+            def change(place: int, tensor: torch.Tensor, factor: float = factor) -> torch.Tensor:
+                path = paths[place]
+                one = self.pair.judged.read.get(path)
+                cut = self.read[0][path].cut
+                if one is None or not one.sizes or cut is None:
+                    return tensor
+                return _in_place_of(
+                    tensor, tensor.where(_is_part(tensor, cut, kept[one.sizes]), _other(tensor, factor))
+                )
+
+            after = _changed(self.pair.reference, change).run()[0]
+            yield any(
+                not outputs.bitwise_equal(_part(old, cut, where), _part(new, cut, where))
+                for old, new, cut, where in self._outputs(before, after, kept)
+            )
+
+    def _outputs(
+        self, first: Sequence[torch.Tensor], second: Sequence[torch.Tensor], kept: Kept
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, Cut, Sequence[int]]]:
+        for at, one, other in zip(self.pair.written, first, second, strict=True):
+            cut = None if at is None else self.pair.rows[0].written[at].cut
+            if at is not None and cut is not None:
+                yield one, other, cut, kept.get(self.pair.judged.written[at].sizes, ())
+
+    def _kept(self, path: str, one: Match) -> Sequence[int]:
+        """Which rows of what the reference read at ``path`` are those of the smaller run."""
+        whole, part = self.read[0][path], self.read[1][path]
+        if one.agreement is Agreement.FOUND:
+            return places(whole.content, part.content, whole.width) or ()
+        assert one.sizes is not None
+        assert whole.cut is not None
+        outer, step = min(one.outers, default=1), whole.cut.step
+        long, short = (size // outer // step for size in one.sizes)
+        start = self.pair.company.start(one.sizes[0], outer) // step
+        return [block * long + start + row for block in range(outer) for row in range(short)]
+
+    def _require_places(self, before: Sequence[torch.Tensor], kept: Kept) -> None:
+        """Rows that were found at other places are left where they were read, but for rounding."""
+        there = self.pair.other.run()[0]
+        for whole, part, cut, where in self._outputs(before, there, kept):
+            row = _part(whole, cut, where).double()
+            if row.shape != part.shape or not torch.allclose(
+                row, part.double(), _NEAR, _NEAR * float(part.abs().max())
+            ):
+                raise NotItemwiseError("which of its rows are the other run's cannot be told")
+
+
+Kept = Mapping[tuple[int, int] | None, Sequence[int]]
+"""By the sizes of a dimension in both runs: which rows of the reference are those of the smaller run."""
+
+Change = Callable[[int, torch.Tensor], torch.Tensor]
+"""What takes the place of a tensor among the arguments, by its number among these."""
+
+
+def _changed(side: ItemCall, change: Change) -> ItemCall:
+    numbers = itertools.count()
+
+    def leaf(value: object) -> object:
+        return change(next(numbers), value) if isinstance(value, torch.Tensor) else value
+
+    return replace(side, args=mapped(tuple(side.args), leaf), kwargs=mapped(dict(side.kwargs), leaf))
+
+
+def _same(_: int, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _contiguous(_: int, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous()
+
+
+def _whole_numbers(reference: ItemCall) -> Change:
+    """Small whole numbers in place of each element, the same for equal ones in both calls."""
+    largest = [float(one.detach().abs().max()) if one.numel() else 0.0 for one in reference.tensors]
+
+    def change(place: int, tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point() or not 0 < largest[place] < math.inf:
+            return tensor
+        return _in_place_of(tensor, (tensor * (_MOST / largest[place])).round().clamp(-_MOST, _MOST).add(0.0))
+
+    return change
+
+
+def _in_place_of(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """``values`` with the strides of ``tensor``: kernels choose by them."""
+    return copied(tensor).copy_(values)
+
+
+def _other(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    """Other content: floating-point numbers multiplied, truth values turned over; whole numbers may be places."""
+    if tensor.dtype is torch.bool:
+        return ~tensor
+    return tensor * factor if tensor.is_floating_point() or tensor.is_complex() else tensor
+
+
+def _part(tensor: torch.Tensor, cut: Cut, rows: Sequence[int]) -> torch.Tensor:
+    """What of a tensor of the reference the smaller run has."""
+    for dim, start, length in cut.narrowed:
+        tensor = tensor.narrow(dim, start, length)
+    return tensor if cut.dim is None else tensor.index_select(cut.dim, _indices(cut, rows))
+
+
+def _is_part(tensor: torch.Tensor, cut: Cut, rows: Sequence[int]) -> torch.Tensor:
+    """A mask of it."""
+    mask = torch.zeros(tensor.shape, dtype=torch.bool)
+    part = mask
+    for dim, start, length in cut.narrowed:
+        part = part.narrow(dim, start, length)
+    if cut.dim is None:
+        part.fill_(True)
+    else:
+        part.index_fill_(cut.dim, _indices(cut, rows), True)
+    return mask.to(tensor.device)
+
+
+def _indices(cut: Cut, rows: Sequence[int]) -> torch.Tensor:
+    return torch.tensor([row * cut.step + place for row in rows for place in range(cut.step)], dtype=torch.int64)
+
+
+def _rows(tensor: torch.Tensor, cut: Cut | None) -> TensorRows:
+    content, width = (b"", 0) if cut is None else row_digests(tensor, cut)
+    return TensorRows(dtype_name(tensor.dtype), tuple(tensor.shape), cut, content, width)
+
+
+def _equal(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
+    return all(outputs.bitwise_equal(one, other) for one, other in zip(first, second, strict=True))

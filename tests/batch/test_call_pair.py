@@ -1,0 +1,102 @@
+"""One call as both runs made it: what its first items alone do not show, by ops whose behaviour is written here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from programs import compared_runs, random_inputs, runner
+
+from hashbench.batch.call_pair import diagnose
+from hashbench.batch.cause import ItemEvidence, decide
+from hashbench.batch.finding import BatchFinding
+from hashbench.batch.layout import Company
+from hashbench.batch.locate import finding_of
+from hashbench.records import Decision
+
+BATCH, SIZE = 8, 3
+
+
+@torch.library.custom_op("hashbench_batch::by_strides", mutates_args=())
+def by_strides(x: torch.Tensor) -> torch.Tensor:
+    """Contiguous memory by one formula, any other by another."""
+    return x * 1 if x.is_contiguous() else x * 1.001
+
+
+@torch.library.custom_op("hashbench_batch::by_rows", mutates_args=())
+def by_rows(rows: torch.Tensor) -> torch.Tensor:
+    """Few rows by one formula, many by another."""
+    return rows * 1 if len(rows) <= SIZE * 4 else rows * 1.001
+
+
+@torch.library.custom_op("hashbench_batch::by_rows_of_columns", mutates_args=())
+def by_rows_of_columns(rows: torch.Tensor) -> torch.Tensor:
+    """The same, and another one for contiguous memory."""
+    return by_rows(rows) + float(rows.is_contiguous())
+
+
+@torch.library.custom_op("hashbench_batch::by_neighbours", mutates_args=())
+def by_neighbours(rows: torch.Tensor) -> torch.Tensor:
+    """Each row plus a little of the sum of all."""
+    return rows + rows.sum() / 1e4
+
+
+def turned(x: torch.Tensor) -> torch.Tensor:
+    """As a reshape does where one item needs no copy: the same numbers in another order of memory."""
+    return by_strides(x * 2 if len(x) == BATCH else (x * 2).transpose(1, 2).contiguous().transpose(1, 2))
+
+
+def in_order(op: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The tokens of all items in the order of their first number, and put back."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        tokens = x.flatten(0, 1)
+        order = (tokens * torch.arange(1.0, 9.0)).sum(1).sin().argsort()
+        return op(tokens[order])[order.argsort()].view_as(x)
+
+    return function
+
+
+def diagnosed(function: Callable[..., Any]) -> tuple[BatchFinding, ItemEvidence, Decision]:
+    run_at = runner(function, random_inputs(3, BATCH), batch=BATCH)
+    found = finding_of(run_at, compared_runs(run_at, Company(BATCH, SIZE)))
+    assert isinstance(found, BatchFinding)
+    evidence = diagnose(found.call, found.pair, budget=20.0)
+    assert evidence is not None
+    return found, evidence, decide(evidence)
+
+
+def test_a_kernel_that_chooses_by_strides_is_told_and_contiguous_inputs_are_the_remedy() -> None:
+    found, evidence, decision = diagnosed(turned)
+    assert found.kernel == "hashbench_batch.by_strides.default"
+    assert (evidence.arm("other_number").differing, evidence.arm("as_in_runs").differing) == (0, 3)
+    assert evidence.removes("same_strides")
+    assert (decision.cause, decision.confidence) == ("shape_dependent_kernel", "proven")
+    assert "with contiguous inputs: it chooses by the order in memory" in decision.because
+    assert "make its inputs contiguous" in decision.advice
+
+
+@pytest.mark.parametrize(
+    ("op", "cause"),
+    [
+        (by_rows, "shape_dependent_kernel"),
+        (lambda rows: by_rows_of_columns(rows.t().contiguous().t()), "shape_dependent_kernel"),
+        (by_neighbours, "batch_coupling"),
+    ],
+    ids=["number", "number, transposed", "content"],
+)
+def test_of_rows_in_another_order_the_calls_of_both_runs_are_repeated(op: Any, cause: str) -> None:
+    found, evidence, decision = diagnosed(in_order(op))
+    assert found.kernel.startswith("hashbench_batch.by_")
+    assert found.call is None
+    assert evidence.arm("as_in_runs").differing == 3
+    assert evidence.arm("other_content").ran
+    assert (decision.cause, decision.confidence) == (cause, "proven")
+
+
+def test_what_gives_an_item_other_items_rows_is_coupling() -> None:
+    found, _, decision = diagnosed(lambda x: (x * 2).sort(dim=0).values)
+    assert (found.kernel, found.pair) == ("aten.sort.default", None)
+    assert (decision.cause, decision.confidence) == ("batch_coupling", "proven")
