@@ -92,7 +92,7 @@ class _Experiments:
         known = ItemEvidence(pair.company.batch, (same, alone))
         if same.differing or not alone.differing:
             return known
-        content = self._tried("other_content", lambda: self._content(first))
+        content = self._tried("other_content", self._content)
         known = replace(known, arms=(*known.arms, content))
         if content.differing:
             return known
@@ -135,8 +135,10 @@ class _Experiments:
                 return True
         return False
 
-    def _content(self, before: Sequence[torch.Tensor]) -> Iterator[bool]:
+    def _content(self) -> Iterator[bool]:
         """Other content in what of the reference the smaller run does not have."""
+        reference = _changed(self.pair.reference, _written_out)
+        before = reference.run()[0]
         kept: Kept = {one.sizes: self._kept(path, one) for path, one in self.pair.judged.read.items() if one.sizes}
         if not kept:
             raise NotItemwiseError("all that it reads is the same in both runs")
@@ -155,7 +157,7 @@ class _Experiments:
                     tensor, tensor.where(_is_part(tensor, cut, kept[one.sizes]), _other(tensor, factor))
                 )
 
-            after = _changed(self.pair.reference, change).run()[0]
+            after = _changed(reference, change).run()[0]
             yield any(
                 not outputs.bitwise_equal(_part(old, cut, where), _part(new, cut, where))
                 for old, new, cut, where in self._outputs(before, after, kept)
@@ -229,8 +231,14 @@ def _whole_numbers(reference: ItemCall) -> Change:
 
 
 def _in_place_of(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """``values`` with the strides of ``tensor``: kernels choose by them."""
-    return copied(tensor).copy_(values)
+    """``values`` with the strides of ``tensor``, as kernels choose by them; rows that it shows many times are rows of
+    their own."""
+    return copied(_written_out(0, tensor)).copy_(values)
+
+
+def _written_out(_: int, tensor: torch.Tensor) -> torch.Tensor:
+    shown = any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
+    return tensor.contiguous() if shown else tensor
 
 
 def _other(tensor: torch.Tensor, factor: float) -> torch.Tensor:

@@ -113,7 +113,7 @@ def decide(evidence: ItemEvidence) -> Decision:
         confidence = Confidence.PROVEN if steady and content.ran else Confidence.LIKELY
         return _decision("shape_dependent_kernel", confidence, "; ".join(_shown(evidence)), evidence.remedies)
     alone = evidence.arm("as_in_runs")
-    if alone.differing:
+    if alone.differing and (content.ran or evidence.removes("exact_values") or evidence.removes("same_strides")):
         confidence = Confidence.PROVEN if steady and content.ran else Confidence.LIKELY
         return _decision("shape_dependent_kernel", confidence, "; ".join(_shown(evidence)), evidence.remedies)
     because = in_words(number, places, alone, base=same) or "no experiment could be made"
