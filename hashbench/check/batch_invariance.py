@@ -355,8 +355,8 @@ class BatchCheck:
             if outcome.verdict is None or diagnosis.decision.cause != "unknown":
                 return outcome
         because = "; ".join(filter(None, (seen, diagnosis.decision.because)))
-        advice = f"{CAUSES[cause].advice.format(named=CAUSES[cause].unnamed)}."
-        return replace(outcome, diagnosis=replace(diagnosis, decision=Decision(cause, confidence, because, advice)))
+        decision = Decision(cause, confidence, because, advice_for(cause))
+        return replace(outcome, diagnosis=replace(diagnosis, decision=decision))
 
     def _repeated(self, outcome: Outcome, runs: Sequence[tuple[Run, int]], again: Sequence[Run]) -> tuple[Outcome, str]:
         """The outcome, with the runs that were made in it, and why no batch can be blamed: runs of one size differ, or
