@@ -67,7 +67,7 @@ struct Plan {
 using PlanOf = void (*)(int32_t id, const char* name, const char* overload, Plan* plan);
 
 struct Op {
-  const void* key = nullptr;  // the address of its schema, which is the op's for the life of the process
+  std::atomic<const void*> key{nullptr};  // the address of its schema; none once the op is taken back
   int32_t id = 0;
   Plan plan{};
   int32_t arguments = 0, positional = 0, returns = 0;
@@ -287,7 +287,7 @@ int32_t ops_made = 0;
 Op* known_op(const void* key, size_t& at) {
   for (at = spread(key) & (kMostOps - 1);; at = (at + 1) & (kMostOps - 1)) {
     Op* op = ops[at].load(std::memory_order_acquire);
-    if (!op || op->key == key) return op;
+    if (!op || op->key.load(std::memory_order_relaxed) == key) return op;
   }
 }
 
@@ -316,6 +316,16 @@ Op* op_of(const c10::OperatorHandle& handle) {
   ops[at].store(made.get(), std::memory_order_release);
   return made.release();
 }
+
+// What takes an op back (a library of torch's that is destroyed) frees its schema, and the next op may have that address.
+struct Forgets final : c10::OpRegistrationListener {
+  void onOperatorRegistered(const c10::OperatorHandle&) override {}
+  void onOperatorDeregistered(const c10::OperatorHandle& handle) override {
+    if (!handle.hasSchema()) return;
+    size_t at;
+    if (Op* op = known_op(&handle.schema(), at)) op->key = nullptr;
+  }
+};
 
 // ------------------------------------------------------------------------------------------------------------ digests
 
@@ -936,6 +946,9 @@ void hb_prepare(void* hash_function, void* plan_function, void* classify_functio
   classify = reinterpret_cast<Classify>(classify_function);
   has_data = reinterpret_cast<HasData>(data_function);
   digest_odd = reinterpret_cast<DigestOdd>(odd_function);
+  static auto* kept = new c10::RegistrationHandleRAII(
+      c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Forgets>()));
+  (void)kept;
 }
 
 // Calls of an op that decomposes cost nothing: its parts are seen. Its schema name is `ns::name.overload`.

@@ -457,11 +457,12 @@ class NativeTracer(TracingMode):
 
     def _take(self, tensors: Iterable[torch.Tensor]) -> None:
         """Tell the recorder who wrote storages, but for marks that it knows: another thread may have written since."""
+        known = set(map(id, self._calls.known))
         for part in _parts(tensors):
             storage = part.untyped_storage()
             mark: Mark = storage._hashbench_writer  # type: ignore[attr-defined]
             owner, node, more = mark
-            if owner is self._token and not any(mark is known for known in self._calls.known):
+            if owner is self._token and id(mark) not in known:
                 origin = self._library.origin(storage._cdata)
                 self._library.set_node(self._recorder, origin, node, int(more is not None))
 

@@ -462,3 +462,16 @@ def test_tensors_of_other_classes_are_made_unrecorded_with_torchs_class_left_as_
     trace, made = traced(make, **options)
     assert [type(tensor) for tensor in made] == [nn.Parameter, _Marked, _Marked, torch.Tensor]
     assert names(trace) == ["aten.detach.default"]
+
+
+def test_an_op_that_is_taken_back_leaves_nothing_to_the_next_one_at_its_place() -> None:
+    """Memory of schemas is used again at once: without a word to the recorder, one of these ends the process."""
+    for number in range(20):
+        for arguments in ("Tensor x", "Tensor x, Tensor y"):
+            library = torch.library.Library(f"hashbench_taken_back_{number}_{len(arguments)}", "DEF")
+            library.define(f"op({arguments}) -> Tensor")
+            library.impl("op", lambda *given: given[0] + len(given), "CPU")
+            with HashDebugTrace(tracer="native") as trace:
+                getattr(torch.ops, library.ns).op(*[torch.ones(3)] * arguments.count("Tensor"))
+            library._destroy()
+            assert f"{library.ns}.op.default" in [record.op for record in trace.finish().records]
