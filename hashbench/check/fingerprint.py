@@ -31,7 +31,8 @@ from hashbench.run.settings import settings
 from hashbench.text import count
 
 SECONDS = 60.0
-"""After so many, no further kernel of a model is run; the rest is left out, which the fingerprint says."""
+"""CPU seconds of one thread. After so many, no further kernel of a model is run; the rest is left out, which the
+fingerprint says."""
 
 
 def fingerprint_of(spec: ModelSpec, options: RunOptions) -> ModelFingerprint | Failure:
@@ -69,7 +70,7 @@ def fingerprint_from(
     collected: KernelCollector, spec: ModelSpec, options: RunOptions, *, level: str, seconds: float = SECONDS
 ) -> ModelFingerprint:
     """The fingerprint of a model whose run, at deterministic ``level``, was collected. Each kernel runs in isolation;
-    one that has not begun after so many ``seconds`` is left out."""
+    one that has not begun after so many CPU ``seconds`` is left out."""
     tell_phase("running its kernels")
     with isolation(deterministic=level, threads=options.threads):
         measured = measure(collected, device=torch.device(options.device), seconds=seconds)

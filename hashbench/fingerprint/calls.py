@@ -80,11 +80,7 @@ class KernelCollector(TraceCallback):
 
     def before(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Note the call that is about to be made."""
-        reason = why_left_out(func)
-        if not reason:
-            with untraced():
-                reason = self._note(node, func, args, kwargs)
-        if reason:
+        if reason := why_left_out(func) or self._note(node, func, args, kwargs):
             self.left_out[reason][str(func)] += 1
 
     def _note(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -103,7 +99,8 @@ class KernelCollector(TraceCallback):
         key = repr((func, shape, _sharing(tensors)))
         if key not in self._kernels:
             try:
-                self._kernels[key] = self._kernel(node, func, args, kwargs)
+                with untraced():
+                    self._kernels[key] = self._kernel(node, func, args, kwargs)
             except (CaptureError, BadCallError, NoValuesError) as error:
                 return str(error)
         self._calls[key] += 1
@@ -224,12 +221,10 @@ def _forms(words: Sequence[TensorWord]) -> tuple[TensorForm, ...]:
 def _memories(
     forms: Sequence[TensorForm], words: Sequence[TensorWord], contents: Sequence[str], device: torch.device
 ) -> list[Memory]:
-    numbers = sorted({form.storage for form in forms})
-    memories = []
-    for number in numbers:
-        held = [(form, word) for form, word in zip(forms, words, strict=True) if form.storage == number]
-        memories.append(Memory(_content(number, held, contents).to(device)))
-    return memories
+    held: defaultdict[int, list[tuple[TensorForm, TensorWord]]] = defaultdict(list)
+    for form, word in zip(forms, words, strict=True):
+        held[form.storage].append((form, word))
+    return [Memory(_content(number, held[number], contents).to(device)) for number in sorted(held)]
 
 
 def _content(number: int, held: Sequence[tuple[TensorForm, TensorWord]], contents: Sequence[str]) -> torch.Tensor:

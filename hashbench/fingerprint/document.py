@@ -1,16 +1,18 @@
 """Fingerprints of kernels as data, and the file that holds those of several models. Imports no torch.
 
-The file is JSON: schema, environment, models, and a SHA-256 over all of it. A model has a table with one row for each
-op signature. A tensor is one word, ``float32[8,64]``, see :class:`TensorWord`.
+The file is JSON: schema, environment, models, and a SHA-256 over all of it. The kernels of a model are one text: a
+table with one row for each op signature, compressed. A tensor is one word, ``float32[8,64]``, see :class:`TensorWord`.
 """
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import functools
 import json
 import math
 import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +23,8 @@ from hashbench.io import document_digest, from_json, read_json_object, to_json, 
 from hashbench.records import DETERMINISTIC, contiguous_stride
 from hashbench.results.folder import file_key
 
-FINGERPRINT_SCHEMA = 2
-"""Version of the file; one of another version is refused."""
+FINGERPRINT_SCHEMA = 3
+"""Version of the file. Of version 2, whose kernels are not compressed, files are read, too; others are refused."""
 
 FOLDER = "fingerprints"
 """In a results folder: a file for each model."""
@@ -35,6 +37,9 @@ MOST_TENSORS = 20_000
 
 MOST_VALUES = 5 * MOST_TENSORS
 """Among the arguments of one call, and a hundred times as many in one file: few bytes may stand for many of them."""
+
+MOST_BYTES = 2**24
+"""That the kernels of one model take when they are not compressed. The largest of torchvision's take 200 KB."""
 
 _LARGEST = 2**48
 _TIP = "Record it again with `hashbench fingerprint record`."
@@ -360,29 +365,57 @@ def _size(value: Any) -> int:
 
 
 def text_of(fingerprints: Fingerprints) -> str:
-    """The file's text, a line for each kernel."""
+    """The file's text, a line for each model's kernels."""
     models = []
     for model in fingerprints.models:
         tables = _Tables({}, {}, {}, {})
         rows = [_packed(kernel, tables) for kernel in model.kernels]
-        fields = {**to_json(dataclasses.replace(model, kernels=())), "columns": list(COLUMNS)}
-        fields |= {name: to_json(list(getattr(tables, name))) for name in _KINDS}
-        fields["arguments"] = [json.loads(text) for text in tables.arguments]
-        models.append({**fields, "kernels": rows})
+        table = {"columns": list(COLUMNS), **{name: to_json(list(getattr(tables, name))) for name in _KINDS}}
+        table["arguments"] = [json.loads(text) for text in tables.arguments]
+        table["kernels"] = list(zip(*rows, strict=True))  # columns: what is alike then stands together
+        models.append({**to_json(dataclasses.replace(model, kernels=())), "kernels": _compressed(table)})
     content = {"schema": FINGERPRINT_SCHEMA, "environment": to_json(fingerprints.environment), "models": models}
     content["sha256"] = document_digest(content)
     return _laid_out(content) + "\n"
 
 
+_compact = functools.partial(json.dumps, separators=(",", ":"))
+
+
+def _compressed(table: Mapping[str, Any]) -> str:
+    return base64.b85encode(zlib.compress(_compact(table).encode(), 9)).decode()
+
+
+def _table_of(model: Mapping[str, object]) -> Mapping[str, Any]:
+    """The table that :func:`_compressed` wrote, with its rows as ``kernels``; a model of version 2 is one itself."""
+    text = model.get("kernels")
+    if not isinstance(text, str):
+        return model
+    try:
+        decoder = zlib.decompressobj()
+        content = decoder.decompress(base64.b85decode(text), MOST_BYTES + 1)
+        if len(content) <= MOST_BYTES:
+            table = from_json(Mapping[str, object], json.loads(content) if decoder.eof else None, where="kernels")
+    except (zlib.error, ValueError, RecursionError):
+        raise ValueError("the kernels of a model are damaged") from None
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"the kernels of a model take more than {MOST_BYTES // 2**20} MiB")
+    columns = table.get("kernels")
+    if (
+        not isinstance(columns, list)
+        or len({len(column) if isinstance(column, list) else -1 for column in columns}) > 1
+    ):
+        raise ValueError("a kernel has another number of columns")
+    return {**table, "kernels": [list(row) for row in zip(*columns, strict=True)]}
+
+
 def _laid_out(content: Mapping[str, Any]) -> str:
-    """JSON with a line for each kernel, so that two files can be compared line by line."""
-    compact = functools.partial(json.dumps, separators=(",", ":"))
+    """JSON with a line for each field of a model."""
     models = []
     for model in content["models"]:
-        rows = ",\n".join(map(compact, model["kernels"]))
-        rest = ",\n".join(f"{compact(name)}:{compact(value)}" for name, value in model.items() if name != "kernels")
-        models.append(f'{{{rest},\n"kernels":[\n{rows}\n]}}')
-    head = ",\n".join(f"{compact(name)}:{compact(value)}" for name, value in content.items() if name != "models")
+        fields = ",\n".join(f"{_compact(name)}:{_compact(value)}" for name, value in model.items())
+        models.append(f"{{{fields}}}")
+    head = ",\n".join(f"{_compact(name)}:{_compact(value)}" for name, value in content.items() if name != "models")
     return f'{{{head},\n"models":[{",".join(models)}]}}'
 
 
@@ -407,8 +440,10 @@ def read(path: Path) -> Fingerprints:
     content = read_json_object(path)
     if "schema" not in content or "models" not in content:
         _refuse(path, "it holds no fingerprints")
-    if content["schema"] != FINGERPRINT_SCHEMA:
-        _refuse(path, f"it is of schema {str(content['schema'])[:20]}, and this hashbench reads {FINGERPRINT_SCHEMA}")
+    if content["schema"] not in (2, FINGERPRINT_SCHEMA):
+        _refuse(
+            path, f"it is of schema {str(content['schema'])[:20]}, and this hashbench reads 2 and {FINGERPRINT_SCHEMA}"
+        )
     if content.get("sha256") != document_digest(content):
         _refuse(path, "it was changed or is truncated: its checksum is another")
     try:
@@ -424,14 +459,18 @@ def _refuse(path: Path, reason: str) -> Never:
 def _fingerprints(content: Mapping[str, Any]) -> Fingerprints:
     """The parsed document, all of it checked; ``ValueError`` says what is wrong."""
     environment = from_json(Mapping[str, object], content.get("environment"), where="environment")
-    models, values = [], 0
+    models, values, total = [], 0, 0
     for model in from_json(tuple[Mapping[str, object], ...], content["models"], where="models"):
-        if model.get("columns") != list(COLUMNS):
+        table = _table_of(model)
+        if table.get("columns") != list(COLUMNS):
             raise ValueError("the kernels of a model have other columns")
-        rows = model.get("kernels")
+        rows = table.get("kernels")
         if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == len(COLUMNS) for row in rows):
             raise ValueError("a kernel has another number of columns")
-        unpacker = _Unpacker(model)
+        total += len(rows)
+        if total > MOST_KERNELS:
+            raise ValueError(f"it has more than {MOST_KERNELS} kernels")
+        unpacker = _Unpacker(table)
         kernels = []
         for row in rows:
             kernels.append(unpacker.unpacked(row))
@@ -441,8 +480,6 @@ def _fingerprints(content: Mapping[str, Any]) -> Fingerprints:
         rest = {name: value for name, value in model.items() if name not in ("columns", *_KINDS)}
         models.append(from_json(ModelFingerprint, {**rest, "kernels": kernels}, where="a model"))
     fingerprints = Fingerprints(environment, tuple(models))
-    if fingerprints.kernels > MOST_KERNELS:
-        raise ValueError(f"it has more than {MOST_KERNELS} kernels")
     if any(model.deterministic not in DETERMINISTIC or model.threads < 1 for model in models):
         raise ValueError("a model has settings that do not exist")
     if len({model.key for model in models}) < len(models):

@@ -16,10 +16,10 @@ import xxhash
 
 from hashbench.errors import HashbenchError, named_line
 from hashbench.fingerprint.calls import KernelCollector, call_of
-from hashbench.fingerprint.document import Fingerprints, Kernel, ModelFingerprint, TensorWord
+from hashbench.fingerprint.distance import FLOATS
+from hashbench.fingerprint.document import Fingerprints, Kernel, ModelFingerprint, TensorWord, tensor_word
 from hashbench.fingerprint.library import Listener, listener
-from hashbench.fingerprint.values import bits_of, scrambled
-from hashbench.processes import Budget
+from hashbench.fingerprint.values import UNIT, bits_of, scrambled
 from hashbench.records import TensorDigest
 from hashbench.replay.call import (
     LINE,
@@ -44,7 +44,8 @@ REPEATS = 3
 """Runs of each signature; where they do not agree, it has no fingerprint."""
 
 LONG = 0.1
-"""Seconds. A signature that takes longer is run one time less."""
+"""CPU seconds of the calling thread, which does its share of each kernel: what else a machine does takes none of them.
+A signature that takes longer is run one time less."""
 
 SAMPLES, FEWER_SAMPLES = 8, 2
 """Elements of the first output that are kept, and of each other."""
@@ -54,6 +55,7 @@ MOST_OUTPUTS = 3
 
 VARIES = "gives other results when it is repeated"
 RANDOM = "draws random numbers"
+_RAISES = "raises on synthetic inputs"
 _LONGEST_REASON = 100
 _PAGE = 4096
 
@@ -216,21 +218,31 @@ def record(run: Callable[[], object], *, name: str, deterministic: str = "on") -
 
 def measure(collected: KernelCollector, *, device: torch.device, seconds: float = 3600.0) -> Measured:
     """Run every collected signature :data:`REPEATS` times, long ones once less; for use inside :func:`isolation`. One
-    that has not begun after so many ``seconds`` is left out."""
-    budget, contents = Budget(seconds), tuple(collected.contents)
+    that has not begun after so many CPU ``seconds`` of this thread is left out."""
+    began, contents = time.thread_time(), tuple(collected.contents)
     left_out: defaultdict[str, Counter[str]] = defaultdict(Counter, collected.left_out)
     kernels = []
     with listener() as listening:
         for kernel in collected.kernels:
-            if budget.left() <= 0:
-                left_out[f"no time left after {seconds:g} s"][kernel.op] += kernel.calls
+            if time.thread_time() - began >= seconds:
+                left_out[f"no time left after {seconds:g} CPU s"][kernel.op] += kernel.calls
                 continue
             measured, reason = _measured(kernel, contents, device, listening)
+            if reason.startswith(_RAISES) and (other := _of_units(kernel)) != kernel:
+                measured, reason = _measured(other, contents, device, listening)
             if reason:
                 left_out[reason][kernel.op] += kernel.calls
             else:
                 kernels.append(measured)
     return Measured(tuple(kernels), contents, left_out)
+
+
+def _of_units(kernel: Kernel) -> Kernel:
+    """The kernel on numbers from 0 to 1: an op may take some of its numbers as places, such as that of an image in its
+    batch, and refuse others."""
+    words = (tensor_word(word) for word in kernel.tensors)
+    units = (replace(word, values=UNIT) if word.dtype in FLOATS else word for word in words)
+    return replace(kernel, tensors=tuple(word.text() for word in units))
 
 
 def _measured(kernel: Kernel, contents: Sequence[str], device: torch.device, listening: Listener) -> tuple[Kernel, str]:
@@ -242,15 +254,15 @@ def _measured(kernel: Kernel, contents: Sequence[str], device: torch.device, lis
 
     try:
         call = call_of(kernel, contents, device=device)
-        began = time.perf_counter()
+        began = time.thread_time()
         repeat()
-        if time.perf_counter() - began < LONG:
+        if time.thread_time() - began < LONG:
             repeat()
         library = listening.library_of(call.func, device, repeat)
     except (NotRepeatableError, ValueError, HashbenchError) as error:
         return kernel, str(error)[:_LONGEST_REASON]
     except Exception as error:
-        return kernel, f"raises on synthetic inputs: {named_line(error, limit=_LONGEST_REASON)}"
+        return kernel, f"{_RAISES}: {named_line(error, limit=_LONGEST_REASON)}"
     if any(result != results[0] for result in results):
         return kernel, VARIES
     made = replace(kernel, library=library, outputs=results[0].outputs, samples=results[0].samples)

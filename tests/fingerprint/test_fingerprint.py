@@ -3,7 +3,9 @@ named, alone."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import itertools
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -17,12 +19,14 @@ import torch
 import xxhash
 
 from hashbench.errors import HashbenchError
-from hashbench.fingerprint import document, text, values
+from hashbench.fingerprint import document, measure, text, values
+from hashbench.fingerprint.calls import KernelCollector
 from hashbench.fingerprint.checking import check
 from hashbench.fingerprint.document import Fingerprints, TensorWord, tensor_word
 from hashbench.fingerprint.measure import RANDOM, VARIES, record
 from hashbench.fingerprint.verify import CHANGED, NOT_RUN, SAME, Checked, Verification, summary
 from hashbench.io import document_digest
+from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.op_schema import plan_of
 
 
@@ -334,6 +338,19 @@ def test_what_varies_draws_or_raises_is_left_out_with_its_reason() -> None:
     library._destroy()
 
 
+def test_an_op_that_takes_numbers_as_places_runs_on_numbers_from_0_to_1() -> None:
+    library = torch.library.Library("fingerprint_places", "DEF")
+    library.define("row(Tensor x, Tensor boxes) -> Tensor")
+    library.impl("row", lambda x, boxes: x[[0 if 0 <= box[0] < 1 else 1 // 0 for box in boxes]], "CPU")
+
+    boxes = torch.tensor([[0.0, 9.0], [0.5, -7.0], [0.25, 3.0], [0.0, 0.0]])
+    made = record(lambda: torch.ops.fingerprint_places.row(torch.ones(2, 3), boxes), name="places")
+    (kernel,) = [kernel for kernel in made.models[0].kernels if kernel.op == "fingerprint_places.row.default"]
+    assert {tensor_word(word).values for word in kernel.tensors} == {values.UNIT}
+    assert verified(made).changed == ()
+    library._destroy()
+
+
 def test_a_kernel_of_many_results_is_not_called_changed() -> None:
     state = {"value": 0, "steps": 0}
     library = torch.library.Library("fingerprint_twice", "DEF")
@@ -353,6 +370,21 @@ def test_a_kernel_of_many_results_is_not_called_changed() -> None:
     assert checked.note == VARIES
 
 
+def test_a_kernel_that_begins_after_the_cpu_time_of_a_model_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr(measure.time, "thread_time", lambda: float(next(clock)))
+    collector = KernelCollector()
+    with HashDebugTrace(watcher=collector):
+        torch.ones(3).sin().cos().tan()
+    with measure.isolation(deterministic="on", threads=None):
+        measured = measure.measure(collector, device=torch.device("cpu"), seconds=4)
+
+    assert [kernel.op for kernel in measured.kernels] == ["aten.ones.default"]
+    assert set(measured.left_out["no time left after 4 CPU s"]) == {
+        f"aten.{op}.default" for op in ("sin", "cos", "tan")
+    }
+
+
 # ---------------------------------------------------------------------------------------------------------- the file
 
 
@@ -360,7 +392,14 @@ def test_the_file_comes_back(base: Fingerprints, tmp_path: Path) -> None:
     document.write(tmp_path / "base.json", base)
 
     assert document.read(tmp_path / "base.json") == base
-    assert (tmp_path / "base.json").stat().st_size < 400 * base.kernels
+    assert (tmp_path / "base.json").stat().st_size < 150 * base.kernels + 2000  # environment and tables
+
+
+def test_a_file_whose_kernels_are_not_compressed_is_read(base: Fingerprints, tmp_path: Path) -> None:
+    path = tmp_path / "base.json"
+    document.write(path, base)
+    assert document.read(changed_file(path, lambda _: None)) == base
+    assert json.loads(path.read_text())["schema"] == 2
 
 
 @pytest.mark.parametrize(
@@ -377,7 +416,10 @@ def test_a_tensor_is_one_word(word: TensorWord) -> None:
 
 
 def changed_file(path: Path, change: Callable[[dict[str, Any]], object], *, forged: bool = True) -> Path:
+    """The file as version 2 had it, with a change."""
     content = json.loads(path.read_text(encoding="utf-8"))
+    content["schema"] = 2
+    content["models"] = [{**model, **document._table_of(model)} for model in content["models"]]
     change(content)
     if forged:
         content["sha256"] = document_digest(content)
@@ -420,6 +462,28 @@ def test_a_damaged_file_is_refused_whole(base: Fingerprints, tmp_path: Path, nam
 
     with pytest.raises(HashbenchError, match=said):
         document.read(changed_file(path, change))
+
+
+@pytest.mark.parametrize(
+    ("kernels", "said"),
+    [
+        pytest.param('no base85: "', "are damaged", id="not a text of bytes"),
+        pytest.param(base64.b85encode(b"{}").decode(), "are damaged", id="not compressed"),
+        pytest.param(document._compressed([1])[:-5], "are damaged", id="truncated"),
+        pytest.param(document._compressed([1]), "are damaged", id="no table"),
+        pytest.param(document._compressed({"kernels": [[1], [1, 2]]}), "another number of columns", id="uneven"),
+        pytest.param(document._compressed({"kernels": [" " * 2**24]}), "take more than 16 MiB", id="a bomb"),
+    ],
+)
+def test_damaged_kernels_are_refused_whole(base: Fingerprints, tmp_path: Path, kernels: str, said: str) -> None:
+    path = tmp_path / "base.json"
+    document.write(path, base)
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["models"][0]["kernels"] = kernels
+    content["sha256"] = document_digest(content)
+    path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(HashbenchError, match=said):
+        document.read(path)
 
 
 def test_a_truncated_or_changed_file_is_refused(base: Fingerprints, tmp_path: Path) -> None:
