@@ -281,7 +281,7 @@ def _counted(stages: Stages) -> list[mock._patch[Any]]:
         stages.count(HashDebugTrace, "finish", FINISH),
         stages.count(NativeTracer, "content", COMPARE),
         *(stages.count(pair, name, COMPARE) for name in ("compared", "fingerprint")),
-        stages.count(pair, "_with_facts", FACTS),
+        stages.count(pair, "with_facts", FACTS),
         stages.count(model, "row_of", ROW),
         *(stages.count(module, "release_memory", COLLECT) for module in (model, outcome)),
     ]

@@ -125,3 +125,9 @@ def test_an_example_prints_what_its_page_says(page: str, code: str, printed: str
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, cwd=tmp_path)
 
     assert done.stdout == printed, done.stderr
+
+
+def test_the_benchmark_of_rows_finds_the_functions_that_it_counts() -> None:
+    """It names them by text, in order to patch them; it takes an hour, so that nobody runs it after a change."""
+    rows = pytest.importorskip("benchmarks.rows")
+    assert len(rows._counted(rows.Stages())) > len(rows.TRACED)
