@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -56,6 +57,7 @@ class InvarianceRow:
     error: str = ""
 
 
+_SIZES = re.compile("([0-9]{1,4}( [0-9]{1,4})*)?")
 _REQUIRED = ("dev", "source", "op", "verdict")
 
 INVARIANCE_ROWS = RowFormat(
@@ -67,6 +69,8 @@ INVARIANCE_ROWS = RowFormat(
     required=_REQUIRED,
     filled=_REQUIRED,
     words={"verdict": ("verdict", tuple(Invariance)), "source": ("source", SOURCES)},
+    checks={"sizes": (lambda text: _SIZES.fullmatch(text) is not None, "numbers of items", "Write them as 1 2 3.")},
+    whole=(re.compile("[0-9]{1,9}"), "a count"),
 )
 """How an :class:`InvarianceRow` is written and read."""
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fuzzing
 import pytest
 import torch
 
@@ -15,7 +16,9 @@ from hashbench import cli
 from hashbench.batch.item_call import ItemCall, in_force
 from hashbench.batch.layout import ItemAxis
 from hashbench.check.function import FunctionCall
-from hashbench.results import load
+from hashbench.errors import HashbenchError
+from hashbench.io import to_json
+from hashbench.results import audit_table, load
 from hashbench.results.audit_table import AUDIT_ROWS, Audit, AuditOptions
 from hashbench.results.invariance_table import INVARIANCE, INVARIANCE_ROWS, Invariance, InvarianceRow
 from hashbench.results.rows import read_table
@@ -275,6 +278,49 @@ def test_rows_survive_the_file_exactly(tmp_path: Path) -> None:
 
     assert INVARIANCE_ROWS.rows(read_table(path)) == [ROW, died, hung]
     assert (died.verdict, hung.verdict) == ("crashed", "timeout")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("depends on the number", "depends", "has the verdict 'depends'"),
+        (",8,1 2,3,", ",-8,1 2,3,", "'-8' as items: that is not a count"),
+        (",8,1 2,3,", ",8,1-2,3,", "'1-2' as sizes: that is not numbers of items"),
+        (",op_db,", ",,", "has no source"),
+        ("sample,widened", "sample,wider", "columns that this hashbench does not know: wider"),
+    ],
+)
+def test_a_file_that_is_none_is_refused_in_one_line(tmp_path: Path, old: str, new: str, said: str) -> None:
+    (tmp_path / "invariance.csv").write_text(INVARIANCE_ROWS.text([ROW]).replace(old, new, 1))
+    with pytest.raises(HashbenchError, match=said) as refused:
+        audit_table.read(tmp_path, INVARIANCE)
+
+    assert "\n" not in str(refused.value)
+
+
+def test_a_damaged_file_is_refused_or_read_and_never_more(tmp_path: Path) -> None:
+    content = INVARIANCE_ROWS.text([ROW, replace(ROW, sample="1", widened="5→260"), replace(ROW, sample="2")]).encode()
+    for name, damaged in fuzzing.damaged(content, seed=5):
+        (tmp_path / "invariance.csv").write_bytes(damaged)
+        assert "\n" not in read_or_refused(tmp_path), name
+
+
+def read_or_refused(path: Path) -> str:
+    """What reading says; anything else than an error of ours goes through."""
+    try:
+        return f"{len(invariance_report.findings(audit_table.read(path, INVARIANCE).rows))} findings"
+    except HashbenchError as refused:
+        return str(refused)
+
+
+def test_rows_of_a_worker_that_are_none_are_refused() -> None:
+    for name, document in fuzzing.altered(to_json(ROW), seed=6):
+        try:
+            row = INVARIANCE_ROWS.from_json(document)
+        except ValueError:
+            continue
+        assert row.verdict in list(Invariance), name
+        invariance_report.summary([row])
 
 
 def test_the_text_lists_what_depends_on_the_batch_and_counts_the_rest() -> None:
