@@ -158,6 +158,12 @@ def seeded(rows: torch.Tensor) -> torch.Tensor:
     return rows + torch.rand(rows.shape)
 
 
+def seeded_and_put_back(rows: torch.Tensor) -> torch.Tensor:
+    """As torch's op database calls what draws."""
+    with torch.random.fork_rng():
+        return seeded(rows)
+
+
 def windowed(rows: torch.Tensor) -> torch.Tensor:
     """An item's neighbours enter by so little that it may seem to be rounding."""
     return rows + rows.sum(0) * 1e-4
@@ -185,6 +191,8 @@ def test_a_row_says_from_which_number_on_and_why() -> None:
         (scaled, "coupled"),
         (drawing, "draws random numbers"),
         (seeded, "draws random numbers"),
+        (seeded_and_put_back, "draws random numbers"),
+        (Unsteady(), "differs by itself"),
         (windowed, "coupled"),
         (torch.sum, "no batch axis"),
     ],
@@ -197,6 +205,9 @@ def test_a_kernel_that_could_draw_and_does_not_draws_nothing() -> None:
     dropout = ItemCall(torch.nn.functional.dropout, (ROWS, 0.5, False), {}, 8, (FIRST,), (FIRST,))
     assert not draws(dropout)
     assert draws(replace(dropout, args=(ROWS, 0.5, True)))
+
+    attention = torch.nn.functional.scaled_dot_product_attention  # its kernel could drop out
+    assert draws(ItemCall(attention, (ROWS[:, None],) * 3, {}, 8, (FIRST,) * 3, (FIRST,))) is False
 
 
 def test_a_number_of_items_of_which_the_output_has_no_dimension_is_not_compared() -> None:

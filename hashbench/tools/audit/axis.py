@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,10 @@ import torch
 from hashbench.batch.item_call import SEED, ItemCall, NotItemwiseError, items_first
 from hashbench.batch.layout import ItemAxis
 from hashbench.replay.call import is_plain
+from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import mapped, tensors_in
+from hashbench.trace.callbacks import TraceCallback
+from hashbench.trace.op_schema import plan_of
 
 MOST_TRIED = 24
 """Ways to give the tensors of a sample an item axis, of which so many are tried."""
@@ -51,13 +54,33 @@ class Itemwise:
         return sum(tensor.numel() for tensor, axis in tensors if axis is not None) // self.call.items
 
 
-def draws(call: ItemCall) -> bool:
-    """Whether the call gives other results after another seed, or draws random numbers after a seed that it sets
-    itself: the state of torch's generator is then not the one that it was called with."""
-    one = call.run()[0]
-    state, seeded = torch.get_rng_state(), torch.Generator().manual_seed(SEED).get_state()
-    other = call.run(seed=SEED + 1)[0]
-    return not torch.equal(state, seeded) or (len(one) == len(other) and not all(map(_close, one, other)))
+def draws(call: ItemCall) -> bool | None:
+    """Whether the call draws random numbers: it gives other results after another seed, or a kernel of it takes numbers
+    from torch's generator, which the call may seed and put back itself; ``None`` where it gives other results after the
+    same seed, too."""
+    one, other = (call.run(seed=seed)[0] for seed in (SEED, SEED + 1))
+    if not _all_close(one, other):
+        return True if _all_close(one, call.run()[0]) else None
+    watcher = _Drawing()
+    with HashDebugTrace(watcher=watcher, tracer="python"):
+        call.run()
+    return watcher.seen
+
+
+class _Drawing(TraceCallback):
+    """Notes whether a kernel that may draw did: it left torch's generator in another state."""
+
+    def __init__(self) -> None:
+        self.seen = False
+        self._state: torch.Tensor | None = None
+
+    def before(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        del node, args, kwargs
+        self._state = torch.get_rng_state() if plan_of(func).seeded else None
+
+    def after(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
+        del node, func, args, kwargs, output
+        self.seen |= self._state is not None and not torch.equal(self._state, torch.get_rng_state())
 
 
 def find_axis(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Itemwise | None:
@@ -176,6 +199,10 @@ def _is_coupled(call: ItemCall, base: Sequence[torch.Tensor]) -> bool:
                 if not _close(one, other):
                     return True
     return False
+
+
+def _all_close(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
+    return len(one) == len(other) and all(map(_close, one, other))
 
 
 def _close(one: torch.Tensor, other: torch.Tensor) -> bool:

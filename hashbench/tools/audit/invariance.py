@@ -84,8 +84,8 @@ class _Search:
             call = _whole(case.call)
             with warnings.catch_warnings(), in_force(call):
                 warnings.simplefilter("ignore")
-                if draws(call):
-                    yield replace(row, verdict=Invariance.RANDOM)
+                if (drawing := draws(call)) is not False:
+                    yield replace(row, verdict=Invariance.RANDOM if drawing else Invariance.UNSTEADY)
                     return
                 found = find_axis(call.func, call.args, dict(call.kwargs))
                 if found is None:
