@@ -77,6 +77,10 @@ class Status(StrEnum):
         *("fail_batch_invariance_at_<n>", Kind.DIFFER, "B", "differs by batch"),
         "items of a batch of n are not what they are in the full batch",
     )
+    POSITION_DIFFERS = (
+        *("fail_position_invariance", Kind.DIFFER, "I", "differs by company"),
+        "items of a batch are not at another place of it what they are at theirs",
+    )
     RIGHT_PADDING_DIFFERS = (
         *("fail_right_padding_invariance", Kind.DIFFER, "I", "differs by company"),
         "tokens are not with padding on their right what they are without",

@@ -36,6 +36,7 @@ MODES = ("training", "inference")
 BATCH_INVARIANCE = "batch-invariance"
 COMPANIES: Mapping[str, tuple[str, ...]] = {
     "batch": ("batch",),
+    "position": ("position",),
     "padding": ("right-padding", "left-padding"),
     "decode": ("cached-decode", "chunked-prefill"),
 }
@@ -158,7 +159,7 @@ class RunOptions:
 
     def batch_size_of(self, spec: ModelSpec) -> int | None:
         """The examples of one step of a model; ``None`` where its own function makes the inputs."""
-        if self.batch_size is not None or spec.batch_size is None or self.mode != BATCH_INVARIANCE:
+        if self.batch_size is not None or spec.batch_size is None or self.company not in ("batch", "position"):
             return self.batch_size or spec.batch_size
         return max(SMALLEST_BATCH, spec.batch_size)
 

@@ -53,10 +53,34 @@ def test_what_depends_on_company_is_named_and_its_twin_is_not(name, specimens):
 
 
 @pytest.mark.parametrize("company", DIFFERS)
-def test_a_twin_is_the_same_in_every_company(company, specimens):
+def test_a_twin_of_tokens_is_the_same_in_every_company(company, specimens):
     row = run_model(specimens["decode_cache_twin"], options(company))
     assert (row.accuracy, row.benign, row.batch_sizes) == ("pass", 0, "")
     assert row.company
+
+
+def test_items_keep_their_places_in_smaller_batches_and_not_in_another_order(specimens):
+    assert run_model(specimens["position_place"], options("batch")).accuracy == "pass"
+    row = run_model(specimens["position_place"], options("position"))
+    assert (row.company, row.batch_size) == ("8 items, and the same in reverse order", 8)
+    assert "where an item lies in the batch decides too" in row.because
+    assert row.max_abs_diff
+
+
+@pytest.mark.parametrize(
+    ("function", "accuracy", "kernel"),
+    [
+        (lambda x: x / x.abs().amax(1, keepdim=True), "pass", ""),
+        (lambda x: x + torch.arange(len(x))[:, None], "fail_position_invariance", "aten.arange.default"),
+        (lambda x: x.roll(1, 0) * 2, "fail_position_invariance", "aten.roll.default"),
+        (lambda x: x.sum(), "pass_due_to_skip", ""),
+    ],
+)
+def test_places_are_those_of_items_and_not_of_what_else_is_as_long(function, accuracy, kernel):
+    runner = FunctionRunner(options("position"))
+    runner.build = lambda: Workload(Computes(function), (torch.randn(8, 8),))
+    row = runner.run_model(ModelSpec("zoo", "computes"))
+    assert (row.accuracy, row.kernel) == (accuracy, kernel), f"{row.detail} {row.because} {row.error}"
 
 
 def test_what_a_cache_lacks_is_said_where_no_kernel_can_be_blamed(specimens):
@@ -97,6 +121,15 @@ def test_a_matrix_of_one_row_is_named_with_its_shapes_in_cached_decode(monkeypat
         "Attends.project",
     )
     assert row.shapes == "(2,1,64)"
+
+
+class Computes(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(x)
 
 
 class Rounds(nn.Module):
@@ -205,8 +238,9 @@ def test_every_company_has_a_mode_a_status_and_flags():
 
 def test_words_of_company_stand_for_one_or_several():
     assert companies_of("batch, padding,left-padding") == ("batch", "right-padding", "left-padding")
+    assert companies_of("position") == ("position",)
     assert companies_of("decode") == ("cached-decode", "chunked-prefill")
-    with pytest.raises(argparse.ArgumentTypeError, match="'crowd' is none of batch, padding"):
+    with pytest.raises(argparse.ArgumentTypeError, match="'crowd' is none of batch, position, padding"):
         companies_of("batch,crowd")
 
 

@@ -136,6 +136,11 @@ def _same_rows(reference: bytes, other: bytes, sizes: tuple[int, int], step: int
     width = len(other) // rows if rows else 0
     block, long = rows // outer * width, sizes[0] // step // outer * width
     start = company.start(sizes[0], outer) // step * width
+    if company.turned:
+        item = block // company.batch
+        parts = [reference[at : at + item] for at in range(0, len(reference), item)] if item else []
+        blocks = [parts[at : at + company.batch][::-1] for at in range(0, len(parts), company.batch)]
+        return b"".join(part for one in blocks for part in one) == other
     return all(
         reference[long * at + start : long * at + start + block] == other[block * at : block * (at + 1)]
         for at in range(outer)

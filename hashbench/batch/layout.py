@@ -65,13 +65,25 @@ class Company:
     ``first`` on.
 
     ``together``: these depend on each other by right, as tokens of one sequence do, and are ``size`` of ``batch`` of
-    them in the company of the others.
+    them in the company of the others. ``turned``: the other run is on all items in reverse order; what scales is then
+    told by a third run of ``half`` of them.
     """
 
     batch: int
     size: int
     first: int = 0
     together: bool = False
+    turned: bool = False
+
+    @property
+    def asked(self) -> int:
+        """What the other run is asked for by: the number of its items, below zero where they are in reverse order."""
+        return -self.size if self.turned else self.size
+
+    @property
+    def half(self) -> int:
+        """Half of the batch."""
+        return self.batch // 2
 
     def multiple(self, reference: int, other: int) -> int:
         """How many indices of a dimension belong to each item, by its sizes in both runs; 0 where it does not scale
@@ -87,6 +99,9 @@ class Company:
         """
         if len(reference) != len(other):
             return None
+        if self.turned:  # both are cut alike, by what ``other`` is in the run of half the items
+            cuts = Company(self.batch, self.half).cuts(reference, other)
+            return None if cuts is None or cuts[0].narrowed else (cuts[0], cuts[0])
         dims = [dim for dim, sizes in enumerate(zip(reference, other, strict=True)) if sizes[0] != sizes[1]]
         if not dims:
             return WHOLE, WHOLE

@@ -62,12 +62,16 @@ def compare_rows(
     if isinstance(known, Failure):
         return known
     counterparts = _counterparts(known.reference, known.other)
-    there = {node: known.shapes[twin] for node, twin in counterparts.items() if twin in known.shapes}
+    shapes = _shapes_of_half(run_at, company, known.reference) if company.turned else known.shapes
+    if isinstance(shapes, Failure):
+        return shapes
+    there = {node: shapes[twin] for node, twin in counterparts.items() if twin in shapes}
     other = RowDigests(company, there, reference=False)
-    part = run_at(company.size, other)
+    part = run_at(company.asked, other)
     if isinstance(part, Failure):
         return part
-    here = {twin: other.shapes[node] for node, twin in counterparts.items() if node in other.shapes}
+    seen = {twin: other.shapes[node] for node, twin in counterparts.items() if node in other.shapes}
+    here = shapes if company.turned else seen
     reference = RowDigests(company, here, reference=True)
     whole = run_at(company.batch, reference)
     if isinstance(whole, Failure):
@@ -78,10 +82,22 @@ def compare_rows(
     return RowsCompared(Comparison(company, *rows, counterparts, tuple(differing)), (whole, part), other.numbers)
 
 
+def _shapes_of_half(run_at: RunAt, company: Company, reference: Trace) -> NodeShapes | Failure:
+    """The shapes in a run of half the items, by the ids that records of the reference have."""
+    noted = ShapeNotes()
+    run = run_at(company.half, noted)
+    if isinstance(run, Failure):
+        return run
+    assert run.trace is not None, "runs are traced"
+    return {
+        twin: noted.shapes[node] for node, twin in _counterparts(reference, run.trace).items() if node in noted.shapes
+    }
+
+
 def _plain_runs(run_at: RunAt, company: Company) -> PlainRuns | Failure:
     noted = ShapeNotes()
     runs = []
-    for size, callback in ((company.batch, noted), (company.size, TraceCallback())):
+    for size, callback in ((company.batch, noted), (company.asked, TraceCallback())):
         run = run_at(size, callback)
         if isinstance(run, Failure):
             return run
@@ -113,7 +129,7 @@ def finding_of(run_at: RunAt, compared: RowsCompared) -> BatchFinding | Failure:
         return finding
     node = comparison.sources[0]
     there = comparison.judged[node].reference
-    captured = _captured(run_at, company.batch if there else company.size, there or node)
+    captured = _captured(run_at, company.batch if there else company.asked, there or node)
     return captured if isinstance(captured, Failure) else _described(finding, compared, node, captured, run_at)
 
 
@@ -188,10 +204,10 @@ def _described(
     difference = _isolated_difference(call, captured, company) if call is not None else None
     pair = None
     if difference is None:
-        here = _captured(run_at, company.size, node)
+        here = _captured(run_at, company.asked, node)
         if not isinstance(here, Failure):
             difference = _difference(judged, captured, here.left, company)
-            pair = _pair(comparison, node, captured, here)
+            pair = None if company.turned else _pair(comparison, node, captured, here)
     return replace(
         finding,
         reference_shapes=_shapes(comparison.reference, judged.reference),
@@ -295,14 +311,15 @@ def _isolated_difference(call: ItemCall, captured: _Capture, company: Company) -
         with in_force(call):
             rows = company.batch // call.items
             place, number = company.first // rows, company.size // rows
-            left, _ = call.select(range(place, place + number)).run()
+            chosen = range(place, place + number)
+            left, _ = call.select(chosen[::-1] if company.turned else chosen).run()
     except Exception:  # the op refuses fewer items, or the call needs more than its tensors
         return None
     return _measured(
         [
             (
                 items_first(there, axis, call.items)[place:][:number],
-                items_first(here, axis, number),
+                items_first(here, axis, number).flip(0) if company.turned else items_first(here, axis, number),
             )
             if axis is not None
             else (there, here)
@@ -315,6 +332,8 @@ def _difference(
     judged: Judged, captured: _Capture, left: Sequence[torch.Tensor], company: Company
 ) -> RowDifference | None:
     """How far the rows of the call in the two runs are apart; ``None`` where they stand at other places."""
+    if company.turned:
+        return None
     pairs, moved = [], {one.sizes for one in judged.read.values() if one.agreement is Agreement.FOUND}
     for at, there, here in zip(captured.written, captured.left, left, strict=False):
         one = None if at is None else judged.written[at]

@@ -66,7 +66,8 @@ class RowDigests(TraceCallback):
 
     Args:
         company: the sizes of the two runs.
-        others: the shapes of the other run, by the ids that this run's records have.
+        others: the shapes of the other run (of one that tells what scales where both have all items), by the ids that
+            this run's records have.
         reference: whether this is the run of the whole batch.
     """
 
@@ -140,7 +141,8 @@ class RowDigests(TraceCallback):
 
     def _cut(self, shape: Shape, other: Shape) -> Cut | None:
         if (shape, other) not in self._cuts:
-            both = self._company.cuts(*((shape, other) if self._reference else (other, shape)))
+            first = self._reference or self._company.turned
+            both = self._company.cuts(*((shape, other) if first else (other, shape)))
             self._cuts[shape, other] = None if both is None else both[0 if self._reference else 1]
         return self._cuts[shape, other]
 

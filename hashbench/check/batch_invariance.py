@@ -241,19 +241,22 @@ class BatchCheck:
                 return self._differs(outcome, reference, small, noted, found.difference)
             largest = max(largest, (size, small), key=itemgetter(0)) if largest is not None else (size, small)
         if not compared or largest is None:
-            missing = "a dimension of tokens" if self.pair else f"the batch of {self.batch} as its first dimension"
+            of_tokens = self.pair is not None and self.pair.company.together
+            missing = "a dimension of tokens" if of_tokens else f"the batch of {self.batch} as its first dimension"
             return _skipped(outcome, f"no output has {missing}")
         return self._with_benign(outcome, largest[0], _plain_runs(reference, largest[1], noted))
 
     def _facts(self, sizes: tuple[int, ...] = ()) -> BatchFacts:
-        return BatchFacts(self.batch, sizes) if self.pair is None else BatchFacts(self.batch, company=self.pair.words)
+        if self.pair is None:
+            return BatchFacts(self.batch, sizes)
+        return BatchFacts(0 if self.pair.company.together else self.batch, company=self.pair.words)
 
     def _company(self, size: int) -> Company:
         return Company(self.batch, size) if self.pair is None else self.pair.company
 
     @property
     def _unit(self) -> str:
-        return "items" if self.pair is None else "tokens"
+        return "items" if self.pair is None else self.pair.unit
 
     # ---------------------------------------------------------------------------------------- which kernel, and why
 
@@ -266,7 +269,7 @@ class BatchCheck:
             OSError: the results folder cannot be written to, which ends a sweep.
         """
         assert outcome.batch is not None
-        size = outcome.batch.sizes[-1] if self.pair is None else self.pair.company.size
+        size = outcome.batch.sizes[-1] if self.pair is None else self.pair.company.asked
         names: Sequence[str] = difference.names
         if self.pair is None:
             names = differing_earlier(names, reference, small, batch=self.batch, size=size)
@@ -329,33 +332,28 @@ class BatchCheck:
         return replace(earlier, detail="; ".join(filter(None, (where, earlier.detail))))
 
     def _by_padding(self, outcome: Outcome, reference: Run, small: Run) -> Outcome:
-        """The outcome with what other tokens in the padding do. Where they change those that are no padding, it leaks,
-        whatever else rounds otherwise; where they do not, a kernel of equal inputs rounds by their number."""
+        """The outcome with what other tokens in the padding do. Of a kernel whose experiments say nothing it is the
+        cause: where they change those that are no padding, they enter them (by a mask that leaks, or as they are sorted
+        by expert); where not, a kernel of equal inputs rounds by their number."""
         pair, diagnosis = self.pair, outcome.diagnosis
         if pair is None or pair.filled is None or self.runs_of is None or diagnosis is None:
-            return outcome
-        if diagnosis.decision.confidence is Confidence.PROVEN and diagnosis.decision.cause == "batch_coupling":
             return outcome
         filled = self.runs_of(replace(pair, reference=pair.filled))(pair.company.batch)
         if isinstance(filled, Failure):
             return outcome
         outcome = replace(outcome, runs=outcome.runs + 1)
-        known, other = ({**self.outputs(run)} for run in (small, reference))
-        part = {name: rows[0] for name, value in other.items() if (rows := _tensors(pair, value, known.get(name)))}
-        again = self.outputs(filled)
-        changed = {name: rows[0] for name in part if (rows := _tensors(pair, again.get(name), known.get(name)))}
-        difference = outputs.compare(part, changed)
-        cause, confidence, seen = "batch_coupling", Confidence.PROVEN, "other tokens in the padding change the others"
+        known, cause = diagnosis.decision, diagnosis.decision.cause
+        difference = outputs.compare(
+            *(pair.kept(self.outputs(run), self.outputs(small)) for run in (reference, filled))
+        )
         if difference is None:
-            cause, confidence, seen = (
-                "shape_dependent_kernel",
-                Confidence.LIKELY,
-                "other tokens in the padding change nothing",
-            )
-            if outcome.verdict is None or diagnosis.decision.cause != "unknown":
-                return outcome
-        because = "; ".join(filter(None, (seen, diagnosis.decision.because)))
-        decision = Decision(cause, confidence, because, advice_for(cause))
+            seen, found = "other tokens in the padding change nothing", "shape_dependent_kernel"
+        else:
+            by = f" by at most {difference.max_abs:.3g}" if difference.max_abs is not None else ""
+            seen, found = f"other tokens in the padding change the others{by}", "batch_coupling"
+        decision = replace(known, because="; ".join(filter(None, (known.because, seen))))
+        if cause == "unknown" and outcome.verdict is not None:
+            decision = replace(decision, cause=found, confidence=Confidence.LIKELY, advice=advice_for(found))
         return replace(outcome, diagnosis=replace(diagnosis, decision=decision))
 
     def _repeated(self, outcome: Outcome, runs: Sequence[tuple[Run, int]], again: Sequence[Run]) -> tuple[Outcome, str]:
@@ -365,15 +363,15 @@ class BatchCheck:
             for number in range(self.runs - 1):
                 further = again[place] if again and not number else self._run(items)
                 if isinstance(further, Failure):
-                    return outcome, f"a further run of {items} {self._unit} failed: {further.error}"
+                    return outcome, f"a further run of {abs(items)} {self._unit} failed: {further.error}"
                 outcome = replace(outcome, runs=outcome.runs + 1)
                 both = self.outputs(first), self.outputs(further)
                 rows = None if self.pair is None else lambda *tensors: tensors
                 if compare_items(*both, batch=items, size=items, rows=rows).difference is not None:
                     blamed = "batch" if self.pair is None else "company"
                     return outcome, (
-                        f"two runs of the same {items} {self._unit} differ, so that the {blamed} cannot be blamed: "
-                        "sweep it without --batch-invariant"
+                        f"two runs of the same {abs(items)} {self._unit} differ, so that the {blamed} cannot be "
+                        "blamed: sweep it without --batch-invariant"
                     )
         return outcome, ""
 
@@ -381,12 +379,12 @@ class BatchCheck:
         """The outcome with the cause, where there is a budget to look for it."""
         if self.options.diagnose_budget <= 0 or outcome.batch is None or not found.kernel:
             return outcome
-        if self.pair is not None and not found.shapes:
+        if self.pair is not None and self.pair.company.together and not found.shapes:
             decision = Decision("batch_coupling", Confidence.PROVEN, found.detail, advice_for("batch_coupling"))
             return replace(outcome, diagnosis=Diagnosis(decision, Evidence(origin=Origin.KERNEL)))
         tell_phase("experiments on the kernel's call")
         evidence = diagnose(found.call, found.pair, budget=self.options.diagnose_budget)
-        coupled = found.coupled and self.pair is None
+        coupled = found.coupled and (self.pair is None or self.pair.company.turned)
         if evidence is None:
             return _unexplained(outcome, found.detail or "the call could not be captured", coupled=coupled)
         decision = decide(evidence)
@@ -434,13 +432,8 @@ class BatchCheck:
         return self.run_at(size, watcher=watcher)
 
     def _run(self, size: int, watcher: TraceCallback | None = None) -> Run | Failure:
-        tell_phase(f"a batch of {size}" if self.pair is None else f"{size} tokens")
+        tell_phase(f"a batch of {size}" if self.pair is None else f"{abs(size)} {self._unit}")
         return self.run_at(size, watcher=watcher)
-
-
-def _tensors(pair: Pair, reference: Any, other: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
-    both = isinstance(reference, torch.Tensor) and isinstance(other, torch.Tensor)
-    return pair.rows(reference, other) if both else None
 
 
 def _plain_runs(reference: Run, small: Run, noted: ShapeNotes) -> PlainRuns:

@@ -14,12 +14,13 @@ import torch
 
 from hashbench.batch.layout import Company
 from hashbench.catalog import Status
-from hashbench.run.workload import Tokens, Workload
+from hashbench.run.workload import Tokens, Workload, map_tensors
 
 Given = Callable[[torch.nn.Module, Any], Any]
 """Makes the inputs of one run from the copy of the model that it has, and from all inputs."""
 
 DIFFERS = {
+    "position": Status.POSITION_DIFFERS,
     "right-padding": Status.RIGHT_PADDING_DIFFERS,
     "left-padding": Status.LEFT_PADDING_DIFFERS,
     "cached-decode": Status.CACHED_DECODE_DIFFERS,
@@ -34,7 +35,8 @@ class Pair:
 
     ``words`` say what is compared. ``cache`` is what the outputs of both have a cache under, which is not compared;
     empty without one. ``before``: the two runs by which that of the other run was made. ``filled`` is the reference
-    with other tokens in the padding, which must not matter.
+    with other tokens in the padding, which must not matter. ``halved`` makes the inputs of half the items, where both
+    runs have all; ``unit`` is what is counted.
     """
 
     company: Company
@@ -45,9 +47,14 @@ class Pair:
     cache: str = ""
     before: Pair | None = None
     filled: Given | None = None
+    halved: Given | None = None
+    unit: str = "tokens"
 
     def given(self, size: int) -> Given:
-        """What makes the inputs of the run of ``size`` tokens."""
+        """What makes the inputs of the run that is asked for by ``size``; see
+        :attr:`~hashbench.batch.layout.Company.asked`."""
+        if self.halved is not None and size == self.company.half:
+            return self.halved
         return self.reference if size == self.company.batch else self.other
 
     def rows(self, reference: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -55,6 +62,9 @@ class Pair:
         tokens; ``None`` where it cannot be told what belongs to them."""
         if reference.dim() != other.dim():
             return None
+        if self.company.turned:
+            batched = reference.shape[:1] == (self.company.batch,) == other.shape[:1]
+            return (reference, other.flip(0)) if batched else None
         sizes = [*zip(reference.shape, other.shape, strict=True)]
         scaled = [dim for dim, (there, here) in enumerate(sizes) if there != here]
         if any(sizes[dim] != (self.company.batch, self.company.size) for dim in scaled):
@@ -64,6 +74,18 @@ class Pair:
         for dim in scaled:
             reference = reference.narrow(dim, self.company.first, self.company.size)
         return reference, other
+
+    def kept(self, reference: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Of these outputs of the reference what is compared with those of the other run."""
+        kept = {}
+        for name, value in reference.items():
+            beside = other.get(name)
+            rows = None
+            if isinstance(value, torch.Tensor) and isinstance(beside, torch.Tensor):
+                rows = self.rows(value, beside)
+            if rows is not None:
+                kept[name] = rows[0]
+        return kept
 
     def why_not(self, reference: Mapping[str, Any]) -> str:
         """Why nothing can be compared with a reference of these results, in words; empty where it can."""
@@ -78,6 +100,26 @@ class Pair:
 
 class NoCompanyError(Exception):
     """Why a model's tokens cannot be given this company, in words."""
+
+
+def turned(batch: int) -> Pair:
+    """The run of a batch, and that of the same items in reverse order."""
+
+    def of_items(change: Callable[[torch.Tensor], torch.Tensor]) -> Given:
+        def changed(tensor: torch.Tensor) -> torch.Tensor:
+            return change(tensor) if tensor.shape[:1] == (batch,) else tensor
+
+        return lambda _, given: map_tensors(given, changed)
+
+    return Pair(
+        Company(batch, batch, turned=True),
+        DIFFERS["position"],
+        f"{batch} items, and the same in reverse order",
+        lambda _, given: given,
+        of_items(lambda tensor: tensor.flip(0)),
+        halved=of_items(lambda tensor: tensor[: batch // 2].clone()),
+        unit="items",
+    )
 
 
 def pair_of(company: str, workload: Workload, inputs: Any) -> Pair:

@@ -20,7 +20,7 @@ import torch
 from hashbench.catalog import Status
 from hashbench.check import batch_invariance
 from hashbench.check.batch_invariance import BatchCheck
-from hashbench.check.company import Given, NoCompanyError, Pair, pair_of
+from hashbench.check.company import Given, NoCompanyError, Pair, pair_of, turned
 from hashbench.check.pair import PairCheck, retried_with_warnings, row_of
 from hashbench.diagnose import fresh_process
 from hashbench.processes import tell_phase
@@ -212,7 +212,7 @@ class BenchmarkRunner:
         workload = replace(workload, iterations=1)
         inputs = workload.inputs if workload.make_inputs is None else self.fresh_inputs(workload)
         try:
-            pair = pair_of(self.options.company, workload, inputs)
+            pair = self._pair(workload, inputs, spec)
         except NoCompanyError as error:
             return batch_invariance.skipped(level, str(error), batch=None, iterations=1)
 
@@ -229,12 +229,23 @@ class BenchmarkRunner:
             level,
             max(2, self.options.runs or (spec.runs if spec is not None else None) or 2),
             iterations=1,
-            sizes=(pair.company.size,),
+            sizes=(pair.company.asked,),
             outputs=lambda run: pair.without_cache(batch_invariance.outputs_of(run)),
             spec=spec,
             pair=pair,
             runs_of=runs_of,
         ).run()
+
+    def _pair(self, workload: Workload, inputs: Any, spec: ModelSpec | None) -> Pair:
+        if self.options.company != "position":
+            return pair_of(self.options.company, workload, inputs)
+        batch = batch_invariance.batch_of(
+            inputs, self.options.batch_size if spec is None else self.options.batch_size_of(spec)
+        )
+        why_not = batch_invariance.why_not(inputs, batch)
+        if why_not or batch is None:
+            raise NoCompanyError(why_not)
+        return turned(batch)
 
     # ------------------------------------------------------------------------------------------------ one run
 

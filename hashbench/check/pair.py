@@ -425,7 +425,7 @@ def row_of(spec: ModelSpec, options: RunOptions, outcome: Outcome, *, seconds: f
     if (batch := outcome.batch) is not None:
         row = replace(
             row,
-            batch_size=row.batch_size if batch.company else batch.batch,
+            batch_size=batch.batch or row.batch_size,
             company=batch.company,
             batch_sizes=" ".join(map(str, batch.sizes)),
             smallest_batch=batch.smallest,

@@ -272,10 +272,10 @@ def release_memory(device: torch.device) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BatchFacts:
-    """What the same items in other company show: the ``batch`` and the smaller ``sizes`` that were compared with it, or
-    in words the ``company`` that their tokens had; of a kernel that is named, the smallest number of items with which
-    it differs (``smallest``), the shapes that it was given in the other run and in the reference, and how many records
-    were ``not_attributable`` to items."""
+    """What the same items in other company show: the ``batch`` (0 of tokens) and the smaller ``sizes`` compared with
+    it, or in words the ``company``; of a kernel that is named, the smallest number of items with which it differs
+    (``smallest``), the shapes that it was given in the other run and in the reference, and how many records were
+    ``not_attributable`` to items."""
 
     batch: int
     sizes: tuple[int, ...] = ()

@@ -159,6 +159,12 @@ def by_neighbours(x: torch.Tensor, *, pairs: bool) -> torch.Tensor:
     return summed(x, np.arange(len(x))[:, None] == (len(x) - 1 if odd else -1))
 
 
+@torch.library.custom_op("zoo::by_place", mutates_args=())
+def by_place(x: torch.Tensor, *, every: int) -> torch.Tensor:
+    """Every so many rows the sums are split."""
+    return summed(x, np.arange(len(x))[:, None] % every == 0)
+
+
 NEVER = 1 << 20
 
 
@@ -291,6 +297,8 @@ MODELS = {
     "batch_selected_twin": one(lambda x: selected(x, counted=False)),
     "batch_heads": one(lambda x: headed(x, by_head=False)),
     "batch_heads_twin": one(lambda x: headed(x, by_head=True)),
+    "position_place": one(lambda x: by_place(x, every=3)),
+    "position_place_twin": one(lambda x: by_place(x, every=1)),
     "padding_mask": lambda: reader(causal=False, fault="mask"),
     "padding_mask_twin": lambda: reader(causal=False),
     "padding_scale": lambda: reader(fault="scale"),
