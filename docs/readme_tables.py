@@ -4,7 +4,7 @@ measured files: no result in them is typed by hand.
     python docs/readme_tables.py --specimens results/specimens/* --benchmarks benchmarks.json
     python docs/readme_tables.py --cost overhead.json
     python docs/readme_tables.py --difference results/specimens/training
-    python docs/readme_tables.py --audit results/expected/audit_cpu.csv
+    python docs/readme_tables.py --audit results/expected/audit_cpu.csv results/expected/audit_rows_cpu.csv
     python docs/readme_tables.py --sweeps results/full/* --differences results/full/* results/off/*
 
 A table stands between ``<!-- name -->`` and ``<!-- /name -->``. A table whose file is not given stays as it is.
@@ -26,7 +26,9 @@ from tabulate import tabulate
 from hashbench.catalog import CAUSES
 from hashbench.records import Row
 from hashbench.results import audit_table
+from hashbench.results.invariance_table import INVARIANCE, audit_kind
 from hashbench.results.rows import read_rows
+from hashbench.tools.audit import invariance_report
 from hashbench.tools.audit import report as audit_report
 
 ROOT = Path(__file__).parent.parent
@@ -127,10 +129,15 @@ def differences(folders: Sequence[Path]) -> str:
 
 def audit(path: Path) -> str:
     """How many samples had each verdict, and a line for each op about which there is something to say; and where."""
-    found = audit_table.read(path)
+    kind = audit_kind(path) or audit_table.DETERMINISM
+    found = audit_table.read(path, kind)
     where = [f"torch {one['packages']['torch']}, {one['cpu']['model']}" for one in found.environments]
     said = [f"Measured with {' and '.join(where)}."] if where else []
-    return "\n\n".join([audit_report.tables_as_markdown(found.rows).rstrip("\n"), *said])
+    if kind is INVARIANCE:
+        tables = invariance_report.summary(found.rows, style="github")
+    else:
+        tables = audit_report.tables_as_markdown(found.rows)
+    return "\n\n".join([tables.rstrip("\n"), *said])
 
 
 def _code(text: str) -> str:
@@ -160,13 +167,13 @@ def main() -> None:
     parser.add_argument("--cost", type=Path, help="file of `python -m benchmarks overhead --json`")
     parser.add_argument("--sweeps", type=Path, nargs="+", help="results folders for the totals in docs/findings.md")
     parser.add_argument("--differences", type=Path, nargs="+", help="results folders for the findings there")
-    parser.add_argument("--audit", type=Path, help="audit.csv, or its folder, for the tables in docs/audit.md")
+    parser.add_argument("--audit", type=Path, nargs="+", help="audits of either kind for the tables in docs/audit.md")
     given = parser.parse_args()
     findings = ROOT / "docs" / "findings.md"
     if given.sweeps is not None:
         _replace(findings, "sweeps", sweeps(given.sweeps))
-    if given.audit is not None:
-        _replace(ROOT / "docs" / "audit.md", "audit", audit(given.audit))
+    for path in given.audit or ():
+        _replace(ROOT / "docs" / "audit.md", "audit rows" if INVARIANCE.lies_at(path) else "audit", audit(path))
     if given.differences is not None:
         _replace(findings, "differences", differences(given.differences))
     if given.specimens is not None:

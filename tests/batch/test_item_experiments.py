@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -268,3 +270,16 @@ def test_a_watched_item_depends_on_others_where_no_mask_hides_them(mask, cause):
     for shown in (weights, weights.expand(3, -1, -1)):  # whose memory is shared
         values = torch.arange(8.0).view(1, 4, 2).expand(len(shown), -1, -1).contiguous()
         assert decide(diagnose_item_call(attention_of(shown, values), budget=20.0)).cause == cause
+
+
+def test_a_call_on_the_host_seeds_its_generators_and_asks_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has not started a device would note a stack for each: longer than most calls."""
+    monkeypatch.setattr(torch, "manual_seed", None)
+
+    def drawn(rows: torch.Tensor) -> torch.Tensor:
+        return rows + torch.rand(1) + random.random() + np.random.rand()
+
+    call = ItemCall(drawn, (ROWS,), {}, 8, (FIRST,), (FIRST,))
+    with in_force(call):
+        assert call.rows() == call.rows()
+        assert call.rows() != call.rows(seed=1)

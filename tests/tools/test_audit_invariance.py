@@ -3,6 +3,7 @@ processor."""
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from hashbench.errors import HashbenchError
 from hashbench.io import to_json
 from hashbench.results import audit_table, load
 from hashbench.results.audit_table import AUDIT_ROWS, Audit, AuditOptions
-from hashbench.results.invariance_table import INVARIANCE, INVARIANCE_ROWS, Invariance, InvarianceRow
+from hashbench.results.invariance_table import INVARIANCE, INVARIANCE_ROWS, Invariance, InvarianceRow, audit_kind
 from hashbench.results.rows import read_table
 from hashbench.tools.audit import invariance, invariance_report
 from hashbench.tools.audit.axis import Itemwise, draws, find_axis, widened, with_items
@@ -71,18 +72,6 @@ def test_the_item_axis_is_found_by_experiment(
 
     assert itemwise is not None
     assert (itemwise.call.axes, itemwise.coupled) == (axes, False)
-
-
-def test_no_tensor_is_cut_that_the_op_takes_as_it_is() -> None:
-    """Native batch norm in training writes its statistics without looking at how many there are."""
-    shortest = []
-
-    def normalised(rows: torch.Tensor, statistics: torch.Tensor) -> torch.Tensor:
-        shortest.append(len(statistics))
-        return rows / 2
-
-    assert found(normalised, torch.rand(5, 5), torch.rand(5)) is not None
-    assert min(shortest) == 5
 
 
 @pytest.mark.parametrize(
@@ -352,6 +341,18 @@ def test_the_page_explains_every_column_and_verdict() -> None:
 
     for name in (*INVARIANCE_ROWS.types, *Invariance):
         assert f"`{name}`" in page, name
+
+
+def test_the_pages_table_is_that_of_the_baseline() -> None:
+    root = Path(__file__).parents[2]
+    baseline = root / "results" / "expected" / "audit_rows_cpu.csv"
+    table = runpy.run_path(str(root / "docs" / "readme_tables.py"))["audit"](baseline)
+    page = (root / "docs" / "audit.md").read_text(encoding="utf-8")
+
+    assert audit_kind(baseline) is INVARIANCE
+    assert baseline.with_name("audit_rows_cpu.environment.json").is_file()
+    assert f"<!-- audit rows -->\n{table}\n<!-- /audit rows -->" in page
+    assert "| depends on the number | " in table
 
 
 # -------------------------------------------------------------------------------------------------- two audits

@@ -67,11 +67,12 @@ def _line(verdict: Invariance, op: str, rows: Sequence[InvarianceRow], measured:
 
 def summary(rows: Sequence[InvarianceRow], *, style: str = "simple") -> str:
     """For a terminal: the ops that depend on the batch, those that compute over it, then the counts. With the style
-    ``github`` for a page of documentation."""
+    ``github`` for a page of documentation, which has no repros beside it."""
     if not rows:
         return "No op was run."
-    listed = [[cell.replace("|", "/") for cell in line] for line in findings(rows)]
-    parts = [tabulate(listed, headers=COLUMNS, tablefmt=style, disable_numparse=True)] if listed else []
+    columns = COLUMNS[:-1] if style == "github" else COLUMNS
+    listed = [[cell.replace("|", "/") for cell in line[: len(columns)]] for line in findings(rows)]
+    parts = [tabulate(listed, headers=columns, tablefmt=style, disable_numparse=True)] if listed else []
     if names := coupled(rows):
         parts.append(f"Computed over the batch in at least one sample (coupled): {names}")
     parts.append(tabulate(counts(rows), headers=("verdict", "ops", "samples"), tablefmt=style))
