@@ -359,6 +359,12 @@ _CAUSES = (
         "started",
     ),
     Cause(
+        "garbage_collection",
+        "The garbage collector removed objects in cycles at another moment.",
+        "Break the cycles, or close what they hold explicitly, and let no result depend on when an object is removed "
+        "(__del__, weak references, gc.get_objects)",
+    ),
+    Cause(
         "control_flow",
         "An earlier value differed and the program took another path.",
         "Make what chooses the branch the same in every run ({named}), or compute both branches and select with "
@@ -563,6 +569,7 @@ _EXPERIMENTS = (
     Experiment("entropy", _BOTH, "with constant entropy", Role.STEADY, "outside_value", holds_value=True),
     Experiment("clocks", _BOTH, "with a deterministic clock", Role.STEADY, "outside_value", holds_value=True),
     Experiment("one_worker", _BOTH, "with the model's threads one at a time", Role.STEADY, "call_order"),
+    Experiment("no_collector", _PAIR, "without the garbage collector", Role.STEADY, "garbage_collection"),
     Experiment(
         *("moved", _CALL, "with inputs moved by a few bytes", Role.DISTURB, "alignment"),
         proof=("another outcome", "agrees too"),

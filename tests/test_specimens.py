@@ -181,6 +181,8 @@ def test_what_is_rare_is_found_under_stress_and_its_twin_is_clean(
 ) -> None:
     row = row_of(name, mode)
     assert (row.stressed != "", row.latent) == (True, SPECIMENS[name][f"{TRUTH}latent"]), row.stressed
+    if SPECIMENS[name][f"{TRUTH}latent_cause"] == "garbage_collection":
+        assert (row.latent_cause, row.latent_confidence) == ("garbage_collection", "proven"), row.because
 
 
 @pytest.fixture(scope="session")
@@ -234,7 +236,7 @@ def test_every_origin_has_a_specimen(origin: str) -> None:
 
 @pytest.mark.parametrize("cause", [cause for cause in CAUSES if cause not in WITHOUT_SPECIMEN])
 def test_every_cause_has_a_specimen(cause: str) -> None:
-    columns = f"{TRUTH}cause", f"{TRUTH_OF_BATCHES}cause"
+    columns = f"{TRUTH}cause", f"{TRUTH}latent_cause", f"{TRUTH_OF_BATCHES}cause"
     assert any(cause in line[column].split("|") for line in SPECIMENS.values() for column in columns)
 
 

@@ -208,9 +208,10 @@ def poison_memory(case: Case, findings: Findings) -> Findings:
 
 def control_environment(case: Case, findings: Findings) -> Findings:
     """Pairs that each hold one thing outside torch still; also the number of threads, where a kernel is to blame whose
-    call could not be captured."""
+    call could not be captured, and the garbage collector where that was provoked."""
     threads = findings.evidence.origin == Origin.KERNEL and findings.call is None
-    names = [name for name in CONTROLS if name != "one_thread" or threads]
+    wanted = {"one_thread": threads, "no_collector": case.outcome.circumstance == Circumstance.COLLECTOR}
+    names = [name for name in CONTROLS if wanted.get(name, True)]
     return findings.plus(case.pairs.generators(), *map(case.pairs.under, names))
 
 

@@ -32,6 +32,7 @@ CONTROLS: Mapping[str, Change] = {
     "entropy": controls.constant_entropy,
     "clocks": controls.ticking_clocks,
     "one_worker": controls.single_worker_pools,
+    "no_collector": controls.no_collector,
     "one_thread": controls.one_thread,
 }
 """Experiments that are no more than runs inside a context."""

@@ -559,6 +559,14 @@ OUTSIDE = {
         ),
         "addresses and hashes": seen("outside", PAIR, INSIDE, "process/fresh_process 3/3", "process/fixed_order 0/4"),
     },
+    "garbage_collection proven": {
+        "objects in cycles": seen("outside", PAIR, "pair/clocks 20/20", "pair/no_collector 0/20"),
+    },
+    "garbage_collection likely": {
+        "one in twenty, without the collector in short arms": seen(
+            "outside", "pair/pair 1/20", "pair/clocks 1/20", "pair/no_collector 0/20"
+        ),
+    },
     "outside_value open": {
         "nobody knows where from": seen("outside", PAIR, "pair/entropy 20/20", "pair/clocks 20/20"),
         "one in twenty, and everything seems to remove it": seen(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hashbench.replay.controls.circumstances import WITHIN_A_RUN, oversubscribed, provoked
+from hashbench.replay.controls.circumstances import WITHIN_A_RUN, no_collector, oversubscribed, provoked
 from hashbench.replay.controls.generators import Generators
 from hashbench.replay.controls.load import busy_threads, second_stream
 from hashbench.replay.controls.memory import POISONS, poison_reach, poisoned_memory, reserve_for_a_run
@@ -23,6 +23,7 @@ __all__ = [
     "Generators",
     "busy_threads",
     "constant_entropy",
+    "no_collector",
     "one_thread",
     "oversubscribed",
     "poison_reach",

@@ -70,6 +70,22 @@ def _collector(variation: int, _device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
+def no_collector() -> Iterator[None]:
+    """Garbage in cycles stays: the collector is off, and nobody turns it on or has it run."""
+    enabled = gc.isenabled()
+    replaced = {name: getattr(gc, name) for name in ("enable", "collect", "set_threshold")}
+    gc.disable()
+    try:
+        for name in replaced:
+            setattr(gc, name, lambda *_, **__: 0)
+        yield
+    finally:
+        for name, function in replaced.items():
+            setattr(gc, name, function)
+        (gc.enable if enabled else gc.disable)()
+
+
+@contextmanager
 def _address(variation: int, _device: torch.device) -> Iterator[None]:
     """What ``malloc`` returns lies at other addresses, 16 bytes further in each variation but for multiples of 64, as
     far as the C library takes it from the end of its heap; new Python objects lie in random order."""
