@@ -625,7 +625,6 @@ _EXPERIMENTS = (
     Experiment("same_strides", _ITEMS, "with contiguous inputs", Role.CONTENT),
     Experiment("other_content", _ITEMS, "with other content in the other items", Role.CONTENT),
     Experiment("other_places", _ITEMS, "with the items at other places of the batch", Role.CONTENT),
-    Experiment("mkl_compatible", _ITEMS, "with MKL_CBWR=COMPATIBLE in a fresh process", Role.LIBRARY, devices=("cpu",)),
 )
 
 EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType({experiment.name: experiment for experiment in _EXPERIMENTS})

@@ -81,7 +81,7 @@ class ItemEvidence:
         return differs > 0 and arm.ran and not arm.differing
 
 
-CONTROLS = ("one_thread", "deterministic", "onednn_off", "sdpa_math", "mkl_compatible")
+CONTROLS = ("one_thread", "deterministic", "onednn_off", "sdpa_math")
 """Settings that may remove a dependence on the number of items: each is a remedy where it does."""
 
 

@@ -13,12 +13,11 @@ from pathlib import Path
 import torch
 
 import hashbench
-from hashbench.batch.cause import ON
 from hashbench.batch.item_call import ItemCall, NotItemwiseError, in_force
 from hashbench.errors import HashbenchError, first_line
 from hashbench.io import replace_file
-from hashbench.processes import NO_VARIABLES, run
-from hashbench.records import Decision, ExperimentResult
+from hashbench.processes import run
+from hashbench.records import Decision
 from hashbench.replay.call import CapturedCall, CaptureError, capture
 from hashbench.replay.ops import needs_definition
 from hashbench.repro import script
@@ -31,7 +30,6 @@ MOST_BYTES = 2**28
 """Of the inputs of one of the two calls."""
 
 _WIDTH = 100
-_MKL = {"MKL_CBWR": "COMPATIBLE"}
 
 
 def write_item_repro(
@@ -113,24 +111,13 @@ def _heading(call: ItemCall, decision: Decision, seen_in: str) -> str:
     return "\n".join(lines)
 
 
-def run_item_repro(folder: Path, *, timeout: float, variables: Mapping[str, str] = NO_VARIABLES) -> str:
-    """Run the repro in a fresh process, with these environment variables too; what came of it: ``yes: 2 of 4 items
+def run_item_repro(folder: Path, *, timeout: float) -> str:
+    """Run the repro in a fresh process; what came of it: ``yes: 2 of 4 items
     differ between 4 items and 8``, ``no: …``, ``failed: …`` or ``timeout after 60 s``."""
     command = [sys.executable, "-P", str((folder / SCRIPT_FILE).resolve())]
-    done = run(command, seconds=timeout, environment=variables, own_session=False)
+    done = run(command, seconds=timeout, own_session=False)
     if done.status is None:
         return f"timeout after {timeout:g} s"
     if done.status not in (0, 1) or not done.stdout.strip():
         return f"failed: {done.last_line}"
     return f"{'yes' if done.status else 'no'}: {done.stdout.strip().splitlines()[-1]}"
-
-
-def with_mkl_compatible(folder: Path, *, timeout: float) -> ExperimentResult:
-    """The experiment that only a fresh process can make: MKL reads this variable once."""
-    name = "mkl_compatible"
-    if not torch.backends.mkl.is_available():
-        return ExperimentResult(name, ON, note="this torch has no MKL")
-    came = run_item_repro(folder, timeout=timeout, variables=_MKL)
-    if not came.startswith(("yes", "no")):
-        return ExperimentResult(name, ON, note=came)
-    return ExperimentResult(name, ON, 1, int(came.startswith("yes")))

@@ -9,7 +9,7 @@ import torch
 
 from hashbench.batch.item_call import ItemCall
 from hashbench.batch.layout import ItemAxis
-from hashbench.batch.repro import SCRIPT_FILE, run_item_repro, with_mkl_compatible, write_item_repro
+from hashbench.batch.repro import SCRIPT_FILE, run_item_repro, write_item_repro
 from hashbench.errors import HashbenchError
 from hashbench.records import Decision
 
@@ -30,9 +30,6 @@ def test_a_kernel_that_computes_over_the_batch_shows_it_with_torch_alone(tmp_pat
     assert "hashbench" not in text.partition('"""\n\nimport')[2]
     assert "return torch.ops.aten._softmax.default(t[0], 0, False)" in text
     assert run_item_repro(tmp_path, timeout=120) == "yes: 1 of 1 items differ between 4 items and 4"
-    if torch.backends.mkl.is_available():
-        arm = with_mkl_compatible(tmp_path, timeout=120)
-        assert (arm.name, arm.on, arm.trials, arm.differing) == ("mkl_compatible", "items", 1, 1)
 
 
 @pytest.mark.slow
