@@ -246,11 +246,14 @@ def _item_call(
     cuts = [rows.cut for _, rows in reference.read]
     written = [None if at is None else judged.written[at] for at in captured.written]
     left = [None if at is None else reference.written[at].cut for at in captured.written]
+    # What it leaves of an item are other items' rows, or as many as there are items: all of that is the item's.
+    moves = all(one is None or one.equal for one in written)
+    if moves and not company.together:
+        left = [cut and cut._replace(narrowed=()) for cut in left]
     if company.together and (not matches or company.batch % company.size or company.first % company.size):
         return None, ""
     if company.first and judged.coupled:  # which tokens are first and last may be among its other arguments
         return None, "the call cannot be repeated alone: its other arguments differ"
-    moves = all(one is None or one.equal for one in written)  # what it leaves of an item are other items' rows
     follows = [one for one in written if one is not None and not (moves and one.sizes and company.multiple(*one.sizes))]
     if not all(one is None or one.itemwise(company) for one in [*matches, *follows]):
         return None, "the call cannot be repeated on other items: which rows belong to which is not the same for all"

@@ -96,7 +96,12 @@ def test_of_rows_in_another_order_the_calls_of_both_runs_are_repeated(op: Any, c
     assert (decision.cause, decision.confidence) == (cause, "proven")
 
 
-def test_what_gives_an_item_other_items_rows_is_coupling() -> None:
-    found, _, decision = diagnosed(lambda x: (x * 2).sort(dim=0).values)
-    assert (found.kernel, found.pair) == ("aten.sort.default", None)
+@pytest.mark.parametrize(
+    ("function", "kernel"),
+    [(lambda x: (x * 2).sort(dim=0).values, "sort"), (lambda x: x.flatten(1) @ x.flatten(1).t(), "mm")],
+    ids=["other items' rows", "as many as there are items"],
+)
+def test_what_an_item_has_from_others_is_coupling(function: Callable[..., Any], kernel: str) -> None:
+    found, _, decision = diagnosed(function)
+    assert (found.kernel.split(".")[1], found.pair) == (kernel, None)
     assert (decision.cause, decision.confidence) == ("batch_coupling", "proven")
