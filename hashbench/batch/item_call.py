@@ -104,24 +104,27 @@ class ItemCall:
         return self.select(range(count))
 
     def with_scaled_neighbours(self, kept: int, factor: float) -> ItemCall:
-        """The call with the floating-point content of all items but ``kept`` multiplied by ``factor``."""
+        """The call with the floating-point content of all items but ``kept`` multiplied by ``factor``; where one item
+        is watched, whole numbers by 2, too: positions and counts do not round."""
         axes = iter(self.axes)
 
         def changed(tensor: torch.Tensor) -> torch.Tensor:
             axis = next(axes)
-            if axis is None or not (tensor.is_floating_point() or tensor.is_complex()):
+            rounds = tensor.is_floating_point() or tensor.is_complex()
+            if axis is None or not (rounds or (self.watched is not None and tensor.dtype is not torch.bool)):
                 return tensor
+            by = factor if rounds else 2
             new = copied(tensor)
             dense = new
             for dim in (dim for dim, step in enumerate(new.stride()) if not step and dim != axis.dim):
                 dense = dense.narrow(dim, 0, 1)  # the same memory for all of it
             if axis.also:
                 own = _of_item(dense, axis, self.items, kept)
-                dense.copy_(torch.where(own, dense, dense * factor))
+                dense.copy_(torch.where(own, dense, dense * by))
                 return new
             rows = items_first(dense, axis, self.items)
-            rows[:kept] *= factor
-            rows[kept + 1 :] *= factor
+            rows[:kept] *= by
+            rows[kept + 1 :] *= by
             return new
 
         return self._with(changed)

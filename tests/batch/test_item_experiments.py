@@ -283,3 +283,10 @@ def test_a_call_on_the_host_seeds_its_generators_and_asks_no_device(monkeypatch:
     with in_force(call):
         assert call.rows() == call.rows()
         assert call.rows() != call.rows(seed=1)
+
+
+def test_a_count_of_tokens_before_is_no_rounding():
+    counted = torch.ones(2, 6, dtype=torch.int64)
+    axis = ItemAxis(1)
+    call = ItemCall(torch.ops.aten.cumsum.default, (counted, 1), {}, 6, (axis,), (axis,), watched=5)
+    assert decide(diagnose_item_call(call, budget=20.0)).cause == "batch_coupling"
