@@ -380,6 +380,27 @@ def test_without_a_budget_the_kernel_is_named_and_no_cause():
     assert (row.kernel, row.cause, row.not_attributable) == ("aten.mean.dim", "", 0)
 
 
+def rolled_of_some(x: torch.Tensor) -> torch.Tensor:
+    some = x[x[:, 0] > 0].flip(0)
+    return x + some[0]
+
+
+@pytest.mark.parametrize(
+    ("function", "kernel", "why"),
+    [
+        (lambda x: x + torch.rand(len(x) * 3)[0] * 0 + torch.rand(()), "aten.rand.default", "0 of 3 repetitions"),
+        (lambda x: x * (x > -100).sum(), "aten.sum.default", "0 of 3 repetitions"),
+        (rolled_of_some, "aten.flip.default", "the call cannot be repeated on other items"),
+    ],
+    ids=["a generator", "a count", "no call that can be repeated"],
+)
+def test_where_no_experiment_decides_what_is_computed_from_other_items_is_likely_coupling(function, kernel, why):
+    x = torch.tensor([1.0, -1, 2, 3, 4, -2, 5, 6])[:, None] * torch.arange(1.0, 7)
+    row = checked(function, x, options=replace(BATCH, diagnose_budget=20.0))
+    assert (row.kernel, row.cause, row.confidence) == (kernel, "batch_coupling", "likely"), row.because
+    assert why in row.because
+
+
 def test_kernels_that_differ_and_are_rounded_away_are_counted():
     row = checked(lambda x: split_sum(x).isfinite(), torch.randn(8, 1024))
     assert (row.accuracy, row.kernel) == ("pass", "")

@@ -8,10 +8,13 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from hashbench import cli
+from hashbench.records import RunOptions
+from hashbench.suites import registry
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "benchmarks" / "README.md"]
@@ -131,3 +134,26 @@ def test_the_benchmark_of_rows_finds_the_functions_that_it_counts() -> None:
     """It names them by text, in order to patch them; it takes an hour, so that nobody runs it after a change."""
     rows = pytest.importorskip("benchmarks.rows")
     assert len(rows._counted(rows.Stages())) > len(rows.TRACED)
+
+
+REFUSED = """
+import torch
+
+class Puts(torch.nn.Module):
+    def forward(self, x):
+        return x.put_(torch.tensor([0, 0]), torch.ones(2), accumulate=False)
+
+MODELS = {"puts": lambda: (Puts(), (torch.zeros(4),))}
+"""
+
+
+@pytest.mark.slow
+def test_untraced_rows_are_made_again_with_warnings_where_torch_refuses_an_op(tmp_path: Path) -> None:
+    rows = pytest.importorskip("benchmarks.rows")
+    (tmp_path / "zoo.py").write_text(REFUSED, encoding="utf-8")
+    (spec,) = registry.catalog(str(tmp_path / "zoo.py"))
+    try:
+        row = rows.untraced_row(spec, RunOptions(mode="inference", output=str(tmp_path)))
+    finally:
+        mock.patch.stopall()  # the worker of a row ends with it
+    assert row.accuracy == "pass"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from hashbench.batch import experiments
 from hashbench.batch.cause import ItemEvidence, Remedy, decide
 from hashbench.batch.experiments import diagnose_item_call
 from hashbench.batch.item_call import ItemCall, NotItemwiseError, copied, in_force, item_digests
@@ -246,6 +249,61 @@ def test_advice_names_only_what_was_measured_to_work_the_cheapest_first() -> Non
     assert decide(ItemEvidence(8, arms, remedies=remedies)).advice.endswith(
         ": compute with one thread (1.5x the time) or pad the batch to 8 items (3x the time of one item)."
     )
+
+
+# ------------------------------------------------------------------------------------------- prices of remedies
+
+
+class Timed:
+    """A call that takes these seconds, one after the other, and notes by which clock and in which order it is run."""
+
+    def __init__(self, name: str, seconds: list[float], runs: list[tuple[str, Any]], *, device: str = "") -> None:
+        self.name, self.seconds, self.runs, self.accelerators = name, iter(seconds), runs, (device,) if device else ()
+
+    def run(self, *, clock: Any) -> tuple[list[torch.Tensor], float]:
+        self.runs.append((self.name, clock))
+        return [], next(self.seconds)
+
+
+def priced(before: list[float], after: list[float], **more: Any) -> tuple[float | None, list[tuple[str, Any]]]:
+    """The price of a call that takes the seconds ``after`` in place of ``before``, and the runs that it took."""
+    runs: list[tuple[str, Any]] = []
+    calls: list[Any] = [Timed(name, times, runs, **more) for name, times in (("before", before), ("after", after))]
+    return experiments.price(*calls), runs
+
+
+def test_a_price_is_the_median_of_ratios_of_cpu_time_in_turns() -> None:
+    busy = [1.0, 1.0, 9.0, 1.0, 9.0, 1.0, 9.0]  # while something else runs, for both
+    cost, runs = priced([1.0, *busy], [3 * busy[0], *(2 * one for one in busy[1:])])
+    assert cost == 2.0
+    assert runs == [(name, time.process_time) for name in ("before", *("before", "after") * experiments.TIMED)]
+
+
+def test_short_calls_are_timed_several_at_once() -> None:
+    times = [experiments.BLOCK_SECONDS / 4] * 99
+    cost, runs = priced(times, times)
+    assert (cost, [name for name, _ in runs[1:9]]) == (1.0, ["before"] * 4 + ["after"] * 4)
+    assert priced([0.0] * 999, [0.0] * 999)[0] is None, "a clock that does not resolve them"
+
+
+def test_where_threads_wait_for_each_other_a_price_is_the_shortest_by_the_clock() -> None:
+    seconds = [4.0, 4.0, 2.0, *[5.0] * 5], [6.0, 6.0, 9.0, 3.0, *[7.0] * 3]
+    assert priced(*seconds, device="cuda")[0] == 1.5
+    assert {clock for _, clock in priced(*seconds, device="cuda")[1]} == {time.perf_counter}
+    threads = torch.get_num_threads()
+
+    @contextlib.contextmanager
+    def more_threads() -> Iterator[None]:
+        torch.set_num_threads(threads + 1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+    runs: list[tuple[str, Any]] = []
+    calls: list[Any] = [Timed(name, [*times], runs) for name, times in zip(("", ""), seconds, strict=True)]
+    assert experiments.price(*calls, more_threads) == 1.5
+    assert {clock for _, clock in runs} == {time.perf_counter}
 
 
 # ------------------------------------------------------------------------------- items along several dimensions

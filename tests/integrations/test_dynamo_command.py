@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
@@ -12,14 +13,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from dynamo_helpers import NOISY, SCRIPT, STANDIN, a_session
 
 from hashbench.cli import main, tools
 from hashbench.diagnose.fresh_process import fresh_traces
-from hashbench.integrations.dynamo import harness
+from hashbench.integrations.dynamo import fresh, harness, model_check
 from hashbench.integrations.dynamo.model_check import FRESH_TARGET
 from hashbench.integrations.dynamo.session import (
     Note,
@@ -34,6 +37,7 @@ from hashbench.integrations.dynamo.session import (
 from hashbench.records import HarnessRow, ModelSpec, RunOptions
 from hashbench.results.load import load_sweep
 from hashbench.run import environment
+from hashbench.run.outcome import Prepared
 
 MINIATURE = """
 import glob, json, multiprocessing, os, signal, subprocess, sys, time
@@ -390,6 +394,29 @@ def test_fresh_process_builds_the_model_by_the_harness_own_flags(
     ((first, second),) = found.processes
     assert first.records == second.records != ()
     assert not output.exists()
+
+
+def test_runs_in_a_fresh_process_have_the_threads_of_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+
+    class Runner:
+        args = SimpleNamespace(training=False)
+
+        def pick_grad(self, *_: Any) -> Any:
+            return contextlib.nullcontext()
+
+    def execute(_: Any) -> dict[str, Any]:
+        threads.append(torch.get_num_threads())
+        return {}
+
+    prepared = Prepared(torch.nn.ReLU(), (), execute)
+    monkeypatch.setattr(model_check, "preparing", lambda *_: lambda: prepared)
+    module, before = SimpleNamespace(BenchmarkRunner=Runner), torch.get_num_threads()
+    for wanted in (before + 1, None):
+        fresh._replace_check(module, RunOptions(), 1, wanted)
+        with pytest.raises(fresh._Done):
+            Runner().check_accuracy("model", None, ())
+    assert threads == [before + 1, before]
 
 
 # ------------------------------------------------------------------------------------------------ both tables
