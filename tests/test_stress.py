@@ -7,6 +7,7 @@ import importlib.util
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from hashbench.check.function import FunctionCall, check_function
 from hashbench.check.model import BenchmarkRunner
 from hashbench.check.stress import circumstance_of
 from hashbench.records import Decision, Diagnosis, Evidence, ExperimentResult, ModelSpec, Row, RunOptions
-from hashbench.replay.controls import WITHIN_A_RUN, provoked
+from hashbench.replay.controls import WITHIN_A_RUN, no_collector, provoked
 from hashbench.replay.controls.circumstances import _heap, oversubscribed
 from hashbench.report.compare import Outcome, compare
 from hashbench.report.table import sweep_table
@@ -101,6 +102,30 @@ def test_variation_0_leaves_a_run_alone(name: str) -> None:
     before = settings(), gc.isenabled(), gc.get_threshold(), threading.active_count()
     with provoked((name,), 0, device=CPU):
         assert (settings(), gc.isenabled(), gc.get_threshold(), threading.active_count()) == before
+
+
+class Cycle:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_without_the_collector_objects_in_cycles_stay(*, enabled: bool) -> None:
+    before = gc.isenabled(), gc.get_threshold()
+    functions = gc.enable, gc.collect, gc.set_threshold
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with no_collector():
+            gc.enable()
+            gc.set_threshold(1)
+            kept = weakref.ref(Cycle())
+            made = [[] for _ in range(100)]
+            assert not gc.collect()
+            assert kept() is not None, len(made)
+        assert (gc.isenabled(), gc.get_threshold()) == (enabled, before[1])
+        assert (gc.enable, gc.collect, gc.set_threshold) == functions
+    finally:
+        (gc.enable if before[0] else gc.disable)()
 
 
 def test_both_sides_of_a_pair_have_the_same_number_of_threads() -> None:

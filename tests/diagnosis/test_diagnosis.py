@@ -384,6 +384,14 @@ def test_fresh_processes_are_spared_where_the_cause_is_proven_but_for_a_state(or
     assert [arm.name for arm in stage(case(origin), OPEN).evidence.arms] == ["pair", "fresh_process"]
 
 
+@pytest.mark.parametrize("circumstance", ["collector", "load", ""])
+def test_the_garbage_collector_is_held_still_where_it_was_provoked(circumstance: str) -> None:
+    known = case("outside")
+    provoked = driver.Case(known.attempt, known.options, replace(known.outcome, circumstance=circumstance))
+    arms = driver.control_environment(provoked, driver.Findings(Evidence("outside"))).evidence.arms
+    assert ("no_collector" in [arm.name for arm in arms]) == (circumstance == "collector")
+
+
 @pytest.mark.parametrize(("traced_by", "asked"), [("python", "python"), ("", "auto")])
 def test_fresh_processes_trace_by_the_tracer_of_the_runs(
     traced_by: str, asked: str, monkeypatch: pytest.MonkeyPatch

@@ -8,6 +8,8 @@ import contextlib
 import itertools
 import json
 import random
+import tracemalloc
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -340,13 +342,14 @@ def test_what_varies_draws_or_raises_is_left_out_with_its_reason() -> None:
 
 def test_an_op_that_takes_numbers_as_places_runs_on_numbers_from_0_to_1() -> None:
     library = torch.library.Library("fingerprint_places", "DEF")
-    library.define("row(Tensor x, Tensor boxes) -> Tensor")
-    library.impl("row", lambda x, boxes: x[[0 if 0 <= box[0] < 1 else 1 // 0 for box in boxes]], "CPU")
+    library.define("row(Tensor x, Tensor boxes, Tensor columns) -> Tensor")
+    library.impl("row", lambda x, boxes, at: x[[0 if 0 <= box[0] < 1 else 1 // 0 for box in boxes]][:, at], "CPU")
 
     boxes = torch.tensor([[0.0, 9.0], [0.5, -7.0], [0.25, 3.0], [0.0, 0.0]])
-    made = record(lambda: torch.ops.fingerprint_places.row(torch.ones(2, 3), boxes), name="places")
+    columns = torch.tensor([2, 0])
+    made = record(lambda: torch.ops.fingerprint_places.row(torch.ones(2, 3), boxes, columns), name="places")
     (kernel,) = [kernel for kernel in made.models[0].kernels if kernel.op == "fingerprint_places.row.default"]
-    assert {tensor_word(word).values for word in kernel.tensors} == {values.UNIT}
+    assert [tensor_word(word).values for word in kernel.tensors] == [values.UNIT, values.UNIT, "#0"]
     assert verified(made).changed == ()
     library._destroy()
 
@@ -469,7 +472,7 @@ def test_a_damaged_file_is_refused_whole(base: Fingerprints, tmp_path: Path, nam
     [
         pytest.param('no base85: "', "are damaged", id="not a text of bytes"),
         pytest.param(base64.b85encode(b"{}").decode(), "are damaged", id="not compressed"),
-        pytest.param(document._compressed([1])[:-5], "are damaged", id="truncated"),
+        pytest.param(document._compressed({"kernels": [[1], [1, 2]]})[:-5], "are damaged", id="truncated"),
         pytest.param(document._compressed([1]), "are damaged", id="no table"),
         pytest.param(document._compressed({"kernels": [[1], [1, 2]]}), "another number of columns", id="uneven"),
         pytest.param(document._compressed({"kernels": [" " * 2**24]}), "take more than 16 MiB", id="a bomb"),
@@ -484,6 +487,18 @@ def test_damaged_kernels_are_refused_whole(base: Fingerprints, tmp_path: Path, k
     path.write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(HashbenchError, match=said):
         document.read(path)
+
+
+def test_kernels_that_take_more_are_not_decompressed_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(document, "MOST_BYTES", 2**20)
+    bomb = {"kernels": base64.b85encode(zlib.compress(bytes(2**23), 9)).decode()}
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="take more than 1 MiB"):
+            document._table_of(bomb)
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_truncated_or_changed_file_is_refused(base: Fingerprints, tmp_path: Path) -> None:

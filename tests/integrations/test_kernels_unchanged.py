@@ -3,12 +3,16 @@ names every kernel that changed in the five lines that the documentation shows. 
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from hashbench.fingerprint import document
 from hashbench.io import read_json_object
 
 pytest_plugins = ["pytester"]
@@ -31,7 +35,7 @@ def test_net(assert_kernels_unchanged):
     assert_kernels_unchanged(Net(), torch.ones(2, 8), "base.json", threads=1)
 
 def step(net, x):
-    net(x).sum().backward()
+    (net(x) * torch.rand_like(x)).sum().backward()
 
 def test_step(assert_kernels_unchanged):
     assert_kernels_unchanged(step, (Net(), torch.ones(2, 8)), "kernels/step.json")
@@ -51,8 +55,8 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
     return pytester
 
 
-def write(pytester: pytest.Pytester, forward: str) -> None:
-    pytester.makepyfile(test_kernels=TEST.replace("{forward}", forward))
+def write(pytester: pytest.Pytester, forward: str, *, name: str = "test_kernels") -> None:
+    pytester.makepyfile(**{name: TEST.replace("{forward}", forward)})
 
 
 def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
@@ -65,6 +69,18 @@ def messages(result: pytest.RunResult) -> list[str]:
     return [line.removeprefix("Failed: ") for line in lines]
 
 
+@contextlib.contextmanager
+def upgraded(**kernels: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Kernels of torch are other ones."""
+    upgrade = torch.library.Library("aten", "IMPL")
+    try:
+        for name, kernel in kernels.items():
+            upgrade.impl(name, kernel, "CPU")
+        yield
+    finally:
+        upgrade._destroy()
+
+
 def test_what_is_as_recorded_passes_and_says_nothing(project: pytest.Pytester) -> None:
     result = run(project)
     result.assert_outcomes(passed=2)
@@ -73,13 +89,8 @@ def test_what_is_as_recorded_passes_and_says_nothing(project: pytest.Pytester) -
 
 
 def test_every_changed_kernel_is_named_in_the_five_lines_of_the_documentation(project: pytest.Pytester) -> None:
-    upgrade = torch.library.Library("aten", "IMPL")
-    try:
-        upgrade.impl("relu", lambda x: 2 * x.clamp(min=0), "CPU")
-        upgrade.impl("abs", lambda x: 3 * x.neg(), "CPU")
+    with upgraded(relu=lambda x: 2 * x.clamp(min=0), abs=lambda x: 3 * x.neg()):
         result = run(project, "--hashbench-output=kept", "-k", "test_net")
-    finally:
-        upgrade._destroy()
     result.assert_outcomes(failed=1)
     said = messages(result)
     shown = DOCS.read_text(encoding="utf-8").partition("changed since base.json")
@@ -89,15 +100,45 @@ def test_every_changed_kernel_is_named_in_the_five_lines_of_the_documentation(pr
 
 
 def test_other_kernels_of_the_model_are_no_pass(project: pytest.Pytester) -> None:
-    write(project, FORWARD.replace("abs", "tan"))
+    new = "; it now calls kernels that were not recorded (aten.tan.default)"
+    gone = "; it no longer calls recorded ones (aten.abs.default)"
+    other = {"tan": new + gone, "abs().tan": new, "relu": gone}
+    for number, (ops, expected) in enumerate(other.items()):
+        write(project, FORWARD.replace("abs", ops), name=f"test_{number}")
+        result = run(project, "-k", "test_net", f"test_{number}.py")
+        result.assert_outcomes(failed=1)
+        said = messages(result)
+        assert said[0].startswith("Net: 0 of 3 kernels changed since base.json was recorded")
+        assert said[3] == f"the others: 3 the same{expected}"
+
+
+def test_a_kernel_that_cannot_be_run_any_more_is_no_pass(project: pytest.Pytester) -> None:
+    with upgraded(abs=lambda x: x.clone() if (x == 1).all() else x[len(x)]):
+        result = run(project, "-k", "test_net")
+    result.assert_outcomes(failed=1)
+    assert messages(result)[3].startswith("the others: 2 the same; 1 cannot be run: ")
+
+
+def test_kernels_have_as_many_threads_as_when_they_were_recorded(pytester: pytest.Pytester) -> None:
+    write(pytester, FORWARD)
+    before = torch.get_num_threads()
+    with upgraded(abs=lambda x: x * torch.get_num_threads()):
+        try:
+            torch.set_num_threads(before + 2)
+            run(pytester, "--hashbench-record").assert_outcomes(passed=2)
+        finally:
+            torch.set_num_threads(before)
+        run(pytester, "-k", "test_step").assert_outcomes(passed=1)
+
+
+def test_a_file_of_another_device_fails(project: pytest.Pytester) -> None:
+    path = project.path / "base.json"
+    recorded = document.read(path)
+    models = tuple(replace(model, device="cuda") for model in recorded.models)
+    document.write(path, replace(recorded, models=models))
     result = run(project, "-k", "test_net")
     result.assert_outcomes(failed=1)
-    said = messages(result)
-    assert said[0].startswith("Net: 0 of 3 kernels changed since base.json was recorded")
-    assert said[3] == (
-        "the others: 3 the same; it now calls kernels that were not recorded (aten.tan.default); "
-        "it no longer calls recorded ones (aten.abs.default)"
-    )
+    assert "it was recorded on cuda, and this runs on cpu" in " ".join(messages(result))
 
 
 def test_nothing_is_recorded_unless_asked_for(project: pytest.Pytester) -> None:
