@@ -279,7 +279,8 @@ def zoo(options: argparse.Namespace, findings: Findings) -> None:
     Counts, too, which ops the profiler sees besides: the harness's own copies of results (`clone`, `detach`,
     `as_strided`), what `torch.tensor` makes out of sight of every tracer (`empty`, `detach_`), and the names of
     overloads that are made of another op (`max` of two tensors is `maximum`)."""
-    specs = [spec for spec in registry.catalog(options.suite) if spec.default or options.every]
+    named, specs = options.only or (), registry.catalog(options.suite)
+    specs = [spec for spec in specs if (spec.name in named if named else spec.default or options.every)]
     for spec in specs[options.start : options.stop : options.step]:
         runner = BenchmarkRunner(RunOptions(mode=options.mode, deterministic="warn", tracer="native"))
         if spec.skip_reason(options.mode):
@@ -390,6 +391,7 @@ def main() -> int:
     parser.add_argument("--suite", default="torchvision")
     parser.add_argument("--mode", default="training")
     parser.add_argument("--every", action="store_true", help="models that are not in the suite's default, too")
+    parser.add_argument("--only", nargs="+", help="these models of the suite")
     for name, usual in (("start", 0), ("stop", None), ("step", 1), ("samples", 2)):
         parser.add_argument(f"--{name}", type=int, default=usual)
     options = parser.parse_args()
