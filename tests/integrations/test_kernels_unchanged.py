@@ -44,8 +44,9 @@ FORWARD = "torch.relu(self.layer(x)).abs()"
 
 
 @pytest.fixture
-def project(pytester: pytest.Pytester) -> pytest.Pytester:
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A project whose kernels are recorded."""
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # it is part of the names of folders
     write(pytester, FORWARD)
     recorded = run(pytester, "--hashbench-record")
     recorded.assert_outcomes(passed=2)
