@@ -157,10 +157,12 @@ class _Experiments:
                     tensor, tensor.where(_is_part(tensor, cut, kept[one.sizes]), _other(tensor, factor))
                 )
 
-            after = _changed(reference, change).run()[0]
+            compared = [*self._outputs(before, _changed(reference, change).run()[0], kept)]
+            if not compared:
+                raise NotItemwiseError("which rows of what it leaves are the other run's cannot be told")
             yield any(
                 not outputs.bitwise_equal(_part(old, cut, where), _part(new, cut, where))
-                for old, new, cut, where in self._outputs(before, after, kept)
+                for old, new, cut, where in compared
             )
 
     def _outputs(
@@ -169,7 +171,9 @@ class _Experiments:
         for at, one, other in zip(self.pair.written, first, second, strict=True):
             cut = None if at is None else self.pair.rows[0].written[at].cut
             if at is not None and cut is not None:
-                yield one, other, cut, kept.get(self.pair.judged.written[at].sizes, ())
+                sizes = self.pair.judged.written[at].sizes
+                if sizes is None or sizes in kept:
+                    yield one, other, cut, kept.get(sizes, ())
 
     def _kept(self, path: str, one: Match) -> Sequence[int]:
         """Which rows of what the reference read at ``path`` are those of the smaller run."""

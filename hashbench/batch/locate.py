@@ -219,8 +219,11 @@ def _described(
 
 
 def _pair(comparison: Comparison, node: str, there: _Capture, here: _Capture) -> CallPair | None:
-    """The call as both runs made it; ``None`` where nothing that it wrote differs but for the place."""
+    """The call as both runs made it; ``None`` where nothing that it wrote differs but for the place, or where what it
+    wrote in another batch follows from other arguments."""
     judged, company = comparison.judged[node], comparison.company
+    if judged.coupled and not company.together:
+        return None
     if there.written != here.written or all(one.equal for one in judged.written):
         return None
     whole, part = (

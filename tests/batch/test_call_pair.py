@@ -43,6 +43,12 @@ def by_neighbours(rows: torch.Tensor) -> torch.Tensor:
     return rows + rows.sum() / 1e4
 
 
+@torch.library.custom_op("hashbench_batch::of_first", mutates_args=())
+def of_first(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """The sums of so many rows, few of them by one formula, many by another."""
+    return rows[:count].sum(1) * (1 if count <= SIZE else 1.001)
+
+
 def turned(x: torch.Tensor) -> torch.Tensor:
     """As a reshape does where one item needs no copy: the same numbers in another order of memory."""
     return by_strides(x * 2 if len(x) == BATCH else (x * 2).transpose(1, 2).contiguous().transpose(1, 2))
@@ -94,6 +100,17 @@ def test_of_rows_in_another_order_the_calls_of_both_runs_are_repeated(op: Any, c
     assert evidence.arm("as_in_runs").differing == 3
     assert evidence.arm("other_content").ran
     assert (decision.cause, decision.confidence) == (cause, "proven")
+
+
+def test_other_content_is_no_experiment_where_no_row_that_is_left_is_known_to_be_an_items() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        tokens = x.flatten(0, 1)
+        return x + of_first(tokens[tokens[:, 0] > 0], len(x))[:, None, None]
+
+    found, evidence, decision = diagnosed(function)
+    assert (found.kernel, found.call) == ("hashbench_batch.of_first.default", None)
+    assert evidence.arm("as_in_runs").differing == 3
+    assert (evidence.arm("other_content").ran, decision.cause) == (False, "unknown")
 
 
 @pytest.mark.parametrize(
