@@ -13,7 +13,11 @@ from runner_helpers import FunctionRunner
 from torch import nn
 
 from hashbench import cli
+from hashbench.batch import call_pair, locate
+from hashbench.batch.finding import Agreement, Match
+from hashbench.batch.layout import Company, Cut, ItemAxis
 from hashbench.catalog import Kind, kind_of, letter_of
+from hashbench.check import batch_invariance
 from hashbench.check.company import DIFFERS, NoCompanyError, pair_of
 from hashbench.check.model import run_model
 from hashbench.cli.flags import companies_of
@@ -83,6 +87,18 @@ def test_places_are_those_of_items_and_not_of_what_else_is_as_long(function, acc
     assert (row.accuracy, row.kernel) == (accuracy, kernel), f"{row.detail} {row.because} {row.error}"
 
 
+@torch.library.custom_op("place_test::by_place", mutates_args=())
+def by_place(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return (x @ weight) * (1 + 0.001 * (torch.arange(len(x)) % 2))[:, None]
+
+
+def test_a_weight_as_long_as_the_batch_is_not_turned_with_its_items():
+    weight = torch.randn(8, 8)
+    runner = FunctionRunner(options("position"))
+    runner.build = lambda: Workload(Computes(lambda x: by_place(x, weight) * 2), (torch.randn(8, 8),))
+    assert runner.run_model(ModelSpec("zoo", "computes")).kernel == "place_test.by_place.default"
+
+
 def test_what_a_cache_lacks_is_said_where_no_kernel_can_be_blamed(specimens):
     row = run_model(specimens["decode_cache"], options("cached-decode"))
     assert "aten.cat.default#0 reads was made by an earlier run" in row.because
@@ -121,6 +137,84 @@ def test_a_matrix_of_one_row_is_named_with_its_shapes_in_cached_decode(monkeypat
         "Attends.project",
     )
     assert row.shapes == "(2,1,64)"
+
+
+class Forgetful(Attends):
+    """Eleven tokens by another path, of which what comes after them knows by their cache alone."""
+
+    def forward(
+        self, input_ids: torch.Tensor, past_key_values: torch.Tensor | None = None, use_cache: bool = False
+    ) -> dict[str, torch.Tensor]:
+        new = self.embed(input_ids)
+        new = new.exp2() if new.shape[1] == 11 else new.exp()
+        known = new if past_key_values is None else torch.cat([past_key_values, new], dim=1)
+        logits = new + known.sum(dim=1, keepdim=True)
+        return {"logits": logits, "past_key_values": known} if use_cache else {"logits": logits}
+
+
+def test_the_kernel_by_which_the_cache_came_to_differ_is_named():
+    runner = FunctionRunner(options("cached-decode"))
+    runner.build = lambda: Workload(Forgetful(), {"input_ids": torch.arange(24).view(2, 12)})
+    row = runner.run_model(ModelSpec("zoo", "forgetful"))
+    assert (row.accuracy, row.kernel) == ("fail_cached_decode_invariance", "aten.exp2.default"), row.because
+    assert "in the run of 11 tokens that made the cache" in row.detail
+
+
+@pytest.mark.parametrize(
+    ("company", "count", "expected"),
+    [
+        ("cached-decode", 12, Company(12, 1, 11, together=True)),
+        ("chunked-prefill", 12, Company(12, 6, 6, together=True)),
+        ("chunked-prefill", 13, Company(12, 6, 6, together=True)),
+    ],
+)
+def test_which_tokens_come_after_a_cache_of_which(company, count, expected):
+    model, inputs = Attends(), {"input_ids": torch.arange(2 * count).view(2, count)}
+    pair = pair_of(company, Workload(model, inputs), inputs)
+    assert (pair.company, pair.before.company) == (expected, Company(12, expected.first, together=True))
+    given = pair.given(expected.size)(model, inputs)
+    assert given["input_ids"].tolist() == inputs["input_ids"][:, expected.first : 12].tolist()
+    assert given["past_key_values"].shape[1] == expected.first
+    same = torch.ones(2, 5)
+    assert pair.rows(same, same) is None, "of all tokens in the one run, of the last ones in the other"
+
+
+def test_tokens_for_tokens_are_an_items_in_both_dimensions():
+    company = Company(12, 6, together=True)
+    scores = Match(Agreement.DIFFERENT, (12, 6), frozenset({1}), several=True)
+    of_both = ItemAxis(1, 1, 6, (2,))
+    assert locate._axis(scores, Cut(1, 1, ((2, 0, 6),)), company, (), 6) == of_both
+    assert locate._axis_of_size((2, 12, 12), company) == of_both
+
+
+@torch.library.custom_op("company_test::by_tokens", mutates_args=())
+def by_tokens(x: torch.Tensor) -> torch.Tensor:
+    return x * (1 if x.shape[1] <= 6 else 1.001)
+
+
+class ByTokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(32, 4)
+
+    def forward(self, input_ids: Any, attention_mask: Any = None, position_ids: Any = None) -> Any:  # noqa: ARG002
+        return by_tokens(self.embed(input_ids))
+
+
+@pytest.mark.parametrize(("company", "watched"), [("right-padding", 0), ("left-padding", 1)])
+def test_of_a_call_the_tokens_are_watched_that_both_runs_have(company, watched, monkeypatch):
+    calls = []
+
+    def noted(call: Any, pair: Any, *, budget: float) -> Any:
+        calls.append(call)
+        return call_pair.diagnose(call, pair, budget=budget)
+
+    monkeypatch.setattr(batch_invariance, "diagnose", noted)
+    runner = FunctionRunner(options(company))
+    runner.build = lambda: Workload(ByTokens(), {"input_ids": torch.arange(24).view(2, 12)})
+    row = runner.run_model(ModelSpec("zoo", "by_tokens"))
+    assert (row.kernel, row.cause) == ("company_test.by_tokens.default", "shape_dependent_kernel"), row.because
+    assert [(call.items, call.watched, call.axes) for call in calls] == [(2, watched, (ItemAxis(1, 1, 6),))]
 
 
 class Computes(nn.Module):

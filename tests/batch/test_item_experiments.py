@@ -15,7 +15,7 @@ import torch
 from hashbench.batch import experiments
 from hashbench.batch.cause import ItemEvidence, Remedy, decide
 from hashbench.batch.experiments import diagnose_item_call
-from hashbench.batch.item_call import ItemCall, NotItemwiseError, copied, in_force, item_digests
+from hashbench.batch.item_call import ItemCall, NotItemwiseError, copied, in_force, item_digests, items_first
 from hashbench.batch.layout import ItemAxis
 from hashbench.records import Decision, ExperimentResult
 
@@ -318,6 +318,7 @@ def attention_of(weights: torch.Tensor, values: torch.Tensor) -> ItemCall:
 def test_an_item_of_two_dimensions_is_a_block():
     call = attention_of(torch.arange(16.0).view(1, 4, 4), torch.arange(8.0).view(1, 4, 2))
     assert call.select([1]).args[0].tolist() == [[[10.0, 11.0], [14.0, 15.0]]]
+    assert items_first(call.args[0], call.axes[0], 2)[1].flatten().tolist() == [10.0, 11.0, 14.0, 15.0]
     assert call.with_scaled_neighbours(0, 2.0).args[0][0, :2].tolist() == [[0.0, 1.0, 4.0, 6.0], [4.0, 5.0, 12.0, 14.0]]
 
 
