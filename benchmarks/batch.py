@@ -3,7 +3,7 @@ of the forward passes in it.
 
 Each row is made by a worker of its own, as in a sweep. What is counted is CPU time, of
 all threads. ``python -m benchmarks.batch`` runs it alone. A row whose model differs has a repro, which is run once
-in a fresh Python; that is in the row, too.
+in a fork of a Python that has loaded torch for all rows; the fork is in the row, too.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from pathlib import Path
 
 from benchmarks.rows import CONSTRUCT, NATIVE, PROCESS, RUN_1, RUN_2, UNTRACED, Measured, Rows
 from benchmarks.table import Table, against
+from hashbench.diagnose.fresh_process import TORCH_ALONE, served
 from hashbench.records import BATCH_INVARIANCE, ModelSpec, RunOptions
 from hashbench.suites import registry
+from hashbench.sweep.executors.fork_server import WORKER_VARIABLES
 from hashbench.sweep.executors.local import LocalExecutor, preload_for
 
 GOAL, ROUNDS = 3.0, 3
@@ -34,7 +36,10 @@ def measure(*, rounds: int = ROUNDS, threads: int = 1) -> Table:
     ]
     rows: list[tuple[object, ...]] = []
     ratios = []
-    with tempfile.TemporaryDirectory(prefix="hashbench-bench-") as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="hashbench-bench-") as folder,
+        served(TORCH_ALONE, environment=WORKER_VARIABLES, at_once=False),
+    ):
         executor = LocalExecutor(preload=(*preload_for(NATIVE), "benchmarks.rows"))
         executor.start(target="benchmarks.rows:measured_row")
         try:

@@ -224,6 +224,11 @@ def run(
     return Finished(status, *texts)
 
 
+def new_python(code: str, *arguments: str, seconds: float) -> Finished:
+    """Run ``python -P -c CODE ARGUMENTS`` for at most ``seconds``, in our process group."""
+    return run([sys.executable, "-P", "-c", code, *arguments], seconds=seconds, own_session=False)
+
+
 class Budget:
     """So many seconds from now. ``monotonic`` is looked up here: an experiment on clocks leaves this one alone."""
 

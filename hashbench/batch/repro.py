@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,9 +13,9 @@ import torch
 
 import hashbench
 from hashbench.batch.item_call import ItemCall, NotItemwiseError, in_force
+from hashbench.diagnose.fresh_process import run_python
 from hashbench.errors import HashbenchError, first_line
 from hashbench.io import replace_file
-from hashbench.processes import run
 from hashbench.records import Decision
 from hashbench.replay.call import CapturedCall, CaptureError, capture
 from hashbench.replay.ops import needs_definition
@@ -29,6 +28,7 @@ SCRIPT_FILE = "repro.py"
 MOST_BYTES = 2**28
 """Of the inputs of one of the two calls."""
 
+_RUN = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 _WIDTH = 100
 
 
@@ -114,8 +114,7 @@ def _heading(call: ItemCall, decision: Decision, seen_in: str) -> str:
 def run_item_repro(folder: Path, *, timeout: float) -> str:
     """Run the repro in a fresh process; what came of it: ``yes: 2 of 4 items
     differ between 4 items and 8``, ``no: …``, ``failed: …`` or ``timeout after 60 s``."""
-    command = [sys.executable, "-P", str((folder / SCRIPT_FILE).resolve())]
-    done = run(command, seconds=timeout, own_session=False)
+    done = run_python(_RUN, str((folder / SCRIPT_FILE).resolve()), seconds=timeout)
     if done.status is None:
         return f"timeout after {timeout:g} s"
     if done.status not in (0, 1) or not done.stdout.strip():

@@ -2,7 +2,8 @@
 
 A sweep that asks for many of them, one for each model, starts one Python for all (:func:`served`), of which each
 process is a fork: it has other string hashes and addresses than the workers, and no import costs seconds again. Where
-that Python has ended, no other is started: whoever asks is told at once.
+that Python has ended, no other is started: whoever asks is told at once. Repros run in forks of it, too
+(:func:`run_python`).
 
 The life of any other process: a new Python reads from its standard input what to run, imports what every run needs, and
 forks. The fork makes the runs and leaves traces in a temporary folder. For a fixed order all processes are forks of
@@ -17,10 +18,13 @@ import gc
 import importlib
 import json
 import os
+import select
 import shutil
 import socket
 import sys
 import tempfile
+import traceback
+import types
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -28,18 +32,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
 from time import monotonic, sleep
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hashbench.errors import HashbenchError, named_line
 from hashbench.io import from_json, read_json, replace_file, to_json
 from hashbench.processes import (
     NO_VARIABLES,
     Child,
+    Finished,
     describe_end,
     end_with,
     end_with_input,
     exit_at_once,
     import_or_call,
+    new_python,
     python_calling,
     uncollected,
     variables,
@@ -52,10 +58,14 @@ AT_ONCE = 2
 
 DEFAULT_TARGET = "hashbench.check.model:BenchmarkRunner"
 
+TORCH_ALONE = "torch._inductor.config"
+"""For a server of repros: torch, and what ``torch.use_deterministic_algorithms`` imports, which takes longer."""
+
 SERVER_VARIABLE = "HASHBENCH_FRESH_SERVER"
 """Names the socket of the server of a sweep in the environment of its workers."""
 
 _ANSWER = "answer.json"
+_PRINTED = ("stdout", "stderr")
 _POLL_SECONDS = 0.02
 _DONE = b"."
 """What a process of a server says when its answer is written."""
@@ -95,6 +105,19 @@ class _Answer:
 
     traces: tuple[str, ...] = ()
     failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """What a fork of the server runs as a Python of its own would: it prints into the ``folder``, and has the
+    ``environment``, the current folder ``cwd`` and the processors (``cpus``) of the one that wants it."""
+
+    code: str
+    arguments: tuple[str, ...]
+    folder: str
+    cwd: str
+    environment: Mapping[str, str]
+    cpus: tuple[int, ...] = ()
 
 
 def fresh_traces(
@@ -167,11 +190,16 @@ def _address() -> str:
 
 @contextmanager
 def served(
-    target: str = DEFAULT_TARGET, *, preload: Sequence[str] = (), environment: Mapping[str, str] = NO_VARIABLES
+    target: str = DEFAULT_TARGET,
+    *,
+    preload: Sequence[str] = (),
+    environment: Mapping[str, str] = NO_VARIABLES,
+    at_once: bool = True,
 ) -> Iterator[None]:
     """A context in which one fresh process with other string hashes, asked for by this process or what it starts, is a
-    fork of one Python that has imported ``target`` and what ``preload`` names, and has those variables of
-    ``environment`` that the caller has not set, as a sweep's fork server."""
+    fork of one Python that has imported ``target`` (a class or a module) and what ``preload``
+    names, and has those variables of ``environment`` that the caller has not set, as a sweep's fork server. With
+    ``at_once=False`` it imports them when it is first asked: a sweep in which nobody asks pays for a bare Python."""
     address = _address()
     Path(address).unlink(missing_ok=True)
     given = {name: value for name, value in environment.items() if name not in os.environ}
@@ -183,7 +211,7 @@ def served(
             command = python_calling(
                 "hashbench.diagnose.fresh_process:serve", str(listener.fileno()), target, *preload, dies_with_us=True
             )
-            task = f"{json.dumps(sys.path)}\n"
+            task = f"{json.dumps({'path': sys.path, 'at_once': at_once})}\n"
             handed = (listener.fileno(),)
             stack.enter_context(Child(command, task=task, environment={**given, **_RANDOM}, handed=handed))
         stack.enter_context(variables({SERVER_VARIABLE: address}))
@@ -202,6 +230,34 @@ def _ended_of_the_server(task: str, *, timeout: float) -> str:
         return "it was out of time"
     except OSError:
         return _SERVER_ENDED
+
+
+def run_python(code: str, *arguments: str, seconds: float) -> Finished:
+    """How ``python -P -c CODE ARGUMENTS`` ends, with an empty standard input, after at most ``seconds``: a fork of the
+    server, where one is there, which spares the import of torch; else, or where that ends before it can say how, a
+    new Python."""
+    if os.environ.get(SERVER_VARIABLE):
+        cpus = tuple(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()
+        with (
+            tempfile.TemporaryDirectory(prefix="hashbench-", ignore_cleanup_errors=True) as folder,
+            suppress(OSError, ValueError),
+        ):
+            program = _Program(code, arguments, folder, str(Path.cwd()), dict(os.environ), cpus)
+            return _run_by_the_server(program, seconds=seconds)
+    return new_python(code, *arguments, seconds=seconds)
+
+
+def _run_by_the_server(program: _Program, *, seconds: float) -> Finished:
+    """Raises ``OSError`` or ``ValueError`` where the server has ended, or its fork has not said how it ended."""
+    status = None
+    with socket.socket(socket.AF_UNIX) as connection, suppress(TimeoutError):
+        connection.settimeout(seconds)
+        connection.connect(os.environ[SERVER_VARIABLE])
+        connection.sendall(f"{json.dumps(to_json(program))}\n".encode())
+        with connection.makefile() as lines:
+            status = int(lines.readline())
+    texts = (Path(program.folder, name) for name in _PRINTED)
+    return Finished(status, *(text.read_text(errors="replace") if text.exists() else "" for text in texts))
 
 
 def _run_all(
@@ -276,8 +332,11 @@ def serve(descriptor: str, target: str, *preload: str) -> NoReturn:
     """What the server of a sweep does: imports, then a fork for each task that comes to the socket with that
     descriptor."""
     with socket.socket(fileno=int(descriptor)) as listener:
-        sys.path[:] = json.loads(sys.stdin.readline())
+        asked = json.loads(sys.stdin.readline())
+        sys.path[:] = asked["path"]
         end_with_input()
+        if not asked["at_once"]:
+            select.select([listener], [], [])
         _prepare(target, preload)
         while True:
             connection, _ = listener.accept()
@@ -299,6 +358,8 @@ def _answer_one(connection: socket.socket) -> NoReturn:
         with connection.makefile() as lines:
             content = json.loads(lines.readline())
         end_with(connection.fileno())
+        if "code" in content:
+            _run_program(from_json(_Program, content), told=connection)
         sys.path[:] = content["path"]
         task = from_json(_Task, content)
         _answer(task, Path(task.folders[0]), told=connection)
@@ -323,6 +384,43 @@ def _answer(task: _Task, folder: Path, *, told: socket.socket | None = None) -> 
     if told is not None:
         told.sendall(_DONE)
     exit_at_once()  # whatever the model has started must not keep the answer waiting
+
+
+def _run_program(program: _Program, *, told: socket.socket) -> NoReturn:
+    """Tell the exit status of a fork that is the program, negative for a signal."""
+    process = os.fork()
+    if not process:
+        told.close()
+        _become(program)
+    _, status = os.waitpid(process, 0)
+    told.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+    exit_at_once()
+
+
+def _become(program: _Program) -> NoReturn:
+    status: Any = 0
+    try:
+        for descriptor, name in enumerate(_PRINTED, start=1):
+            file_descriptor = os.open(Path(program.folder, name), os.O_WRONLY | os.O_CREAT, 0o600)
+            os.dup2(file_descriptor, descriptor)
+            os.close(file_descriptor)
+        os.environ.clear()
+        os.environ.update(program.environment)
+        os.chdir(program.cwd)
+        if program.cpus:
+            os.sched_setaffinity(0, program.cpus)
+        sys.argv[:] = ["-c", *program.arguments]
+        sys.modules["__main__"] = main_module = types.ModuleType("__main__")
+        exec(program.code, main_module.__dict__)
+    except SystemExit as ended:
+        status = ended.code or 0
+        if not isinstance(status, int):
+            print(status, file=sys.stderr)
+            status = 1
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    exit_at_once(status)
 
 
 def _write(answer: _Answer, path: Path) -> None:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from tabulate import tabulate
@@ -29,7 +29,7 @@ from hashbench import causes, io, replay
 from hashbench.catalog import CAUSES, EXPERIMENTS, REPEATED, Confidence
 from hashbench.causes import evidence
 from hashbench.errors import HashbenchError
-from hashbench.processes import Budget, run
+from hashbench.processes import Budget, Finished, new_python
 from hashbench.records import Decision, Diagnosis, Evidence, ExperimentResult
 from hashbench.replay.call import LINE, CapturedCall, TensorForm
 from hashbench.replay.ops import Definition, definition_of, needs_definition
@@ -277,12 +277,22 @@ def _environment(call: CapturedCall) -> dict[str, str]:
 # -------------------------------------------------------------------------------------------------------- running it
 
 
-def run_in_fresh_process(folder: Path, *, timeout: float, definition: Path | str | None = None) -> str:
+class RunsPython(Protocol):
+    """Runs a program as ``python -P -c CODE ARGUMENTS`` in a process that has nothing of this one."""
+
+    def __call__(self, code: str, *arguments: str, seconds: float) -> Finished:
+        """How it ended."""
+
+
+def run_in_fresh_process(
+    folder: Path, *, timeout: float, definition: Path | str | None = None, by: RunsPython = new_python
+) -> str:
     """Run ``repro.py`` in a new process, keep its output in ``REPORT.md``, and say what came of it.
 
     Args:
         timeout: seconds that it may take.
         definition: what defines a custom op, as ``repro.py`` wants it; see :class:`~hashbench.replay.ops.Definition`.
+        by: what runs it.
 
     Returns:
         ``yes: 20 of 20 calls differ``, ``no: 0 of 500 calls differ``, ``failed: …`` or ``timeout after 60 s``.
@@ -291,7 +301,7 @@ def run_in_fresh_process(folder: Path, *, timeout: float, definition: Path | str
         counted = Path(temporary) / "counted.json"
         words = (str(counted), str((folder / SCRIPT_FILE).resolve()), *([str(definition)] if definition else []))
         try:
-            done = run([sys.executable, "-P", "-c", _RUN_AND_COUNT, *words], seconds=timeout, own_session=False)
+            done = by(_RUN_AND_COUNT, *words, seconds=timeout)
         except OSError as error:
             return f"failed: {error}"
         if done.status is None:

@@ -10,6 +10,7 @@ import torch
 from hashbench.batch.item_call import ItemCall
 from hashbench.batch.layout import ItemAxis
 from hashbench.batch.repro import SCRIPT_FILE, run_item_repro, write_item_repro
+from hashbench.diagnose import fresh_process
 from hashbench.errors import HashbenchError
 from hashbench.records import Decision
 
@@ -46,6 +47,21 @@ def test_the_same_items_at_other_places_are_compared_item_by_item(tmp_path: Path
     write_item_repro(tmp_path, call, DECISION, chosen=[3, 2, 1, 0])
 
     assert run_item_repro(tmp_path, timeout=120) == "yes: 4 of 4 items differ between two orders of the same items"
+
+
+@pytest.mark.slow
+def test_it_runs_in_a_fork_of_a_server_that_has_loaded_torch_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hashbench.processes.run", None)
+    call = call_of(torch.ops.aten._softmax.default, torch.rand(4, 3), 0, False)
+    write_item_repro(tmp_path, call, DECISION)
+    loaded = "import sys; print([name for name in sys.modules if name.startswith(('torchvision', 'hashbench.trace.'))])"
+    with fresh_process.served(fresh_process.TORCH_ALONE, at_once=False):
+        assert run_item_repro(tmp_path, timeout=120) == "yes: 1 of 1 items differ between 4 items and 4"
+        assert fresh_process.run_python(loaded, seconds=120).stdout == "['hashbench.trace.file']\n"
+        (tmp_path / SCRIPT_FILE).write_text("1 / 0")
+        assert run_item_repro(tmp_path, timeout=120) == "failed: ZeroDivisionError: division by zero"
 
 
 def test_what_torch_alone_does_not_have_has_no_repro(tmp_path: Path) -> None:

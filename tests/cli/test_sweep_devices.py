@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hashbench.cli import main
+from hashbench.diagnose.fresh_process import DEFAULT_TARGET, TORCH_ALONE
 from hashbench.records import RunOptions
 from hashbench.sweep.executors.local import LocalExecutor
 from hashbench.sweep.run import SweepResult
@@ -69,6 +71,30 @@ def test_workers_get_devices_and_rows_are_of_their_kind(
     assert sweeps.options.device == "cuda"
     assert sweeps.executor is not None
     assert sweeps.executor.capacity == (4 if "--jobs" in flags else 1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        ("", []),
+        ("--batch-invariant", [(TORCH_ALONE, False)]),
+        ("--batch-invariant --company position", [(TORCH_ALONE, False)]),
+        ("--stress", [(DEFAULT_TARGET, True)]),
+    ],
+)
+def test_repros_of_batch_invariance_are_forks_of_a_server_that_loads_torch_when_asked(
+    flags: str, wanted: list[tuple[str, bool]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Sweeps(monkeypatch, tmp_path, {"device": {"type": "cpu"}})
+    servers = []
+
+    def served(target: str = DEFAULT_TARGET, *, at_once: bool = True, **_: object) -> nullcontext[None]:
+        servers.append((target, at_once))
+        return nullcontext()
+
+    monkeypatch.setattr("hashbench.diagnose.fresh_process.served", served)
+    assert run(*flags.split()) == 0
+    assert servers == wanted
 
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])

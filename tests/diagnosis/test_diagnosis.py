@@ -16,10 +16,11 @@ import torch
 
 from hashbench import replay
 from hashbench.check.model import BenchmarkRunner
-from hashbench.diagnose import driver
+from hashbench.diagnose import driver, fresh_process
 from hashbench.diagnose.fresh_process import FreshRuns
 from hashbench.records import (
     CallFacts,
+    Decision,
     Diagnosis,
     Divergence,
     Evidence,
@@ -30,6 +31,7 @@ from hashbench.records import (
     RunOptions,
     Verdict,
 )
+from hashbench.replay.ops import Definition
 from hashbench.run.outcome import Outcome
 from hashbench.run.settings import settings
 from hashbench.run.workload import Workload
@@ -424,3 +426,17 @@ def test_a_call_that_cannot_be_captured_says_why_and_is_not_replayed() -> None:
     assert findings.evidence.call is not None
     assert (findings.call, findings.evidence.call.limits) == (None, "the run failed: no run")
     assert driver.replay_call(case("kernel"), findings) is findings
+
+
+@pytest.mark.parametrize("func", ["an op of torch", "a custom op"])
+def test_a_repro_that_needs_a_definition_runs_in_a_new_python(
+    func: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran_by = []
+    monkeypatch.setattr(driver, "definition_of", {"a custom op": Definition("module")}.get)
+    monkeypatch.setattr(driver.repro, "write_repro", lambda *_, **__: None)
+    monkeypatch.setattr(driver.repro, "run_in_fresh_process", lambda *_, by, **__: ran_by.append(by))
+    wanted = SimpleNamespace(spec=ModelSpec("zoo", "model"), options=RunOptions(output=str(tmp_path)))
+    findings = SimpleNamespace(call=SimpleNamespace(func=func), replays=None)
+    driver._with_repro(wanted, findings, Diagnosis(Decision("unknown", "open", "", ""), Evidence(origin="")))
+    assert ran_by == [driver.new_python if func == "a custom op" else fresh_process.run_python]

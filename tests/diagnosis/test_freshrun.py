@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,7 +19,8 @@ import psutil
 import pytest
 
 from hashbench.diagnose import fresh_process
-from hashbench.diagnose.fresh_process import FreshRuns, fresh_traces
+from hashbench.diagnose.fresh_process import FreshRuns, fresh_traces, run_python
+from hashbench.processes import Finished
 from hashbench.records import ModelSpec, RunOptions
 from hashbench.suites.registry import catalog
 
@@ -93,6 +97,86 @@ def test_a_server_has_the_variables_of_a_worker_that_the_caller_has_not_set(
 def test_a_server_has_imported_and_called_what_it_was_asked_to_before_it_forks() -> None:
     with fresh_process.served("fresh_targets:Runner", preload=("no_such_module", "fresh_targets:preloaded")):
         assert told(fresh("tell")) == [["some model (3, 8) [1, None, 2.5] 99 warn 2"]]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_server_imports_at_once_or_when_it_is_first_asked(at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    def prepare(*_: object) -> None:
+        done.append("imported")
+        raise InterruptedError
+
+    handed = f"{json.dumps({'path': sys.path, 'at_once': at_once})}\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(handed))
+    monkeypatch.setattr(fresh_process, "end_with_input", list)
+    monkeypatch.setattr(fresh_process, "_prepare", prepare)
+    monkeypatch.setattr(fresh_process.select, "select", lambda *_: done.append("asked"))
+    with socket.socket(socket.AF_UNIX) as listener, pytest.raises(InterruptedError):
+        fresh_process.serve(str(listener.detach()), "fresh_targets:Runner")
+    assert done == ["asked"] * (not at_once) + ["imported"]
+
+
+PROGRAMS = {
+    "import sys; print(sys.argv, __name__, repr(sys.stdin.read())); print('ä', file=sys.stderr)": (
+        Finished(0, "['-c', 'a', 'b c'] __main__ ''\n", "ä\n")
+    ),
+    "import os; print(os.environ['FRESH_TEST'], os.getcwd() == os.environ['HERE'])": Finished(
+        0, "set since True\n", ""
+    ),
+    "import os; print(len(os.sched_getaffinity(0)))": Finished(0, "1\n", ""),
+    "import sys; sys.exit(1)": Finished(1, "", ""),
+    "import sys; sys.exit()": Finished(0, "", ""),
+    "import sys; sys.exit('it needs an op')": Finished(1, "", "it needs an op\n"),
+    "import os; os.system('echo from a shell'); os._exit(7)": Finished(7, "from a shell\n", ""),
+    "import os; os.kill(os.getpid(), 9)": Finished(-9, "", ""),
+    "first = 1\ndef g():\n    return first\nprint(g())": Finished(0, "1\n", ""),
+}
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_a_program_ends_in_a_fork_of_a_server_as_in_a_new_python(
+    served: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with fresh_process.served("fresh_targets:Runner") if served else contextlib.nullcontext():
+        if served:
+            monkeypatch.setattr(fresh_process, "new_python", None)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("HERE", str(Path.cwd()))
+        monkeypatch.setenv("FRESH_TEST", "set since")
+        monkeypatch.setenv("PYTHONUTF8", "1")
+        cores = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {min(cores)})
+        try:
+            assert {code: run_python(code, "a", "b c", seconds=600) for code in PROGRAMS} == PROGRAMS
+            failed = run_python("1 / 0", seconds=600)
+        finally:
+            os.sched_setaffinity(0, cores)
+    assert (failed.status, failed.last_line) == (1, "ZeroDivisionError: division by zero")
+
+
+def test_a_program_out_of_time_is_ended_in_a_fork_of_a_server_with_what_it_started(tmp_path: Path) -> None:
+    code = (
+        "import os, subprocess, sys, time; child = subprocess.Popen(['sleep', '600'])\n"
+        "open(sys.argv[1] + '.partial', 'w').write(f'{os.getpid()} {child.pid}')\n"
+        "os.rename(sys.argv[1] + '.partial', sys.argv[1]); print('begun', flush=True); time.sleep(600)"
+    )
+    with fresh_process.served("fresh_targets:Runner"):
+        for seconds in (1.0, 4.0, 16.0, 64.0):  # a busy machine needs longer until it has come so far
+            done = run_python(code, str(tmp_path / "one.pids"), seconds=seconds)
+            assert done.status is None
+            if (tmp_path / "one.pids").exists():
+                break
+        assert done.stdout == "begun\n"
+        assert not wait_until_gone(children_in(tmp_path, count=1))
+
+
+def test_a_program_runs_in_a_new_python_where_the_server_has_ended() -> None:
+    with fresh_process.served("fresh_targets:Runner"):
+        (server,) = psutil.Process().children()
+        server.kill()
+        server.wait()
+        assert run_python("print('here')", seconds=600) == Finished(0, "here\n", "")
 
 
 def orders(found: FreshRuns) -> set[str]:
