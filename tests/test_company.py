@@ -88,14 +88,14 @@ def test_places_are_those_of_items_and_not_of_what_else_is_as_long(function, acc
 
 
 @torch.library.custom_op("place_test::by_place", mutates_args=())
-def by_place(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return (x @ weight) * (1 + 0.001 * (torch.arange(len(x)) % 2))[:, None]
+def by_place(weight: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    return (weight @ columns) * (1 + 0.001 * (torch.arange(columns.shape[1]) % 2))
 
 
-def test_a_weight_as_long_as_the_batch_is_not_turned_with_its_items():
+def test_items_are_turned_where_they_are_and_not_a_weight_that_is_as_long():
     weight = torch.randn(8, 8)
     runner = FunctionRunner(options("position"))
-    runner.build = lambda: Workload(Computes(lambda x: by_place(x, weight) * 2), (torch.randn(8, 8),))
+    runner.build = lambda: Workload(Computes(lambda x: by_place(weight, x.t().contiguous()).t()), (torch.randn(8, 8),))
     assert runner.run_model(ModelSpec("zoo", "computes")).kernel == "place_test.by_place.default"
 
 

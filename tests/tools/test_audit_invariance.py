@@ -133,8 +133,9 @@ def test_no_two_items_and_no_two_rows_of_a_widened_sample_are_equal() -> None:
         (by_number, Invariance.DEPENDS, (1, 2)),
         (Unsteady(), Invariance.UNSTEADY, ()),
         (lambda rows: torch.arange(len(rows)) + rows[:, 0], Invariance.PLACE, ()),
+        (lambda rows: torch.tensor([0, 1, 2, 3, 3, 2, 1, 0])[: len(rows)] + rows[:, 0], Invariance.PLACE, ()),
     ],
-    ids=["invariant", "number", "unsteady", "place"],
+    ids=["invariant", "number", "unsteady", "place", "the same backwards"],
 )
 def test_what_becomes_of_the_rows(function: Callable[..., Any], verdict: str, sizes: tuple[int, ...]) -> None:
     call = ItemCall(function, (ROWS,), {}, 8, (FIRST,), (FIRST,))
