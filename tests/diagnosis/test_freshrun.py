@@ -173,7 +173,10 @@ def test_a_program_out_of_time_is_ended_in_a_fork_of_a_server_with_what_it_start
 
 def test_a_program_runs_in_a_new_python_where_the_server_has_ended() -> None:
     with fresh_process.served("fresh_targets:Runner"):
-        (server,) = psutil.Process().children()
+        assert run_python("", seconds=600).status == 0  # it has begun, by the name that it is known by
+        (server,) = (
+            child for child in psutil.Process().children() if "fresh_process:serve" in " ".join(child.cmdline())
+        )
         server.kill()
         server.wait()
         assert run_python("print('here')", seconds=600) == Finished(0, "here\n", "")
