@@ -251,6 +251,15 @@ def test_the_kernel_is_named_where_the_runs_make_other_calls() -> None:
     assert found.kernel == "planted_rows.by_number.default"
 
 
+def test_of_several_numbers_that_is_taken_whose_call_can_be_repeated() -> None:
+    call = ItemCall(lambda rows: planted(rows) if len(rows) > 1 else rows.exp(), (ROWS,), {}, 8, (FIRST,), (FIRST,))
+    with in_force(call):
+        found = kernel_of(call, (1, 2))
+
+    assert found is not None
+    assert (found.kernel, found.call is not None) == ("planted_rows.by_number.default", True)
+
+
 def test_what_depends_on_the_place_alone_has_a_kernel_and_a_cause() -> None:
     row = rows_of(lambda rows: planted_place(rows.neg()))[0]
 
