@@ -21,6 +21,7 @@ from hashbench.batch.experiments import (
     POSITIVE_FACTORS,
     REPEATS,
     Setting,
+    adds_up,
     applies,
     diagnose_item_call,
     price,
@@ -113,7 +114,8 @@ class _Experiments:
         sides = (self.pair.reference, self.pair.other)
         if not all(tensor.is_contiguous() for side in sides for tensor in side.tensors if not tensor.is_sparse):
             yield "same_strides", _contiguous, nullcontext, "make its inputs contiguous"
-        yield "exact_values", _whole_numbers(sides[0]), nullcontext, ""
+        if adds_up(self.pair.reference):
+            yield "exact_values", _whole_numbers(sides[0]), nullcontext, ""
         for name in CONTROLS:
             method = METHODS.get(name)
             if isinstance(method, Around) and applies(name, self.pair.reference):

@@ -204,6 +204,8 @@ class _Experiments:
 
     def _exact(self, sizes: Sequence[int]) -> Iterator[bool]:
         exact = self.call.with_exact_values()
+        if not adds_up(self.call):
+            raise NotItemwiseError("it computes each element by itself, and adds nothing up")
         if exact is None:
             raise NotItemwiseError("no floating-point input in plain memory")
         reference = exact.rows_of(self.everybody)
@@ -294,6 +296,11 @@ def applies(name: str, call: ItemCall) -> bool:
     func, method = call.func, METHODS.get(name)
     chooses = not isinstance(func, torch._ops.OpOverload) or calls_others(func)
     return isinstance(method, Around) and (chooses or not method.inside)
+
+
+def adds_up(call: ItemCall) -> bool:
+    """Whether an order of additions can matter to the call: in an op that torch tags as pointwise there is none."""
+    return torch.Tag.pointwise not in getattr(call.func, "tags", ())
 
 
 def price(before: ItemCall, after: ItemCall, setting: Setting = nullcontext) -> float | None:
