@@ -47,7 +47,8 @@ def write_item_repro(
         call: on as many items as the reference has.
         decision: what the experiments on it showed.
         chosen: the items in the other call, in their order there: some of them, or all at other places; ``None``: as
-            many, all of them copies of the one that is compared, as for a coupling to their content.
+            many, all of them copies of the one that is compared, as for a coupling to their content. So it is, too,
+            where the rows of fewer items are shorter, as those of each item against all others are.
         first: the other call itself, where it is not just that of the ``chosen`` items.
         seen_in: in which model or sample, in words.
 
@@ -57,12 +58,9 @@ def write_item_repro(
     """
     if not isinstance(call.func, torch._ops.OpOverload) or needs_definition(call.func):
         raise _refused(call, "torch alone does not have it")
-    kept = call.items - 1
-    places = {kept: kept} if chosen is None else {item: place for place, item in enumerate(chosen)}
     try:
         with in_force(call):
-            alone = call.select([kept] * call.items if chosen is None else chosen) if first is None else first
-            calls = (alone, call)
+            calls, places = _both(call, chosen, first)
             captured = [capture(one.func, one.args, one.kwargs, limit_bytes=MOST_BYTES) for one in calls]
             text = _script(calls, captured, places, heading=_heading(call, decision, seen_in))
     except (CaptureError, BadCallError, NotItemwiseError) as error:
@@ -74,6 +72,28 @@ def write_item_repro(
 
 
 _NAMES = ("first", "second")
+
+
+def _both(
+    call: ItemCall, chosen: Sequence[int] | None, first: ItemCall | None
+) -> tuple[tuple[ItemCall, ItemCall], dict[int, int]]:
+    """The other call and the reference, and which item of the reference is at which place of the other."""
+    if chosen is not None:
+        other = call.select(chosen) if first is None else first
+        if _row_sizes(other, call) == _row_sizes(call, call):
+            return (other, call), {item: place for place, item in enumerate(chosen)}
+        if call.watched is not None:
+            raise NotItemwiseError("its rows have other sizes in other company")
+    kept = call.items - 1
+    return (call.select([kept] * call.items), call), {kept: kept}
+
+
+def _row_sizes(one: ItemCall, call: ItemCall) -> tuple[tuple[int, ...], ...]:
+    """The sizes of what ``one`` leaves of an item: those of its tensors in the other dimensions than the items' own."""
+    left = zip(one.run()[0], call.outputs, strict=True)
+    return tuple(
+        (*tensor.shape[: axis.dim], *tensor.shape[axis.dim + 1 :]) for tensor, axis in left if axis is not None
+    )
 
 
 def _refused(call: ItemCall, why: str) -> HashbenchError:

@@ -34,6 +34,15 @@ def test_a_kernel_that_computes_over_the_batch_shows_it_with_torch_alone(tmp_pat
 
 
 @pytest.mark.slow
+def test_rows_that_are_as_long_as_the_batch_are_compared_beside_copies_of_an_item(tmp_path: Path) -> None:
+    rows = torch.rand(4, 3)
+    call = ItemCall(torch.ops.aten.mm.default, (rows, rows.T.clone()), {}, 4, (FIRST, ItemAxis(1)), (FIRST,))
+    write_item_repro(tmp_path, call, DECISION, chosen=range(2))
+
+    assert run_item_repro(tmp_path, timeout=120) == "yes: 1 of 1 items differ between 4 items and 4"
+
+
+@pytest.mark.slow
 def test_a_kernel_that_writes_in_place_is_compared_by_what_it_wrote(tmp_path: Path) -> None:
     call = call_of(torch.ops.aten.add_.Tensor, torch.rand(4, 3), 1.0)
     write_item_repro(tmp_path, call, DECISION, chosen=range(2))
