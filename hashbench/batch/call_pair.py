@@ -36,7 +36,6 @@ from hashbench.processes import Budget
 from hashbench.records import ExperimentResult
 from hashbench.replay.methods import METHODS, Around
 from hashbench.run import outputs
-from hashbench.trace.arguments import mapped
 from hashbench.trace.digest import dtype_name
 
 _NEAR = 0.05
@@ -209,11 +208,7 @@ Change = Callable[[int, torch.Tensor], torch.Tensor]
 
 def _changed(side: ItemCall, change: Change) -> ItemCall:
     numbers = itertools.count()
-
-    def leaf(value: object) -> object:
-        return change(next(numbers), value) if isinstance(value, torch.Tensor) else value
-
-    return replace(side, args=mapped(tuple(side.args), leaf), kwargs=mapped(dict(side.kwargs), leaf))
+    return side.with_tensors(lambda tensor: change(next(numbers), tensor))
 
 
 def _same(_: int, tensor: torch.Tensor) -> torch.Tensor:

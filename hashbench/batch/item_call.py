@@ -97,7 +97,7 @@ class ItemCall:
             axis = next(axes)
             return tensor if axis is None else _selected(tensor, axis, self.items, indices)
 
-        return self._with(changed, items=len(chosen))
+        return self.with_tensors(changed, items=len(chosen))
 
     def at(self, count: int) -> ItemCall:
         """The call on its first ``count`` items."""
@@ -127,7 +127,7 @@ class ItemCall:
             rows[kept + 1 :] *= by
             return new
 
-        return self._with(changed)
+        return self.with_tensors(changed)
 
     def with_exact_values(self) -> ItemCall | None:
         """The call with small whole numbers in place of every floating-point number, so that sums are exact in any
@@ -142,9 +142,9 @@ class ItemCall:
             value = next(values)
             return tensor if value is None else value
 
-        return self._with(changed)
+        return self.with_tensors(changed)
 
-    def _with(self, change: Callable[[torch.Tensor], torch.Tensor], *, items: int | None = None) -> ItemCall:
+    def with_tensors(self, change: Callable[[torch.Tensor], torch.Tensor], *, items: int | None = None) -> ItemCall:
         """The call with other tensors, each through ``change`` in their order, and its sizes for so many items."""
         count = self.items if items is None else items
         numbers = iter(range(len([*leaves([*self.args, *self.kwargs.values()])])))
