@@ -101,6 +101,26 @@ def test_memory_that_compiled_code_takes_for_itself_holds_the_poison() -> None:
 
 
 @needs_glibc
+@pytest.mark.parametrize("size", [64, 500, 1000])
+@pytest.mark.parametrize("several", [24, 1000])
+def test_no_block_that_was_free_before_comes_out_of_a_bin_as_it_was(size: int, several: int) -> None:
+    """Of several blocks glibc moves some from a bin into its cache, from which they come without poison."""
+    library = memory._c_library()
+    for again in range(8):  # the last block that was taken may be the last one of the cache
+        taken = [(library.malloc(size), library.malloc(24)) for _ in range(several + again)]
+        for block, _ in taken:
+            ctypes.memset(block, 7, size)
+            library.free(block)  # the block after it stays in use: nothing is joined
+        with poisoned_memory(POISONS[0]):
+            block = library.malloc(size)
+            found = ctypes.string_at(block + 16, size - 16) != bytes([POISONS[0]]) * (size - 16)
+            library.free(block)
+        for _, between in taken:
+            library.free(between)
+        assert not found
+
+
+@needs_glibc
 @pytest.mark.parametrize("size", [64, 500, 1000, 2000])
 def test_blocks_that_were_free_before_hold_the_poison_except_for_their_links(size: int) -> None:
     library = memory._c_library()

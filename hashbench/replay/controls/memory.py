@@ -30,8 +30,10 @@ nor ``nan``, which could vanish in a sum or be replaced; as integers they are la
 _M_PERTURB = -6
 _PROBE_BYTES = 4096
 
-_CACHED_BLOCKS = 24
-"""More blocks of a size than glibc caches for a thread: 7, and 16 since 2.42."""
+_MARK = 0x6B
+"""A byte that is no poison: what ``malloc`` fills while the small blocks that are free are taken."""
+
+_MOST_SMALL_BLOCKS = 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,13 +206,24 @@ def _usual_perturbation() -> int:
 
 
 def _fill_small_blocks(value: int) -> None:
-    """Small blocks that are free: glibc hands those out again as they are, from a cache in every thread."""
+    """Small blocks that are free: glibc hands those out again as they are, from a cache in every thread, and moves
+    others of the size from its bins into the cache whenever it looks there."""
     library = _c_library()
-    for size in range(24, 1033, 16):
-        blocks = [library.malloc(size) for _ in range(_CACHED_BLOCKS)]
-        for block in blocks:
-            ctypes.memset(block, value, size)
-        for block in blocks:
+    taken = [0] * _MOST_SMALL_BLOCKS  # of full length: a list that grows would free blocks of these sizes
+    count = 0
+    try:
+        _set_perturbation(_MARK ^ 0xFF)
+        for size in range(24, 1033, 16):
+            mark, new = bytes([_MARK]) * size, 0
+            # One new block says that the cache was empty; a second one, that no block was moved there with the first.
+            while new < 2 and count < _MOST_SMALL_BLOCKS:
+                block = taken[count] = library.malloc(size)
+                new = 0 if library.memcmp(block, mark, size) else new + 1
+                library.memset(block, value, size)
+                count += 1
+    finally:
+        _set_perturbation(value ^ 0xFF)
+        for block in taken[:count]:
             library.free(block)
 
 
@@ -218,6 +231,8 @@ def _c_library() -> Any:
     library = ctypes.CDLL(None)
     library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     library.free.restype, library.free.argtypes = None, [ctypes.c_void_p]
+    library.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
+    library.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
     return library
 
 
