@@ -46,7 +46,10 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("diagnose", frozenset({"driver", "pairs"})),
     ("batch", frozenset({"call_pair", "experiments", "item_call", "locate", "repro", "rows"})),
     ("suites", frozenset({"huggingface", "torchvision"})),
-    ("check", frozenset({"batch_invariance", "company", "fingerprint", "function", "model", "pair", "stress"})),
+    (
+        "check",
+        frozenset({"batch_invariance", "batch_items", "company", "fingerprint", "function", "model", "pair", "stress"}),
+    ),
     ("sweep", NO_MODULE),
     ("report", NO_MODULE),
     ("integrations", frozenset({"dynamo.eager_runs", "dynamo.model_check"})),

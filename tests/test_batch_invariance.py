@@ -18,7 +18,7 @@ from runner_helpers import FunctionRunner
 from hashbench import cli
 from hashbench.catalog import WRITTEN, Kind, Status, family_of, kind_of, letter_of, status_of
 from hashbench.check import batch_invariance
-from hashbench.check.batch_invariance import batch_of, compare_items, first_items, halves, why_not
+from hashbench.check.batch_items import batch_of, compare_items, first_items, halves, why_not
 from hashbench.io import to_json
 from hashbench.records import BATCH_INVARIANCE, ModelSpec, Row, RunOptions
 from hashbench.report.compare import Outcome, compare

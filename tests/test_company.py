@@ -14,8 +14,8 @@ from torch import nn
 
 from hashbench import cli
 from hashbench.batch import call_pair, locate
-from hashbench.batch.finding import Agreement, Match
 from hashbench.batch.layout import Company, Cut, ItemAxis
+from hashbench.batch.match import Agreement, Match
 from hashbench.catalog import Kind, kind_of, letter_of
 from hashbench.check import batch_invariance
 from hashbench.check.company import DIFFERS, NoCompanyError, pair_of

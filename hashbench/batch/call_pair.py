@@ -27,9 +27,10 @@ from hashbench.batch.experiments import (
     price,
     tried,
 )
-from hashbench.batch.finding import Agreement, CallRows, Judged, Match, TensorRows, match, places
+from hashbench.batch.finding import Judged
 from hashbench.batch.item_call import ItemCall, NotItemwiseError, copied, in_force
 from hashbench.batch.layout import Company, Cut
+from hashbench.batch.match import Agreement, CallRows, Match, TensorRows, match, places
 from hashbench.batch.rows import row_digests
 from hashbench.catalog import EXPERIMENTS
 from hashbench.processes import Budget

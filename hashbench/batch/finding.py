@@ -8,17 +8,16 @@ kernel. Guilty calls that are not reached are benign.
 
 from __future__ import annotations
 
-import itertools
-import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
-from hashbench.batch.layout import Company, Cut, Shape
+from hashbench.batch.layout import Company
+from hashbench.batch.match import Agreement, CallRows, Match, TensorRows, match
 from hashbench.divergence.align import OVERWRITING, name_of
 from hashbench.records import OpRecord, Ref, Trace
 
@@ -27,162 +26,6 @@ _ADDING = frozenset({"_index_put_impl_", "index_copy_", "index_fill_", "index_pu
 
 _SIZES = re.compile(r"(?<![\w.])-?\d+(?![\w.])")
 """Whole numbers in the text of arguments: most are sizes."""
-
-WIDE_ROW, MOST_COPIES = 16, 16
-"""A row of so many elements is not met by chance; each may be there as often, on average."""
-
-
-class TensorRows(NamedTuple):
-    """A tensor that a call read or wrote: its rows as it was ``cut``, ``width`` bytes each in ``content``. A ``cut`` of
-    ``None``: it cannot be compared with that of the other run. ``state``, where not empty, stands for the content: the
-    id of the parameter or buffer that it shows, and which part of it."""
-
-    dtype: str
-    shape: Shape
-    cut: Cut | None
-    content: bytes = b""
-    width: int = 0
-    state: tuple[Any, ...] = ()
-
-
-class CallRows(NamedTuple):
-    """What one call read, by argument, and what it wrote."""
-
-    read: tuple[tuple[str, TensorRows], ...]
-    written: tuple[TensorRows, ...]
-
-
-class Agreement(Enum):
-    """How the rows of a tensor in the smaller run stand to those of the reference."""
-
-    SAME = "equal, item by item"
-    FOUND = "equal to rows of the reference, at places that do not follow from the item"
-    DIFFERENT = "not equal"
-    UNKNOWN = "not equal, and it cannot be told which rows belong to which item"
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """How a tensor compares in two runs. ``sizes`` are those of the dimension that was cut, and ``outers`` the numbers
-    of blocks in it (:class:`~hashbench.batch.layout.ItemAxis`) under which its rows are the same. ``order`` stands for
-    the places at which they were found else; it is ``None`` where these do not tell: few rows are of their own."""
-
-    agreement: Agreement
-    sizes: tuple[int, int] | None = None
-    outers: frozenset[int] = frozenset()
-    several: bool = False
-    order: int | None = None
-
-    @property
-    def equal(self) -> bool:
-        return self.agreement in (Agreement.SAME, Agreement.FOUND)
-
-    @property
-    def surely_equal(self) -> bool:
-        """Whether it is equal, and not by rows so common that they are found in any company."""
-        return self.agreement is Agreement.SAME or (self.agreement is Agreement.FOUND and self.order is not None)
-
-    @property
-    def strictly_equal(self) -> bool:
-        """Whether each item's rows are where they are in the reference, and as many."""
-        return self.agreement is Agreement.SAME and not self.several
-
-    def itemwise(self, company: Company) -> bool:
-        """Whether it is shared by all items, or each item's rows are at a place that follows from the item."""
-        if self.sizes is None:
-            return self.agreement is not Agreement.UNKNOWN
-        several = self.several and not company.together
-        return self.agreement is not Agreement.FOUND and not several and company.multiple(*self.sizes) > 0
-
-
-def match(reference: TensorRows, other: TensorRows, company: Company, inherited: Sequence[Match] = ()) -> Match:
-    """Compare a tensor in two runs.
-
-    Of one that a call wrote, ``inherited`` are the matches of what the call read: a dimension in which several rows
-    belong to an item is laid out as one of the same sizes among these, else it is not known how.
-    """
-    if reference.cut is None or other.cut is None or other.dtype != reference.dtype:
-        return Match(Agreement.UNKNOWN)
-    dim = other.cut.dim
-    if reference.cut.dim != dim:  # it was cut for another call beside it
-        return Match(Agreement.UNKNOWN)
-    if dim is None:
-        same = reference.content == other.content and reference.shape == other.shape
-        return Match(Agreement.SAME if same else Agreement.DIFFERENT)
-    sizes = reference.shape[dim], other.shape[dim]
-    several = bool(reference.cut.narrowed)
-    step = other.cut.step
-    width = max(reference.width, other.width)
-    candidates = company.outers(*sizes, step)
-    if reference.width == other.width or not width:
-        laid_out = frozenset(
-            outer for outer in candidates if _same_rows(reference.content, other.content, sizes, step, outer, company)
-        )
-        if laid_out:
-            return Match(Agreement.SAME, sizes, laid_out, several)
-        there = places(reference.content, other.content, width) if width and not several else None
-        if there is not None and not (company.together and _is_shifted(there)):
-            return Match(Agreement.FOUND, sizes, order=_order_of(there, reference, dim))
-    wholly = all(company.multiple(reference.shape[at], length) == 1 for at, _, length in reference.cut.narrowed)
-    known = wholly and (
-        company.multiple(*sizes) == 1 or any(one.sizes == sizes and one.surely_equal for one in inherited)
-    )
-    return Match(Agreement.DIFFERENT if known else Agreement.UNKNOWN, sizes, several=several)
-
-
-def _same_rows(reference: bytes, other: bytes, sizes: tuple[int, int], step: int, outer: int, company: Company) -> bool:
-    """Whether each of ``outer`` blocks of the other run is a part of that of the reference."""
-    rows = sizes[1] // step
-    width = len(other) // rows if rows else 0
-    block, long = rows // outer * width, sizes[0] // step // outer * width
-    start = company.start(sizes[0], outer) // step * width
-    if company.turned:
-        item = block // company.batch
-        parts = [reference[at : at + item] for at in range(0, len(reference), item)] if item else []
-        blocks = [parts[at : at + company.batch][::-1] for at in range(0, len(parts), company.batch)]
-        return b"".join(part for one in blocks for part in one) == other
-    return all(
-        reference[long * at + start : long * at + start + block] == other[block * at : block * (at + 1)]
-        for at in range(outer)
-    )
-
-
-def places(reference: bytes, other: bytes, width: int) -> list[int] | None:
-    """For every row of the other run the place of a row of the reference that equals it, each used once; ``None`` where
-    one has none."""
-    free: dict[bytes, list[int]] = {}
-    for place, row in enumerate(_rows(reference, width)):
-        free.setdefault(row, []).append(place)
-    for found_at in free.values():
-        found_at.reverse()
-    found = []
-    for row in _rows(other, width):
-        found_at = free.get(row, [])
-        if not found_at:
-            return None
-        found.append(found_at.pop())
-    return found
-
-
-def _is_shifted(places: Sequence[int]) -> bool:
-    """Whether neighbours are neighbours at another place: of tokens, which have an order, these are others."""
-    return all(after == before + 1 for before, after in itertools.pairwise(places))
-
-
-def _order_of(places: Sequence[int], reference: TensorRows, dim: int) -> int | None:
-    """A number that stands for these places; ``None`` where rows like these would be found in any company: few are the
-    only ones of their content. Rows of many elements may come as often as each token goes to experts."""
-    rows = len(reference.content) // reference.width
-    wide = math.prod(reference.shape) // reference.shape[dim] >= WIDE_ROW
-    distinct = len(set(_rows(reference.content, reference.width)))
-    return hash(tuple(places)) if distinct * (MOST_COPIES if wide else 2) > rows else None
-
-
-def _rows(content: bytes, width: int) -> Iterator[bytes]:
-    return (content[start : start + width] for start in range(0, len(content), width))
-
-
-# ------------------------------------------------------------------------------------------------------- two runs
 
 
 @dataclass(frozen=True, slots=True)

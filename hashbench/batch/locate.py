@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from hashbench.batch.call_pair import CallPair
-from hashbench.batch.finding import Agreement, BatchFinding, Comparison, Judged, Match, RowDifference, RowRun
+from hashbench.batch.finding import BatchFinding, Comparison, Judged, RowDifference, RowRun
 from hashbench.batch.item_call import ItemCall, NotItemwiseError, copied, copied_leaf, in_force, items_first, left_by
 from hashbench.batch.layout import Company, Cut, ItemAxis, Shape
+from hashbench.batch.match import Agreement, Match
 from hashbench.batch.rows import NodeShapes, RowDigests, ShapeNotes, whole_numbers, written_by
 from hashbench.divergence.align import align
 from hashbench.records import Failure, Trace

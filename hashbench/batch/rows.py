@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from xxhash import xxh3_64_digest
 
-from hashbench.batch.finding import CallRows, TensorRows
 from hashbench.batch.layout import WHOLE, Company, Cut, Shape
+from hashbench.batch.match import CallRows, TensorRows
 from hashbench.replay.call import is_plain
 from hashbench.trace.arguments import leaves, named_arguments, tensors_in
 from hashbench.trace.callbacks import TraceCallback

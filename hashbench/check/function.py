@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hashbench.check import batch_invariance
+from hashbench.check import batch_items
 from hashbench.check.batch_invariance import BatchCheck
 from hashbench.check.pair import PairCheck, retried_with_warnings, row_of
 from hashbench.errors import HashbenchError
@@ -201,8 +201,8 @@ def check_batches(call: FunctionCall, name: str, options: RunOptions, *, sizes: 
         if isinstance(part, torch.nn.Module):
             part.eval()
     given = (list(call.args), dict(call.kwargs or {}))
-    batch = batch_invariance.batch_of(given, None)
-    why_not = batch_invariance.why_not(given, batch)
+    batch = batch_items.batch_of(given, None)
+    why_not = batch_items.why_not(given, batch)
     if batch is not None and not why_not and any(not 1 <= size < batch for size in sizes):
         why_not = f"sizes={tuple(sizes)} are not all from 1 to {batch - 1}, one less than its batch"
     if why_not or batch is None:
@@ -211,7 +211,7 @@ def check_batches(call: FunctionCall, name: str, options: RunOptions, *, sizes: 
     compared: set[int] = set()
 
     def run_at(size: int, *, watcher: TraceCallback | None = None) -> Run | Failure:
-        args, kwargs = batch_invariance.first_items(given, size, batch)
+        args, kwargs = batch_items.first_items(given, size, batch)
         runs = _Runs(FunctionCall(call.function, tuple(args), kwargs), options, every_op=False, allow_empty=True)
         if size in compared:
             return runs.further(watcher=watcher)

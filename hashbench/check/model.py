@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 
 from hashbench.catalog import Status
-from hashbench.check import batch_invariance
+from hashbench.check import batch_invariance, batch_items
 from hashbench.check.batch_invariance import BatchCheck
 from hashbench.check.company import Given, NoCompanyError, Pair, pair_of, turned
 from hashbench.check.pair import PairCheck, retried_with_warnings, row_of
@@ -193,14 +193,14 @@ class BenchmarkRunner:
         """Compare runs of smaller and smaller batches with that of the full one."""
         stated = self.options.batch_size if spec is None else self.options.batch_size_of(spec)
         inputs = workload.inputs if workload.make_inputs is None else self.fresh_inputs(workload)
-        batch = batch_invariance.batch_of(inputs, stated)
-        why_not = batch_invariance.why_not(inputs, batch)
+        batch = batch_items.batch_of(inputs, stated)
+        why_not = batch_items.why_not(inputs, batch)
         if why_not or batch is None:
             return batch_invariance.skipped(level, why_not, batch=batch, iterations=workload.iterations)
 
         def run_at(size: int, **more: Any) -> Run | Failure:
             def given(_: torch.nn.Module, inputs: Any) -> Any:
-                return batch_invariance.first_items(inputs, size, batch)
+                return batch_items.first_items(inputs, size, batch)
 
             return attempt(self._preparing(workload, "", given=given), self.options, **more)
 
@@ -230,7 +230,7 @@ class BenchmarkRunner:
             max(2, self.options.runs or (spec.runs if spec is not None else None) or 2),
             iterations=1,
             sizes=(pair.company.asked,),
-            outputs=lambda run: pair.without_cache(batch_invariance.outputs_of(run)),
+            outputs=lambda run: pair.without_cache(batch_items.outputs_of(run)),
             spec=spec,
             pair=pair,
             runs_of=runs_of,
@@ -239,10 +239,10 @@ class BenchmarkRunner:
     def _pair(self, workload: Workload, inputs: Any, spec: ModelSpec | None) -> Pair:
         if self.options.company != "position":
             return pair_of(self.options.company, workload, inputs)
-        batch = batch_invariance.batch_of(
+        batch = batch_items.batch_of(
             inputs, self.options.batch_size if spec is None else self.options.batch_size_of(spec)
         )
-        why_not = batch_invariance.why_not(inputs, batch)
+        why_not = batch_items.why_not(inputs, batch)
         if why_not or batch is None:
             raise NoCompanyError(why_not)
         return turned(batch)

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from hashbench.batch.layout import Company
 from hashbench.batch.locate import RowsCompared, RunAt, compare_rows
-from hashbench.check.batch_invariance import compare_items
+from hashbench.check.batch_items import compare_items
 from hashbench.records import Failure
 from hashbench.run import leaves
 from hashbench.run.outcome import Run, add_result

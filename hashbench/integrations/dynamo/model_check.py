@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from hashbench.catalog import Kind, Status, kind_of
-from hashbench.check import batch_invariance
+from hashbench.check import batch_items
 from hashbench.check.batch_invariance import BatchCheck
 from hashbench.check.fingerprint import SECONDS, fingerprint_from
 from hashbench.check.pair import PairCheck, compared, row_of
@@ -361,7 +361,7 @@ class BatchModelCheck:
                 self.model,
                 self.inputs,
                 step=self.harness.forward_pass,
-                part=functools.partial(batch_invariance.first_items, size=size, batch=batch),
+                part=functools.partial(batch_items.first_items, size=size, batch=batch),
             )
             return attempt(prepare, self.options, **more)
 

@@ -327,7 +327,7 @@ class BatchInvariant:
         if not callable(model):
             pytest.fail(f"{_OF_BATCHES} needs a model to call, not a {type(model).__name__}.")
         from hashbench.catalog import Status
-        from hashbench.check.batch_invariance import batch_of
+        from hashbench.check.batch_items import batch_of
         from hashbench.check.function import FunctionCall, check_batches
         from hashbench.errors import HashbenchError
         from hashbench.records import BATCH_INVARIANCE

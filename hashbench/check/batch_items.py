@@ -1,0 +1,124 @@
+"""The items of a batch in what a model is given and in what it returns: how many, the first of them, and how they
+differ between two runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hashbench.run import outputs
+from hashbench.run.leaves import LeftOut
+from hashbench.run.outcome import Run
+from hashbench.run.workload import map_tensors
+from hashbench.trace.arguments import tensors_in
+
+
+def batch_of(inputs: Any, stated: int | None) -> int | None:
+    """The number of items in example inputs: as ``stated``, else the first dimension of all tensors that have one;
+    ``None`` where these differ or there are none."""
+    if stated is not None:
+        return stated
+    first = {tensor.shape[0] for tensor in tensors_in(inputs) if tensor.dim()}
+    return first.pop() if len(first) == 1 else None
+
+
+def why_not(inputs: Any, batch: int | None) -> str:
+    """Why a model with these inputs cannot be run with a smaller batch, in words; empty where it can."""
+    if batch is None:
+        return "no batch size is known: its inputs have several first dimensions, or none"
+    if batch < 2:
+        return "its batch has one item, and nothing is smaller"
+    if not any(_has_batch(tensor, batch) for tensor in tensors_in(inputs)):
+        return f"no input has the batch of {batch} as its first dimension"
+    return ""
+
+
+def first_items(inputs: Any, size: int, batch: int) -> Any:
+    """Example inputs cut to their first ``size`` items: each tensor whose first dimension is ``batch``, with its order
+    of strides. Others are kept."""
+    if size == batch:
+        return inputs
+    return map_tensors(inputs, lambda tensor: tensor[:size].clone() if _has_batch(tensor, batch) else tensor)
+
+
+def _has_batch(tensor: torch.Tensor, batch: int) -> bool:
+    return tensor.dim() > 0 and tensor.shape[0] == batch
+
+
+def halves(batch: int) -> Iterator[int]:
+    """The sizes that are compared with ``batch``: a half, a quarter … one."""
+    while batch := batch // 2:
+        yield batch
+
+
+# ------------------------------------------------------------------------------------------------- what is compared
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The outputs of a small batch beside those of the full one: how many were ``compared``, how they differ
+    (``None``: not at all), and why the others were ``left_out``, a text each."""
+
+    compared: int
+    difference: outputs.Difference | None
+    left_out: tuple[str, ...] = ()
+
+
+Rows = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor] | None]
+"""What is compared of a tensor of the reference and of the other run; ``None``: nothing."""
+
+
+def compare_items(
+    reference: outputs.Results, small: outputs.Results, *, batch: int, size: int, rows: Rows | None = None
+) -> Compared:
+    """Compare the first ``size`` items of the outputs of a ``batch`` with those of a batch of ``size``, bit by bit; or
+    of each output the ``rows``.
+
+    Compared are tensors whose first dimension is ``batch`` in one run and ``size`` in the other: what has another one
+    (a loss, a table) says nothing of single items, whatever its size happens to be. Outputs of another structure
+    differ.
+    """
+    kinds = [{name: isinstance(value, torch.Tensor) for name, value in run.items()} for run in (reference, small)]
+    if kinds[0] != kinds[1]:
+        only = sorted(name for name in {*kinds[0], *kinds[1]} if kinds[0].get(name) != kinds[1].get(name))
+        return Compared(0, outputs.Difference((f"their structure: {only[0]}",)))
+    first: dict[str, Any] = {}
+    second: dict[str, Any] = {}
+    left_out = []
+    for name, value in reference.items():
+        other = small[name]
+        if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
+            left_out.append(str(value) if isinstance(value, LeftOut) else f"{name}: not a tensor")
+        elif rows is not None:
+            if (pair := rows(value, other)) is None:
+                left_out.append(f"{name}: it has no dimension of tokens")
+            else:
+                first[name], second[name] = pair
+        elif _has_batch(value, batch) and _has_batch(other, size):
+            first[name], second[name] = value[:size], other
+        else:
+            left_out.append(f"{name}: its first dimension is not the batch")
+    return Compared(len(first), outputs.compare(first, second), tuple(left_out))
+
+
+_OF_ITERATION = re.compile(r"output\.(?P<iteration>\d+)(?P<place>.*)")
+
+
+def outputs_of(run: Run) -> dict[str, Any]:
+    """The outputs of the last iteration of a model's run, by name."""
+    prefix = f"output.{max((int(name.split('.')[1]) for name in run.results if name.startswith('output.')), default=0)}"
+    return {name: value for name, value in run.results.items() if name == prefix or name.startswith(f"{prefix}.")}
+
+
+def differing_earlier(names: Sequence[str], reference: Run, small: Run, *, batch: int, size: int) -> tuple[str, ...]:
+    """The names of outputs that differ, and of the same outputs of earlier iterations where those differ."""
+    numbered = [match for name in names if (match := _OF_ITERATION.fullmatch(name))]
+    earlier = [f"output.{n}{match['place']}" for match in numbered for n in range(int(match["iteration"]))]
+    known = [name for name in earlier if name in reference.results and name in small.results]
+    runs = ({name: run.results[name] for name in known} for run in (reference, small))
+    found = compare_items(*runs, batch=batch, size=size).difference
+    return (*(found.names if found is not None else ()), *names)
