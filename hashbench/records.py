@@ -45,6 +45,20 @@ COMPANIES: Mapping[str, tuple[str, ...]] = {
 INVARIANCES = {f"{company}-invariance": company for companies in COMPANIES.values() for company in companies}
 """Mode → the company in which the same items are computed again; that of ``batch`` is smaller and smaller batches."""
 
+
+def companies_of(words: Sequence[str]) -> tuple[str, ...]:
+    """The companies that words of ``--company`` stand for, each once.
+
+    Raises:
+        ValueError: a word stands for none.
+    """
+    known = {**COMPANIES, **{company: (company,) for company in INVARIANCES.values()}}
+    for word in words:
+        if word not in known:
+            raise ValueError(f"{word!r} is none of {', '.join(known)}")
+    return tuple(dict.fromkeys(company for word in words for company in known[word]))
+
+
 SWEEP_MODES = (*MODES, *INVARIANCES)
 """What a sweep does with a model; the invariances run it in inference."""
 

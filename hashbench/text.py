@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hashbench.catalog import CAUSES, LATENT, Circumstance, Origin, Status
-from hashbench.records import INVARIANCES, Row
+from hashbench.records import BATCH_INVARIANCE, INVARIANCES, Row
 
 _FLATTENED = frozenset({"Cc", "Zl", "Zp"})
 """Unicode categories: control characters, line separators, paragraph separators."""
@@ -168,13 +168,14 @@ def five_lines(row: Row, *, folder: Path) -> str:
 
 def _of_batches(row: Row, folder: Path) -> Sequence[str]:
     """What differs, the kernel and its place, its shapes, why, and what to do."""
+    what = "items" if row.mode in (BATCH_INVARIANCE, "position-invariance") else "tokens"
     sizes = row.company or f"a batch of {row.batch_sizes.rpartition(' ')[2]} and one of {row.batch_size}"
     place = _in_brackets(f"in {row.module}" if row.module else "", f"at {row.source}" if row.source else "")
     shapes = f"shapes: {row.shapes} and {row.reference_shapes}" if row.shapes else "shapes: of no kernel"
     from_on = f"; from {count(row.smallest_batch, 'item')} on" if row.smallest_batch is not None else ""
     why = f"cause: {row.cause}, {row.confidence}: {row.because}" if row.cause else "cause: not looked for"
     return (
-        f"{row.name}: the same items differ between {sizes} in {row.differing_results}{_how_far(row)}",
+        f"{row.name}: the same {what} differ between {sizes} in {row.differing_results}{_how_far(row)}",
         f"first kernel: {row.kernel or 'none was found'}{place}{f': {row.detail}' if row.detail else ''}",
         f"{shapes}{from_on}",
         why,

@@ -170,7 +170,7 @@ def test_the_kernel_by_which_the_cache_came_to_differ_is_named():
 )
 def test_which_tokens_come_after_a_cache_of_which(company, count, expected):
     model, inputs = Attends(), {"input_ids": torch.arange(2 * count).view(2, count)}
-    pair = pair_of(company, Workload(model, inputs), inputs)
+    pair = pair_of(company, model, inputs)
     assert (pair.company, pair.before.company) == (expected, Company(12, expected.first, together=True))
     given = pair.given(expected.size)(model, inputs)
     assert given["input_ids"].tolist() == inputs["input_ids"][:, expected.first : 12].tolist()
@@ -280,7 +280,7 @@ class Takes(nn.Module):
 def test_a_model_that_cannot_be_given_company_is_skipped_and_the_row_says_why(company, inputs, tokens, reason):
     workload = Workload(Takes(), inputs, tokens=tokens)
     with pytest.raises(NoCompanyError, match=reason):
-        pair_of(company, workload, inputs)
+        pair_of(company, workload.module, inputs, tokens)
     runner = FunctionRunner(options(company))
     runner.build = lambda: workload
     row = runner.run_model(ModelSpec("zoo", "takes"))
@@ -305,7 +305,7 @@ def test_a_model_that_returns_no_cache_is_skipped():
 def test_padding_is_masked_and_positions_are_those_of_the_tokens():
     ids = torch.arange(12).view(2, 6)
     inputs = {"input_ids": ids, "token_type_ids": ids + 50, "decoder_input_ids": ids}
-    pair = pair_of("left-padding", Workload(Takes(), inputs, tokens=Tokens(padding=9)), inputs)
+    pair = pair_of("left-padding", Takes(), inputs, Tokens(padding=9))
     made = pair.given(6)(Takes(), inputs)
     assert made["input_ids"][0].tolist() == [9, 9, 9, 0, 1, 2]
     assert made["token_type_ids"][0].tolist() == [0, 0, 0, 50, 51, 52]

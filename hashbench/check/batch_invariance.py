@@ -67,7 +67,7 @@ class BatchCheck:
             says nothing.
         iterations: of each run, for the row.
         sizes: what is compared with the batch, in this order; none: its halves.
-        outputs: what is compared of a run, by name.
+        outputs: what a run returned, by name; a cache is not compared.
         spec: what is run, where it is written down before the kernel is looked for.
         pair: the two runs of tokens; ``batch`` and ``sizes`` then count tokens.
         runs_of: makes the runs of another pair of this model.
@@ -99,7 +99,7 @@ class BatchCheck:
         outcome = replace(with_facts(outcome, reference), tracer=reference.tracer)
         if self.pair is not None and (why_not := self.pair.why_not(reference.results)):
             return _skipped(outcome, why_not)
-        known, left_out, compared = self.outputs(reference), dict.fromkeys(outcome.not_compared), 0
+        known, left_out, compared = self._compared(reference), dict.fromkeys(outcome.not_compared), 0
         largest: tuple[int, Run] | None = None
         for size in self.sizes or halves(self.batch):
             small = self._run(size)
@@ -108,7 +108,7 @@ class BatchCheck:
                 return replace(outcome, accuracy=_failed(small, fails), failure=small)
             try:
                 rows = None if self.pair is None else self.pair.rows
-                found = compare_items(known, self.outputs(small), batch=self.batch, size=size, rows=rows)
+                found = compare_items(known, self._compared(small), batch=self.batch, size=size, rows=rows)
             except torch.OutOfMemoryError as error:
                 log_error("comparing two batches failed")
                 return replace(outcome, accuracy=Status.OOM, failure=Failure(str(error), out_of_memory=True))
@@ -134,6 +134,10 @@ class BatchCheck:
         if self.pair is None:
             return BatchFacts(self.batch, sizes)
         return BatchFacts(0 if self.pair.company.together else self.batch, company=self.pair.words)
+
+    def _compared(self, run: Run) -> Mapping[str, Any]:
+        """What is compared of a run, by name."""
+        return self.outputs(run) if self.pair is None else self.pair.without_cache(self.outputs(run))
 
     def _company(self, size: int) -> Company:
         return Company(self.batch, size) if self.pair is None else self.pair.company
@@ -203,7 +207,7 @@ class BatchCheck:
         rows = compare_rows(watched, before.company)
         if isinstance(rows, Failure):
             return found
-        whole, part = map(outputs_of, rows.runs)
+        whole, part = map(self.outputs, rows.runs)
         at = before.company
         difference = compare_items(whole, part, batch=at.batch, size=at.size, rows=before.rows).difference
         if difference is None:
@@ -228,7 +232,7 @@ class BatchCheck:
         outcome = replace(outcome, runs=outcome.runs + 1)
         known, cause = diagnosis.decision, diagnosis.decision.cause
         difference = outputs.compare(
-            *(pair.kept(self.outputs(run), self.outputs(small)) for run in (reference, filled))
+            *(pair.kept(self._compared(run), self._compared(small)) for run in (reference, filled))
         )
         if difference is None:
             seen, found = "other tokens in the padding change nothing", "shape_dependent_kernel"
@@ -249,7 +253,7 @@ class BatchCheck:
                 if isinstance(further, Failure):
                     return outcome, f"a further run of {abs(items)} {self._unit} failed: {further.error}"
                 outcome = replace(outcome, runs=outcome.runs + 1)
-                both = self.outputs(first), self.outputs(further)
+                both = self._compared(first), self._compared(further)
                 rows = None if self.pair is None else lambda *tensors: tensors
                 if compare_items(*both, batch=items, size=items, rows=rows).difference is not None:
                     blamed = "batch" if self.pair is None else "company"

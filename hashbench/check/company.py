@@ -14,9 +14,9 @@ import torch
 
 from hashbench.batch.layout import Company
 from hashbench.catalog import Status
-from hashbench.run.workload import Tokens, Workload, map_tensors
+from hashbench.run.workload import Tokens, map_tensors
 
-Given = Callable[[torch.nn.Module, Any], Any]
+Given = Callable[[Callable[..., Any], Any], Any]
 """Makes the inputs of one run from the copy of the model that it has, and from all inputs."""
 
 DIFFERS = {
@@ -122,23 +122,24 @@ def turned(batch: int) -> Pair:
     )
 
 
-def pair_of(company: str, workload: Workload, inputs: Any) -> Pair:
-    """The two runs of a workload with these inputs that show what ``company`` does to its tokens.
+def pair_of(company: str, model: Callable[..., Any], inputs: Any, tokens: Tokens | None = None) -> Pair:
+    """The two runs of a model, a module or a function, with these inputs that show what ``company`` does to its tokens.
+    ``tokens`` name the arguments for it; ``None``: those that it takes by the names of transformers.
 
     Raises:
         NoCompanyError: its tokens cannot be given this company.
     """
     if not isinstance(inputs, Mapping):
         raise NoCompanyError("its inputs have no names, so that it cannot be told which are tokens")
-    tokens = workload.tokens or _tokens_taken(workload.module)
+    tokens = tokens or _tokens_taken(model)
     if company in ("right-padding", "left-padding"):
         return _padded(tokens, inputs, left=company == "left-padding")
     return _cached(company, tokens, inputs)
 
 
-def _tokens_taken(module: torch.nn.Module) -> Tokens:
+def _tokens_taken(model: Callable[..., Any]) -> Tokens:
     """What a model takes of what :class:`Tokens` names."""
-    taken, known = inspect.signature(module.forward).parameters, Tokens()
+    taken, known = inspect.signature(getattr(model, "forward", model)).parameters, Tokens()
     mask, positions, cache, use_cache = (
         name if name in taken else "" for name in (known.mask, "position_ids", known.cache, known.use_cache)
     )
@@ -227,11 +228,11 @@ def _cached(company: str, tokens: Tokens, inputs: Mapping[str, Any]) -> Pair:
     def part(given: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
         return {**given, **{name: given[name][:, start:stop] for name in names}, tokens.use_cache: True}
 
-    def after(module: torch.nn.Module, given: Any) -> Any:
-        output = module(**part(given, 0, count - size))
+    def after(model: Callable[..., Any], given: Any) -> Any:
+        output = model(**part(given, 0, count - size))
         return {**part(given, count - size, count), tokens.cache: _cache_of(output, tokens.cache)}
 
-    def at_once(_: torch.nn.Module, given: Any) -> Any:
+    def at_once(_: Callable[..., Any], given: Any) -> Any:
         return part(given, 0, count)
 
     words = f"the last {f'{size} tokens' if chunked else 'token'} of {count} at once, and after a cache of the others"

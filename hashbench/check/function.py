@@ -21,7 +21,8 @@ import numpy as np
 import torch
 
 from hashbench.check import batch_items
-from hashbench.check.batch_invariance import BatchCheck
+from hashbench.check.batch_invariance import BatchCheck, RunAt
+from hashbench.check.company import NoCompanyError, Pair, pair_of, turned
 from hashbench.check.pair import PairCheck, retried_with_warnings, row_of
 from hashbench.errors import HashbenchError
 from hashbench.fingerprint.calls import KernelCollector
@@ -30,7 +31,7 @@ from hashbench.run import leaves, outputs
 from hashbench.run.outcome import Outcome, Run, add_result, failure_of
 from hashbench.run.rng import GENERATORS, preserved_rng, reset_rng_state
 from hashbench.run.settings import claim_workspace, deterministic_settings, preserved, settings
-from hashbench.run.workload import clone_inputs
+from hashbench.run.workload import Tokens, clone_inputs
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import items_of, named_tensors
 from hashbench.trace.callbacks import TraceCallback
@@ -194,12 +195,7 @@ def check_batches(call: FunctionCall, name: str, options: RunOptions, *, sizes: 
         HashbenchError: nothing smaller can be run or nothing be compared, or a copy, a result or the tracer is amiss.
     """
     choose(options.tracer)
-    started = time.perf_counter()
-    claim_workspace(options.device)
-    call = fresh_copy(call)
-    for _, part in parts_of(call):
-        if isinstance(part, torch.nn.Module):
-            part.eval()
+    call = _in_eval(call)
     given = (list(call.args), dict(call.kwargs or {}))
     batch = batch_items.batch_of(given, None)
     why_not = batch_items.why_not(given, batch)
@@ -208,36 +204,123 @@ def check_batches(call: FunctionCall, name: str, options: RunOptions, *, sizes: 
     if why_not or batch is None:
         raise HashbenchError("no smaller batch can be run", consequence=why_not, tip="Give tensors with one batch.")
 
-    compared: set[int] = set()
-
-    def run_at(size: int, *, watcher: TraceCallback | None = None) -> Run | Failure:
+    def runs_at(size: int) -> _Runs:
         args, kwargs = batch_items.first_items(given, size, batch)
-        runs = _Runs(FunctionCall(call.function, tuple(args), kwargs), options, every_op=False, allow_empty=True)
-        if size in compared:
+        return _Runs(FunctionCall(call.function, tuple(args), kwargs), options, every_op=False, allow_empty=True)
+
+    run_at = _SeenFirst(runs_at, lambda size: f"with {size} of {batch} items")
+    check = BatchCheck(run_at, batch, options, "", outputs=_outputs, spec=ModelSpec(SUITE, name))
+    return _row_of_check(replace(check, sizes=tuple(sorted(sizes, reverse=True))))
+
+
+def check_company(call: FunctionCall, name: str, options: RunOptions, *, tokens: Tokens | None = None) -> Row:
+    """Call a function with its items in another order, or with its tokens in the company that the mode of ``options``
+    names, and compare what both calls return. All else is as in :func:`check_batches`.
+
+    Args:
+        call: the function and its arguments; of tokens all are by name.
+        name: what the row calls it.
+        options: as in :func:`check_function`; its mode is that of one company.
+        tokens: which arguments say what company the tokens have; ``None``: those of these names that it takes.
+
+    Raises:
+        HashbenchError: it cannot be given this company, nothing can be compared, or a copy, a result or the tracer is
+            amiss.
+    """
+    choose(options.tracer)
+    call = _in_eval(call)
+    try:
+        pair = _pair_of(call, options.company, tokens)
+    except NoCompanyError as error:
+        raise HashbenchError(f"it cannot be run in other company ({options.company})", consequence=str(error)) from None
+
+    def runs_of(pair: Pair) -> RunAt:
+        def runs_at(size: int) -> _Runs:
+            def changed(call: FunctionCall) -> FunctionCall:
+                args, kwargs = call.args, dict(call.kwargs or {})
+                if pair.company.turned:
+                    args, kwargs = pair.given(size)(call.function, (args, kwargs))
+                else:
+                    kwargs = pair.given(size)(call.function, kwargs)
+                return replace(call, args=tuple(args), kwargs=kwargs)
+
+            return _Runs(call, options, every_op=False, allow_empty=True, changed=changed)
+
+        return _SeenFirst(runs_at, lambda _: f"comparing {pair.words}")
+
+    return _row_of_check(
+        BatchCheck(
+            runs_of(pair),
+            pair.company.batch,
+            options,
+            "",
+            sizes=(pair.company.asked,),
+            outputs=_outputs,
+            spec=ModelSpec(SUITE, name),
+            pair=pair,
+            runs_of=runs_of,
+        )
+    )
+
+
+def _in_eval(call: FunctionCall) -> FunctionCall:
+    """A copy of a call whose modules are in ``eval`` mode."""
+    call = fresh_copy(call)
+    for _, part in parts_of(call):
+        if isinstance(part, torch.nn.Module):
+            part.eval()
+    return call
+
+
+def _pair_of(call: FunctionCall, company: str, tokens: Tokens | None) -> Pair:
+    """The two runs of a call in this company.
+
+    Raises:
+        NoCompanyError: there are none.
+    """
+    if company != "position":
+        return pair_of(company, call.function, None if call.args else call.kwargs, tokens)
+    given = (call.args, dict(call.kwargs or {}))
+    batch = batch_items.batch_of(given, None)
+    if (why_not := batch_items.why_not(given, batch)) or batch is None:
+        raise NoCompanyError(why_not)
+    return turned(batch)
+
+
+class _SeenFirst:
+    """Makes runs of so many items. What the first of each number raises is the caller's to see, with a note."""
+
+    def __init__(self, runs_at: Callable[[int], _Runs], note: Callable[[int], str]) -> None:
+        self._runs_at, self._note = runs_at, note
+        self._seen: set[int] = set()
+
+    def __call__(self, size: int, *, watcher: TraceCallback | None = None) -> Run | Failure:
+        runs = self._runs_at(size)
+        if size in self._seen:
             return runs.further(watcher=watcher)
-        compared.add(size)
+        self._seen.add(size)
         try:
             return runs.compared(1, watcher=watcher)
         except Exception as error:
-            error.add_note(f"(hashbench: with {size} of {batch} items)")
+            error.add_note(f"(hashbench: {self._note(size)})")
             raise
 
-    def check(level: str) -> Outcome:
+
+def _row_of_check(check: BatchCheck) -> Row:
+    """The row of a check under the caller's settings, or those that its options ask for."""
+    started = time.perf_counter()
+    options, spec = check.options, check.spec
+    assert spec is not None
+    claim_workspace(options.device)
+
+    def outcome_of(level: str) -> Outcome:
         in_force = deterministic_settings(level, threads=options.threads) if options.deterministic else None
         with in_force or contextlib.nullcontext():
-            return BatchCheck(
-                run_at,
-                batch,
-                options,
-                level,
-                sizes=tuple(sorted(sizes, reverse=True)),
-                outputs=_outputs,
-                spec=ModelSpec(SUITE, name),
-            ).run()
+            return replace(check, level=level).run()
 
     with preserved(), preserved_rng():
-        outcome = retried_with_warnings(check, options.deterministic or settings()["deterministic_algorithms"])
-    return row_of(ModelSpec(SUITE, name), options, outcome, seconds=time.perf_counter() - started)
+        outcome = retried_with_warnings(outcome_of, options.deterministic or settings()["deterministic_algorithms"])
+    return row_of(spec, options, outcome, seconds=time.perf_counter() - started)
 
 
 def collected_kernels(call: FunctionCall, options: RunOptions) -> KernelCollector:
@@ -264,10 +347,20 @@ def _outputs(run: Run) -> dict[str, Any]:
 
 
 class _Runs:
-    """Runs of one function; ``first_value`` is what the first of those returned that are compared."""
+    """Runs of one function; ``first_value`` is what the first of those returned that are compared. ``changed`` makes
+    of the copy of the call that a run has the one that is made."""
 
-    def __init__(self, call: FunctionCall, options: RunOptions, *, every_op: bool, allow_empty: bool) -> None:
+    def __init__(
+        self,
+        call: FunctionCall,
+        options: RunOptions,
+        *,
+        every_op: bool,
+        allow_empty: bool,
+        changed: Callable[[FunctionCall], FunctionCall] = lambda call: call,
+    ) -> None:
         self.call, self.options, self.every_op, self.allow_empty = call, options, every_op, allow_empty
+        self._changed = changed
         self.count = max(2, options.runs or 2)
         self.first_value: Any = None
         self._failed_op = ""
@@ -319,6 +412,7 @@ class _Runs:
         with contextlib.chdir(Path.cwd()), preserved(), kept_eager() as compiled:
             call = fresh_copy(self.call)
             reset_rng_state(self.options.seed)
+            call = self._changed(call)
             trace = None
             if traced:
                 trace = HashDebugTrace(

@@ -199,7 +199,7 @@ class BenchmarkRunner:
             return batch_invariance.skipped(level, why_not, batch=batch, iterations=workload.iterations)
 
         def run_at(size: int, **more: Any) -> Run | Failure:
-            def given(_: torch.nn.Module, inputs: Any) -> Any:
+            def given(_: Callable[..., Any], inputs: Any) -> Any:
                 return batch_items.first_items(inputs, size, batch)
 
             return attempt(self._preparing(workload, "", given=given), self.options, **more)
@@ -230,7 +230,6 @@ class BenchmarkRunner:
             max(2, self.options.runs or (spec.runs if spec is not None else None) or 2),
             iterations=1,
             sizes=(pair.company.asked,),
-            outputs=lambda run: pair.without_cache(batch_items.outputs_of(run)),
             spec=spec,
             pair=pair,
             runs_of=runs_of,
@@ -238,7 +237,7 @@ class BenchmarkRunner:
 
     def _pair(self, workload: Workload, inputs: Any, spec: ModelSpec | None) -> Pair:
         if self.options.company != "position":
-            return pair_of(self.options.company, workload, inputs)
+            return pair_of(self.options.company, workload.module, inputs, workload.tokens)
         batch = batch_items.batch_of(
             inputs, self.options.batch_size if spec is None else self.options.batch_size_of(spec)
         )

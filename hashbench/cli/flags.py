@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Never, TextIO, TypeVar
 
+from hashbench import records
 from hashbench.errors import HashbenchError
-from hashbench.records import COMPANIES, INVARIANCES, TRACERS
+from hashbench.records import COMPANIES, TRACERS
 
 EXIT_DIFFERENCE, EXIT_USAGE, EXIT_FAULT, EXIT_INTERRUPTED = 1, 2, 70, 130
 LARGEST_SEED = 2**32 - 1  # NumPy takes no larger one
@@ -209,12 +210,10 @@ def companies_of(text: str) -> tuple[str, ...]:
     Raises:
         argparse.ArgumentTypeError: a word of it is none.
     """
-    known = {**COMPANIES, **{company: (company,) for company in INVARIANCES.values()}}
-    words = [word.strip() for word in text.split(",")]
-    for word in words:
-        if word not in known:
-            raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(known)}")
-    return tuple(dict.fromkeys(company for word in words for company in known[word]))
+    try:
+        return records.companies_of([word.strip() for word in text.split(",")])
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def words(flags: Flags, name: str, *, metavar: str, text: str) -> None:

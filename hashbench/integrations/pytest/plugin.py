@@ -24,7 +24,8 @@ import pytest
 
 if TYPE_CHECKING:
     from hashbench.check.function import FunctionCall
-    from hashbench.records import RunOptions
+    from hashbench.records import Row, RunOptions
+    from hashbench.run.workload import Tokens
 
 MARKER = "run_to_run"
 _FIXTURE, _OF_BATCHES, _OF_KERNELS = "assert_runs_equal", "assert_batch_invariant", "assert_kernels_unchanged"
@@ -315,39 +316,73 @@ class BatchInvariant:
     ``inputs`` are a tuple or list (positional arguments), a mapping (by name) or one tensor; the batch is the first
     dimension of all tensors among them, and those outputs are compared whose first dimension follows it. ``runs``,
     ``seed``, ``deterministic``, ``diagnose`` and ``tracer`` are those of :class:`Options`.
+
+    ``company`` is what ``hashbench sweep --company`` takes, words in one text or several: with others than ``batch``
+    the items are computed again in another order, or the tokens of a mapping beside padding or after a cache; all of
+    them are checked. ``tokens`` (``hashbench.run.workload.Tokens``) names the arguments for that, where they are not
+    called as those of transformers.
     """
 
     def __init__(self, test: RunsEqual) -> None:
         self._test = test
 
     def __call__(
-        self, model: Callable[..., Any], inputs: Any, *, sizes: Sequence[int] | None = None, **asked: Any
+        self,
+        model: Callable[..., Any],
+        inputs: Any,
+        *,
+        sizes: Sequence[int] | None = None,
+        company: str | Sequence[str] = "batch",
+        tokens: Tokens | None = None,
+        **asked: Any,
     ) -> None:
         __tracebackhide__ = True
         if not callable(model):
             pytest.fail(f"{_OF_BATCHES} needs a model to call, not a {type(model).__name__}.")
-        from hashbench.catalog import Status
         from hashbench.check.batch_items import batch_of
-        from hashbench.check.function import FunctionCall, check_batches
-        from hashbench.errors import HashbenchError
-        from hashbench.records import BATCH_INVARIANCE
-        from hashbench.text import five_lines
+        from hashbench.check.function import FunctionCall, check_batches, check_company
+        from hashbench.records import BATCH_INVARIANCE, companies_of
 
-        call = FunctionCall.of(model, *_given(inputs))
-        name = _name_of(model)
-        options = self._test.run_options(call, _options(asked), mode=BATCH_INVARIANCE)
+        try:
+            companies = companies_of(
+                [word.strip() for word in company.split(",")] if isinstance(company, str) else company
+            )
+        except ValueError as error:
+            pytest.fail(f"company={company!r} cannot be given: {error}")
+        if not companies:
+            pytest.fail(f"company={company!r} compares nothing")
+        if sizes is not None and "batch" not in companies:
+            pytest.fail(f"sizes= are those of smaller batches, and company={company!r} asks for none: leave it out")
+        if tokens is not None and not any(one not in ("batch", "position") for one in companies):
+            pytest.fail(f"tokens= says what has other company, and company={company!r} gives tokens none")
+        call, name = FunctionCall.of(model, *_given(inputs)), _name_of(model)
         batch = batch_of(inputs, None) or 0
         chosen = [size for size in SIZES if size < batch] if sizes is None else [n for n in sizes if n != batch]
+        messages = []
+        for one in companies:
+            options = self._test.run_options(call, _options(asked), mode=f"{one}-invariance")
+            if options.mode == BATCH_INVARIANCE:
+                check = functools.partial(check_batches, call, name, options, sizes=chosen)
+            else:
+                check = functools.partial(check_company, call, name, options, tokens=tokens)
+            messages.append(self._failure(name, check))
+        if any(messages):
+            pytest.fail("\n\n".join(filter(None, messages)))
+
+    def _failure(self, name: str, check: Callable[[], Row]) -> str:
+        """What a check found, in five lines, or why it cannot be made; empty where nothing differs."""
+        from hashbench.catalog import Status
+        from hashbench.errors import HashbenchError
+        from hashbench.text import five_lines
+
+        __tracebackhide__ = True
         try:
-            row = check_batches(call, name, options, sizes=chosen)
+            row = check()
         except HashbenchError as error:
-            message = f"{name}: {error}"
-        else:
-            if row.accuracy == Status.PASS:
-                return
-            skipped = row.accuracy == Status.SKIPPED
-            message = f"{name}: {row.error}" if skipped else five_lines(row, folder=self._test.folder)
-        pytest.fail(message)
+            return f"{name}: {error}"
+        if row.accuracy == Status.SKIPPED:
+            return f"{name}: {row.error}"
+        return "" if row.accuracy == Status.PASS else five_lines(row, folder=self._test.folder)
 
 
 class KernelsUnchanged:
