@@ -236,7 +236,7 @@ def _pair(comparison: Comparison, node: str, there: _Capture, here: _Capture) ->
 
 
 def _shapes(run: RowRun, node: str) -> str:
-    read = [rows.shape for _, rows in run.calls[node].read]
+    read = [rows.given or rows.shape for _, rows in run.calls[node].read]
     return "x".join(f"({','.join(map(str, shape))})" for shape in read)
 
 

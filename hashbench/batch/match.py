@@ -19,7 +19,8 @@ WIDE_ROW, MOST_COPIES = 16, 16
 class TensorRows(NamedTuple):
     """A tensor that a call read or wrote: its rows as it was ``cut``, ``width`` bytes each in ``content``. A ``cut`` of
     ``None``: it cannot be compared with that of the other run. ``state``, where not empty, stands for the content: the
-    id of the parameter or buffer that it shows, and which part of it."""
+    id of the parameter or buffer that it shows, and which part of it. ``given``, where not empty, is its own shape, of
+    which ``shape`` leaves out what it only repeats."""
 
     dtype: str
     shape: Shape
@@ -27,6 +28,7 @@ class TensorRows(NamedTuple):
     content: bytes = b""
     width: int = 0
     state: tuple[Any, ...] = ()
+    given: Shape = ()
 
 
 class CallRows(NamedTuple):

@@ -119,6 +119,29 @@ class RowDigests(TraceCallback):
         self.shapes[node] |= {path: tuple(tensor.shape) for path, tensor in named}
 
     def _rows(self, tensor: torch.Tensor, other: Shape | None) -> TensorRows:
+        given = tuple(tensor.shape)
+        if self._company.together and other is not None and len(other) == len(given):
+            tensor = self._without_repeats(tensor, other)
+        rows = self._cut_rows(tensor, other)
+        return rows if rows.shape == given else rows._replace(given=given)
+
+    def _without_repeats(self, tensor: torch.Tensor, other: Shape) -> torch.Tensor:
+        """The tensor with what it has several times along a dimension, and the other run once, once: the heads of keys,
+        where one of the runs has them repeated for those of the queries."""
+        for dim, (here, there) in enumerate(zip(tensor.shape, other, strict=True)):
+            if here <= there or not there or here % there or not is_plain(tensor) or tensor.is_meta:
+                continue
+            if self._company.multiple(*((here, there) if self._reference else (there, here))):
+                continue
+            for along, sizes in ((dim + 1, (there, -1)), (dim, (-1, there))):
+                all_of_it = tensor.detach().unflatten(dim, sizes)
+                once = all_of_it.select(along, 0)
+                if torch.equal(all_of_it, once.unsqueeze(along).expand_as(all_of_it)):
+                    tensor = once
+                    break
+        return tensor
+
+    def _cut_rows(self, tensor: torch.Tensor, other: Shape | None) -> TensorRows:
         shape = tuple(tensor.shape)
         cut = WHOLE if other is None or other == shape else self._cut(shape, other)
         address = _address(tensor)

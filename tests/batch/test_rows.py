@@ -12,7 +12,8 @@ from hashbench.batch.finding import Guilt
 from hashbench.batch.layout import WHOLE, Company, Cut, ItemAxis
 from hashbench.batch.match import Agreement, Match, TensorRows, match
 from hashbench.batch.rows import RowDigests, ShapeNotes, row_digests
-from hashbench.records import Failure
+from hashbench.check.function import FunctionCall, check_company
+from hashbench.records import Failure, RunOptions
 
 COMPANY = Company(8, 4)
 
@@ -184,3 +185,44 @@ def test_what_was_cut_for_another_call_beside_it_is_not_called_different() -> No
     found = compared_runs(runner(function, random_inputs(0, 8), batch=8), COMPANY).comparison
     twin = found.judged["forward.0//aten.arange.default#1"]
     assert (twin.reference, twin.guilt) == ("forward.0//aten.arange.default#0", Guilt.NOT_ATTRIBUTABLE)
+
+
+class Grouped(torch.nn.Module):
+    """Attention in which two heads of keys serve four of queries. As the attention of transformers it leaves their
+    repetition to the kernel where there is no mask, and the kernel adds in another order."""
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        keys = input_ids[:, None, :, None] * torch.tensor([1.0, 3.0])[:, None, None].expand(2, 1, 4)
+        queries = keys.sum(1, keepdim=True).expand(-1, 4, -1, -1).clone()
+        masked = attention_mask is not None and not attention_mask.all()
+        return grouped_sum(queries, keys.repeat_interleave(2, dim=1) if masked else keys, masked=masked)
+
+
+@torch.library.custom_op("rows_test::grouped_sum", mutates_args=())
+def grouped_sum(queries: torch.Tensor, keys: torch.Tensor, *, masked: bool) -> torch.Tensor:
+    heads = keys.repeat_interleave(queries.shape[1] // keys.shape[1], dim=1)
+    return (queries + heads).exp() if masked else queries.exp() * heads.exp()
+
+
+def test_heads_that_one_run_repeats_are_those_of_the_other() -> None:
+    options = RunOptions(mode="right-padding-invariance", deterministic="off", diagnose_budget=0)
+    given = {"input_ids": torch.linspace(0.1, 1.9, 32).view(2, 16).mul(1000).long()}
+    model = FunctionCall(lambda input_ids, attention_mask=None: Grouped()(input_ids / 1000, attention_mask), (), given)
+    row = check_company(model, "grouped", options)
+    assert (row.accuracy, row.kernel) == ("fail_right_padding_invariance", "rows_test.grouped_sum.default"), row.because
+    assert (row.shapes, row.reference_shapes) == ("(2,4,8,4)x(2,2,8,4)", "(2,4,16,4)x(2,4,16,4)")
+
+
+@pytest.mark.parametrize("reference", [True, False])
+@pytest.mark.parametrize("repeated", ["each", "all", "not"])
+def test_a_dimension_is_shown_once_only_where_it_repeats(repeated: str, *, reference: bool) -> None:
+    keys, company = torch.randn(2, 2, 8, 4), Company(16, 8, together=True)
+    given = {
+        "each": keys.repeat_interleave(2, 1),
+        "all": keys.repeat(1, 2, 1, 1),
+        "not": torch.cat([keys, keys + 1], dim=1),
+    }[repeated]
+    rows = RowDigests(company, {}, reference=reference)._rows(given, (2, 2, 16, 4) if not reference else (2, 2, 4, 4))
+    assert rows.shape == ((2, 4, 8, 4) if repeated == "not" else (2, 2, 8, 4))
+    assert rows.given == (() if repeated == "not" else (2, 4, 8, 4))
+    assert repeated == "not" or (rows.content, rows.width) == row_digests(keys, Cut(2))
