@@ -172,7 +172,7 @@ def measured_row(spec: ModelSpec, options: RunOptions) -> Row:
         timed(registry, "load", "load"),
         timed(pair.PairCheck, "repeat", "plain pair"),
         timed(stress.StressedAttempt, "__call__", provoked),
-        timed(stress.Stress, "_fresh", "fresh process"),
+        timed(stress.Stress, "_run_of", "waiting for the fresh process"),
         timed(stress, "_differ", "compare"),
     ):
         row = model.run_model(spec, options)

@@ -1,7 +1,7 @@
 """Child processes: started, waited for with a time limit, ended with everything they started, and how they ended.
 
-Also what this process is doing for whoever shows it, time budgets, environment variables set for a while, and Ctrl-C
-deferred to safe points.
+Also memory that is taken and free, what this process is doing for whoever shows it, time budgets, environment variables
+set for a while, and Ctrl-C deferred to safe points.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import gc
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -349,6 +350,37 @@ def variables(wanted: Mapping[str, str], *, unless_set: bool = False) -> Iterato
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+_CONTROL_GROUPS = (
+    # (limit, use, what counts as used but is given back when asked for), of version 2 and of version 1
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "inactive_file"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        "total_inactive_file",
+    ),
+)
+
+
+def available_memory_mib() -> float:
+    """Memory that new processes can take without making the system swap, in MiB: psutil's ``available``, or what the
+    control group of a container leaves, if that is less."""
+    left = [float(psutil.virtual_memory().available)]
+    for limit_file, use_file, cached in _CONTROL_GROUPS:
+        try:
+            limit, use = int(Path(limit_file).read_text()), int(Path(use_file).read_text())  # "max": there is none
+            statistics = dict(line.split() for line in Path(use_file).with_name("memory.stat").read_text().splitlines())
+        except (OSError, ValueError):
+            continue
+        left.append(float(limit - use + int(statistics.get(cached, 0))))
+    return max(0.0, min(left)) / 2**20
+
+
+def peak_memory_mib() -> float:
+    """Largest resident memory of this process so far, in MiB."""
+    usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return usage / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def describe_end(exit_code: int) -> str:

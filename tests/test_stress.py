@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,9 +21,12 @@ from runner_helpers import FunctionRunner
 from hashbench import cli
 from hashbench.catalog import LATENT, Circumstance
 from hashbench.causes import decide
+from hashbench.check import stress
 from hashbench.check.function import FunctionCall, check_function
 from hashbench.check.model import BenchmarkRunner
 from hashbench.check.stress import circumstance_of
+from hashbench.diagnose import fresh_process
+from hashbench.diagnose.fresh_process import FreshRuns
 from hashbench.records import Decision, Diagnosis, Evidence, ExperimentResult, ModelSpec, Row, RunOptions
 from hashbench.replay.controls import WITHIN_A_RUN, no_collector, provoked
 from hashbench.replay.controls.circumstances import _heap, oversubscribed
@@ -286,6 +290,36 @@ def test_on_a_cluster_the_same_is_found(tmp_path: Path) -> None:
     found, twin, _ = read_rows(folder / "accuracy.csv")
     assert (found.latent, found.latent_kernel, twin.latent) == ("process", "aten.addmm.default", "")
     assert "process 0/1" in twin.stressed
+
+
+@pytest.mark.parametrize(("available", "order"), [(10**9, "begun run waited"), (0, "begun waited run")])
+def test_the_fresh_process_runs_beside_the_stressed_run_where_memory_suffices(
+    available: float, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+
+    @contextmanager
+    def begun(*_: object, **__: object) -> Iterator[Callable[[float], FreshRuns]]:
+        steps.append("begun")
+
+        def waited(_: float) -> FreshRuns:
+            steps.append("waited")
+            return FreshRuns(failures=("nothing came back",))
+
+        yield waited
+
+    def factor() -> float:
+        if steps and steps[-1] != "run":
+            steps.append("run")
+        return 1.0
+
+    monkeypatch.setattr(fresh_process, "begun", begun)
+    monkeypatch.setattr(stress, "available_memory_mib", lambda: available)
+    runner = FunctionRunner(STRESS)
+    runner.build = lambda: Workload(Scaled(factor), (torch.ones(8),))
+    row = runner.run_model(ModelSpec("none", "model"))
+    assert " ".join(steps[:3]) == order
+    assert "process not run (nothing came back)" in row.stressed
 
 
 def test_a_function_is_stressed_without_a_fresh_process(tmp_path: Path) -> None:

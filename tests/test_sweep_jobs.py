@@ -11,6 +11,7 @@ import pytest
 from sweep_helpers import NoExecutor, names_in_csv, resume_process, started, sweep, sweep_process, wait_until
 from sweep_targets import ran, spec
 
+from hashbench import processes
 from hashbench.catalog import Status
 from hashbench.records import Row
 from hashbench.results.rows import read_rows
@@ -76,11 +77,11 @@ def test_memory_is_what_a_container_leaves_if_that_is_less(tmp_path, monkeypatch
     ):
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(
-        local, "_CONTROL_GROUPS", ((str(tmp_path / "limit"), str(tmp_path / "current"), "inactive_file"),)
+        processes, "_CONTROL_GROUPS", ((str(tmp_path / "limit"), str(tmp_path / "current"), "inactive_file"),)
     )
-    assert local.available_memory_mib() == 2.0
+    assert processes.available_memory_mib() == 2.0
     (tmp_path / "limit").write_text("max\n")
-    assert local.available_memory_mib() > 50
+    assert processes.available_memory_mib() > 50
 
 
 # ---------------------------------------------------------------------------------------------- order, memory

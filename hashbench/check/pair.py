@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -21,7 +19,7 @@ from hashbench.diagnose import driver, fresh_process
 from hashbench.divergence import find as find_divergence
 from hashbench.errors import ran_out_of_memory
 from hashbench.io import replace_file
-from hashbench.processes import tell_phase
+from hashbench.processes import peak_memory_mib, tell_phase
 from hashbench.records import (
     Decision,
     Diagnosis,
@@ -180,7 +178,7 @@ class PairCheck:
         plain pair, which took so many ``seconds``, agrees. It still passes where one of them differs."""
         first = outcome.first
         outcome = replace(outcome, first=None)
-        if not self.options.stress or outcome.accuracy != Status.PASS or first is None or first.trace is None:
+        if not self.options.stress or outcome.accuracy != Status.PASS or first is None or first.recorded is None:
             return outcome
         self._keep_draft(outcome)
         stress = Stress(
@@ -526,9 +524,3 @@ def _op_names(nodes: Sequence[str]) -> str:
     counts = Counter(map(op_of, nodes))
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return a_few([f"{name} ×{count}" if count > 1 else name for name, count in ordered])  # noqa: RUF001
-
-
-def peak_memory_mib() -> float:
-    """Largest resident memory of this process so far, in MiB."""
-    usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return usage / (2**20 if sys.platform == "darwin" else 2**10)

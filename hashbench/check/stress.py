@@ -9,7 +9,8 @@ further pairs tell which circumstance it was, and each of those is provoked alon
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
@@ -19,7 +20,7 @@ from hashbench.catalog import Circumstance, Confidence, Origin, Status
 from hashbench.causes.evidence import removes
 from hashbench.diagnose import fresh_process
 from hashbench.divergence import find as find_divergence
-from hashbench.processes import Budget, tell_phase
+from hashbench.processes import Budget, available_memory_mib, peak_memory_mib, tell_phase
 from hashbench.records import (
     Decision,
     Diagnosis,
@@ -132,11 +133,15 @@ class Stress:
         """What first made two runs differ; ``None`` where nothing did."""
         self.began = perf_counter()
         names = (Circumstance.THREADS, *TOGETHER)
-        tell_phase("stress: run 1")
-        first = self._run(names, 1)
+        with self._fresh(controls.oversubscribed()) as waited:
+            beside = peak_memory_mib() <= available_memory_mib() / 2  # of the run and of the process, at the same time
+            other = None if beside else waited()
+            tell_phase("stress: run 1")
+            first = self._run(names, 1)
+            other = waited() if beside and isinstance(first, Run) else other
         if isinstance(first, Failure):
             return self._raised(names, 1, first)
-        return self._other_process(names, first) or self._further_runs(names, first)
+        return self._other_process(names, first, other) or self._further_runs(names, first)
 
     def results(self) -> tuple[ExperimentResult, ...]:
         """How many pairs were made under each circumstance, and how many of them differ."""
@@ -148,9 +153,8 @@ class Stress:
 
     # ------------------------------------------------------------------------------------------------- stages
 
-    def _other_process(self, names: tuple[str, ...], first: Run) -> Provoked | None:
-        """A run of a fresh process against ``first``; where there is none, one of this process."""
-        other = self._fresh(controls.oversubscribed())
+    def _other_process(self, names: tuple[str, ...], first: Run, other: Run | None) -> Provoked | None:
+        """The ``other`` run, of a fresh process, against ``first``; where there is none, one of this process."""
         if other is None:
             tell_phase("stress: run 2")
             return self._found(names, (0, 1), self._run(names, 0), first)
@@ -165,7 +169,8 @@ class Stress:
             return self._name(names, (0, 1), base, first)
         if _differ(self.first, later):  # as an earlier run left it
             return self._of_processes(self.first, later)
-        again = self._fresh(torch.get_num_threads())
+        with self._fresh(torch.get_num_threads()) as waited:
+            again = waited()
         if again is not None and differing_results(self.first, again):
             return self._of_processes(self.first, again)
         return self._alone_of(names, (0, 1)) or self._of_processes(other, first)
@@ -187,22 +192,28 @@ class Stress:
                 return found
         return None
 
-    def _fresh(self, threads: int) -> Run | None:
-        """A run of a fresh process with so many threads; ``None``, and why, where there is none."""
+    @contextmanager
+    def _fresh(self, threads: int) -> Iterator[Callable[[], Run | None]]:
+        """A context in which a fresh process makes a run with so many threads, beside this one where there is a server.
+        What it gives waits for it; that is ``None``, and why is noted, where there is none."""
         if self.spec is None:
-            return None
-        tell_phase("stress: a fresh process")
-        fresh = fresh_process.fresh_traces(
+            yield lambda: None
+            return
+        with fresh_process.begun(
             self.spec,  # built with as many threads as the model of this process
-            replace(self.options, tracer=self._trace(self.first).tracer, threads=torch.get_num_threads()),
+            replace(self.options, tracer=self.first.tracer, threads=torch.get_num_threads()),
             level=self.level,
             processes=1,
             runs=1,
             fixed_order=False,
-            timeout=PROCESS_SECONDS,
             threads=threads,
             target=self.target,
-        )
+        ) as waited:
+            yield lambda: self._run_of(waited)
+
+    def _run_of(self, waited: Callable[[float], fresh_process.FreshRuns]) -> Run | None:
+        tell_phase("stress: a fresh process")
+        fresh = waited(PROCESS_SECONDS)
         if fresh.processes:
             return Run(fresh.processes[0][0], {})
         self.notes[Circumstance.PROCESS] = fresh.failures[0] if fresh.failures else "nothing came back"

@@ -26,7 +26,7 @@ import tempfile
 import traceback
 import types
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -120,7 +120,14 @@ class _Program:
     cpus: tuple[int, ...] = ()
 
 
-def fresh_traces(
+def fresh_traces(spec: ModelSpec, options: RunOptions, *, timeout: float, **wanted: Any) -> FreshRuns:
+    """What :func:`begun` gives of the processes that are ``wanted``, after at most ``timeout`` seconds."""
+    with begun(spec, options, **wanted) as waited:
+        return waited(timeout)
+
+
+@contextmanager
+def begun(
     spec: ModelSpec,
     options: RunOptions,
     *,
@@ -128,11 +135,14 @@ def fresh_traces(
     processes: int,
     runs: int,
     fixed_order: bool,
-    timeout: float,
     threads: int | None = None,
     target: str = DEFAULT_TARGET,
-) -> FreshRuns:
-    """Run a model ``runs`` times in each of so many fresh processes, two of which run at a time.
+) -> Iterator[Callable[[float], FreshRuns]]:
+    """A context in which a model is run ``runs`` times in each of so many fresh processes. What it gives waits for
+    them, so many seconds for all together: what has not ended then is a failure, and ends with the context.
+
+    One process that a server makes runs while the body does something else. All others begin when they are waited for,
+    two at a time.
 
     Args:
         spec: the model, which each process builds from nothing.
@@ -142,14 +152,13 @@ def fresh_traces(
         runs: traced runs in each.
         fixed_order: with string hashes and the addresses of objects the same in every process, by which sets are
             ordered; otherwise both are random (see :mod:`hashbench.run.addresses`).
-        timeout: seconds for all of them together; what has not ended then is a failure.
         threads: of the runs; ``None``: those of the options, with which the model is built in any case.
         target: ``module:class``. A process makes ``class(options).traces_of(spec, level=level, runs=runs,
             threads=threads)``, a list of traces and failures.
     """
     task = _Task(spec, options, level, runs, target, tuple(sys.path), threads)
-    traces, failures = [], []
-    with tempfile.TemporaryDirectory(prefix="hashbench-") as parent:
+    with ExitStack() as stack:
+        parent = stack.enter_context(tempfile.TemporaryDirectory(prefix="hashbench-"))
         folders = tuple(str(Path(parent, f"process-{number:04}")) for number in range(processes))
         for folder in folders:
             Path(folder).mkdir()
@@ -157,26 +166,32 @@ def fresh_traces(
         try:
             tasks = {group: json.dumps(to_json(replace(task, folders=group))) for group in groups}
         except (TypeError, ValueError):
-            return FreshRuns(failures=("the model's arguments cannot be written as JSON",) * processes)
-        environment = _FIXED if fixed_order else _RANDOM
-        deadline = monotonic() + timeout
-        ended: dict[str, str] = {}
+            failed = FreshRuns(failures=("the model's arguments cannot be written as JSON",) * processes)
+            yield lambda _: failed
+            return
         if processes > 1 or fixed_order or not os.environ.get(SERVER_VARIABLE):
-            ended = _run_all(tasks, environment, deadline=deadline)
+            environment = _FIXED if fixed_order else _RANDOM
+            yield lambda seconds: _read(folders, _run_all(tasks, environment, deadline=monotonic() + seconds))
         else:
-            ended = {folders[0]: _ended_of_the_server(tasks[groups[0]], timeout=timeout)}
-        for folder in folders:
-            try:
-                answer = from_json(_Answer, read_json(Path(folder, _ANSWER)))
-                read = tuple(file.read(Path(folder, name)) for name in answer.traces)
-            except HashbenchError as error:
-                answer = replace(answer, failure=answer.failure or str(error))
-            except (OSError, ValueError):
-                answer = _Answer(failure=ended.get(folder, "it was out of time"))
-            if answer.failure:
-                failures.append(answer.failure)
-            else:
-                traces.append(read)
+            ended = stack.enter_context(_asked_of_the_server(tasks[groups[0]]))
+            yield lambda seconds: _read(folders, {folders[0]: ended(seconds)})
+
+
+def _read(folders: Sequence[str], ended: Mapping[str, str]) -> FreshRuns:
+    """What the processes of these folders left; ``ended`` says in words how those ended that left nothing."""
+    traces, failures = [], []
+    for folder in folders:
+        try:
+            answer = from_json(_Answer, read_json(Path(folder, _ANSWER)))
+            read = tuple(file.read(Path(folder, name)) for name in answer.traces)
+        except HashbenchError as error:
+            answer = replace(answer, failure=answer.failure or str(error))
+        except (OSError, ValueError):
+            answer = _Answer(failure=ended.get(folder, "it was out of time"))
+        if answer.failure:
+            failures.append(answer.failure)
+        else:
+            traces.append(read)
     return FreshRuns(tuple(traces), tuple(failures))
 
 
@@ -218,18 +233,25 @@ def served(
         yield
 
 
-def _ended_of_the_server(task: str, *, timeout: float) -> str:
-    """How the one process of ``task`` ended, in words, which a server has made; it may have left an answer."""
-    try:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(timeout)
+@contextmanager
+def _asked_of_the_server(task: str) -> Iterator[Callable[[float], str]]:
+    """A context in which a server makes the one process of ``task``. What it gives says in words how that ended, after
+    so many seconds at most; it may have left an answer."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        with suppress(OSError):  # which the end tells
             connection.connect(os.environ[SERVER_VARIABLE])
             connection.sendall(f"{task}\n".encode())
-            return "it left no answer" if connection.recv(1) else "it ended before it had an answer"
-    except TimeoutError:
-        return "it was out of time"
-    except OSError:
-        return _SERVER_ENDED
+
+        def ended(seconds: float) -> str:
+            connection.settimeout(seconds)
+            try:
+                return "it left no answer" if connection.recv(1) else "it ended before it had an answer"
+            except TimeoutError:
+                return "it was out of time"
+            except OSError:
+                return _SERVER_ENDED
+
+        yield ended
 
 
 def run_python(code: str, *arguments: str, seconds: float) -> Finished:

@@ -63,6 +63,16 @@ def test_a_server_makes_single_processes_without_a_new_python(monkeypatch: pytes
     assert told(fresh("tell")) == [[f"{start} 1"]]
 
 
+def test_a_process_of_a_server_runs_before_it_is_waited_for_and_ends_with_the_context(tmp_path: Path) -> None:
+    spec = ModelSpec("fake", "some model", input_shape=(3, 8), arguments={"do": "hang", "folder": str(tmp_path)})
+    wanted: dict[str, Any] = {"level": "warn", "processes": 1, "runs": 1, "fixed_order": False}
+    with fresh_process.served("fresh_targets:Runner"):
+        with fresh_process.begun(spec, RunOptions(seed=99), **wanted, target="fresh_targets:Runner"):
+            pids = children_in(tmp_path, count=1)
+        assert len(pids) == 2
+        assert not wait_until_gone(pids)
+
+
 def test_a_process_of_a_server_that_dies_is_a_failure_and_the_next_one_is_not() -> None:
     with fresh_process.served("fresh_targets:Runner"):
         assert fresh("killed").failures

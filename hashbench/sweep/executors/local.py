@@ -32,7 +32,15 @@ import psutil
 from hashbench.devices.visibility import WORKSPACE_VARIABLE, DeviceAssignment, workspace_config, workspace_conflict
 from hashbench.errors import HashbenchError
 from hashbench.io import open_file, replace_file
-from hashbench.processes import end_family, end_with, exit_at_once, import_or_call, phases_told_to, uncollected
+from hashbench.processes import (
+    available_memory_mib,
+    end_family,
+    end_with,
+    exit_at_once,
+    import_or_call,
+    phases_told_to,
+    uncollected,
+)
 from hashbench.records import ModelSpec, Row, RunOptions
 from hashbench.results.rows import row_to_json
 from hashbench.sweep.executors import Resources, Task, TaskResult, fork_server
@@ -351,17 +359,7 @@ def _end_with_storage_error(reports: Connection, error: OSError) -> Never:
     exit_at_once(1)
 
 
-# ------------------------------------------------------------------------------------------- cores and memory
-
-_CONTROL_GROUPS = (
-    # (limit, use, what counts as used but is given back when asked for), of version 2 and of version 1
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "inactive_file"),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        "total_inactive_file",
-    ),
-)
+# ------------------------------------------------------------------------------------------------------ the cores
 
 
 def cores() -> tuple[int, ...]:
@@ -388,20 +386,6 @@ def divided(cores: tuple[int, ...], *, workers: int) -> tuple[tuple[int, ...], .
     if not size:
         return tuple((cores[worker % len(cores)],) for worker in range(workers))
     return tuple(cores[worker * size : (worker + 1) * size] for worker in range(workers))
-
-
-def available_memory_mib() -> float:
-    """Memory that new processes can take without making the system swap, in MiB: psutil's ``available``, or what the
-    control group of a container leaves, if that is less."""
-    left = [float(psutil.virtual_memory().available)]
-    for limit_file, use_file, cached in _CONTROL_GROUPS:
-        try:
-            limit, use = int(Path(limit_file).read_text()), int(Path(use_file).read_text())  # "max": there is none
-            statistics = dict(line.split() for line in Path(use_file).with_name("memory.stat").read_text().splitlines())
-        except (OSError, ValueError):
-            continue
-        left.append(float(limit - use + int(statistics.get(cached, 0))))
-    return max(0.0, min(left)) / 2**20
 
 
 _preload()  # last: what it imports may import this module
