@@ -366,3 +366,47 @@ def test_several_companies_are_a_folder_each_and_are_read_as_one_sweep(tmp_path,
     assert Path(out / "left-padding-invariance" / "accuracy.csv").read_bytes() == before
     row: Row = read_rows(out / "cached-decode-invariance" / "accuracy.csv")[0]
     assert row.company == "the last token of 12 at once, and after a cache of the others"
+
+
+# --------------------------------------------------------------------------------------------------------- repros
+
+
+def first_place(x: torch.Tensor) -> torch.Tensor:
+    return x.cumsum(0)
+
+
+@pytest.mark.parametrize(
+    ("company", "build", "script"),
+    [
+        ("left-padding", lambda: Workload(Sums(), IDS_AND_MASK), "PARTS = [((1, 1, 6, 6),)]"),
+        ("position", lambda: Workload(Computes(first_place), torch.rand(4, 3)), "COMPARED = {0: 3, 1: 2, 2: 1, 3: 0}"),
+    ],
+)
+def test_a_repro_compares_the_tokens_and_places_in_question(company, build, script, monkeypatch, tmp_path):
+    monkeypatch.setattr(batch_invariance, "run_item_repro", lambda folder, timeout: f"{folder.name} {timeout > 0}")
+    runner = FunctionRunner(options(company, output=str(tmp_path)))
+    runner.build = build
+    row = runner.run_model(ModelSpec("zoo", "model"))
+    assert (row.repro, row.reproduced) == (
+        f"repro/zoo.{company}-invariance.model",
+        f"zoo.{company}-invariance.model True",
+    )
+    assert script in (tmp_path / row.repro / "repro.py").read_text(encoding="utf-8")
+
+
+class Sums(nn.Module):
+    """The last of the sums up to each token is another one beside padding on the left."""
+
+    def forward(self, input_ids: Any, attention_mask: Any, position_ids: Any) -> Any:  # noqa: ARG002
+        return (input_ids + 1.5).cumsum(dim=1)
+
+
+IDS_AND_MASK = {"input_ids": torch.arange(24).view(2, 12), "attention_mask": torch.ones(2, 12, dtype=torch.int64)}
+
+
+def test_a_call_that_cannot_be_made_again_has_no_repro_and_the_row_says_so(tmp_path):
+    runner = FunctionRunner(options("cached-decode", output=str(tmp_path)))
+    runner.build = lambda: Workload(Forgetful(), dict(IDS))
+    row = runner.run_model(ModelSpec("zoo", "model"))
+    assert (row.kernel, row.repro) == ("aten.exp2.default", "")
+    assert row.reproduced == "no repro: it cannot be made again alone"

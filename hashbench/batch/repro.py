@@ -12,7 +12,10 @@ from pathlib import Path
 import torch
 
 import hashbench
+from hashbench.batch.call_pair import CallPair
 from hashbench.batch.item_call import ItemCall, NotItemwiseError, in_force
+from hashbench.batch.layout import Cut, ItemAxis
+from hashbench.batch.match import Agreement, Match
 from hashbench.diagnose.fresh_process import run_python
 from hashbench.errors import HashbenchError, first_line
 from hashbench.io import replace_file
@@ -30,6 +33,10 @@ MOST_BYTES = 2**28
 
 _RUN = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 _WIDTH = 100
+
+Part = tuple[tuple[int, int, int, int], ...]
+"""What of a tensor is compared with all of the other call's: of each of these dimensions, in each of so many blocks,
+from which index on and how many: ``(dimension, blocks, start, length)``."""
 
 
 def write_item_repro(
@@ -62,9 +69,104 @@ def write_item_repro(
         with in_force(call):
             calls, places = _both(call, chosen, first)
             captured = [capture(one.func, one.args, one.kwargs, limit_bytes=MOST_BYTES) for one in calls]
-            text = _script(calls, captured, places, heading=_heading(call, decision, seen_in))
+            layout = [None if axis is None else (axis.dim, axis.outer, axis.inner) for axis in call.outputs]
+            items, heading = (calls[0].items, calls[1].items), _heading(call, decision, seen_in)
+            text = _script(calls, captured, heading=heading, items=items, layout=layout, compared=places)
     except (CaptureError, BadCallError, NotItemwiseError) as error:
         raise _refused(call, str(error)) from None
+    _save(folder, calls, text)
+
+
+def write_part_repro(
+    folder: Path,
+    made: ItemCall | CallPair,
+    decision: Decision,
+    *,
+    sizes: tuple[int, int],
+    unit: str = "tokens",
+    seen_in: str = "",
+) -> None:
+    """Write the repro of a call in which all that both runs have is compared as one: of tokens that depend on each
+    other, or of the calls as both runs made them. ``folder``, ``decision`` and ``seen_in`` are those of
+    :func:`write_item_repro`.
+
+    Args:
+        made: a call with a watched item, which is compared with the same alone; or both calls.
+        sizes: how many tokens (or items: ``unit``) the smaller run and the reference had.
+
+    Raises:
+        HashbenchError: the call is of no op that torch alone has, or cannot be written; it cannot be told which rows of
+            what it leaves are those of the other run.
+        OSError: the folder cannot be written.
+    """
+    call = made.reference if isinstance(made, CallPair) else made
+    if not isinstance(call.func, torch._ops.OpOverload) or needs_definition(call.func):
+        raise _refused(call, "torch alone does not have it")
+    try:
+        with in_force(call):
+            if isinstance(made, CallPair):
+                calls, parts = (made.other, made.reference), _parts_of_pair(made)
+            else:
+                calls, parts = (made.select([made.watched or 0]), made), _parts_of_watched(made)
+            _require_shapes(calls, parts)
+            captured = [capture(one.func, one.args, one.kwargs, limit_bytes=MOST_BYTES) for one in calls]
+            heading = _heading(call, decision, seen_in)
+            text = _script(calls, captured, heading=heading, items=sizes, unit=unit, parts=parts)
+    except (CaptureError, BadCallError, NotItemwiseError) as error:
+        raise _refused(call, str(error)) from None
+    _save(folder, calls, text)
+
+
+def _parts_of_watched(call: ItemCall) -> list[Part | None]:
+    """Of each tensor that a call leaves the part of its watched item; ``None``: it is not compared."""
+
+    def part(axis: ItemAxis, shape: Sequence[int]) -> Part:
+        place = call.watched or 0
+        further = ((dim, 1, place * (shape[dim] // call.items), shape[dim] // call.items) for dim in axis.also)
+        return (axis.dim, axis.outer, place * axis.inner, axis.inner), *further
+
+    left = [*zip(call.outputs, (tensor.shape for tensor in call.run()[0]), strict=True)]
+    if not any(axis is not None for axis, _ in left):
+        return [() for _ in left]
+    return [None if axis is None else part(axis, shape) for axis, shape in left]
+
+
+def _parts_of_pair(pair: CallPair) -> list[Part | None]:
+    """Of each tensor that the reference leaves, and that differs, the part that the other run has."""
+    inherited = tuple(pair.judged.read.values())
+    parts: list[Part | None] = []
+    for at in pair.written:
+        one, cut = (None, None) if at is None else (pair.judged.written[at], pair.rows[0].written[at].cut)
+        parts.append(None if one is None or one.equal or cut is None else _part(pair, one, cut, inherited))
+    return parts
+
+
+def _part(pair: CallPair, one: Match, cut: Cut, inherited: Sequence[Match]) -> Part:
+    if one.agreement is not Agreement.DIFFERENT or any(
+        other.agreement is Agreement.FOUND and other.sizes == one.sizes for other in inherited
+    ):
+        raise NotItemwiseError("which of its rows are the other run's cannot be told")
+    further = tuple((dim, 1, start, length) for dim, start, length in cut.narrowed)
+    if one.sizes is None or cut.dim is None:
+        return further
+    outers = one.outers or next((other.outers for other in inherited if other.sizes == one.sizes), frozenset())
+    outer = min(outers, default=1)
+    return (cut.dim, outer, pair.company.start(one.sizes[0], outer), one.sizes[1] // outer), *further
+
+
+def _require_shapes(calls: tuple[ItemCall, ItemCall], parts: Sequence[Part | None]) -> None:
+    """What is compared has the same shape in both calls."""
+    if not any(part is not None for part in parts):
+        raise NotItemwiseError("nothing that it leaves can be compared")
+    for one, other, part in zip(*(call.run()[0] for call in calls), parts, strict=True):
+        shape = [*other.shape]
+        for dim, outer, _, length in part or ():
+            shape[dim] = outer * length
+        if part is not None and shape != [*one.shape]:
+            raise NotItemwiseError("its rows have other sizes in other company")
+
+
+def _save(folder: Path, calls: Sequence[ItemCall], text: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     saved = {name: [tensor.detach().clone() for tensor in one.tensors] for name, one in zip(_NAMES, calls, strict=True)}
     torch.save(saved, folder / TENSORS_FILE)
@@ -82,8 +184,6 @@ def _both(
         other = call.select(chosen) if first is None else first
         if _row_sizes(other, call) == _row_sizes(call, call):
             return (other, call), {item: place for place, item in enumerate(chosen)}
-        if call.watched is not None:
-            raise NotItemwiseError("its rows have other sizes in other company")
     kept = call.items - 1
     return (call.select([kept] * call.items), call), {kept: kept}
 
@@ -101,7 +201,15 @@ def _refused(call: ItemCall, why: str) -> HashbenchError:
 
 
 def _script(
-    calls: Sequence[ItemCall], captured: Sequence[CapturedCall], places: Mapping[int, int], *, heading: str
+    calls: Sequence[ItemCall],
+    captured: Sequence[CapturedCall],
+    *,
+    heading: str,
+    items: tuple[int, ...],
+    compared: Mapping[int, int] | None = None,
+    layout: Sequence[object] = (),
+    parts: Sequence[Part | None] = (),
+    unit: str = "items",
 ) -> str:
     reference = calls[1]
     tensors = reference.tensors
@@ -111,9 +219,11 @@ def _script(
         heading=heading,
         threads=torch.get_num_threads(),
         settings=script.settings_statements(captured[1]),
-        items=tuple(one.items for one in calls),
-        compared=dict(sorted(places.items())),
-        layout=[None if axis is None else (axis.dim, axis.outer, axis.inner) for axis in reference.outputs],
+        items=items,
+        unit=unit,
+        compared=dict(sorted((compared or {}).items())),
+        layout=[*layout],
+        parts=[*parts],
         written=[place for place, one in enumerate(tensors) if any(one is other for other in changed)],
         shapes=[one.shapes for one in calls],
         expressions=[script.expression(one) for one in captured],

@@ -18,7 +18,7 @@ from hashbench.batch.finding import BatchFinding
 from hashbench.batch.item_call import ItemCall
 from hashbench.batch.layout import Company
 from hashbench.batch.locate import PlainRuns, RowsCompared, compare_rows, finding_of
-from hashbench.batch.repro import run_item_repro, write_item_repro
+from hashbench.batch.repro import run_item_repro, write_item_repro, write_part_repro
 from hashbench.batch.rows import ShapeNotes
 from hashbench.catalog import Confidence, Origin, Status
 from hashbench.check.batch_items import compare_items, differing_earlier, halves, outputs_of
@@ -274,7 +274,8 @@ class BatchCheck:
         evidence = diagnose(found.call, found.pair, budget=self.options.diagnose_budget)
         coupled = found.coupled and (self.pair is None or self.pair.company.turned)
         if evidence is None:
-            return _unexplained(outcome, found.detail or "the call could not be captured", coupled=coupled)
+            why, no_repro = found.detail or "the call could not be captured", "no repro: it cannot be made again alone"
+            return _unexplained(outcome, why, coupled=coupled, reproduced=no_repro)
         decision = decide(evidence)
         if decision.cause == "unknown" and coupled and not evidence.explained:
             decision = _seems_coupled(decision.because)
@@ -283,24 +284,27 @@ class BatchCheck:
             Evidence(origin=Origin.KERNEL, arms=evidence.arms),
             other_sources=found.sources[1:] if self.options.all_sources else (),
         )
-        # A repro compares the first items; of tokens that depend on each other these are not the ones in question.
-        if found.call is not None and (not found.call.watched or found.size == 1):
-            as_it_was = found.pair is not None and found.call.watched is None
-            first = replace(found.pair.other, axes=found.call.axes) if as_it_was else None
-            size = found.size if found.call.watched is None else 1
-            diagnosis = self._with_repro(diagnosis, found.call, size, first)
+        diagnosis = self._with_repro(diagnosis, found)
         return replace(outcome, diagnosis=diagnosis, batch=replace(outcome.batch, smallest=evidence.smallest_batch))
 
-    def _with_repro(self, diagnosis: Diagnosis, call: ItemCall, size: int, first: ItemCall | None) -> Diagnosis:
-        """The diagnosis with a folder that shows the call among ``size`` items and in the batch, for torch alone, run
-        once in a fresh process; see :func:`~hashbench.batch.repro.write_item_repro`."""
-        if self.spec is None or not self.options.output or any(axis and axis.also for axis in call.outputs):
+    def _with_repro(self, diagnosis: Diagnosis, found: BatchFinding) -> Diagnosis:
+        """The diagnosis with a folder that shows the call in both companies, for torch alone, run once in a fresh
+        process; see :mod:`hashbench.batch.repro`."""
+        if self.spec is None or not self.options.output:
             return diagnosis
         name = f"repro/{file_key(suite=self.spec.suite, mode=self.options.mode, name=self.spec.name)}"
         folder = Path(self.options.output) / name
         seen_in = f"in the model {self.spec.name}"
+        call: ItemCall | None = found.call
+        as_parts = found.pair or call
         try:
-            write_item_repro(folder, call, diagnosis.decision, chosen=range(size), first=first, seen_in=seen_in)
+            if as_parts is not None and (call is None or call.watched is not None):
+                sizes = found.size, found.batch
+                write_part_repro(folder, as_parts, diagnosis.decision, sizes=sizes, unit=self._unit, seen_in=seen_in)
+            elif call is not None:
+                chosen = range(found.size)[:: -1 if self._company(found.size).turned else 1]
+                first = None if found.pair is None else replace(found.pair.other, axes=call.axes)
+                write_item_repro(folder, call, diagnosis.decision, chosen=chosen, first=first, seen_in=seen_in)
         except HashbenchError as error:  # OSError ends the sweep: its folder takes no more
             return replace(diagnosis, reproduced=f"no repro: {error}")
         tell_phase("running the repro")
@@ -384,9 +388,9 @@ def _how_far(found: BatchFinding, unit: str) -> str:
 _LOOK = "Look at the line that calls it: what it leaves of an item may be computed from others on purpose"
 
 
-def _unexplained(outcome: Outcome, why: str, *, coupled: bool = False) -> Outcome:
+def _unexplained(outcome: Outcome, why: str, *, coupled: bool = False, reproduced: str = "") -> Outcome:
     decision = _seems_coupled(why) if coupled else Decision("unknown", Confidence.OPEN, why, _LOOK)
-    return replace(outcome, diagnosis=Diagnosis(decision, Evidence(origin="")))
+    return replace(outcome, diagnosis=Diagnosis(decision, Evidence(origin=""), reproduced=reproduced))
 
 
 def _seems_coupled(why: str) -> Decision:

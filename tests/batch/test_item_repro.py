@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from hashbench.batch.call_pair import CallPair
+from hashbench.batch.finding import Guilt, Judged
 from hashbench.batch.item_call import ItemCall
-from hashbench.batch.layout import ItemAxis
-from hashbench.batch.repro import SCRIPT_FILE, run_item_repro, write_item_repro
+from hashbench.batch.layout import Company, Cut, ItemAxis
+from hashbench.batch.match import Agreement, CallRows, Match, TensorRows
+from hashbench.batch.repro import SCRIPT_FILE, run_item_repro, write_item_repro, write_part_repro
 from hashbench.diagnose import fresh_process
 from hashbench.errors import HashbenchError
 from hashbench.records import Decision
+from hashbench.run.settings import preserved
 
 FIRST = ItemAxis(0)
 DECISION = Decision("batch_coupling", "proven", "12 of 12 with other content", "Do otherwise.")
@@ -76,4 +82,98 @@ def test_it_runs_in_a_fork_of_a_server_that_has_loaded_torch_alone(
 def test_what_torch_alone_does_not_have_has_no_repro(tmp_path: Path) -> None:
     with pytest.raises(HashbenchError, match="torch alone does not have it"):
         write_item_repro(tmp_path / "repro", call_of(torch.neg, torch.rand(4, 3)), DECISION, chosen=range(1))
+    assert not (tmp_path / "repro").exists()
+
+
+# ------------------------------------------------------------------------------------------- what depends on each other
+
+
+def said_by(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What ``repro.py`` prints at last, in this process, and its exit code."""
+    with preserved(), pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(folder / SCRIPT_FILE), run_name="__main__")
+    return f"{capsys.readouterr().out.splitlines()[-1]} ({ended.value.code})"
+
+
+WATCHED = {
+    "the last of all": (
+        torch.rand(2, 6, 3) + 1,
+        ItemAxis(1, inner=1),
+        6,
+        5,
+        "the same token differs between 1 token and 6 (1)",
+    ),
+    "the first half": (
+        torch.rand(2, 6, 3) + 1,
+        ItemAxis(1, inner=3),
+        2,
+        0,
+        "the same 3 tokens are equal between 3 tokens and 6 (0)",
+    ),
+    "the last half": (
+        torch.rand(2, 6, 3) + 1,
+        ItemAxis(1, inner=3),
+        2,
+        1,
+        "the same 3 tokens differ between 3 tokens and 6 (1)",
+    ),
+    "scores": (
+        torch.rand(2, 6, 6) + 1,
+        ItemAxis(1, inner=3, also=(2,)),
+        2,
+        1,
+        "the same 3 tokens differ between 3 tokens and 6 (1)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("x", "axis", "items", "watched", "said"), WATCHED.values(), ids=WATCHED)
+def test_the_tokens_are_compared_that_both_runs_have(
+    x: torch.Tensor, axis: ItemAxis, items: int, watched: int, said: str, tmp_path: Path, capsys: Any
+) -> None:
+    call = ItemCall(torch.ops.aten.cumsum.default, (x, 1), {}, items, (axis,), (axis,), watched=watched)
+    write_part_repro(tmp_path, call, DECISION, sizes=(6 // items, 6))
+    assert said_by(tmp_path, capsys) == said
+
+
+def pair_of(first: int, match: Match, *, flat: bool = False) -> CallPair:
+    """The sums of the last three of five tokens, of two sequences, and those of the five."""
+    company = Company(5, 3, first, together=True)
+    whole = torch.rand(2, 5, 4)
+    part = whole[:, first : first + 3].contiguous()
+    change = torch.ops.aten.cumsum.default
+    dim = 0 if flat else 1
+    calls = [
+        ItemCall(change, (x.reshape(-1, 4) if flat else x, dim), {}, items, (None,), ())
+        for x, items in ((whole, 5), (part, 3))
+    ]
+    rows = [TensorRows("float32", tuple(call.tensors[0].shape), Cut(dim)) for call in calls]
+    noted = [CallRows((("0", one),), (one,)) for one in rows]
+    judged = Judged(
+        Guilt.GUILTY, "there", {"0": Match(Agreement.SAME, match.sizes, frozenset({2 if flat else 1}))}, (match,)
+    )
+    return CallPair(calls[0], calls[1], company, judged, (noted[0], noted[1]), (0,))
+
+
+def test_both_calls_as_they_were_are_compared_where_the_tokens_begin(tmp_path: Path, capsys: Any) -> None:
+    for first, verb in ((0, "are equal"), (2, "differ")):
+        pair = pair_of(first, Match(Agreement.DIFFERENT, (5, 3)))
+        write_part_repro(tmp_path, pair, DECISION, sizes=(3, 5))
+        assert said_by(tmp_path, capsys) == f"the same 3 tokens {verb} between 3 tokens and 5 ({int(first > 0)})"
+    write_part_repro(tmp_path, pair_of(0, Match(Agreement.DIFFERENT, (10, 6)), flat=True), DECISION, sizes=(3, 5))
+    assert said_by(tmp_path, capsys).startswith("the same 3 tokens differ"), "of the second sequence"
+    assert "PARTS = [((0, 2, 0, 3),)]" in (tmp_path / SCRIPT_FILE).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("match", "why"),
+    [
+        (Match(Agreement.UNKNOWN, (5, 3)), "which of its rows are the other run's cannot be told"),
+        (Match(Agreement.SAME, (5, 3)), "nothing that it leaves can be compared"),
+        (Match(Agreement.DIFFERENT, (5, 2)), "its rows have other sizes in other company"),
+    ],
+)
+def test_where_it_cannot_be_told_what_to_compare_the_reason_is_said(match: Match, why: str, tmp_path: Path) -> None:
+    with pytest.raises(HashbenchError, match=why):
+        write_part_repro(tmp_path / "repro", pair_of(0, match), DECISION, sizes=(3, 5))
     assert not (tmp_path / "repro").exists()
