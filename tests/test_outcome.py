@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
+import torch
 
 from hashbench.records import Divergence, Leaf, OpRecord, RunOptions, TensorDigest, Trace, Verdict
 from hashbench.run import outcome
-from hashbench.run.outcome import Prepared, replaces, traces_of
+from hashbench.run.outcome import Prepared, Run, attempt, replaces, traces_of
+from hashbench.trace.api import HashDebugTrace, Recording
+from hashbench.trace.callbacks import TraceCallback
 
 CONTENT = TensorDigest("float32", (4,), (1,), "a")
 OTHER = CONTENT._replace(value="b")
@@ -65,3 +69,24 @@ def test_addresses_are_arranged_right_before_each_run_of_a_fresh_process(monkeyp
 
     assert len(traces_of(prepare, RunOptions(), runs=2)) == 2
     assert done == ["arranged", "copied"] * 2
+
+
+@pytest.mark.parametrize("tracer", ["auto", "python"])
+def test_the_trace_of_a_run_that_is_watched_is_made_when_somebody_asks_for_it(tracer: str) -> None:
+    watching = TraceCallback()
+
+    def prepare() -> Prepared:
+        model = torch.nn.Identity()
+
+        def execute(trace: HashDebugTrace | None) -> dict[str, torch.Tensor]:
+            with trace or nullcontext():
+                return {"output": torch.ones(2) + 1}
+
+        return Prepared(model, (), execute)
+
+    run = attempt(prepare, RunOptions(tracer=tracer), watcher=watching)
+    assert isinstance(run, Run)
+    assert isinstance(run.recorded, Recording)
+    assert run.recorded._trace._finished is None
+    assert run.trace is not None
+    assert len(run.trace.records) == 2

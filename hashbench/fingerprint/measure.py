@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,10 +20,9 @@ from hashbench.fingerprint.calls import KernelCollector, call_of
 from hashbench.fingerprint.distance import FLOATS
 from hashbench.fingerprint.document import Fingerprints, Kernel, ModelFingerprint, TensorWord, tensor_word
 from hashbench.fingerprint.library import Listener, listener
-from hashbench.fingerprint.values import UNIT, bits_of, scrambled
+from hashbench.fingerprint.values import UNIT, bits_of, room, scrambled
 from hashbench.records import TensorDigest
 from hashbench.replay.call import (
-    LINE,
     CapturedCall,
     Slot,
     TensorForm,
@@ -57,7 +57,6 @@ VARIES = "gives other results when it is repeated"
 RANDOM = "draws random numbers"
 _RAISES = "raises on synthetic inputs"
 _LONGEST_REASON = 100
-_PAGE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +79,9 @@ def isolation(*, deterministic: str, threads: int | None) -> Iterator[None]:
         yield
 
 
-def result_of(call: CapturedCall, repetition: int = 0) -> Result:
+def result_of(call: CapturedCall, repetition: int = 0, *, last: bool = False) -> Result:
     """Run a call once, on memory of its own, which begins at another address (modulo 4096) in each of 64 repetitions;
-    for use inside :func:`isolation`.
+    for use inside :func:`isolation`. The ``last`` run of a call takes the call's own memory, and may write there.
 
     Raises:
         NotRepeatableError: it draws random numbers.
@@ -90,7 +89,7 @@ def result_of(call: CapturedCall, repetition: int = 0) -> Result:
     """
     plan = plan_of(call.func)
     before = random_states(call.device, outside_torch=False) if plan.seeded else {}
-    args, kwargs = _copied(call, repetition)
+    args, kwargs = _copied(call, repetition, last=last)
     with torch._C._ExcludeDispatchKeyGuard(keys_below_a_mode()):
         output = call.func(*args, **kwargs)
     wait_for(call.accelerators)
@@ -101,10 +100,13 @@ def result_of(call: CapturedCall, repetition: int = 0) -> Result:
     return _left(plan.written_by(args, kwargs, output))
 
 
-def _copied(call: CapturedCall, repetition: int) -> tuple[Any, dict[str, Any]]:
+def _copied(call: CapturedCall, repetition: int, *, last: bool) -> tuple[Any, dict[str, Any]]:
     """The arguments of a run."""
     resizable = may_resize(call.func)
-    memories = [_memory(memory.content, repetition, resizable) for memory in call.memories]
+    if last and not resizable:
+        memories = [memory.content for memory in call.memories]
+    else:
+        memories = [_memory(memory.content, repetition, resizable) for memory in call.memories]
     tensors = [laid_over(memories[form.storage], form) for form in call.tensors if isinstance(form, TensorForm)]
 
     def argument(leaf: Any) -> Any:
@@ -121,10 +123,9 @@ def _memory(content: torch.Tensor, repetition: int, resizable: bool) -> torch.Te
         memory = torch.empty_like(content)
         memory.numpy()[:] = content.numpy()
         return memory
-    room = np.empty(content.nbytes + _PAGE + LINE, np.uint8)
-    start = -room.ctypes.data % LINE + repetition * LINE % _PAGE
-    room[start : start + content.nbytes] = content.numpy()
-    return torch.from_numpy(room[start : start + content.nbytes])
+    memory = torch.from_numpy(room(content.nbytes, repetition=repetition))
+    memory.numpy()[:] = content.numpy()
+    return memory
 
 
 def _left(written: Sequence[torch.Tensor]) -> Result:
@@ -249,8 +250,8 @@ def _measured(kernel: Kernel, contents: Sequence[str], device: torch.device, lis
     """The kernel with what it gave, or why it has no fingerprint."""
     results: list[Result] = []
 
-    def repeat() -> None:
-        results.append(result_of(call, len(results)))
+    def repeat(*, last: bool = False) -> None:
+        results.append(result_of(call, len(results), last=last))
 
     try:
         call = call_of(kernel, contents, device=device)
@@ -258,7 +259,7 @@ def _measured(kernel: Kernel, contents: Sequence[str], device: torch.device, lis
         repeat()
         if time.thread_time() - began < LONG:
             repeat()
-        library = listening.library_of(call.func, device, repeat)
+        library = listening.library_of(call.func, device, functools.partial(repeat, last=True))
     except (NotRepeatableError, ValueError, HashbenchError) as error:
         return kernel, str(error)[:_LONGEST_REASON]
     except Exception as error:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from hashbench.fingerprint.distance import FLOATS
+from hashbench.replay.call import LINE
 from hashbench.trace.digest import dtype_name
 
 PERIOD = 1_048_573
@@ -31,6 +32,8 @@ KEPT_BYTES = 2048
 
 KEPT_ELEMENTS = 1 << 20
 """Where it has more elements, nobody tries."""
+
+_PAGE = 4096
 
 _FIRST = 4096
 """Elements that are looked at before all are: most tensors have a negative number among them."""
@@ -93,13 +96,21 @@ def filled(dtype: torch.dtype, elements: int, *, values: str, number: int) -> to
         period = (np.int64(low) + (_words() % span).astype(np.int64)).astype(f"i{dtype.itemsize}")
     else:
         raise NoValuesError(f"no synthetic values for {dtype_name(dtype)}")
-    out = np.empty(elements, period.dtype)
+    out = room(elements * period.itemsize, repetition=-1).view(period.dtype)
     begin, done = number * _STEP % PERIOD, 0
     while done < elements:
         part = period[begin : begin + elements - done]
         out[done : done + len(part)] = part
         begin, done = 0, done + len(part)
     return torch.from_numpy(out.view(np.uint8))
+
+
+def room(nbytes: int, *, repetition: int) -> np.ndarray[Any, Any]:
+    """So many bytes that nobody has written, which begin at a multiple of 64: at another one (modulo 4096) in each of
+    64 repetitions."""
+    memory = np.empty(nbytes + _PAGE + LINE, np.uint8)
+    start = -memory.ctypes.data % LINE + repetition * LINE % _PAGE
+    return memory[start : start + nbytes]
 
 
 def whole_range(values: str) -> tuple[int, int]:

@@ -171,7 +171,7 @@ def _attempt(
             changed = _changes(before, settings())
             _require_content(results)
         recorded = None if trace is None else Recording(trace)
-        if recorded is not None and not recorded.content:
+        if recorded is not None and watcher is None and not recorded.content:  # who watches may need no trace
             recorded.finish()
         return Run(recorded, results, changed, tuple(compiled))
     except NotComparableError as error:

@@ -373,6 +373,37 @@ def test_a_kernel_of_many_results_is_not_called_changed() -> None:
     assert checked.note == VARIES
 
 
+def test_each_repetition_has_the_same_numbers_at_another_address_and_the_last_one_needs_no_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[int, list[float]]] = []
+    copies: list[int] = []
+    library = torch.library.Library("fingerprint_places", "DEF")
+    library.define("kernel(Tensor(a!) x) -> ()")
+
+    def kernel(x: torch.Tensor) -> None:
+        seen.append((x.data_ptr(), x.tolist()))
+        x.numpy()[:] = 1.0
+
+    library.impl("kernel", kernel, "CPU")
+    copy = measure._memory
+
+    def copied(content: torch.Tensor, repetition: int, resizable: bool) -> torch.Tensor:
+        copies.append(repetition)
+        return copy(content, repetition, resizable)
+
+    monkeypatch.setattr(measure, "_memory", copied)
+    (model,) = record(lambda: torch.ops.fingerprint_places.kernel(torch.ones(3)), name="places").models
+    library._destroy()
+    runs = [address for address, _ in seen[1:]]  # after that of the recording
+
+    assert [kernel.op for kernel in model.kernels] == ["aten.ones.default", "fingerprint_places.kernel.default"]
+    assert len({address % 4096 for address in runs}) == len(runs) == 3
+    assert not any(address % 64 for address in runs)
+    assert seen[1][1] == seen[2][1] == seen[3][1]
+    assert copies == [0, 1]
+
+
 def test_a_kernel_that_begins_after_the_cpu_time_of_a_model_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count()
     monkeypatch.setattr(measure.time, "thread_time", lambda: float(next(clock)))
