@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,6 +28,7 @@ from hashbench.check.model import BenchmarkRunner
 from hashbench.check.stress import circumstance_of
 from hashbench.diagnose import fresh_process
 from hashbench.diagnose.fresh_process import FreshRuns
+from hashbench.processes import phases_told_to
 from hashbench.records import Decision, Diagnosis, Evidence, ExperimentResult, ModelSpec, Row, RunOptions
 from hashbench.replay.controls import WITHIN_A_RUN, no_collector, provoked
 from hashbench.replay.controls.circumstances import _heap, oversubscribed
@@ -219,8 +221,26 @@ def test_without_stress_nothing_is_provoked() -> None:
 
 @pytest.mark.parametrize("name", ["load", "collector"])
 def test_the_circumstance_that_brings_a_difference_about_is_named(name: str) -> None:
-    row = row_of(Scaled(provoking(name)), replace(STRESS, diagnose_budget=10.0))
+    row = row_of(Scaled(provoking(name)), replace(STRESS, diagnose_budget=600.0))
     assert (row.accuracy, row.latent, row.latent_kernel) == ("pass", name, "aten.mul.Tensor")
+
+
+def test_what_comes_by_chance_is_tried_a_few_times_under_each_circumstance_before_it_is_tried_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stress, "NAMING_SECONDS", 600.0)
+    phases, runs = [""], Counter[str]()
+    of_load = provoking("load")
+
+    def factor() -> float:
+        runs[phases[-1]] += 1
+        return of_load()
+
+    with phases_told_to(phases.append):
+        row = row_of(Scaled(factor), replace(STRESS, iterations=1, diagnose_budget=0))
+    assert (row.latent, row.latent_rate) == ("load", 1.0)
+    assert runs["stress: threads alone"] == 3, "two pairs, which agree"
+    assert runs["stress: load alone"] == 11, "ten pairs, which differ"
 
 
 def test_what_only_depends_on_the_number_of_threads_is_none() -> None:

@@ -45,8 +45,8 @@ SHORT_SECONDS = 1.0
 """Seconds that stressed runs of this process may take in any case: what is small is run often."""
 MOST = 6
 """Stressed runs of this process."""
-AGAIN = 10
-"""Pairs in which a difference is looked for again to tell what provokes it."""
+AGAIN, FEW = 10, 2
+"""Pairs in which a difference is looked for again to tell what provokes it: at first a few under each circumstance."""
 TO_TELL = 3
 """Pairs of which all differ where nothing but one circumstance is another."""
 NAMING_SHARE = 0.3
@@ -266,38 +266,46 @@ class Stress:
     def _alone_of(self, names: tuple[str, ...], variations: tuple[int, int]) -> Provoked | None:
         """The one of several circumstances under which alone runs differ, too."""
         budget = Budget(max(NAMING_SECONDS, self.options.diagnose_budget * NAMING_SHARE))
-        plain = self._alone((), (0, 0), TO_TELL, budget)
+        plain = self._alone((), (0, 0), (TO_TELL, TO_TELL), budget)
         if plain.counts[0] == TO_TELL:  # it has changed for good: an earlier run left something behind
             self.differing[Circumstance.PROCESS] += 1
             self.trials[Circumstance.PROCESS] = max(1, self.trials[Circumstance.PROCESS])
             return replace(plain, names=(str(Circumstance.PROCESS),))
-        tries: list[tuple[tuple[str, ...], tuple[int, int], int]] = []
         # Memory is filled on both sides: an earlier run may have left what it was filled with.
         sides = {Circumstance.MEMORY: (1, 2)}
-        tries += [((str(name),), sides.get(name, variations), TO_TELL) for name in _STEADY if name in names]
+        tries: list[tuple[tuple[str, ...], tuple[int, int], tuple[int, int]]]
+        tries = [((str(name),), sides.get(name, variations), (TO_TELL, TO_TELL)) for name in _STEADY if name in names]
         threads = (str(Circumstance.THREADS),) if Circumstance.THREADS in names else ()
-        if threads:
-            tries.append((threads, (0, 0), AGAIN))
         load = str(Circumstance.LOAD)
-        tries += [((*kept, load), (0, 1), AGAIN) for kept in dict.fromkeys(((), threads))]
-        for tried, sides_of, count in tries:
+        by_chance = [((*kept, load), (0, 1)) for kept in dict.fromkeys(((), threads))]
+        if threads:
+            by_chance.insert(0, (threads, (0, 0)))
+        tries += [(*tried, (few, AGAIN)) for few in (FEW, AGAIN) for tried in by_chance]
+        for tried, sides_of, pairs in tries:
             if budget.left() <= 0:
                 return None
             tell_phase(f"stress: {' and '.join(tried)} alone")
-            alone = self._alone(tried, sides_of, count, budget)
+            alone = self._alone(tried, sides_of, pairs, budget)
             if alone.counts[0]:
                 self.differing[alone.name] += 1
                 return alone
         return None
 
-    def _alone(self, names: tuple[str, ...], variations: tuple[int, int], count: int, budget: Budget) -> Provoked:
-        """Pairs under these circumstances alone. Of one that always brings the same about, pairs without it must agree
-        as well."""
+    def _alone(
+        self, names: tuple[str, ...], variations: tuple[int, int], pairs: tuple[int, int], budget: Budget
+    ) -> Provoked:
+        """Pairs under these circumstances alone: a few, and so many where one of these differs. Of one that always
+        brings the same about, pairs without it must agree as well."""
         steady = bool(names) and names[0] in _STEADY
         differing = trials = 0
+        few, most = pairs
         pair: tuple[Run | None, Run | None] = None, None
         base = self._run(names, variations[0])
-        while not isinstance(base, Failure) and trials < count and (budget.left() > 0 or not trials):
+        while (
+            not isinstance(base, Failure)
+            and trials < (most if differing else few)
+            and (budget.left() > 0 or not trials)
+        ):
             other = self._run(names, variations[1])
             if isinstance(other, Failure):
                 break
@@ -306,7 +314,7 @@ class Stress:
                 differing, pair = differing + 1, (base, other)
             elif steady:
                 return Provoked(names, variations, (0, trials))
-            if steady and trials < count:
+            if steady and trials < most:
                 again = self._run(names, variations[0])
                 if isinstance(again, Failure) or _differ(base, again):
                     return Provoked(names, variations, (0, trials))
