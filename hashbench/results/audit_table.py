@@ -120,8 +120,8 @@ AUDIT_ROWS = RowFormat(
 @dataclass(frozen=True, slots=True)
 class AuditKind:
     """What an audit measures: the ``file`` of its ``rows``, the ``target`` that workers call for a group of ops (as
-    ``module:function``), the row of an op that ended its process, ``died(device, op, timed_out=…, error=…)``, and the
-    ``sources`` of its ops."""
+    ``module:function``), the row of an op that ended its process, ``died(device, op, timed_out=…, error=…)``, the
+    ``sources`` of its ops, and whether workers run a repro of what they find, with torch alone."""
 
     file: str
     rows: RowFormat[Any]
@@ -130,6 +130,7 @@ class AuditKind:
     sources: tuple[str, ...] = SOURCES
     marks: tuple[str, ...] = ("off", "on")
     name: str = "an audit without --rows"
+    runs_repros: bool = False
 
     def lies_at(self, path: Path) -> bool:
         """Whether such an audit lies at ``path``: a folder with its file, or a CSV with ``op``, ``verdict`` and the

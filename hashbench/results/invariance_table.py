@@ -88,6 +88,7 @@ INVARIANCE = AuditKind(
     ("op_db",),
     marks=("sizes", "widened"),
     name="an audit with --rows",
+    runs_repros=True,
 )
 """The audit of batch invariance, as the driver runs it."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections import Counter
@@ -11,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from hashbench.devices.visibility import DeviceAssignment
+from hashbench.diagnose import fresh_process
 from hashbench.errors import HashbenchError
 from hashbench.results import audit_table
-from hashbench.results.audit_table import CATALOG_FILE, AuditOptions, AuditRow, op_file
+from hashbench.results.audit_table import CATALOG_FILE, DETERMINISM, AuditOptions, AuditRow, op_file
+from hashbench.results.invariance_table import INVARIANCE
 from hashbench.sweep.executors.local import LocalExecutor
 from hashbench.tools.audit import driver
 from hashbench.tools.audit.driver import AuditRequest, chosen_ops, groups_of
@@ -175,3 +178,24 @@ def test_groups_hold_every_op_once_and_spread_neighbours() -> None:
     assert [len(group) for group in groups] == [32, 32, 31]
     assert sorted(op for group in groups for op in group) == sorted(ops)
     assert [name for _, name in groups[0]][:3] == ["0", "3", "6"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "served"),
+    [(INVARIANCE, "cpu", [fresh_process.TORCH_ALONE]), (INVARIANCE, "cuda", []), (DETERMINISM, "cpu", [])],
+)
+def test_repros_are_forks_of_one_python_where_there_are_any(kind, device, served, tmp_path, monkeypatch) -> None:
+    asked = []
+
+    @contextlib.contextmanager
+    def noted(target: str, *, at_once: bool, **_: object):
+        asked.append(target)
+        assert not at_once, "an audit in which nothing depends on the batch has no repro"
+        yield
+
+    monkeypatch.setattr(fresh_process, "served", noted)
+    (tmp_path / CATALOG_FILE).write_text(json.dumps([["op_db", "first"]]))
+    request = AuditRequest(AuditOptions(device=device), only=("none",), kind=kind)
+    with pytest.raises(HashbenchError, match="none"):
+        driver.audit(request, output=tmp_path, environment={}, executor=LocalExecutor(jobs=1, preload=()))
+    assert asked == served

@@ -11,11 +11,13 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hashbench.devices.visibility import freest
+from hashbench.diagnose import fresh_process
 from hashbench.errors import HashbenchError
 from hashbench.io import from_json, read_json, replace_file, to_json
 from hashbench.processes import Interrupts, describe_end, last_words, python_calling
@@ -38,6 +40,7 @@ from hashbench.results.audit_table import (
 from hashbench.results.folder import ResultsFolder
 from hashbench.suites.selection import pattern_of, unknown_name
 from hashbench.sweep.executors import Executor, Task, TaskResult
+from hashbench.sweep.executors.fork_server import WORKER_VARIABLES
 
 CATALOG_TARGET = "hashbench.tools.audit.rows:write_catalog"
 
@@ -104,7 +107,7 @@ def audit(
     """
     folder = ResultsFolder(output)
     _refuse_used(folder.path, resume=resume)
-    with Interrupts() as interrupts, folder.claimed(resume=resume):
+    with Interrupts() as interrupts, folder.claimed(resume=resume), _repros_served(request):
         try:
             return _Audit(request, folder, executor, interrupts, on_progress, target or request.kind.target).run(
                 environment
@@ -115,6 +118,13 @@ def audit(
                 consequence=f"{error.strerror or error}; what is written is safe",
                 tip="Free space, then run the same command with --resume.",
             ) from error
+
+
+def _repros_served(request: AuditRequest) -> AbstractContextManager[None]:
+    """On the CPU repros are forks of one Python that has loaded torch, as in a sweep."""
+    if not request.kind.runs_repros or request.options.device != "cpu":
+        return contextlib.nullcontext()
+    return fresh_process.served(fresh_process.TORCH_ALONE, environment=WORKER_VARIABLES, at_once=False)
 
 
 def _refuse_used(path: Path, *, resume: bool) -> None:
