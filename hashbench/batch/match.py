@@ -77,8 +77,10 @@ class Match:
         """Whether it is shared by all items, or each item's rows are at a place that follows from the item."""
         if self.sizes is None:
             return self.agreement is not Agreement.UNKNOWN
-        several = self.several and not company.together
-        return self.agreement is not Agreement.FOUND and not several and company.multiple(*self.sizes) > 0
+        several, count = self.several and not company.together, company.multiple(*self.sizes)
+        # Rows so common that they are found in any company (signs of zero) were not moved: they differ where they are.
+        placed = self.agreement is not Agreement.FOUND or (self.order is None and count == 1)
+        return placed and not several and count > 0
 
 
 def match(reference: TensorRows, other: TensorRows, company: Company, inherited: Sequence[Match] = ()) -> Match:

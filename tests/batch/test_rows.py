@@ -226,3 +226,11 @@ def test_a_dimension_is_shown_once_only_where_it_repeats(repeated: str, *, refer
     assert rows.shape == ((2, 4, 8, 4) if repeated == "not" else (2, 2, 8, 4))
     assert rows.given == (() if repeated == "not" else (2, 4, 8, 4))
     assert repeated == "not" or (rows.content, rows.width) == row_digests(keys, Cut(2))
+
+
+def test_common_rows_that_differ_are_where_their_items_are() -> None:
+    """A call whose item is told by its sign alone: the signs of all are found among those of a larger batch."""
+    signs, fewer = torch.tensor([1.0, -1, 1, 1, -1, -1, 1, -1]).mul(0), torch.tensor([-0.0, -0.0, 0.0, 0.0])
+    assert matched(signs, fewer).agreement is Agreement.FOUND
+    assert matched(signs, fewer).itemwise(COMPANY)
+    assert not matched(X, X[:4].flip(0)).itemwise(COMPANY), "rows of their own, at other places"

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from hashbench import cli
+from hashbench.batch.finding import BatchFinding
 from hashbench.batch.item_call import ItemCall, in_force
 from hashbench.batch.layout import ItemAxis
 from hashbench.check.function import FunctionCall
@@ -26,7 +27,7 @@ from hashbench.results.rows import read_table
 from hashbench.tools.audit import invariance, invariance_report
 from hashbench.tools.audit.axis import Itemwise, draws, find_axis, widened, with_items
 from hashbench.tools.audit.cases import Case
-from hashbench.tools.audit.kernel import another_order, kernel_of
+from hashbench.tools.audit.kernel import another_order, kernel_of, located
 from tests.batch.test_item_experiments import ROWS, Unsteady, alone, by_number, drawing, in_blocks, scaled
 
 FIRST = ItemAxis(0)
@@ -258,6 +259,28 @@ def test_of_several_numbers_that_is_taken_whose_call_can_be_repeated() -> None:
 
     assert found is not None
     assert (found.kernel, found.call is not None) == ("planted_rows.by_number.default", True)
+
+
+def test_other_numbers_are_tried_where_the_first_and_the_last_name_none() -> None:
+    call, tried = ItemCall(planted, (ROWS,), {}, 8, (FIRST,), (FIRST,)), []
+    with in_force(call), pytest.MonkeyPatch.context() as patch:
+
+        def only_of_two(call: ItemCall, chosen: range) -> BatchFinding | None:
+            tried.append(len(chosen))
+            return located(call, chosen) if len(chosen) == 2 else BatchFinding(len(chosen), 8, detail="none")
+
+        patch.setattr("hashbench.tools.audit.kernel.located", only_of_two)
+        found = kernel_of(call, (1, 2, 3, 4))
+    assert tried == [1, 4, 2]
+    assert found is not None
+    assert found.kernel == "planted_rows.by_number.default"
+
+
+def test_rows_that_come_out_the_same_when_they_are_looked_at_are_not_attributable(monkeypatch: Any) -> None:
+    monkeypatch.setattr("hashbench.tools.audit.invariance.measured", lambda _: (Invariance.DEPENDS, (1, 2)))
+    row = rows_of(lambda rows: rows.exp())[0]
+    assert (row.verdict, row.kernel) == ("depends on the number", "")
+    assert row.because.startswith("not attributable: in runs of their own the rows of 2 items are those among 8")
 
 
 def test_what_depends_on_the_place_alone_has_a_kernel_and_a_cause() -> None:

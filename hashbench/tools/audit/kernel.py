@@ -18,16 +18,15 @@ from hashbench.trace.callbacks import TraceCallback
 
 
 def kernel_of(call: ItemCall, sizes: Sequence[int]) -> BatchFinding | None:
-    """Where the rows of the items came to differ from those among all at one of these numbers of items, the first and
-    the last of which are tried; without any number, at another place. The best of what is found has a call that can be
-    repeated. ``None`` where runs fail, or no other place was found."""
-    tried = (
-        [range(size) for size in dict.fromkeys([*sizes[:1], *sizes[-1:]])]
-        if sizes
-        else [*itertools.islice(_moved(call), 1)]
-    )
+    """Where the rows of the items came to differ from those among all at one of these numbers of items: the first and
+    the last of them are tried, and the others where these name no kernel; without any number, at another place. The
+    best of what is found has a call that can be repeated. ``None`` where runs fail, or no other place was found."""
+    ends = [*dict.fromkeys([*sizes[:1], *sizes[-1:]])]
+    tried = [range(size) for size in [*ends, *sizes[1:-1]]] if sizes else [*itertools.islice(_moved(call), 1)]
     named = None
-    for chosen in tried:
+    for number, chosen in enumerate(tried):
+        if number >= len(ends) and named is not None and named.kernel:
+            break
         found = located(call, chosen)
         if found is not None and found.call is not None:
             return found
@@ -57,6 +56,9 @@ def located(call: ItemCall, chosen: range) -> BatchFinding | None:
         and digests_of([there], [axis], call.items)[chosen.start : chosen.stop]
         != digests_of([here], [axis], len(chosen))
     ]
+    if not differing:  # it follows from where its memory lies, too
+        why = f"not attributable: in runs of their own the rows of {len(chosen)} items are those among {call.items}"
+        return BatchFinding(len(chosen), call.items, detail=why)
     compared = compare_rows(run_at, Company(call.items, len(chosen), chosen.start), differing)
     found = compared if isinstance(compared, Failure) else finding_of(run_at, compared)
     return found if isinstance(found, BatchFinding) else None
