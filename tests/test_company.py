@@ -217,6 +217,84 @@ def test_of_a_call_the_tokens_are_watched_that_both_runs_have(company, watched, 
     assert [(call.items, call.watched, call.axes) for call in calls] == [(2, watched, (ItemAxis(1, 1, 6),))]
 
 
+@torch.library.custom_op("company_test::by_mask", mutates_args=())
+def by_mask(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    return x * (1 if mask is None else 1.001)
+
+
+class Masks(Attends):
+    """Which tokens see which is said by a mask only where a cache came before."""
+
+    def forward(
+        self, input_ids: torch.Tensor, past_key_values: torch.Tensor | None = None, use_cache: bool = False
+    ) -> dict[str, torch.Tensor]:
+        new = self.embed(input_ids)
+        known = new if past_key_values is None else torch.cat([past_key_values, new], dim=1)
+        mask = None if past_key_values is None else torch.ones(new.shape[1], known.shape[1]).tril(6)
+        logits = by_mask(new, mask)
+        return {"logits": logits, "past_key_values": known} if use_cache else {"logits": logits}
+
+
+def test_a_kernel_that_is_given_a_mask_in_one_run_only_is_named():
+    runner = FunctionRunner(options("chunked-prefill"))
+    runner.build = lambda: Workload(Masks(), {"input_ids": torch.arange(24).view(2, 12)})
+    row = runner.run_model(ModelSpec("zoo", "masks"))
+    assert (row.accuracy, row.kernel) == ("fail_chunked_prefill_invariance", "company_test.by_mask.default"), (
+        row.because
+    )
+    assert (row.cause, row.shapes) == ("shape_dependent_kernel", "(2,6,64)x(6,12)"), row.because
+
+
+@torch.library.custom_op("company_test::by_strides", mutates_args=())
+def by_strides(bias: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return bias.softmax(-1).sum(-1)[:, None] * x * (1 if x.is_contiguous() else 1.001)
+
+
+class Biased(nn.Module):
+    """The mask is added to scores as minus infinity, and few tokens lie in memory in another order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(32, 4)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        x = self.embed(input_ids)
+        bias = x.new_zeros(x.shape[1], x.shape[1]).masked_fill(attention_mask[:1] == 0, float("-inf"))
+        return by_strides(bias, x if x.shape[1] > 6 else x.transpose(1, 2).contiguous().transpose(1, 2))
+
+
+def test_what_minus_infinity_hides_stays_hidden_where_the_calls_of_both_runs_are_repeated():
+    runner = FunctionRunner(options("right-padding"))
+    runner.build = lambda: Workload(Biased(), {"input_ids": torch.arange(24).view(2, 12)})
+    row = runner.run_model(ModelSpec("zoo", "biased"))
+    assert (row.kernel, row.cause) == ("company_test.by_strides.default", "shape_dependent_kernel"), row.because
+    assert "it chooses by the order in memory" in row.because
+
+
+class Counts(Attends):
+    """A buffer that holds how many tokens came before, which each run reads and then changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("before", torch.zeros(()))
+
+    def forward(
+        self, input_ids: torch.Tensor, past_key_values: torch.Tensor | None = None, use_cache: bool = False
+    ) -> dict[str, torch.Tensor]:
+        new = self.embed(input_ids)
+        known = new if past_key_values is None else torch.cat([past_key_values, new], dim=1)
+        logits = new + self.before
+        self.before += input_ids.shape[1]
+        return {"logits": logits, "past_key_values": known} if use_cache else {"logits": logits}
+
+
+def test_a_kernel_that_reads_a_buffer_that_an_earlier_run_has_changed_is_not_blamed():
+    runner = FunctionRunner(options("chunked-prefill"))
+    runner.build = lambda: Workload(Counts(), {"input_ids": torch.arange(24).view(2, 12)})
+    row = runner.run_model(ModelSpec("zoo", "counts"))
+    assert (row.accuracy, row.kernel) == ("fail_chunked_prefill_invariance", ""), row.because
+
+
 class Computes(nn.Module):
     def __init__(self, function: Any) -> None:
         super().__init__()

@@ -6,6 +6,7 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,12 @@ def test_a_scale_over_the_batch_is_coupling_and_no_rounding() -> None:
 
     assert (decision.cause, decision.confidence) == ("batch_coupling", "proven")
     assert not evidence.remedies
+
+
+@pytest.mark.parametrize("choose", [torch.amax, torch.amin], ids=["largest", "smallest"])
+def test_items_that_are_all_alike_are_made_larger_and_smaller(choose: Callable[..., Any]) -> None:
+    _, decision = diagnosed(lambda rows: rows / choose(rows, 0), rows=torch.ones(4, 3))
+    assert decision.cause == "batch_coupling"
 
 
 def test_a_tensor_reduced_over_the_batch_is_where_its_content_enters() -> None:
@@ -363,3 +370,37 @@ def test_a_count_of_tokens_before_is_no_rounding():
     axis = ItemAxis(1)
     call = ItemCall(torch.ops.aten.cumsum.default, (counted, 1), {}, 6, (axis,), (axis,), watched=5)
     assert decide(diagnose_item_call(call, budget=20.0)).cause == "batch_coupling"
+
+
+def attended(scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    return scores.softmax(-1) @ values
+
+
+def test_what_a_mask_of_minus_infinity_hides_from_a_watched_item_stays_hidden() -> None:
+    scores = torch.zeros(1, 4, 4)
+    scores[:, :2, 2:] = float("-inf")
+    call = replace(attention_of(scores, torch.arange(8.0).view(1, 4, 2)), func=attended)
+    assert decide(diagnose_item_call(call)).cause == "unknown"
+
+
+@pytest.mark.parametrize(("other", "choose"), [(4.0, torch.amax), (6.0, torch.amin)], ids=["largest", "smallest"])
+def test_others_are_made_larger_and_smaller_than_a_watched_item(other: float, choose: Callable[..., Any]) -> None:
+    rows = torch.tensor([[5.0, 5.0], [other, other]])
+    call = ItemCall(lambda x: x - choose(x, 0), (rows,), {}, 2, (FIRST,), (FIRST,), watched=0)
+    assert decide(diagnose_item_call(call)).cause == "batch_coupling"
+
+
+def test_a_watched_item_keeps_its_place() -> None:
+    def by_place(rows: torch.Tensor) -> torch.Tensor:
+        return rows * torch.arange(1.0, len(rows) + 1)[:, None]
+
+    evidence = diagnose_item_call(ItemCall(by_place, (ROWS,), {}, 8, (FIRST,), (FIRST,), watched=0))
+    assert evidence.arm("other_places").note == "the items have an order"
+    assert decide(evidence).cause == "unknown"
+
+
+@pytest.mark.parametrize("watched", [0, 7])
+def test_a_watched_item_is_among_the_fewer_items_and_at_its_end(watched: int) -> None:
+    evidence = diagnose_item_call(ItemCall(by_number, (ROWS,), {}, 8, (FIRST,), (FIRST,), watched=watched))
+    assert (evidence.sizes, evidence.smallest_batch) == ((1, 2), 3)
+    assert decide(evidence).cause == "shape_dependent_kernel"

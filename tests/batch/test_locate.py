@@ -230,6 +230,38 @@ def test_a_part_of_memory_written_earlier_is_followed() -> None:
     assert located(function).kernel == PLANTED
 
 
+@torch.library.custom_op("hashbench_batch::plant_into", mutates_args=("out",))
+def plant_into(out: torch.Tensor, x: torch.Tensor) -> None:
+    """Writes all of ``out``; rows of many items by another formula."""
+    out.copy_(x * (1 if len(x) <= SIZE else 1.001))
+
+
+def test_memory_that_an_op_is_given_to_fill_is_not_what_it_reads() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        out.numpy()[:] = len(x)  # what happens to be there
+        plant_into(out, x)
+        return out * 2
+
+    assert located(function).kernel == "hashbench_batch.plant_into.default"
+
+
+class Chooses(nn.Module):
+    """The program takes another parameter for a large batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.tensor(3.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (self.first if len(x) == BATCH else self.second)
+
+
+def test_a_kernel_that_is_given_another_parameter_is_not_blamed() -> None:
+    found = located(Chooses())
+    assert (found.kernel, found.detail) == ("", "no call differs whose rows could be followed to the outputs")
+
+
 def test_an_op_that_only_the_smaller_batch_runs_is_named() -> None:
     found = located(lambda x: (x * 2 if x.shape[0] == BATCH else plant(x * 2).neg()) + 1)
     assert found.kernel == PLANTED
