@@ -247,18 +247,20 @@ def test_memory_that_an_op_is_given_to_fill_is_not_what_it_reads() -> None:
 
 
 class Chooses(nn.Module):
-    """The program takes another parameter for a large batch."""
+    """The program takes another parameter for a large batch, or another part of one."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, part: bool) -> None:
         super().__init__()
-        self.first, self.second = nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.tensor(3.0))
+        self.first, self.second = nn.Parameter(torch.tensor([2.0, 5.0])), nn.Parameter(torch.tensor([3.0]))
+        self.part = part
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * (self.first if len(x) == BATCH else self.second)
+        return x * (self.first[:1] if len(x) == BATCH else self.first[1:] if self.part else self.second)
 
 
-def test_a_kernel_that_is_given_another_parameter_is_not_blamed() -> None:
-    found = located(Chooses())
+@pytest.mark.parametrize("part", [False, True])
+def test_a_kernel_that_is_given_another_parameter_is_not_blamed(*, part: bool) -> None:
+    found = located(Chooses(part=part))
     assert (found.kernel, found.detail) == ("", "no call differs whose rows could be followed to the outputs")
 
 
