@@ -24,18 +24,19 @@ class ImportWatch(MetaPathFinder):
 
     def __init__(self, wanted: Callable[[str], bool], loaded: Callable[[ModuleType], object]) -> None:
         self._wanted, self._loaded = wanted, loaded
-        self._asking = threading.local()
+        self._asking: set[int] = set()  # threads
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if getattr(self._asking, "now", False) or not self._wanted(fullname):
+        thread = threading.get_ident()
+        if not self._wanted(fullname) or thread in self._asking:
             return None
-        self._asking.now = True
+        self._asking.add(thread)
         try:
             spec = self._found_behind(fullname, path, target)
         finally:
-            self._asking.now = False
+            self._asking.discard(thread)
         if spec is not None and hasattr(spec.loader, "exec_module"):
             spec.loader = _ThenLoader(spec.loader, self._loaded)
         return spec

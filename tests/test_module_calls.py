@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +17,9 @@ from torch.nn.modules import module as torch_modules
 from hashbench import HashDebugTrace
 from hashbench.trace import module_paths
 from hashbench.trace.api import Recording
+from hashbench.trace.tracer import native_unavailable
 
+TRACERS = ["python"] if native_unavailable() else ["python", "native"]
 _CALL = nn.Module._call_impl
 _CODE = _CALL.__code__
 
@@ -201,3 +205,41 @@ def test_code_of_torchs_that_is_not_known_is_called_with_hooks() -> None:
         return self.forward(*args, **kwargs)
 
     assert module_paths.known_original(call) is None
+
+
+@pytest.mark.skipif(module_paths.known_original(_CALL) is None, reason="not the code of torch that is known")
+@pytest.mark.filterwarnings("ignore")
+def test_modules_have_global_hooks_only_where_others_have_some_and_then_before_them() -> None:
+    told: list[int] = []
+    hooks = (torch_modules._global_forward_pre_hooks, torch_modules._global_forward_hooks)
+
+    def count(*_: Any) -> None:
+        told.append(len(hooks[0]))
+
+    model, x = Outer(), torch.ones(2, 3)
+    with HashDebugTrace():
+        model(x)
+        assert [len(one) for one in hooks] == [0, 0]
+        handle = torch_modules.register_module_forward_pre_hook(count)
+        model.inner(x)
+        assert [list(one)[-1] == handle.id for one in hooks] == [True, False]
+        handle.remove()
+        model(x)
+        assert [len(one) for one in hooks] == [1, 1]
+    assert [len(one) for one in hooks] == [0, 0]
+    assert told == [2]
+
+
+@pytest.mark.parametrize("tracer", TRACERS)
+def test_what_a_trace_keeps_is_released_with_it_without_a_garbage_collection(tracer: str) -> None:
+    model, x = Outer(), torch.ones(2, 3)
+    gc.collect()
+    gc.disable()
+    try:
+        with HashDebugTrace(tracer=tracer) as trace:
+            model(x).sum().backward()
+        paths = weakref.ref(trace._tracer._modules)
+        del trace
+        assert paths() is None
+    finally:
+        gc.enable()

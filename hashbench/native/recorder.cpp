@@ -975,10 +975,12 @@ int hb_begin(Recorder* recorder) {  // 0 where another trace is being made in th
   recorder->over = false;
   return current.compare_exchange_strong(none, recorder);
 }
-void hb_end(Recorder* recorder) {
+int32_t hb_end(Recorder* recorder) {  // the op that raised last; -1: none
   std::lock_guard<std::mutex> guard(recorder->lock);
   recorder->over = true;
-  current.compare_exchange_strong(recorder, nullptr);
+  Recorder* active = recorder;
+  current.compare_exchange_strong(active, nullptr);
+  return recorder->failed;
 }
 void hb_thread(int included) {
   c10::impl::tls_set_dispatch_key_included(kKey, included);
@@ -1028,7 +1030,6 @@ void hb_forked() {
 
 uint32_t* hb_context(Recorder* recorder) { return reinterpret_cast<uint32_t*>(&recorder->context); }
 void hb_backward_in_python(Recorder* recorder) { recorder->backward_python = true; }
-int32_t hb_failed(Recorder* recorder) { return recorder->failed; }
 void hb_name(Recorder* recorder, void** tensors, int32_t count, int32_t first) {
   std::lock_guard<std::mutex> guard(recorder->lock);
   for (int32_t i = 0; i < count; i++) recorder->names.set(static_cast<c10::TensorImpl*>(tensors[i]), first + i);

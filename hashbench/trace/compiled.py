@@ -10,12 +10,13 @@ programs never do: until then there is nothing compiled, and its import is waite
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch._C._dynamo import eval_frame as _eval_frame
 
 from hashbench.imports import ImportWatch
 
-_DYNAMO, _EXPORT = "torch._dynamo", "torch.export._trace"
+_EVAL_FRAME = "torch._dynamo.eval_frame"
 
 
 _OF_HOOKS = ("ignore", re.compile(r"Using `torch\.compile\(module\)` when there are global hooks"), Warning, None, 0)
@@ -38,21 +39,112 @@ End = Callable[[Any], object]
 """Called with what that call returned; with ``None`` also where it raised."""
 
 
-@contextmanager
-def compiled_calls(begin: Begin, end: End) -> Iterator[None]:
-    """Call ``begin`` before and ``end`` after every outermost call of compiled code in this thread."""
-    with _imported(_DYNAMO, lambda: _patched(begin, end, _nothing)):
-        yield
+def _nothing(*_: Any) -> None:
+    """What is done where nobody asked."""
 
 
-@contextmanager
-def exports(begin: Callable[[], object], end: Callable[[], object]) -> Iterator[None]:
-    """Call ``begin`` before and ``end`` after every ``torch.export.export``."""
+class _Replaced:
+    """Replaces functions of one module of torch's, from :meth:`start` on, or from its import on, until :meth:`stop`.
+    What a trace does once should be little: an object of such a class, and none of its functions is made anew."""
 
-    @contextmanager
-    def patched() -> Iterator[None]:
-        module = sys.modules[_EXPORT]
-        export = module._export
+    module = ""
+
+    def __init__(self) -> None:
+        self._waiting: ImportWatch | None = None
+        self._before: dict[str, Any] = {}
+        self._holder: Any = None
+
+    def start(self) -> None:
+        if self.module in sys.modules:
+            self._replace()
+        else:
+            self._waiting = ImportWatch(self.module.__eq__, self._loaded)
+            sys.meta_path.insert(0, self._waiting)
+
+    def stop(self) -> None:
+        if self._waiting is not None:
+            self._waiting.remove()
+        for name, function in self._before.items():
+            setattr(self._holder, name, function)
+        self._waiting, self._before, self._holder = None, {}, None
+
+    def _loaded(self, _: ModuleType) -> None:
+        if self._waiting is not None:
+            self._waiting.remove()
+        self._replace()
+
+    def _replace(self) -> None:
+        """Put functions in place of those of the module, which is there."""
+
+    def _put(self, holder: ModuleType, **functions: Callable[..., Any]) -> None:
+        self._holder, self._before = holder, {name: getattr(holder, name) for name in functions}
+        for name, function in functions.items():
+            setattr(holder, name, function)
+
+
+class CompiledCalls(_Replaced):
+    """Calls ``begin`` before and ``end`` after every outermost call of compiled code in this thread, and ``eager`` with
+    the name of what runs eagerly in its place."""
+
+    module = "torch._dynamo"
+
+    def __init__(self, begin: Begin, end: End, eager: Callable[[str], object] = _nothing) -> None:
+        super().__init__()
+        self._begin, self._end, self._eager = begin, end, eager
+        self._owner = 0
+        self._running: list[FrameType] = []  # that of the outermost call, twice once it has begun
+
+    def _replace(self) -> None:
+        holder = sys.modules.get(_EVAL_FRAME) or importlib.import_module(_EVAL_FRAME)
+        self._owner = threading.get_ident()
+        self._choose, self._install = holder._callback_from_stance, holder._maybe_set_eval_frame
+        self._put(holder, _callback_from_stance=self._callback_from_stance, _maybe_set_eval_frame=self._set_eval_frame)
+        warnings.filters.insert(0, _OF_HOOKS)  # type: ignore[attr-defined]
+
+    def stop(self) -> None:
+        replaced, self._owner = bool(self._before), 0
+        super().stop()
+        self._running.clear()
+        if replaced and _OF_HOOKS in warnings.filters:  # else the program has reset them
+            warnings.filters.remove(_OF_HOOKS)  # type: ignore[attr-defined]
+        self._begin = self._end = self._eager = _nothing
+
+    def _callback_from_stance(self, callback: Any) -> Any:
+        chosen = self._choose(callback)
+        if callback is not None and not self._running and threading.get_ident() == self._owner:
+            frame = _caller()
+            values = frame.f_locals
+            name = _name(values.get("fn"))
+            if chosen is None:
+                self._eager(name)
+            else:
+                self._begin(name, values.get("args", ()), values.get("kwargs", {}))
+                self._running.append(frame)
+        return chosen
+
+    def _set_eval_frame(self, callback: Any) -> Any:
+        running = self._running
+        if running and _caller() is running[0]:
+            running.append(running[0])
+            if len(running) == 3:
+                result = running[0].f_locals.get("result")
+                running.clear()
+                self._end(result)
+        return self._install(callback)  # frames are evaluated by dynamo from here on: nothing of ours may follow
+
+
+class Exports(_Replaced):
+    """Calls ``begin`` before and ``end`` after every ``torch.export.export``."""
+
+    module = "torch.export._trace"
+
+    def __init__(self, begin: Callable[[], object], end: Callable[[], object]) -> None:
+        super().__init__()
+        self._begin, self._end = begin, end
+
+    def _replace(self) -> None:
+        holder = sys.modules[self.module]
+        export, begin, end = holder._export, self._begin, self._end
 
         @functools.wraps(export)
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -62,96 +154,40 @@ def exports(begin: Callable[[], object], end: Callable[[], object]) -> Iterator[
             finally:
                 end()
 
-        module._export = watched  # type: ignore[attr-defined]
-        try:
-            yield
-        finally:
-            module._export = export  # type: ignore[attr-defined]
+        self._put(holder, _export=watched)
 
-    with _imported(_EXPORT, patched):
-        yield
+    def stop(self) -> None:
+        super().stop()
+        self._begin = self._end = _nothing
+
+
+class _KeptEager(CompiledCalls):
+    """Also runs what is compiled eagerly."""
+
+    _stance: Any = None
+
+    def _replace(self) -> None:
+        self._stance = torch.compiler.set_stance("force_eager")
+        self._stance.__enter__()
+        super()._replace()
+
+    def stop(self) -> None:
+        super().stop()
+        if self._stance is not None:
+            self._stance.__exit__(None, None, None)
+            self._stance = None
 
 
 @contextmanager
 def kept_eager() -> Iterator[Mapping[str, None]]:
     """Run what is compiled eagerly, by torch's own stance; gives the names of what did, in order."""
     names: dict[str, None] = {}
-
-    def eager() -> ExitStack:
-        with ExitStack() as stack:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(_patched(_nothing, _nothing, lambda name: names.setdefault(name)))
-            return stack.pop_all()
-
-    with _imported(_DYNAMO, eager):
-        yield names
-
-
-def _nothing(*_: Any) -> None:
-    """What is done where nobody asked."""
-
-
-@contextmanager
-def _imported(name: str, then: Callable[[], Any]) -> Iterator[None]:
-    """Be inside the context that ``then`` gives from now on, or from the import of a module on."""
-    with ExitStack() as stack:
-        if name in sys.modules:
-            stack.enter_context(then())
-        else:
-
-            def loaded(_: ModuleType) -> None:
-                watch.remove()
-                stack.enter_context(then())
-
-            watch = ImportWatch(lambda module: module == name, loaded)
-            sys.meta_path.insert(0, watch)
-            stack.callback(watch.remove)
-        yield
-
-
-@contextmanager
-def _patched(begin: Begin, end: End, eager: Callable[[str], object]) -> Iterator[None]:
-    from torch._dynamo import eval_frame
-
-    owner, choose, install = threading.get_ident(), eval_frame._callback_from_stance, eval_frame._maybe_set_eval_frame
-    running: list[FrameType] = []  # that of the outermost call, twice once it has begun
-
-    @functools.wraps(choose)
-    def callback_from_stance(callback: Any) -> Any:
-        chosen = choose(callback)
-        if callback is not None and not running and watching and threading.get_ident() == owner:
-            frame = _caller()
-            values = frame.f_locals
-            name = _name(values.get("fn"))
-            if chosen is None:
-                eager(name)
-            else:
-                begin(name, values.get("args", ()), values.get("kwargs", {}))
-                running.append(frame)
-        return chosen
-
-    @functools.wraps(install)
-    def maybe_set_eval_frame(callback: Any) -> Any:
-        if running and _caller() is running[0]:
-            running.append(running[0])
-            if len(running) == 3:
-                result = running[0].f_locals.get("result")
-                running.clear()
-                end(result)
-        return install(callback)  # frames are evaluated by dynamo from here on: nothing of ours may follow
-
-    watching = True
-    filters: list[Any] = warnings.filters  # type: ignore[assignment]
-    filters.insert(0, _OF_HOOKS)
-    eval_frame._callback_from_stance, eval_frame._maybe_set_eval_frame = callback_from_stance, maybe_set_eval_frame
+    watch = _KeptEager(_nothing, _nothing, lambda name: names.setdefault(name))
     try:
-        yield
+        watch.start()
+        yield names
     finally:
-        watching = False
-        running.clear()
-        eval_frame._callback_from_stance, eval_frame._maybe_set_eval_frame = choose, install
-        if _OF_HOOKS in filters:  # else the program has reset them
-            filters.remove(_OF_HOOKS)
+        watch.stop()
 
 
 def _caller() -> FrameType:

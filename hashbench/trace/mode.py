@@ -12,7 +12,6 @@ import itertools
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +26,7 @@ from hashbench.trace import arguments
 from hashbench.trace.build import RawLeaf, RawResult, RecordIdentity, build_trace
 from hashbench.trace.callbacks import CallObserver, TraceOptions
 from hashbench.trace.collectives import Collectives
-from hashbench.trace.compiled import compiled_calls, exports, is_compiled_backward, skip_frames
+from hashbench.trace.compiled import CompiledCalls, Exports, is_compiled_backward, skip_frames
 from hashbench.trace.digest import (
     BY_DTYPE,
     EMPTY,
@@ -61,6 +60,7 @@ from hashbench.trace.storage_writers import (
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _current_autograd_node = torch._C._current_autograd_node
 _get_sequence_nr = torch._C._autograd._get_sequence_nr
+_modes = torch._C._len_torch_dispatch_stack
 _FRESH, _INPLACE, _VIEW, _SEVERAL = Pattern.FRESH, Pattern.INPLACE, Pattern.VIEW, Pattern.SEVERAL
 
 _PLAIN_TENSORS = frozenset((_Tensor, _Parameter))
@@ -81,7 +81,9 @@ class _WithoutContentError(Exception):
 
 def is_tracing() -> bool:
     """Whether a trace is active in this thread."""
-    return is_recorded() or any(isinstance(mode, TracingMode) for mode in _get_current_dispatch_mode_stack())
+    if is_recorded():
+        return True
+    return _modes() > 0 and any(isinstance(mode, TracingMode) for mode in _get_current_dispatch_mode_stack())
 
 
 class _NoPlans(dict[int, OpPlan]):
@@ -100,7 +102,7 @@ class _PlansBehindCompiledCode(dict[int, OpPlan]):
         return _NoPlans._SKIPPED if is_compiled_backward(_current_autograd_node()) else super().get(function)
 
 
-class TracingMode(TorchDispatchMode):
+class TracingMode(TorchDispatchMode, Listener):
     """Dispatch mode that records every op with digests of what it wrote.
 
     ``iteration`` goes into every record: what the caller sets, until then how often the optimizer that made most steps
@@ -139,7 +141,10 @@ class TracingMode(TorchDispatchMode):
         self._steps: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] | None = weakref.WeakKeyDictionary()
         self._plans: dict[int, OpPlan] = {}
         self._first_sequence: int | None = None
-        self._undo: ExitStack | None = None
+        self._state: dict[int, int] = {}  # numbers of parameters and buffers by their id
+        self._active = False
+        self._compiled_calls: CompiledCalls | None = None
+        self._exports: Exports | None = None
         self._hashed_inputs = options.hash_inputs
         self._compiled_call: tuple[Any, ...] = ()
         self._observer = CallObserver(options, self._token, self._ledger, self._records)
@@ -147,7 +152,7 @@ class TracingMode(TorchDispatchMode):
 
     @property
     def active(self) -> bool:
-        return self._undo is not None
+        return self._active
 
     def __enter__(self) -> TracingMode:
         self._begin()
@@ -161,11 +166,16 @@ class TracingMode(TorchDispatchMode):
         """Follow modules, optimizers, and calls of compiled code from now on."""
         if self._first_sequence is None:
             self._first_sequence = self._observer.ids.first_sequence = _get_sequence_nr()
-        with ExitStack() as undo:
-            undo.enter_context(self._modules.watched(self._listener()))
-            undo.enter_context(compiled_calls(self._begin_compiled, self._end_compiled))
-            undo.enter_context(exports(self._rest, self._follow))
-            self._undo = undo.pop_all()
+        self._active = True
+        try:
+            self._modules.start(self)
+            self._compiled_calls = CompiledCalls(self._begin_compiled, self._end_compiled)
+            self._compiled_calls.start()
+            self._exports = Exports(self._rest, self._follow)
+            self._exports.start()
+        except BaseException:
+            self._stop()
+            raise
 
     def _end(self, *exception: Any) -> None:
         if (
@@ -173,13 +183,16 @@ class TracingMode(TorchDispatchMode):
         ):  # now, since what comes after may write to what nobody has read
             with untraced():
                 self._collectives.finish()
-        if self._undo is not None:
-            self._undo.close()
-            self._undo = None
+        if self._active:
+            self._stop()
 
-    def _listener(self) -> Listener:
-        """What modules and optimizers tell."""
-        return Listener(stepped=self._count_step)
+    def _stop(self) -> None:
+        self._active = False
+        for watch in (self._exports, self._compiled_calls):
+            if watch is not None:
+                watch.stop()
+        self._exports = self._compiled_calls = None
+        self._modules.stop()
 
     def _rest(self) -> None:
         """Step aside: modules are not followed."""
@@ -197,27 +210,31 @@ class TracingMode(TorchDispatchMode):
         if number is None:
             number = 1 if self._steps is not None or self.iteration is None else self.iteration + 1
         self._steps, self.iteration = None, number
-        self._show_context()
+        self.changed()
 
-    def _count_step(self, optimizer: torch.optim.Optimizer) -> None:
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """An iteration ends with a step of the optimizer that has made most: two that take turns step once in each."""
         if self._steps is not None:
             self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
             self.iteration = max(self.iteration or 0, self._steps[optimizer])
-            self._show_context()
+            self.changed()
 
-    def _show_context(self) -> None:
-        """The iteration has changed."""
+    def changed(self) -> None:
+        """The iteration has changed, or a step of an optimizer begins or ends."""
 
     # ------------------------------------------------------------------------- what the caller names and notes
 
     def register_model(self, model: torch.nn.Module) -> NamedState:
         with untraced():
             found = self._modules.register(model)
+            TracingMode.named(self, found)
             for tensor in [*model.parameters(), *model.buffers()]:
                 if storage_key(local_tensor(tensor)) not in self._registered:
-                    self._register(tensor, *self._modules.state_name(tensor))
+                    self._register(tensor, *TracingMode._state_name(self, tensor))
         return found
+
+    def named(self, state: NamedState) -> None:
+        self._state.update(zip(map(id, state.tensors), itertools.count(state.first)))
 
     def register_inputs(self, inputs: Any) -> None:
         with untraced():
@@ -579,7 +596,12 @@ class TracingMode(TorchDispatchMode):
         return self._new_leaf(tensor, views)
 
     def _state_name(self, tensor: torch.Tensor) -> tuple[str, str]:
-        return self._modules.state_name(tensor)
+        """``("parameter" | "buffer", path)`` of a tensor that belongs to a known module, else two empty texts."""
+        number = self._state.get(id(tensor))
+        if number is None or not self._modules.is_state(number, tensor):
+            return "", ""
+        kind, path, attribute = self._modules.state(number)
+        return kind, f"{path}.{attribute}"
 
     def _storage_key(self, tensor: torch.Tensor) -> int:
         return storage_key(tensor) or 0

@@ -1,4 +1,4 @@
-"""Fully qualified name of the module being called, kept by global module hooks."""
+"""Fully qualified name of the module being called, kept by calls of modules and by global module hooks."""
 
 from __future__ import annotations
 
@@ -8,33 +8,41 @@ import inspect
 import threading
 import weakref
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Iterator, MutableSequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from operator import itemgetter
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules.module import (
     _global_backward_hooks,
     _global_backward_pre_hooks,
     _global_forward_hooks,
+    _global_forward_hooks_always_called,
     _global_forward_pre_hooks,
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
 )
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+_STEP_HOOKS: tuple[dict[int, Any], ...] = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
+_HOOKS: tuple[dict[int, Any], ...] = (
+    *_STEP_HOOKS,
+    _global_forward_pre_hooks,
+    _global_forward_hooks,
+    _global_forward_hooks_always_called,
+)
 
 
 def _nobody(*_: Any) -> None:
     """Is told where nobody listens."""
 
 
-NamedState = list[tuple[torch.Tensor, str, str, str]]
-"""Parameters and buffers of a model: the tensor, its kind, the path of its module, and its name there."""
+class NamedState(NamedTuple):
+    """Parameters and buffers of a model, in the order of their numbers, the first of which is ``first``. A tensor that
+    has several names is called by the last of its numbers."""
+
+    first: int
+    tensors: list[torch.Tensor]
 
 
 _Known = tuple[Callable[[], torch.nn.Module | None], str, int]
@@ -69,19 +77,17 @@ class Contexts:
         return self.modules[number - start], iteration, optimizing
 
 
-@dataclass(frozen=True, slots=True)
 class Listener:
-    """Who is told what while modules are followed.
+    """Is told what happens while modules are followed; this one does nothing."""
 
-    Attributes:
-        stepped: called with an optimizer that has made a step.
-        changed: called when a step begins or ends.
-        named: called with the state of a model that becomes known.
-    """
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has made a step."""
 
-    stepped: Callable[[torch.optim.Optimizer], object] = _nobody
-    changed: Callable[[], object] = _nobody
-    named: Callable[[NamedState], object] = _nobody
+    def changed(self) -> None:
+        """A step of an optimizer begins or ends."""
+
+    def named(self, state: NamedState) -> None:
+        """A model becomes known."""
 
 
 class ModulePaths:
@@ -89,52 +95,70 @@ class ModulePaths:
     and ``contexts``, numbers for both.
 
     torch's own way to call global hooks is most of their cost, and many workloads call a module every 50 µs: where no
-    other hook is in force, a call is made by :func:`_call_impl` below. The code of torch's function is exchanged:
-    replacing ``Module.__call__`` was measured at 0.2 ms a trace, since it invalidates Python's caches of every module
-    class.
+    hook but these is in force, a call is made by :func:`_call_impl` below, and the hooks are registered once another
+    one is. The code of torch's function is exchanged: replacing ``Module.__call__`` was measured at 0.2 ms a trace,
+    since it invalidates Python's caches of every module class.
+
+    What a trace does once is done in caches that are cold, ten times slower than measured in a loop: few objects are
+    touched, and few made.
     """
 
     def __init__(self) -> None:
         self.current = ""
         self.optimizing = False
+        self.following = False
+        self.hooks = 0
+        """How many global hooks of ours are in force before and after each module: 1 or 0."""
+        self.original: Any = None
+        self.enter: Callable[..., None] = _nobody
+        self.leave: Callable[..., None] = _nobody
         self.contexts = Contexts()
         self._paths: dict[int, _Known] = {}
-        self._state: dict[int, tuple[weakref.ref[torch.nn.Module], str, str]] = {}
-        self._roots: Counter[str] = Counter()
-        self._hooks: list[RemovableHandle] = []
+        self._known = [_NOWHERE]  # by place
+        self._attributes: list[str] = []  # of the state, by number
+        self._owners: list[int] = []  # the place of its module; less than 0 (~place) where it is a buffer
+        self._roots: dict[str, int] = {}
         self._thread, self._calls = 0, [_NOWHERE]  # the modules that we are in
         self._listener = Listener()
-        self.original: Any = None
 
     def register(self, root: torch.nn.Module) -> NamedState:
         """Name a model and all modules in it after the class of the root; a second root of one class gets ``@2``."""
         name = type(root).__name__
-        self._roots[name] += 1
-        prefix = name if self._roots[name] == 1 else f"{name}@{self._roots[name]}"
+        self._roots[name] = count = self._roots.get(name, 0) + 1
         modules: dict[torch.nn.Module, str] = {}
-        _walk(root, prefix, modules)
-        found: NamedState = []
-        places = self.contexts.modules
+        _walk(root, name if count == 1 else f"{name}@{count}", modules)
+        attributes, owners, places = self._attributes, self._owners, self.contexts.modules
+        found = NamedState(len(owners), [])
         for module, path in reversed(modules.items()):  # of tied tensors the first name stays
-            reference = weakref.ref(module)
-            self._paths[id(module)] = reference, path, len(places)
+            place = len(places)
             places.append(path)
-            for kind, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
-                for attribute, tensor in tensors.items():
-                    if tensor is not None:
-                        self._state[id(tensor)] = reference, path, attribute
-                        found.append((tensor, kind, path, attribute))
+            self._paths[id(module)] = known = weakref.ref(module), path, place
+            self._known.append(known)
+            for attribute, tensor in module._parameters.items():
+                if tensor is not None:
+                    found.tensors.append(tensor)
+                    attributes.append(attribute)
+                    owners.append(place)
+            for attribute, buffer in module._buffers.items():
+                if buffer is not None:
+                    found.tensors.append(buffer)
+                    attributes.append(attribute)
+                    owners.append(~place)
         return found
 
-    def state_name(self, tensor: torch.Tensor) -> tuple[str, str]:
-        """``("parameter" | "buffer", path)`` of a tensor that belongs to a known module, else two empty texts."""
-        reference, path, attribute = self._state.get(id(tensor), (None, "", ""))
-        module = reference() if reference is not None else None
-        if module is not None and module._parameters.get(attribute) is tensor:
-            return "parameter", f"{path}.{attribute}"
-        if module is not None and module._buffers.get(attribute) is tensor:
-            return "buffer", f"{path}.{attribute}"
-        return "", ""  # also where the module's tensor died, and another one got its id
+    def state(self, number: int) -> tuple[str, str, str]:
+        """Of a parameter or buffer: which of the two it was, the path of its module, and its name there."""
+        owner = self._owners[number]
+        place = owner if owner >= 0 else ~owner
+        return "parameter" if owner >= 0 else "buffer", self.contexts.modules[place], self._attributes[number]
+
+    def is_state(self, number: int, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is that parameter or buffer still: its module may have died, and another one got its id."""
+        owner = self._owners[number]
+        module, attribute = self._known[owner if owner >= 0 else ~owner][0](), self._attributes[number]
+        return module is not None and (
+            module._parameters.get(attribute) is tensor or module._buffers.get(attribute) is tensor
+        )
 
     def begin(self, iteration: int | None) -> None:
         """Another iteration, or a step of an optimizer, begins or ends."""
@@ -142,46 +166,77 @@ class ModulePaths:
         self.contexts.cell[0] = self.contexts.start + self._calls[-1][2]
 
     @contextmanager
-    def watched(self, listener: Listener | None = None) -> Iterator[None]:
+    def watched(self) -> Iterator[None]:
         """Follow the module calls of this thread, and optimizers' steps."""
-        self._thread = threading.get_ident()
-        self._calls[:] = [_NOWHERE]
-        self._listener = listener or Listener()
-        self.follow()
+        self.start(Listener())
         try:
             yield
         finally:
-            self.rest()
+            self.stop()
+
+    def start(self, listener: Listener) -> None:
+        """Follow the module calls of this thread, and optimizers' steps, until :meth:`stop`."""
+        self._thread, self._listener = threading.get_ident(), listener
+        try:
+            self.follow()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Follow them no longer, and refer to nobody who listened: what a trace keeps is released with it."""
+        self.rest()
+        if self.optimizing or len(self._calls) > 1:  # left inside
             self._calls[:] = [_NOWHERE]
             self.current, self.optimizing = "", False
             self._listener.changed()
-            self._listener = Listener()  # nothing refers to who listened: what a trace keeps is released with it
+        self._listener, self.enter, self.leave = Listener(), _nobody, _nobody
 
     def follow(self) -> None:
-        """Register torch's global hooks, and have modules called with less ado where there are no others."""
-        if self._hooks:
+        """Have modules called with less ado, where there are no hooks, else by torch's own code with its global hooks;
+        and register hooks of optimizers. Hooks are kept by numbers that torch gives to none."""
+        if self.following:
             return
+        self.following = True
         self.enter, self.leave = self._module_hooks()
-        self._hooks += (
-            register_module_forward_pre_hook(self.enter),
-            register_module_forward_hook(self.leave, always_call=True),
-            register_optimizer_step_pre_hook(self._begin_step),
-            register_optimizer_step_post_hook(self._end_step),
-        )
         call = torch.nn.Module._call_impl
         self.original = known_original(call)
         if self.original is not None and call.__code__ is self.original.__code__:
             call.__kwdefaults__ = {"_followed": self}
             call.__code__ = _call_impl.__code__
+            if _global_forward_hooks or _global_forward_pre_hooks:
+                self._add_hooks()
+        else:
+            self._add_hooks()
+        _global_optimizer_pre_hooks[-id(self)] = self._begin_step
+        _global_optimizer_post_hooks[-id(self)] = self._end_step
 
     def rest(self) -> None:
-        """Remove them: dynamo compiles what hooks do into a graph, cannot follow ours, and compiles anew without."""
+        """Undo that: dynamo compiles what hooks do into a graph, cannot follow ours, and compiles anew without."""
+        if not self.following:
+            return
+        self.following = False
         call = torch.nn.Module._call_impl
         if self.original is not None and call.__kwdefaults__ == {"_followed": self}:
             call.__code__ = self.original.__code__
             call.__kwdefaults__ = None
-        while self._hooks:
-            self._hooks.pop().remove()
+        for hooks in _HOOKS if self.hooks else _STEP_HOOKS:
+            hooks.pop(-id(self), None)
+        self.hooks = 0
+
+    def others(self) -> None:
+        """Another hook is in force, or torch's tracer is on, so that modules are called by torch's own code: ours run
+        before those hooks, which were registered later."""
+        if not self.hooks and self.following:
+            self._add_hooks()
+            for hooks in (_global_forward_pre_hooks, _global_forward_hooks):
+                hooks.move_to_end(-id(self), last=False)  # type: ignore[attr-defined]
+
+    def _add_hooks(self) -> None:
+        self.hooks = 1
+        _global_forward_pre_hooks[-id(self)] = self.enter
+        _global_forward_hooks[-id(self)] = self.leave
+        _global_forward_hooks_always_called[-id(self)] = True
 
     def _module_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
         """What is called before and after every module; all that they need are variables of this function."""
@@ -258,19 +313,20 @@ def _call_impl(self: Any, *args: Any, _followed: ModulePaths, **kwargs: Any) -> 
         or self._forward_pre_hooks
         or _global_backward_pre_hooks
         or _global_backward_hooks
-        or len(_global_forward_hooks) != 1
-        or len(_global_forward_pre_hooks) != 1
+        or len(_global_forward_hooks) != _followed.hooks
+        or len(_global_forward_pre_hooks) != _followed.hooks
         or torch._C._is_tracing()
     ):
+        _followed.others()
         return _followed.original(self, *args, **kwargs)
     forward = self.forward
     _followed.enter(self, args)
     try:
         result = forward(*args, **kwargs)
     except Exception:
-        if _followed._hooks:
+        if _followed.following:
             _followed.leave(self, args, None)
         raise
-    if _followed._hooks:  # a trace may end inside a module, or step aside there
+    if _followed.following:  # a trace may end inside a module, or step aside there
         _followed.leave(self, args, result)
     return result

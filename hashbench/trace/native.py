@@ -16,7 +16,7 @@ from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,10 +61,10 @@ from hashbench.trace.digest import (
 )
 from hashbench.trace.lanes import Lane, Recorded, arranged, callers_of
 from hashbench.trace.mode import _PLAIN_TYPES, TracingMode, _current_autograd_node, _get_sequence_nr
-from hashbench.trace.module_paths import Contexts, Listener, NamedState, known_original
+from hashbench.trace.module_paths import Contexts, NamedState, known_original
 from hashbench.trace.op_schema import OpPlan, plan_of
 from hashbench.trace.storage_writers import LeafViews, Mark, get_mark, set_mark, storage_key, view_key
-from hashbench.trace.threads import followed
+from hashbench.trace.threads import Starts
 
 _RECORD = struct.Struct("=qQiIIIIIiIII")
 _READ = struct.Struct("=iiq")
@@ -248,15 +248,14 @@ class NativeTracer(TracingMode):
         self._recorder = library.new(1, int(observed), odd)
         self._contexts = self._modules.contexts
         self._contexts.cell = memoryview(library.context(self._recorder).contents).cast("B").cast("I")
-        self._names: list[tuple[str, str, str]] = []
         self._odd_digests: list[RawDigest] = []
-        self._threads = ExitStack()
+        self._starts = Starts()
         self._calls = _Calls()
         self._entered, self._entering = 0, threading.Lock()
         self._started: Counter[int] = Counter()
         self._names_of_lanes: dict[int, str] = {}
         self._next_number = functools.partial(_take_number, library, self._recorder, self._calls)
-        self._show_context()
+        self.changed()
 
     def __del__(self) -> None:
         if getattr(self, "_recorder", 0):
@@ -271,18 +270,20 @@ class NativeTracer(TracingMode):
             )
         try:
             self._begin()
+            self._library.listener = self
+            self._follow()
         except BaseException:
             self._library.end(self._recorder)
+            self._library.listener = None
+            self._rest()
+            self._stop()
             raise
-        self._library.listener = self
-        self._follow()
         return self
 
     def __exit__(self, *exception: Any) -> None:
         self._rest()
-        self._library.end(self._recorder)
+        failed = self._library.end(self._recorder)
         self._library.listener = None
-        failed = self._library.failed(self._recorder)
         if failed >= 0:
             self.failed_op = self._ops.by_number[failed].plan.name
         self._end(*exception)
@@ -304,12 +305,12 @@ class NativeTracer(TracingMode):
 
     def _rest(self) -> None:
         super()._rest()
-        self._threads.close()
+        self._starts.rest()
         self._library.thread(0)
 
     def _follow(self) -> None:
         super()._follow()
-        self._threads.enter_context(followed(self._begin_lane))
+        self._starts.follow(self._begin_lane)
         self._library.thread(1)
 
     # ------------------------------------------------------------------------------------- threads of the program's own
@@ -363,20 +364,16 @@ class NativeTracer(TracingMode):
             thread="" if lane is None else lane.name,
         )
 
-    def _listener(self) -> Listener:
-        return Listener(self._count_step, self._show_context, self._name)
-
-    def _show_context(self) -> None:
+    def changed(self) -> None:
         self._modules.begin(self.iteration)
 
     def register_model(self, model: torch.nn.Module) -> NamedState:
-        self._name(found := super().register_model(model))
+        self.named(found := super().register_model(model))
         return found
 
-    def _name(self, found: NamedState) -> None:
-        tensors = array("Q", [tensor._cdata for tensor, *_ in found])
-        self._library.name(self._recorder, tensors.buffer_info()[0], len(found), len(self._names))
-        self._names += [(kind, path, attribute) for _, kind, path, attribute in found]
+    def named(self, state: NamedState) -> None:
+        tensors = array("Q", [tensor._cdata for tensor in state.tensors])
+        self._library.name(self._recorder, tensors.buffer_info()[0], len(tensors), state.first)
 
     # ------------------------------------------------------------------------------------------ what the recorder asks
 
@@ -470,7 +467,7 @@ class NativeTracer(TracingMode):
         number = self._library.name_of(self._recorder, self._library.origin(tensor._cdata))
         if number < 0:
             return "parameter" if number == -2 else "", self._modules.current
-        kind, path, attribute = self._names[number]
+        kind, path, attribute = self._modules.state(number)
         return kind, f"{path}.{attribute}"
 
     def _new_leaf(self, tensor: torch.Tensor, views: LeafViews | None, *, content: torch.Tensor | None = None) -> int:
@@ -552,7 +549,7 @@ class NativeTracer(TracingMode):
         first, sequence = self._first_sequence or 0, records["sequence"]
         records["sequence"] = np.where(sequence >= first, sequence - first, -1)  # -1: made before, no record's forward
         named = [
-            (self._registered.get(storage), self._names[name] if name >= 0 else None)
+            (self._registered.get(storage), self._modules.state(name) if name >= 0 else None)
             for storage, name in zip(leaves["storage"].tolist(), leaves["name"].tolist(), strict=True)
         ]
         leaves["storage"] = leaves["unused"] = 0
@@ -575,7 +572,7 @@ class NativeTracer(TracingMode):
             found = _Decoded(self._library, self._recorder, self._ops, raw)
             in_python = {record[-1]: _placed(record, raw, contexts) for record in self._records}
             records = list(found.records(contexts, in_python, self._odd_digests))
-            leaves = list(found.leaves(contexts, self._names, self._registered, iter(self._leaves)))
+            leaves = list(found.leaves(contexts, self._modules.state, self._registered, iter(self._leaves)))
             numbers, results, notes = [record.number for record in records], self._results, self._observer.kept
         else:
             self._records[:] = [_placed(record, raw, contexts) for record in self._records]
@@ -706,7 +703,7 @@ class _Decoded:
     def leaves(
         self,
         contexts: Contexts,
-        names: Sequence[tuple[str, str, str]],
+        state: Callable[[int], tuple[str, str, str]],
         registered: Mapping[int, tuple[str, str, RawDigest]],
         in_python: Iterator[RawLeaf],
     ) -> Iterator[RawLeaf]:
@@ -717,7 +714,7 @@ class _Decoded:
                 continue
             kind, label = "parameter" if name == -2 else "other", contexts[context][0]
             if name >= 0:
-                kind, path, attribute = names[name]
+                kind, path, attribute = state(name)
                 label = f"{path}.{attribute}"
             digest = (*self._metas[meta], value)
             kind, label, initial = registered.get(storage, (kind, label, None))

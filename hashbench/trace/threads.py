@@ -8,9 +8,8 @@ from __future__ import annotations
 import _thread
 import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Sized
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from multiprocessing import pool
 from multiprocessing.pool import ThreadPool
 from typing import Any, Protocol
@@ -30,20 +29,27 @@ Begin = Callable[[], Lane | None]
 """Called by the thread that starts another or hands over work; ``None`` where its own calls are not recorded."""
 
 
-@contextmanager
-def followed(begin: Begin) -> Iterator[None]:
-    """Run in a lane what is started in here by ``threading`` or ``_thread``, or handed to a ``ThreadPoolExecutor`` or a
-    ``ThreadPool``, also to an older one. ``imap`` of an iterator is left alone: another thread asks for its items."""
-    before = [(owner, name, name in vars(owner), getattr(owner, name)) for owner, name, _ in _PLACES]
-    try:
-        for (owner, name, wrapped), (*_, original) in zip(_PLACES, before, strict=True):
+class Starts:
+    """Runs in a lane what is started by ``threading`` or ``_thread``, or handed to a ``ThreadPoolExecutor`` or a
+    ``ThreadPool``, also to an older one, from :meth:`follow` until :meth:`rest`. ``imap`` of an iterator is left alone:
+    another thread asks for its items."""
+
+    def __init__(self) -> None:
+        self._before: list[tuple[Any, str, bool, Any]] = []
+
+    def follow(self, begin: Begin) -> None:
+        before = self._before
+        for owner, name, wrapped in _PLACES:
+            original = getattr(owner, name)
+            before.append((owner, name, name in vars(owner), original))
             setattr(owner, name, wrapped(begin, original))
-        yield
-    finally:
-        for owner, name, own, original in before:
+
+    def rest(self) -> None:
+        while self._before:
+            owner, name, own, original = self._before.pop()
             if own:
                 setattr(owner, name, original)
-            else:
+            elif name in vars(owner):  # else an exception came just before
                 delattr(owner, name)
 
 

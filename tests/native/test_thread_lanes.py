@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import os
 import queue
+import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.pool import ThreadPool
@@ -14,12 +16,16 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo import eval_frame
+from torch.optim import optimizer
 
 from hashbench import HashDebugTrace
 from hashbench.divergence import find
+from hashbench.errors import HashbenchError
 from hashbench.native.library import is_recorded
 from hashbench.records import OpRecord, Trace
 from hashbench.trace import file
+from hashbench.trace import threads as starting
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.digest import digest, untraced
 from hashbench.trace.mode import TracingMode
@@ -453,3 +459,60 @@ def test_24_threads_at_once_have_every_record_in_the_same_order() -> None:
     alone, _ = traced(lambda: [task() for task in tasks])
     assert names(first.records) == names(alone.records)
     assert [record.outputs for record in first.records] == [record.outputs for record in alone.records]
+
+
+def replaced() -> list[Any]:
+    """All that a trace puts its own in place of, or adds to."""
+    modules = torch.nn.modules.module
+    hooks = (modules._global_forward_pre_hooks, modules._global_forward_hooks, optimizer._global_optimizer_pre_hooks)
+    starts = (threading.Thread.start.__globals__.get(name) for name in starting._STARTS)
+    return [
+        *(getattr(owner, name) for owner, name, _ in starting._PLACES),
+        *("imap" in vars(ThreadPool), "apply_async" in vars(ThreadPool), *starts),
+        *(dict(one) for one in hooks),
+        *(nn.Module._call_impl.__code__, nn.Module._call_impl.__kwdefaults__),
+        *(eval_frame._callback_from_stance, eval_frame._maybe_set_eval_frame),
+        *(list(sys.meta_path), list(warnings.filters), is_recorded()),
+    ]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("where", range(len(starting._PLACES)))
+def test_nothing_stays_replaced_by_a_trace_that_could_not_be_entered(
+    error: type[BaseException], where: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise error
+
+    before, places = replaced(), list(starting._PLACES)
+    failing = [*places[:where], (*places[where][:2], fails), *places[where + 1 :]]
+    with monkeypatch.context() as patched:
+        patched.setattr(starting, "_PLACES", tuple(failing))
+        trace = HashDebugTrace(tracer="native")
+        with pytest.raises(error):
+            trace.__enter__()
+        assert not trace.is_active()
+    assert replaced() == before
+    after, _ = traced(by_executor)
+    assert names(after.records) == ["mul", "sin", "cos", "t", "mm", "sum"]
+    assert replaced() == before
+
+
+def test_of_traces_one_after_another_each_has_its_own_threads_and_modules_and_a_refused_one_none() -> None:
+    model, before = nn.Sequential(nn.Tanh()), replaced()
+    seen = []
+    for _ in range(2):
+        trace = HashDebugTrace(tracer="native")
+        with trace:
+            inside = replaced()
+            with pytest.raises(HashbenchError, match="inside another"):
+                HashDebugTrace(tracer="native").__enter__()
+            assert replaced() == inside
+            in_threads([lambda: model(X).sum(), lambda: X.exp()])
+            model(X)
+        assert replaced() == before
+        in_threads([lambda: model(X).sum()])
+        seen.append([(record.id, record.module) for record in trace.finish().records])
+    assert seen[0] == seen[1]
+    assert sorted(name.split("aten.")[1].split(".")[0] for name, _ in seen[0]) == ["exp", "sum", "tanh", "tanh"]
+    assert seen[0][-1][1] == "Sequential.0"
