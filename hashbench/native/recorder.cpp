@@ -19,11 +19,12 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <unordered_map>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -227,20 +228,57 @@ struct Writers {
 
 // Tensors that a model or a caller has named.
 struct Names {
-  std::unordered_map<c10::TensorImpl*, int32_t> numbers;
+  struct Slot {
+    c10::TensorImpl* tensor;
+    int32_t number;
+  };
+  std::vector<Slot> slots = std::vector<Slot>(256, Slot{nullptr, -1});
+  size_t used = 0;
 
   ~Names() {
-    for (auto& [tensor, number] : numbers) c10::raw::weak_intrusive_ptr::decref(tensor);
+    for (const auto& slot : slots)
+      if (slot.tensor) c10::raw::weak_intrusive_ptr::decref(slot.tensor);
   }
   void set(c10::TensorImpl* tensor, int32_t number) {
-    if (numbers.emplace(tensor, number).second) c10::raw::weak_intrusive_ptr::incref(tensor);
-    else numbers[tensor] = number;
+    Slot* slot = place(tensor);
+    if (!slot->tensor) {
+      if (++used * 2 > slots.size()) {
+        grow();
+        slot = place(tensor);
+      }
+      c10::raw::weak_intrusive_ptr::incref(tensor);
+    }
+    *slot = {tensor, number};
   }
-  int32_t of(c10::TensorImpl* tensor) {
-    const auto found = numbers.find(tensor);
-    return found == numbers.end() ? -1 : found->second;
+  int32_t of(c10::TensorImpl* tensor) { return place(tensor)->number; }
+  Slot* place(c10::TensorImpl* tensor) {
+    const size_t mask = slots.size() - 1;
+    size_t i = spread(tensor) & mask;
+    while (slots[i].tensor && slots[i].tensor != tensor) i = (i + 1) & mask;
+    return &slots[i];
+  }
+  void grow() {
+    std::vector<Slot> old(slots.size() * 2, Slot{nullptr, -1});
+    old.swap(slots);
+    for (const Slot& slot : old)
+      if (slot.tensor) *place(slot.tensor) = slot;
   }
 };
+
+// A mutex that is left by a plain store: a locked instruction waits for all that was stored before, and a call's results
+// and records are not in the cache yet. It is held for microseconds, but where the content of a large leaf is hashed.
+struct Lock {
+  std::atomic<bool> held{false};
+
+  void lock() {
+    for (unsigned tries = 0; held.exchange(true, std::memory_order_acquire);)
+      while (held.load(std::memory_order_relaxed))
+        if (++tries < 64) std::this_thread::yield();
+        else std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  void unlock() { held.store(false, std::memory_order_release); }
+};
+using Guard = std::lock_guard<Lock>;
 
 // ------------------------------------------------------------------------------------------------------- one trace
 
@@ -251,7 +289,7 @@ using DigestOdd = uint32_t (*)(_object* tensor, int32_t number);      // hashes 
 using Failed = void (*)(int32_t op);
 
 struct Recorder {
-  std::mutex lock;  // never held while Python is called: another thread may hold the GIL and wait for it
+  Lock lock;  // never held while Python is called: another thread may hold the GIL and wait for it
   bool hashes = true;
   bool everything_python = false;  // somebody looks at every call
   std::atomic<bool> backward_python{false};
@@ -471,14 +509,18 @@ bool is_default(const Op& op, int position, const c10::IValue& value) {
 
 // Off while a call is looked at, and inside kernels whose own calls are not recorded.
 struct Quiet {
-  explicit Quiet(bool off = true) : off(off) {
-    if (off) c10::impl::tls_set_dispatch_key_included(kKey, false);
+  explicit Quiet(bool from_now = true) {
+    if (from_now) begin();
+  }
+  void begin() {
+    if (!off) c10::impl::tls_set_dispatch_key_included(kKey, false);
+    off = true;
   }
   ~Quiet() {
     if (off) c10::impl::tls_set_dispatch_key_included(kKey, true);
   }
   Quiet(const Quiet&) = delete;
-  const bool off;
+  bool off = false;
 };
 
 // A call that Python records. What Python is shown of plain tensors are others on the same memory: a Python object of a
@@ -509,7 +551,7 @@ struct Scratch {
 };
 thread_local Scratch scratch;
 
-uint32_t context_of(const Recorder& recorder) {
+uint32_t context_of(const Recorder& recorder, const Scratch& scratch) {
   return scratch.owner ? scratch.context : recorder.context.load(std::memory_order_relaxed);
 }
 
@@ -562,7 +604,7 @@ at::Tensor shown(Recorder& recorder, Handed& call, const at::Tensor& tensor, boo
     if (original.is_same(tensor)) return copy;
   c10::StorageImpl* storage = storage_of(tensor);
   {
-    std::lock_guard<std::mutex> guard(recorder.lock);
+    Guard guard(recorder.lock);
     const auto* entry = recorder.writers.find(storage);
     const bool whole = output || (tensor.nbytes() >= storage->nbytes() && tensor.is_contiguous());
     if (entry ? entry->python : !whole) return tensor;  // Python keeps what it knows of it with the storage
@@ -646,7 +688,7 @@ void record_in_python(Recorder& recorder, const Op& op, const c10::OperatorHandl
 }
 
 // One tensor among the arguments: who wrote it last. False where Python has to record the call.
-bool read(Recorder& recorder, const at::Tensor& tensor, int32_t argument, c10::SmallVector<c10::StorageImpl*, 8>& given) {
+bool read(Recorder& recorder, Scratch& scratch, const at::Tensor& tensor, int32_t argument, c10::SmallVector<c10::StorageImpl*, 8>& given) {
   if (!is_plain(recorder, tensor)) return false;
   c10::StorageImpl* storage = storage_of(tensor);
   given.push_back(storage);
@@ -661,17 +703,17 @@ bool read(Recorder& recorder, const at::Tensor& tensor, int32_t argument, c10::S
     if (name < 0) scratch.unnamed.emplace_back(tensor, node);
     recorder.leaves.push({reinterpret_cast<uint64_t>(storage), digest(recorder, tensor),
                           static_cast<int64_t>(recorder.records.count), meta_of(recorder, tensor),
-                          context_of(recorder), name, 0});
+                          context_of(recorder, scratch), name, 0});
     recorder.writers.set(storage, node, 0);
   }
   scratch.reads.push_back({node, argument, tensor.storage_offset()});
   return true;
 }
 
-void name_leaves(Recorder& recorder) {
+void name_leaves(Recorder& recorder, Scratch& scratch) {
   for (const auto& [tensor, node] : scratch.unnamed) {
     const int32_t name = ask(classify, -1, tensor);
-    std::lock_guard<std::mutex> guard(recorder.lock);
+    Guard guard(recorder.lock);
     recorder.leaves[static_cast<size_t>(-1 - node)].name = name;
   }
   scratch.unnamed.clear();
@@ -718,7 +760,7 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
   uint64_t rng = 0;
   bool plain = true;
   {
-    std::lock_guard<std::mutex> guard(recorder.lock);
+    Guard guard(recorder.lock);
     uint64_t written = plan.written;
     if (plan.statistics && (plan.training < 0 || ((*stack)[base + plan.training].isBool() && (*stack)[base + plan.training].toBool())))
       written |= plan.statistics;
@@ -730,7 +772,7 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
       const c10::IValue& value = (*stack)[base + position];
       if (value.isTensor() && value.toTensor().defined() && !is_number(value.toTensor())) {
         const at::Tensor& tensor = value.toTensor();
-        plain = read(recorder, tensor, position, given);
+        plain = read(recorder, scratch, tensor, position, given);
         if (written >> position & 1) targets.push_back(tensor);
         continue;
       }
@@ -742,7 +784,7 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
           index++;
           if (is_no_tensor(item)) continue;
           tensors++;
-          if (!(plain = read(recorder, item.toTensor(), position | index << 8, given))) break;
+          if (!(plain = read(recorder, scratch, item.toTensor(), position | index << 8, given))) break;
           if (written >> position & 1) targets.push_back(item.toTensor());
         }
         other = other && (!index || tensors < index);
@@ -759,20 +801,20 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
         put_value(text, value);
       }
     }
-    if (plain) others = recorder.others.number(hash, text.data(), text.size());
+    if (plain && !text.empty()) others = recorder.others.number(hash, text.data(), text.size());
   }
   if (!plain) {
     scratch.reads.resize(first);
     if (!scratch.unnamed.empty()) {
       Quiet quiet;
-      name_leaves(recorder);
+      name_leaves(recorder, scratch);
     }
     record_in_python(recorder, *op, handle, keys, stack);
     return;
   }
   if (!scratch.unnamed.empty() || plan.seeded) {
     Quiet quiet;
-    name_leaves(recorder);
+    name_leaves(recorder, scratch);
     if (plan.seeded) rng = generator_digest(generator);
   }
 
@@ -782,8 +824,8 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
   const size_t outer = scratch.children.size();
   const size_t outer_lanes = scratch.lanes.size();
   scratch.open += plan.open;
+  Quiet quiet(!plan.open);
   try {
-    Quiet quiet(!plan.open);
     handle.redispatchBoxed(keys & kAfter, stack);
     scratch.open -= plan.open;
   } catch (...) {
@@ -795,21 +837,21 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
     throw;
   }
 
-  Quiet quiet;
+  quiet.begin();
   Record record{};
   record.rng = rng;
   record.op = op->id;
   record.others = others;
   record.parent = -1;
-  record.context = context_of(recorder) | (backward ? 1u << 31 : 0);
+  record.context = context_of(recorder, scratch) | (backward ? 1u << 31 : 0);
   record.lane = scratch.lane;
   record.sequence = sequence;
 
-  c10::SmallVector<at::Tensor, 4> wrote;
+  c10::SmallVector<const at::Tensor*, 4> wrote;  // on the stack, or among `targets`
   const size_t results = stack->size() - static_cast<size_t>(op->returns);
   std::string scalar;
   {
-    std::lock_guard<std::mutex> guard(recorder.lock);
+    Guard guard(recorder.lock);
     auto output = [&](const at::Tensor& tensor) {
       if (!tensor.defined()) return;
       for (const auto& target : targets)
@@ -820,24 +862,24 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
           if (one == storage) return;
         if (recorder.writers.find(storage)) return;
       }
-      wrote.push_back(tensor);
+      wrote.push_back(&tensor);
     };
     for (size_t i = results; i < stack->size(); i++) {
       const c10::IValue& value = (*stack)[i];
       if (value.isTensor()) output(value.toTensor());
       else if (value.isTensorList())
-        for (const at::Tensor& tensor : value.toTensorVector()) output(tensor);
+        for (const c10::IValue& item : value.toListRef()) output(item.toTensor());
       else if (op->returns == 1) put_value(scalar, value);
     }
   }
-  wrote.append(targets.begin(), targets.end());
+  for (const auto& tensor : targets) wrote.push_back(&tensor);
   c10::SmallVector<uint64_t, 4> digests;
-  for (const auto& tensor : wrote) digests.push_back(plan.blank || !is_plain(recorder, tensor) ? 0 : digest(recorder, tensor));
+  for (const auto* tensor : wrote) digests.push_back(plan.blank || !is_plain(recorder, *tensor) ? 0 : digest(recorder, *tensor));
 
   c10::SmallVector<std::pair<at::Tensor, size_t>, 1> odd;
   int32_t number;
   {
-    std::lock_guard<std::mutex> guard(recorder.lock);
+    Guard guard(recorder.lock);
     if (recorder.over) {
       scratch.reads.resize(first);
       scratch.children.resize(outer);
@@ -856,7 +898,7 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
     record.first_write = static_cast<uint32_t>(recorder.writes.count);
     uint32_t writes = 0;
     for (size_t i = 0; i < wrote.size(); i++) {
-      const at::Tensor& tensor = wrote[i];
+      const at::Tensor& tensor = *wrote[i];
       if (!is_plain(recorder, tensor)) {
         odd.emplace_back(tensor, recorder.writes.count);
         recorder.writes.push({0, 0, 2});
@@ -892,7 +934,7 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
   if (scratch.open) scratch.children.push_back(number);
   for (const auto& [tensor, place] : odd) {
     const uint32_t at = ask(digest_odd, 0u, tensor, number);
-    std::lock_guard<std::mutex> guard(recorder.lock);
+    Guard guard(recorder.lock);
     recorder.writes[place].meta = at;
   }
 }
@@ -965,6 +1007,7 @@ Recorder* hb_new(int hashes, int everything_python, uint64_t odd_dtypes) {
   recorder->everything_python = everything_python;
   recorder->odd_dtypes = odd_dtypes;
   recorder->lanes.push({0, 0, -1, 0});
+  recorder->others.number(hash, "", 0);  // 0: a call has no other arguments than tensors
   return recorder;
 }
 void hb_delete(Recorder* recorder) { delete recorder; }
@@ -976,7 +1019,7 @@ int hb_begin(Recorder* recorder) {  // 0 where another trace is being made in th
   return current.compare_exchange_strong(none, recorder);
 }
 int32_t hb_end(Recorder* recorder) {  // the op that raised last; -1: none
-  std::lock_guard<std::mutex> guard(recorder->lock);
+  Guard guard(recorder->lock);
   recorder->over = true;
   Recorder* active = recorder;
   current.compare_exchange_strong(active, nullptr);
@@ -989,10 +1032,10 @@ void hb_thread(int included) {
 
 // A lane that begins here: its calls are those of the thread that enters it, until it leaves it.
 int32_t hb_lane(Recorder* recorder) {
-  std::lock_guard<std::mutex> guard(recorder->lock);
+  Guard guard(recorder->lock);
   if (scratch.owner && scratch.owner != recorder) return -1;  // a thread of a trace that is over
   const auto number = static_cast<int32_t>(recorder->lanes.count);
-  recorder->lanes.push({static_cast<int32_t>(scratch.lane), static_cast<int32_t>(recorder->records.count), -1, context_of(*recorder)});
+  recorder->lanes.push({static_cast<int32_t>(scratch.lane), static_cast<int32_t>(recorder->records.count), -1, context_of(*recorder, scratch)});
   if (scratch.open) scratch.lanes.push_back(number);
   return number;
 }
@@ -1005,7 +1048,7 @@ Entered* hb_enter(Recorder* recorder, int32_t lane) {
   scratch.owner = recorder;
   scratch.lane = static_cast<uint32_t>(lane);
   {
-    std::lock_guard<std::mutex> guard(recorder->lock);
+    Guard guard(recorder->lock);
     scratch.context = recorder->lanes[static_cast<size_t>(lane)].context;
   }
   c10::impl::tls_set_dispatch_key_included(kKey, true);
@@ -1023,7 +1066,7 @@ int64_t hb_thread_mark(Recorder* recorder) {
 }
 // In a process that was forked while a trace was being made: it goes on without.
 void hb_forked() {
-  if (Recorder* recorder = current.exchange(nullptr)) new (&recorder->lock) std::mutex();  // its owner may be no more
+  if (Recorder* recorder = current.exchange(nullptr)) new (&recorder->lock) Lock();  // its owner may be no more
   c10::impl::tls_set_dispatch_key_included(kKey, false);
   scratch = Scratch();
 }
@@ -1031,28 +1074,28 @@ void hb_forked() {
 uint32_t* hb_context(Recorder* recorder) { return reinterpret_cast<uint32_t*>(&recorder->context); }
 void hb_backward_in_python(Recorder* recorder) { recorder->backward_python = true; }
 void hb_name(Recorder* recorder, void** tensors, int32_t count, int32_t first) {
-  std::lock_guard<std::mutex> guard(recorder->lock);
+  Guard guard(recorder->lock);
   for (int32_t i = 0; i < count; i++) recorder->names.set(static_cast<c10::TensorImpl*>(tensors[i]), first + i);
 }
 
 // 1 and the node where the storage is known, 2 where Python knows more, else 0.
 int hb_node(Recorder* recorder, void* storage, int32_t* node) {
-  std::lock_guard<std::mutex> guard(recorder->lock);
+  Guard guard(recorder->lock);
   const auto* entry = recorder->writers.find(static_cast<c10::StorageImpl*>(storage));
   if (!entry) return 0;
   *node = entry->node;
   return entry->python ? 2 : 1;
 }
 void hb_set_node(Recorder* recorder, void* storage, int32_t node, int python) {
-  std::lock_guard<std::mutex> guard(recorder->lock);
+  Guard guard(recorder->lock);
   recorder->writers.set(static_cast<c10::StorageImpl*>(storage), node, python);
 }
 int32_t hb_take_record(Recorder* recorder) {  // the number of a record that Python has
-  std::lock_guard<std::mutex> guard(recorder->lock);
+  Guard guard(recorder->lock);
   const auto number = static_cast<int32_t>(recorder->records.count);
   Record record{};
   record.op = record.parent = -1;
-  record.context = context_of(*recorder);
+  record.context = context_of(*recorder, scratch);
   record.lane = scratch.owner == recorder ? scratch.lane : 0;
   record.sequence = hb_thread_mark(recorder);
   recorder->records.push(record);
@@ -1062,7 +1105,7 @@ int32_t hb_take_record(Recorder* recorder) {  // the number of a record that Pyt
 // The number of a leaf that Python has. In the same step all threads are told that it is what was written last to these
 // storages (`python` as in `Writers`). 0 where another thread has just told so of the only one.
 int32_t hb_take_leaf(Recorder* recorder, void** storages, int32_t count, int python) {
-  std::lock_guard<std::mutex> guard(recorder->lock);
+  Guard guard(recorder->lock);
   const auto storage = [&](int32_t i) { return static_cast<c10::StorageImpl*>(storages[i]); };
   if (count == 1)
     if (const auto* entry = recorder->writers.find(storage(0)); entry && !entry->python) return 0;
@@ -1089,7 +1132,7 @@ void* hb_origin(void* shown) {
 int32_t hb_name_of(Recorder* recorder, void* tensor) {
   auto* impl = static_cast<c10::TensorImpl*>(tensor);
   {
-    std::lock_guard<std::mutex> guard(recorder->lock);
+    Guard guard(recorder->lock);
     const int32_t number = recorder->names.of(impl);
     if (number >= 0) return number;
   }
@@ -1101,7 +1144,7 @@ int64_t hb_open() {
   return static_cast<int64_t>(scratch.children.size() | scratch.lanes.size() << 32);
 }
 void hb_close(Recorder* recorder, int64_t before, int32_t number) {  // number: -1 where the call raised
-  std::lock_guard<std::mutex> guard(recorder->lock);
+  Guard guard(recorder->lock);
   const auto outer = before & 0xFFFFFFFF;
   close_lanes(*recorder, static_cast<size_t>(before >> 32), number);
   scratch.open--;
@@ -1124,13 +1167,13 @@ const char* hb_dtype(int number) {  // torch's name of a dtype, or null
 }
 
 int64_t hb_count(Recorder* recorder, int what) {
-  std::lock_guard<std::mutex> guard(recorder->lock);
+  Guard guard(recorder->lock);
   const size_t counts[] = {recorder->records.count, recorder->reads.count, recorder->writes.count, recorder->leaves.count,
                            recorder->others.all.size(), recorder->metas.all.size(), recorder->lanes.count};
   return static_cast<int64_t>(counts[what]);
 }
 void hb_copy(Recorder* recorder, int what, int64_t count, void* out) {
-  std::lock_guard<std::mutex> guard(recorder->lock);
+  Guard guard(recorder->lock);
   if (what == 0) recorder->records.copy(count, static_cast<Record*>(out));
   else if (what == 1) recorder->reads.copy(count, static_cast<Read*>(out));
   else if (what == 2) recorder->writes.copy(count, static_cast<Write*>(out));
@@ -1138,7 +1181,7 @@ void hb_copy(Recorder* recorder, int what, int64_t count, void* out) {
   else recorder->lanes.copy(count, static_cast<Lane*>(out));
 }
 const char* hb_text(Recorder* recorder, int what, int64_t number, int64_t* size) {
-  std::lock_guard<std::mutex> guard(recorder->lock);
+  Guard guard(recorder->lock);
   const auto& text = (what == 4 ? recorder->others : recorder->metas).all[static_cast<size_t>(number)];
   *size = static_cast<int64_t>(text.size());
   return text.data();
