@@ -488,3 +488,9 @@ def test_a_call_that_cannot_be_made_again_has_no_repro_and_the_row_says_so(tmp_p
     row = runner.run_model(ModelSpec("zoo", "model"))
     assert (row.kernel, row.repro) == ("aten.exp2.default", "")
     assert row.reproduced == "no repro: it cannot be made again alone"
+
+
+def test_what_only_counts_has_no_repro_and_the_row_says_so(specimens, tmp_path):
+    row = run_model(specimens["decode_positions"], options("cached-decode", output=str(tmp_path)))
+    assert (row.kernel, row.repro) == ("aten.arange.start", "")
+    assert row.reproduced == "no repro: it reads no tensor, and its arguments are others"

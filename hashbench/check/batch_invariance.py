@@ -269,7 +269,8 @@ class BatchCheck:
             return outcome
         if self.pair is not None and self.pair.company.together and not found.shapes:
             decision = Decision("batch_coupling", Confidence.PROVEN, found.detail, advice_for("batch_coupling"))
-            return replace(outcome, diagnosis=Diagnosis(decision, Evidence(origin=Origin.KERNEL)))
+            no_repro = "no repro: it reads no tensor, and its arguments are others"
+            return replace(outcome, diagnosis=Diagnosis(decision, Evidence(origin=Origin.KERNEL), reproduced=no_repro))
         tell_phase("experiments on the kernel's call")
         evidence = diagnose(found.call, found.pair, budget=self.options.diagnose_budget)
         coupled = found.coupled and (self.pair is None or self.pair.company.turned)

@@ -23,6 +23,7 @@ from sweep_helpers import alive, names_in_csv, sweep_process, wait_until
 from hashbench.errors import HashbenchError
 from hashbench.io import PACKAGE_PARENT
 from hashbench.records import RunOptions
+from hashbench.suites import registry
 from hashbench.sweep import fingerprints, run
 from hashbench.sweep.executors import Task, ray_client
 from hashbench.sweep.executors import ray as ray_executor
@@ -216,6 +217,19 @@ def test_rows_name_the_environment_of_their_machine_which_is_kept(finished):
     assert own == "driver"
     assert {rows[name].env for name in ("fine", "files", "dead", "draft", "hanging")} <= others
     assert others == {f"machine-{raylet}" for raylet in ray_targets.machines(notes).values()}
+
+
+def test_tokens_in_other_company_are_compared_on_a_machine_and_their_repro_comes_back(machines, tmp_path):
+    """A real model, on a machine that loads torch for it, and for its repro once more."""
+    (spec,) = (one for one in registry.catalog("specimens") if one.name == "padding_scale")
+    options = RunOptions(mode="right-padding-invariance", deterministic="off", threads=1, tracer="python")
+    executor = ray_targets.executor(machines.address, resources={"worker": 1}, patience=120.0)
+    result = run_sweep([spec], options, output=tmp_path, environment={"key": "driver"}, executor=executor)
+
+    (row,) = result.rows
+    assert (row.accuracy, row.kernel) == ("fail_right_padding_invariance", "aten.amax.default"), row.error
+    assert row.reproduced == "yes: the same 6 tokens differ between 6 tokens and 12"
+    assert {file.name for file in (tmp_path / row.repro).iterdir()} == {"repro.py", "tensors.pt"}
 
 
 # --------------------------------------------------------------------------------------------------- lost machines
