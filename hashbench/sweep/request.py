@@ -19,7 +19,7 @@ from hashbench.diagnose import fresh_process
 from hashbench.errors import HashbenchError
 from hashbench.fingerprint import document
 from hashbench.io import read_json
-from hashbench.records import INVARIANCES, ModelSpec, RunOptions
+from hashbench.records import ModelSpec, RunOptions
 from hashbench.results.folder import ACCURACY_FILE, SELECTION_FILE, checked_manifest
 from hashbench.results.load import load_sweep
 from hashbench.run import environment as fingerprints
@@ -124,7 +124,7 @@ def run(
             if options.stress:
                 preload = devices.preload
                 stack.enter_context(fresh_process.served(preload=preload, environment=WORKER_VARIABLES))
-            elif options.mode in INVARIANCES:  # for repros: most models have one
+            elif options.diagnose_budget > 0:  # for repros
                 torch_alone = fresh_process.served(
                     fresh_process.TORCH_ALONE, environment=WORKER_VARIABLES, at_once=False
                 )

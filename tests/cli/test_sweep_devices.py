@@ -76,13 +76,14 @@ def test_workers_get_devices_and_rows_are_of_their_kind(
 @pytest.mark.parametrize(
     ("flags", "wanted"),
     [
-        ("", []),
+        ("", [(TORCH_ALONE, False)]),
+        ("--diagnose-budget 0", []),
         ("--batch-invariant", [(TORCH_ALONE, False)]),
         ("--batch-invariant --company position", [(TORCH_ALONE, False)]),
         ("--stress", [(DEFAULT_TARGET, True)]),
     ],
 )
-def test_repros_of_batch_invariance_are_forks_of_a_server_that_loads_torch_when_asked(
+def test_repros_are_forks_of_a_server_that_loads_torch_when_asked(
     flags: str, wanted: list[tuple[str, bool]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Sweeps(monkeypatch, tmp_path, {"device": {"type": "cpu"}})
