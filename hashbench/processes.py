@@ -44,18 +44,26 @@ sys.path.append(package)
 sys.exit(pkgutil.resolve_name(target)(*arguments))
 """
 _LAUNCHER = """
-import ctypes, os, signal, sys
+import ctypes, os, select, signal, sys
+asked = int(sys.argv.pop(1))
 try:
     library = ctypes.CDLL(None)
     library.prctl(1, signal.SIGKILL)  # the parent may end at any moment, and an extension may hold the interpreter lock
 except (AttributeError, OSError):
     pass  # not Linux
+if asked >= 0:
+    waiting = select.poll()
+    waiting.register(asked, select.POLLIN)
+    waiting.register(0, 0)  # the end of the parent
+    if any(descriptor == 0 for descriptor, _ in waiting.poll()):
+        sys.exit()
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
-"""A few lines that become, by ``exec``, the Python that is wanted: one that is killed when its parent's thread ends."""
+"""A few lines that become, by ``exec``, the Python that is wanted: one that is killed when its parent's thread ends, at
+once or when somebody asks."""
 
 
-def python_calling(target: str, *arguments: str, dies_with_us: bool = False) -> list[str]:
+def python_calling(target: str, *arguments: str, dies_with_us: bool = False, asked: int = -1) -> list[str]:
     """The command line of a new Python that calls ``module:function`` of this package and exits with what it returns.
 
     With ``-P``, so that a folder called torch where the user happens to stand is not taken for torch.
@@ -64,9 +72,11 @@ def python_calling(target: str, *arguments: str, dies_with_us: bool = False) -> 
         target: ``module:function``.
         arguments: its arguments, which are also ``sys.argv[1:]``.
         dies_with_us: the kernel kills the child when this thread ends (Linux).
+        asked: with ``dies_with_us``, a descriptor that it has: it begins when there is something to read from that. Its
+            standard input is a pipe, whose end ends it.
     """
     command = ["-P", "-c", _CALL, PACKAGE_PARENT, target, *arguments]
-    return [sys.executable, *(["-P", "-c", _LAUNCHER] if dies_with_us else []), *command]
+    return [sys.executable, *(["-P", "-c", _LAUNCHER, str(asked)] if dies_with_us else []), *command]
 
 
 def import_or_call(names: Iterable[str]) -> None:

@@ -18,7 +18,6 @@ import gc
 import importlib
 import json
 import os
-import select
 import shutil
 import socket
 import sys
@@ -214,7 +213,7 @@ def served(
     """A context in which one fresh process with other string hashes, asked for by this process or what it starts, is a
     fork of one Python that has imported ``target`` (a class or a module) and what ``preload``
     names, and has those variables of ``environment`` that the caller has not set, as a sweep's fork server. With
-    ``at_once=False`` it imports them when it is first asked: a sweep in which nobody asks pays for a bare Python."""
+    ``at_once=False`` it begins when it is first asked: a sweep in which nobody asks pays for a bare Python."""
     address = _address()
     Path(address).unlink(missing_ok=True)
     given = {name: value for name, value in environment.items() if name not in os.environ}
@@ -224,9 +223,12 @@ def served(
             listener.bind(address)
             listener.listen(128)
             command = python_calling(
-                "hashbench.diagnose.fresh_process:serve", str(listener.fileno()), target, *preload, dies_with_us=True
+                "hashbench.diagnose.fresh_process:serve",
+                *(str(listener.fileno()), target, *preload),
+                dies_with_us=True,
+                asked=-1 if at_once else listener.fileno(),
             )
-            task = f"{json.dumps({'path': sys.path, 'at_once': at_once})}\n"
+            task = f"{json.dumps(sys.path)}\n"
             handed = (listener.fileno(),)
             stack.enter_context(Child(command, task=task, environment={**given, **_RANDOM}, handed=handed))
         stack.enter_context(variables({SERVER_VARIABLE: address}))
@@ -354,11 +356,8 @@ def serve(descriptor: str, target: str, *preload: str) -> NoReturn:
     """What the server of a sweep does: imports, then a fork for each task that comes to the socket with that
     descriptor."""
     with socket.socket(fileno=int(descriptor)) as listener:
-        asked = json.loads(sys.stdin.readline())
-        sys.path[:] = asked["path"]
+        sys.path[:] = json.loads(sys.stdin.readline())
         end_with_input()
-        if not asked["at_once"]:
-            select.select([listener], [], [])
         _prepare(target, preload)
         while True:
             connection, _ = listener.accept()

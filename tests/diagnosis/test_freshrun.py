@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from hashbench import processes
 from hashbench.diagnose import fresh_process
 from hashbench.diagnose.fresh_process import FreshRuns, fresh_traces, run_python
 from hashbench.processes import Finished
@@ -109,22 +107,33 @@ def test_a_server_has_imported_and_called_what_it_was_asked_to_before_it_forks()
         assert told(fresh("tell")) == [["some model (3, 8) [1, None, 2.5] 99 warn 2"]]
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_a_server_imports_at_once_or_when_it_is_first_asked(at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
+def test_a_server_that_nobody_asks_is_a_python_that_has_imported_nothing() -> None:
+    with fresh_process.served("fresh_targets:Runner", at_once=False):
+        children = psutil.Process().children()
+        (server,) = (child for child in children if "fresh_process:serve" in " ".join(child.cmdline()))
+        while server.status() != psutil.STATUS_SLEEPING:
+            time.sleep(0.01)
+        assert processes._LAUNCHER in server.cmdline()
+        for _ in range(2):
+            assert not fresh("tell").failures
+            assert processes._LAUNCHER not in server.cmdline()
 
-    def prepare(*_: object) -> None:
-        done.append("imported")
-        raise InterruptedError
 
-    handed = f"{json.dumps({'path': sys.path, 'at_once': at_once})}\n"
-    monkeypatch.setattr("sys.stdin", io.StringIO(handed))
-    monkeypatch.setattr(fresh_process, "end_with_input", list)
-    monkeypatch.setattr(fresh_process, "_prepare", prepare)
-    monkeypatch.setattr(fresh_process.select, "select", lambda *_: done.append("asked"))
-    with socket.socket(socket.AF_UNIX) as listener, pytest.raises(InterruptedError):
-        fresh_process.serve(str(listener.detach()), "fresh_targets:Runner")
-    assert done == ["asked"] * (not at_once) + ["imported"]
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_python_that_waits_to_be_asked_ends_with_its_parent(ends: bool) -> None:
+    asked, asking = os.pipe()
+    command = processes.python_calling("sys:exit", "7", dies_with_us=True, asked=asked)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(asked,)) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"a task")
+        process.stdin.flush()
+        if ends:
+            process.stdin.close()
+        else:
+            os.write(asking, b".")
+        assert process.wait(timeout=300) == (0 if ends else 1), "it is asked: what is called exits with a text"
+    os.close(asked)
+    os.close(asking)
 
 
 PROGRAMS = {
