@@ -160,6 +160,26 @@ def test_the_kernel_by_which_the_cache_came_to_differ_is_named():
     assert "in the run of 11 tokens that made the cache" in row.detail
 
 
+class Scans(nn.Module):
+    """Goes through tokens one by one, from zero in every call: what a cache holds is not read."""
+
+    def forward(self, input_ids: torch.Tensor, past_key_values: Any = None, use_cache: bool = False) -> Any:  # noqa: ARG002
+        state, states = torch.zeros(len(input_ids)), []
+        for token in input_ids.unbind(1):
+            state = state * 0.5 + token.float()
+            states.append(state)
+        return {"logits": torch.stack(states, dim=1), "past_key_values": state}
+
+
+def test_of_a_loop_over_tokens_it_is_said_that_its_calls_cannot_be_told_apart():
+    runner = FunctionRunner(options("chunked-prefill"))
+    runner.build = lambda: Workload(Scans(), {"input_ids": torch.arange(24).view(2, 12) % 5})
+    row = runner.run_model(ModelSpec("zoo", "scans"))
+    assert (row.accuracy, row.kernel) == ("fail_chunked_prefill_invariance", ""), row.because
+    assert row.because.startswith("not attributable: a loop makes 12 calls like forward.0/Scans/aten.")
+    assert "#0 in the one run and 6 in the other, and which of them are for the same tokens" in row.because
+
+
 @pytest.mark.parametrize(
     ("company", "count", "expected"),
     [

@@ -125,6 +125,11 @@ class Comparison:
         unknown = [
             node for node in self._order if node in reached and self.judged[node].guilt is Guilt.NOT_ATTRIBUTABLE
         ]
+        first = next((n for n in self._order if n in reached and self.judged[n].guilt is not Guilt.CLEAN), "")
+        there, here = self._uneven.get(first.rpartition("#")[0], (0, 0))
+        if self.company.together and min(there, here) > 1:
+            loop = f"a loop makes {there} calls like {first} in the one run and {here} in the other"
+            return (), f"not attributable: {loop}, and which of them are for the same tokens cannot be told"
         older = next((node for node in self._order if node in reached and self._made_before(node)), "")
         if older and self.company.together:
             return (), f"what {older} reads was made by an earlier run, and is not what the reference has in its place"
@@ -313,12 +318,13 @@ class Comparison:
         return record.id.rpartition("#")[0] in self._uneven
 
     @cached_property
-    def _uneven(self) -> frozenset[str]:
+    def _uneven(self) -> Mapping[str, tuple[int, int]]:
         counts = [
             Counter(record.id.rpartition("#")[0] for record in run.trace.records if not record.inside)
             for run in (self.reference, self.other)
         ]
-        return frozenset(name for name in counts[0] | counts[1] if counts[0][name] != counts[1][name])
+        both = {name: (counts[0][name], counts[1][name]) for name in counts[0] | counts[1]}
+        return {name: (there, here) for name, (there, here) in both.items() if there != here}
 
     @cached_property
     def _by_content(self) -> Mapping[Any, Sequence[str]]:
