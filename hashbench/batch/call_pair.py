@@ -24,6 +24,7 @@ from hashbench.batch.experiments import (
     adds_up,
     applies,
     diagnose_item_call,
+    out_of_reach,
     price,
     tried,
 )
@@ -68,7 +69,8 @@ def diagnose(call: ItemCall | None, pair: CallPair | None, *, budget: float) -> 
     more = diagnose_pair(pair, budget=budget)
     if evidence is None:
         return more
-    new = tuple(arm for arm in more.arms if not evidence.arm(arm.name).ran)
+    known = {arm.name for arm in evidence.arms if arm.ran or not more.arm(arm.name).ran}
+    new = tuple(arm for arm in more.arms if arm.name not in known)
     return replace(evidence, arms=(*evidence.arms, *new), remedies=more.remedies)
 
 
@@ -104,7 +106,7 @@ class _Experiments:
             if words and arm.ran:
                 cost = price(pair.reference, _changed(pair.reference, change), setting)
                 remedies.append(Remedy(words, arm.trials, arm.differing, cost))
-        return replace(known, arms=(*known.arms, *arms), remedies=tuple(remedies))
+        return replace(known, arms=(*known.arms, *arms, *out_of_reach(pair.reference)), remedies=tuple(remedies))
 
     def _tried(self, name: str, outcomes: Callable[[], Iterator[bool]]) -> ExperimentResult:
         return tried(name, outcomes, self.budget)

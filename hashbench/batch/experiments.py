@@ -96,7 +96,7 @@ class _Experiments:
         sizes_tried = _spread(sizes)
         controls = [self._control(name, sizes_tried) for name in CONTROLS if applies(name, self.call)]
         exact = self._tried("exact_values", lambda: self._exact(sizes_tried))
-        known = replace(known, arms=(*known.arms, exact, *controls))
+        known = replace(known, arms=(*known.arms, exact, *controls, *out_of_reach(self.call)))
         return replace(known, remedies=tuple(self._remedies(known))) if remedies else known
 
     def random(self) -> bool:
@@ -296,6 +296,19 @@ def applies(name: str, call: ItemCall) -> bool:
     func, method = call.func, METHODS.get(name)
     chooses = not isinstance(func, torch._ops.OpOverload) or calls_others(func)
     return isinstance(method, Around) and (chooses or not method.inside)
+
+
+_ATTENTION = frozenset({"query", "key", "value"})
+
+
+def out_of_reach(call: ItemCall) -> Iterator[ExperimentResult]:
+    """The settings that choose the implementation of attention, where the call is of one of these: it was chosen
+    before, and none of them reaches it."""
+    schema = getattr(call.func, "_schema", None)
+    if schema is not None and {one.name for one in schema.arguments} >= _ATTENTION:
+        for name in CONTROLS:
+            if not applies(name, call):
+                yield ExperimentResult(name, ON, note="this call is one implementation of attention, chosen before it")
 
 
 def adds_up(call: ItemCall) -> bool:

@@ -15,7 +15,7 @@ import torch
 
 from hashbench.batch import experiments
 from hashbench.batch.cause import ItemEvidence, Remedy, decide
-from hashbench.batch.experiments import diagnose_item_call
+from hashbench.batch.experiments import diagnose_item_call, out_of_reach
 from hashbench.batch.item_call import ItemCall, NotItemwiseError, copied, in_force, item_digests, items_first
 from hashbench.batch.layout import ItemAxis
 from hashbench.records import Decision, ExperimentResult
@@ -404,3 +404,15 @@ def test_a_watched_item_is_among_the_fewer_items_and_at_its_end(watched: int) ->
     evidence = diagnose_item_call(ItemCall(by_number, (ROWS,), {}, 8, (FIRST,), (FIRST,), watched=watched))
     assert (evidence.sizes, evidence.smallest_batch) == ((1, 2), 3)
     assert decide(evidence).cause == "shape_dependent_kernel"
+
+
+def test_which_implementation_of_attention_is_none_of_the_calls_settings_is_said() -> None:
+    x, first = torch.rand(4, 2, 5, 8), ItemAxis(0)
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    attention = ItemCall(fused, (x, x, x), {}, 4, (first,) * 3, (first, None))
+    (arm,) = out_of_reach(attention)
+    assert (arm.name, arm.ran) == ("sdpa_math", False)
+    assert arm.note == "this call is one implementation of attention, chosen before it"
+    assert not [*out_of_reach(ItemCall(torch.ops.aten.neg.default, (x,), {}, 4, (first,), (first,)))]
+    chooses = ItemCall(torch.nn.functional.scaled_dot_product_attention, (x, x, x), {}, 4, (first,) * 3, (first,))
+    assert not [*out_of_reach(chooses)]
