@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import re
 from pathlib import Path
 from typing import Any
 
@@ -263,6 +264,9 @@ def test_a_kernel_that_is_given_a_mask_in_one_run_only_is_named():
         row.because
     )
     assert (row.cause, row.shapes) == ("shape_dependent_kernel", "(2,6,64)x(6,12)"), row.because
+    far = re.search(r"([\d.e-]+) apart", row.detail)
+    assert far is not None
+    assert float(far[1]) < 0.1, "the same tokens are measured, not the first ones of both runs"
 
 
 @torch.library.custom_op("company_test::by_strides", mutates_args=())
@@ -413,6 +417,24 @@ def test_padding_is_masked_and_positions_are_those_of_the_tokens():
     alone = pair.given(3)(Takes(), inputs)
     assert alone["position_ids"][0].tolist() == [0, 1, 2]
     assert alone["input_ids"][0].tolist() == [0, 1, 2]
+
+
+def test_a_mask_and_positions_that_the_inputs_have_are_kept():
+    ids = torch.arange(12).view(2, 6)
+    inputs = {"input_ids": ids, "attention_mask": ids % 2, "position_ids": ids + 7}
+    made = pair_of("left-padding", Takes(), inputs, Tokens()).given(6)(Takes(), inputs)
+    assert made["attention_mask"][0].tolist() == [0, 0, 0, 0, 1, 0]
+    assert made["position_ids"][0].tolist() == [0, 0, 0, 7, 8, 9]
+
+
+def test_of_an_output_what_both_runs_have_is_compared_where_it_is_known():
+    pair = pair_of("left-padding", Takes(), {"input_ids": torch.arange(12).view(2, 6)}, Tokens())
+    whole = torch.arange(12.0).view(2, 6)
+    there, here = pair.rows(whole, whole[:, :3])
+    assert (there.tolist(), here.shape) == ([[3.0, 4.0, 5.0], [9.0, 10.0, 11.0]], (2, 3))
+    assert pair.rows(whole, whole) == (whole, whole), "of no token"
+    assert pair.rows(torch.ones(2, 12), torch.ones(2, 6)) is None, "two places a token, in an order that is not known"
+    assert pair.rows(whole, whole[0]) is None
 
 
 # --------------------------------------------------------------------------------------------- modes and their rows
