@@ -264,6 +264,16 @@ def test_a_kernel_that_is_given_another_parameter_is_not_blamed(*, part: bool) -
     assert (found.kernel, found.detail) == ("", "no call differs whose rows could be followed to the outputs")
 
 
+def test_of_a_loop_over_items_from_the_last_one_no_call_is_blamed_for_the_number_of_another_item() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        alike = (x * 0 + 1).unbind()
+        return torch.stack([alike[at] * (at + 1.5) for at in reversed(range(len(x)))][::-1])
+
+    found = compared(function)
+    assert found.differing == ()
+    assert not [node for node, one in found.judged.items() if one.guilt is Guilt.GUILTY]
+
+
 def test_an_op_that_only_the_smaller_batch_runs_is_named() -> None:
     found = located(lambda x: (x * 2 if x.shape[0] == BATCH else plant(x * 2).neg()) + 1)
     assert found.kernel == PLANTED

@@ -234,3 +234,31 @@ def test_common_rows_that_differ_are_where_their_items_are() -> None:
     assert matched(signs, fewer).agreement is Agreement.FOUND
     assert matched(signs, fewer).itemwise(COMPANY)
     assert not matched(X, X[:4].flip(0)).itemwise(COMPANY), "rows of their own, at other places"
+
+
+def test_what_is_known_of_memory_ends_where_it_is_written_or_another_tensor_lies_there() -> None:
+    x, rows = torch.ones(8, 3), RowDigests(COMPANY, {}, reference=True)
+
+    def read(node: str) -> TensorRows:
+        rows.before(node, torch.ops.aten.neg.default, (x,), {})
+        rows.after(node, torch.ops.aten.neg.default, (x,), {}, torch.empty(8, 3))
+        return rows.calls[node].read[0][1]
+
+    rows.leaf("input/x", x)
+    first = read("a")
+    x.numpy()[:] = 2  # another tensor, in memory that torch gives again
+    assert read("b") == first, "nobody has said so"
+    rows.leaf("buffer/x", x)
+    assert read("c").state[0] == "buffer/x"
+    rows.before("d", torch.ops.aten.add_.Tensor, (x, 1), {})
+    rows.after("d", torch.ops.aten.add_.Tensor, (x, 1), {}, x.add_(1))
+    assert (read("e").state, read("e").content) == ((), row_digests(x, WHOLE)[0])
+    x.numpy()[:] = 4
+    rows.leaf("input/y", x)
+    assert read("f").content == row_digests(x, WHOLE)[0]
+
+
+def test_of_items_in_reverse_order_both_runs_are_cut_by_what_half_of_them_has() -> None:
+    turned = Company(8, 8, turned=True)
+    assert turned.cuts((8, 3), (4, 3)) == (Cut(0), Cut(0))
+    assert turned.cuts((8, 8), (4, 4)) is None, "which belongs to which item would be told by two dimensions"

@@ -291,7 +291,7 @@ def test_the_standard_library_waits_in_real_time() -> None:
     began = time.monotonic()
     with ticking_clocks():
         assert not threading.Event().wait(0.05)
-    assert 0.05 <= time.monotonic() - began < 5
+    assert time.monotonic() - began >= 0.05
 
 
 @pytest.mark.parametrize("clock", ["time.time", "datetime.datetime.now"])
