@@ -120,7 +120,8 @@ class Comparison:
             return guilty, self.judged[guilty[0]].coupled or self._instead_of(guilty[0])
         strict = set() if self.company.together else self._slice(strictly=True)
         moved = tuple(node for node in self._order if node in strict and self._moves(self.judged[node]))
-        if moved:
+        hidden = any(one.grouped for node in reached for one in self.judged[node].written)
+        if moved and not hidden:
             return moved[:1], "it gives an item other items' rows, or as many as there are items"
         unknown = [
             node for node in self._order if node in reached and self.judged[node].guilt is Guilt.NOT_ATTRIBUTABLE

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-MOST_ROWS = 1024
-"""A dimension that holds more rows is digested in groups of neighbours, all of one item."""
+MOST_ROWS = 16384
+"""A dimension that holds more rows is digested in groups of neighbours, all of one item, where it is known which are;
+else it is not matched by content."""
 
-MOST_RAGGED = 16384
-"""The same where the rows of an item cannot be told by their place: beyond that they are not matched by content."""
+MOST_ELEMENTS = 2**17
+"""The same where a row is one element, which is kept as it is."""
 
 Shape = tuple[int, ...]
 
@@ -108,7 +109,8 @@ class Company:
         if self.together:  # a mask for one sequence may be for all in the other run
             dims.sort(key=lambda at: not self.multiple(reference[at], other[at]))
         dim, *more = dims
-        step = self._step(reference[dim], other[dim])
+        most = MOST_ELEMENTS if math.prod(other) == other[dim] else MOST_ROWS
+        step = self._step(reference[dim], other[dim], most)
         narrowed = tuple((at, self._start(reference[at], other[at]), other[at]) for at in more)
         if any(reference[at] < other[at] for at in dims):
             return None
@@ -132,9 +134,9 @@ class Company:
     def _start(self, reference: int, other: int) -> int:
         return self.start(reference, 1) if self.multiple(reference, other) else 0
 
-    def _step(self, reference: int, other: int) -> int:
+    def _step(self, reference: int, other: int, most: int) -> int:
         count = self.multiple(reference, other)
         if not count:
-            return 1 if reference <= MOST_RAGGED else max(1, math.gcd(reference, other))
-        steps = (step for step in range(1, count + 1) if count % step == 0 and reference // step <= MOST_ROWS)
+            return 1 if reference <= most else max(1, math.gcd(reference, other))
+        steps = (step for step in range(1, count + 1) if count % step == 0 and reference // step <= most)
         return next(steps, count)

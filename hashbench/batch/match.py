@@ -51,13 +51,15 @@ class Agreement(Enum):
 class Match:
     """How a tensor compares in two runs. ``sizes`` are those of the dimension that was cut, and ``outers`` the numbers
     of blocks in it (:class:`~hashbench.batch.layout.ItemAxis`) under which its rows are the same. ``order`` stands for
-    the places at which they were found else; it is ``None`` where these do not tell: few rows are of their own."""
+    the places at which they were found else; it is ``None`` where these do not tell: few rows are of their own.
+    ``grouped``: they went to other places, as groups of rows that are not found again."""
 
     agreement: Agreement
     sizes: tuple[int, int] | None = None
     outers: frozenset[int] = frozenset()
     several: bool = False
     order: int | None = None
+    grouped: bool = False
 
     @property
     def equal(self) -> bool:
@@ -112,9 +114,10 @@ def match(reference: TensorRows, other: TensorRows, company: Company, inherited:
         if there is not None and not (company.together and _is_shifted(there)):
             return Match(Agreement.FOUND, sizes, order=_order_of(there, reference, dim))
     wholly = all(company.multiple(reference.shape[at], length) == 1 for at, _, length in reference.cut.narrowed)
-    known = wholly and (
-        company.multiple(*sizes) == 1 or any(one.sizes == sizes and one.surely_equal for one in inherited)
-    )
+    alike = [one for one in inherited if one.sizes == sizes]
+    if step > 1 and any(one.agreement is Agreement.FOUND for one in alike):
+        return Match(Agreement.UNKNOWN, sizes, several=several, grouped=True)
+    known = wholly and (company.multiple(*sizes) == 1 or any(one.surely_equal for one in alike))
     return Match(Agreement.DIFFERENT if known else Agreement.UNKNOWN, sizes, several=several)
 
 

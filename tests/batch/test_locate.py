@@ -13,6 +13,7 @@ from programs import (
     SEGMENTS,
     Program,
     Segment,
+    by_expert,
     compared_runs,
     plant,
     random_inputs,
@@ -24,7 +25,7 @@ from torch import nn
 from torch.nn import functional
 
 from hashbench.batch.finding import BatchFinding, Comparison, Guilt, RowDifference
-from hashbench.batch.layout import Company, ItemAxis
+from hashbench.batch.layout import MOST_ROWS, Company, ItemAxis
 from hashbench.batch.locate import compare_rows, finding_of
 from hashbench.records import Failure, op_of
 
@@ -287,6 +288,27 @@ def test_rows_sorted_by_expert_and_put_back_are_not_blamed_for_a_kernel_behind_t
     assert found.kernel == "hashbench_batch.by_expert.default"
     assert not found.coupled
     assert found.difference == RowDifference()  # rows at the same place are other tokens'
+
+
+@pytest.mark.parametrize("tokens", [64, 1024])
+def test_of_many_rows_sorted_by_expert_the_sort_is_not_blamed(tokens: int) -> None:
+    """1,024 rows are as many as had a digest each once: more were compared in groups, which no sort leaves together."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        rows = (x.repeat(1, tokens, 1) + torch.arange(4.0 * tokens)[:, None]).flatten(0, 1)
+        expert, order = rows.sum(1).remainder(3).long().sort()
+        ends = torch.bincount(expert, minlength=3).cumsum(0)
+        made = by_expert(rows[order], torch.eye(8).expand(3, 8, 8), ends)
+        return torch.zeros_like(made).index_copy(0, order, made).view(len(x), -1)
+
+    assert blamed(compared(function)) == []
+    with wrong_experts():
+        found = located(function)
+    if tokens * 4 * BATCH > MOST_ROWS:  # rows of several elements have a digest for several of them together
+        assert (found.kernel, found.sources) == ("", ())
+        assert found.detail.startswith("which rows belong to which item cannot be told from ")
+    else:
+        assert found.kernel == "hashbench_batch.by_expert.default"
 
 
 def test_a_failing_run_is_said() -> None:

@@ -27,7 +27,9 @@ COMPANY = Company(8, 4)
         ((8, 8), (4, 8), (Cut(0), Cut(0))),
         ((8, 8), (4, 4), (Cut(0, 1, ((1, 0, 4),)), Cut(0))),
         ((7, 3), (5, 3), (Cut(0), Cut(0))),  # ragged
-        ((8 * 512, 3), (4 * 512, 3), (Cut(0, 4), Cut(0, 4))),  # groups of neighbours
+        ((8 * 2048, 3), (4 * 2048, 3), (Cut(0), Cut(0))),
+        ((8 * 8192, 3), (4 * 8192, 3), (Cut(0, 4), Cut(0, 4))),  # groups of neighbours
+        ((8 * 8192,), (4 * 8192,), (Cut(0), Cut(0))),  # an element needs no digest
         ((8, 3), (4, 3, 1), None),
         ((4, 3), (8, 3), None),
     ],
@@ -262,3 +264,12 @@ def test_of_items_in_reverse_order_both_runs_are_cut_by_what_half_of_them_has() 
     turned = Company(8, 8, turned=True)
     assert turned.cuts((8, 3), (4, 3)) == (Cut(0), Cut(0))
     assert turned.cuts((8, 8), (4, 4)) is None, "which belongs to which item would be told by two dimensions"
+
+
+def test_groups_of_rows_that_were_moved_are_not_said_to_differ() -> None:
+    whole, part = torch.arange(65536.0).view(-1, 2), torch.arange(32768.0).view(-1, 2)
+    moved = torch.arange(len(whole)).view(2, -1).t().reshape(-1)  # one of each half in turn
+    order = matched(moved, torch.arange(len(part)))
+    assert order.agreement is Agreement.FOUND
+    assert matched(whole[moved], part, [order]).agreement is Agreement.UNKNOWN
+    assert matched(whole + 1, part, [matched(whole[:, 0], part[:, 0])]).agreement is Agreement.DIFFERENT
