@@ -258,6 +258,13 @@ def test_the_cause(arms: tuple[ExperimentResult, ...], cause: str, confidence: s
     assert "{" not in decision.advice
 
 
+@pytest.mark.parametrize(("differing", "cause"), [(1, "batch_coupling"), (0, "unknown")])
+def test_random_numbers_excuse_no_coupling(differing: int, cause: str) -> None:
+    """The generator begins anew for each repetition: what other content changes is not drawn."""
+    arms = (STEADY, NUMBERS, arm("other_content", differing, 9))
+    assert decide(ItemEvidence(8, arms, random=True)).cause == cause
+
+
 def test_advice_names_only_what_was_measured_to_work_the_cheapest_first() -> None:
     remedies = (
         Remedy("pad the batch to 8 items", 4, 0, 3.04, "one item"),
