@@ -33,10 +33,6 @@ _HOOKS: tuple[dict[int, Any], ...] = (
 )
 
 
-def _nobody(*_: Any) -> None:
-    """Is told where nobody listens."""
-
-
 class NamedState(NamedTuple):
     """Parameters and buffers of a model, in the order of their numbers, the first of which is ``first``. A tensor that
     has several names is called by the last of its numbers."""
@@ -104,22 +100,27 @@ class ModulePaths:
     """
 
     def __init__(self) -> None:
-        self.current = ""
         self.optimizing = False
         self.following = False
         self.hooks = 0
         """How many global hooks of ours are in force before and after each module: 1 or 0."""
         self.original: Any = None
-        self.enter: Callable[..., None] = _nobody
-        self.leave: Callable[..., None] = _nobody
         self.contexts = Contexts()
+        self.get_ident, self.thread = threading.get_ident, 0
+        self.calls = [_NOWHERE]
+        """The modules that we are in."""
         self._paths: dict[int, _Known] = {}
+        self.known_path = self._paths.get
         self._known = [_NOWHERE]  # by place
         self._attributes: list[str] = []  # of the state, by number
         self._owners: list[int] = []  # the place of its module; less than 0 (~place) where it is a buffer
         self._roots: dict[str, int] = {}
-        self._thread, self._calls = 0, [_NOWHERE]  # the modules that we are in
         self._listener = Listener()
+
+    @property
+    def current(self) -> str:
+        """The path of the module that we are in; empty outside of all."""
+        return self.calls[-1][1]
 
     def register(self, root: torch.nn.Module) -> NamedState:
         """Name a model and all modules in it after the class of the root; a second root of one class gets ``@2``."""
@@ -163,7 +164,7 @@ class ModulePaths:
     def begin(self, iteration: int | None) -> None:
         """Another iteration, or a step of an optimizer, begins or ends."""
         self.contexts.begin(iteration, optimizing=self.optimizing)
-        self.contexts.cell[0] = self.contexts.start + self._calls[-1][2]
+        self.contexts.cell[0] = self.contexts.start + self.calls[-1][2]
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -176,7 +177,7 @@ class ModulePaths:
 
     def start(self, listener: Listener) -> None:
         """Follow the module calls of this thread, and optimizers' steps, until :meth:`stop`."""
-        self._thread, self._listener = threading.get_ident(), listener
+        self.thread, self._listener = threading.get_ident(), listener
         try:
             self.follow()
         except BaseException:
@@ -186,11 +187,11 @@ class ModulePaths:
     def stop(self) -> None:
         """Follow them no longer, and refer to nobody who listened: what a trace keeps is released with it."""
         self.rest()
-        if self.optimizing or len(self._calls) > 1:  # left inside
-            self._calls[:] = [_NOWHERE]
-            self.current, self.optimizing = "", False
+        if self.optimizing or len(self.calls) > 1:  # left inside
+            self.calls[:] = [_NOWHERE]
+            self.optimizing = False
             self._listener.changed()
-        self._listener, self.enter, self.leave = Listener(), _nobody, _nobody
+        self._listener = Listener()
 
     def follow(self) -> None:
         """Have modules called with less ado, where there are no hooks, else by torch's own code with its global hooks;
@@ -198,7 +199,6 @@ class ModulePaths:
         if self.following:
             return
         self.following = True
-        self.enter, self.leave = self._module_hooks()
         call = torch.nn.Module._call_impl
         self.original = known_original(call)
         if self.original is not None and call.__code__ is self.original.__code__:
@@ -238,31 +238,23 @@ class ModulePaths:
         _global_forward_hooks[-id(self)] = self.leave
         _global_forward_hooks_always_called[-id(self)] = True
 
-    def _module_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
-        """What is called before and after every module; all that they need are variables of this function."""
-        get_ident, thread, calls = threading.get_ident, self._thread, self._calls
-        known_path, contexts = self._paths.get, self.contexts
+    def enter(self, module: torch.nn.Module, _inputs: Any) -> None:
+        """Is called before every module, where :func:`_call_impl` does not do this itself."""
+        if self.get_ident() == self.thread:
+            known = self.known_path(id(module))
+            if known is None or known[0]() is not module:
+                known = self.new(module)
+            self.calls.append(known)
+            self.contexts.cell[0] = self.contexts.start + known[2]
 
-        def enter(module: torch.nn.Module, _inputs: Any) -> None:
-            if get_ident() == thread:
-                known = known_path(id(module))
-                if known is None or known[0]() is not module:
-                    known = self._new(module)
-                calls.append(known)
-                self.current = known[1]
-                contexts.cell[0] = contexts.start + known[2]
+    def leave(self, _module: torch.nn.Module, _inputs: Any, _output: Any) -> None:
+        """Is called after every module, where :func:`_call_impl` does not do this itself."""
+        if len(self.calls) > 1 and self.get_ident() == self.thread:
+            del self.calls[-1]
+            self.contexts.cell[0] = self.contexts.start + self.calls[-1][2]
 
-        def leave(_module: torch.nn.Module, _inputs: Any, _output: Any) -> None:
-            if len(calls) > 1 and get_ident() == thread:
-                del calls[-1]
-                outer = calls[-1]
-                self.current = outer[1]
-                contexts.cell[0] = contexts.start + outer[2]
-
-        return enter, leave
-
-    def _new(self, module: torch.nn.Module) -> _Known:
-        """A module that is no part of a known model."""
+    def new(self, module: torch.nn.Module) -> _Known:
+        """Name a module that is no part of a known model."""
         self._listener.named(self.register(module))
         return self._paths[id(module)]
 
@@ -273,7 +265,7 @@ class ModulePaths:
     def _end_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.optimizing = False
         self._listener.changed()
-        if threading.get_ident() == self._thread:
+        if threading.get_ident() == self.thread:
             self._listener.stepped(optimizer)
 
 
@@ -304,8 +296,9 @@ def known_original(call: FunctionType) -> FunctionType | None:
 
 
 def _call_impl(self: Any, *args: Any, _followed: ModulePaths, **kwargs: Any) -> Any:
-    """What ``torch.nn.Module._call_impl`` returns: in fewer steps where no hooks but the two of a ``ModulePaths`` are
-    in force, else by torch's code. This one is run as that function's: global names are those of torch's module."""
+    """What ``torch.nn.Module._call_impl`` returns: in fewer steps where nobody has hooks, else by torch's code. This
+    one is run as that function's: global names are those of torch's module. What hooks of ours would do is done in
+    place, since each call of a function costs more here than all that it does."""
     if (
         self._backward_hooks
         or self._backward_pre_hooks
@@ -313,20 +306,27 @@ def _call_impl(self: Any, *args: Any, _followed: ModulePaths, **kwargs: Any) -> 
         or self._forward_pre_hooks
         or _global_backward_pre_hooks
         or _global_backward_hooks
-        or len(_global_forward_hooks) != _followed.hooks
-        or len(_global_forward_pre_hooks) != _followed.hooks
+        or _global_forward_hooks
+        or _global_forward_pre_hooks
         or torch._C._is_tracing()
     ):
         _followed.others()
         return _followed.original(self, *args, **kwargs)
+    if _followed.get_ident() != _followed.thread:
+        return self.forward(*args, **kwargs)
     forward = self.forward
-    _followed.enter(self, args)
+    calls, contexts, known = _followed.calls, _followed.contexts, _followed.known_path(id(self))
+    if known is None or known[0]() is not self:
+        known = _followed.new(self)
+    calls.append(known)
+    contexts.cell[0] = contexts.start + known[2]
     try:
         result = forward(*args, **kwargs)
     except Exception:
         if _followed.following:
             _followed.leave(self, args, None)
         raise
-    if _followed.following:  # a trace may end inside a module, or step aside there
-        _followed.leave(self, args, result)
+    if _followed.following and len(calls) > 1:  # a trace may end inside a module, or step aside there
+        del calls[-1]
+        contexts.cell[0] = contexts.start + calls[-1][2]
     return result
