@@ -38,6 +38,7 @@ from hashbench.run.outcome import (
     release_memory,
     reset_peak_memory,
     traces_of,
+    watched,
 )
 from hashbench.run.rng import preserved_rng, reset_rng_state
 from hashbench.run.settings import claim_workspace, deterministic_settings
@@ -132,10 +133,11 @@ class BenchmarkRunner:
             return traces_of(self._preparing(workload, spec.optimizer), self.options, runs=runs, threads=threads)
 
     def watched_run(self, spec: ModelSpec, watcher: TraceCallback, *, level: str) -> Run | Failure:
-        """Build the model and make one traced run of which ``watcher`` sees every call."""
+        """Build the model and make one traced run of which ``watcher`` sees every call. Its memory is for the caller to
+        give back."""
         with deterministic_settings(level, threads=self.options.threads), self.pick_grad():
             workload = self.prepare(self.load_model(spec))
-            return attempt(self._preparing(workload, spec.optimizer), self.options, watcher=watcher)
+            return watched(self._preparing(workload, spec.optimizer), self.options, watcher)
 
     def load_model(self, spec: ModelSpec) -> Workload:
         """Build the model and its inputs from the seed."""

@@ -86,18 +86,21 @@ def filled(dtype: torch.dtype, elements: int, *, values: str, number: int) -> to
     """
     if dtype in _PARTS:
         return filled(_PARTS[dtype], 2 * elements, values=values, number=number)
+    begin = number * _STEP % PERIOD
     if dtype_name(dtype) in FLOATS:
         if values not in (ANY, POSITIVE, UNIT):
             raise NoValuesError(f"{values[:40]!r} is not a range of synthetic numbers")
         period = _float_bits(dtype, values)
     elif dtype in _WHOLE:
         low, high = whole_range(values)
-        span = np.uint64(high - low + 1)
-        period = (np.int64(low) + (_words() % span).astype(np.int64)).astype(f"i{dtype.itemsize}")
+        words = _words()
+        if begin + elements <= PERIOD:  # as nearly always: to make a whole period takes ten milliseconds
+            words, begin = words[begin : begin + elements], 0
+        period = (np.int64(low) + (words % np.uint64(high - low + 1)).astype(np.int64)).astype(f"i{dtype.itemsize}")
     else:
         raise NoValuesError(f"no synthetic values for {dtype_name(dtype)}")
     out = room(elements * period.itemsize, repetition=-1).view(period.dtype)
-    begin, done = number * _STEP % PERIOD, 0
+    done = 0
     while done < elements:
         part = period[begin : begin + elements - done]
         out[done : done + len(part)] = part

@@ -127,6 +127,12 @@ def attempt(
         release_memory(torch.device(options.device))  # the frame that held the copy of the model is gone
 
 
+def watched(prepare: Callable[[], Prepared], options: RunOptions, watcher: TraceCallback) -> Run | Failure:
+    """One traced run of which ``watcher`` sees every call, or why it failed. Its memory is for the caller to give back
+    (:func:`release_memory`)."""
+    return _attempt(prepare, options, traced=True, diagnosing=False, watcher=watcher)
+
+
 def traces_of(
     prepare: Callable[[], Prepared], options: RunOptions, *, runs: int, threads: int | None = None
 ) -> list[Trace | Failure]:

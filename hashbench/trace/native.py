@@ -384,7 +384,7 @@ class NativeTracer(TracingMode):
     def digest_odd(self, tensor: torch.Tensor, number: int) -> int:
         """Hash and mark what record ``number`` wrote, a tensor that the recorder cannot hash."""
         set_mark(tensor, (self._token, number, None))
-        self._take((tensor,))
+        self._take(_storages((tensor,)))
         self._odd_digests.append(raw_digest(tensor, self._ledger))
         return len(self._odd_digests) - 1
 
@@ -395,12 +395,13 @@ class NativeTracer(TracingMode):
         if not plan.traced:
             return self._make(func, False, *args, **kwargs)
         given = arguments.tensors_in([*args, *kwargs.values()])
-        self._bring(given)
+        storages = _storages(given)
+        self._bring(storages)
         around = self._calls.given, self._calls.known
-        self._calls.given, self._calls.known = set(self._origins(given)), _marks_of(given)
+        self._calls.given, self._calls.known = set(self._origins(storages)), _marks_of(storages)
         try:
             output = self.__torch_dispatch__(func, (), args, kwargs)
-            self._take((*given, *arguments.tensors_in(output)))
+            self._take(_storages((*given, *arguments.tensors_in(output))))
         finally:
             self._calls.given, self._calls.known = around
         return output
@@ -428,10 +429,9 @@ class NativeTracer(TracingMode):
         self._calls.outer = outer
         return output
 
-    def _bring(self, tensors: Iterable[torch.Tensor]) -> None:
+    def _bring(self, storages: Iterable[torch.UntypedStorage]) -> None:
         """Mark storages in Python as the recorder knows them."""
-        for part in _parts(tensors):
-            storage = part.untyped_storage()
+        for storage in storages:
             mark = self._mark_of(self._library.origin(storage._cdata))
             if mark is not None:
                 storage._hashbench_writer = mark  # type: ignore[attr-defined]
@@ -445,18 +445,18 @@ class NativeTracer(TracingMode):
         """As inherited, or by the recorder: Python is shown other tensors in place of plain ones, but a conjugated view
         itself."""
         return super()._is_marked(tensor) or any(
-            origin in self._calls.given or self._mark_of(origin) is not None for origin in self._origins((tensor,))
+            origin in self._calls.given or self._mark_of(origin) is not None
+            for origin in self._origins(_storages((tensor,)))
         )
 
-    def _origins(self, tensors: Iterable[torch.Tensor]) -> Iterator[int]:
+    def _origins(self, storages: Iterable[torch.UntypedStorage]) -> Iterator[int]:
         """The program's own storages of what Python is shown."""
-        return (self._library.origin(part.untyped_storage()._cdata) for part in _parts(tensors))
+        return (self._library.origin(storage._cdata) for storage in storages)
 
-    def _take(self, tensors: Iterable[torch.Tensor]) -> None:
+    def _take(self, storages: Iterable[torch.UntypedStorage]) -> None:
         """Tell the recorder who wrote storages, but for marks that it knows: another thread may have written since."""
         known = set(map(id, self._calls.known))
-        for part in _parts(tensors):
-            storage = part.untyped_storage()
+        for storage in storages:
             mark: Mark = storage._hashbench_writer  # type: ignore[attr-defined]
             owner, node, more = mark
             if owner is self._token and id(mark) not in known:
@@ -472,7 +472,7 @@ class NativeTracer(TracingMode):
 
     def _new_leaf(self, tensor: torch.Tensor, views: LeafViews | None, *, content: torch.Tensor | None = None) -> int:
         with self._leaf_lock:  # another thread may just have made it
-            self._bring((tensor,))
+            self._bring(_storages((tensor,)))
             mark = get_mark(tensor)
             if mark is not None and mark[0] is self._token and content is None:
                 if views is None and not isinstance(mark[2], dict):
@@ -482,7 +482,7 @@ class NativeTracer(TracingMode):
                     views = mark[2]
                     if view_key(tensor) in views:
                         return views[view_key(tensor)]
-            storages = array("Q", self._origins((tensor,)) if content is None else ())
+            storages = array("Q", self._origins(_storages((tensor,))) if content is None else ())
             number = self._next_leaf(storages, in_parts=views is not None)
             if not number:  # another thread has just read it, in C++
                 known = self._mark_of(storages[0])
@@ -497,8 +497,8 @@ class NativeTracer(TracingMode):
                     self._library.set_node(self._recorder, storage, number, 1)
                 raise
             if content is not None:
-                self._take((tensor,))
-            self._calls.known += _marks_of((tensor,))
+                self._take(_storages((tensor,)))
+            self._calls.known += _marks_of(_storages((tensor,)))
             return number
 
     def _storage_key(self, tensor: torch.Tensor) -> int:
@@ -516,7 +516,7 @@ class NativeTracer(TracingMode):
         return int(self._library.take_leaf(self._recorder, address, count, int(in_parts)))
 
     def _begin_compiled(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        self._bring(arguments.tensors_in([*args, *kwargs.values()]))
+        self._bring(_storages(arguments.tensors_in([*args, *kwargs.values()])))
         if self._mixed:
             for storage, *_ in _LEAF.iter_unpack(self._library.bytes_of(self._recorder, LEAVES, _LEAF.size)):
                 self._unread.pop(storage, None)
@@ -525,12 +525,12 @@ class NativeTracer(TracingMode):
     def _end_compiled(self, result: Any) -> None:
         super()._end_compiled(result)
         self._library.backward_in_python(self._recorder)
-        self._take(arguments.tensors_in(result))
+        self._take(_storages(arguments.tensors_in(result)))
 
     def add_result(self, name: str, value: Any) -> None:
         if isinstance(value, torch.Tensor):
             with untraced():
-                self._bring((local_tensor(value),))
+                self._bring(_storages((value,)))
         super().add_result(name, value)
 
     # --------------------------------------------------------------------------------------------- the finished trace
@@ -795,16 +795,17 @@ class _Values:
         return struct.unpack_from(form, self._text, self._at - size)
 
 
-def _parts(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """The tensors that hold the data of these, each of which has a storage."""
+def _storages(tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:
+    """The memory that holds the data of these tensors, of those that have one."""
+    storages = []
     for tensor in tensors:
         for part in components(local_tensor(tensor)):
             try:
-                part.untyped_storage()
+                storages.append(part.untyped_storage())
             except (NotImplementedError, RuntimeError):
                 continue
-            yield part
+    return storages
 
 
-def _marks_of(tensors: Iterable[torch.Tensor]) -> list[Mark]:
-    return [part.untyped_storage()._hashbench_writer for part in _parts(tensors)]  # type: ignore[attr-defined]
+def _marks_of(storages: Iterable[torch.UntypedStorage]) -> list[Mark]:
+    return [storage._hashbench_writer for storage in storages]  # type: ignore[attr-defined]

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import xxhash
@@ -106,6 +107,24 @@ def test_whole_numbers_stay_in_their_range() -> None:
         values.filled(torch.int64, 8, values="9..5", number=0)
     with pytest.raises(values.NoValuesError, match="no synthetic values for quint8"):
         values.filled(torch.quint8, 8, values="", number=0)
+
+
+@pytest.mark.parametrize("elements", [1, 100, 11184, 11185, values.PERIOD + 1])
+def test_whole_numbers_are_those_of_their_places_however_few_there_are(elements: int) -> None:
+    """Memory number 1 begins 11184 places before the end of the period, and goes on from its beginning."""
+    places = (np.arange(elements) + values.PERIOD - 11184) % values.PERIOD
+    made = values.filled(torch.int16, elements, values="-3..5", number=1).view(torch.int16)
+    assert np.array_equal(made.numpy(), (values.scrambled(values.PERIOD)[places] % 9).astype(np.int16) - 3)
+
+
+def test_few_whole_numbers_take_little_memory() -> None:
+    values.filled(torch.int64, 100, values="0..9", number=0)  # the words are made once
+    tracemalloc.start()
+    try:
+        values.filled(torch.int64, 100, values="0..9", number=0)
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("tensor", [torch.arange(7), torch.tensor([True, False]), torch.zeros(0, dtype=torch.int32)])
