@@ -403,6 +403,27 @@ def test_where_no_experiment_decides_what_is_computed_from_other_items_is_likely
     assert why in row.because
 
 
+def noisy(x: torch.Tensor) -> torch.Tensor:
+    return torch.normal(x, 1.0)
+
+
+def dropped(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.dropout(x, training=True)
+
+
+@pytest.mark.parametrize(("draw", "kernel"), [(noisy, "aten.normal.Tensor_float"), (dropped, "aten.bernoulli_.float")])
+def test_what_is_drawn_anew_for_every_place_is_no_coupling_although_the_generator_was_drawn_from_before(draw, kernel):
+    """An experiment explains it: what the generator had drawn before is then no reason."""
+
+    def after_others(x: torch.Tensor) -> torch.Tensor:
+        torch.rand(len(x))
+        return draw(x)
+
+    row = checked(after_others, torch.ones(8, 6), options=replace(BATCH, diagnose_budget=20.0))
+    assert (row.accuracy, row.kernel, row.cause) == ("fail_batch_invariance_at_4", kernel, "unknown"), row.because
+    assert row.because.startswith("it draws random numbers")
+
+
 def test_kernels_that_differ_and_are_rounded_away_are_counted():
     row = checked(lambda x: split_sum(x).isfinite(), torch.randn(8, 1024))
     assert (row.accuracy, row.kernel) == ("pass", "")

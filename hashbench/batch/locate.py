@@ -320,19 +320,22 @@ def _isolated_difference(call: ItemCall, captured: _Capture, company: Company) -
             place, number = company.first // rows, company.size // rows
             chosen = range(place, place + number)
             left, _ = call.select(chosen[::-1] if company.turned else chosen).run()
-    except Exception:  # the op refuses fewer items, or the call needs more than its tensors
+            pairs = [
+                (
+                    items_first(there, axis, call.items)[place:][:number],
+                    _in_order(items_first(here, axis, number), company),
+                )
+                if axis is not None
+                else (there, here)
+                for there, here, axis in zip(captured.left, left, call.outputs, strict=True)
+            ]
+    except Exception:  # the op refuses fewer items or fills memory of as many, or the call needs more than its tensors
         return None
-    return _measured(
-        [
-            (
-                items_first(there, axis, call.items)[place:][:number],
-                items_first(here, axis, number).flip(0) if company.turned else items_first(here, axis, number),
-            )
-            if axis is not None
-            else (there, here)
-            for there, here, axis in zip(captured.left, left, call.outputs, strict=True)
-        ]
-    )
+    return _measured(pairs)
+
+
+def _in_order(rows: torch.Tensor, company: Company) -> torch.Tensor:
+    return rows.flip(0) if company.turned else rows
 
 
 def _difference(
