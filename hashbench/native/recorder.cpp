@@ -67,13 +67,23 @@ struct Plan {
 };
 using PlanOf = void (*)(int32_t id, const char* name, const char* overload, Plan* plan);
 
+// What a schema says of one argument. `lists`: it may be a list that has tensors.
+struct Argument {
+  enum Usual : uint8_t { kNone, kInt, kDouble, kBool, kOther, kNothing } usual = kNothing;
+  bool lists = true;
+  union {
+    int64_t integer;
+    double number;
+  };
+  c10::IValue value;  // of kOther
+};
+
 struct Op {
   std::atomic<const void*> key{nullptr};  // the address of its schema; none once the op is taken back
   int32_t id = 0;
   Plan plan{};
   int32_t arguments = 0, positional = 0, returns = 0;
-  std::vector<c10::IValue> defaults;
-  std::vector<uint8_t> has_default;
+  std::vector<Argument> each;
 };
 
 // ------------------------------------------------------------------------------------------------------- raw records
@@ -127,6 +137,10 @@ struct Chunked {
     place = item;
     count++;
     return place;
+  }
+  // What is written next comes into the cache meanwhile.
+  void fetch() const {
+    if (count >> kBits < chunks.size()) __builtin_prefetch(&chunks[count >> kBits][count & (kSize - 1)], 1);
   }
   T& operator[](size_t i) { return chunks[i >> kBits][i & (kSize - 1)]; }
   void copy(size_t number, T* out) {
@@ -329,6 +343,36 @@ Op* known_op(const void* key, size_t& at) {
   }
 }
 
+Argument argument_of(const c10::Argument& argument) {
+  Argument made;
+  made.integer = 0;
+  const c10::Type* type = argument.real_type().get();
+  if (const auto* optional = type->castRaw<c10::OptionalType>()) type = optional->getElementType().get();
+  switch (type->kind()) {
+    case c10::TypeKind::TensorType:
+    case c10::TypeKind::IntType:
+    case c10::TypeKind::SymIntType:
+    case c10::TypeKind::FloatType:
+    case c10::TypeKind::BoolType:
+    case c10::TypeKind::NumberType: made.lists = false; break;
+    case c10::TypeKind::ListType: {
+      const auto item = type->expectRef<c10::ListType>().getElementType()->kind();
+      made.lists = item != c10::TypeKind::IntType && item != c10::TypeKind::SymIntType && item != c10::TypeKind::FloatType;
+      break;
+    }
+    default: break;
+  }
+  if (!argument.default_value()) return made;
+  const c10::IValue& value = *argument.default_value();
+  made.usual = Argument::kOther;
+  if (value.isNone()) made.usual = Argument::kNone;
+  else if (value.isInt()) made.usual = Argument::kInt, made.integer = value.toInt();
+  else if (value.isDouble()) made.usual = Argument::kDouble, made.number = value.toDouble();
+  else if (value.isBool()) made.usual = Argument::kBool, made.integer = value.toBool();
+  else made.value = value;
+  return made;
+}
+
 Op* op_of(const c10::OperatorHandle& handle) {
   const auto& schema = handle.schema();
   size_t at;
@@ -346,8 +390,7 @@ Op* op_of(const c10::OperatorHandle& handle) {
   made->returns = static_cast<int32_t>(schema.returns().size());
   for (const auto& argument : schema.arguments()) {
     if (!argument.kwarg_only()) made->positional++;
-    made->has_default.push_back(argument.default_value().has_value());
-    made->defaults.push_back(argument.default_value().value_or(c10::IValue()));
+    made->each.push_back(argument_of(argument));
   }
   std::lock_guard<std::mutex> guard(ops_lock);
   if (Op* op = known_op(&schema, at)) return op;  // another thread was faster
@@ -463,7 +506,13 @@ void put_value(std::string& text, const c10::IValue& value) {
   } else if (value.isNone() || value.isTensor()) {
     text.push_back('n');
   } else if (value.isIntList()) {
-    put_list(text, 'I', value.toIntVector());
+    const auto list = value.toListRef();
+    const auto count = static_cast<int64_t>(list.size());
+    put(text, 'I', &count, 8);
+    for (const auto& item : list) {
+      const int64_t v = item.toInt();
+      text.append(reinterpret_cast<const char*>(&v), 8);
+    }
   } else if (value.isDoubleList()) {
     put_list(text, 'D', value.toDoubleVector());
   } else if (value.isString()) {
@@ -494,15 +543,16 @@ void put_value(std::string& text, const c10::IValue& value) {
   }
 }
 
-bool is_default(const Op& op, int position, const c10::IValue& value) {
-  if (!op.has_default[position]) return false;
-  const c10::IValue& usual = op.defaults[position];
-  if (value.isNone() || usual.isNone()) return value.isNone() && usual.isNone();
-  if (value.isInt() && usual.isInt()) return value.toInt() == usual.toInt();
-  if (value.isDouble() && usual.isDouble()) return value.toDouble() == usual.toDouble();
-  if (value.isBool() && usual.isBool()) return value.toBool() == usual.toBool();
-  if (value.isTensor() || usual.isTensor()) return false;
-  return value == usual;
+bool is_default(const Argument& argument, const c10::IValue& value) {
+  switch (argument.usual) {
+    case Argument::kNothing: return false;
+    case Argument::kNone: return value.isNone();
+    case Argument::kInt: return value.isInt() && value.toInt() == argument.integer;
+    case Argument::kDouble: return value.isDouble() && value.toDouble() == argument.number;
+    case Argument::kBool: return value.isBool() && value.toBool() == (argument.integer != 0);
+    case Argument::kOther: return !value.isNone() && !value.isTensor() && value == argument.value;
+  }
+  return false;
 }
 
 // ----------------------------------------------------------------------------------------------------------- one call
@@ -765,7 +815,7 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
     if (plan.statistics && (plan.training < 0 || ((*stack)[base + plan.training].isBool() && (*stack)[base + plan.training].toBool())))
       written |= plan.statistics;
     int last = op->positional;
-    while (last > 0 && is_default(*op, last - 1, (*stack)[base + last - 1])) last--;
+    while (last > 0 && is_default(op->each[last - 1], (*stack)[base + last - 1])) last--;
     auto& text = scratch.others;
     text.clear();
     for (int position = 0; plain && position < op->arguments; position++) {
@@ -776,8 +826,10 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
         if (written >> position & 1) targets.push_back(tensor);
         continue;
       }
-      bool other = position < last || (position >= op->positional && !is_default(*op, position, value));
-      if (value.isTensorList() || (value.isList() && !value.isIntList() && !value.isDoubleList() && !value.isBoolList())) {
+      const Argument& argument = op->each[position];
+      bool other = position < last || (position >= op->positional && !is_default(argument, value));
+      if (argument.lists &&
+          (value.isTensorList() || (value.isList() && !value.isIntList() && !value.isDoubleList() && !value.isBoolList()))) {
         int index = 0;
         int tensors = 0;
         for (const c10::IValue& item : value.toListRef()) {
@@ -802,6 +854,9 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
       }
     }
     if (plain && !text.empty()) others = recorder.others.number(hash, text.data(), text.size());
+    recorder.records.fetch();
+    recorder.reads.fetch();
+    recorder.writes.fetch();
   }
   if (!plain) {
     scratch.reads.resize(first);
@@ -851,7 +906,6 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
   const size_t results = stack->size() - static_cast<size_t>(op->returns);
   std::string scalar;
   {
-    Guard guard(recorder.lock);
     auto output = [&](const at::Tensor& tensor) {
       if (!tensor.defined()) return;
       for (const auto& target : targets)
@@ -860,6 +914,7 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
         const auto* storage = storage_of(tensor);
         for (const auto* one : given)
           if (one == storage) return;
+        Guard guard(recorder.lock);
         if (recorder.writers.find(storage)) return;
       }
       wrote.push_back(&tensor);
