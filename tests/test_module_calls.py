@@ -17,6 +17,7 @@ from torch.nn.modules import module as torch_modules
 from hashbench import HashDebugTrace
 from hashbench.trace import module_paths
 from hashbench.trace.api import Recording
+from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.tracer import native_unavailable
 
 TRACERS = ["python"] if native_unavailable() else ["python", "native"]
@@ -230,16 +231,24 @@ def test_modules_have_global_hooks_only_where_others_have_some_and_then_before_t
     assert told == [2]
 
 
+@pytest.mark.parametrize(
+    ("finished", "options"),
+    [(False, {}), (True, {}), (True, {"hash_inputs": True}), (True, {"watcher": TraceCallback()})],
+)
 @pytest.mark.parametrize("tracer", TRACERS)
-def test_what_a_trace_keeps_is_released_with_it_without_a_garbage_collection(tracer: str) -> None:
+def test_what_a_trace_keeps_is_released_with_it_without_a_garbage_collection(
+    tracer: str, finished: bool, options: dict[str, Any]
+) -> None:
     model, x = Outer(), torch.ones(2, 3)
     gc.collect()
     gc.disable()
     try:
-        with HashDebugTrace(tracer=tracer) as trace:
+        with HashDebugTrace(tracer=tracer, **options) as trace:
             model(x).sum().backward()
-        paths = weakref.ref(trace._tracer._modules)
+        if finished:
+            trace.finish()
+        kept = [weakref.ref(trace._tracer), weakref.ref(trace._tracer._modules)]
         del trace
-        assert paths() is None
+        assert [one() for one in kept] == [None, None]
     finally:
         gc.enable()

@@ -298,6 +298,7 @@ class TracingMode(TorchDispatchMode, Listener):
         self._records.clear()
         self._leaves.clear()
         self._results.clear()
+        self._plans.clear()  # they may refer to this object, and would keep it until the next garbage collection
         return built
 
     def built(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:

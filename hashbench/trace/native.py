@@ -294,7 +294,6 @@ class NativeTracer(TracingMode):
         """All that was recorded, and notes by record number; the raw records are released."""
         built = super().finish()
         self._contexts.cell = [0]
-        self._plans.clear()  # they refer to this object, and would keep it until the next garbage collection
         with self._entering:
             if (
                 not self._entered

@@ -90,6 +90,25 @@ def test_a_kernel_that_depends_on_the_number_is_told_by_its_smallest_batch_and_r
     assert "with one thread" not in decision.advice
 
 
+def attends(rows: torch.Tensor) -> torch.Tensor:
+    """Other bits for few items, unless attention is computed by the math implementation alone."""
+    fused = torch.backends.cuda.flash_sdp_enabled()
+    return torch.nn.functional.scaled_dot_product_attention(rows, rows, rows) + 2**-10 * (fused and len(rows) < 3)
+
+
+def test_another_implementation_of_attention_is_a_remedy_where_it_was_measured_to_be_one() -> None:
+    evidence, decision = diagnosed(attends, rows=torch.rand(4, 2, 5, 8))
+
+    assert decision.cause == "shape_dependent_kernel"
+    assert evidence.removes("sdpa_math")
+    assert not evidence.removes("deterministic")
+    assert "0 of 2 with the math implementation of attention" in decision.because
+    (remedy,) = (one for one in evidence.remedies if one.works and "attention" in one.words)
+    assert remedy.words == "compute with the math implementation of attention"
+    assert remedy.said() in decision.advice
+    assert torch.backends.cuda.flash_sdp_enabled()
+
+
 def test_other_formulas_are_not_called_the_order_of_addition() -> None:
     evidence, decision = diagnosed(by_number)
 
