@@ -177,6 +177,17 @@ def test_loops_that_call_an_op_as_often_as_there_are_items_are_compared_by_conte
     assert references == ["forward.0//aten.mul.Tensor#8", "forward.0//aten.mul.Tensor#11"]
 
 
+@pytest.mark.parametrize(
+    ("columns", "agreement"),
+    [((8, 4), Agreement.DIFFERENT), ((16, 8), Agreement.UNKNOWN), ((7, 5), Agreement.UNKNOWN)],
+    ids=["one for each item", "two for each item", "ragged"],
+)
+def test_rows_of_which_it_is_not_known_which_columns_both_runs_have_are_not_called_different(
+    columns: tuple[int, int], agreement: Agreement
+) -> None:
+    assert matched(torch.zeros(8, columns[0]), torch.ones(4, columns[1])).agreement is agreement
+
+
 def test_what_was_cut_for_another_call_beside_it_is_not_called_different() -> None:
     """The smaller run makes one range more: the one that the reference has, too, where another one is beside it."""
 
