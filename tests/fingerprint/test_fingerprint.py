@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import gc
 import itertools
 import json
 import random
 import tracemalloc
+import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +22,9 @@ import numpy as np
 import pytest
 import torch
 import xxhash
+from runner_helpers import FunctionRunner
 
+from hashbench.check import fingerprint
 from hashbench.errors import HashbenchError
 from hashbench.fingerprint import document, measure, text, values
 from hashbench.fingerprint.calls import KernelCollector
@@ -29,6 +33,8 @@ from hashbench.fingerprint.document import Fingerprints, TensorWord, tensor_word
 from hashbench.fingerprint.measure import RANDOM, VARIES, record
 from hashbench.fingerprint.verify import CHANGED, NOT_RUN, SAME, Checked, Verification, summary
 from hashbench.io import document_digest
+from hashbench.records import ModelSpec, RunOptions
+from hashbench.run.workload import Workload
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.op_schema import plan_of
 
@@ -421,6 +427,37 @@ def test_each_repetition_has_the_same_numbers_at_another_address_and_the_last_on
     assert not any(address % 64 for address in runs)
     assert seen[1][1] == seen[2][1] == seen[3][1]
     assert copies == [0, 1]
+
+
+def test_the_memory_of_a_model_is_given_back_once_before_its_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also that of one that refers to itself, and of the copy that ran."""
+    ran: list[weakref.ref[torch.nn.Module]] = []
+    collections: list[None] = []
+
+    class Cyclic(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.__dict__["me"] = self
+            ran.append(weakref.ref(self))
+            return super().forward(x)
+
+    def build() -> Workload:
+        model = Cyclic(3, 3)
+        model(torch.ones(1, 3))
+        return Workload(model, (torch.ones(2, 3),))
+
+    def collect() -> int:
+        collections.append(None)
+        return really()
+
+    really = gc.collect
+    monkeypatch.setattr(gc, "collect", collect)
+    runner = FunctionRunner(RunOptions(mode="inference"))
+    runner.build = build
+    collected = fingerprint._collected(runner, ModelSpec("zoo", "net"), "on")
+    assert [kernel.op for kernel in collected.kernels.kernels] == ["aten.addmm.default"]
+    assert len({*map(id, ran)}) > 1
+    assert [one() for one in ran] == [None] * len(ran)
+    assert len(collections) == 1
 
 
 def test_a_kernel_that_begins_after_the_cpu_time_of_a_model_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
