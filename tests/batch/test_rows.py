@@ -178,6 +178,20 @@ def test_loops_that_call_an_op_as_often_as_there_are_items_are_compared_by_conte
 
 
 @pytest.mark.parametrize(
+    ("one", "itemwise"),
+    [
+        (Match(Agreement.SAME, (16, 8)), True),
+        (Match(Agreement.SAME, (7, 5)), False),  # ragged: whose rows they are does not follow from the item
+        (Match(Agreement.SAME, (16, 8), several=True), False),
+        (Match(Agreement.SAME), True),
+        (Match(Agreement.UNKNOWN), False),
+    ],
+)
+def test_what_is_shared_or_at_places_that_follow_from_the_item_is_itemwise(one: Match, itemwise: bool) -> None:
+    assert one.itemwise(COMPANY) is itemwise
+
+
+@pytest.mark.parametrize(
     ("columns", "agreement"),
     [((8, 4), Agreement.DIFFERENT), ((16, 8), Agreement.UNKNOWN), ((7, 5), Agreement.UNKNOWN)],
     ids=["one for each item", "two for each item", "ragged"],

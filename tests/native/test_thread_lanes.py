@@ -516,3 +516,15 @@ def test_of_traces_one_after_another_each_has_its_own_threads_and_modules_and_a_
     assert seen[0] == seen[1]
     assert sorted(name.split("aten.")[1].split(".")[0] for name, _ in seen[0]) == ["exp", "sum", "tanh", "tanh"]
     assert seen[0][-1][1] == "Sequential.0"
+
+
+def test_work_that_is_handed_over_in_a_trace_and_begins_after_it_is_not_recorded() -> None:
+    release = threading.Event()
+    with ThreadPoolExecutor(1) as workers:
+        with HashDebugTrace(tracer="native") as trace:
+            workers.submit(release.wait)
+            late = workers.submit(lambda: (X.exp(), is_recorded()))
+            X.sin()
+        release.set()
+        assert not late.result()[1]
+    assert names(trace.finish().records) == ["sin"]
