@@ -171,7 +171,10 @@ def test_an_import_that_hangs_is_refused_in_time(output, monkeypatch, tmp_path):
 
 def test_a_target_that_ends_the_server_is_refused(output, monkeypatch, tmp_path):
     (tmp_path / "ends_the_server.py").write_text(
-        "import os, signal, time; os.kill(os.getppid(), signal.SIGKILL); time.sleep(600)"
+        "import os, signal, time\nserver = os.getppid()\n"
+        "while open(f'/proc/{server}/stat').read().rpartition(')')[2].split()[0] != 'S':\n"
+        "    time.sleep(0.01)  # it has not yet told which process it has forked\n"
+        "os.kill(server, signal.SIGKILL)\ntime.sleep(600)"
     )
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(HashbenchError, match=f"cannot import ends_the_server: {LOST}; no model was run"):
