@@ -49,9 +49,9 @@ class ItemEvidence:
     ``arms`` are experiments on ``items`` of :data:`~hashbench.catalog.EXPERIMENTS`; what they count are comparisons of
     the rows of items with those in the call on all items. ``sizes`` are the numbers of items at which rows differ from
     these; ``smallest_batch`` is the smallest number at which an item's rows are other than alone, ``None`` where there
-    is none; ``skipped``: not every number below it was tried. ``reduced``: no output has rows of items. ``random``:
-    rows are other ones after another seed. ``counted``: rows depend on the number of items by a plain number among the
-    arguments that counts them, and on nothing else.
+    is none; ``skipped``: not every number below it was tried. ``reduced``: no output has rows of items. ``random``: it
+    draws random numbers. ``counted``: rows depend on the number of items by a plain number among the arguments that
+    counts them, and on nothing else.
     """
 
     items: int

@@ -63,6 +63,11 @@ def drawing(rows: torch.Tensor) -> torch.Tensor:
     return rows + torch.rand(rows.shape)
 
 
+def rarely(rows: torch.Tensor) -> torch.Tensor:
+    """A number of each row, seldom another: nearly every seed gives the same, another number of rows does not."""
+    return rows.sum(1) * (1 + (torch.rand(rows.shape[0]) < 1e-9)) * (1.0 if len(rows) > 7 else 1.5)
+
+
 class Unsteady:
     def __init__(self) -> None:
         self.calls = 0
@@ -155,8 +160,13 @@ def test_a_tensor_reduced_over_the_batch_is_where_its_content_enters() -> None:
 
 @pytest.mark.parametrize(
     ("function", "reason"),
-    [(alone, "0 of 7 other numbers"), (drawing, "draws random numbers"), (Unsteady(), "differs by itself")],
-    ids=["invariant", "drawing", "unsteady"],
+    [
+        (alone, "0 of 7 other numbers"),
+        (drawing, "draws random numbers"),
+        (rarely, "draws random numbers"),
+        (Unsteady(), "differs by itself"),
+    ],
+    ids=["invariant", "drawing", "drawing_rarely", "unsteady"],
 )
 def test_what_is_no_matter_of_company_is_not_explained_by_it(function: Callable[..., Any], reason: str) -> None:
     _, decision = diagnosed(function)
