@@ -18,7 +18,7 @@ import torch
 from hashbench.batch.layout import ItemAxis
 from hashbench.replay.call import LINE, is_plain, keys_below_a_mode, wait_for
 from hashbench.replay.methods import exact_numbers
-from hashbench.run.rng import preserved_rng, random_states, reset_rng_state, seed_host
+from hashbench.run.rng import preserved_rng, random_states, reset_rng_state, seed_host, states_differ
 from hashbench.run.settings import applied
 from hashbench.trace.arguments import leaves, mapped, tensors_in
 from hashbench.trace.digest import hash_memory, unobserved
@@ -191,8 +191,7 @@ class ItemCall:
         self._seed(SEED)
         before = random_states(device, outside_torch=True)
         self.run()  # which seeds them as here
-        after = random_states(device, outside_torch=True)
-        return any(not torch.equal(state, after[name]) for name, state in before.items())
+        return states_differ(before, random_states(device, outside_torch=True))
 
     @property
     def accelerators(self) -> tuple[torch.device, ...]:

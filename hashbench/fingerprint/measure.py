@@ -33,7 +33,7 @@ from hashbench.replay.call import (
     may_resize,
     wait_for,
 )
-from hashbench.run.rng import random_states
+from hashbench.run.rng import random_states, states_differ
 from hashbench.run.settings import deterministic_settings
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.arguments import mapped
@@ -93,9 +93,7 @@ def result_of(call: CapturedCall, repetition: int = 0, *, last: bool = False) ->
     with torch._C._ExcludeDispatchKeyGuard(keys_below_a_mode()):
         output = call.func(*args, **kwargs)
     wait_for(call.accelerators)
-    if plan.seeded and any(
-        not torch.equal(state, before[name]) for name, state in random_states(call.device, outside_torch=False).items()
-    ):
+    if plan.seeded and states_differ(before, random_states(call.device, outside_torch=False)):
         raise NotRepeatableError(RANDOM)
     return _left(plan.written_by(args, kwargs, output))
 

@@ -96,6 +96,12 @@ def _states_in_use() -> dict[str, torch.Tensor]:
     return states
 
 
+def states_differ(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]) -> bool:
+    """Whether a generator of ``before`` is in another state in ``after``: both as :func:`random_states` gives them, of
+    the same generators."""
+    return any(not torch.equal(state, after[name]) for name, state in before.items())
+
+
 def restore_random_states(states: Mapping[str, torch.Tensor]) -> None:
     """Put the default generators back to what :func:`random_states` found."""
     for name, state in states.items():
