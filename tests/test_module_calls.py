@@ -231,24 +231,27 @@ def test_modules_have_global_hooks_only_where_others_have_some_and_then_before_t
     assert told == [2]
 
 
-@pytest.mark.parametrize(
-    ("finished", "options"),
-    [(False, {}), (True, {}), (True, {"hash_inputs": True}), (True, {"watcher": TraceCallback()})],
-)
+NOTED: tuple[dict[str, Any], ...] = ({}, {"hash_inputs": True}, {"watcher": TraceCallback()})
+
+
+@pytest.mark.parametrize("finished", [True, False], ids=["finished", "left"])
+@pytest.mark.parametrize("options", NOTED, ids=["plain", "hashed inputs", "watched"])
 @pytest.mark.parametrize("tracer", TRACERS)
 def test_what_a_trace_keeps_is_released_with_it_without_a_garbage_collection(
     tracer: str, finished: bool, options: dict[str, Any]
 ) -> None:
     model, x = Outer(), torch.ones(2, 3)
+    sparse = torch.eye(3).to_sparse()  # the native tracer has Python record what is done with it
     gc.collect()
     gc.disable()
     try:
         with HashDebugTrace(tracer=tracer, **options) as trace:
             model(x).sum().backward()
+            (sparse * 2).to_dense().sin()
         if finished:
             trace.finish()
-        kept = [weakref.ref(trace._tracer), weakref.ref(trace._tracer._modules)]
+        kept = [weakref.ref(one) for one in (trace._tracer, trace._tracer._modules, trace._tracer._observer)]
         del trace
-        assert [one() for one in kept] == [None, None]
+        assert [one() for one in kept] == [None, None, None]
     finally:
         gc.enable()

@@ -11,7 +11,7 @@ import functools
 import itertools
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -298,7 +298,6 @@ class TracingMode(TorchDispatchMode, Listener):
         self._records.clear()
         self._leaves.clear()
         self._results.clear()
-        self._plans.clear()  # they may refer to this object, and would keep it until the next garbage collection
         return built
 
     def built(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
@@ -420,12 +419,9 @@ class TracingMode(TorchDispatchMode, Listener):
     def _plan(self, func: Any) -> OpPlan:
         plan = plan_of(func)
         if self._observer.callback is not None and plan.traced:
-            plan = replace(plan, call=functools.partial(self._call_with_callback, func, plan))
+            plan = replace(plan, call=functools.partial(call_with_callback, weakref.ref(self), func, plan))
         self._plans[id(func)] = plan
         return plan
-
-    def _call_with_callback(self, func: Any, plan: OpPlan, /, *args: Any, **kwargs: Any) -> Any:
-        return self._observer.call(func, plan, self._identity(plan), args, kwargs)
 
     def _identity(self, plan: OpPlan) -> RecordIdentity:
         """What the record of a call that is about to be made will be told by."""
@@ -641,6 +637,16 @@ class TracingMode(TorchDispatchMode, Listener):
         seen = digest if content is None else raw_digest(tensor, self._ledger)
         registered = None if initial is None else (initial, seen)
         self._leaves.append((kind, name, digest, self._position(), registered))
+
+
+def call_with_callback(
+    tracer: Callable[[], TracingMode | None], func: Any, plan: OpPlan, /, *args: Any, **kwargs: Any
+) -> Any:
+    """Make a call with the caller's callback around it. Records keep their plan, of which this is a part: ``tracer`` is
+    a weak reference, else what a trace holds would hold the trace."""
+    made = tracer()
+    assert made is not None
+    return made._observer.call(func, plan, made._identity(plan), args, kwargs)
 
 
 skip_frames(TracingMode.__torch_dispatch__)

@@ -12,6 +12,7 @@ import functools
 import struct
 import sys
 import threading
+import weakref
 from array import array
 from bisect import bisect_left
 from collections import Counter
@@ -60,7 +61,13 @@ from hashbench.trace.digest import (
     untraced,
 )
 from hashbench.trace.lanes import Lane, Recorded, arranged, callers_of
-from hashbench.trace.mode import _PLAIN_TYPES, TracingMode, _current_autograd_node, _get_sequence_nr
+from hashbench.trace.mode import (
+    _PLAIN_TYPES,
+    TracingMode,
+    _current_autograd_node,
+    _get_sequence_nr,
+    call_with_callback,
+)
 from hashbench.trace.module_paths import Contexts, NamedState, known_original
 from hashbench.trace.op_schema import OpPlan, plan_of
 from hashbench.trace.storage_writers import LeafViews, Mark, get_mark, set_mark, storage_key, view_key
@@ -254,7 +261,8 @@ class NativeTracer(TracingMode):
         self._entered, self._entering = 0, threading.Lock()
         self._started: Counter[int] = Counter()
         self._names_of_lanes: dict[int, str] = {}
-        self._next_number = functools.partial(_take_number, library, self._recorder, self._calls)
+        ours = library, self._recorder, self._calls
+        self._next_number, self._make = functools.partial(_take_number, *ours), functools.partial(_make, *ours)
         self.changed()
 
     def __del__(self) -> None:
@@ -410,23 +418,9 @@ class NativeTracer(TracingMode):
         make = functools.partial(self._make, plan.call, func.namespace != "aten")
         self._plans[id(func)] = plan = replace(plan, call=make)
         if self._observer.callback is not None and plan.traced:
-            self._plans[id(func)] = replace(plan, call=functools.partial(self._call_with_callback, func, plan))
+            call = functools.partial(call_with_callback, weakref.ref(self), func, plan)
+            self._plans[id(func)] = replace(plan, call=call)
         return self._plans[id(func)]
-
-    def _make(self, call: Any, opened: bool, /, *args: Any, **kwargs: Any) -> Any:
-        """Make the call that the recorder handed over, as it was to be made; ``opened``: what it calls is recorded."""
-        outer = self._library.open() if opened else None
-        self._library.make(1)
-        try:
-            output = call(*args, **kwargs)
-        except BaseException:
-            if outer is not None:
-                self._library.close(self._recorder, outer, -1)
-            raise
-        finally:
-            self._library.make(0)
-        self._calls.outer = outer
-        return output
 
     def _bring(self, storages: Iterable[torch.UntypedStorage]) -> None:
         """Mark storages in Python as the recorder knows them."""
@@ -615,13 +609,30 @@ def _placed(record: tuple[Any, ...], raw: Sequence[tuple[Any, ...]], contexts: C
     return made._replace(phase=phase, iteration=iteration, module=module, sequence=sequence)
 
 
-def _take_number(library: Library, recorder: int, calls: threading.local) -> int:
+def _take_number(library: Library, recorder: int, calls: _Calls) -> int:
     """The number of a record that Python has, of the call that this thread has made last."""
     number = int(library.take_record(recorder))
     outer, calls.outer = getattr(calls, "outer", None), None
     if outer is not None:
         library.close(recorder, outer, number)
     return number
+
+
+def _make(library: Library, recorder: int, calls: _Calls, call: Any, opened: bool, /, *args: Any, **kwargs: Any) -> Any:
+    """Make the call that the recorder handed over, as it was to be made; ``opened``: what it calls is recorded. No
+    method: a trace's records keep it by their plans, and would keep the trace."""
+    outer = library.open() if opened else None
+    library.make(1)
+    try:
+        output = call(*args, **kwargs)
+    except BaseException:
+        if outer is not None:
+            library.close(recorder, outer, -1)
+        raise
+    finally:
+        library.make(0)
+    calls.outer = outer
+    return output
 
 
 class _Decoded:
