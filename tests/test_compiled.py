@@ -227,6 +227,25 @@ def test_a_callback_is_given_the_records_of_the_finished_trace_also_behind_compi
     assert tuple(kept.records) == trace.records
 
 
+@pytest.mark.parametrize("tracer", ["auto", "python"])
+def test_a_watcher_that_needs_no_trace_sees_what_is_around_compiled_code(tracer: str) -> None:
+    class Names(TraceCallback):
+        wants_trace = False
+
+        def __init__(self) -> None:
+            self.names: list[str] = []
+
+        def before(self, _node: str, func: Any, *_: Any) -> None:
+            self.names.append(str(func))
+
+    names, model = Names(), Net()
+    compiled = torch.compile(model, backend="eager")
+    with HashDebugTrace(tracer=tracer, watcher=names) as trace:
+        compiled(X.sin()).sum().cos()
+    assert names.names == ["aten.sin.default", "aten.sum.default", "aten.cos.default"]
+    assert trace.finish().records == trace.finish().leaves == ()
+
+
 def test_compiled_code_that_raises_leaves_the_trace_as_it_was() -> None:
     def fails(x: torch.Tensor) -> torch.Tensor:
         return x.reshape(5)

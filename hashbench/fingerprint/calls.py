@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,6 +47,7 @@ MOST_BYTES = 2**31
 _WIDEST_FIRST = (ANY, POSITIVE, UNIT)
 
 
+@functools.cache
 def why_left_out(func: Any) -> str:
     """Why an op has no fingerprint; empty for one that computes something that can be repeated."""
     if not isinstance(func, torch._ops.OpOverload):
@@ -67,11 +69,13 @@ class KernelCollector(TraceCallback):
     :class:`~hashbench.fingerprint.document.ModelFingerprint`. No tensor is kept.
     """
 
+    wants_trace = False
+
     def __init__(self) -> None:
         self.contents: dict[str, int] = {}
         self.left_out: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        self._calls: Counter[str] = Counter()
-        self._kernels: dict[str, Kernel] = {}
+        self._calls: Counter[Hashable] = Counter()
+        self._kernels: dict[Hashable, Kernel] = {}
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -85,18 +89,7 @@ class KernelCollector(TraceCallback):
 
     def _note(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Add the call to those of its signature; the reason where it has none."""
-        tensors: list[torch.Tensor] = []
-
-        def described(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return (type(value), repr(value))
-            tensors.append(value)
-            if not is_plain(value):
-                return type(value), value.layout
-            return value.dtype, tuple(value.shape), value.stride(), value.device.type
-
-        shape = mapped(list(args), described), mapped(dict(kwargs), described)
-        key = repr((func, shape, _sharing(tensors)))
+        key = _signature(func, args, kwargs)
         if key not in self._kernels:
             try:
                 with untraced():
@@ -156,6 +149,34 @@ class KernelCollector(TraceCallback):
             return range_of(tensor)
         content, limits = content_of(tensor)
         return f"#{self.contents.setdefault(content, len(self.contents))}" if content else limits
+
+
+_EXACT = frozenset((int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
+"""Types of which two values are equal only where they read the same."""
+
+
+def _signature(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
+    """Equal for calls of one signature. Every call of a model is asked for it, so it takes no detour."""
+    tensors: list[torch.Tensor] = []
+    described = _described(args, tensors), _described(kwargs, tensors)
+    return func.name(), described, _sharing(tensors)
+
+
+def _described(value: Any, tensors: list[torch.Tensor]) -> Hashable:
+    """What a signature says of an argument; its tensors are added to ``tensors``, and their memory is not described."""
+    kind = type(value)
+    if kind in _EXACT:
+        return kind, value
+    if isinstance(value, (list, tuple)):
+        return kind, tuple([_described(item, tensors) for item in value])
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        if not is_plain(value):
+            return kind, value.layout
+        return value.dtype, value.shape, value.stride(), None if value.is_cpu else value.device.type
+    if isinstance(value, Mapping):
+        return kind, tuple([(repr(name), _described(item, tensors)) for name, item in value.items()])
+    return kind, repr(value)
 
 
 def _sharing(tensors: Sequence[torch.Tensor]) -> tuple[tuple[int, int], ...]:

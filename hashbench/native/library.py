@@ -105,7 +105,7 @@ _ENTRY_POINTS: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
     ("prepare", None, (_POINTER,) * 5),
     ("let_construct", None, (_POINTER, _POINTER)),
     ("let_through", None, (ctypes.c_char_p, ctypes.c_char_p)),
-    ("new", _POINTER, (_INT, _INT, _U64)),
+    ("new", _POINTER, (_INT, _INT, _INT, _U64)),
     ("delete", None, (_POINTER,)),
     ("begin", _INT, (_POINTER,)),
     ("end", _I32, (_POINTER,)),

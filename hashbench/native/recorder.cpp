@@ -306,6 +306,7 @@ struct Recorder {
   Lock lock;  // never held while Python is called: another thread may hold the GIL and wait for it
   bool hashes = true;
   bool everything_python = false;  // somebody looks at every call
+  bool nothing_recorded = false;   // and that is all
   std::atomic<bool> backward_python{false};
   std::atomic<uint32_t> context{0};
   std::atomic<int32_t> failed{-1};
@@ -652,8 +653,8 @@ at::Tensor shown(Recorder& recorder, Handed& call, const at::Tensor& tensor, boo
   if (!tensor.defined() || call.op.plan.originals || !is_plain(recorder, tensor) || is_number(tensor)) return tensor;
   for (const auto& [original, copy] : call.tensors)
     if (original.is_same(tensor)) return copy;
-  c10::StorageImpl* storage = storage_of(tensor);
-  {
+  if (!recorder.nothing_recorded) {
+    c10::StorageImpl* storage = storage_of(tensor);
     Guard guard(recorder.lock);
     const auto* entry = recorder.writers.find(storage);
     const bool whole = output || (tensor.nbytes() >= storage->nbytes() && tensor.is_contiguous());
@@ -1056,10 +1057,11 @@ void hb_let_through(const char* ns, const char* name) {
   kept->push_back(std::move(library));
 }
 
-Recorder* hb_new(int hashes, int everything_python, uint64_t odd_dtypes) {
+Recorder* hb_new(int hashes, int everything_python, int nothing_recorded, uint64_t odd_dtypes) {
   auto* recorder = new Recorder();
   recorder->hashes = hashes;
   recorder->everything_python = everything_python;
+  recorder->nothing_recorded = nothing_recorded;
   recorder->odd_dtypes = odd_dtypes;
   recorder->lanes.push({0, 0, -1, 0});
   recorder->others.number(hash, "", 0);  // 0: a call has no other arguments than tensors

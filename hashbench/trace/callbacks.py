@@ -37,6 +37,10 @@ class TraceCallback:
     wants_records = False
     """Whether :meth:`recorded` is to be called. Making every record at once costs some 10 µs a call."""
 
+    wants_trace = True
+    """Whether the calls that it is shown are recorded, too. Where not, nothing is hashed, only :meth:`before` and
+    :meth:`after` are called, and the finished trace is empty."""
+
     def before(self, node: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """The op ``func`` is about to be called."""
 
@@ -132,6 +136,7 @@ class CallObserver:
     def __init__(self, options: TraceOptions, token: object, ledger: Ledger, records: list[tuple[Any, ...]]) -> None:
         self.callback = options.callback
         self.wants_records = self.callback is not None and self.callback.wants_records
+        self.records_nothing = self.callback is not None and not self.callback.wants_trace
         self.wanted = (
             options.hash_inputs
             or options.source_lines

@@ -148,6 +148,7 @@ class TracingMode(TorchDispatchMode, Listener):
         self._hashed_inputs = options.hash_inputs
         self._compiled_call: tuple[Any, ...] = ()
         self._observer = CallObserver(options, self._token, self._ledger, self._records)
+        self._records_nothing = self._observer.records_nothing
         self._collectives = Collectives(self._token, self._ledger)
 
     @property
@@ -229,7 +230,7 @@ class TracingMode(TorchDispatchMode, Listener):
             found = self._modules.register(model)
             TracingMode.named(self, found)
             for tensor in [*model.parameters(), *model.buffers()]:
-                if storage_key(local_tensor(tensor)) not in self._registered:
+                if not self._records_nothing and storage_key(local_tensor(tensor)) not in self._registered:
                     self._register(tensor, *TracingMode._state_name(self, tensor))
         return found
 
@@ -237,6 +238,8 @@ class TracingMode(TorchDispatchMode, Listener):
         self._state.update(zip(map(id, state.tensors), itertools.count(state.first)))
 
     def register_inputs(self, inputs: Any) -> None:
+        if self._records_nothing:
+            return
         with untraced():
             for path, tensor in arguments.named_tensors(inputs):
                 self._register(tensor, "input", path)
@@ -253,6 +256,8 @@ class TracingMode(TorchDispatchMode, Listener):
         self._setting_marks.append(SettingsMark(self._position(), label, tuple(sorted(settings.items()))))
 
     def add_result(self, name: str, value: Any) -> None:
+        if self._records_nothing:
+            return
         if not isinstance(value, torch.Tensor):
             self._results.append((name, python_digest(value), None))
             return
@@ -327,6 +332,8 @@ class TracingMode(TorchDispatchMode, Listener):
         plan = self._plans.get(id(func)) or self._plan(func)
         if not plan.traced:
             return func(*args, **(kwargs or {}))
+        if self._records_nothing:
+            return self._show(plan, args, kwargs or {})
         token = self._token
         reads: tuple[Any, ...] = ()  # no list: what a record keeps must be small, cold memory is most of its cost
         others: Sequence[Any]
@@ -395,6 +402,14 @@ class TracingMode(TorchDispatchMode, Listener):
             self._observer.after(number, plan, args, kwargs, noted)
         return output
 
+    def _show(self, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Make a call, with the callback around it, and record nothing."""
+        try:
+            return plan.call(*args, **kwargs)
+        except BaseException:
+            self.failed_op = plan.name
+            raise
+
     def _write(self, tensor: torch.Tensor, mark: Mark, blank: bool) -> RawDigest:
         """The digest of a tensor just written; its storage gets ``mark``. A stride of ``None`` means contiguous."""
         dtype = tensor.dtype
@@ -438,6 +453,12 @@ class TracingMode(TorchDispatchMode, Listener):
 
     def _begin_compiled(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Step aside for compiled code: a trace in it would be compiled as well, and sees some of its ops at best."""
+        if not self._records_nothing:
+            self._read_by_compiled(name, args, kwargs)
+        self._rest()
+        self._plans = _NoPlans()
+
+    def _read_by_compiled(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         plan = OpPlan(name="torch.compile", call=_no_op, opaque="compiled code")
         with untraced():
             reads: list[Any] = []
@@ -455,11 +476,15 @@ class TracingMode(TorchDispatchMode, Listener):
             others += [(key, value) for key, value in kwargs.items() if type(value) in _PLAIN_TYPES]
             noted = self._observer.before(plan, args, kwargs) if self._observer.wanted else None
         self._compiled_call = plan, tuple(reads), tuple(others), noted
-        self._rest()
-        self._plans = _NoPlans()
 
     def _end_compiled(self, result: Any) -> None:
         """One record for all of it. What its backward does is not recorded either."""
+        if not self._records_nothing:
+            self._written_by_compiled(result)
+        self._plans = _PlansBehindCompiledCode()
+        self._follow()
+
+    def _written_by_compiled(self, result: Any) -> None:
         plan, reads, others, noted = self._compiled_call
         number, sequence = self._next_number(), _get_sequence_nr() - 1
         phase, module = "optimizer" if self._modules.optimizing else "forward", self._modules.current
@@ -476,8 +501,6 @@ class TracingMode(TorchDispatchMode, Listener):
                 self._observer.opaque(identity)
             if noted is not None:
                 self._observer.after(number, plan, (), {}, noted)
-        self._plans = _PlansBehindCompiledCode()
-        self._follow()
 
     # --------------------------------------------------------------------------- what the hot path seldom needs
 

@@ -252,7 +252,7 @@ class NativeTracer(TracingMode):
         observed = self._observer.wanted or self._observer.callback is not None or self._ledger.everywhere
         self._mixed = not observed
         odd = sum(1 << number for number, dtype in library.dtypes.items() if dtype in BY_DTYPE)
-        self._recorder = library.new(1, int(observed), odd)
+        self._recorder = library.new(1, int(observed), int(self._records_nothing), odd)
         self._contexts = self._modules.contexts
         self._contexts.cell = memoryview(library.context(self._recorder).contents).cast("B").cast("I")
         self._odd_digests: list[RawDigest] = []
@@ -401,6 +401,8 @@ class NativeTracer(TracingMode):
         plan = self._plans.get(id(func)) or self._plan(func)
         if not plan.traced:
             return self._make(func, False, *args, **kwargs)
+        if self._records_nothing:
+            return self._show(plan, args, kwargs)
         given = arguments.tensors_in([*args, *kwargs.values()])
         storages = _storages(given)
         self._bring(storages)
@@ -421,6 +423,14 @@ class NativeTracer(TracingMode):
             call = functools.partial(call_with_callback, weakref.ref(self), func, plan)
             self._plans[id(func)] = replace(plan, call=call)
         return self._plans[id(func)]
+
+    def _show(self, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        try:
+            return super()._show(plan, args, kwargs)
+        finally:
+            outer, self._calls.outer = self._calls.outer, None
+            if outer is not None:  # there is no record that could end it
+                self._library.close(self._recorder, outer, -1)
 
     def _bring(self, storages: Iterable[torch.UntypedStorage]) -> None:
         """Mark storages in Python as the recorder knows them."""

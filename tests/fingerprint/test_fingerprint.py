@@ -8,6 +8,7 @@ import contextlib
 import gc
 import itertools
 import json
+import math
 import random
 import tracemalloc
 import weakref
@@ -340,6 +341,20 @@ def test_arguments_that_share_memory_share_it_again() -> None:
     (kernel,) = [kernel for kernel in made.models[0].kernels if kernel.op == "aten.add_.Tensor"]
     assert [tensor_word(word).memory for word in kernel.tensors] == [None, 0]
     assert verified(made).changed == ()
+
+
+def test_calls_are_of_one_signature_where_every_argument_reads_the_same() -> None:
+    x = torch.ones(3)
+    collector = KernelCollector()
+    with HashDebugTrace(watcher=collector):
+        for minimum in (1, 1, 1.0, 1.0, True, 0.0, -0.0, math.nan, math.nan):
+            torch.clamp(x, minimum)
+        for place in (0, 0, 1):
+            torch.softmax(x.expand(3, 3), dim=place)
+    calls = [(kernel.op, kernel.args[1], kernel.calls) for kernel in collector.kernels]
+    clamped = [(repr(minimum), count) for op, minimum, count in calls if op == "aten.clamp.default"]
+    assert [count for _, count in clamped] == [2, 2, 1, 1, 1, 2]
+    assert [(place, count) for op, place, count in calls if op == "aten._softmax.default"] == [(0, 2), (1, 1)]
 
 
 def test_what_varies_draws_or_raises_is_left_out_with_its_reason() -> None:

@@ -23,10 +23,11 @@ from hashbench.divergence import find
 from hashbench.errors import HashbenchError
 from hashbench.native.library import is_recorded, xxh3
 from hashbench.records import Trace
-from hashbench.trace import file, mode
+from hashbench.trace import callbacks, file, mode, native
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.digest import digest, untraced
 from hashbench.trace.tracer import native_unavailable
+from tests.native import programs
 
 pytestmark = pytest.mark.skipif(native_unavailable() is not None, reason="the native tracer cannot be built here")
 
@@ -111,6 +112,77 @@ def test_a_trace_with_all_noted_has_the_records_of_one_without() -> None:
         [ref.source for ref in record.inputs] for record in noted.records
     ]
     assert plain.leaves == noted.leaves
+
+
+class Looking(TraceCallback):
+    """Needs no trace."""
+
+    wants_trace = False
+
+    def __init__(self) -> None:
+        self.nodes: list[str] = []
+        self.leaves = self.called = 0
+
+    def before(self, node: str, *_: Any) -> None:
+        self.nodes.append(node)
+
+    def after(self, *_: Any) -> None:
+        self.called += 1
+
+    def leaf(self, *_: Any) -> None:
+        self.leaves += 1
+
+
+@pytest.mark.parametrize("program", map(programs.made, range(12)))
+def test_a_watcher_that_needs_no_trace_is_shown_the_calls_of_the_program_untouched(program: Callable[[], Any]) -> None:
+    watcher = Looking()
+    torch.manual_seed(0)
+    trace, _ = traced(program)
+    torch.manual_seed(0)
+    empty, _ = traced(program, watcher=watcher)
+    assert watcher.nodes == [record.id for record in trace.records]
+    assert (len(watcher.nodes), 0) == (watcher.called, watcher.leaves)
+    assert (empty.records, empty.leaves, empty.results) == ((), (), ())
+
+
+def test_a_watcher_that_needs_no_trace_is_never_shown_the_programs_own_tensors() -> None:
+    """A Python object of a tensor counts as one more owner of it, and autograd looks at their number."""
+    whole = torch.ones(4, 4)
+    parts = [whole, whole.t(), whole[1:], whole.sin().t()]
+    shown: list[torch.Tensor] = []
+    watcher = Looking()
+    watcher.before = lambda _node, _func, args, _kwargs: shown.append(args[0])  # type: ignore[method-assign]
+    traced(lambda: [part.cos() for part in parts], watcher=watcher)
+    assert [tensor.data_ptr() for tensor in shown] == [part.data_ptr() for part in parts]
+    assert not any(tensor is part for tensor, part in zip(shown, parts, strict=True))
+
+
+@pytest.mark.parametrize("tracer", ["native", "python"])
+def test_nothing_is_hashed_for_a_watcher_that_needs_no_trace(tracer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> Any:
+        raise AssertionError("hashed")
+
+    for module, name in ((mode, "raw_digest"), (mode, "_hash"), (callbacks, "raw_digest")):
+        monkeypatch.setattr(module, name, refused)
+    watcher, model = Looking(), Residual()
+    with HashDebugTrace(tracer=tracer, watcher=watcher, model=model, inputs=torch.ones(2)) as trace:
+        found = step(model)
+    trace.add_result("gradient", found[0])
+    finished = trace.finish()
+    assert (finished.records, finished.leaves, finished.results) == ((), (), ())
+    assert any(node.startswith("backward/Residual.inner.1/aten.native_batch_norm_backward") for node in watcher.nodes)
+
+
+def test_a_custom_op_that_is_only_shown_ends_what_is_inside_it() -> None:
+    """Else what later traces record would be kept as made inside it, for as long as the process lives."""
+    library = native.load()
+    assert not isinstance(library, native.Unavailable)
+    traced(lambda: scaled(torch.ones(3)), watcher=Looking())
+    with HashDebugTrace(tracer="native") as trace:
+        torch.ones(3)
+        inside = library[0].open()
+        library[0].close(trace._tracer._recorder, inside, -1)  # type: ignore[union-attr]
+    assert inside == 0
 
 
 def test_every_op_of_a_step_is_one_that_the_profiler_sees_untraced() -> None:
