@@ -264,6 +264,11 @@ def do_signals(*_):
     return f"blocked {blocked}, SIGINT ignored {ignored}, safe path {os.environ.get('PYTHONSAFEPATH')}"
 
 
+def do_fresh_server(*_):
+    """Where fresh processes are asked for."""
+    return f"asks {os.environ.get('HASHBENCH_FRESH_SERVER', 'nobody')}"
+
+
 def do_fill_quota(*_):
     """From here on this process cannot write files, while its parent can."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))

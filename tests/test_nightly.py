@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from report.rows import differing, row, selection, write_sweep
 
-from hashbench import nightly
+from hashbench import cli, nightly
 from hashbench.cli import report as report_commands
 from hashbench.cli.flags import OneLineParser
 from hashbench.errors import HashbenchError
 from hashbench.nightly import Part
 from hashbench.report.expectations import expect_from
+from hashbench.sweep.request import SweepRequest
 
 MODES = ("training", "inference")
 
@@ -154,3 +157,22 @@ def test_stress_is_a_flag_of_a_night_and_leaves_batches_alone() -> None:
     assert stressed == {"training": True, "inference": True, "batch-invariance": False}
     after = parser.parse_args(["--modes", "training", "--", "--stress"])
     assert report_commands._sweep_requests(after)["training"].options.stress
+
+
+def test_the_sweeps_of_a_night_share_one_server_of_repros(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server each would import torch once more for every suite and mode."""
+    happened: list[object] = []
+
+    @contextmanager
+    def noted(requests: Iterable[SweepRequest]) -> Iterator[None]:
+        happened.append(sorted(request.options.mode for request in requests))
+        yield
+        happened.append("ended")
+
+    def swept(*_: object, **__: object) -> None:
+        happened.append("swept")
+
+    monkeypatch.setattr("hashbench.sweep.request.repros_served", noted)
+    monkeypatch.setattr(nightly, "sweep_all", swept)
+    assert cli.main(["nightly", "--suite", "torchvision", "--output", str(tmp_path)]) == 2, "nothing to report"
+    assert happened == [["inference", "training"], "swept", "ended"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import csv
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -20,9 +20,11 @@ from _pytest.mark.structures import ParameterSet
 import hashbench
 from hashbench import cli
 from hashbench.catalog import CAUSES, Confidence, Origin
+from hashbench.diagnose import fresh_process
 from hashbench.records import MODES, Row
 from hashbench.results.rows import read_rows
 from hashbench.suites.csv_file import data_folder
+from hashbench.sweep.executors.fork_server import WORKER_VARIABLES
 from hashbench.trace.tracer import choose
 
 PACKAGE = Path(hashbench.__file__).parent
@@ -107,6 +109,13 @@ def group_of(name: str, mode: str) -> str:
     shares = STRESSED_SHARES if name in STRESSED else 1 if flags else SHARES[mode]
     share = f"{NUMBER[name] % shares}" if shares > 1 else ""
     return " ".join(["specimens", mode, *flags, share]).strip()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_server_of_repros() -> Iterator[None]:
+    """Sweeps one after the other need not import torch again for their repros each."""
+    with fresh_process.served(fresh_process.TORCH_ALONE, environment=WORKER_VARIABLES, at_once=False):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -74,6 +74,7 @@ def _nightly(parsed: argparse.Namespace) -> int:
     from hashbench import nightly
     from hashbench.report.exports import as_annotations, as_summary
     from hashbench.results.load import load_sweep
+    from hashbench.sweep.request import repros_served
 
     folder = nightly.night_folder(parsed.output, parsed.label or time.strftime("%Y-%m-%d"))
     if parsed.expected is not None:
@@ -86,7 +87,8 @@ def _nightly(parsed: argparse.Namespace) -> int:
         say(f"{part.suite}, {part.mode}", 0)
         _sweep_part(nightly.request_of(part, requests[part.mode]))
 
-    nightly.sweep_all(parts, folder=folder, sweep=run, command_line=["hashbench", *sys.argv[1:]])
+    with repros_served(requests.values()):
+        nightly.sweep_all(parts, folder=folder, sweep=run, command_line=["hashbench", *sys.argv[1:]])
     judged = nightly.report(parsed.output, folder=folder, expected=parsed.expected)
     print(as_summary(judged))
     for name in (nightly.HTML_FILE, nightly.MARKDOWN_FILE, nightly.JUNIT_FILE):

@@ -12,13 +12,10 @@ one Python. What they print goes nowhere. All end with their parent: they die wh
 
 from __future__ import annotations
 
-import atexit
-import functools
 import gc
 import importlib
 import json
 import os
-import shutil
 import socket
 import sys
 import tempfile
@@ -194,14 +191,6 @@ def _read(folders: Sequence[str], ended: Mapping[str, str]) -> FreshRuns:
     return FreshRuns(tuple(traces), tuple(failures))
 
 
-@functools.cache
-def _address() -> str:
-    """The socket of this process's servers, one after the other: what its workers know does not change."""
-    folder = tempfile.mkdtemp(prefix="hashbench-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return str(Path(folder, "fresh"))
-
-
 @contextmanager
 def served(
     target: str = DEFAULT_TARGET,
@@ -214,11 +203,10 @@ def served(
     fork of one Python that has imported ``target`` (a class or a module) and what ``preload``
     names, and has those variables of ``environment`` that the caller has not set, as a sweep's fork server. With
     ``at_once=False`` it begins when it is first asked: a sweep in which nobody asks pays for a bare Python."""
-    address = _address()
-    Path(address).unlink(missing_ok=True)
     given = {name: value for name, value in environment.items() if name not in os.environ}
     with ExitStack() as stack:
-        stack.callback(Path(address).unlink, missing_ok=True)
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hashbench-", ignore_cleanup_errors=True))
+        address = str(Path(folder, "fresh"))
         with socket.socket(socket.AF_UNIX) as listener:  # of the server alone from then on: it ends with that
             listener.bind(address)
             listener.listen(128)
@@ -233,6 +221,11 @@ def served(
             stack.enter_context(Child(command, task=task, environment={**given, **_RANDOM}, handed=handed))
         stack.enter_context(variables({SERVER_VARIABLE: address}))
         yield
+
+
+def is_served() -> bool:
+    """Whether this process is inside such a context."""
+    return bool(os.environ.get(SERVER_VARIABLE))
 
 
 @contextmanager

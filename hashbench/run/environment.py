@@ -1,6 +1,6 @@
 """Environment fingerprint: everything about a machine that may change the bits of a result, as one JSON document.
 
-A sweep calls :func:`main` in a child process, since finding out needs torch and the sweep's own process does without.
+A sweep has it told by a child process, since finding out needs torch and the sweep's own process does without.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Never
+from typing import Any, Never, Protocol
 
 from hashbench.devices.visibility import WORKSPACE_VARIABLE, workspace_config
 from hashbench.errors import HashbenchError
@@ -83,24 +83,45 @@ def variables_that_matter(environment: Mapping[str, str]) -> dict[str, str]:
     return variables
 
 
-def collect_in_child(*, device: str, variables: Mapping[str, str], tracer: str = "auto") -> dict[str, Any]:
+class Asked(Protocol):
+    """Calls ``module:function`` in a process that has imported torch already, with this environment."""
+
+    def __call__(self, target: str, *arguments: str, environment: Mapping[str, str]) -> str:
+        """What it gives; empty where there is no such process, or it gives nothing."""
+
+
+def collect_in_child(
+    *, device: str, variables: Mapping[str, str], tracer: str = "auto", by: Asked | None = None
+) -> dict[str, Any]:
     """:func:`collect`, in a child process that also has these environment variables, unless ours already say something.
     Where the native tracer is wanted, it is compiled now, unless it has been: no worker waits for that.
+
+    Args:
+        device: as of :func:`collect`.
+        variables: of the child.
+        tracer: as of :func:`collect`.
+        by: is asked first, which spares an import of torch; what it does not answer, a new Python does.
 
     Raises:
         HashbenchError: there is no such device or tracer, or torch cannot be imported.
     """
     given = {name: value for name, value in variables.items() if name not in os.environ}
+    known = {**os.environ, **given}
+    answer = by("hashbench.run.environment:described", device, tracer, environment=known) if by is not None else ""
+    fingerprint: dict[str, Any] = json.loads(answer or _said_by_a_new_python(device, tracer, given))
+    if "error" in fingerprint:
+        raise HashbenchError(**fingerprint["error"])
+    return fingerprint
+
+
+def _said_by_a_new_python(device: str, tracer: str, given: Mapping[str, str]) -> str:
     done = run(python_calling("hashbench.run.environment:main", device, tracer), seconds=_SECONDS, environment=given)
     if done.status is None:
         raise _no_torch(f"a process that imports it has not answered after {_SECONDS:.0f} s")
     answer = done.stdout.strip().rpartition("\n")[2]
-    if done.status not in (0, 2) or not answer.startswith("{"):
+    if done.status != 0 or not answer.startswith("{"):
         raise _no_torch(done.last_line)
-    fingerprint: dict[str, Any] = json.loads(answer)
-    if "error" in fingerprint:
-        raise HashbenchError(**fingerprint["error"])
-    return fingerprint
+    return answer
 
 
 def _no_torch(reason: str) -> HashbenchError:
@@ -229,16 +250,19 @@ def _driver() -> str:
     return ""
 
 
-def main(device: str, tracer: str = "auto") -> Never:
-    """Print the fingerprint, or the error, as JSON, and end the process."""
+def described(device: str, tracer: str = "auto") -> str:
+    """The fingerprint, with how digests are made on the device, or the error, as JSON."""
     from hashbench.devices.ledger import digest_path
 
     try:
-        fingerprint = collect(
-            device, tracer=tracer
-        )  # the way of making digests is not in its key: by any they are the same
-        print(json.dumps({**fingerprint, "digests": dataclasses.asdict(digest_path(device))}))
+        fingerprint = collect(device, tracer=tracer)
+        # The way of making digests is not in its key: by any they are the same.
+        return json.dumps({**fingerprint, "digests": dataclasses.asdict(digest_path(device))})
     except HashbenchError as error:
-        print(json.dumps({"error": {"what": error.what, "consequence": error.consequence, "tip": error.tip}}))
-        exit_at_once(2)
+        return json.dumps({"error": {"what": error.what, "consequence": error.consequence, "tip": error.tip}})
+
+
+def main(device: str, tracer: str = "auto") -> Never:
+    """Print the fingerprint, or the error, as JSON, and end the process."""
+    print(described(device, tracer))
     exit_at_once()

@@ -6,8 +6,9 @@ The command line makes one from its flags, a night one for every suite and mode.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -27,7 +28,7 @@ from hashbench.suites import registry
 from hashbench.suites.selection import Selection
 from hashbench.sweep.executors import EXECUTORS, LOCAL, Executor
 from hashbench.sweep.executors.fork_server import WORKER_VARIABLES
-from hashbench.sweep.executors.local import LocalExecutor, preload_for
+from hashbench.sweep.executors.local import LocalExecutor, answer_of_a_fork, preload_for
 from hashbench.sweep.fingerprints import record as record_fingerprints
 from hashbench.sweep.run import Event, SweepOpened, SweepResult, run_sweep
 from hashbench.sweep.schedule import EarlierSweep
@@ -124,11 +125,8 @@ def run(
             if options.stress:
                 preload = devices.preload
                 stack.enter_context(fresh_process.served(preload=preload, environment=WORKER_VARIABLES))
-            elif options.diagnose_budget > 0:  # for repros
-                torch_alone = fresh_process.served(
-                    fresh_process.TORCH_ALONE, environment=WORKER_VARIABLES, at_once=False
-                )
-                stack.enter_context(torch_alone)
+            else:
+                stack.enter_context(repros_served([request]))
         result = run_sweep(
             specs,
             options,
@@ -145,6 +143,21 @@ def run(
         if request.fingerprints:
             _record_fingerprints(request, options, result, executor, devices.environment, on_note)
         return result
+
+
+@contextlib.contextmanager
+def repros_served(requests: Iterable[SweepRequest]) -> Iterator[None]:
+    """A context in which the repros of these sweeps run in forks of one Python that has imported torch, which begins
+    when the first of them is written; none where none of them is on this machine's CPU, or where there is one."""
+    wanted = any(
+        request.executor == LOCAL and request.options.device == "cpu" and request.options.diagnose_budget > 0
+        for request in requests
+    )
+    if not wanted or fresh_process.is_served():
+        yield
+        return
+    with fresh_process.served(fresh_process.TORCH_ALONE, environment=WORKER_VARIABLES, at_once=False):
+        yield
 
 
 def _record_fingerprints(
@@ -201,17 +214,14 @@ def _refuse_batch_size(options: RunOptions, specs: Sequence[ModelSpec]) -> None:
 @dataclass(frozen=True, slots=True)
 class LocalDevices:
     """The ``environment``'s fingerprint; ``device`` as workers call theirs; the ``assignments`` that they are given in
-    turn (none on the CPU and on kinds that cannot be shared out); ``notes`` for the user, a line each."""
+    turn (none on the CPU and on kinds that cannot be shared out); ``notes`` for the user, a line each; ``preload`` is
+    imported and called before workers are forked, and before models run in fresh processes."""
 
     environment: dict[str, Any]
     device: str
     assignments: tuple[visibility.DeviceAssignment, ...] = ()
     notes: tuple[str, ...] = ()
-
-    @property
-    def preload(self) -> tuple[str, ...]:
-        """What is imported and called before workers are forked, and before models run in fresh processes."""
-        return preload_for(self.environment.get("tracer", "python"))
+    preload: tuple[str, ...] = ()
 
     def executor(self, *, jobs: int = 1, memory_mib: float | None = None) -> LocalExecutor:
         """Runs ``jobs`` workers at once, which are given these devices."""
@@ -222,19 +232,26 @@ def local_devices(device: str, tracer: str = "python") -> LocalDevices:
     """What workers on ``device`` get, traced by ``tracer``; its notes say which devices are left out and which variable
     does not count.
 
-    A child process tells: one that has asked CUDA anything cannot fork workers that use it, so this one never asks.
+    A child process tells: one that has asked CUDA anything cannot fork workers that use it, so this one never asks. On
+    the CPU it is a fork of the server that the workers come from, too.
 
     Raises:
         HashbenchError: the device, or the tracer, is not here.
     """
-    environment = fingerprints.collect_in_child(device=device, variables=WORKER_VARIABLES, tracer=tracer)
+    collect = functools.partial(fingerprints.collect_in_child, device=device, variables=WORKER_VARIABLES, tracer=tracer)
+    if device == "cpu":
+        preload = preload_for(tracer)
+        by = functools.partial(answer_of_a_fork, preload=preload)
+        return LocalDevices(collect(by=by), device, preload=preload)
+    environment = collect()
+    preload = preload_for(environment.get("tracer", "python"))
     assignments = visibility.assignments(device, environment, os.environ)
     if not assignments:
-        return LocalDevices(environment, device)
+        return LocalDevices(environment, device, preload=preload)
     conflict = visibility.workspace_conflict(os.environ.get(visibility.WORKSPACE_VARIABLE))
     notes = tuple(filter(None, (visibility.left_out(device, environment), conflict)))
     # Each worker sees its own as number 0, so the rows of cuda:1 are rows of cuda.
-    return LocalDevices(environment, visibility.kind(device), assignments, notes)
+    return LocalDevices(environment, visibility.kind(device), assignments, notes, preload)
 
 
 # ------------------------------------------------------------------------- time and memory estimates from a past sweep

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hashbench.cli import main
-from hashbench.diagnose.fresh_process import DEFAULT_TARGET, TORCH_ALONE
+from hashbench.diagnose.fresh_process import DEFAULT_TARGET, SERVER_VARIABLE, TORCH_ALONE
+from hashbench.processes import variables
 from hashbench.records import RunOptions
+from hashbench.suites.selection import Selection
 from hashbench.sweep.executors.local import LocalExecutor
+from hashbench.sweep.request import SweepRequest, repros_served
 from hashbench.sweep.run import SweepResult
 
 TWO = {"torch": {"hip_build": None}, "device": {"type": "cuda", "each": [{"name": "H200", "memory_mib": 1000}] * 2}}
@@ -96,6 +101,30 @@ def test_repros_are_forks_of_a_server_that_loads_torch_when_asked(
     monkeypatch.setattr("hashbench.diagnose.fresh_process.served", served)
     assert run(*flags.split()) == 0
     assert servers == wanted
+
+
+def test_sweeps_inside_a_context_share_its_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Sweeps(monkeypatch, tmp_path, {"device": {"type": "cpu"}})
+    servers = []
+
+    @contextmanager
+    def served(target: str = DEFAULT_TARGET, **_: object) -> Iterator[None]:
+        servers.append(target)
+        with variables({SERVER_VARIABLE: "/somewhere"}):
+            yield
+
+    monkeypatch.setattr("hashbench.diagnose.fresh_process.served", served)
+    ours = SweepRequest(Selection(()), RunOptions(), tmp_path)
+    without = replace(ours, options=RunOptions(diagnose_budget=0))
+    with repros_served([without]):
+        assert servers == []
+    with repros_served([without, ours]):
+        assert (run(), run()) == (0, 0)
+        assert servers == [TORCH_ALONE]
+        assert run("--stress") == 0
+        assert servers == [TORCH_ALONE, DEFAULT_TARGET], "which has more than torch"
+    assert run() == 0
+    assert servers == [TORCH_ALONE, DEFAULT_TARGET, TORCH_ALONE]
 
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])

@@ -71,6 +71,19 @@ def test_a_process_of_a_server_runs_before_it_is_waited_for_and_ends_with_the_co
         assert not wait_until_gone(pids)
 
 
+def test_a_server_inside_of_another_leaves_that_one_as_it_was() -> None:
+    with fresh_process.served("fresh_targets:Runner"):
+        outer = os.environ[fresh_process.SERVER_VARIABLE]
+        assert fresh_process.is_served()
+        with fresh_process.served("fresh_targets:Runner"):
+            assert os.environ[fresh_process.SERVER_VARIABLE] != outer
+            assert not fresh("tell").failures
+        assert os.environ[fresh_process.SERVER_VARIABLE] == outer
+        assert not fresh("tell").failures
+    assert not fresh_process.is_served()
+    assert not Path(outer).parent.exists()
+
+
 def test_a_process_of_a_server_that_dies_is_a_failure_and_the_next_one_is_not() -> None:
     with fresh_process.served("fresh_targets:Runner"):
         assert fresh("killed").failures

@@ -7,14 +7,22 @@ import re
 import signal
 import subprocess
 import sys
+from multiprocessing import forkserver
 from pathlib import Path
 
 import psutil
 import pytest
-from sweep_helpers import alive, wait_until
+from sweep_helpers import alive, sweep, wait_until
+from sweep_targets import spec
 
+from hashbench.diagnose.fresh_process import SERVER_VARIABLE
+from hashbench.errors import HashbenchError
 from hashbench.results.rows import read_rows
-from hashbench.sweep.executors.local import DEFAULT_PRELOAD, preload_for
+from hashbench.run import environment
+from hashbench.sweep.executors import fork_server
+from hashbench.sweep.executors.fork_server import WORKER_VARIABLES
+from hashbench.sweep.executors.local import DEFAULT_PRELOAD, answer_of_a_fork, preload_for
+from hashbench.sweep.request import local_devices
 
 TESTS = Path(__file__).parent.parent
 METHODS = ("fork", "forkserver", "spawn")
@@ -120,6 +128,57 @@ def test_another_preload_gets_another_server_and_the_same_one_is_kept(tmp_path):
 def test_the_server_loads_torch_and_the_recorder_once_and_starts_no_threads(tmp_path, tracer, recorder):
     row = run_script(tmp_path, "--preload", " ".join(preload_for(tracer)), "a=torch")
     assert f"torch preloaded True, recorder {recorder}, threads in the server 1, in parallel 2" in row
+
+
+class TestTheEnvironmentIsToldByAForkOfTheServer:
+    def test_no_python_is_started_for_it_and_it_is_what_one_would_tell(self, monkeypatch):
+        monkeypatch.setenv("ATEN_SET_FOR_A_TEST", "1")  # after a server has started, perhaps
+        told = environment.collect_in_child(device="cpu", variables=WORKER_VARIABLES, tracer="python")
+        monkeypatch.setattr(environment, "run", None)
+        devices = local_devices("cpu", "python")
+        assert devices.environment == told
+        assert told["variables"]["ATEN_SET_FOR_A_TEST"] == "1"
+
+    def test_workers_come_from_the_same_server(self):
+        preload = local_devices("cpu", "python").preload
+        before = forkserver._forkserver._forkserver_pid
+        process, _ = fork_server.spawn(print, preload=preload)
+        process.join()
+        assert (preload, before) == (preload_for("python"), forkserver._forkserver._forkserver_pid)
+
+    def test_its_errors_are_told_as_they_are(self):
+        with pytest.raises(HashbenchError, match="is not a tracer"):
+            local_devices("cpu", "none")
+
+    @pytest.mark.parametrize("target", ["os:abort", "os:getcwd", "no_such_module:told"])
+    def test_a_fork_that_cannot_tell_gives_nothing(self, target):
+        arguments = ("too", "many") if target == "os:getcwd" else ()
+        assert answer_of_a_fork(target, *arguments, environment=os.environ, preload=()) == ""
+
+    def test_no_server_is_no_error(self, monkeypatch):
+        def spawn(*_, **__):
+            raise HashbenchError("cannot start a worker process")
+
+        monkeypatch.setattr(fork_server, "spawn", spawn)
+        assert answer_of_a_fork("os:getcwd", environment=os.environ) == ""
+
+    @pytest.mark.slow
+    def test_a_new_python_tells_where_no_fork_does(self):
+        asked = []
+        told = environment.collect_in_child(
+            device="cpu", variables={}, tracer="python", by=lambda *words, **_: asked.append(words) or ""
+        )
+        assert asked == [("hashbench.run.environment:described", "cpu", "python")]
+        assert told["tracer"] == "python"
+
+
+def test_a_worker_asks_the_server_of_its_own_sweep_though_its_fork_server_is_older(tmp_path, monkeypatch):
+    asked = []
+    for number, server in enumerate(("", "/one", "/other", "")):
+        monkeypatch.setenv(SERVER_VARIABLE, server)
+        rows = sweep([spec("a", "fresh_server")], tmp_path / str(number) / "results").rows
+        asked += [row.detail for row in rows]
+    assert asked == ["asks nobody", "asks /one", "asks /other", "asks nobody"]
 
 
 ZOO = """

@@ -9,6 +9,7 @@ is killed, and prints into its own log. Its row appears under its final name onl
 from __future__ import annotations
 
 import atexit
+import contextlib
 import errno
 import faulthandler
 import functools
@@ -30,6 +31,7 @@ from typing import Never, Protocol
 import psutil
 
 from hashbench.devices.visibility import WORKSPACE_VARIABLE, DeviceAssignment, workspace_config, workspace_conflict
+from hashbench.diagnose.fresh_process import SERVER_VARIABLE
 from hashbench.errors import HashbenchError
 from hashbench.io import open_file, replace_file
 from hashbench.processes import (
@@ -97,6 +99,24 @@ def preload_for(tracer: str) -> tuple[str, ...]:
     return DEFAULT_PRELOAD if tracer == "python" else (*DEFAULT_PRELOAD, _NATIVE_PRELOAD)
 
 
+def answer_of_a_fork(
+    target: str, *arguments: str, environment: Mapping[str, str], preload: Sequence[str] = DEFAULT_PRELOAD
+) -> str:
+    """What ``module:function`` gives, a text, called in a fork of the server with this environment; empty where no
+    server could fork, or the fork gave nothing. It may ask for a device, which the server never does."""
+    try:
+        process, reports = fork_server.spawn(_answer, target, arguments, dict(environment), preload=preload)
+    except HashbenchError:
+        return ""
+    try:
+        connection.wait([reports, process.sentinel], fork_server.START_SECONDS)
+        return _last_report(reports)
+    finally:
+        process.kill()
+        process.join(_LAST_WAIT)
+        reports.close()
+
+
 class LocalExecutor:
     """Runs up to ``jobs`` workers at once, each a process of its own with its own process group.
 
@@ -150,7 +170,8 @@ class LocalExecutor:
         """Fork a worker for ``task``."""
         started = time.monotonic()
         phase: _Phase = multiprocessing.get_context("forkserver").RawArray("c", _PHASE_BYTES)
-        process, reports = fork_server.spawn(_run_worker, task, phase, preload=self._preload)
+        server = os.environ.get(SERVER_VARIABLE, "")
+        process, reports = fork_server.spawn(_run_worker, task, server, phase, preload=self._preload)
         watched = fork_server.watched(process.pid)
         self._running.append(_Running(task, process, watched, reports, phase, started, deadline=started + task.timeout))
 
@@ -258,8 +279,9 @@ def _preload() -> None:
         atexit.register(gc.unfreeze)
 
 
-def _run_worker(task: Task, phase: _Phase, reports: Connection) -> Never:
-    """Run ``task`` in this process, a worker, and end it: with code 0 once its row is on disk.
+def _run_worker(task: Task, server: str, phase: _Phase, reports: Connection) -> Never:
+    """Run ``task`` in this process, a worker, and end it: with code 0 once its row is on disk. ``server`` is the socket
+    of the fresh processes of this sweep (empty: none): the fork server may be older than that.
 
     A row or log that cannot be written, or a full disk under the target, is told through ``reports`` as a text; any
     other exception of the target ends up in the log, with exit code 1.
@@ -273,7 +295,8 @@ def _run_worker(task: Task, phase: _Phase, reports: Connection) -> Never:
         _redirect_output(Path(task.log_path))
     except OSError as error:
         _end_with_storage_error(reports, error)
-    _set_variables(task.variables)
+    os.environ.pop(SERVER_VARIABLE, None)
+    _set_variables({**task.variables, **({SERVER_VARIABLE: server} if server else {})})
     _keep_to(task.cpus)
     faulthandler.enable(file=2)
     # Shortly before the parent ends this process, the log gets the stack where it hangs.
@@ -305,6 +328,19 @@ def _probe(target: str, reports: Connection) -> None:
         reports.send_bytes(f"{type(error).__name__}: {error}".encode(errors="replace"))
     else:
         reports.send_bytes(b"")
+
+
+def _answer(target: str, arguments: Sequence[str], environment: Mapping[str, str], reports: Connection) -> Never:
+    """Send what the target gives; what it and whatever it starts print goes nowhere."""
+    _lead_a_group()
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for standard in (1, 2):
+        os.dup2(nowhere, standard)
+    os.environ.clear()
+    os.environ.update(environment)
+    with contextlib.suppress(Exception):  # who asks sees no answer
+        reports.send_bytes(resolve_name(target)(*arguments).encode())
+    exit_at_once()
 
 
 def load_target(target: str) -> Callable[[ModelSpec, RunOptions], Row]:
