@@ -16,11 +16,12 @@ from hashbench.fingerprint.values import (
     ANY,
     POSITIVE,
     UNIT,
+    Arena,
     NoValuesError,
     bits_of,
     content_from,
     content_of,
-    filled,
+    fill,
     range_of,
 )
 from hashbench.replay.call import (
@@ -196,8 +197,10 @@ def _sharing(tensors: Sequence[torch.Tensor]) -> tuple[tuple[int, int], ...]:
 # ------------------------------------------------------------------------------------------ a call from a signature
 
 
-def call_of(kernel: Kernel, contents: Sequence[str], *, device: torch.device) -> CapturedCall:
-    """The call of a signature with synthetic numbers, on ``device``.
+def call_of(
+    kernel: Kernel, contents: Sequence[str], *, device: torch.device, arena: Arena | None = None
+) -> CapturedCall:
+    """The call of a signature with synthetic numbers, on ``device``. Its memories lie in the ``arena``, on the host.
 
     Raises:
         HashbenchError: its op is not loaded.
@@ -219,7 +222,7 @@ def call_of(kernel: Kernel, contents: Sequence[str], *, device: torch.device) ->
         args=args,
         kwargs=kwargs,
         tensors=forms,
-        memories=tuple(_memories(forms, words, contents, device)),
+        memories=tuple(_memories(forms, words, contents, device, arena or Arena())),
     )
 
 
@@ -240,37 +243,46 @@ def _forms(words: Sequence[TensorWord]) -> tuple[TensorForm, ...]:
 
 
 def _memories(
-    forms: Sequence[TensorForm], words: Sequence[TensorWord], contents: Sequence[str], device: torch.device
+    forms: Sequence[TensorForm],
+    words: Sequence[TensorWord],
+    contents: Sequence[str],
+    device: torch.device,
+    arena: Arena,
 ) -> list[Memory]:
     held: defaultdict[int, list[tuple[TensorForm, TensorWord]]] = defaultdict(list)
     for form, word in zip(forms, words, strict=True):
         held[form.storage].append((form, word))
-    return [Memory(_content(number, held[number], contents).to(device)) for number in sorted(held)]
+    sizes = [max(form.span()[1] for form, _ in held[number]) for number in sorted(held)]
+    rooms = arena.rooms(sizes, repetition=-1)
+    for number, room in enumerate(rooms):
+        _fill(room, number, held[number], contents)
+    return [Memory(torch.from_numpy(room).to(device)) for room in rooms]
 
 
-def _content(number: int, held: Sequence[tuple[TensorForm, TensorWord]], contents: Sequence[str]) -> torch.Tensor:
-    """The bytes of one memory, and of all tensors that lie in it."""
+def _fill(
+    room: np.ndarray[Any, Any], number: int, held: Sequence[tuple[TensorForm, TensorWord]], contents: Sequence[str]
+) -> None:
+    """Write the bytes of one memory, and of all tensors that lie in it."""
     dtype = held[0][0].dtype
     if any(form.dtype != dtype for form, _ in held):
         raise NoValuesError("two arguments of different dtypes share memory")
-    nbytes = max(form.span()[1] for form, _ in held)
     if dtype.is_floating_point or dtype.is_complex:
         values = min((word.values for _, word in held), key=lambda value: _WIDEST_FIRST.index(_known(value)))
-        return filled(dtype, nbytes // dtype.itemsize, values=values, number=number)
+        fill(room, dtype, values=values, number=number)
+        return
     limits = [word.values for _, word in held if not word.values.startswith("#")]
-    whole = filled(dtype, nbytes // dtype.itemsize, values=limits[0] if limits else "0..0", number=number)
+    fill(room, dtype, values=limits[0] if limits else "0..0", number=number)
     for form, word in held:
         if word.values.startswith("#"):
             place = word.values[1:]
             if not place.isdecimal() or int(place) >= len(contents):
                 raise NoValuesError("a recorded content is missing")
-            _put(content_from(contents[int(place)], dtype, form.shape), whole, form)
-    return whole
+            _put(content_from(contents[int(place)], dtype, form.shape), room, form)
 
 
-def _put(values: torch.Tensor, memory: torch.Tensor, form: TensorForm) -> None:
+def _put(values: torch.Tensor, memory: np.ndarray[Any, Any], form: TensorForm) -> None:
     """Write values where a form over this memory has its elements; several of them may lie in one place."""
-    flat, width = memory.numpy().view(f"u{form.dtype.itemsize}"), form.dtype.itemsize
+    flat, width = memory.view(f"u{form.dtype.itemsize}"), form.dtype.itemsize
     steps = [step * width for step in form.stride]
     np.lib.stride_tricks.as_strided(flat[form.offset :], form.shape, steps)[...] = bits_of(values)
 

@@ -19,6 +19,7 @@ from hashbench.fingerprint.distance import Distance, distance
 from hashbench.fingerprint.document import Fingerprints, Kernel, ModelFingerprint, read, tensor_word
 from hashbench.fingerprint.library import Listener, listener
 from hashbench.fingerprint.measure import VARIES, NotRepeatableError, Result, isolation, result_of
+from hashbench.fingerprint.values import Arena
 from hashbench.fingerprint.verify import CHANGED, NOT_RUN, SAME, Checked, Request
 from hashbench.io import from_json, to_json
 from hashbench.processes import exit_at_once
@@ -53,6 +54,7 @@ def check(
     """
     numbers = itertools.count()
     known: dict[tuple[str, ...], Checked] = {}
+    arenas = Arena(), Arena()
     with listener() as listening:
         for model in fingerprints.models:
             with isolation(deterministic=model.deterministic, threads=threads), applied(dict(settings)):
@@ -62,20 +64,24 @@ def check(
                     run = model.run_of(kernel)
                     if run not in known:
                         begin(number)
-                        known[run] = _checked(model, kernel, number, listening)
+                        known[run] = _checked(model, kernel, number, listening, arenas)
                     yield replace(known[run], number=number)
 
 
-def _checked(model: ModelFingerprint, kernel: Kernel, number: int, listening: Listener) -> Checked:
+def _checked(
+    model: ModelFingerprint, kernel: Kernel, number: int, listening: Listener, arenas: tuple[Arena, Arena]
+) -> Checked:
+    """What a kernel gives now. Its own memory and the copies are in ``arenas``."""
+    made, copies = arenas
     recorded = Result(kernel.outputs, kernel.samples)
     try:
         device = torch.device(model.device)
-        call = call_of(kernel, model.contents, device=device)
-        seen = result_of(call)
+        call = call_of(kernel, model.contents, device=device, arena=made)
+        seen = result_of(call, arena=copies)
         if seen.outputs == recorded.outputs:
             return Checked(number, SAME)
-        _refuse_varying(call, seen, recorded)
-        library = listening.library_of(call.func, device, lambda: result_of(call))
+        _refuse_varying(call, seen, recorded, copies)
+        library = listening.library_of(call.func, device, lambda: result_of(call, arena=copies))
     except (NotRepeatableError, ValueError, HashbenchError) as error:
         return Checked(number, NOT_RUN, str(error)[:200])
     except Exception as error:
@@ -83,9 +89,9 @@ def _checked(model: ModelFingerprint, kernel: Kernel, number: int, listening: Li
     return Checked(number, CHANGED, _form_of(recorded, seen), library, _distance(recorded, seen))
 
 
-def _refuse_varying(call: CapturedCall, seen: Result, recorded: Result) -> None:
+def _refuse_varying(call: CapturedCall, seen: Result, recorded: Result, copies: Arena) -> None:
     for repetition in range(1, REPEATS):
-        again = result_of(call, repetition)
+        again = result_of(call, repetition, arena=copies)
         if again != seen or again.outputs == recorded.outputs:
             raise NotRepeatableError(VARIES)
 

@@ -20,8 +20,7 @@ from hashbench.fingerprint.calls import KernelCollector, call_of
 from hashbench.fingerprint.distance import FLOATS
 from hashbench.fingerprint.document import Fingerprints, Kernel, ModelFingerprint, TensorWord, tensor_word
 from hashbench.fingerprint.library import Listener, listener
-from hashbench.fingerprint.values import UNIT, bits_of, room, scrambled
-from hashbench.records import TensorDigest
+from hashbench.fingerprint.values import UNIT, Arena, bits_of, scrambled
 from hashbench.replay.call import (
     CapturedCall,
     Slot,
@@ -36,8 +35,15 @@ from hashbench.replay.call import (
 from hashbench.run.rng import random_states, states_differ
 from hashbench.run.settings import deterministic_settings
 from hashbench.trace.api import HashDebugTrace
-from hashbench.trace.arguments import mapped
-from hashbench.trace.digest import hash_memory, is_dense, raw_digest, readable, without_repetition
+from hashbench.trace.digest import (
+    BY_DTYPE,
+    RawDigest,
+    hash_memory,
+    is_dense,
+    raw_digest,
+    readable,
+    without_repetition,
+)
 from hashbench.trace.op_schema import plan_of
 
 REPEATS = 3
@@ -79,59 +85,74 @@ def isolation(*, deterministic: str, threads: int | None) -> Iterator[None]:
         yield
 
 
-def result_of(call: CapturedCall, repetition: int = 0, *, last: bool = False) -> Result:
-    """Run a call once, on memory of its own, which begins at another address (modulo 4096) in each of 64 repetitions;
-    for use inside :func:`isolation`. The ``last`` run of a call takes the call's own memory, and may write there.
+def result_of(call: CapturedCall, repetition: int = 0, *, arena: Arena | None = None) -> Result:
+    """What a call writes. It is run once, on memory of its own, which begins at another address (modulo 4096) in each
+    of 64 repetitions, and on the host lies in the ``arena``; for use inside :func:`isolation`.
 
     Raises:
         NotRepeatableError: it draws random numbers.
         Exception: whatever the op raises.
     """
+    written = _written(call, repetition, arena or Arena())
+    return _result(written, list(map(_digest, written)))
+
+
+def _written(call: CapturedCall, repetition: int, arena: Arena, *, last: bool = False) -> Sequence[torch.Tensor]:
+    """All that one run of a call wrote, which the next run in this arena overwrites. The ``last`` run of a call takes
+    the call's own memory."""
     plan = plan_of(call.func)
     before = random_states(call.device, outside_torch=False) if plan.seeded else {}
-    args, kwargs = _copied(call, repetition, last=last)
+    args, kwargs = _copied(call, repetition, arena, last=last)
     with torch._C._ExcludeDispatchKeyGuard(keys_below_a_mode()):
         output = call.func(*args, **kwargs)
     wait_for(call.accelerators)
     if plan.seeded and states_differ(before, random_states(call.device, outside_torch=False)):
         raise NotRepeatableError(RANDOM)
-    return _left(plan.written_by(args, kwargs, output))
+    return plan.written_by(args, kwargs, output)
 
 
-def _copied(call: CapturedCall, repetition: int, *, last: bool) -> tuple[Any, dict[str, Any]]:
+def _copied(call: CapturedCall, repetition: int, arena: Arena, *, last: bool) -> tuple[Any, dict[str, Any]]:
     """The arguments of a run."""
-    resizable = may_resize(call.func)
-    if last and not resizable:
-        memories = [memory.content for memory in call.memories]
-    else:
-        memories = [_memory(memory.content, repetition, resizable) for memory in call.memories]
+    resizable, contents = may_resize(call.func), [memory.content for memory in call.memories]
+    memories = contents if last and not resizable else _copies(contents, repetition, resizable, arena)
     tensors = [laid_over(memories[form.storage], form) for form in call.tensors if isinstance(form, TensorForm)]
-
-    def argument(leaf: Any) -> Any:
-        return tensors[leaf.index] if isinstance(leaf, Slot) else leaf
-
-    return mapped(call.args, argument), mapped(call.kwargs, argument)
+    kwargs = {name: _filled_in(value, tensors) for name, value in call.kwargs.items()}
+    return _filled_in(call.args, tensors), kwargs
 
 
-def _memory(content: torch.Tensor, repetition: int, resizable: bool) -> torch.Tensor:
-    """A copy of flat bytes. On the host NumPy makes it: torch would first fill it where it must be deterministic."""
-    if not content.is_cpu:
-        return content.clone()
+def _filled_in(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    """An argument with its tensors. It was read from a file: there are no other containers than these."""
+    kind = type(value)
+    if kind is Slot:
+        return tensors[value.index]
+    if kind is tuple or kind is list:
+        return kind([_filled_in(item, tensors) for item in value])
+    if kind is dict:
+        return {name: _filled_in(item, tensors) for name, item in value.items()}
+    return value
+
+
+def _copies(contents: Sequence[torch.Tensor], repetition: int, resizable: bool, arena: Arena) -> Sequence[torch.Tensor]:
+    """Copies of flat bytes. On the host NumPy makes them: torch would first fill them where it must be deterministic.
+    Only memory of torch's own can be given another size."""
+    if not all(content.is_cpu for content in contents):
+        return [content.clone() for content in contents]
     if resizable:
-        memory = torch.empty_like(content)
-        memory.numpy()[:] = content.numpy()
-        return memory
-    memory = torch.from_numpy(room(content.nbytes, repetition=repetition))
-    memory.numpy()[:] = content.numpy()
-    return memory
+        memories = [torch.empty_like(content) for content in contents]
+        rooms = [memory.numpy() for memory in memories]
+    else:
+        rooms = arena.rooms([content.nbytes for content in contents], repetition=repetition)
+        memories = list(map(torch.from_numpy, rooms))
+    for room, content in zip(rooms, contents, strict=True):
+        room[:] = content.numpy()
+    return memories
 
 
-def _left(written: Sequence[torch.Tensor]) -> Result:
-    """What the tensors that a run wrote hold."""
-    digests = [_digest(tensor) for tensor in written]
+def _result(written: Sequence[torch.Tensor], digests: Sequence[RawDigest]) -> Result:
+    """What the tensors that a run wrote hold, in words."""
     words = [
         TensorWord(digest.dtype, digest.shape, digest.stride, digest=digest.value or "blank").text()
-        for digest in digests
+        for digest in map(readable, digests)
     ]
     samples = [
         _sampled(tensor, SAMPLES if not number else FEWER_SAMPLES)
@@ -144,6 +165,7 @@ def _left(written: Sequence[torch.Tensor]) -> Result:
     return Result(tuple(words), tuple(samples))
 
 
+@functools.lru_cache(maxsize=1024)
 def sample_places(elements: int, most: int = SAMPLES) -> np.ndarray[Any, Any]:
     """Which ``most`` elements of so many are kept, in logical order: spread as by chance, the same on every machine."""
     if elements <= most:
@@ -164,14 +186,15 @@ def _has_bits(tensor: torch.Tensor) -> bool:
     return is_plain(tensor) and not (tensor.is_conj() or tensor.is_neg())
 
 
-def _digest(tensor: torch.Tensor) -> TensorDigest:
+def _digest(tensor: torch.Tensor) -> RawDigest:
     """The digest that a trace has of a tensor; one with holes is packed by NumPy."""
-    if not _has_bits(tensor) or not tensor.is_cpu or not tensor.numel() or is_dense(tensor):
-        return readable(raw_digest(tensor))
+    if not tensor.is_cpu or not _has_bits(tensor) or not tensor.numel() or tensor.dtype in BY_DTYPE:
+        return raw_digest(tensor)
+    shape, stride = tensor.shape, tensor.stride()
+    if tensor.is_contiguous() or is_dense(tensor):
+        return tensor.dtype, shape, stride, hash_memory(tensor.data_ptr(), tensor.nbytes)
     packed = np.ascontiguousarray(bits_of(without_repetition(tensor.detach())))
-    return readable(
-        (tensor.dtype, tuple(tensor.shape), tensor.stride(), hash_memory(packed.ctypes.data, packed.nbytes))
-    )
+    return tensor.dtype, shape, stride, hash_memory(packed.ctypes.data, packed.nbytes)
 
 
 # -------------------------------------------------------------------------------------------------------- recording
@@ -221,14 +244,15 @@ def measure(collected: KernelCollector, *, device: torch.device, seconds: float 
     began, contents = time.thread_time(), tuple(collected.contents)
     left_out: defaultdict[str, Counter[str]] = defaultdict(Counter, collected.left_out)
     kernels = []
+    arenas = Arena(), Arena()
     with listener() as listening:
         for kernel in collected.kernels:
             if time.thread_time() - began >= seconds:
                 left_out[f"no time left after {seconds:g} CPU s"][kernel.op] += kernel.calls
                 continue
-            measured, reason = _measured(kernel, contents, device, listening)
+            measured, reason = _measured(kernel, contents, device, listening, arenas)
             if reason.startswith(_RAISES) and (other := _of_units(kernel)) != kernel:
-                measured, reason = _measured(other, contents, device, listening)
+                measured, reason = _measured(other, contents, device, listening, arenas)
             if reason:
                 left_out[reason][kernel.op] += kernel.calls
             else:
@@ -244,15 +268,22 @@ def _of_units(kernel: Kernel) -> Kernel:
     return replace(kernel, tensors=tuple(word.text() for word in units))
 
 
-def _measured(kernel: Kernel, contents: Sequence[str], device: torch.device, listening: Listener) -> tuple[Kernel, str]:
-    """The kernel with what it gave, or why it has no fingerprint."""
+def _measured(
+    kernel: Kernel, contents: Sequence[str], device: torch.device, listening: Listener, arenas: tuple[Arena, Arena]
+) -> tuple[Kernel, str]:
+    """The kernel with what it gave, or why it has no fingerprint. Its own memory and the copies are in ``arenas``."""
+    made, copies = arenas
     results: list[Result] = []
+    digests: list[list[RawDigest]] = []
 
     def repeat(*, last: bool = False) -> None:
-        results.append(result_of(call, len(results), last=last))
+        written = _written(call, len(digests), copies, last=last)
+        digests.append(list(map(_digest, written)))
+        if not results:  # what is equal by its digests is equal in words
+            results.append(_result(written, digests[0]))
 
     try:
-        call = call_of(kernel, contents, device=device)
+        call = call_of(kernel, contents, device=device, arena=made)
         began = time.thread_time()
         repeat()
         if time.thread_time() - began < LONG:
@@ -262,7 +293,8 @@ def _measured(kernel: Kernel, contents: Sequence[str], device: torch.device, lis
         return kernel, str(error)[:_LONGEST_REASON]
     except Exception as error:
         return kernel, f"{_RAISES}: {named_line(error, limit=_LONGEST_REASON)}"
-    if any(result != results[0] for result in results):
+    if any(other != digests[0] for other in digests):
         return kernel, VARIES
-    made = replace(kernel, library=library, outputs=results[0].outputs, samples=results[0].samples)
-    return made, "" if made.outputs else "writes nothing"
+    (result,) = results
+    measured = replace(kernel, library=library, outputs=result.outputs, samples=result.samples)
+    return measured, "" if measured.outputs else "writes nothing"

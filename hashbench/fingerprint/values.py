@@ -11,7 +11,9 @@ from __future__ import annotations
 import base64
 import binascii
 import functools
+import itertools
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -78,14 +80,21 @@ def _float_bits(dtype: torch.dtype, values: str) -> np.ndarray[Any, Any]:
 
 
 def filled(dtype: torch.dtype, elements: int, *, values: str, number: int) -> torch.Tensor:
-    """Flat bytes (``uint8``, on the host) that hold so many ``elements`` of ``dtype`` in the range ``values``; those of
-    memory ``number`` of a call begin at another place than those of the others.
+    """So many ``elements`` as flat bytes (``uint8``, on the host), as :func:`fill` writes them."""
+    (out,) = Arena().rooms([elements * dtype.itemsize], repetition=-1)
+    fill(out, dtype, values=values, number=number)
+    return torch.from_numpy(out)
+
+
+def fill(out: np.ndarray[Any, Any], dtype: torch.dtype, *, values: str, number: int) -> None:
+    """Write numbers of ``dtype`` in the range ``values`` to flat bytes; those of memory ``number`` of a call begin at
+    another place than those of the others.
 
     Raises:
         NoValuesError: there are none for this dtype.
     """
-    if dtype in _PARTS:
-        return filled(_PARTS[dtype], 2 * elements, values=values, number=number)
+    dtype = _PARTS.get(dtype, dtype)
+    elements = len(out) // dtype.itemsize
     begin = number * _STEP % PERIOD
     if dtype_name(dtype) in FLOATS:
         if values not in (ANY, POSITIVE, UNIT):
@@ -99,21 +108,36 @@ def filled(dtype: torch.dtype, elements: int, *, values: str, number: int) -> to
         period = (np.int64(low) + (words % np.uint64(high - low + 1)).astype(np.int64)).astype(f"i{dtype.itemsize}")
     else:
         raise NoValuesError(f"no synthetic values for {dtype_name(dtype)}")
-    out = room(elements * period.itemsize, repetition=-1).view(period.dtype)
-    done = 0
+    numbers, done = out.view(period.dtype), 0
     while done < elements:
         part = period[begin : begin + elements - done]
-        out[done : done + len(part)] = part
+        numbers[done : done + len(part)] = part
         begin, done = 0, done + len(part)
-    return torch.from_numpy(out.view(np.uint8))
 
 
-def room(nbytes: int, *, repetition: int) -> np.ndarray[Any, Any]:
-    """So many bytes that nobody has written, which begin at a multiple of 64: at another one (modulo 4096) in each of
-    64 repetitions."""
-    memory = np.empty(nbytes + _PAGE + LINE, np.uint8)
-    start = -memory.ctypes.data % LINE + repetition * LINE % _PAGE
-    return memory[start : start + nbytes]
+class Arena:
+    """Memory for calls that run one after another. It is used again: memory that the system has just given costs more
+    than what is copied to it."""
+
+    MOST = 2**30
+    """Bytes. What is larger is given back."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+
+    def rooms(self, sizes: Sequence[int], *, repetition: int) -> list[np.ndarray[Any, Any]]:
+        """Rooms of so many bytes, in the place of those before. Each begins at a multiple of 64, all lie apart, and the
+        first one begins at another place (modulo 4096) in each of 64 repetitions."""
+        begins = [0, *itertools.accumulate(size + LINE + -size % LINE for size in sizes)]
+        needed = begins.pop() + 2 * _PAGE
+        memory = self._memory
+        if needed > len(memory):
+            self._memory = np.empty(0, np.uint8)  # given back first
+            memory = np.empty(max(needed, min(2 * needed, self.MOST)), np.uint8)
+            if needed <= self.MOST:
+                self._memory = memory
+        start = -memory.ctypes.data % _PAGE + repetition * LINE % _PAGE
+        return [memory[start + begin : start + begin + size] for begin, size in zip(begins, sizes, strict=True)]
 
 
 def whole_range(values: str) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import gc
 import itertools
 import json
@@ -426,13 +427,13 @@ def test_each_repetition_has_the_same_numbers_at_another_address_and_the_last_on
         x.numpy()[:] = 1.0
 
     library.impl("kernel", kernel, "CPU")
-    copy = measure._memory
+    copy = measure._copies
 
-    def copied(content: torch.Tensor, repetition: int, resizable: bool) -> torch.Tensor:
-        copies.append(repetition)
-        return copy(content, repetition, resizable)
+    def copied(contents: Any, repetition: int, resizable: bool, arena: Any) -> Any:
+        copies.extend([repetition] * len(contents))
+        return copy(contents, repetition, resizable, arena)
 
-    monkeypatch.setattr(measure, "_memory", copied)
+    monkeypatch.setattr(measure, "_copies", copied)
     (model,) = record(lambda: torch.ops.fingerprint_places.kernel(torch.ones(3)), name="places").models
     library._destroy()
     runs = [address for address, _ in seen[1:]]  # after that of the recording
@@ -442,6 +443,50 @@ def test_each_repetition_has_the_same_numbers_at_another_address_and_the_last_on
     assert not any(address % 64 for address in runs)
     assert seen[1][1] == seen[2][1] == seen[3][1]
     assert copies == [0, 1]
+
+
+def test_an_arena_is_used_again_and_its_rooms_lie_apart() -> None:
+    arena = values.Arena()
+    large = arena.rooms([100_000], repetition=0)[0].ctypes.data
+    assert large % 4096 == 0  # so that places in two arenas can be told apart
+    for repetition in range(-1, 64):
+        rooms = arena.rooms([100, 64, 7], repetition=repetition)
+        begins = [room.ctypes.data for room in rooms]
+        assert [len(room) for room in rooms] == [100, 64, 7]
+        assert not any(begin % 64 for begin in begins)
+        assert all(
+            after - begin >= len(room) + 64 for begin, after, room in zip(begins, begins[1:], rooms, strict=False)
+        )
+        assert begins[0] == large + repetition % 64 * 64
+
+
+def test_what_is_larger_than_an_arena_keeps_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(values.Arena, "MOST", 2**20)
+    arena = values.Arena()
+    tracemalloc.start()
+    try:
+        arena.rooms([2**24], repetition=0)
+        assert tracemalloc.get_traced_memory()[0] < 2**20
+        arena.rooms([2**19], repetition=0)
+        assert 2**19 < tracemalloc.get_traced_memory()[0] < 2**21
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_a_kernel_writes_to_its_arguments_is_in_no_other_run() -> None:
+    """All have their memory in one place."""
+
+    def run(*sizes: int) -> None:
+        for size in sizes:
+            torch.ones(size).mul_(2).add_(torch.ones(size))
+
+    sizes = (3, 5, 3000, 4)
+    together = record(functools.partial(run, *sizes), name="together")
+    alone = [record(functools.partial(run, size), name="alone").models[0].kernels for size in reversed(sizes)]
+    assert {kernel.signature(): kernel.outputs for kernel in together.models[0].kernels} == {
+        kernel.signature(): kernel.outputs for kernels in alone for kernel in kernels
+    }
+    assert not [one for one in check(together) if one.status != SAME]
 
 
 def test_the_memory_of_a_model_is_given_back_once_before_its_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
