@@ -198,9 +198,15 @@ def _sharing(tensors: Sequence[torch.Tensor]) -> tuple[tuple[int, int], ...]:
 
 
 def call_of(
-    kernel: Kernel, contents: Sequence[str], *, device: torch.device, arena: Arena | None = None
+    kernel: Kernel,
+    contents: Sequence[str],
+    *,
+    device: torch.device,
+    arena: Arena | None = None,
+    repetition: int = -1,
 ) -> CapturedCall:
-    """The call of a signature with synthetic numbers, on ``device``. Its memories lie in the ``arena``, on the host.
+    """The call of a signature with synthetic numbers, on ``device``. Its memories lie in the ``arena``, on the host, in
+    the place of this ``repetition``.
 
     Raises:
         HashbenchError: its op is not loaded.
@@ -216,13 +222,14 @@ def call_of(
     reason = why_left_out(func) or path_among(func, leaves([args, kwargs]))
     if reason:
         raise BadCallError(f"{func}: {reason}")
+    rooms = _filled_rooms(forms, words, contents, arena or Arena(), repetition)
     return CapturedCall(
         op=str(func),
         func=func,
         args=args,
         kwargs=kwargs,
         tensors=forms,
-        memories=tuple(_memories(forms, words, contents, device, arena or Arena())),
+        memories=tuple(Memory(torch.from_numpy(room).to(device)) for room in rooms),
     )
 
 
@@ -242,21 +249,22 @@ def _forms(words: Sequence[TensorWord]) -> tuple[TensorForm, ...]:
     return tuple(forms)
 
 
-def _memories(
+def _filled_rooms(
     forms: Sequence[TensorForm],
     words: Sequence[TensorWord],
     contents: Sequence[str],
-    device: torch.device,
     arena: Arena,
-) -> list[Memory]:
+    repetition: int,
+) -> list[np.ndarray[Any, Any]]:
+    """The memories of a call, as flat bytes."""
     held: defaultdict[int, list[tuple[TensorForm, TensorWord]]] = defaultdict(list)
     for form, word in zip(forms, words, strict=True):
         held[form.storage].append((form, word))
     sizes = [max(form.span()[1] for form, _ in held[number]) for number in sorted(held)]
-    rooms = arena.rooms(sizes, repetition=-1)
+    rooms = arena.rooms(sizes, repetition=repetition)
     for number, room in enumerate(rooms):
         _fill(room, number, held[number], contents)
-    return [Memory(torch.from_numpy(room).to(device)) for room in rooms]
+    return rooms
 
 
 def _fill(

@@ -414,9 +414,12 @@ def test_a_kernel_of_many_results_is_not_called_changed() -> None:
     assert checked.note == VARIES
 
 
-def test_each_repetition_has_the_same_numbers_at_another_address_and_the_last_one_needs_no_copy(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("large", "copied_in"), [(measure.LARGE, [0, 1]), (0, [])], ids=["small", "large"])
+def test_each_repetition_has_the_same_numbers_at_another_address_and_needs_few_copies(
+    large: int, copied_in: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The last one takes the call's own memory; what is large is made anew instead of copied."""
+    monkeypatch.setattr(measure, "LARGE", large)
     seen: list[tuple[int, list[float]]] = []
     copies: list[int] = []
     library = torch.library.Library("fingerprint_places", "DEF")
@@ -442,7 +445,7 @@ def test_each_repetition_has_the_same_numbers_at_another_address_and_the_last_on
     assert len({address % 4096 for address in runs}) == len(runs) == 3
     assert not any(address % 64 for address in runs)
     assert seen[1][1] == seen[2][1] == seen[3][1]
-    assert copies == [0, 1]
+    assert copies == copied_in
 
 
 def test_an_arena_is_used_again_and_its_rooms_lie_apart() -> None:
