@@ -50,6 +50,9 @@ class Runner:
         by_address = [things.index(thing) for thing in set(things)]
         return trace(f"{by_address} {list({'a', 'b', 'c', 'd', 'e'})} {id(things[0])}")
 
+    def processors(self, *_: object) -> Trace:
+        return trace(str(sorted(os.sched_getaffinity(0))))
+
     def arranged(self, *_: object) -> Trace:
         """What a set of new objects is ordered by, in a process whose memory has random holes."""
         _ = [Thing() for _ in range(30)]  # since Python 3.13 each of the first of a class has another size

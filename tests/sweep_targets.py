@@ -34,7 +34,8 @@ FOR_EVER = 600
 
 def spec(name: str, do: str = "pass", **fields) -> ModelSpec:
     """A model that behaves as the function ``do`` below."""
-    return ModelSpec(suite="fake", name=name, arguments={"do": do}, **fields)
+    arguments = {"do": do, **fields.pop("arguments", {})}
+    return ModelSpec(suite="fake", name=name, arguments=arguments, **fields)
 
 
 def run_model(spec: ModelSpec, options: RunOptions) -> Row:
@@ -264,9 +265,9 @@ def do_signals(*_):
     return f"blocked {blocked}, SIGINT ignored {ignored}, safe path {os.environ.get('PYTHONSAFEPATH')}"
 
 
-def do_fresh_server(*_):
+def do_asks(spec, _options):
     """Where fresh processes are asked for."""
-    return f"asks {os.environ.get('HASHBENCH_FRESH_SERVER', 'nobody')}"
+    return f"asks {os.environ.get(spec.arguments['variable'], 'nobody')}"
 
 
 def do_fill_quota(*_):

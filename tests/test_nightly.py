@@ -172,7 +172,7 @@ def test_the_sweeps_of_a_night_share_one_server_of_repros(tmp_path: Path, monkey
     def swept(*_: object, **__: object) -> None:
         happened.append("swept")
 
-    monkeypatch.setattr("hashbench.sweep.request.repros_served", noted)
+    monkeypatch.setattr("hashbench.sweep.request.diagnosis_servers", noted)
     monkeypatch.setattr(nightly, "sweep_all", swept)
     assert cli.main(["nightly", "--suite", "torchvision", "--output", str(tmp_path)]) == 2, "nothing to report"
     assert happened == [["inference", "training"], "swept", "ended"]

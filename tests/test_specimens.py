@@ -20,11 +20,11 @@ from _pytest.mark.structures import ParameterSet
 import hashbench
 from hashbench import cli
 from hashbench.catalog import CAUSES, Confidence, Origin
-from hashbench.diagnose import fresh_process
-from hashbench.records import MODES, Row
+from hashbench.records import MODES, Row, RunOptions
 from hashbench.results.rows import read_rows
 from hashbench.suites.csv_file import data_folder
-from hashbench.sweep.executors.fork_server import WORKER_VARIABLES
+from hashbench.suites.selection import Selection
+from hashbench.sweep.request import SweepRequest, diagnosis_servers
 from hashbench.trace.tracer import choose
 
 PACKAGE = Path(hashbench.__file__).parent
@@ -112,9 +112,10 @@ def group_of(name: str, mode: str) -> str:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _one_server_of_repros() -> Iterator[None]:
-    """Sweeps one after the other need not import torch again for their repros each."""
-    with fresh_process.served(fresh_process.TORCH_ALONE, environment=WORKER_VARIABLES, at_once=False):
+def _shared_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Sweeps one after the other need not import torch again for their diagnoses each."""
+    one_of_them = SweepRequest(Selection(("specimens",)), RunOptions(), tmp_path_factory.getbasetemp())
+    with diagnosis_servers([one_of_them]):
         yield
 
 

@@ -74,7 +74,7 @@ def _nightly(parsed: argparse.Namespace) -> int:
     from hashbench import nightly
     from hashbench.report.exports import as_annotations, as_summary
     from hashbench.results.load import load_sweep
-    from hashbench.sweep.request import repros_served
+    from hashbench.sweep.request import diagnosis_servers
 
     folder = nightly.night_folder(parsed.output, parsed.label or time.strftime("%Y-%m-%d"))
     if parsed.expected is not None:
@@ -87,7 +87,7 @@ def _nightly(parsed: argparse.Namespace) -> int:
         say(f"{part.suite}, {part.mode}", 0)
         _sweep_part(nightly.request_of(part, requests[part.mode]))
 
-    with repros_served(requests.values()):
+    with diagnosis_servers(requests.values()):
         nightly.sweep_all(parts, folder=folder, sweep=run, command_line=["hashbench", *sys.argv[1:]])
     judged = nightly.report(parsed.output, folder=folder, expected=parsed.expected)
     print(as_summary(judged))

@@ -48,9 +48,6 @@ from hashbench.trace.arguments import tensors_in
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.op_schema import plan_of
 
-FRESH_PROCESSES = 4
-"""Fresh processes of one experiment. That four pairs differ and their first runs agree is luck with p = 0.03; that with
-a fixed order three agree with a fourth, where three others did not, with p = 0.05."""
 REPRO_SECONDS = 60.0
 """Time limit of a repro's own run; it is made to take a few seconds."""
 MOST_SOURCES = 20
@@ -229,12 +226,12 @@ def _in_processes(case: Case, name: str, *, runs: int) -> Sequence[ExperimentRes
     if case.spec is None or case.budget.left() <= 0:
         note = NO_TIME if case.spec is not None else "only models of a suite can be built again"
         return [ExperimentResult(name, "process", note=note)]
-    tell_phase(f"{name}: {FRESH_PROCESSES} processes")
+    tell_phase(f"{name}: {fresh_process.PROCESSES} processes")
     fresh = fresh_process.fresh_traces(
         case.spec,
         replace(case.options, tracer=case.outcome.tracer or case.options.tracer),  # another would name other ops
         level=case.outcome.deterministic,
-        processes=FRESH_PROCESSES,
+        processes=fresh_process.PROCESSES,
         runs=runs,
         fixed_order=name == "fixed_order",
         timeout=case.budget.left(),

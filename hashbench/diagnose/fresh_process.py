@@ -3,7 +3,8 @@
 A sweep that asks for many of them, one for each model, starts one Python for all (:func:`served`), of which each
 process is a fork: it has other string hashes and addresses than the workers, and no import costs seconds again. Where
 that Python has ended, no other is started: whoever asks is told at once. Repros run in forks of it, too
-(:func:`run_python`).
+(:func:`run_python`). Several processes of one experiment are forks of as many Pythons, each with string hashes of its
+own, which begin when the first experiment of the sweep asks for them (:func:`pooled`).
 
 The life of any other process: a new Python reads from its standard input what to run, imports what every run needs, and
 forks. The fork makes the runs and leaves traces in a temporary folder. For a fixed order all processes are forks of
@@ -49,6 +50,10 @@ from hashbench.processes import (
 from hashbench.records import Failure, ModelSpec, RunOptions, Trace
 from hashbench.trace import file
 
+PROCESSES = 4
+"""Fresh processes of one experiment. That four pairs differ and their first runs agree is luck with p = 0.03; that with
+a fixed order three agree with a fourth, where three others did not, with p = 0.05."""
+
 AT_ONCE = 2
 """Processes that run at the same time: importing torch keeps a core busy for seconds."""
 
@@ -59,6 +64,9 @@ TORCH_ALONE = "torch._inductor.config"
 
 SERVER_VARIABLE = "HASHBENCH_FRESH_SERVER"
 """Names the socket of the server of a sweep in the environment of its workers."""
+
+POOL_VARIABLE = "HASHBENCH_FRESH_POOL"
+"""Names the sockets of its pool there, as ``PATH`` does folders."""
 
 _ANSWER = "answer.json"
 _PRINTED = ("stdout", "stderr")
@@ -83,7 +91,8 @@ class FreshRuns:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What a new Python is to do: ``path`` is ``sys.path``, and each fork answers in one of the ``folders``."""
+    """What a new Python is to do: ``path`` is ``sys.path``, ``cpus`` are the processors of the one that wants it, and
+    each fork answers in one of the ``folders``."""
 
     spec: ModelSpec
     options: RunOptions
@@ -92,6 +101,7 @@ class _Task:
     target: str
     path: tuple[str, ...]
     threads: int | None = None
+    cpus: tuple[int, ...] = ()
     folders: tuple[str, ...] = ()
 
 
@@ -138,7 +148,7 @@ def begun(
     them, so many seconds for all together: what has not ended then is a failure, and ends with the context.
 
     One process that a server makes runs while the body does something else. All others begin when they are waited for,
-    two at a time.
+    two at a time: forks of the Pythons of a pool, each of another one, where there are enough, else of new ones.
 
     Args:
         spec: the model, which each process builds from nothing.
@@ -152,7 +162,7 @@ def begun(
         target: ``module:class``. A process makes ``class(options).traces_of(spec, level=level, runs=runs,
             threads=threads)``, a list of traces and failures.
     """
-    task = _Task(spec, options, level, runs, target, tuple(sys.path), threads)
+    task = _Task(spec, options, level, runs, target, tuple(sys.path), threads, _cpus())
     with ExitStack() as stack:
         parent = stack.enter_context(tempfile.TemporaryDirectory(prefix="hashbench-"))
         folders = tuple(str(Path(parent, f"process-{number:04}")) for number in range(processes))
@@ -165,11 +175,14 @@ def begun(
             failed = FreshRuns(failures=("the model's arguments cannot be written as JSON",) * processes)
             yield lambda _: failed
             return
-        if processes > 1 or fixed_order or not os.environ.get(SERVER_VARIABLE):
+        pool = list(filter(None, os.environ.get(POOL_VARIABLE, "").split(os.pathsep)))
+        if not fixed_order and 1 < processes <= len(pool):
+            yield lambda seconds: _read(folders, _run_in_pool(tasks, pool, deadline=monotonic() + seconds))
+        elif processes > 1 or fixed_order or not is_served():
             environment = _FIXED if fixed_order else _RANDOM
             yield lambda seconds: _read(folders, _run_all(tasks, environment, deadline=monotonic() + seconds))
         else:
-            ended = stack.enter_context(_asked_of_the_server(tasks[groups[0]]))
+            ended = stack.enter_context(_asked_of(os.environ[SERVER_VARIABLE], tasks[groups[0]]))
             yield lambda seconds: _read(folders, {folders[0]: ended(seconds)})
 
 
@@ -203,6 +216,29 @@ def served(
     fork of one Python that has imported ``target`` (a class or a module) and what ``preload``
     names, and has those variables of ``environment`` that the caller has not set, as a sweep's fork server. With
     ``at_once=False`` it begins when it is first asked: a sweep in which nobody asks pays for a bare Python."""
+    with (
+        _server(target, preload, environment, at_once=at_once) as address,
+        variables({SERVER_VARIABLE: address}),
+    ):
+        yield
+
+
+@contextmanager
+def pooled(
+    target: str = DEFAULT_TARGET, *, preload: Sequence[str] = (), environment: Mapping[str, str] = NO_VARIABLES
+) -> Iterator[None]:
+    """A context in which several fresh processes with string hashes of their own, up to :data:`PROCESSES`, are forks of
+    as many Pythons, as in :func:`served`, which begin when they are first asked."""
+    with ExitStack() as stack:
+        servers = [_server(target, preload, environment, at_once=False) for _ in range(PROCESSES)]
+        addresses = [stack.enter_context(server) for server in servers]
+        stack.enter_context(variables({POOL_VARIABLE: os.pathsep.join(addresses)}))
+        yield
+
+
+@contextmanager
+def _server(target: str, preload: Sequence[str], environment: Mapping[str, str], *, at_once: bool) -> Iterator[str]:
+    """A context with a server, whose socket it gives."""
     given = {name: value for name, value in environment.items() if name not in os.environ}
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hashbench-", ignore_cleanup_errors=True))
@@ -219,22 +255,26 @@ def served(
             task = f"{json.dumps(sys.path)}\n"
             handed = (listener.fileno(),)
             stack.enter_context(Child(command, task=task, environment={**given, **_RANDOM}, handed=handed))
-        stack.enter_context(variables({SERVER_VARIABLE: address}))
-        yield
+        yield address
 
 
 def is_served() -> bool:
-    """Whether this process is inside such a context."""
+    """Whether this process is inside a context of :func:`served`."""
     return bool(os.environ.get(SERVER_VARIABLE))
 
 
+def is_pooled() -> bool:
+    """Whether this process is inside a context of :func:`pooled`."""
+    return bool(os.environ.get(POOL_VARIABLE))
+
+
 @contextmanager
-def _asked_of_the_server(task: str) -> Iterator[Callable[[float], str]]:
-    """A context in which a server makes the one process of ``task``. What it gives says in words how that ended, after
-    so many seconds at most; it may have left an answer."""
+def _asked_of(server: str, task: str) -> Iterator[Callable[[float], str]]:
+    """A context in which the server of a socket makes the one process of ``task``. What it gives says in words how that
+    ended, after so many seconds at most; it may have left an answer."""
     with socket.socket(socket.AF_UNIX) as connection:
         with suppress(OSError):  # which the end tells
-            connection.connect(os.environ[SERVER_VARIABLE])
+            connection.connect(server)
             connection.sendall(f"{task}\n".encode())
 
         def ended(seconds: float) -> str:
@@ -253,15 +293,19 @@ def run_python(code: str, *arguments: str, seconds: float) -> Finished:
     """How ``python -P -c CODE ARGUMENTS`` ends, with an empty standard input, after at most ``seconds``: a fork of the
     server, where one is there, which spares the import of torch; else, or where that ends before it can say how, a
     new Python."""
-    if os.environ.get(SERVER_VARIABLE):
-        cpus = tuple(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()
+    if is_served():
         with (
             tempfile.TemporaryDirectory(prefix="hashbench-", ignore_cleanup_errors=True) as folder,
             suppress(OSError, ValueError),
         ):
-            program = _Program(code, arguments, folder, str(Path.cwd()), dict(os.environ), cpus)
+            program = _Program(code, arguments, folder, str(Path.cwd()), dict(os.environ), _cpus())
             return _run_by_the_server(program, seconds=seconds)
     return new_python(code, *arguments, seconds=seconds)
+
+
+def _cpus() -> tuple[int, ...]:
+    """The processors of this process; empty where nobody knows."""
+    return tuple(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()
 
 
 def _run_by_the_server(program: _Program, *, seconds: float) -> Finished:
@@ -275,6 +319,23 @@ def _run_by_the_server(program: _Program, *, seconds: float) -> Finished:
             status = int(lines.readline())
     texts = (Path(program.folder, name) for name in _PRINTED)
     return Finished(status, *(text.read_text(errors="replace") if text.exists() else "" for text in texts))
+
+
+def _run_in_pool(tasks: Mapping[tuple[str, ...], str], pool: Sequence[str], *, deadline: float) -> dict[str, str]:
+    """Ask another server for each group of folders, two at a time; for each folder how that ended, in words. What a
+    server that has ended was asked for, a new Python does."""
+    ended: dict[str, str] = {}
+    asked = list(zip(tasks, pool, strict=False))
+    while asked and monotonic() <= deadline:
+        with ExitStack() as stack:
+            begun_now = [
+                (group, stack.enter_context(_asked_of(server, tasks[group]))) for group, server in asked[:AT_ONCE]
+            ]
+            for group, waited in begun_now:
+                ended |= dict.fromkeys(group, waited(max(0.001, deadline - monotonic())))
+        del asked[:AT_ONCE]
+    lost = {group: task for group, task in tasks.items() if ended.get(group[0]) == _SERVER_ENDED}
+    return ended | _run_all(lost, _RANDOM, deadline=deadline)
 
 
 def _run_all(
@@ -376,6 +437,8 @@ def _answer_one(connection: socket.socket) -> NoReturn:
             _run_program(from_json(_Program, content), told=connection)
         sys.path[:] = content["path"]
         task = from_json(_Task, content)
+        if task.cpus:
+            os.sched_setaffinity(0, task.cpus)
         _answer(task, Path(task.folders[0]), told=connection)
     finally:
         exit_at_once()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -20,6 +20,7 @@ from hashbench.diagnose import fresh_process
 from hashbench.errors import HashbenchError
 from hashbench.fingerprint import document
 from hashbench.io import read_json
+from hashbench.processes import available_memory_mib
 from hashbench.records import ModelSpec, RunOptions
 from hashbench.results.folder import ACCURACY_FILE, SELECTION_FILE, checked_manifest
 from hashbench.results.load import load_sweep
@@ -28,10 +29,13 @@ from hashbench.suites import registry
 from hashbench.suites.selection import Selection
 from hashbench.sweep.executors import EXECUTORS, LOCAL, Executor
 from hashbench.sweep.executors.fork_server import WORKER_VARIABLES
-from hashbench.sweep.executors.local import LocalExecutor, answer_of_a_fork, preload_for
+from hashbench.sweep.executors.local import NATIVE_PRELOAD, LocalExecutor, answer_of_a_fork, preload_for
 from hashbench.sweep.fingerprints import record as record_fingerprints
 from hashbench.sweep.run import Event, SweepOpened, SweepResult, run_sweep
 from hashbench.sweep.schedule import EarlierSweep
+
+_FEWEST_MIB_FOR_A_POOL = 6400
+"""Of available memory: four Pythons that have imported torch take a quarter of it, for as long as the sweep lasts."""
 
 _LOOKED_AT = 50
 """Earlier folders that are opened at most, the newest first: there may be thousands."""
@@ -125,8 +129,7 @@ def run(
             if options.stress:
                 preload = devices.preload
                 stack.enter_context(fresh_process.served(preload=preload, environment=WORKER_VARIABLES))
-            else:
-                stack.enter_context(repros_served([request]))
+            stack.enter_context(diagnosis_servers([request]))
         result = run_sweep(
             specs,
             options,
@@ -146,17 +149,24 @@ def run(
 
 
 @contextlib.contextmanager
-def repros_served(requests: Iterable[SweepRequest]) -> Iterator[None]:
-    """A context in which the repros of these sweeps run in forks of one Python that has imported torch, which begins
-    when the first of them is written; none where none of them is on this machine's CPU, or where there is one."""
-    wanted = any(
-        request.executor == LOCAL and request.options.device == "cpu" and request.options.diagnose_budget > 0
+def diagnosis_servers(requests: Collection[SweepRequest]) -> Iterator[None]:
+    """A context in which what the diagnoses of these sweeps run in fresh processes are forks of Pythons that have
+    imported torch, and begin when they are first asked: repros of one, the runs of an experiment of several, where
+    there is memory for these. None where nothing is diagnosed on this machine's CPU; those that are there already are
+    shared."""
+    diagnosed = [
+        request.options
         for request in requests
-    )
-    if not wanted or fresh_process.is_served():
-        yield
-        return
-    with fresh_process.served(fresh_process.TORCH_ALONE, environment=WORKER_VARIABLES, at_once=False):
+        if request.executor == LOCAL and request.options.device == "cpu" and request.options.diagnose_budget > 0
+    ]
+    with contextlib.ExitStack() as stack:
+        if diagnosed and not fresh_process.is_served():
+            alone = fresh_process.served(fresh_process.TORCH_ALONE, environment=WORKER_VARIABLES, at_once=False)
+            stack.enter_context(alone)
+        if diagnosed and not fresh_process.is_pooled() and available_memory_mib() >= _FEWEST_MIB_FOR_A_POOL:
+            native = any(options.tracer != "python" for options in diagnosed)
+            preload = (NATIVE_PRELOAD,) if native else ()
+            stack.enter_context(fresh_process.pooled(preload=preload, environment=WORKER_VARIABLES))
         yield
 
 

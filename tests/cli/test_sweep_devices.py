@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from hashbench.cli import main
-from hashbench.diagnose.fresh_process import DEFAULT_TARGET, SERVER_VARIABLE, TORCH_ALONE
+from hashbench.diagnose.fresh_process import DEFAULT_TARGET, POOL_VARIABLE, SERVER_VARIABLE, TORCH_ALONE
 from hashbench.processes import variables
 from hashbench.records import RunOptions
 from hashbench.suites.selection import Selection
 from hashbench.sweep.executors.local import LocalExecutor
-from hashbench.sweep.request import SweepRequest, repros_served
+from hashbench.sweep.request import SweepRequest, diagnosis_servers
 from hashbench.sweep.run import SweepResult
 
 TWO = {"torch": {"hip_build": None}, "device": {"type": "cuda", "each": [{"name": "H200", "memory_mib": 1000}] * 2}}
@@ -94,37 +94,50 @@ def test_repros_are_forks_of_a_server_that_loads_torch_when_asked(
     Sweeps(monkeypatch, tmp_path, {"device": {"type": "cpu"}})
     servers = []
 
-    def served(target: str = DEFAULT_TARGET, *, at_once: bool = True, **_: object) -> nullcontext[None]:
+    def served(target: str = DEFAULT_TARGET, *, at_once: bool = True, **_: object) -> AbstractContextManager[None]:
         servers.append((target, at_once))
-        return nullcontext()
+        return variables({SERVER_VARIABLE: "/somewhere"})
 
     monkeypatch.setattr("hashbench.diagnose.fresh_process.served", served)
     assert run(*flags.split()) == 0
     assert servers == wanted
 
 
-def test_sweeps_inside_a_context_share_its_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweeps_inside_a_context_share_its_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Sweeps(monkeypatch, tmp_path, {"device": {"type": "cpu"}})
-    servers = []
+    begun, free = [], [6400.0]
 
     @contextmanager
     def served(target: str = DEFAULT_TARGET, **_: object) -> Iterator[None]:
-        servers.append(target)
+        begun.append(target)
         with variables({SERVER_VARIABLE: "/somewhere"}):
             yield
 
+    @contextmanager
+    def pooled(**more: object) -> Iterator[None]:
+        begun.append(f"a pool with {', '.join(more['preload'])}")
+        with variables({POOL_VARIABLE: "/elsewhere"}):
+            yield
+
     monkeypatch.setattr("hashbench.diagnose.fresh_process.served", served)
+    monkeypatch.setattr("hashbench.diagnose.fresh_process.pooled", pooled)
+    monkeypatch.setattr("hashbench.sweep.request.available_memory_mib", lambda: free[0])
     ours = SweepRequest(Selection(()), RunOptions(), tmp_path)
     without = replace(ours, options=RunOptions(diagnose_budget=0))
-    with repros_served([without]):
-        assert servers == []
-    with repros_served([without, ours]):
+    both = [TORCH_ALONE, "a pool with hashbench.trace.native:load"]
+    with diagnosis_servers([without]):
+        assert begun == []
+    with diagnosis_servers([without, ours]):
         assert (run(), run()) == (0, 0)
-        assert servers == [TORCH_ALONE]
+        assert begun == both
         assert run("--stress") == 0
-        assert servers == [TORCH_ALONE, DEFAULT_TARGET], "which has more than torch"
+        assert begun == [*both, DEFAULT_TARGET], "which has more than torch"
+    assert run("--tracer", "python") == 0
+    assert begun == [*both, DEFAULT_TARGET, TORCH_ALONE, "a pool with "]
+    begun.clear()
+    free[0] = 6399.0
     assert run() == 0
-    assert servers == [TORCH_ALONE, DEFAULT_TARGET, TORCH_ALONE]
+    assert begun == [TORCH_ALONE], "no memory for more"
 
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])

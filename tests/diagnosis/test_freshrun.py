@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,60 @@ def test_a_server_inside_of_another_leaves_that_one_as_it_was() -> None:
         assert not fresh("tell").failures
     assert not fresh_process.is_served()
     assert not Path(outer).parent.exists()
+
+
+def test_processes_of_a_pool_are_forks_of_pythons_with_hashes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not fresh_process.is_pooled()
+    with fresh_process.pooled("fresh_targets:Runner", preload=("fresh_targets:preloaded",)):
+        assert fresh_process.is_pooled()
+
+        def run_all(tasks: Mapping[tuple[str, ...], str], *_: object, **__: object) -> dict[str, str]:
+            if tasks:
+                raise TypeError
+            return {}
+
+        monkeypatch.setattr(fresh_process, "_run_all", run_all)
+        for _ in range(2):  # which find nothing of the first ones
+            start = "some model (3, 8) [1, None, 2.5] 99 warn"
+            assert told(fresh("tell", processes=4, runs=2)) == [[f"{start} 2", f"{start} 3"]] * 4
+        orders = {text for (text,) in told(fresh("order", processes=4))}
+        texts = {order.partition("] ")[2].partition("]")[0] for order in orders}
+        assert len(orders) == 4
+        assert len(texts) > 1, "five texts have one order in two processes once in 120 cases"
+        with pytest.raises(TypeError):
+            fresh("tell", processes=5)
+        with pytest.raises(TypeError):
+            fresh("tell", processes=4, fixed_order=True)
+    assert not fresh_process.is_pooled()
+
+
+def test_what_a_server_of_a_pool_does_not_do_any_more_a_new_python_does() -> None:
+    with fresh_process.pooled("fresh_targets:Runner"):
+        assert not fresh("tell", processes=4).failures
+        servers = [child for child in psutil.Process().children() if ":serve" in " ".join(child.cmdline())]
+        assert len(servers) == 4
+        servers[2].kill()
+        servers[2].wait()
+        assert told(fresh("tell", processes=4)) == [["some model (3, 8) [1, None, 2.5] 99 warn 1"]] * 4
+
+
+def test_a_process_of_a_pool_that_dies_or_hangs_is_a_failure(tmp_path: Path) -> None:
+    with fresh_process.pooled("fresh_targets:Runner"):
+        assert len(fresh("killed", processes=3).failures) == 3
+        hanging = fresh("hang", processes=2, timeout=3.0, arguments={"folder": str(tmp_path)})
+        assert hanging.failures == ("it was out of time",) * 2
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="nothing pins processes here")
+def test_a_process_of_a_pool_has_the_processors_of_the_one_that_asks() -> None:
+    before = os.sched_getaffinity(0)
+    with fresh_process.pooled("fresh_targets:Runner"):
+        try:
+            os.sched_setaffinity(0, {min(before)})
+            assert told(fresh("processors", processes=2)) == [[str([min(before)])]] * 2
+        finally:
+            os.sched_setaffinity(0, before)
+        assert told(fresh("processors", processes=2)) == [[str(sorted(before))]] * 2
 
 
 def test_a_process_of_a_server_that_dies_is_a_failure_and_the_next_one_is_not() -> None:

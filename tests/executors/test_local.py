@@ -15,7 +15,7 @@ import pytest
 from sweep_helpers import alive, sweep, wait_until
 from sweep_targets import spec
 
-from hashbench.diagnose.fresh_process import SERVER_VARIABLE
+from hashbench.diagnose.fresh_process import POOL_VARIABLE, SERVER_VARIABLE
 from hashbench.errors import HashbenchError
 from hashbench.results.rows import read_rows
 from hashbench.run import environment
@@ -172,11 +172,15 @@ class TestTheEnvironmentIsToldByAForkOfTheServer:
         assert told["tracer"] == "python"
 
 
-def test_a_worker_asks_the_server_of_its_own_sweep_though_its_fork_server_is_older(tmp_path, monkeypatch):
+@pytest.mark.parametrize("variable", [SERVER_VARIABLE, POOL_VARIABLE])
+def test_a_worker_asks_the_servers_of_its_own_sweep_though_its_fork_server_is_older(variable, tmp_path, monkeypatch):
     asked = []
-    for number, server in enumerate(("", "/one", "/other", "")):
-        monkeypatch.setenv(SERVER_VARIABLE, server)
-        rows = sweep([spec("a", "fresh_server")], tmp_path / str(number) / "results").rows
+    for number, server in enumerate((None, "/one", "/other", None)):
+        if server is None:
+            monkeypatch.delenv(variable, raising=False)
+        else:
+            monkeypatch.setenv(variable, server)
+        rows = sweep([spec("a", "asks", arguments={"variable": variable})], tmp_path / str(number) / "results").rows
         asked += [row.detail for row in rows]
     assert asked == ["asks nobody", "asks /one", "asks /other", "asks nobody"]
 

@@ -31,7 +31,7 @@ from typing import Never, Protocol
 import psutil
 
 from hashbench.devices.visibility import WORKSPACE_VARIABLE, DeviceAssignment, workspace_config, workspace_conflict
-from hashbench.diagnose.fresh_process import SERVER_VARIABLE
+from hashbench.diagnose.fresh_process import POOL_VARIABLE, SERVER_VARIABLE
 from hashbench.errors import HashbenchError
 from hashbench.io import open_file, replace_file
 from hashbench.processes import (
@@ -52,7 +52,7 @@ DEFAULT_PRELOAD = ("torch", "torch._dynamo", "torchvision", "hashbench.check.mod
 """What the server imports once, so that no worker pays for it. Importing these starts no OpenMP threads, which would
 not survive the fork; running an op there would."""
 
-_NATIVE_PRELOAD = "hashbench.trace.native:load"
+NATIVE_PRELOAD = "hashbench.trace.native:load"
 """Loads the native tracer, which takes 0.2 s; last, when the ops of those modules are known."""
 
 _SHARE_OF_MEMORY = 0.9
@@ -96,7 +96,7 @@ class _Running:
 
 def preload_for(tracer: str) -> tuple[str, ...]:
     """What the server imports and calls where workers trace by ``tracer``; ``auto`` is native wherever it can be."""
-    return DEFAULT_PRELOAD if tracer == "python" else (*DEFAULT_PRELOAD, _NATIVE_PRELOAD)
+    return DEFAULT_PRELOAD if tracer == "python" else (*DEFAULT_PRELOAD, NATIVE_PRELOAD)
 
 
 def answer_of_a_fork(
@@ -170,8 +170,8 @@ class LocalExecutor:
         """Fork a worker for ``task``."""
         started = time.monotonic()
         phase: _Phase = multiprocessing.get_context("forkserver").RawArray("c", _PHASE_BYTES)
-        server = os.environ.get(SERVER_VARIABLE, "")
-        process, reports = fork_server.spawn(_run_worker, task, server, phase, preload=self._preload)
+        asks = {name: os.environ[name] for name in (SERVER_VARIABLE, POOL_VARIABLE) if name in os.environ}
+        process, reports = fork_server.spawn(_run_worker, task, asks, phase, preload=self._preload)
         watched = fork_server.watched(process.pid)
         self._running.append(_Running(task, process, watched, reports, phase, started, deadline=started + task.timeout))
 
@@ -279,9 +279,9 @@ def _preload() -> None:
         atexit.register(gc.unfreeze)
 
 
-def _run_worker(task: Task, server: str, phase: _Phase, reports: Connection) -> Never:
-    """Run ``task`` in this process, a worker, and end it: with code 0 once its row is on disk. ``server`` is the socket
-    of the fresh processes of this sweep (empty: none): the fork server may be older than that.
+def _run_worker(task: Task, asks: Mapping[str, str], phase: _Phase, reports: Connection) -> Never:
+    """Run ``task`` in this process, a worker, and end it: with code 0 once its row is on disk. ``asks`` names the
+    servers of the fresh processes of this sweep: the fork server may be older than these.
 
     A row or log that cannot be written, or a full disk under the target, is told through ``reports`` as a text; any
     other exception of the target ends up in the log, with exit code 1.
@@ -295,8 +295,9 @@ def _run_worker(task: Task, server: str, phase: _Phase, reports: Connection) -> 
         _redirect_output(Path(task.log_path))
     except OSError as error:
         _end_with_storage_error(reports, error)
-    os.environ.pop(SERVER_VARIABLE, None)
-    _set_variables({**task.variables, **({SERVER_VARIABLE: server} if server else {})})
+    for name in (SERVER_VARIABLE, POOL_VARIABLE):
+        os.environ.pop(name, None)
+    _set_variables({**task.variables, **asks})
     _keep_to(task.cpus)
     faulthandler.enable(file=2)
     # Shortly before the parent ends this process, the log gets the stack where it hangs.
