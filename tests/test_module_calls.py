@@ -6,7 +6,7 @@ import gc
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -90,6 +90,26 @@ def _global_hooks(model: Outer, x: torch.Tensor) -> Any:
             handle.remove()
 
 
+def _global_hook(kind: str, hook: Callable[..., Any]) -> Callable[[Outer, torch.Tensor], Any]:
+    """A program that has one hook for all modules."""
+
+    def program(model: Outer, x: torch.Tensor) -> Any:
+        handle = getattr(torch_modules, f"register_module_{kind}")(hook)
+        try:
+            model(x).sum().backward()
+            return model.linear.weight.grad
+        finally:
+            handle.remove()
+
+    program.__name__ = f"global_{kind}"
+    return program
+
+
+def _backward_hook(model: Outer, x: torch.Tensor) -> Any:
+    model.inner.register_full_backward_hook(_opposite)
+    model(x).sum().backward()
+
+
 def _backward_hooks(model: Outer, x: torch.Tensor) -> Any:
     model.inner.register_full_backward_hook(_opposite)
     model.linear.register_full_backward_pre_hook(_changed)
@@ -113,7 +133,8 @@ def _in_another_thread(model: Outer, x: torch.Tensor) -> Any:
 
 
 def _traced_by_jit(model: Outer, x: torch.Tensor) -> Any:
-    torch.jit.trace(model, (x,), check_trace=False)
+    graph = torch.jit.trace(model, (x,), check_trace=False).inlined_graph
+    return str([node.scopeName() for node in graph.nodes()])
 
 
 PROGRAMS = [
@@ -121,6 +142,11 @@ PROGRAMS = [
     _pre_hooks,
     _forward_hooks,
     _global_hooks,
+    _global_hook("forward_pre_hook", _changed),
+    _global_hook("forward_hook", _changed),
+    _global_hook("full_backward_pre_hook", _changed),
+    _global_hook("full_backward_hook", lambda *given: tuple(one if one is None else one.neg() for one in given[1])),
+    _backward_hook,
     _backward_hooks,
     _failing,
     _in_another_thread,
@@ -146,6 +172,148 @@ def test_modules_are_followed_as_by_torchs_own_call_with_hooks(
     fewer_steps = _traced(program)
     monkeypatch.setattr(module_paths, "known_original", lambda _: None)
     assert fewer_steps == _traced(program)
+
+
+@pytest.fixture(params=[False, True], ids=["alone", "beside hooks"])
+def _hooks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With a hook of another's in force all modules are called by torch's own code."""
+    handle = torch_modules.register_module_forward_hook(lambda *_: None) if request.param else None
+    yield
+    if handle is not None:
+        handle.remove()
+
+
+both = pytest.mark.parametrize("tracer", TRACERS)
+
+
+@both
+@pytest.mark.usefixtures("_hooks")
+def test_a_step_inside_a_module_does_not_leave_it(tracer: str) -> None:
+    class Steps(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            trace.step()
+            return x.sin()
+
+    x = torch.ones(2)
+    with HashDebugTrace(tracer=tracer) as trace:
+        Steps()(x).cos()
+    assert [(record.module, record.iteration) for record in trace] == [("Steps", 1), ("", 1)]
+
+
+@both
+@pytest.mark.usefixtures("_hooks")
+def test_a_trace_that_is_left_and_entered_inside_a_module_is_in_none(tracer: str) -> None:
+    class Again(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x.sin()
+            trace.__exit__(None, None, None)
+            trace.__enter__()
+            return y.cos()
+
+    x, again, trace = torch.zeros(2), Again(), HashDebugTrace(tracer=tracer)
+    with trace:
+        again(x).exp()
+        Inner()(x)
+    modules = [(record.op.split(".")[1], record.module) for record in trace]
+    assert modules == [("sin", "Again"), ("cos", ""), ("exp", ""), ("mul", "Inner"), ("sin", "Inner")]
+
+
+@both
+def test_a_trace_that_is_left_and_entered_inside_an_optimizer_is_in_none(tracer: str) -> None:
+    class Again(torch.optim.SGD):
+        def step(self, _closure: Any = None) -> None:
+            x.sin()
+            trace.__exit__(None, None, None)
+            trace.__enter__()
+            x.cos()
+
+    x, trace = torch.zeros(2), HashDebugTrace(tracer=tracer)
+    with trace:
+        Again([nn.Parameter(x)], lr=0.1).step()
+    phases = {record.op.split(".")[1]: record.phase for record in trace}
+    assert (phases["sin"], phases["cos"]) == ("optimizer", "forward")
+
+
+@both
+@pytest.mark.usefixtures("_hooks")
+def test_modules_that_another_thread_calls_are_not_those_that_this_one_is_in(tracer: str) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Waits(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            inside.set()
+            assert go_on.wait(60)
+            return x
+
+    class Starts(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            thread = threading.Thread(target=Waits(), args=(x,))
+            thread.start()
+            assert inside.wait(60)
+            y = x.sin()
+            go_on.set()
+            thread.join()
+            return y.cos()
+
+    x = torch.ones(2)
+    with HashDebugTrace(tracer=tracer) as trace:
+        Starts()(x).exp()
+    modules = [(record.op.split(".")[1], record.module) for record in trace]
+    assert modules == [("sin", "Starts"), ("cos", "Starts"), ("exp", "")]
+
+
+@both
+@pytest.mark.usefixtures("_hooks")
+def test_a_module_at_the_place_of_a_dead_one_has_its_own_name(tracer: str) -> None:
+    class Other(Inner):
+        pass
+
+    x, places, names = torch.ones(2), [], []
+    with HashDebugTrace(tracer=tracer) as trace:
+        for number in range(1, 11):
+            for kind in (Inner, Other):
+                module = kind()
+                places.append(id(module))
+                names += [kind.__name__ if number == 1 else f"{kind.__name__}@{number}"] * 2
+                module(x)
+                del module
+    assert len(set(places)) < len(places)
+    assert [record.module for record in trace] == names
+
+
+@both
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_module_that_raised_is_left(tracer: str, error: type[BaseException]) -> None:
+    class Fails(nn.Module):
+        def forward(self) -> None:
+            raise error
+
+    class Goes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fails = Fails()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with pytest.raises(error):
+                self.fails()
+            return x.sin()
+
+    x = torch.ones(2)
+    with HashDebugTrace(tracer=tracer) as trace:
+        Goes()(x).cos()
+    assert [record.module for record in trace] == ["Goes", ""]
+
+
+@both
+def test_an_optimizer_that_another_thread_steps_ends_no_iteration(tracer: str) -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    with HashDebugTrace(tracer=tracer) as trace:
+        thread = threading.Thread(target=optimizer.step)
+        thread.start()
+        thread.join()
+        assert trace.iteration is None
+        optimizer.step()
+        assert trace.iteration == 1
 
 
 @pytest.mark.skipif(module_paths.known_original(_CALL) is None, reason="not the code of torch that is known")

@@ -322,7 +322,7 @@ def _call_impl(self: Any, *args: Any, _followed: ModulePaths, **kwargs: Any) -> 
     contexts.cell[0] = contexts.start + known[2]
     try:
         result = forward(*args, **kwargs)
-    except Exception:
+    except BaseException:
         if _followed.following:
             _followed.leave(self, args, None)
         raise
