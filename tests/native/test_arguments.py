@@ -1,0 +1,151 @@
+"""What the recorder reads of a call's arguments by the schema is what the Python tracer reads of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from hashbench import HashDebugTrace
+from hashbench.records import OpRecord
+from hashbench.trace.digest import untraced
+from hashbench.trace.tracer import native_unavailable
+
+pytestmark = pytest.mark.skipif(native_unavailable() is not None, reason="the native tracer cannot be built here")
+
+X, Y = torch.arange(3.0), torch.ones(3)
+_NAMES = "hashbench_arguments"
+_VALUES = 'Tensor x, int i=3, float d=1.5, bool t=True, bool f=False, str s="mean", int[] l=[1, 2], float? n=None'
+_SCHEMAS = (
+    f"values({_VALUES}) -> Tensor",
+    f"named(*, {_VALUES}) -> Tensor",
+    "one(Tensor x, *, int i=3) -> Tensor",
+    "usual(int i=3, Tensor? x=None) -> Tensor",
+    "without(Tensor x, int i, float d, bool t, str s, int[] l) -> Tensor",
+    "lists(Tensor[] each, Tensor?[] some, Tensor[]? maybe, bool[2] mask) -> Tensor",
+    "written(Tensor(a!)[] each) -> ()",
+    "several(Tensor x) -> (Tensor, int)",
+    "made(Tensor x) -> Tensor[]",
+    "kept(Tensor x) -> Tensor",
+)
+
+
+def _copied(*given: Any, **named: Any) -> torch.Tensor:
+    """A kernel of which nothing else is recorded."""
+    first = named["x"] if "x" in named else given[0]
+    with untraced():
+        return (first[0] if isinstance(first, list) else first).clone()
+
+
+def _written(each: list[torch.Tensor]) -> None:
+    with untraced():
+        for tensor in each:
+            tensor.add_(1)
+
+
+@pytest.fixture(scope="module")
+def ops() -> Iterator[Any]:
+    library = torch.library.Library(_NAMES, "DEF")
+    kernels: dict[str, Any] = {"written": _written, "several": lambda x: (_copied(x), 1)}
+    kernels |= {"made": lambda x: [_copied(x), _copied(x)], "kept": lambda _: Y, "usual": lambda *_: _copied(X)}
+    for schema in _SCHEMAS:
+        library.define(schema)
+        name = schema.partition("(")[0]
+        library.impl(name, kernels.get(name, _copied), "CompositeExplicitAutograd")
+    yield getattr(torch.ops, _NAMES)
+    library._destroy()
+
+
+CALLS: dict[str, Any] = {
+    "all usual": lambda ops: ops.values(X),
+    "all usual and said": lambda ops: ops.values(X, 3, 1.5, True, False, "mean", [1, 2], None),
+    "another int": lambda ops: ops.values(X, 4),
+    "no int": lambda ops: ops.values(X, 0),
+    "another float": lambda ops: ops.values(X, 3, 2.5),
+    "a float of nothing": lambda ops: ops.values(X, 3, 0.0),
+    "false for true": lambda ops: ops.values(X, 3, 1.5, False),
+    "true for false": lambda ops: ops.values(X, t=True, f=True),
+    "another text": lambda ops: ops.values(X, s="sum"),
+    "another list": lambda ops: ops.values(X, l=[1, 3]),
+    "an empty list": lambda ops: ops.values(X, l=[]),
+    "large sizes": lambda ops: ops.values(X, l=[2**40, -1, 300]),
+    "a float for none": lambda ops: ops.values(X, n=0.5),
+    "usual by name": lambda ops: ops.named(x=X, i=3, d=1.5, t=True, f=False, s="mean", l=[1, 2], n=None),
+    "others by name": lambda ops: ops.named(x=X, i=0, d=0.0, t=False, f=True, s="sum", l=[2, 1], n=1.0),
+    "one by name": lambda ops: ops.named(x=X, f=True),
+    "only by name": lambda ops: ops.one(X, i=4),
+    "the first is usual": lambda ops: ops.usual(3, None),
+    "nothing is usual": lambda ops: ops.without(X, 0, 0.0, False, "", []),
+    "a list of tensors": lambda ops: ops.lists([X, Y], [], None, [True, False]),
+    "a list with none": lambda ops: ops.lists([X], [None, Y, None, X], None, [True, True]),
+    "a list of none": lambda ops: ops.lists([X], [None, None], None, [False, True]),
+    "a list that may be none": lambda ops: ops.lists([X], [], [Y, X], [False, False]),
+    "an empty list that may be none": lambda ops: ops.lists([X], [], [], [True, False]),
+    "a list that is written": lambda ops: ops.written([torch.ones(2), torch.zeros(2)]),
+    "a tensor and a number": lambda ops: ops.several(X),
+    "a list that is returned": lambda ops: ops.made(X),
+    "memory that an op before it has shown": lambda ops: [ops.kept(X), ops.kept(X)],
+    "a number in place of a tensor": lambda _: torch.where(X > 1, X, 2.5),
+    "an index that leaves out a dimension": lambda _: torch.ones(3, 3)[:, torch.tensor([0, 2])],
+    "an empty list in the middle": lambda _: torch.ones(2).sum([], dtype=torch.float64),
+    "a gradient that is not asked for": lambda _: torch.ops.aten.convolution_backward(
+        *(torch.ones(1, 1, 2, 2), torch.ones(1, 1, 4, 4), torch.ones(1, 1, 3, 3), None),
+        *([1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, False]),
+    ),
+    "statistics without a flag": lambda _: torch.ops.aten.batch_norm_update_stats(
+        torch.rand(2, 3), torch.zeros(3), torch.ones(3), 0.5
+    ),
+    "another device": lambda _: torch.ones(2, device="meta"),
+}
+
+
+def _last(tracer: str, call: Any, ops: Any) -> OpRecord:
+    """The record of the program's own call."""
+    with HashDebugTrace(tracer=tracer) as trace:
+        call(ops)
+    return trace.finish().records[-1]
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_arguments_reads_and_writes_are_those_of_the_python_tracer(call: Any, ops: Any) -> None:
+    native, python = _last("native", call, ops), _last("python", call, ops)
+    assert native.op == python.op
+    assert native.arguments == python.arguments
+    assert native.scalar == python.scalar
+    assert [ref.argument for ref in native.inputs] == [ref.argument for ref in python.inputs]
+    assert [output.shape for output in native.outputs] == [output.shape for output in python.outputs]
+
+
+def test_factories_under_a_fake_tensor_mode_make_no_records() -> None:
+    with HashDebugTrace(tracer="native") as trace, FakeTensorMode():
+        torch.ones(2)
+    assert not trace.finish().records
+
+
+def _normalized(training: bool, momentum: float) -> list[tuple[str, int, str]]:
+    """What a batch norm wrote, and who wrote the statistics that are read after it."""
+    mean, variance = torch.zeros(3), torch.ones(3)
+    with HashDebugTrace(tracer="native") as trace:
+        torch.ops.aten.native_batch_norm(torch.rand(2, 3), None, None, mean, variance, training, momentum, 1e-5)
+        mean.sin()
+    *_, normalized, read = trace.finish().records
+    return [(normalized.op, len(normalized.outputs), read.inputs[0].source.partition("/")[0])]
+
+
+def test_running_statistics_are_written_in_training_alone() -> None:
+    assert _normalized(True, 0.5) == [("aten.native_batch_norm.default", 5, "forward")]
+    assert _normalized(False, 0.5) == [("aten.native_batch_norm.default", 3, "other")]
+
+
+def test_the_state_of_the_generator_that_is_given_is_the_one_that_counts() -> None:
+    def state(seed: int) -> str:
+        torch.manual_seed(0)
+        generator = torch.Generator().manual_seed(seed)
+        with HashDebugTrace(tracer="native") as trace:
+            torch.rand(3, generator=generator)
+        return trace.finish().records[0].rng
+
+    assert state(1) == state(1) != state(2)
