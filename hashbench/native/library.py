@@ -61,8 +61,8 @@ def unrecorded() -> Iterator[None]:
 PYTHON_KEY = "TESTING_ONLY_GenericMode"
 """The dispatch key, free in torch, by which the recorder hands a call to Python."""
 
-RECORDS, READS, WRITES, LEAVES, OTHERS, METAS, LANES = range(7)
-"""What :meth:`Library.bytes_of` and :meth:`Library.texts` give."""
+RECORDS, READS, WRITES, LEAVES, OTHERS, METAS, LANES, CALLS = range(8)
+"""What :meth:`Library.bytes_of` and :meth:`Library.texts` give; ``CALLS``, which are under way, are only counted."""
 
 UNKNOWN, KNOWN, IN_PYTHON = range(3)
 """What the recorder knows of the writer of a storage: nothing, its number, or that Python knows more."""
@@ -213,7 +213,11 @@ class Library:
             out[0] = CPlan(python=1, traced=1)
 
     def _classify(self, tensor: torch.Tensor) -> int:
-        return -2 if self.listener is not None and self.listener.is_parameter(tensor) else -1
+        try:
+            return -2 if self.listener is not None and self.listener.is_parameter(tensor) else -1
+        except BaseException as error:  # Ctrl-C
+            self.errors.append(error)
+            return -1
 
     def _odd(self, tensor: torch.Tensor, number: int) -> int:
         try:

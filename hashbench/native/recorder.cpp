@@ -21,6 +21,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -154,7 +155,7 @@ struct Interned {
     uint64_t hash;
     int32_t number;  // -1: free
   };
-  std::vector<std::string> all;
+  std::deque<std::string> all;  // one that Python reads stays where it is
   std::vector<Slot> slots = std::vector<Slot>(1024, Slot{0, -1});
 
   uint32_t number(Hash hash, const char* data, size_t size) {
@@ -316,7 +317,9 @@ struct Recorder {
   Chunked<Write> writes;
   Chunked<Leaf> leaves;
   Chunked<Lane> lanes;
-  bool over = false;  // what is under way in other threads is no longer recorded
+  bool over = false;  // what is under way is no longer recorded
+  int32_t calls = 0;  // under way
+  bool dropped = false;
   uint64_t thread = 0;
   Interned others, metas;
   Writers writers;
@@ -558,6 +561,28 @@ bool is_default(const Argument& argument, const c10::IValue& value) {
 
 // ----------------------------------------------------------------------------------------------------------- one call
 
+// A call may end its trace, and drop it: the recorder stays until all that are under way are done.
+struct UnderWay {
+  Recorder& recorder;
+  bool counted = false, last = false;
+
+  void begin() {  // both with the recorder's lock
+    recorder.calls++;
+    counted = true;
+  }
+  void end() {
+    counted = false;
+    last = !--recorder.calls && recorder.dropped;
+  }
+  ~UnderWay() {
+    if (counted) {
+      Guard guard(recorder.lock);
+      end();
+    }
+    if (last) delete &recorder;
+  }
+};
+
 // Off while a call is looked at, and inside kernels whose own calls are not recorded.
 struct Quiet {
   explicit Quiet(bool from_now = true) {
@@ -567,11 +592,18 @@ struct Quiet {
     if (!off) c10::impl::tls_set_dispatch_key_included(kKey, false);
     off = true;
   }
-  ~Quiet() {
-    if (off) c10::impl::tls_set_dispatch_key_included(kKey, true);
+  ~Quiet() {  // the call may have ended the trace
+    if (off && current.load(std::memory_order_relaxed)) c10::impl::tls_set_dispatch_key_included(kKey, true);
   }
   Quiet(const Quiet&) = delete;
   bool off = false;
+};
+
+// What restores the state of the thread after a call does not know that the call has ended the trace.
+struct Ended {
+  ~Ended() {
+    if (!current.load(std::memory_order_relaxed)) c10::impl::tls_set_dispatch_key_included(kKey, false);
+  }
 };
 
 // A call that Python records. What Python is shown of plain tensors are others on the same memory: a Python object of a
@@ -722,6 +754,12 @@ void record_in_python(Recorder& recorder, const Op& op, const c10::OperatorHandl
       }
     }
   }
+  UnderWay under_way{recorder};
+  {
+    Guard guard(recorder.lock);
+    under_way.begin();
+  }
+  Ended ended;
   Handed call{op, handle, keys, stack, c10::impl::tls_local_dispatch_key_set(), {}, {}};
   if (!op.plan.open) call.entry.included_ = call.entry.included_.remove(kKey);
   c10::Stack arguments;
@@ -733,6 +771,7 @@ void record_in_python(Recorder& recorder, const Op& op, const c10::OperatorHandl
     handle.redispatchBoxed((keys & kAfter) | c10::DispatchKeySet(kPythonKey), &arguments);
   } catch (...) {
     scratch.handed = outer;
+    recorder.failed = op.id;
     throw;
   }
   scratch.handed = outer;
@@ -810,8 +849,10 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
   uint32_t others = 0;
   uint64_t rng = 0;
   bool plain = true;
+  UnderWay under_way{recorder};
   {
     Guard guard(recorder.lock);
+    under_way.begin();
     uint64_t written = plan.written;
     if (plan.statistics && (plan.training < 0 || ((*stack)[base + plan.training].isBool() && (*stack)[base + plan.training].toBool())))
       written |= plan.statistics;
@@ -986,6 +1027,7 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
     recorder.records.push(record);
     scratch.children.resize(outer);
     close_lanes(recorder, outer_lanes, number);
+    if (odd.empty()) under_way.end();
   }
   if (scratch.open) scratch.children.push_back(number);
   for (const auto& [tensor, place] : odd) {
@@ -1067,7 +1109,14 @@ Recorder* hb_new(int hashes, int everything_python, int nothing_recorded, uint64
   recorder->others.number(hash, "", 0);  // 0: a call has no other arguments than tensors
   return recorder;
 }
-void hb_delete(Recorder* recorder) { delete recorder; }
+void hb_delete(Recorder* recorder) {
+  {
+    Guard guard(recorder->lock);
+    recorder->dropped = true;
+    if (recorder->calls) return;
+  }
+  delete recorder;
+}
 
 int hb_begin(Recorder* recorder) {  // 0 where another trace is being made in this process
   Recorder* none = nullptr;
@@ -1226,7 +1275,8 @@ const char* hb_dtype(int number) {  // torch's name of a dtype, or null
 int64_t hb_count(Recorder* recorder, int what) {
   Guard guard(recorder->lock);
   const size_t counts[] = {recorder->records.count, recorder->reads.count, recorder->writes.count, recorder->leaves.count,
-                           recorder->others.all.size(), recorder->metas.all.size(), recorder->lanes.count};
+                           recorder->others.all.size(), recorder->metas.all.size(), recorder->lanes.count,
+                           static_cast<size_t>(recorder->calls)};
   return static_cast<int64_t>(counts[what]);
 }
 void hb_copy(Recorder* recorder, int what, int64_t count, void* out) {

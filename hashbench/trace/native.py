@@ -29,6 +29,7 @@ import xxhash
 from hashbench.errors import HashbenchError
 from hashbench.native.build import RETRY, TRIAL, Unavailable, build
 from hashbench.native.library import (
+    CALLS,
     KNOWN,
     LANES,
     LEAVES,
@@ -295,17 +296,17 @@ class NativeTracer(TracingMode):
         if failed >= 0:
             self.failed_op = self._ops.by_number[failed].plan.name
         self._end(*exception)
-        if self._library.errors and exception[0] is None:
-            raise self._library.errors.pop()
+        errors, self._library.errors = self._library.errors, []
+        if errors and exception[0] is None:
+            raise errors[-1]
 
     def finish(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
         """All that was recorded, and notes by record number; the raw records are released."""
         built = super().finish()
         self._contexts.cell = [0]
         with self._entering:
-            if (
-                not self._entered
-            ):  # else a thread may be in a call; it keeps this object, and the recorder, until it ends
+            # A thread may be in a call, also this one, which ends the trace: it keeps this object, and the recorder.
+            if not self._entered and not self._library.count(self._recorder, CALLS):
                 recorder, self._recorder = self._recorder, 0
                 self._library.delete(recorder)
         return built

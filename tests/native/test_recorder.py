@@ -6,7 +6,10 @@ import contextlib
 import ctypes
 import gc
 import itertools
+import os
 import signal
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -547,3 +550,109 @@ def test_an_op_that_is_taken_back_leaves_nothing_to_the_next_one_at_its_place() 
                 getattr(torch.ops, library.ns).op(*[torch.ones(3)] * arguments.count("Tensor"))
             library._destroy()
             assert f"{library.ns}.op.default" in [record.op for record in trace.finish().records]
+
+
+class Ending:
+    """What an op that ends its trace finds: the trace alone, so that it may be dropped."""
+
+    def __init__(self) -> None:
+        self.held: list[HashDebugTrace] = []
+
+    def end(self, *, finished: bool, dropped: bool) -> None:
+        self.held[0].__exit__(None, None, None)
+        if finished:
+            self.held[0].finish()
+        if dropped:
+            self.held.clear()
+
+
+ENDING = Ending()
+
+
+@torch.library.custom_op("hashbench_tests::ending", mutates_args=())
+def ending(x: torch.Tensor, finished: bool, dropped: bool) -> torch.Tensor:
+    y = x.sin()
+    ENDING.end(finished=finished, dropped=dropped)
+    return y.cos()
+
+
+_ENDS = """
+from tests.native import test_recorder as tests
+for options in ({}, {"hash_inputs": True}):
+    for finished, dropped in ((False, False), (True, False), (False, True), (True, True)):
+        tests.ENDING.held.append(tests.HashDebugTrace(tracer="native", **options))
+        tests.ENDING.held[0].__enter__()
+        tests.ending(tests.torch.ones(3), finished, dropped)
+        assert not tests.is_recorded()
+        tests.ENDING.held.clear()
+        with tests.HashDebugTrace(tracer="native", **options) as trace:
+            tests.scaled(tests.torch.ones(3))
+        assert len(trace.finish().records) == 4
+print("done")
+"""
+
+
+def alone(program: str) -> None:
+    """Run it in a process of its own, whose memory is overwritten as soon as it is given back."""
+    environment = {**os.environ, "MALLOC_PERTURB_": "85"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=environment)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-2000:]
+
+
+def test_an_op_may_end_finish_and_drop_the_trace_that_it_is_in() -> None:
+    alone(_ENDS)
+
+
+@pytest.mark.parametrize("options", [{}, {"hash_inputs": True}], ids=["plain", "hashed inputs"])
+def test_the_op_that_raised_last_is_named_whoever_recorded_it(options: dict[str, Any]) -> None:
+    with HashDebugTrace(tracer="native", **options) as trace:
+        with pytest.raises(RuntimeError, match="must match"):
+            torch.ones(2) + torch.ones(3)
+        with pytest.raises(RuntimeError):
+            torch.eye(3).to_sparse().mm(torch.ones(2, 2))
+    assert trace.failed_op == "aten.mm.default"
+
+
+def test_an_error_of_a_trace_that_raised_is_not_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> Any:
+        raise FailingError
+
+    def compute() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(native, "raw_digest", fails)
+            torch.ones(2).to_sparse()
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        traced(compute)
+    trace, _ = traced(lambda: torch.ones(2))
+    assert names(trace) == ["aten.ones.default"]
+
+
+def test_ctrl_c_while_the_recorder_asks_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(3)
+    monkeypatch.setattr(native.NativeTracer, "is_parameter", lambda *_: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt), HashDebugTrace(tracer="native"):
+        x.sin()
+
+
+_READS = """
+from hashbench.native.library import OTHERS
+from tests.native import test_recorder as tests
+x, size = tests.torch.ones(3), tests.ctypes.c_int64()
+with tests.HashDebugTrace(tracer="native") as trace:
+    for number in range(100):
+        x.add(number)
+    library, recorder = trace._tracer._library, trace._tracer._recorder
+    address = library.text(recorder, OTHERS, 50, tests.ctypes.byref(size))
+    before = tests.ctypes.string_at(address, size.value)
+    for number in range(100, 3000):
+        x.add(number)
+    assert tests.ctypes.string_at(address, size.value) == before
+print("done")
+"""
+
+
+def test_what_python_reads_of_a_trace_stays_where_it_is_while_more_is_recorded() -> None:
+    alone(_READS)
