@@ -282,6 +282,32 @@ def test_a_module_at_the_place_of_a_dead_one_has_its_own_name(tracer: str) -> No
 
 
 @both
+@pytest.mark.filterwarnings("ignore")
+def test_a_trace_that_is_entered_again_follows_modules_beside_hooks_as_before(tracer: str) -> None:
+    model, x = Inner(), torch.ones(2)
+    model.register_forward_hook(lambda *_: None)
+    trace = HashDebugTrace(tracer=tracer)
+    for _ in range(2):
+        with trace:
+            model(x)
+    assert [record.module for record in trace] == ["Inner"] * 4
+
+
+@pytest.mark.usefixtures("_hooks")
+def test_a_module_that_failed_is_left_beside_hooks() -> None:
+    class Fails(nn.Module):
+        def forward(self) -> None:
+            raise ArithmeticError
+
+    x = torch.ones(2)
+    with HashDebugTrace() as trace:
+        with pytest.raises(ArithmeticError):
+            Fails()()
+        x.sin()
+    assert [record.module for record in trace] == [""]
+
+
+@both
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_a_module_that_raised_is_left(tracer: str, error: type[BaseException]) -> None:
     class Fails(nn.Module):

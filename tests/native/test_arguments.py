@@ -29,7 +29,6 @@ _SCHEMAS = (
     "written(Tensor(a!)[] each) -> ()",
     "several(Tensor x) -> (Tensor, int)",
     "made(Tensor x) -> Tensor[]",
-    "kept(Tensor x) -> Tensor",
 )
 
 
@@ -50,7 +49,7 @@ def _written(each: list[torch.Tensor]) -> None:
 def ops() -> Iterator[Any]:
     library = torch.library.Library(_NAMES, "DEF")
     kernels: dict[str, Any] = {"written": _written, "several": lambda x: (_copied(x), 1)}
-    kernels |= {"made": lambda x: [_copied(x), _copied(x)], "kept": lambda _: Y, "usual": lambda *_: _copied(X)}
+    kernels |= {"made": lambda x: [_copied(x), _copied(x)], "usual": lambda *_: _copied(X)}
     for schema in _SCHEMAS:
         library.define(schema)
         name = schema.partition("(")[0]
@@ -87,7 +86,6 @@ CALLS: dict[str, Any] = {
     "a list that is written": lambda ops: ops.written([torch.ones(2), torch.zeros(2)]),
     "a tensor and a number": lambda ops: ops.several(X),
     "a list that is returned": lambda ops: ops.made(X),
-    "memory that an op before it has shown": lambda ops: [ops.kept(X), ops.kept(X)],
     "a number in place of a tensor": lambda _: torch.where(X > 1, X, 2.5),
     "an index that leaves out a dimension": lambda _: torch.ones(3, 3)[:, torch.tensor([0, 2])],
     "an empty list in the middle": lambda _: torch.ones(2).sum([], dtype=torch.float64),
