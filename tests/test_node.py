@@ -92,6 +92,5 @@ def test_a_full_disk_is_a_problem_of_the_machine(monkeypatch):
 
 def test_the_real_environment_is_collected_with_the_same_arguments():
     module, _, name = DEFAULT_FINGERPRINT.partition(":")
-    assert set(inspect.signature(getattr(importlib.import_module(module), name)).parameters) == {
-        *("device", "variables", "tracer")
-    }
+    collect = inspect.signature(getattr(importlib.import_module(module), name))
+    collect.bind(device="cpu", variables={}, tracer="auto")  # as on a machine of a cluster, and nothing more is needed

@@ -414,6 +414,7 @@ class NativeTracer(TracingMode):
             self._take(_storages((*given, *arguments.tensors_in(output))))
         finally:
             self._calls.given, self._calls.known = around
+            self._close()  # a watcher may raise once the call is made
         return output
 
     def _plan(self, func: Any) -> OpPlan:
@@ -429,9 +430,13 @@ class NativeTracer(TracingMode):
         try:
             return super()._show(plan, args, kwargs)
         finally:
-            outer, self._calls.outer = self._calls.outer, None
-            if outer is not None:  # there is no record that could end it
-                self._library.close(self._recorder, outer, -1)
+            self._close()
+
+    def _close(self) -> None:
+        """End the call that this thread has made last where no record has done so."""
+        outer, self._calls.outer = self._calls.outer, None
+        if outer is not None:
+            self._library.close(self._recorder, outer, -1)
 
     def _bring(self, storages: Iterable[torch.UntypedStorage]) -> None:
         """Mark storages in Python as the recorder knows them."""

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hashbench import HashDebugTrace
 from hashbench.divergence import find
 from hashbench.errors import HashbenchError
-from hashbench.native.library import is_recorded, xxh3
+from hashbench.native.library import Library, is_recorded, xxh3
 from hashbench.records import Trace
 from hashbench.trace import callbacks, file, mode, native
 from hashbench.trace.callbacks import TraceCallback
@@ -176,16 +176,32 @@ def test_nothing_is_hashed_for_a_watcher_that_needs_no_trace(tracer: str, monkey
     assert any(node.startswith("backward/Residual.inner.1/aten.native_batch_norm_backward") for node in watcher.nodes)
 
 
-def test_a_custom_op_that_is_only_shown_ends_what_is_inside_it() -> None:
+class Stopping(TraceCallback):
+    """Ends the run once a custom op has been called, as whoever looks for one call does."""
+
+    def after(self, node: str, func: Any, *_: Any) -> None:
+        if func.namespace != "aten":
+            raise KeyError(node)
+
+
+@pytest.mark.parametrize("watcher", [Looking, Stopping])
+def test_a_custom_op_that_has_no_record_ends_what_is_inside_it(watcher: type[TraceCallback]) -> None:
     """Else what later traces record would be kept as made inside it, for as long as the process lives."""
     library = native.load()
     assert not isinstance(library, native.Unavailable)
-    traced(lambda: scaled(torch.ones(3)), watcher=Looking())
+    assert inside(library[0]) == 0
+    with contextlib.suppress(KeyError):
+        traced(lambda: scaled(torch.ones(3)), watcher=watcher())
+    assert inside(library[0]) == 0
+
+
+def inside(library: Library) -> int:
+    """How many records count as made inside of an op that this thread is in, once there is one more."""
     with HashDebugTrace(tracer="native") as trace:
         torch.ones(3)
-        inside = library[0].open()
-        library[0].close(trace._tracer._recorder, inside, -1)  # type: ignore[union-attr]
-    assert inside == 0
+        found = int(library.open())
+        library.close(trace._tracer._recorder, found, -1)  # type: ignore[union-attr]
+    return found
 
 
 def test_every_op_of_a_step_is_one_that_the_profiler_sees_untraced() -> None:
