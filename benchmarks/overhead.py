@@ -144,9 +144,9 @@ def ratio(times: Sequence[float], base: Sequence[float]) -> float:
     return statistics.median(one / other for one, other in zip(times, base, strict=True))
 
 
-def added(taken: Mapping[str, Sequence[float]], name: str) -> float:
-    """Seconds that an arm adds to the step without a mode, median over the repetitions."""
-    return statistics.median(one - base for one, base in zip(taken[name], taken["no mode"], strict=True))
+def added(taken: Mapping[str, Sequence[float]], name: str, to: str = "no mode") -> float:
+    """Seconds that an arm adds to another, median over the repetitions."""
+    return statistics.median(one - base for one, base in zip(taken[name], taken[to], strict=True))
 
 
 def times_less(taken: Mapping[str, Sequence[float]], arm: str = "hashbench") -> tuple[float, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 import torch
@@ -41,7 +41,7 @@ def measure(workload: str, *, seconds: float) -> Table:
     step = WORKLOADS[workload]()
     taken = interleaved(step, seconds=seconds, arms=_arms(step, loaded[0]), warm_ups=8)
     base = statistics.median(taken["no mode"])
-    rows = [(what, _between(taken[whole], taken[less])) for what, whole, less in _PIECES]
+    rows = [(what, added(taken, whole, less)) for what, whole, less in _PIECES]
     rows.append(("native tracer", added(taken, "native")))
     cells = tuple((what, f"{1e6 * more:.0f}", f"{100 * more / base:.1f}") for what, more in rows)
     note = f"Untraced {1e3 * base:.1f} ms; {len(taken['no mode'])} repetitions. " + _NOTE
@@ -113,10 +113,6 @@ def _boxed(library: Library) -> Iterator[None]:
         yield
     finally:
         library.thread(0)
-
-
-def _between(whole: Sequence[float], less: Sequence[float]) -> float:
-    return statistics.median(one - other for one, other in zip(whole, less, strict=True))
 
 
 def _nothing() -> None:
