@@ -15,7 +15,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from hashbench.catalog import CAUSES, Confidence, Kind, family_of, kind_of
 from hashbench.errors import HashbenchError
-from hashbench.records import Row
+from hashbench.records import MODES, Row
 from hashbench.results.load import Sweep
 from hashbench.results.rows import row_key
 from hashbench.text import a_few, count, told
@@ -304,10 +304,11 @@ def _changes(base: Sweep, new: Sweep, pairs: Iterable[Pair]) -> Iterator[ModelCh
     ours = base.kind == new.kind == "hashbench"
     base_groups, new_groups = ({row_key(row)[:-1] for row in sweep.rows} for sweep in (base, new))
     suites = {row.suite for row in new.rows}.union(*(selection.suites for selection in new.selections))
+    modes = {*MODES, *(row.mode for row in new.rows), *(selection.mode for selection in new.selections)}
     for pair in pairs:
         old, now = pair
         key = row_key(_either(pair))
-        outcome = _outcome(pair, selected=_is_selected(new, _either(pair), suites), places_known=ours)
+        outcome = _outcome(pair, selected=_is_selected(new, _either(pair), suites, modes), places_known=ours)
         whole_group = ours and not (old and now) and key[:-1] not in (new_groups if old else base_groups)
         yield Change(key, outcome, old, now, _note(outcome, pair), whole_group)
 
@@ -333,13 +334,14 @@ def _always(base: Row, new: Row) -> bool:
     return base.rate is None or base.rate >= 1
 
 
-def _is_selected(sweep: Sweep, row: Row, suites: Collection[str]) -> bool:
+def _is_selected(sweep: Sweep, row: Row, suites: Collection[str], modes: Collection[str]) -> bool:
     """Whether ``sweep`` was asked for ``row``; without a ``sweep.json`` for its suite and mode it counts as asked,
     unless it is known which suites it was to run in which modes, or there is nothing of its suite (``suites`` are those
-    of NEW): a mode that is gone may be lost, a suite that was never named was not meant."""
+    of NEW): training or inference that is gone may be lost, a suite that was never named was not meant. Nor was a mode
+    that takes a flag of its own, batch invariance, where NEW has none of it (``modes``: its own and these two)."""
     if sweep.parts is not None and (row.suite, row.mode) not in sweep.parts:
         return False
-    if sweep.parts is None and sweep.selections and row.suite not in suites:
+    if sweep.parts is None and sweep.selections and (row.suite not in suites or row.mode not in modes):
         return False
     selections = [selection for selection in sweep.selections if selection.concerns(row)]
     return not selections or any(selection.covers(row) for selection in selections)

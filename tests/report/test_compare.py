@@ -293,6 +293,19 @@ def test_a_default_sweep_against_the_full_baseline_of_both_modes(tmp_path):
     assert not comparison.got_worse
 
 
+def test_batch_invariance_of_the_baseline_was_not_asked_of_plain_sweeps(tmp_path):
+    expected, rows = tmp_path / "expected", [row(name, mode="batch-invariance") for name in "ab"]
+    expected.mkdir()
+    write_rows(expected / "plain.csv", [row("a"), row("a", mode="inference")])
+    write_rows(expected / "batch-invariance.csv", rows)
+    write_sweep(tmp_path / "now" / "training", row("a"), selection=selection(row("a")))
+    comparison = compare(load_sweep(expected), load_sweep(tmp_path / "now"))
+    assert comparison.counts == {Outcome.NOT_SELECTED: 2, Outcome.MISSING: 1, Outcome.UNCHANGED: 1}
+    write_sweep(tmp_path / "now" / "batch", rows[0], selection=selection(*rows))
+    comparison = compare(load_sweep(expected), load_sweep(tmp_path / "now"))
+    assert comparison.counts == {Outcome.MISSING: 2, Outcome.UNCHANGED: 2}
+
+
 # ---------------------------------------------------------------------------------------------- environments
 
 
