@@ -13,6 +13,7 @@ import torch
 from benchmarks.overhead import interleaved
 from benchmarks.table import Table, against
 from benchmarks.workloads import bert_like
+from hashbench.native.build import Unavailable
 from hashbench.native.library import Library
 from hashbench.trace import native
 
@@ -29,8 +30,8 @@ def measure(*, seconds: float) -> list[Table]:
         seconds: measure each workload for about so long.
     """
     loaded = native.load()
-    if isinstance(loaded, str):
-        return [Table(title=_TITLE, headers=("calls",), rows=(), notes=(loaded,))]
+    if isinstance(loaded, Unavailable):
+        return [Table(title=_TITLE, headers=("calls",), rows=(), notes=(loaded.reason,))]
     library, _ = loaded
     torch.manual_seed(0)
     rows: list[tuple[object, ...]] = []
@@ -66,7 +67,7 @@ def _additions() -> None:
 @contextmanager
 def _recorded(library: Library, *, hashes: bool) -> Iterator[int]:
     """Record with nothing but the recorder itself."""
-    recorder = library.new(int(hashes), 0, 0)
+    recorder = library.new(int(hashes), 0, 0, 0)
     library.begin(recorder)
     library.thread(1)
     try:

@@ -89,10 +89,17 @@ def _arms(step: TrainingStep, library: Library) -> dict[str, Arm]:
 
 
 def _trace(library: Library, *, hashes: bool) -> HashDebugTrace:
-    new = library.new
-    library.new = lambda hashed, *others: new(int(hashes and hashed), *others)
-    try:
+    with contextlib.nullcontext() if hashes else without_digests(library):
         return HashDebugTrace(tracer="native")
+
+
+@contextlib.contextmanager
+def without_digests(library: Library) -> Iterator[None]:
+    """A context in which native traces are made that record calls and hash nothing."""
+    new = library.new
+    library.new = lambda _, *others: new(0, *others)
+    try:
+        yield
     finally:
         library.new = new
 

@@ -28,6 +28,7 @@ from unittest import mock
 
 import psutil
 
+from benchmarks.pieces import without_digests
 from benchmarks.table import Table, against
 from hashbench.check import model, pair
 from hashbench.native.build import Unavailable
@@ -41,7 +42,7 @@ from hashbench.trace import native
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.mode import TracingMode
 from hashbench.trace.module_paths import ModulePaths
-from hashbench.trace.native import NativeTracer
+from hashbench.trace.native.tracer import NativeTracer
 
 GOAL = 1.15
 ROUNDS = 3
@@ -299,16 +300,12 @@ def _stages_written(options: RunOptions) -> Iterator[None]:
 def measured_row(spec: ModelSpec, options: RunOptions) -> Row:
     """The row of a sweep, with its stages counted."""
     with _stages_written(options):
-        if os.environ[_DIGESTS] == "0":
-            loaded = native.load()
-            assert not isinstance(loaded, Unavailable)
-            library = loaded[0]
-            library.new = functools.partial(_without_digests, library.new)
-        return model.run_model(spec, options)
-
-
-def _without_digests(new: Callable[..., Any], _hashes: int, *others: int) -> Any:
-    return new(0, *others)
+        if os.environ[_DIGESTS] == "1":
+            return model.run_model(spec, options)
+        loaded = native.load()
+        assert not isinstance(loaded, Unavailable)
+        with without_digests(loaded[0]):
+            return model.run_model(spec, options)
 
 
 @dataclass(frozen=True, slots=True)

@@ -488,7 +488,7 @@ bool is_no_tensor(const c10::IValue& value) { return !value.isTensor() || !value
 // A Python number where the schema has a tensor.
 bool is_number(const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl()->is_wrapped_number(); }
 
-// Read by hashbench/trace/native.py, `_Values`.
+// Read by hashbench/trace/native/decode.py, `_Values`.
 void put_value(std::string& text, const c10::IValue& value) {
   if (value.isInt()) {
     const int64_t v = value.toInt();

@@ -85,7 +85,7 @@ class HashDebugTrace:
             callback=watcher,
             digests=digests,
         )
-        self._tracer = TracingMode(options) if self._choice.tracer == "python" else native.tracer(options)
+        self._tracer = TracingMode(options) if self._choice.tracer == "python" else native.make_tracer(options)
         self._settings = settings
         self._finished: Trace | None = None
         self._notes: Mapping[int, Mapping[str, Any]] = {}

@@ -66,7 +66,7 @@ _FRESH, _INPLACE, _VIEW, _SEVERAL = Pattern.FRESH, Pattern.INPLACE, Pattern.VIEW
 _PLAIN_TENSORS = frozenset((_Tensor, _Parameter))
 _DTYPES = {name: dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)}
 _PLAIN_DTYPES = frozenset(dtype for name, dtype in _DTYPES.items() if not name.startswith("q")) - BY_DTYPE.keys()
-_PLAIN_TYPES = frozenset(
+PLAIN_TYPES = frozenset(
     (int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 )
 
@@ -388,7 +388,7 @@ class TracingMode(TorchDispatchMode, Listener):
                 # A backward that was not asked for some gradient returns None in its place.
                 written = tuple([self._write(tensor, mark, plan.blank) for tensor in output if tensor is not None])
             else:
-                if type(output) in _PLAIN_TYPES:
+                if type(output) in PLAIN_TYPES:
                     scalar = output
                 written = self._write_all(plan, args, kwargs, output, (token, number, None))
         except _WithoutContentError:
@@ -472,8 +472,8 @@ class TracingMode(TorchDispatchMode, Listener):
                     self._observer.ids.add_leaf(kind, label)
             self._registered.clear()
             self._unread.clear()
-            others = [name, *(value for value in args if type(value) in _PLAIN_TYPES)]
-            others += [(key, value) for key, value in kwargs.items() if type(value) in _PLAIN_TYPES]
+            others = [name, *(value for value in args if type(value) in PLAIN_TYPES)]
+            others += [(key, value) for key, value in kwargs.items() if type(value) in PLAIN_TYPES]
             noted = self._observer.before(plan, args, kwargs) if self._observer.wanted else None
         self._compiled_call = plan, tuple(reads), tuple(others), noted
 
@@ -557,7 +557,7 @@ class TracingMode(TorchDispatchMode, Listener):
                 except (NotImplementedError, RuntimeError):
                     pass  # without a storage: sparse, nested, opaque
                 self._read(plan, argument, value, reads, others)
-            elif kind in _PLAIN_TYPES or (kind is list and value and type(value[0]) is int):
+            elif kind in PLAIN_TYPES or (kind is list and value and type(value[0]) is int):
                 others.append(value)  # the schema knows no list that mixes tensors with sizes
             else:
                 self._read(plan, argument, value, reads, others)
@@ -568,7 +568,7 @@ class TracingMode(TorchDispatchMode, Listener):
         reads: list[Any] = []
         others: list[Any] = []
         for name, value in kwargs.items():
-            if type(value) in _PLAIN_TYPES or name in plan.group:
+            if type(value) in PLAIN_TYPES or name in plan.group:
                 others.append((name, GROUP if name in plan.group else value))
             else:
                 self._read(plan, name, value, reads, others)

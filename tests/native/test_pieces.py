@@ -1,4 +1,4 @@
-"""The benchmark that takes parts of the native tracer away: it measures each, and leaves the tracer whole."""
+"""The benchmarks of the native tracer's parts: each is measured, and the tracer left whole."""
 
 from __future__ import annotations
 
@@ -33,6 +33,15 @@ def test_every_piece_has_a_row_and_traces_are_whole_afterwards() -> None:
     table = pieces.measure(pieces.USUAL, seconds=0)
     assert [row[0] for row in table.rows] == [what for what, _, _ in pieces._PIECES] + ["native tracer"]
     assert digests() == before
+
+
+def test_the_recorder_alone_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import calls
+
+    monkeypatch.setattr(calls, "RECORDS", 2000)
+    each, memory = calls.measure(seconds=0)
+    assert [row[0] for row in each.rows] == ["add_ of 8 elements, in a row", "BERT-like step"]
+    assert [row[0] for row in memory.rows] == ["memory a record", "largest memory of the process"]
 
 
 def test_each_arm_takes_away_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The native tracer: the recorder in C++ sees every call, and this turns what it kept into the records of a trace.
+"""The native tracer's part in Python: answers the recorder while a trace is made, and finishes the trace.
 
 The recorder writes down calls on dense CPU tensors. All others it hands over one by one, and all where somebody looks
 at every call: those are recorded as under the dispatch mode, of which this is a subclass, but no mode is active. Both
@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import struct
-import sys
 import threading
 import weakref
 from array import array
@@ -19,205 +17,28 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import xxhash
 
 from hashbench.errors import HashbenchError
-from hashbench.native.build import RETRY, TRIAL, Unavailable, build
-from hashbench.native.library import (
-    CALLS,
-    KNOWN,
-    LANES,
-    LEAVES,
-    METAS,
-    OTHERS,
-    READS,
-    RECORDS,
-    WRITES,
-    CPlan,
-    Library,
-    decomposes,
-    is_free,
-    is_recorded,
-)
-from hashbench.records import TensorDigest, Trace, contiguous_stride
-from hashbench.text import one_line, shorten
+from hashbench.native.library import CALLS, KNOWN, LANES, RECORDS, Library, is_recorded
+from hashbench.records import TensorDigest, Trace
 from hashbench.trace import arguments
-from hashbench.trace.build import RawLeaf, RawRecord, RawResult, RecordIdentity, build_trace, without_gaps
+from hashbench.trace.build import RawRecord, RawResult, RecordIdentity, build_trace, without_gaps
 from hashbench.trace.callbacks import TraceOptions
-from hashbench.trace.digest import (
-    BY_DTYPE,
-    RawDigest,
-    components,
-    digest,
-    dtype_name,
-    has_no_data,
-    is_waiting,
-    local_tensor,
-    raw_digest,
-    untraced,
-)
-from hashbench.trace.lanes import Lane, Recorded, arranged, callers_of
-from hashbench.trace.mode import (
-    _PLAIN_TYPES,
-    TracingMode,
-    _current_autograd_node,
-    _get_sequence_nr,
-    call_with_callback,
-)
-from hashbench.trace.module_paths import Contexts, NamedState, known_original
-from hashbench.trace.op_schema import OpPlan, plan_of
+from hashbench.trace.digest import BY_DTYPE, RawDigest, components, is_waiting, local_tensor, raw_digest, untraced
+from hashbench.trace.lanes import Recorded, arranged, callers_of
+from hashbench.trace.mode import TracingMode, _current_autograd_node, _get_sequence_nr, call_with_callback
+from hashbench.trace.module_paths import NamedState
+from hashbench.trace.native.decode import Kept, content_of, leaf_storages
+from hashbench.trace.native.ops import Ops, plan_of
+from hashbench.trace.op_schema import OpPlan
 from hashbench.trace.storage_writers import LeafViews, Mark, get_mark, set_mark, storage_key, view_key
 from hashbench.trace.threads import Starts
 
-_RECORD = struct.Struct("=qQiIIIIIiIII")
-_READ = struct.Struct("=iiq")
-_WRITE = struct.Struct("=QII")
-_LEAF = struct.Struct("=QQqIIiI")
-_LANE = struct.Struct("=iiiI")
-_SEQUENCE, _CONTEXT, _CALLER, _LANE_OF = 0, 4, 8, 11
-_RECORD_FIELDS = np.dtype([("sequence", "i8"), ("rng", "u8"), ("op", "i4"), ("rest", "V36")])
-_LEAF_FIELDS = np.dtype([("storage", "u8"), ("rest", "V24"), ("name", "i4"), ("unused", "i4")])
-_PLAIN = ((READS, _READ), (WRITES, _WRITE))
-_BACKWARD, _STRIDED = 1 << 31, 1 << 8
 _Int32 = ctypes.c_int32
-_LAYOUTS = ("strided", "sparse_coo", "sparse_csr", "_mkldnn", "sparse_csc", "sparse_bsr", "sparse_bsc", "jagged")
-_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
-
-
-class Op:
-    """What both sides know of one op: its plan, and how each argument is named and read."""
-
-    def __init__(self, plan: OpPlan, schema: Any) -> None:
-        self.plan = plan
-        self.names: list[int | str] = [
-            argument.name if argument.kwarg_only else position for position, argument in enumerate(schema.arguments)
-        ]
-        self.kinds = [
-            str(argument.real_type).removeprefix("Optional[").removesuffix("]") for argument in schema.arguments
-        ]
-        self.places = _Places(self.names)
-
-
-def _plan_of(func: Any) -> OpPlan:
-    """The plan of an op. Of one whose own calls are recorded the generator's state is, too: what it draws while the
-    state is equal, and what it calls draws from another one, is its own doing."""
-    plan = plan_of(func)
-    open_ = func.namespace != "aten" and plan.traced and not plan.seeded
-    return replace(plan, seeded=True, drawn_inside=True) if open_ else plan
-
-
-class _Places(dict[int, "int | str"]):
-    """The place of an argument as records keep it, by ``Read::argument`` of ``recorder.cpp``."""
-
-    def __init__(self, names: Sequence[int | str]) -> None:
-        super().__init__()
-        self._names = names
-
-    def __missing__(self, argument: int) -> int | str:
-        name, index = self._names[argument & 0xFF], argument >> 8
-        self[argument] = place = f"{name}.{index - 1}" if index else name
-        return place
-
-
-class Ops:
-    """The ops that the recorder has met, by the number that it gave them."""
-
-    def __init__(self) -> None:
-        self.by_number: dict[int, Op] = {}
-
-    def describe(self, number: int, name: str, overload: str) -> CPlan:
-        """What the recorder must know of an op."""
-        namespace, _, short = name.partition("::")
-        func = getattr(getattr(getattr(torch.ops, namespace), short), overload or "default")
-        plan, schema = _plan_of(func), func._schema
-        self.by_number[number] = Op(plan, schema)
-        names = [argument.name for argument in schema.arguments]
-        kept = {*plan.written_names}
-        originals = plan.collective or plan.shown is not None or plan.resizes
-        odd = len(names) > 64 or any("torch.classes." in str(argument.type) for argument in schema.arguments)
-        return CPlan(
-            written=sum(1 << at for at, label in enumerate(names[:64]) if label in kept),
-            statistics=sum(1 << at for at in plan.running_statistics),
-            training=plan.training,
-            traced=plan.traced,
-            decomposes=decomposes(name, overload),
-            python=originals or odd,
-            fresh=plan.fresh,
-            blank=plan.blank,
-            seeded=plan.seeded,
-            open=namespace != "aten",
-            originals=originals,
-        )
-
-
-@functools.cache
-def load() -> tuple[Library, Ops] | Unavailable:
-    """The recorder, loaded into this process, and the ops that it has met; or why it cannot be used. Compiles it where
-    nobody has."""
-    if not is_free():
-        return Unavailable(
-            f"torch {torch.__version__} leaves no dispatch key free to see calls by", "install torch 2.15"
-        )
-    built = build(trial=TRIAL)
-    if isinstance(built, Unavailable):
-        return built
-    try:
-        return _opened(built.path)
-    except (OSError, AttributeError) as error:
-        return Unavailable(f"the native recorder cannot be loaded ({one_line(str(error))})", RETRY)
-
-
-def trial(path: str) -> int:
-    """Load a library that was just compiled and make a small trace with it; 0 where that is as it should be. For a
-    process of its own, since what is wrong may end it."""
-    fault = _fault(*_opened(Path(path)))
-    if fault:
-        print(fault, file=sys.stderr)
-    return int(bool(fault))
-
-
-def _opened(path: Path) -> tuple[Library, Ops]:
-    ops = Ops()
-    known_original(torch.nn.Module._call_impl)  # reads a source: now rather than in each process that is forked later
-    return Library(path, ops.describe, lambda tensor: not has_no_data(type(tensor))), ops
-
-
-def tracer(options: TraceOptions) -> NativeTracer:
-    """A trace by the recorder, which can be used here: ``hashbench.trace.tracer.choose`` has asked."""
-    loaded = load()
-    assert not isinstance(loaded, Unavailable)
-    return NativeTracer(options, *loaded)
-
-
-def _fault(library: Library, ops: Ops) -> str:
-    """What is wrong in a small trace by the recorder; empty where nothing is."""
-    first, second = torch.arange(6.0).reshape(2, 3), torch.ones(2, 3)
-    tracer = NativeTracer(TraceOptions(), library, ops)
-    with tracer:
-        third = torch.add(first, second, alpha=2)
-        third.mul_(2)
-        part = third.t()[1]
-    tracer.add_result("part", part)
-    trace, _ = tracer.finish()
-    seen = [(record.op, record.arguments, [ref.source for ref in record.inputs]) for record in trace.records]
-    written = [[output.value for output in record.outputs] for record in trace.records]
-    leaves, added = ["other/#0", "other/#1"], "forward//aten.add.Tensor#0"
-    multiplied = "forward//aten.mul_.Tensor#0"
-    if seen != [
-        ("aten.add.Tensor", "alpha=2", leaves),
-        ("aten.mul_.Tensor", "2", [added]),
-        ("aten.t.default", "", [multiplied]),
-        ("aten.select.int", "0, 1", [multiplied]),
-    ]:
-        return f"a trace of four ops holds {shorten(str(seen), 200)}"
-    if written != [[digest(third / 2).value], [digest(third).value], [], []]:
-        return "its digests are not those of the tensors"
-    return ""
 
 
 class _Calls(threading.local):
@@ -418,7 +239,7 @@ class NativeTracer(TracingMode):
         return output
 
     def _plan(self, func: Any) -> OpPlan:
-        plan = _plan_of(func)
+        plan = plan_of(func)
         make = functools.partial(self._make, plan.call, func.namespace != "aten")
         self._plans[id(func)] = plan = replace(plan, call=make)
         if self._observer.callback is not None and plan.traced:
@@ -527,7 +348,7 @@ class NativeTracer(TracingMode):
     def _begin_compiled(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self._bring(_storages(arguments.tensors_in([*args, *kwargs.values()])))
         if self._mixed:
-            for storage, *_ in _LEAF.iter_unpack(self._library.bytes_of(self._recorder, LEAVES, _LEAF.size)):
+            for storage in leaf_storages(self._library, self._recorder):
                 self._unread.pop(storage, None)
         super()._begin_compiled(name, args, kwargs)
 
@@ -545,51 +366,41 @@ class NativeTracer(TracingMode):
     # --------------------------------------------------------------------------------------------- the finished trace
 
     def content(self) -> bytes:
-        """See :meth:`TracingMode.content`: a digest of what the recorder kept, less what no finished trace shows,
-        addresses and the numbers that autograd's nodes had before."""
+        """See :meth:`TracingMode.content`: a digest of what the recorder kept, less what no finished trace shows."""
         in_python = self._records or self._leaves or self._odd_digests or self._observer.kept
         waiting = any(not isinstance(raw, TensorDigest) and is_waiting(raw) for _, raw, _ in self._results)
         threads = self._library.count(self._recorder, LANES) > 1  # their records come in any order
         if not self._mixed or in_python or waiting or threads or not self._position():
             return b""
-        records, leaves = self._fields(RECORDS, _RECORD_FIELDS), self._fields(LEAVES, _LEAF_FIELDS)
-        if (records["op"] < 0).any():  # Python should have had it, and left it out
+        kept = content_of(self._library, self._recorder, first_sequence=self._first_sequence or 0)
+        if kept is None:
             return b""
-        first, sequence = self._first_sequence or 0, records["sequence"]
-        records["sequence"] = np.where(sequence >= first, sequence - first, -1)  # -1: made before, no record's forward
+        content, leaves = kept
         named = [
             (self._registered.get(storage), self._modules.state(name) if name >= 0 else None)
-            for storage, name in zip(leaves["storage"].tolist(), leaves["name"].tolist(), strict=True)
+            for storage, name in leaves
         ]
-        leaves["storage"] = leaves["unused"] = 0
-        kept = [self._library.bytes_of(self._recorder, what, form.size) for what, form in _PLAIN]
-        texts = [self._library.texts(self._recorder, what) for what in (OTHERS, METAS)]
-        rest = (named, texts, self._contexts.modules, self._contexts.steps, self._results, self._setting_marks)
-        return xxhash.xxh3_128_digest(b"".join([records.tobytes(), leaves.tobytes(), *kept, repr(rest).encode()]))
-
-    def _fields(self, what: int, fields: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        """The raw items ``what``, which may be changed."""
-        return np.frombuffer(bytearray(self._library.bytes_of(self._recorder, what, fields.itemsize)), fields)
+        rest = (named, self._contexts.modules, self._contexts.steps, self._results, self._setting_marks)
+        return xxhash.xxh3_128_digest(b"".join([*content, repr(rest).encode()]))
 
     def built(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
-        raw = list(_RECORD.iter_unpack(self._library.bytes_of(self._recorder, RECORDS, _RECORD.size)))
-        contexts = self._contexts
+        kept, contexts = Kept(self._library, self._recorder, self._ops.by_number), self._contexts
+        in_python = [kept.placed(record, contexts) for record in self._records]
         records: Sequence[RawRecord]
         results: Sequence[RawResult]
         notes: Mapping[int, Mapping[str, Any]]
         if self._mixed:
-            found = _Decoded(self._library, self._recorder, self._ops, raw)
-            in_python = {record[-1]: _placed(record, raw, contexts) for record in self._records}
-            records = list(found.records(contexts, in_python, self._odd_digests))
-            leaves = list(found.leaves(contexts, self._modules.state, self._registered, iter(self._leaves)))
+            by_number = {record.number: record for record in in_python}
+            records = list(kept.records(contexts, by_number, self._odd_digests))
+            leaves = list(kept.leaves(contexts, self._modules.state, self._registered, iter(self._leaves)))
             numbers, results, notes = [record.number for record in records], self._results, self._observer.kept
         else:
-            self._records[:] = [_placed(record, raw, contexts) for record in self._records]
-            numbers, leaves = sorted([record[-1] for record in self._records]), self._leaves
+            self._records[:] = in_python
+            numbers, leaves = sorted([record.number for record in in_python]), self._leaves
             records, results, notes = self._observer.resolved(self._results)
-        lanes = list(map(Lane._make, _LANE.iter_unpack(self._library.bytes_of(self._recorder, LANES, _LANE.size))))
-        lane_of = [raw[number][_LANE_OF] for number in numbers] if len(lanes) > 1 else []
-        callers = {number: record[_CALLER] for number, record in enumerate(raw) if record[_CALLER] >= 0}
+        lanes = kept.lanes()
+        lane_of = list(map(kept.lane_of, numbers)) if len(lanes) > 1 else []
+        callers = kept.callers()
         callers |= callers_of(numbers, lane_of, lanes) if lane_of else {}
         if numbers and numbers[-1] >= len(numbers):  # some failed, and Python left them out
             places = {number: place for place, number in enumerate(numbers)}
@@ -614,21 +425,10 @@ class NativeTracer(TracingMode):
         return trace, recorded.notes
 
 
-def _placed(record: tuple[Any, ...], raw: Sequence[tuple[Any, ...]], contexts: Contexts) -> RawRecord:
-    """A record that Python made, as one of the thread that made it."""
-    made, kept = RawRecord._make(record), raw[record[-1]]
-    if not kept[_LANE_OF]:
-        return made._replace(sequence=made.sequence | kept[_SEQUENCE]) if kept[_SEQUENCE] else made
-    module, iteration, optimizing = contexts[kept[_CONTEXT]]
-    phase = made.phase if made.phase == "backward" else "optimizer" if optimizing else "forward"
-    sequence = made.sequence | kept[_SEQUENCE]
-    return made._replace(phase=phase, iteration=iteration, module=module, sequence=sequence)
-
-
 def _take_number(library: Library, recorder: int, calls: _Calls) -> int:
     """The number of a record that Python has, of the call that this thread has made last."""
     number = int(library.take_record(recorder))
-    outer, calls.outer = getattr(calls, "outer", None), None
+    outer, calls.outer = calls.outer, None
     if outer is not None:
         library.close(recorder, outer, number)
     return number
@@ -649,176 +449,6 @@ def _make(library: Library, recorder: int, calls: _Calls, call: Any, opened: boo
         library.make(0)
     calls.outer = outer
     return output
-
-
-class _Decoded:
-    """What the recorder kept of one trace."""
-
-    def __init__(self, library: Library, recorder: int, ops: Ops, records: Sequence[tuple[Any, ...]]) -> None:
-        def unpacked(what: int, form: struct.Struct) -> list[tuple[Any, ...]]:
-            return list(form.iter_unpack(library.bytes_of(recorder, what, form.size)))
-
-        self._records, self._leaves = records, unpacked(LEAVES, _LEAF)
-        self._reads, self._writes = unpacked(READS, _READ), unpacked(WRITES, _WRITE)
-        self._others = library.texts(recorder, OTHERS)
-        self._enumerated: dict[str, dict[int, Any]] = {
-            "ScalarType": library.dtypes,
-            "Layout": {number: getattr(torch, name) for number, name in enumerate(_LAYOUTS)},
-            "MemoryFormat": {number: getattr(torch, name) for number, name in enumerate(_FORMATS)},
-        }
-        metas = enumerate(library.texts(recorder, METAS))
-        self._metas = {number: _meta(text, library.dtypes) for number, text in metas if text}
-        self._ops = ops.by_number
-        self._shapes = {
-            number: (dtype_name(dtype), shape, stride or contiguous_stride(shape))
-            for number, (dtype, shape, stride) in self._metas.items()
-        }
-        self._texts: dict[tuple[int, int], str] = {}
-
-    def records(
-        self,
-        contexts: Contexts,
-        in_python: Mapping[int, RawRecord],
-        odd: Sequence[RawDigest],
-    ) -> Iterator[RawRecord]:
-        """The records in their order; ``in_python`` are those that Python made, by number."""
-        made: Any = tuple.__new__  # half the time of the constructors of named tuples
-        ops, all_reads, all_writes, shapes, texts = self._ops, self._reads, self._writes, self._shapes, self._texts
-        for number, (
-            sequence,
-            state_digest,
-            at,
-            others,
-            context,
-            first,
-            write,
-            returned,
-            _,
-            reads,
-            writes,
-            _,
-        ) in enumerate(self._records):
-            if at < 0:
-                if number in in_python:  # else its digest failed, and Python left it out
-                    yield in_python[number]
-                continue
-            op = ops[at]
-            module, iteration, optimizing = contexts[context & ~_BACKWARD]
-            phase = "backward" if context & _BACKWARD else "optimizer" if optimizing else "forward"
-            parts: list[Any] = []
-            if reads:
-                places = op.places
-                for node, argument, offset in all_reads[first : first + reads]:
-                    parts += (places[argument], node, offset)
-            written: list[RawDigest | TensorDigest] = []
-            if writes:
-                for value, meta, state in all_writes[write : write + writes]:
-                    content = "" if state else f"{value:016x}"
-                    written.append(odd[meta] if state == 2 else made(TensorDigest, (*shapes[meta], content)))
-            text = texts.get((at, others))
-            if text is None:
-                text = self._other_arguments(at, others)
-            scalar = self._scalar(returned) if returned else None
-            rng = state_digest if op.plan.seeded else None
-            reads_of, digests = tuple(parts), tuple(written)
-            yield made(
-                RawRecord,
-                (op.plan, phase, iteration, module, sequence, reads_of, text, digests, scalar, rng, number),
-            )
-
-    def leaves(
-        self,
-        contexts: Contexts,
-        state: Callable[[int], tuple[str, str, str]],
-        registered: Mapping[int, tuple[str, str, RawDigest]],
-        in_python: Iterator[RawLeaf],
-    ) -> Iterator[RawLeaf]:
-        """The leaves in their order; ``in_python`` are those that Python made."""
-        for storage, value, position, meta, context, name, _ in self._leaves:
-            if name == -3:
-                yield next(in_python)
-                continue
-            kind, label = "parameter" if name == -2 else "other", contexts[context][0]
-            if name >= 0:
-                kind, path, attribute = state(name)
-                label = f"{path}.{attribute}"
-            digest = (*self._metas[meta], value)
-            kind, label, initial = registered.get(storage, (kind, label, None))
-            yield kind, label, digest, position, None if initial is None else (initial, digest)
-
-    def _other_arguments(self, at: int, number: int) -> str:
-        """The text of the arguments of a call that are no tensors."""
-        if (at, number) not in self._texts:
-            op, reader = self._ops[at], _Values(self._others[number], self._enumerated)
-            found = []
-            while reader.more:
-                position = reader.byte()
-                name, value = op.names[position], reader.value(op.kinds[position])
-                found.append((name, value) if isinstance(name, str) else value)
-            self._texts[at, number] = arguments.argument_text(found)
-        return self._texts[at, number]
-
-    def _scalar(self, number: int) -> Any:
-        value = _Values(self._others[number - 1], {}).value("") if number else None
-        return value if type(value) in _PLAIN_TYPES else None
-
-
-def _meta(
-    text: bytes, dtypes: Mapping[int, torch.dtype]
-) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None]:
-    """Dtype, shape and stride, as ``meta_of`` of ``recorder.cpp`` wrote them; a stride of ``None`` means contiguous."""
-    head, *sizes = struct.unpack(f"={len(text) // 8}q", text)
-    if not head & _STRIDED:
-        return dtypes[head], tuple(sizes), None
-    half = len(sizes) // 2
-    return dtypes[head & ~_STRIDED], tuple(sizes[:half]), tuple(sizes[half:])
-
-
-class _Unknown:
-    """Stands for an argument of a type that is not written down: only the type's name is."""
-
-
-class _Values:
-    """Reads what ``put_value`` of ``recorder.cpp`` wrote."""
-
-    def __init__(self, text: bytes, enumerated: Mapping[str, Mapping[int, Any]]) -> None:
-        self._text, self._at, self._enumerated = text, 0, enumerated
-
-    @property
-    def more(self) -> bool:
-        return self._at < len(self._text)
-
-    def byte(self) -> int:
-        self._at += 1
-        return self._text[self._at - 1]
-
-    def value(self, kind: str) -> Any:
-        """The next value, of an argument of this type."""
-        tag = chr(self.byte())
-        if tag in "ntf":
-            return {"n": None, "t": True, "f": False}[tag]
-        if tag == "i":
-            (number,) = self._take("=q")
-            return self._enumerated.get(kind, {}).get(number, number)
-        if tag == "d":
-            return self._take("=d")[0]
-        if tag == "c":
-            return complex(*self._take("=dd"))
-        (count,) = self._take("=q")
-        if tag in "ID":
-            return list(self._take(f"={count}{'q' if tag == 'I' else 'd'}"))
-        if tag == "L":
-            return [self.value(kind) for _ in range(count)]
-        text = self._text[self._at : self._at + count].decode()
-        self._at += count
-        if tag == "s":
-            return text
-        return torch.device(text) if tag == "v" else type(text, (_Unknown,), {})()
-
-    def _take(self, form: str) -> tuple[Any, ...]:
-        size = struct.calcsize(form)
-        self._at += size
-        return struct.unpack_from(form, self._text, self._at - size)
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:

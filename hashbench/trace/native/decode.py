@@ -1,0 +1,272 @@
+"""Decoding of what the native recorder keeps of a trace: its structures, by the layouts that ``recorder.cpp`` has."""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from hashbench.native.library import LANES, LEAVES, METAS, OTHERS, READS, RECORDS, WRITES, Library
+from hashbench.records import TensorDigest, contiguous_stride
+from hashbench.trace import arguments
+from hashbench.trace.build import RawLeaf, RawRecord
+from hashbench.trace.digest import RawDigest, dtype_name
+from hashbench.trace.lanes import Lane
+from hashbench.trace.mode import PLAIN_TYPES
+from hashbench.trace.module_paths import Contexts
+from hashbench.trace.native.ops import Op
+
+_RECORD = struct.Struct("=qQiIIIIIiIII")
+_READ = struct.Struct("=iiq")
+_WRITE = struct.Struct("=QII")
+_LEAF = struct.Struct("=QQqIIiI")
+_LANE = struct.Struct("=iiiI")
+_SEQUENCE, _CONTEXT, _CALLER, _LANE_OF = 0, 4, 8, 11
+_RECORD_FIELDS = np.dtype([("sequence", "i8"), ("rng", "u8"), ("op", "i4"), ("rest", "V36")])
+_LEAF_FIELDS = np.dtype([("storage", "u8"), ("rest", "V24"), ("name", "i4"), ("unused", "i4")])
+_BACKWARD, _STRIDED = 1 << 31, 1 << 8
+_LAYOUTS = ("strided", "sparse_coo", "sparse_csr", "_mkldnn", "sparse_csc", "sparse_bsr", "sparse_bsc", "jagged")
+_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
+
+
+def leaf_storages(library: Library, recorder: int) -> list[int]:
+    """The addresses of the storages that leaves have been read from so far."""
+    return [storage for storage, *_ in _LEAF.iter_unpack(library.bytes_of(recorder, LEAVES, _LEAF.size))]
+
+
+def content_of(
+    library: Library, recorder: int, *, first_sequence: int
+) -> tuple[list[bytes], list[tuple[int, int]]] | None:
+    """What the recorder kept, less addresses and the numbers that autograd's nodes had before ``first_sequence``; and
+    of each leaf the address of its storage and the number of its name. ``None`` where a record is missing that Python
+    was to make."""
+
+    def fields(what: int, form: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        return np.frombuffer(bytearray(library.bytes_of(recorder, what, form.itemsize)), form)
+
+    records, leaves = fields(RECORDS, _RECORD_FIELDS), fields(LEAVES, _LEAF_FIELDS)
+    if (records["op"] < 0).any():
+        return None
+    sequence = records["sequence"]
+    records["sequence"] = np.where(sequence >= first_sequence, sequence - first_sequence, -1)
+    named = list(zip(leaves["storage"].tolist(), leaves["name"].tolist(), strict=True))
+    leaves["storage"] = leaves["unused"] = 0
+    parts = [library.bytes_of(recorder, what, form.size) for what, form in ((READS, _READ), (WRITES, _WRITE))]
+    texts = [library.texts(recorder, what) for what in (OTHERS, METAS)]
+    return [records.tobytes(), leaves.tobytes(), *parts, repr(texts).encode()], named
+
+
+class Kept:
+    """What the recorder kept of one trace, as records and leaves of Python's."""
+
+    def __init__(self, library: Library, recorder: int, ops: Mapping[int, Op]) -> None:
+        self._library, self._recorder, self._ops = library, recorder, ops
+        self._calls = self._unpacked(RECORDS, _RECORD)
+        self._texts: dict[tuple[int, int], str] = {}
+
+    def _unpacked(self, what: int, form: struct.Struct) -> list[tuple[Any, ...]]:
+        return list(form.iter_unpack(self._library.bytes_of(self._recorder, what, form.size)))
+
+    # ------------------------------------------------------------------------- of all records, also those of Python's
+
+    def lanes(self) -> list[Lane]:
+        """The lanes by their number; the first is the program's own thread."""
+        return list(map(Lane._make, self._unpacked(LANES, _LANE)))
+
+    def lane_of(self, number: int) -> int:
+        """The number of the lane of a record."""
+        lane: int = self._calls[number][_LANE_OF]
+        return lane
+
+    def callers(self) -> dict[int, int]:
+        """By number of a record the number of the one inside which it was called."""
+        return {number: call[_CALLER] for number, call in enumerate(self._calls) if call[_CALLER] >= 0}
+
+    def placed(self, record: tuple[Any, ...], contexts: Contexts) -> RawRecord:
+        """A record that Python made, as one of the thread that made it."""
+        made = RawRecord._make(record)
+        kept = self._calls[made.number]
+        sequence = made.sequence | kept[_SEQUENCE]
+        if not kept[_LANE_OF]:
+            return made._replace(sequence=sequence) if kept[_SEQUENCE] else made
+        module, iteration, optimizing = contexts[kept[_CONTEXT]]
+        phase = made.phase if made.phase == "backward" else "optimizer" if optimizing else "forward"
+        return made._replace(phase=phase, iteration=iteration, module=module, sequence=sequence)
+
+    # ------------------------------------------------------------------------------------------- of the recorder's own
+
+    def records(
+        self,
+        contexts: Contexts,
+        in_python: Mapping[int, RawRecord],
+        odd: Sequence[RawDigest],
+    ) -> Iterator[RawRecord]:
+        """The records in their order; ``in_python`` are those that Python made, by number, and ``odd`` the digests
+        that it made for the recorder."""
+        made: Any = tuple.__new__  # half the time of the constructors of named tuples
+        ops, shapes, texts = self._ops, self._shapes, self._texts
+        all_reads, all_writes = self._unpacked(READS, _READ), self._unpacked(WRITES, _WRITE)
+        for number, (
+            sequence,
+            state_digest,
+            at,
+            others,
+            context,
+            first,
+            write,
+            returned,
+            _,
+            reads,
+            writes,
+            _,
+        ) in enumerate(self._calls):
+            if at < 0:
+                if number in in_python:  # else its digest failed, and Python left it out
+                    yield in_python[number]
+                continue
+            op = ops[at]
+            module, iteration, optimizing = contexts[context & ~_BACKWARD]
+            phase = "backward" if context & _BACKWARD else "optimizer" if optimizing else "forward"
+            parts: list[Any] = []
+            if reads:
+                places = op.places
+                for node, argument, offset in all_reads[first : first + reads]:
+                    parts += (places[argument], node, offset)
+            written: list[RawDigest | TensorDigest] = []
+            if writes:
+                for value, meta, state in all_writes[write : write + writes]:
+                    content = "" if state else f"{value:016x}"
+                    written.append(odd[meta] if state == 2 else made(TensorDigest, (*shapes[meta], content)))
+            text = texts.get((at, others))
+            if text is None:
+                text = self._other_arguments(at, others)
+            scalar = self._scalar(returned) if returned else None
+            rng = state_digest if op.plan.seeded else None
+            reads_of, digests = tuple(parts), tuple(written)
+            yield made(
+                RawRecord,
+                (op.plan, phase, iteration, module, sequence, reads_of, text, digests, scalar, rng, number),
+            )
+
+    def leaves(
+        self,
+        contexts: Contexts,
+        state: Callable[[int], tuple[str, str, str]],
+        registered: Mapping[int, tuple[str, str, RawDigest]],
+        in_python: Iterator[RawLeaf],
+    ) -> Iterator[RawLeaf]:
+        """The leaves in their order; ``in_python`` are those that Python made."""
+        for storage, value, position, meta, context, name, _ in self._unpacked(LEAVES, _LEAF):
+            if name == -3:
+                yield next(in_python)
+                continue
+            kind, label = "parameter" if name == -2 else "other", contexts[context][0]
+            if name >= 0:
+                kind, path, attribute = state(name)
+                label = f"{path}.{attribute}"
+            digest = (*self._metas[meta], value)
+            kind, label, initial = registered.get(storage, (kind, label, None))
+            yield kind, label, digest, position, None if initial is None else (initial, digest)
+
+    @functools.cached_property
+    def _others(self) -> list[bytes]:
+        return self._library.texts(self._recorder, OTHERS)
+
+    @functools.cached_property
+    def _metas(self) -> dict[int, tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None]]:
+        metas = enumerate(self._library.texts(self._recorder, METAS))
+        return {number: _meta(text, self._library.dtypes) for number, text in metas if text}
+
+    @functools.cached_property
+    def _shapes(self) -> dict[int, tuple[str, tuple[int, ...], tuple[int, ...]]]:
+        return {
+            number: (dtype_name(dtype), shape, stride or contiguous_stride(shape))
+            for number, (dtype, shape, stride) in self._metas.items()
+        }
+
+    @functools.cached_property
+    def _enumerated(self) -> dict[str, Mapping[int, Any]]:
+        """By type of an argument the values that it has in Python for numbers of C++."""
+        return {
+            "ScalarType": self._library.dtypes,
+            "Layout": {number: getattr(torch, name) for number, name in enumerate(_LAYOUTS)},
+            "MemoryFormat": {number: getattr(torch, name) for number, name in enumerate(_FORMATS)},
+        }
+
+    def _other_arguments(self, at: int, number: int) -> str:
+        """The text of the arguments of a call that are no tensors."""
+        if (at, number) not in self._texts:
+            op, reader = self._ops[at], _Values(self._others[number], self._enumerated)
+            found = []
+            while reader.more:
+                position = reader.byte()
+                name, value = op.names[position], reader.value(op.kinds[position])
+                found.append((name, value) if isinstance(name, str) else value)
+            self._texts[at, number] = arguments.argument_text(found)
+        return self._texts[at, number]
+
+    def _scalar(self, number: int) -> Any:
+        value = _Values(self._others[number - 1], {}).value("") if number else None
+        return value if type(value) in PLAIN_TYPES else None
+
+
+def _meta(
+    text: bytes, dtypes: Mapping[int, torch.dtype]
+) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None]:
+    """Dtype, shape and stride, as ``meta_of`` of ``recorder.cpp`` wrote them; a stride of ``None`` means contiguous."""
+    head, *sizes = struct.unpack(f"={len(text) // 8}q", text)
+    if not head & _STRIDED:
+        return dtypes[head], tuple(sizes), None
+    half = len(sizes) // 2
+    return dtypes[head & ~_STRIDED], tuple(sizes[:half]), tuple(sizes[half:])
+
+
+class _Unknown:
+    """Stands for an argument of a type that is not written down: only the type's name is."""
+
+
+class _Values:
+    """Reads what ``put_value`` of ``recorder.cpp`` wrote."""
+
+    def __init__(self, text: bytes, enumerated: Mapping[str, Mapping[int, Any]]) -> None:
+        self._text, self._at, self._enumerated = text, 0, enumerated
+
+    @property
+    def more(self) -> bool:
+        return self._at < len(self._text)
+
+    def byte(self) -> int:
+        self._at += 1
+        return self._text[self._at - 1]
+
+    def value(self, kind: str) -> Any:
+        """The next value, of an argument of this type."""
+        tag = chr(self.byte())
+        if tag in "ntf":
+            return {"n": None, "t": True, "f": False}[tag]
+        if tag == "i":
+            (number,) = self._take("=q")
+            return self._enumerated.get(kind, {}).get(number, number)
+        if tag == "d":
+            return self._take("=d")[0]
+        if tag == "c":
+            return complex(*self._take("=dd"))
+        (count,) = self._take("=q")
+        if tag in "ID":
+            return list(self._take(f"={count}{'q' if tag == 'I' else 'd'}"))
+        if tag == "L":
+            return [self.value(kind) for _ in range(count)]
+        text = self._text[self._at : self._at + count].decode()
+        self._at += count
+        if tag == "s":
+            return text
+        return torch.device(text) if tag == "v" else type(text, (_Unknown,), {})()
+
+    def _take(self, form: str) -> tuple[Any, ...]:
+        size = struct.calcsize(form)
+        self._at += size
+        return struct.unpack_from(form, self._text, self._at - size)

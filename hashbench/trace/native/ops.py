@@ -1,0 +1,79 @@
+"""What a schema says of each op, as the native recorder and the decoding of its records need it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from hashbench.native.library import CPlan, decomposes
+from hashbench.trace import op_schema
+from hashbench.trace.op_schema import OpPlan
+
+
+class Op:
+    """What both sides know of one op: its plan, and how each argument is named and read."""
+
+    def __init__(self, plan: OpPlan, schema: Any) -> None:
+        self.plan = plan
+        self.names: list[int | str] = [
+            argument.name if argument.kwarg_only else position for position, argument in enumerate(schema.arguments)
+        ]
+        self.kinds = [
+            str(argument.real_type).removeprefix("Optional[").removesuffix("]") for argument in schema.arguments
+        ]
+        self.places = _Places(self.names)
+
+
+def plan_of(func: Any) -> OpPlan:
+    """The plan of an op. Of one whose own calls are recorded the generator's state is, too: what it draws while the
+    state is equal, and what it calls draws from another one, is its own doing."""
+    plan = op_schema.plan_of(func)
+    open_ = func.namespace != "aten" and plan.traced and not plan.seeded
+    return replace(plan, seeded=True, drawn_inside=True) if open_ else plan
+
+
+class _Places(dict[int, "int | str"]):
+    """The place of an argument as records keep it, by ``Read::argument`` of ``recorder.cpp``."""
+
+    def __init__(self, names: Sequence[int | str]) -> None:
+        super().__init__()
+        self._names = names
+
+    def __missing__(self, argument: int) -> int | str:
+        name, index = self._names[argument & 0xFF], argument >> 8
+        self[argument] = place = f"{name}.{index - 1}" if index else name
+        return place
+
+
+class Ops:
+    """The ops that the recorder has met, by the number that it gave them."""
+
+    def __init__(self) -> None:
+        self.by_number: dict[int, Op] = {}
+
+    def describe(self, number: int, name: str, overload: str) -> CPlan:
+        """What the recorder must know of an op."""
+        namespace, _, short = name.partition("::")
+        func = getattr(getattr(getattr(torch.ops, namespace), short), overload or "default")
+        plan, schema = plan_of(func), func._schema
+        self.by_number[number] = Op(plan, schema)
+        names = [argument.name for argument in schema.arguments]
+        kept = {*plan.written_names}
+        originals = plan.collective or plan.shown is not None or plan.resizes
+        odd = len(names) > 64 or any("torch.classes." in str(argument.type) for argument in schema.arguments)
+        return CPlan(
+            written=sum(1 << at for at, label in enumerate(names[:64]) if label in kept),
+            statistics=sum(1 << at for at in plan.running_statistics),
+            training=plan.training,
+            traced=plan.traced,
+            decomposes=decomposes(name, overload),
+            python=originals or odd,
+            fresh=plan.fresh,
+            blank=plan.blank,
+            seeded=plan.seeded,
+            open=namespace != "aten",
+            originals=originals,
+        )
