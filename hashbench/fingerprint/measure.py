@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import ctypes
 import functools
 import time
 from collections import Counter, defaultdict
@@ -94,7 +95,7 @@ def result_of(call: CapturedCall, repetition: int = 0, *, arena: Arena | None = 
     call takes the call's own memory, and may write there.
 
     Raises:
-        NotRepeatableError: it draws random numbers.
+        NotRepeatableError: it draws random numbers, or writes what is no strided tensor.
         Exception: whatever the op raises.
     """
     written = _written(call, repetition, arena or Arena(), last=last)
@@ -112,7 +113,10 @@ def _written(call: CapturedCall, repetition: int, arena: Arena, *, last: bool = 
     wait_for(call.accelerators)
     if plan.seeded and states_differ(before, random_states(call.device, outside_torch=False)):
         raise NotRepeatableError(RANDOM)
-    return plan.written_by(args, kwargs, output)
+    written = plan.written_by(args, kwargs, output)
+    if any(tensor.is_nested or tensor.layout is not torch.strided for tensor in written):
+        raise NotRepeatableError("writes a tensor of a special kind")
+    return written
 
 
 def _copied(call: CapturedCall, repetition: int, arena: Arena, *, last: bool) -> tuple[Any, dict[str, Any]]:
@@ -137,18 +141,17 @@ def _filled_in(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
 
 
 def _copies(contents: Sequence[torch.Tensor], repetition: int, resizable: bool, arena: Arena) -> Sequence[torch.Tensor]:
-    """Copies of flat bytes. On the host NumPy makes them: torch would first fill them where it must be deterministic.
-    Only memory of torch's own can be given another size."""
+    """Copies of flat bytes. On the host no kernel of torch's makes them. Only memory of torch's own, at which NumPy
+    never looked, can be given another size."""
     if not all(content.is_cpu for content in contents):
         return [content.clone() for content in contents]
     if resizable:
         memories = [torch.empty_like(content) for content in contents]
-        rooms = [memory.numpy() for memory in memories]
     else:
         rooms = arena.rooms([content.nbytes for content in contents], repetition=repetition)
         memories = list(map(torch.from_numpy, rooms))
-    for room, content in zip(rooms, contents, strict=True):
-        room[:] = content.numpy()
+    for memory, content in zip(memories, contents, strict=True):
+        ctypes.memmove(memory.data_ptr(), content.data_ptr(), content.nbytes)
     return memories
 
 

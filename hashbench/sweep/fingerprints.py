@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +25,8 @@ TARGET = "hashbench.check.fingerprint:record_model"
 @dataclass(frozen=True, slots=True)
 class Recording:
     """What was recorded: for each model a file of its own, with the environment of the machine that ran it and the
-    threads that it had; and for each model without one the reason, by name."""
+    threads that it had; and for each model without one the reason, by name (``suite/name`` where several suites have a
+    model of this name)."""
 
     files: tuple[Fingerprints, ...]
     failures: Mapping[str, str]
@@ -59,10 +61,16 @@ def record(
     Raises:
         HashbenchError: no model has a fingerprint.
     """
-    skipped = {spec.name: spec.skip_reason(options.mode, device=options.device) for spec in specs}
-    failures = {name: reason for name, reason in skipped.items() if reason}
-    waiting = [spec for spec in specs if not skipped[spec.name]]
-    made: dict[str, Fingerprints] = {}
+    names = _names(specs)
+    failures: dict[str, str] = {}
+    waiting: list[ModelSpec] = []
+    for spec in specs:
+        if reason := spec.skip_reason(options.mode, device=options.device):
+            failures[names[_key(spec)]] = reason
+            on_progress(f"[{len(failures)}/{len(specs)}] {names[_key(spec)]}: {reason}")
+        else:
+            waiting.append(spec)
+    made: dict[tuple[str, str], Fingerprints] = {}
     with tempfile.TemporaryDirectory(prefix="hashbench-") as name, Interrupts() as interrupts:
         running: dict[str, int] = {}
         resources = executor.resources
@@ -81,19 +89,30 @@ def record(
                     results = executor.wait()
                 for result in results:
                     del running[result.task.key]
-                    model = result.task.spec.name
+                    spec = result.task.spec
                     models, problem = _made(result)
                     if models:
-                        made[model] = Fingerprints(_of(models[0], result.environment or environment), models)
+                        made[_key(spec)] = Fingerprints(_of(models[0], result.environment or environment), models)
                     else:
-                        failures[model] = problem
-                    on_progress(f"[{len(made) + len(failures)}/{len(specs)}] {model}: {problem or 'recorded'}")
+                        failures[names[_key(spec)]] = problem
+                    done = f"[{len(made) + len(failures)}/{len(specs)}]"
+                    on_progress(f"{done} {names[_key(spec)]}: {problem or 'recorded'}")
         finally:
             executor.close()
     if not made:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in list(failures.items())[:3])
         raise HashbenchError("no model has a fingerprint", consequence=f"nothing was written ({reasons})")
-    return Recording(tuple(made[spec.name] for spec in specs if spec.name in made), failures)
+    return Recording(tuple(made[_key(spec)] for spec in specs if _key(spec) in made), failures)
+
+
+def _key(spec: ModelSpec) -> tuple[str, str]:
+    return spec.suite, spec.name
+
+
+def _names(specs: Sequence[ModelSpec]) -> dict[tuple[str, str], str]:
+    """What each model is called: its name, or ``suite/name`` where another suite has one of this name as well."""
+    counts = Counter(spec.name for spec in specs)
+    return {_key(spec): spec.name if counts[spec.name] == 1 else f"{spec.suite}/{spec.name}" for spec in specs}
 
 
 def _of(model: ModelFingerprint, environment: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -381,6 +381,40 @@ def test_what_varies_draws_or_raises_is_left_out_with_its_reason() -> None:
     library._destroy()
 
 
+def test_what_gives_an_argument_another_size_has_a_fingerprint() -> None:
+    def run() -> None:
+        torch.mul(torch.ones(2, 3), 2, out=torch.empty(0))
+        torch.max(torch.ones(2, 3), 1, out=(torch.empty(0), torch.empty(7, dtype=torch.long)[:0]))
+
+    recorded = record(run, name="out")
+    (model,) = recorded.models
+    outputs = {kernel.op: tuple(word.partition(":")[0] for word in kernel.outputs) for kernel in model.kernels}
+
+    assert not set(model.left_out) - {"a view", "allocates memory"}
+    assert outputs["aten.mul.out"] == ("float32[2,3]",)
+    assert outputs["aten.max.dim_max"] == ("float32[2]", "int64[2]")
+    assert verified(recorded).same == len(model.kernels)
+
+
+def test_what_writes_a_sparse_or_nested_tensor_is_left_out(tmp_path: Path) -> None:
+    def run() -> None:
+        dense = torch.eye(8)
+        dense.to_sparse()
+        dense.to_sparse_csr()
+        torch._nested_tensor_from_mask(torch.ones(2, 3, 4), torch.ones(2, 3, dtype=torch.bool))
+
+    recorded = record(run, name="sparse")
+    (model,) = recorded.models
+    document.write(tmp_path / "sparse.json", recorded)
+
+    assert model.left_out["writes a tensor of a special kind"] == {
+        "aten._to_sparse.default": 1,
+        "aten._to_sparse_csr.default": 1,
+        "aten._nested_tensor_from_mask.default": 1,
+    }
+    assert document.read(tmp_path / "sparse.json") == recorded
+
+
 def test_an_op_that_takes_numbers_as_places_runs_on_numbers_from_0_to_1() -> None:
     library = torch.library.Library("fingerprint_places", "DEF")
     library.define("row(Tensor x, Tensor boxes, Tensor columns) -> Tensor")

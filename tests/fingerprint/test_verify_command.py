@@ -194,6 +194,42 @@ def test_record_and_verify_a_zoo(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert verification["same"] == len(model.kernels)
 
 
+@pytest.mark.slow
+def test_models_of_one_name_in_two_suites_are_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, zoos = tmp_path / "base.json", [tmp_path / "first.py", tmp_path / "second.py"]
+    for width, zoo in enumerate(zoos, start=3):
+        text = ZOO.replace("Linear(4, 3)", f"Linear(4, {width})")
+        zoo.write_text(text, encoding="utf-8")
+    record = ["fingerprint", "record", "--inference", "--suite", *map(str, zoos), "--only", "small", "fails", "-o"]
+
+    assert cli.main([*record, str(base)]) == 0
+    said = capsys.readouterr().err
+    models = document.read(base).models
+    assert [(model.suite, model.name) for model in models] == [("first", "small"), ("second", "small")]
+    assert models[0].kernels != models[1].kernels
+    assert "] second/small: recorded" in said
+    assert "[4/4]" in said
+    assert all(f"] {suite}/fails: RuntimeError: no such luck" in said for suite in ("first", "second"))
+
+
+@pytest.mark.slow
+def test_a_model_that_is_skipped_is_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    zoo, base = tmp_path / "zoo.py", tmp_path / "base.json"
+    marked = """
+import hashbench
+
+
+@hashbench.model(skip_training="has nothing to learn")
+def frozen():
+    return Small(), (torch.ones(2, 4),)
+"""
+    zoo.write_text(ZOO + marked, encoding="utf-8")
+    arguments = ["fingerprint", "record", "--training", "--suite", str(zoo), "--only", "small", "frozen"]
+
+    assert cli.main([*arguments, "-o", str(base)]) == 0
+    assert "[1/2] frozen: has nothing to learn" in capsys.readouterr().err
+
+
 def test_verify_of_another_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base = tmp_path / "base.json"
     document.write(base, record(lambda: torch.ones(3) * 2, name="net"))
