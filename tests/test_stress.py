@@ -420,7 +420,8 @@ def test_the_table_says_what_was_provoked_how_often_and_what_follows() -> None:
     assert "1 latent, 1 pass" in text
     assert "passes, and will not always: it differs in 40% of pairs under threads" in text
     assert "threads in 6 pairs, load in 8 pairs, memory in 8 pairs: 1 model differs" in text
-    assert "up to 53 % of further stressed pairs may still differ" in text
+    assert "up to 53 % of further stressed pairs of any other may still differ" in text
+    assert "none differs; up to 53 % of further stressed pairs of each may still differ" in sweep_table([CLEAN])
 
 
 def test_a_comparison_knows_what_was_stressed() -> None:

@@ -248,7 +248,8 @@ def _what_stress_proves(clean: Sequence[Row], latent: Sequence[Row]) -> str:
     if not fewest:
         return f"{text}."
     bound = 100 * stats.rate_of(0, fewest, distinct=1, of="pairs").high
-    return f"{text}; of the others, up to {bound:.0f} % of further stressed pairs may still differ (95 % confidence)."
+    which = "any other" if latent else "each"
+    return f"{text}; up to {bound:.0f} % of further stressed pairs of {which} may still differ (95 % confidence)."
 
 
 def _most_pairs(row: Row) -> tuple[int, int]:
