@@ -51,6 +51,7 @@ from hashbench.run.outcome import (
     log_error,
     peak_mib,
     replaces,
+    results_that_differ,
 )
 from hashbench.text import a_few
 from hashbench.trace import file
@@ -160,13 +161,13 @@ class PairCheck:
             if isinstance(first, Failure) or isinstance(second, Failure) or first.trace is None or second.trace is None:
                 return replace(outcome, confirmed="no: a further run failed")
             try:
-                difference = difference_between(first, second)
+                names = results_that_differ(first, second)
             except NotComparableError as error:
                 return replace(outcome, confirmed=f"yes, in another way: {error}")
-            if difference is None:
+            if not names:
                 continue
             traces = (first.trace, second.trace)
-            verdict = find_divergence(*traces, differing=difference.names)
+            verdict = find_divergence(*traces, differing=names)
             confirmed = confirmation(outcome.verdict, verdict, pairs=number)
             if not replaces(verdict, outcome.verdict, traces):
                 return replace(outcome, confirmed=confirmed)

@@ -36,7 +36,7 @@ from hashbench.records import (
 )
 from hashbench.replay import controls
 from hashbench.run.leaves import NotComparableError
-from hashbench.run.outcome import Attempt, Outcome, Run, difference_between, told_by_digests
+from hashbench.run.outcome import Attempt, Outcome, Run, difference_between, results_that_differ, told_by_digests
 from hashbench.trace.callbacks import TraceCallback
 
 SHARE = 1.3
@@ -338,7 +338,7 @@ class Stress:
 
 def _differ(first: Run, second: Run) -> bool:
     try:
-        return difference_between(first, second) is not None
+        return bool(results_that_differ(first, second))
     except NotComparableError:
         return True
 

@@ -42,7 +42,7 @@ from hashbench.replay.call import MIB, CapturedCall, CaptureError, capture
 from hashbench.replay.ops import definition_of
 from hashbench.repro import torch_docs
 from hashbench.results.folder import file_key
-from hashbench.run.outcome import Attempt, Outcome, difference_between
+from hashbench.run.outcome import Attempt, Outcome, results_that_differ
 from hashbench.run.outputs import bitwise_equal
 from hashbench.trace.arguments import tensors_in
 from hashbench.trace.callbacks import TraceCallback
@@ -314,10 +314,8 @@ def _next_source(case: Case, known: Sequence[str]) -> Divergence | str | None:
     second = case.attempt(diagnosing=True, watcher=Replacer(recorder.contents))
     if isinstance(first, Failure) or isinstance(second, Failure) or first.trace is None or second.trace is None:
         return "a further run failed"
-    difference = difference_between(first, second)
-    if difference is None:
-        return None
-    return find_divergence(first.trace, second.trace, differing=difference.names).divergence
+    names = results_that_differ(first, second)
+    return find_divergence(first.trace, second.trace, differing=names).divergence if names else None
 
 
 def _describe(case: Case, divergence: Divergence) -> str:

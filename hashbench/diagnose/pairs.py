@@ -26,7 +26,7 @@ from hashbench.records import NO_TIME, Divergence, ExperimentResult, Failure, Ru
 from hashbench.replay import controls
 from hashbench.replay.replayer import UNCHANGED, Change
 from hashbench.run.leaves import NotComparableError
-from hashbench.run.outcome import Attempt, Run, difference_between, fingerprint
+from hashbench.run.outcome import Attempt, Run, fingerprint, results_that_differ
 
 CONTROLS: Mapping[str, Change] = {
     "entropy": controls.constant_entropy,
@@ -191,12 +191,12 @@ class Pairs:
         if self.original is not None and _parts_there(self.original, first.trace, other.trace):
             return True
         try:
-            difference = difference_between(first, other)
+            names = results_that_differ(first, other)
         except NotComparableError:
             return True
-        if difference is None or first.trace is None or other.trace is None:
-            return difference is not None
-        verdict = find_divergence(first.trace, other.trace, differing=difference.names)
+        if not names or first.trace is None or other.trace is None:
+            return bool(names)
+        verdict = find_divergence(first.trace, other.trace, differing=names)
         return still_there(self.original, verdict.divergence)
 
 

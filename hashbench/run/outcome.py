@@ -344,6 +344,12 @@ def difference_between(first: Run, second: Run) -> outputs.Difference | None:
     return outputs.compare(first.results, second.results, noted=told_by_digests(first, second))
 
 
+def results_that_differ(first: Run, second: Run) -> tuple[str, ...]:
+    """The names of the results in which two traced runs differ, as :func:`difference_between` finds them, which also
+    measures how far they do."""
+    return outputs.differing(first.results, second.results, noted=told_by_digests(first, second))
+
+
 def told_by_digests(first: Run, second: Run) -> dict[str, bool]:
     """By name of a result that both runs noted, whether it differs; where strides differ, digests do not tell."""
     old, new = first.noted, second.noted

@@ -73,9 +73,17 @@ def state_results(model: torch.nn.Module, optimizer: torch.optim.Optimizer | Non
 
 
 def compare(first: Results, second: Results, *, noted: Mapping[str, bool] | None = None) -> Difference | None:
-    """The difference between two runs' results, bit by bit; ``None`` where there is none. A gradient or an optimizer
-    state that only one run has is a difference. ``noted`` says of results whether they differed when they were noted,
-    whatever a tensor that both runs share holds by now; those are not compared again.
+    """The difference between two runs' results, bit by bit; ``None`` where there is none. Which results differ, and
+    when this raises: see :func:`differing`."""
+    names = differing(first, second, noted=noted)
+    return _measure(names, first, second) if names else None
+
+
+def differing(first: Results, second: Results, *, noted: Mapping[str, bool] | None = None) -> tuple[str, ...]:
+    """The names of the results that differ between two runs, bit by bit; how far they do, which takes longer, is not
+    asked. A gradient or an optimizer state that only one run has is a difference. ``noted`` says of results whether
+    they differed when they were noted, whatever a tensor that both runs share holds by now; those are not compared
+    again.
 
     Raises:
         NotComparableError: the runs have outputs of other names or types.
@@ -84,8 +92,7 @@ def compare(first: Results, second: Results, *, noted: Mapping[str, bool] | None
     every = [*first, *(name for name in second if name not in first)]
     known = noted or {}
     differ = (known[name] if name in known else not bitwise_equal(first.get(name), second.get(name)) for name in every)
-    names = tuple(itertools.compress(every, differ))
-    return _measure(names, first, second) if names else None
+    return tuple(itertools.compress(every, differ))
 
 
 def bitwise_equal(first: Any, second: Any) -> bool:

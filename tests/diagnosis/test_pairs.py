@@ -21,6 +21,7 @@ from hashbench.processes import Budget
 from hashbench.records import Divergence, ExperimentResult, Failure, RunCounts, RunOptions, Trace
 from hashbench.replay import controls
 from hashbench.replay.controls import memory as poison
+from hashbench.run import outputs
 from hashbench.run.outcome import Outcome, Run
 from hashbench.trace.api import HashDebugTrace
 from hashbench.trace.callbacks import TraceCallback
@@ -75,6 +76,12 @@ def test_pairs_are_compared_with_the_first_run() -> None:
     arm = pairs(lambda: torch.ones(3) * (next(counter) % 2)).plain()
     assert (arm.trials, arm.differing, arm.distinct) == (5, 3, 2)
     assert arm.seconds is not None
+
+
+def test_how_far_the_runs_of_pairs_differ_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outputs, "measure", None)
+    counter = itertools.count()
+    assert pairs(lambda: torch.ones(3) * next(counter)).plain().differing == 5
 
 
 @pytest.mark.parametrize(
