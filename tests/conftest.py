@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import importlib
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,11 @@ from _pytest.terminal import TerminalReporter
 from command_helpers import Main, Said
 
 from hashbench import cli
+from hashbench.diagnose.fresh_process import POOL_VARIABLE, SERVER_VARIABLE
+from hashbench.processes import variables
+from hashbench.records import RunOptions
+from hashbench.suites.selection import Selection
+from hashbench.sweep.request import SweepRequest, diagnosis_servers
 
 # Tests of several processes share two cores with each other; OpenMP threads that spin while they wait make that ten
 # times slower. Must be set before torch is imported.
@@ -136,6 +143,39 @@ def _frozen_modules() -> None:
         importlib.import_module("torch._dynamo")  # which its first run would
     gc.collect()
     gc.freeze()
+
+
+_SERVERS = {name: f"TESTS_{name}" for name in (SERVER_VARIABLE, POOL_VARIABLE)}
+"""What names the servers of a run of the tests in the environment of its workers, which alone would make every process
+use them: a test has them by asking for ``shared_servers``."""
+
+
+@contextlib.contextmanager
+def _servers() -> Iterator[None]:
+    """What every sweep that diagnoses would start for itself; nothing is imported there until the first one asks."""
+    with diagnosis_servers([SweepRequest(Selection(("specimens",)), RunOptions(), Path())]):
+        yield
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Where workers of xdist are about to start: one set of servers for all of them."""
+    if session.config.pluginmanager.hasplugin("dsession"):
+        servers = contextlib.ExitStack()
+        session.config.add_cleanup(servers.close)
+        servers.enter_context(_servers())
+        for name, kept in _SERVERS.items():
+            if name in os.environ:
+                os.environ[kept] = os.environ.pop(name)
+
+
+@pytest.fixture(scope="module")
+def shared_servers() -> Iterator[None]:
+    """The sweeps of a file's tests need not import torch again for their diagnoses each: what they run in fresh
+    processes are forks of the same few Pythons; where xdist runs the tests, of the same for all its workers."""
+    ours = {name: os.environ[kept] for name, kept in _SERVERS.items() if kept in os.environ}
+    with variables(ours) if ours else _servers():
+        yield
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import csv
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -20,12 +20,12 @@ from _pytest.mark.structures import ParameterSet
 import hashbench
 from hashbench import cli
 from hashbench.catalog import CAUSES, Confidence, Origin
-from hashbench.records import MODES, Row, RunOptions
+from hashbench.records import MODES, Row
 from hashbench.results.rows import read_rows
 from hashbench.suites.csv_file import data_folder
-from hashbench.suites.selection import Selection
-from hashbench.sweep.request import SweepRequest, diagnosis_servers
 from hashbench.trace.tracer import choose
+
+pytestmark = pytest.mark.usefixtures("shared_servers")
 
 PACKAGE = Path(hashbench.__file__).parent
 TRUTH, TRUTH_OF_BATCHES, TRUTH_OF_COMPANY = "truth_", "truth_batch_", "truth_company"
@@ -109,14 +109,6 @@ def group_of(name: str, mode: str) -> str:
     shares = STRESSED_SHARES if name in STRESSED else 1 if flags else SHARES[mode]
     share = f"{NUMBER[name] % shares}" if shares > 1 else ""
     return " ".join(["specimens", mode, *flags, share]).strip()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _shared_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Sweeps one after the other need not import torch again for their diagnoses each."""
-    one_of_them = SweepRequest(Selection(("specimens",)), RunOptions(), tmp_path_factory.getbasetemp())
-    with diagnosis_servers([one_of_them]):
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -281,6 +281,7 @@ MODELS = {"by_hash": lambda: model(set), "by_hash_twin": lambda: model(list), "o
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_servers")
 def test_a_set_of_texts_is_found_in_another_process(tmp_path: Path) -> None:
     zoo, folder = tmp_path / "zoo.py", tmp_path / "results"
     zoo.write_text(STRINGS)

@@ -319,6 +319,7 @@ def row_of(name: str, folder: Path, **options: object) -> Row:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_servers")
 @pytest.mark.parametrize(
     ("name", "cause"), [("caches", "surviving_state"), ("orders", "call_order")], ids=["a cache", "the order of a set"]
 )
