@@ -19,6 +19,7 @@ from dynamo_helpers import NOISY, Found, Standin, a_session
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import hashbench
+from hashbench import repro
 from hashbench.fingerprint import document
 from hashbench.fingerprint.checking import check
 from hashbench.fingerprint.verify import SAME
@@ -324,6 +325,7 @@ def test_diagnosis_is_left_out_only_where_the_harness_would_end_it(
 ) -> None:
     """A check that took long, of runs that did not: of loading, casting and copying."""
     session = replace(a_session(standin.folder.parent / "ours", budget=0.001), arguments=arguments)
+    monkeypatch.setattr(repro, "run_in_fresh_process", lambda *_, **__: "not run here")
     monkeypatch.setattr(model_check, "_age", lambda: age)
     for module, seconds in ((model_check, 200), (eager_runs, 1)):
         clock = itertools.count(step=seconds)
