@@ -200,6 +200,8 @@ def test_a_run_that_raises_under_one_circumstance_is_found() -> None:
     assert row.latent_kernel == "aten.index_select.default"
     assert "under memory alone 2 of 2 runs raise, and a plain one does not: IndexError" in row.because
     assert "load not run (a run failed: IndexError" in row.stressed
+    assert "the column because has the error" in sweep_table([row])
+    assert "--diagnose-budget" not in sweep_table([row]), "none would look for the cause"
 
 
 def test_what_raises_under_no_circumstance_alone_is_said_and_blames_none() -> None:
@@ -224,6 +226,18 @@ def test_without_stress_nothing_is_provoked() -> None:
 def test_the_circumstance_that_brings_a_difference_about_is_named(name: str) -> None:
     row = row_of(Scaled(provoking(name)))
     assert (row.accuracy, row.latent, row.latent_kernel) == ("pass", name, "aten.mul.Tensor")
+
+
+def test_what_an_earlier_run_changed_for_good_is_no_circumstance() -> None:
+    phases = [""]
+
+    def factor() -> float:
+        return float("stress: run 2" in phases)
+
+    with phases_told_to(phases.append):
+        row = row_of(Scaled(factor), replace(STRESS, diagnose_budget=0))
+    assert (row.accuracy, row.latent, row.latent_kernel) == ("pass", "process", "aten.mul.Tensor")
+    assert "threads 0/1; load 0/1; memory 0/1" in row.stressed
 
 
 def test_what_comes_by_chance_is_tried_a_few_times_under_each_circumstance_before_it_is_tried_often(
@@ -377,6 +391,12 @@ def diagnosis(cause: str, *results: ExperimentResult) -> Diagnosis:
 def test_what_a_model_reads_is_named_and_not_counted(cause: str, result: ExperimentResult, word: str) -> None:
     assert circumstance_of("threads", diagnosis(cause, result)) == word
     assert (word in LATENT) == (word not in ("clock", "entropy"))
+
+
+def test_what_has_gone_by_itself_is_not_taken_for_a_value_that_was_read() -> None:
+    """Of entropy and clocks only one can be what removes a difference."""
+    results = [ExperimentResult(name, "pair", 20, 0, 1) for name in ("entropy", "clocks")]
+    assert circumstance_of("load", diagnosis("outside_value", *results)) == "load"
 
 
 def test_an_order_that_another_process_changes_is_proven_by_processes_that_share_it() -> None:

@@ -20,6 +20,9 @@ FEW = 5
 
 _FLAG = "torch.use_deterministic_algorithms(True)"
 
+_NEVER_BOTH = ("entropy", "clocks")
+"""On the pair: a value is drawn from the one or read from the other."""
+
 # ---------------------------------------------------------------------------------------------------- effects
 
 
@@ -42,7 +45,15 @@ def effect(evidence: Evidence, name: str, on: str) -> Effect:
     between = evidence.between_processes or any(result.differing for result in inside)
     if name == "fixed_order" and not between:
         return Effect.ABSENT
-    return effect_of(base_of(evidence, name, on), evidence.arm(name, on))
+    known = effect_of(base_of(evidence, name, on), evidence.arm(name, on))
+    return Effect.SEEMS if known is Effect.REMOVED and on == "pair" and _has_gone(evidence) else known
+
+
+def _has_gone(evidence: Evidence) -> bool:
+    """Whether pairs agree under two experiments of which only one can be what removes a difference: it has gone by
+    itself since the unchanged pairs were made, as what follows from the load of the machine does."""
+    base = evidence.arm("pair", "pair")
+    return all(effect_of(base, evidence.arm(name, "pair")) is Effect.REMOVED for name in _NEVER_BOTH)
 
 
 def removes(evidence: Evidence, name: str, on: str = "call") -> bool:

@@ -36,6 +36,9 @@ SEED_IT = (
 )
 """What to do about a generator that putting it back does not help, since it is seeded anew in every run."""
 
+_HASHED = "what follows string hashes or addresses (hash(), id(), data_ptr(), the order of a set)"
+"""A value that is the same where these are."""
+
 PROVEN, LIKELY, OPEN = Confidence.PROVEN, Confidence.LIKELY, Confidence.OPEN
 
 _ORDERING: tuple[Place, ...] = (("one_thread", "call"), ("one_worker", "call"), ("deterministic", "call"))
@@ -122,6 +125,15 @@ def _held_still(evidence: Evidence, places: tuple[Place, ...] = MODEL_CONTROLS) 
     """The cause that belongs to the one thing outside torch that had to be held still."""
     picked = pick(evidence, places)
     return None if picked is None else removal(evidence, EXPERIMENTS[picked[0].name].cause, *picked)
+
+
+def _hashed(evidence: Evidence) -> Decision | None:
+    """The ops and their order are the same: what differs is a value that string hashes or addresses lead to."""
+    picked = pick(evidence, MODEL_CONTROLS)
+    if picked is None or picked[0].name != "fixed_order":
+        return None
+    because = removal(evidence, "outside_value", *picked).because
+    return decision(evidence, "outside_value", picked[1], because, named=_HASHED)
 
 
 def _value_from_outside(evidence: Evidence) -> Decision:
@@ -401,7 +413,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
     Origin.RNG: (_generator,),
     Origin.STATE: (_state,),
-    Origin.OUTSIDE: (_follows_fresh_memory, _written_behind, _held_still, _value_from_outside),
+    Origin.OUTSIDE: (_follows_fresh_memory, _written_behind, _hashed, _held_still, _value_from_outside),
     Origin.SEQUENCE: (_control_flow, _held_still, _written_beside, _reordered),
     Origin.RANKS: (_other_ranks,),
     Origin.KERNEL: (

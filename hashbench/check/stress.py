@@ -219,10 +219,22 @@ class Stress:
         self.notes[Circumstance.PROCESS] = fresh.failures[0] if fresh.failures else "nothing came back"
         return None
 
-    def _of_processes(self, first: Run, second: Run) -> Provoked:
+    def _changed_for_good(self) -> Run | None:
+        """A plain run, which differs from that of the plain pair as all further ones do: an earlier run of the process
+        left something behind. ``None`` where one of them agrees with it."""
+        later: Run | Failure | None = None
+        for _ in range(TO_TELL):
+            later = self._run((), 0)
+            if isinstance(later, Failure) or not _differ(self.first, later):
+                return None
+        return later
+
+    def _of_processes(
+        self, first: Run | None, second: Run | Failure | None, counts: tuple[int, int] = (1, 1)
+    ) -> Provoked:
         self.differing[Circumstance.PROCESS] += 1
         self.trials[Circumstance.PROCESS] = max(1, self.trials[Circumstance.PROCESS])
-        return Provoked((str(Circumstance.PROCESS),), (0, 0), (1, 1), first, second)
+        return Provoked((str(Circumstance.PROCESS),), (0, 0), counts, first, second)
 
     def _found(
         self, names: Sequence[str], variations: tuple[int, int], first: Run | Failure, second: Run | Failure
@@ -267,10 +279,10 @@ class Stress:
         """The one of several circumstances under which alone runs differ, too."""
         budget = Budget(max(NAMING_SECONDS, self.options.diagnose_budget * NAMING_SHARE))
         plain = self._alone((), (0, 0), (TO_TELL, TO_TELL), budget)
-        if plain.counts[0] == TO_TELL:  # it has changed for good: an earlier run left something behind
-            self.differing[Circumstance.PROCESS] += 1
-            self.trials[Circumstance.PROCESS] = max(1, self.trials[Circumstance.PROCESS])
-            return replace(plain, names=(str(Circumstance.PROCESS),))
+        if plain.counts[0] == TO_TELL:  # each run finds what the one before it left behind
+            return self._of_processes(plain.first, plain.second, plain.counts)
+        if plain.counts == (0, TO_TELL) and (later := self._changed_for_good()) is not None:
+            return self._of_processes(self.first, later)
         # Memory is filled on both sides: an earlier run may have left what it was filled with.
         sides = {Circumstance.MEMORY: (1, 2)}
         tries: list[tuple[tuple[str, ...], tuple[int, int], tuple[int, int]]]
@@ -390,6 +402,9 @@ def latent_outcome(outcome: Outcome, provoked: Provoked, stress: Stress, explain
     return circumstance_of(provoked.name, explained.diagnosis), explained
 
 
+_LOOK = "Let the model run under this circumstance as well: the column because has the error, the log what was printed."
+
+
 def _raising(outcome: Outcome, provoked: Provoked, failure: Failure) -> Outcome:
     """The outcome of runs that raise under a circumstance, and do not without."""
     differing, trials = provoked.counts
@@ -402,7 +417,7 @@ def _raising(outcome: Outcome, provoked: Provoked, failure: Failure) -> Outcome:
         circumstance=provoked.name,
         verdict=Verdict((), kernel, ()),
         stressed=(ExperimentResult(provoked.name, "pair", trials, differing),),
-        diagnosis=Diagnosis(Decision("unknown", Confidence.OPEN, because[:500], ""), Evidence(origin="")),
+        diagnosis=Diagnosis(Decision("unknown", Confidence.OPEN, because[:500], _LOOK), Evidence(origin="")),
     )
 
 

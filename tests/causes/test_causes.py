@@ -551,13 +551,13 @@ OUTSIDE = {
         "a value from a clock": seen("outside", PAIR, "pair/clocks 0/20"),
         "a clock between two values": seen("outside", "pair/pair 10/20~2", "pair/clocks 0/20"),
         "one in twenty, entropy in long arms": seen("outside", "pair/pair 6/119", "pair/entropy 0/140"),
+        "addresses and hashes": seen("outside", PAIR, INSIDE, "process/fresh_process 3/3", "process/fixed_order 0/4"),
     },
     "call_order proven": {
         "results of threads as they finish": seen("outside", PAIR, "pair/one_worker 0/20"),
         "threads that all start cold agree in first runs, and with one worker": seen(
             "outside", PAIR, "pair/one_worker 0/20", INSIDE, "process/fresh_process 0/3"
         ),
-        "addresses and hashes": seen("outside", PAIR, INSIDE, "process/fresh_process 3/3", "process/fixed_order 0/4"),
     },
     "garbage_collection proven": {
         "objects in cycles": seen("outside", PAIR, "pair/clocks 20/20", "pair/no_collector 0/20"),
@@ -569,6 +569,9 @@ OUTSIDE = {
     },
     "outside_value open": {
         "nobody knows where from": seen("outside", PAIR, "pair/entropy 20/20", "pair/clocks 20/20"),
+        "gone by itself, since nothing can be drawn from entropy and read from a clock": seen(
+            "outside", PAIR, "pair/generators 0/20", "pair/entropy 0/20", "pair/clocks 0/20", "pair/one_worker 3/20"
+        ),
         "one in twenty, and everything seems to remove it": seen(
             "outside", "pair/pair 1/20", "pair/entropy 0/20", "pair/generators 0/20 [a.DRAW]"
         ),
@@ -591,6 +594,9 @@ SEQUENCES = {
     },
     "control_flow likely": {
         "a value read out, that nothing holds still": seen("sequence", PAIR, "pair/clocks 20/20", steered=True),
+        "a value read out, and the difference gone by itself": seen(
+            "sequence", PAIR, "pair/entropy 0/20", "pair/clocks 0/20", "pair/one_worker 0/20", steered=True
+        ),
     },
     "surviving_state proven": {
         "a cache that is filled": seen("sequence", PAIR, INSIDE, "process/fresh_process 0/3"),
