@@ -4,7 +4,8 @@ A sweep that asks for many of them, one for each model, starts one Python for al
 process is a fork: it has other string hashes and addresses than the workers, and no import costs seconds again. Where
 that Python has ended, no other is started: whoever asks is told at once. Repros run in forks of it, too
 (:func:`run_python`). Several processes of one experiment are forks of as many Pythons, each with string hashes of its
-own, which begin when the first experiment of the sweep asks for them (:func:`pooled`).
+own, which begin when the first experiment of the sweep asks for them (:func:`pooled`); those of a fixed order are forks
+of one more.
 
 The life of any other process: a new Python reads from its standard input what to run, imports what every run needs, and
 forks. The fork makes the runs and leaves traces in a temporary folder. For a fixed order all processes are forks of
@@ -66,7 +67,7 @@ SERVER_VARIABLE = "HASHBENCH_FRESH_SERVER"
 """Names the socket of the server of a sweep in the environment of its workers."""
 
 POOL_VARIABLE = "HASHBENCH_FRESH_POOL"
-"""Names the sockets of its pool there, as ``PATH`` does folders."""
+"""Names the sockets of its pool there, as ``PATH`` does folders; the last one is that of a fixed order."""
 
 _ANSWER = "answer.json"
 _PRINTED = ("stdout", "stderr")
@@ -148,7 +149,8 @@ def begun(
     them, so many seconds for all together: what has not ended then is a failure, and ends with the context.
 
     One process that a server makes runs while the body does something else. All others begin when they are waited for,
-    two at a time: forks of the Pythons of a pool, each of another one, where there are enough, else of new ones.
+    two at a time: forks of the Pythons of a pool, each of another one, where there are enough, else of new ones. With a
+    fixed order, all are forks of one.
 
     Args:
         spec: the model, which each process builds from nothing.
@@ -175,11 +177,13 @@ def begun(
             failed = FreshRuns(failures=("the model's arguments cannot be written as JSON",) * processes)
             yield lambda _: failed
             return
-        pool = list(filter(None, os.environ.get(POOL_VARIABLE, "").split(os.pathsep)))
-        if not fixed_order and 1 < processes <= len(pool):
-            yield lambda seconds: _read(folders, _run_in_pool(tasks, pool, deadline=monotonic() + seconds))
+        *pool, fixed = os.environ.get(POOL_VARIABLE, "").split(os.pathsep)
+        servers, environment = ([fixed] if fixed else [], _FIXED) if fixed_order else (pool, _RANDOM)
+        if (processes > 1 or fixed_order) and len(groups) <= len(servers):
+            yield lambda seconds: _read(
+                folders, _run_in_pool(tasks, servers, environment, deadline=monotonic() + seconds)
+            )
         elif processes > 1 or fixed_order or not is_served():
-            environment = _FIXED if fixed_order else _RANDOM
             yield lambda seconds: _read(folders, _run_all(tasks, environment, deadline=monotonic() + seconds))
         else:
             ended = stack.enter_context(_asked_of(os.environ[SERVER_VARIABLE], tasks[groups[0]]))
@@ -228,17 +232,26 @@ def pooled(
     target: str = DEFAULT_TARGET, *, preload: Sequence[str] = (), environment: Mapping[str, str] = NO_VARIABLES
 ) -> Iterator[None]:
     """A context in which several fresh processes with string hashes of their own, up to :data:`PROCESSES`, are forks of
-    as many Pythons, as in :func:`served`, which begin when they are first asked."""
+    as many Pythons, as in :func:`served`, which begin when they are first asked; those with a fixed order are all forks
+    of one more."""
+    orders = [*[_RANDOM] * PROCESSES, _FIXED]
     with ExitStack() as stack:
-        servers = [_server(target, preload, environment, at_once=False) for _ in range(PROCESSES)]
+        servers = [_server(target, preload, environment, at_once=False, order=order) for order in orders]
         addresses = [stack.enter_context(server) for server in servers]
         stack.enter_context(variables({POOL_VARIABLE: os.pathsep.join(addresses)}))
         yield
 
 
 @contextmanager
-def _server(target: str, preload: Sequence[str], environment: Mapping[str, str], *, at_once: bool) -> Iterator[str]:
-    """A context with a server, whose socket it gives."""
+def _server(
+    target: str,
+    preload: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    at_once: bool,
+    order: Mapping[str, str] = _RANDOM,
+) -> Iterator[str]:
+    """A context with a server, whose socket it gives; ``order`` are the variables of its string hashes and memory."""
     given = {name: value for name, value in environment.items() if name not in os.environ}
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hashbench-", ignore_cleanup_errors=True))
@@ -254,7 +267,7 @@ def _server(target: str, preload: Sequence[str], environment: Mapping[str, str],
             )
             task = f"{json.dumps(sys.path)}\n"
             handed = (listener.fileno(),)
-            stack.enter_context(Child(command, task=task, environment={**given, **_RANDOM}, handed=handed))
+            stack.enter_context(Child(command, task=task, environment={**given, **order}, handed=handed))
         yield address
 
 
@@ -321,9 +334,11 @@ def _run_by_the_server(program: _Program, *, seconds: float) -> Finished:
     return Finished(status, *(text.read_text(errors="replace") if text.exists() else "" for text in texts))
 
 
-def _run_in_pool(tasks: Mapping[tuple[str, ...], str], pool: Sequence[str], *, deadline: float) -> dict[str, str]:
+def _run_in_pool(
+    tasks: Mapping[tuple[str, ...], str], pool: Sequence[str], environment: Mapping[str, str], *, deadline: float
+) -> dict[str, str]:
     """Ask another server for each group of folders, two at a time; for each folder how that ended, in words. What a
-    server that has ended was asked for, a new Python does."""
+    server that has ended was asked for, a new Python with these variables does."""
     ended: dict[str, str] = {}
     asked = list(zip(tasks, pool, strict=False))
     while asked and monotonic() <= deadline:
@@ -335,7 +350,7 @@ def _run_in_pool(tasks: Mapping[tuple[str, ...], str], pool: Sequence[str], *, d
                 ended |= dict.fromkeys(group, waited(max(0.001, deadline - monotonic())))
         del asked[:AT_ONCE]
     lost = {group: task for group, task in tasks.items() if ended.get(group[0]) == _SERVER_ENDED}
-    return ended | _run_all(lost, _RANDOM, deadline=deadline)
+    return ended | _run_all(lost, environment, deadline=deadline)
 
 
 def _run_all(
@@ -366,16 +381,21 @@ def _run_all(
 
 
 def main() -> NoReturn:
-    """What a new Python does: a line from its standard input, imports, then a fork for each folder, two at a time.
+    """What a new Python does: a line from its standard input, imports, then a fork for each folder."""
+    content = json.loads(sys.stdin.readline())
+    end_with_input()
+    sys.path[:] = content["path"]
+    _answer_all(from_json(_Task, content))
+    exit_at_once()
+
+
+def _answer_all(task: _Task) -> None:
+    """Imports, then a fork of this process for each folder of ``task``, two at a time.
 
     The forks have the same string hashes and memory addresses as long as nothing is allocated between them. New
     interpreters do not, even with a fixed seed and without random addresses: Python lists the folders of ``sys.path``,
     so that a file which somebody writes there meanwhile moves all that is allocated later.
     """
-    content = json.loads(sys.stdin.readline())
-    end_with_input()
-    sys.path[:] = content["path"]
-    task = from_json(_Task, content)
     _prepare(task.target)
     my_turn, turns = os.pipe()
     forks = array("i", bytes(4 * len(task.folders)))  # no object for each number
@@ -393,7 +413,6 @@ def main() -> NoReturn:
         answer = Path(folders[process], _ANSWER)
         if not answer.exists():
             _write(_Answer(failure=describe_end(os.waitstatus_to_exitcode(status))), answer)
-    exit_at_once()
 
 
 def _prepare(target: str, preload: Sequence[str] = ()) -> None:
@@ -426,8 +445,8 @@ def serve(descriptor: str, target: str, *preload: str) -> NoReturn:
 
 
 def _answer_one(connection: socket.socket) -> NoReturn:
-    """The one task that comes through ``connection``; whoever gave it is told by its end, and ends this process by
-    closing it."""
+    """The one task that comes through ``connection``, in this process, or where it has several folders in a fork of it
+    for each; whoever gave it is told by its end, and ends these processes by closing it."""
     try:
         os.setpgid(0, 0)
         with connection.makefile() as lines:
@@ -439,7 +458,10 @@ def _answer_one(connection: socket.socket) -> NoReturn:
         task = from_json(_Task, content)
         if task.cpus:
             os.sched_setaffinity(0, task.cpus)
-        _answer(task, Path(task.folders[0]), told=connection)
+        if len(task.folders) == 1:
+            _answer(task, Path(task.folders[0]), told=connection)
+        _answer_all(task)
+        connection.sendall(_DONE)
     finally:
         exit_at_once()
 

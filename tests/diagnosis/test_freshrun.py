@@ -105,19 +105,30 @@ def test_processes_of_a_pool_are_forks_of_pythons_with_hashes_of_their_own(monke
         assert len(texts) > 1, "five texts have one order in two processes once in 120 cases"
         with pytest.raises(TypeError):
             fresh("tell", processes=5)
-        with pytest.raises(TypeError):
-            fresh("tell", processes=4, fixed_order=True)
     assert not fresh_process.is_pooled()
+
+
+def test_processes_of_a_pool_with_a_fixed_order_are_forks_of_one_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fresh_process, "_run_all", lambda tasks, *_, **__: dict.fromkeys(*tasks, "") if tasks else {})
+    with fresh_process.pooled("fresh_targets:Runner", preload=("fresh_targets:preloaded",)):
+        for number in (1, 4, 6):
+            assert len(orders(fresh("order", processes=number, fixed_order=True))) == 1
+        for _ in range(2):  # which find nothing of the first ones
+            told_by_each = told(fresh("tell", processes=2, runs=2, fixed_order=True))
+            assert told_by_each == [[f"some model (3, 8) [1, None, 2.5] 99 warn {number}" for number in (2, 3)]] * 2
 
 
 def test_what_a_server_of_a_pool_does_not_do_any_more_a_new_python_does() -> None:
     with fresh_process.pooled("fresh_targets:Runner"):
         assert not fresh("tell", processes=4).failures
+        assert len(orders(fresh("order", processes=4, fixed_order=True))) == 1
         servers = [child for child in psutil.Process().children() if ":serve" in " ".join(child.cmdline())]
-        assert len(servers) == 4
-        servers[2].kill()
-        servers[2].wait()
+        assert len(servers) == 5
+        for ended in (servers[2], servers[4]):
+            ended.kill()
+            ended.wait()
         assert told(fresh("tell", processes=4)) == [["some model (3, 8) [1, None, 2.5] 99 warn 1"]] * 4
+        assert len(orders(fresh("order", processes=4, fixed_order=True))) == 1
 
 
 def test_a_process_of_a_pool_that_dies_or_hangs_is_a_failure(tmp_path: Path) -> None:
@@ -125,6 +136,17 @@ def test_a_process_of_a_pool_that_dies_or_hangs_is_a_failure(tmp_path: Path) -> 
         assert len(fresh("killed", processes=3).failures) == 3
         hanging = fresh("hang", processes=2, timeout=3.0, arguments={"folder": str(tmp_path)})
         assert hanging.failures == ("it was out of time",) * 2
+
+
+def test_of_a_pools_processes_with_a_fixed_order_one_that_dies_is_a_failure_and_none_outlives_its_time(
+    tmp_path: Path,
+) -> None:
+    with fresh_process.pooled("fresh_targets:Runner"):
+        killed = fresh("killed", processes=3, fixed_order=True).failures
+        assert killed == fresh("killed", processes=1).failures * 3
+        hanging = fresh("hang", processes=2, fixed_order=True, timeout=3.0, arguments={"folder": str(tmp_path)})
+        assert hanging.failures == ("it was out of time",) * 2
+        assert not wait_until_gone(children_in(tmp_path, count=2))
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="nothing pins processes here")
