@@ -16,7 +16,7 @@ from command_helpers import Main
 
 from hashbench import HashDebugTrace, cli, find_divergence, replay
 from hashbench.causes import decide
-from hashbench.check.pair import row_of
+from hashbench.check.row import row_of
 from hashbench.devices.ledger import chosen
 from hashbench.processes import Budget
 from hashbench.records import CallFacts, Diagnosis, Evidence, ModelSpec, Row, RowEvidence, RunOptions

@@ -48,7 +48,9 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     ("suites", frozenset({"huggingface", "torchvision"})),
     (
         "check",
-        frozenset({"batch_invariance", "batch_items", "company", "fingerprint", "function", "model", "pair", "stress"}),
+        frozenset(
+            {"batch_invariance", "batch_items", "company", "fingerprint", "function", "model", "pair", "row", "stress"}
+        ),
     ),
     ("sweep", NO_MODULE),
     ("report", NO_MODULE),

@@ -23,7 +23,8 @@ from hashbench.batch.rows import ShapeNotes
 from hashbench.catalog import Confidence, Origin, Status
 from hashbench.check.batch_items import compare_items, differing_earlier, halves, outputs_of
 from hashbench.check.company import Pair
-from hashbench.check.pair import keep_draft, with_facts
+from hashbench.check.pair import with_facts
+from hashbench.check.row import keep_draft
 from hashbench.errors import HashbenchError, named_line
 from hashbench.processes import older_objects_uncollected, tell_phase
 from hashbench.records import (

@@ -23,7 +23,8 @@ import torch
 from hashbench.check import batch_items
 from hashbench.check.batch_invariance import BatchCheck, RunAt
 from hashbench.check.company import NoCompanyError, Pair, pair_of, turned
-from hashbench.check.pair import PairCheck, retried_with_warnings, row_of
+from hashbench.check.pair import PairCheck, retried_with_warnings
+from hashbench.check.row import row_of
 from hashbench.errors import HashbenchError
 from hashbench.fingerprint.calls import KernelCollector
 from hashbench.records import Failure, ModelSpec, Result, Row, RunOptions, TensorDigest, Trace

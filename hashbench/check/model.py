@@ -21,7 +21,8 @@ from hashbench.catalog import Status
 from hashbench.check import batch_invariance, batch_items
 from hashbench.check.batch_invariance import BatchCheck
 from hashbench.check.company import Given, NoCompanyError, Pair, pair_of, turned
-from hashbench.check.pair import PairCheck, retried_with_warnings, row_of
+from hashbench.check.pair import PairCheck, retried_with_warnings
+from hashbench.check.row import row_of
 from hashbench.diagnose import fresh_process
 from hashbench.processes import tell_phase
 from hashbench.records import BATCH_INVARIANCE, Failure, ModelSpec, Row, RunOptions, Trace

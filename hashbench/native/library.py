@@ -64,8 +64,8 @@ PYTHON_KEY = "TESTING_ONLY_GenericMode"
 RECORDS, READS, WRITES, LEAVES, OTHERS, METAS, LANES, CALLS = range(8)
 """What :meth:`Library.bytes_of` and :meth:`Library.texts` give; ``CALLS``, which are under way, are only counted."""
 
-UNKNOWN, KNOWN, IN_PYTHON = range(3)
-"""What the recorder knows of the writer of a storage: nothing, its number, or that Python knows more."""
+KNOWN = 1
+"""What :attr:`Library.node` gives where the recorder knows the number of a storage's writer, and Python knows no more."""
 
 
 class CPlan(ctypes.Structure):

@@ -754,11 +754,6 @@ void record_in_python(Recorder& recorder, const Op& op, const c10::OperatorHandl
       }
     }
   }
-  UnderWay under_way{recorder};
-  {
-    Guard guard(recorder.lock);
-    under_way.begin();
-  }
   Ended ended;
   Handed call{op, handle, keys, stack, c10::impl::tls_local_dispatch_key_set(), {}, {}};
   if (!op.plan.open) call.entry.included_ = call.entry.included_.remove(kKey);
@@ -836,7 +831,12 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
     handle.redispatchBoxed(keys & kAfter, stack);
     return;
   }
+  UnderWay under_way{recorder};
   if (plan.python || recorder.everything_python || (backward && recorder.backward_python.load(std::memory_order_relaxed))) {
+    {
+      Guard guard(recorder.lock);
+      under_way.begin();
+    }
     record_in_python(recorder, *op, handle, keys, stack);
     return;
   }
@@ -849,7 +849,6 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
   uint32_t others = 0;
   uint64_t rng = 0;
   bool plain = true;
-  UnderWay under_way{recorder};
   {
     Guard guard(recorder.lock);
     under_way.begin();

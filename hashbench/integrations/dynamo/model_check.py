@@ -22,7 +22,8 @@ from hashbench.catalog import Kind, Status, kind_of
 from hashbench.check import batch_items
 from hashbench.check.batch_invariance import BatchCheck
 from hashbench.check.fingerprint import SECONDS, fingerprint_from
-from hashbench.check.pair import PairCheck, compared, row_of
+from hashbench.check.pair import PairCheck, compared
+from hashbench.check.row import row_of
 from hashbench.divergence import find as find_divergence
 from hashbench.fingerprint import document
 from hashbench.fingerprint.calls import KernelCollector

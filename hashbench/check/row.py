@@ -1,0 +1,205 @@
+"""The row of an outcome: a line of ``accuracy.csv``, and what is written down of it before experiments are made."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+
+from hashbench.catalog import Status
+from hashbench.causes import stats
+from hashbench.io import replace_file
+from hashbench.processes import peak_memory_mib
+from hashbench.records import (
+    Diagnosis,
+    Divergence,
+    ExperimentResult,
+    ModelSpec,
+    Rate,
+    Row,
+    RowEvidence,
+    RunOptions,
+    op_of,
+)
+from hashbench.results.folder import ResultsFolder, file_key
+from hashbench.results.rows import row_to_json
+from hashbench.run.outcome import Outcome, peak_mib
+from hashbench.text import a_few
+from hashbench.trace import file
+
+
+def row_of(spec: ModelSpec, options: RunOptions, outcome: Outcome, *, seconds: float | None) -> Row:
+    """The row of an outcome; ``seconds`` are those of the model's load, runs and experiments, where they have ended.
+
+    Traces are written to the results folder: of runs that differ or failed, and of others where that is asked for.
+    """
+    traces: list[str] = []
+    if options.output and (outcome.accuracy != Status.PASS or options.keep_traces):
+        key = file_key(suite=spec.suite, mode=options.mode, name=spec.name)
+        for number, trace in enumerate(outcome.traces, start=1):
+            traces.append(f"traces/{key}.run{number}.log")
+            file.write(trace, Path(options.output) / traces[-1])
+    divergence = outcome.verdict.divergence if outcome.verdict is not None else None
+    difference = outcome.difference
+    on_device = peak_mib(torch.device(options.device))
+    row = Row(
+        dev=options.device,
+        name=spec.name,
+        batch_size=options.batch_size_of(spec),
+        accuracy=outcome.accuracy,
+        suite=spec.suite,
+        mode=options.mode,
+        dtype=options.dtype_column,
+        iterations=outcome.iterations,
+        runs=outcome.runs or None,
+        threads=(options.threads or torch.get_num_threads()) if outcome.runs else None,
+        deterministic=outcome.deterministic,
+        nondeterministic_op=outcome.nondeterministic_op,
+        ops=outcome.ops,
+        benign=None if outcome.benign is None else len(outcome.benign),
+        benign_ops=_op_names(outcome.benign or ()),
+        confirmed=outcome.confirmed,
+        untraced=outcome.untraced,
+        tracer=outcome.tracer,
+        perturbed_ops=outcome.perturbed_ops,
+        settings_changed="; ".join(outcome.settings_changed),
+        not_compared=a_few(outcome.not_compared),
+        compiled=f"ran eagerly: {a_few(outcome.compiled)}" if outcome.compiled else "",
+        traces=" ".join(traces),
+        seconds=None if seconds is None else round(seconds, 3),
+        peak_memory_mib=round(peak_memory_mib(), 1),
+        device_memory_mib=None if on_device is None else round(on_device, 1),
+        error=outcome.failure.error if outcome.failure is not None else "",
+    )
+    if difference is not None:
+        row = replace(
+            row,
+            differing_results=a_few(difference.names),
+            differing_elements=difference.elements,
+            max_abs_diff=stats.significant(difference.max_abs),
+            max_ulp=difference.max_ulp,
+            mean_relative_variability=stats.significant(difference.mean_relative),
+            count_variability=stats.significant(difference.share),
+            representation=difference.representation,
+        )
+    row = _with_rate(row, stats.rate_of_runs(outcome.run_counts))
+    if outcome.diagnosis is not None:
+        row = _with_diagnosis(row, outcome.diagnosis)
+    if (batch := outcome.batch) is not None:
+        row = replace(
+            row,
+            batch_size=batch.batch or row.batch_size,
+            company=batch.company,
+            batch_sizes=" ".join(map(str, batch.sizes)),
+            smallest_batch=batch.smallest,
+            shapes=batch.shapes,
+            reference_shapes=batch.reference_shapes,
+            not_attributable=batch.not_attributable,
+        )
+    if outcome.stressed:
+        row = replace(row, stressed=_stressed_text(outcome.stressed))
+    if outcome.latent is not None:
+        row = _with_latent(row, outcome.circumstance, outcome.latent)
+    return row if divergence is None else _with_divergence(row, divergence)
+
+
+def keep_draft(spec: ModelSpec, options: RunOptions, outcome: Outcome) -> None:
+    """Write down what is known by now: a further run that ends this process must not take it along."""
+    folder = ResultsFolder(Path(options.output))
+    if not options.output or not folder.rows.is_dir():
+        return
+    key = file_key(suite=spec.suite, mode=options.mode, name=spec.name)
+    row = row_of(spec, options, outcome, seconds=None)
+    replace_file(folder.draft_path(key), json.dumps(row_to_json(row)))
+
+
+def _with_rate(row: Row, rate: Rate | None) -> Row:
+    if rate is None:
+        return row
+    return replace(
+        row,
+        distinct=rate.distinct,
+        trials=rate.trials,
+        rate_of=rate.of,
+        rate=stats.significant(rate.share, stats.RATE_DIGITS),
+        rate_low=stats.significant(rate.low),
+        rate_high=stats.significant(rate.high),
+    )
+
+
+def _with_diagnosis(row: Row, diagnosis: Diagnosis) -> Row:
+    facts, price = diagnosis.evidence.call, diagnosis.deterministic_price
+    return replace(
+        _with_rate(row, diagnosis.rate),
+        **asdict(diagnosis.decision),
+        evidence=RowEvidence.of(diagnosis.evidence.arms),
+        other_sources="; ".join(diagnosis.other_sources),
+        capture=facts.limits if facts is not None else "",
+        deterministic_doc=diagnosis.deterministic_doc,
+        deterministic_here=diagnosis.deterministic_here,
+        deterministic_price=stats.significant(price),
+        repro=diagnosis.repro,
+        reproduced=diagnosis.reproduced,
+    )
+
+
+def _stressed_text(results: Sequence[ExperimentResult]) -> str:
+    """``threads 0/4; process not run (timeout)``"""
+    return "; ".join(result.word().partition("/")[2] for result in results)
+
+
+def _with_latent(row: Row, circumstance: str, latent: Outcome) -> Row:
+    """The row with what a stressed pair that differs showed: in columns of its own, and in those that only a diagnosis
+    fills (evidence, advice, repro)."""
+    divergence = latent.verdict.divergence if latent.verdict is not None else None
+    (counts,) = latent.stressed
+    row = replace(
+        row,
+        latent=circumstance,
+        latent_kernel="" if divergence is None else divergence.kernel,
+        latent_module="" if divergence is None else divergence.module,
+        latent_phase="" if divergence is None else divergence.phase,
+        latent_rate=stats.significant(counts.differing / counts.trials),
+        confirmed=latent.confirmed,
+    )
+    diagnosis = latent.diagnosis
+    if diagnosis is None:
+        return row
+    return replace(
+        row,
+        latent_cause=diagnosis.decision.cause,
+        latent_confidence=diagnosis.decision.confidence,
+        because=diagnosis.decision.because,
+        advice=diagnosis.decision.advice,
+        evidence=RowEvidence.of(diagnosis.evidence.arms),
+        repro=diagnosis.repro,
+        reproduced=diagnosis.reproduced,
+    )
+
+
+_OF_DIVERGENCE = ("origin", "kernel", "op_index", "phase", "iteration", "module", "forward_op", "source")
+"""Columns that are fields of a divergence."""
+
+
+def _with_divergence(row: Row, divergence: Divergence) -> Row:
+    detail, steered, steering = divergence.detail, "", divergence.steered_by
+    if divergence.inside:
+        detail = f"inside {divergence.inside}: {detail}"
+    if divergence.first or divergence.second:
+        detail += f": {divergence.first} and {divergence.second}"
+    if steering is not None:
+        steered = f"{steering.record}: {steering.first} and {steering.second}"
+        steered += f", from {steering.kernel}" if steering.kernel else ""
+    same = {name: getattr(divergence, name) for name in _OF_DIVERGENCE}
+    return replace(row, **same, detail=detail[:500], steered_by=steered)
+
+
+def _op_names(nodes: Sequence[str]) -> str:
+    """Names and counts of the ops of record ids, commonest first."""
+    counts = Counter(map(op_of, nodes))
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return a_few([f"{name} ×{count}" if count > 1 else name for name, count in ordered])  # noqa: RUF001
