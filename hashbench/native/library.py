@@ -65,7 +65,7 @@ RECORDS, READS, WRITES, LEAVES, OTHERS, METAS, LANES, CALLS = range(8)
 """What :meth:`Library.bytes_of` and :meth:`Library.texts` give; ``CALLS``, which are under way, are only counted."""
 
 KNOWN = 1
-"""What :attr:`Library.node` gives where the recorder knows the number of a storage's writer, and Python knows no more."""
+"""What ``Library.node`` gives where the recorder knows the number of a storage's writer, and Python knows no more."""
 
 
 class CPlan(ctypes.Structure):
