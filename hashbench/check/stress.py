@@ -222,11 +222,12 @@ class Stress:
     def _changed_for_good(self) -> Run | None:
         """A plain run, which differs from that of the plain pair as all further ones do: an earlier run of the process
         left something behind. ``None`` where one of them agrees with it."""
-        later: Run | Failure | None = None
+        later: Run | None = None
         for _ in range(TO_TELL):
-            later = self._run((), 0)
-            if isinstance(later, Failure) or not _differ(self.first, later):
+            run = self._run((), 0)
+            if isinstance(run, Failure) or not _differ(self.first, run):
                 return None
+            later = run
         return later
 
     def _of_processes(
