@@ -16,7 +16,7 @@ from hashbench.cli import report as report_commands
 from hashbench.cli.flags import OneLineParser
 from hashbench.errors import HashbenchError
 from hashbench.nightly import Part
-from hashbench.report.expectations import expect_from
+from hashbench.report.expected_rows import expect_from
 from hashbench.sweep.request import SweepRequest
 
 MODES = ("training", "inference")

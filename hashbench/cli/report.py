@@ -246,7 +246,7 @@ def _add_expect(expect: argparse.ArgumentParser) -> None:
 
 
 def _expect(parsed: argparse.Namespace) -> int:
-    from hashbench.report.expectations import expect_from
+    from hashbench.report.expected_rows import expect_from
     from hashbench.text import a_few, count
 
     for path, written in expect_from(

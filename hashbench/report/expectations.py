@@ -1,4 +1,4 @@
-"""What is expected of every model, what tonight makes of that, and the CSVs of expected rows brought up to date.
+"""What is expected of every model, and what tonight makes of that.
 
 An expectation is a row of a CSV of expected rows, else last night's. Whether anything got worse is decided by
 :mod:`hashbench.report.compare` alone; an :class:`ExpectationStatus` says the same more finely, with the history.
@@ -7,23 +7,21 @@ An expectation is a row of a CSV of expected rows, else last night's. Whether an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from hashbench.catalog import Kind, kind_of
 from hashbench.errors import HashbenchError
-from hashbench.io import write_file
-from hashbench.records import ROW_SCHEMA, ExpectedRow, Row, extended
+from hashbench.records import ExpectedRow, Row
 from hashbench.report.compare import Change, ModelChange, Outcome, compare, tracer_of, tracer_remark, what_happened
 from hashbench.report.history import History, Interval, ModelHistory, Night, load_history, seen
 from hashbench.report.kernels import kernel_remarks
-from hashbench.results.load import Sweep, joined, load_files, load_sweep
-from hashbench.results.rows import EXPECTED_ROWS, environments_text, is_link, row_key
-from hashbench.text import a_few, as_written, count, one_line, told
+from hashbench.results.load import Sweep, load_files, load_sweep
+from hashbench.results.rows import row_key
+from hashbench.text import count, told
 
 STALE_AFTER = 30
 """Nights in which a model ran and did not show what is expected of it, before that is called stale."""
@@ -92,11 +90,11 @@ class ExpectationStatus(StrEnum):
     NOT_ASKED = "not asked for", "The last night was not asked to run it."
 
 
-_AS_BEFORE = (Outcome.UNCHANGED, Outcome.STILL_DIFFERS, Outcome.STILL_FAILS, Outcome.STILL_SKIPPED)
+AS_BEFORE = (Outcome.UNCHANGED, Outcome.STILL_DIFFERS, Outcome.STILL_FAILS, Outcome.STILL_SKIPPED)
 _STATUS_OF = {
     Outcome.NEW: ExpectationStatus.UNEXPECTED,
     Outcome.NOT_SELECTED: ExpectationStatus.NOT_ASKED,
-    **dict.fromkeys(_AS_BEFORE, ExpectationStatus.MET),
+    **dict.fromkeys(AS_BEFORE, ExpectationStatus.MET),
 }
 """Of outcomes that have another word here; ``regressed`` and ``fails otherwise`` depend on what is seen now."""
 
@@ -400,149 +398,3 @@ def assess(folders: Sequence[Path | str], *, expected: Path | None = None, until
 def _sweep_of(night: Night) -> Sweep:
     """The whole rows of a night, of the files that can be read."""
     return load_files(night.files, path=night.folder, damaged_night=bool(night.problems))
-
-
-# ---------------------------------------------------------------------------------------- CSVs of expected rows
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """The content of one CSV of expected rows. ``what`` counts what became of its rows: ``new``, ``changed``,
-    ``unchanged``, ``kept: not seen`` (it differs now and then, and did not tonight), ``kept: not in the sweep``, and
-    where models were named, ``kept: not named``. ``taken`` and ``left`` are then the names of the sweep's models that
-    were named, and of those that were not."""
-
-    rows: tuple[ExpectedRow, ...]
-    environments: Mapping[str, Mapping[str, Any]]
-    what: Mapping[str, int]
-    taken: tuple[str, ...] = ()
-    left: tuple[str, ...] = ()
-
-
-def expect(new: Sweep, *, known: Sweep | None, only: Collection[str] = (), link: str = "", today: str) -> Expected:
-    """What to expect from now on: the rows of ``new``, and those of ``known`` that ``new`` does not have.
-
-    A row that shows what was expected keeps its ``since`` and ``link``. An expected difference that shows only now and
-    then stays when it was not seen in ``new``, unless ``only`` names the model.
-
-    Args:
-        new: a sweep, written by hashbench.
-        known: what is expected so far.
-        only: names of the models to take from ``new``; none: all.
-        link: the issue that explains the rows that are new or changed.
-        today: the date of ``new``, as ISO 8601.
-
-    Raises:
-        HashbenchError: ``new`` has no rows, ``link`` is not an address, or a side is dynamo's.
-    """
-    if new.kind != "hashbench" or (known is not None and known.kind != "hashbench"):
-        raise HashbenchError(
-            "dynamo's files do not say what to expect",
-            consequence="they name neither suite nor kernel",
-            tip="Name a folder that `hashbench sweep` wrote.",
-        )
-    if not new.rows:
-        raise HashbenchError(f"{new.label} holds no rows", consequence="nothing was written", tip="Finish the sweep.")
-    if not is_link(link):
-        raise HashbenchError(
-            f"{one_line(link)[:80]!r} is not an address",
-            consequence="nothing was written",
-            tip="Begin it with https://.",
-        )
-    # Folders of the sweep that the row came from do not lie beside a CSV of expected rows.
-    taken = tuple(replace(row, repro="", traces="") for row in new.rows if not only or row.name in only)
-    left = {row_key(row): row.name for row in new.rows if only and row.name not in only}
-    known = known or Sweep("nothing", (), {}, kind="hashbench")
-    updated = {
-        change.key: _updated(change, only=only, left=left, link=link, today=today)
-        for change in changes_since(known, replace(new, rows=taken, selections=(), parts=None))
-    }
-    rows = tuple(updated[key][0] for key in dict.fromkeys(row_key(row) for row in (*known.rows, *taken)))
-    environments = {**known.environments, **new.environments}
-    used = {row.env for row in rows}
-    return Expected(
-        rows=rows,
-        environments={key: value for key, value in environments.items() if key in used},
-        what=Counter(what for _, what in updated.values()),
-        taken=tuple(dict.fromkeys(row.name for row in taken)) if only else (),
-        left=tuple(dict.fromkeys(left.values())),
-    )
-
-
-def _updated(
-    change: ModelChange, *, only: Collection[str], left: Collection[tuple[str, ...]], link: str, today: str
-) -> tuple[ExpectedRow, str]:
-    """The row to expect, and what became of it."""
-    base, new = (None if row is None else as_written(row) for row in (change.base, change.new))
-    if base is not None and not isinstance(base, ExpectedRow):
-        base = extended(ExpectedRow, base)
-    if base is not None and (new is None or (change.outcome is Outcome.NOT_SEEN and new.name not in only)):
-        if new is None:
-            return base, "kept: not named" if change.key in left else "kept: not in the sweep"
-        return base, "kept: not seen"
-    if new is None:
-        raise ValueError("a change has a row on one side at least")
-    seen = "" if kind_of(told(new).accuracy).is_fine else today  # a pass is nothing that one has to look out for
-    if base is not None and change.outcome in _AS_BEFORE:
-        return extended(ExpectedRow, new, since=base.since, link=base.link or link, seen=seen), "unchanged"
-    return extended(ExpectedRow, new, since=today, link=link, seen=seen), "new" if base is None else "changed"
-
-
-# -------------------------------------------------------------------------------------------------- on disk
-
-
-def write_expected(path: Path, expected: Expected) -> None:
-    """Replace the CSV at ``path`` and the environments beside it; each is written whole or not at all.
-
-    Raises:
-        HashbenchError: the folder cannot be written.
-    """
-    # How it was called is no part of what to expect, and has paths of somebody's machine in it.
-    environments = [
-        {name: value for name, value in environment.items() if name != "command_line"}
-        for environment in expected.environments.values()
-    ]
-    if environments:
-        text = environments_text([{**environments.pop(), "schema": ROW_SCHEMA}, *environments])
-        write_file(path.with_suffix(".environment.json"), text, tip="Choose another --output.")
-    write_file(path, EXPECTED_ROWS.text(expected.rows), tip="Choose another --output.")
-
-
-def expect_from(
-    results: Sequence[Path], *, output: Path, only: Collection[str] = (), link: str = "", today: str
-) -> list[tuple[Path, Expected]]:
-    """Bring ``output`` up to date with the sweeps at ``results``: a CSV, or a folder that gets one for each suite, mode
-    and device. Everything is read and decided before anything is written.
-
-    Raises:
-        HashbenchError: a model of ``only`` is not there; or see :func:`expect`, :func:`write_expected` and
-            :func:`~hashbench.results.load.load_sweep`.
-    """
-    new = joined([load_sweep(path) for path in results], path=Path(", ".join(map(str, results))))
-    names = sorted({row.name for row in new.rows})
-    lost = sorted(set(only) - set(names))
-    if lost:
-        near = get_close_matches(lost[0], names, n=1)
-        raise HashbenchError(
-            f"{new.label} has no row of {', '.join(lost)}",
-            consequence="nothing was written",
-            tip=f"Did you mean {near[0]}?" if near else f"It has rows of: {a_few(names)}.",
-        )
-    written = []
-    for path, part in _split(new, output):
-        named = [name for name in only if any(row.name == name for row in part.rows)]
-        if not only or named:
-            known = load_sweep(path) if path.exists() else None
-            written.append((path, expect(part, known=known, only=named, link=link, today=today)))
-    for path, expected in written:
-        write_expected(path, expected)
-    return written
-
-
-def _split(new: Sweep, output: Path) -> list[tuple[Path, Sweep]]:
-    if output.suffix == ".csv":
-        return [(output, new)]
-    rows: dict[str, list[Row]] = {}
-    for row in new.rows:
-        rows.setdefault(f"{Path(row.suite).stem}_{row.mode}_{row.dev}.csv", []).append(row)
-    return [(output / name, replace(new, rows=tuple(part))) for name, part in rows.items()]

@@ -7,16 +7,8 @@ import pytest
 from hashbench.errors import HashbenchError
 from hashbench.records import ROW_SCHEMA, ExpectedRow, Row, extended
 from hashbench.report.compare import Outcome, compare
-from hashbench.report.expectations import (
-    STALE_AFTER,
-    ExpectationStatus,
-    expect,
-    expect_from,
-    expectation_status,
-    judge,
-    unseen_nights,
-    write_expected,
-)
+from hashbench.report.expectations import STALE_AFTER, ExpectationStatus, expectation_status, judge, unseen_nights
+from hashbench.report.expected_rows import expect, expect_from, write_expected
 from hashbench.report.history import History, Interval, ModelHistory, Night
 from hashbench.results.load import Selection, Sweep, load_sweep
 from hashbench.results.rows import EXPECTED_ROWS

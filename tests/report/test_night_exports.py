@@ -14,7 +14,8 @@ from hashbench.cli import main
 from hashbench.nightly import html_of
 from hashbench.records import RowEvidence
 from hashbench.report import exports
-from hashbench.report.expectations import Judged, assess, expect_from
+from hashbench.report.expectations import Judged, assess
+from hashbench.report.expected_rows import expect_from
 from hashbench.report.exports import LIMIT, as_annotations, as_junit, as_markdown, as_summary
 
 from .rows import differing, row, write_night

@@ -10,7 +10,8 @@ import pytest
 
 from hashbench.report import text
 from hashbench.report.compare import Outcome, compare, tracer_of
-from hashbench.report.expectations import ExpectationStatus, Judged, assess, expect_from, unseen_nights
+from hashbench.report.expectations import ExpectationStatus, Judged, assess, unseen_nights
+from hashbench.report.expected_rows import expect_from
 from hashbench.report.exports import as_annotations, as_junit, as_markdown
 from hashbench.report.history import load_history
 from hashbench.report.page import render_html

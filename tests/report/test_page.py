@@ -15,30 +15,13 @@ import pytest
 
 from hashbench.catalog import CAUSES, STATUSES, letter_of
 from hashbench.records import Row, RowEvidence
+from hashbench.report.charts import Course, changes_text, course_of, first_night_shown, payload_of, sparkline, totals_of
 from hashbench.report.compare import Outcome
 from hashbench.report.diagnoses import DETAILS, anchor_of, read_excerpts
 from hashbench.report.expectations import ExpectationStatus, Judged, Judgement
+from hashbench.report.groups import GROUPS, MEMBERS, Group, expectation_of, groups_of, is_known, is_news
 from hashbench.report.history import History, Interval, ModelHistory, Night, Trouble, models_in_trouble
-from hashbench.report.page import (
-    GROUPS,
-    MEMBERS,
-    Course,
-    Group,
-    as_script_content,
-    changes_text,
-    course_of,
-    expectation_of,
-    first_night_shown,
-    groups_of,
-    headline,
-    is_known,
-    is_news,
-    machine_of,
-    payload_of,
-    render_html,
-    sparkline,
-    totals_of,
-)
+from hashbench.report.page import as_script_content, headline, machine_of, render_html
 from hashbench.text import how_much, how_often
 from hashbench.trace import file
 from tests.experiment_texts import evidence
