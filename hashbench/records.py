@@ -1,6 +1,6 @@
-"""Frozen values that travel between the parts of hashbench, in the order of a model's journey: :class:`ModelSpec` and
-:class:`RunOptions` are asked for, :class:`Trace` (or :class:`Failure`) is seen, :class:`Divergence` is concluded,
-:class:`Row` is shown."""
+"""Frozen values that travel between the parts of hashbench, in the order in which a sweep makes them:
+:class:`ModelSpec` and :class:`RunOptions` are asked for, :class:`Trace` (or :class:`Failure`) is seen,
+:class:`Divergence` is concluded, :class:`Row` is shown."""
 
 from __future__ import annotations
 

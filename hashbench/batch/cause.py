@@ -109,11 +109,9 @@ def decide(evidence: ItemEvidence) -> Decision:
     if evidence.counted:
         because = f"{in_words(number)}, and none where the argument that counts the items stays as it is"
         return _decision("batch_coupling", Confidence.PROVEN if steady else Confidence.LIKELY, because, ())
-    if number.differing or places.differing:
-        confidence = Confidence.PROVEN if steady and content.ran else Confidence.LIKELY
-        return _decision("shape_dependent_kernel", confidence, "; ".join(_shown(evidence)), evidence.remedies)
     alone = evidence.arm("as_in_runs")
-    if alone.differing and (content.ran or evidence.removes("exact_values") or evidence.removes("same_strides")):
+    decided_alone = content.ran or evidence.removes("exact_values") or evidence.removes("same_strides")
+    if number.differing or places.differing or (alone.differing and decided_alone):
         confidence = Confidence.PROVEN if steady and content.ran else Confidence.LIKELY
         return _decision("shape_dependent_kernel", confidence, "; ".join(_shown(evidence)), evidence.remedies)
     because = in_words(number, places, alone, base=same) or "no experiment could be made"

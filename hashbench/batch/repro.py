@@ -63,8 +63,7 @@ def write_item_repro(
         HashbenchError: the call is of no op that torch alone has, or cannot be written.
         OSError: the folder cannot be written.
     """
-    if not isinstance(call.func, torch._ops.OpOverload) or needs_definition(call.func):
-        raise _refused(call, "torch alone does not have it")
+    _require_torch_op(call)
     try:
         with in_force(call):
             calls, places = _both(call, chosen, first)
@@ -100,8 +99,7 @@ def write_part_repro(
         OSError: the folder cannot be written.
     """
     call = made.reference if isinstance(made, CallPair) else made
-    if not isinstance(call.func, torch._ops.OpOverload) or needs_definition(call.func):
-        raise _refused(call, "torch alone does not have it")
+    _require_torch_op(call)
     try:
         with in_force(call):
             if isinstance(made, CallPair):
@@ -194,6 +192,11 @@ def _row_sizes(one: ItemCall, call: ItemCall) -> tuple[tuple[int, ...], ...]:
     return tuple(
         (*tensor.shape[: axis.dim], *tensor.shape[axis.dim + 1 :]) for tensor, axis in left if axis is not None
     )
+
+
+def _require_torch_op(call: ItemCall) -> None:
+    if not isinstance(call.func, torch._ops.OpOverload) or needs_definition(call.func):
+        raise _refused(call, "torch alone does not have it")
 
 
 def _refused(call: ItemCall, why: str) -> HashbenchError:

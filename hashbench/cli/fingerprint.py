@@ -11,7 +11,7 @@ from hashbench.cli import flags
 from hashbench.cli.flags import EXIT_DIFFERENCE, Commands, made_of, say
 from hashbench.cli.reading import add_suites, suites_to_sweep
 from hashbench.errors import HashbenchError
-from hashbench.records import DETERMINISTIC, DTYPES, RunOptions
+from hashbench.records import RunOptions
 
 
 def add(commands: Commands) -> None:
@@ -33,15 +33,11 @@ def _add_record(record: argparse.ArgumentParser) -> None:
     flags.several(which, "--exclude-exact", metavar="M", text="but not these")
     run = record.add_argument_group("how each model runs")
     run.add_argument("-d", "--device", default="cpu", metavar="D", help="cpu, cuda, xpu, …")
-    dtypes = run.add_mutually_exclusive_group()
-    for dtype in DTYPES:
-        text = "torch.autocast" if dtype == "amp" else f"cast the model and its inputs to {dtype}"
-        dtypes.add_argument(f"--{dtype}", dest="dtype", action="store_const", const=dtype, default="", help=text)
+    flags.dtype(run)
     flags.whole(run, "--batch-size", text="in place of each model's own")
     flags.whole(run, "--threads", "-t", text="torch.set_num_threads")
     flags.seed(run)
-    text = "use_deterministic_algorithms (default on)"
-    run.add_argument("--deterministic", choices=DETERMINISTIC, default="", help=text)
+    flags.deterministic(run)
     flags.tracer(run)
     flags.seconds(run, "--timeout", "seconds for one model", least=1, default=600.0)
     record.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the file to write")

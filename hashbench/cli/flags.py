@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Never, TextIO, TypeVar
 
 from hashbench import records
 from hashbench.errors import HashbenchError
-from hashbench.records import COMPANIES, TRACERS
+from hashbench.records import COMPANIES, DETERMINISTIC, DTYPES, TRACERS
 
 EXIT_DIFFERENCE, EXIT_USAGE, EXIT_FAULT, EXIT_INTERRUPTED = 1, 2, 70, 130
 LARGEST_SEED = 2**32 - 1  # NumPy takes no larger one
@@ -160,6 +160,20 @@ def seed(flags: Flags) -> None:
     """Add ``--seed``."""
     text = "of all random generators"
     flags.add_argument("--seed", type=at_least(0, most=LARGEST_SEED), default=1337, metavar="N", help=text)
+
+
+def dtype(flags: Flags) -> None:
+    """Add ``--bfloat16`` and the like."""
+    group = flags.add_mutually_exclusive_group()
+    for name in DTYPES:
+        text = "torch.autocast" if name == "amp" else f"cast the model and its inputs to {name}"
+        group.add_argument(f"--{name}", dest="dtype", action="store_const", const=name, default="", help=text)
+
+
+def deterministic(flags: Flags) -> None:
+    """Add ``--deterministic``."""
+    text = "use_deterministic_algorithms (default on)"
+    flags.add_argument("--deterministic", choices=DETERMINISTIC, default="", help=text)
 
 
 def tracer(flags: Flags) -> None:

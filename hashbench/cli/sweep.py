@@ -26,7 +26,7 @@ from hashbench.cli import flags
 from hashbench.cli.flags import EXIT_DIFFERENCE, EXIT_INTERRUPTED, Commands, Flags, at_least, made_of, say
 from hashbench.cli.reading import add_suites, suites_to_sweep
 from hashbench.errors import HashbenchError
-from hashbench.records import DETERMINISTIC, DTYPES, INVARIANCES, Row, RunOptions
+from hashbench.records import INVARIANCES, Row, RunOptions
 from hashbench.sweep.executors import EXECUTORS, LOCAL
 from hashbench.sweep.run import (
     Event,
@@ -216,17 +216,13 @@ def _add_selection(which: Flags) -> None:
 def _add_run(run: Flags) -> None:
     text = "cpu, cuda, xpu, …: workers get all that are alike, in turn; cuda:1: that one only"
     run.add_argument("-d", "--device", "--devices", default="cpu", metavar="D", help=text)
-    dtypes = run.add_mutually_exclusive_group()
-    for dtype in DTYPES:
-        text = "torch.autocast" if dtype == "amp" else f"cast the model and its inputs to {dtype}"
-        dtypes.add_argument(f"--{dtype}", dest="dtype", action="store_const", const=dtype, default="", help=text)
+    flags.dtype(run)
     flags.whole(run, "--batch-size", text="in place of each model's own")
     flags.whole(run, "--iterations", text="steps of one run (default 2)")
     flags.whole(run, "--runs", least=2, text="all compared with the first (default 2, or as the model asks)")
     flags.whole(run, "--threads", "-t", text="torch.set_num_threads")
     flags.seed(run)
-    text = "use_deterministic_algorithms (default on)"
-    run.add_argument("--deterministic", choices=DETERMINISTIC, default="", help=text)
+    flags.deterministic(run)
     text = "random: a random projection as loss, in place of the model's own"
     run.add_argument("--cotangent", choices=("ones", "random"), default="ones", help=text)
     flags.tracer(run)

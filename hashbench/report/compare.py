@@ -250,9 +250,9 @@ def _pairs(base: Sweep, new: Sweep, *, scoped: bool) -> list[Pair]:
     if scoped:
         return pairs
     # A row that only BASE has belongs to one that only NEW has where their looser key makes them unique.
-    lonely_base = _unique((old for old, now in pairs if old and not now), loose)
-    lonely_new = _unique((now for old, now in pairs if now and not old), loose)
-    joined: list[Pair] = [(row, lonely_new[key]) for key, row in lonely_base.items() if key in lonely_new]
+    alone_in_base = _unique((old for old, now in pairs if old and not now), loose)
+    alone_in_new = _unique((now for old, now in pairs if now and not old), loose)
+    joined: list[Pair] = [(row, alone_in_new[key]) for key, row in alone_in_base.items() if key in alone_in_new]
     taken = {id(row) for pair in joined for row in pair}
     return [pair for pair in pairs if id(_either(pair)) not in taken] + joined
 

@@ -201,10 +201,10 @@ class Judged:
     def not_compared(self) -> str:
         """``; 3 rows have nothing to compare with: 1 differs and 2 pass``; empty where each has, and of a night
         :attr:`alone`."""
-        lonely = [one for one in self.judgements if one.base is None]
-        if not lonely or self.alone:
+        unmatched = [one for one in self.judgements if one.base is None]
+        if not unmatched or self.alone:
             return ""
-        return f"; {count(len(lonely), 'row')} had nothing to compare with: {_kinds_in_words(lonely)}"
+        return f"; {count(len(unmatched), 'row')} had nothing to compare with: {_kinds_in_words(unmatched)}"
 
     def word_of(self, one: Judgement) -> str:
         """The status of a judgement as a reader understands it; of a night :attr:`alone`, what is seen."""

@@ -79,9 +79,9 @@ def summary(comparison: Comparison[Row, Outcome]) -> str:
     if not base and not new:
         return f"{'Worse' if comparison.got_worse else 'Nothing got worse'}: {counts or 'no models'}"
     compared = f"in the {count(comparison.compared, 'row')} that both have"
-    lonely = ", ".join(f"{count(rows, 'row')} of {side}" for rows, side in ((base, "BASE"), (new, "NEW")) if rows)
+    unmatched = ", ".join(f"{count(rows, 'row')} of {side}" for rows, side in ((base, "BASE"), (new, "NEW")) if rows)
     verdict = "Worse" if comparison.got_worse else f"Nothing got worse {compared}"
-    return f"{verdict}: {counts}; without a partner: {lonely}"
+    return f"{verdict}: {counts}; without a partner: {unmatched}"
 
 
 def _change_cells(change: ModelChange) -> list[str]:

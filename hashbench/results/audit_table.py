@@ -145,12 +145,12 @@ class AuditKind:
         return {"op", "verdict", *self.marks} <= set(header)
 
 
-def _of_the_dead(device: str, op: Op, *, timed_out: bool, error: str) -> AuditRow:
+def _row_without_answer(device: str, op: Op, *, timed_out: bool, error: str) -> AuditRow:
     verdict = AuditVerdict.TIMEOUT if timed_out else AuditVerdict.CRASHED
     return AuditRow(device, *op, "", "", "forward", verdict, error=error)
 
 
-DETERMINISM = AuditKind(AUDIT_FILE, AUDIT_ROWS, "hashbench.tools.audit.rows:run_group", _of_the_dead)
+DETERMINISM = AuditKind(AUDIT_FILE, AUDIT_ROWS, "hashbench.tools.audit.rows:run_group", _row_without_answer)
 """The audit of what torch documents of each op."""
 
 

@@ -75,7 +75,7 @@ INVARIANCE_ROWS = RowFormat(
 """How an :class:`InvarianceRow` is written and read."""
 
 
-def _of_the_dead(device: str, op: Op, *, timed_out: bool, error: str) -> InvarianceRow:
+def _row_without_answer(device: str, op: Op, *, timed_out: bool, error: str) -> InvarianceRow:
     verdict = Invariance.TIMEOUT if timed_out else Invariance.CRASHED
     return InvarianceRow(device, *op, "", "", "", verdict, error=error)
 
@@ -84,7 +84,7 @@ INVARIANCE = AuditKind(
     "invariance.csv",
     INVARIANCE_ROWS,
     "hashbench.tools.audit.invariance:run_group",
-    _of_the_dead,
+    _row_without_answer,
     ("op_db",),
     marks=("sizes", "widened"),
     name="an audit with --rows",

@@ -393,7 +393,7 @@ class _Sweep:
         if row is None and worker.lost and not worker.storage_error:
             return None, False
         if row is None:
-            row = replace(self._row_of_the_dead(worker), env="")
+            row = replace(self._row_without_answer(worker), env="")
         retried = _counted(self.losses.get(task.key, ()))
         overhead = None if row.seconds is None else max(0.0, round(worker.wall_seconds - row.seconds, 3))
         environment = self._environment_of(worker)
@@ -409,7 +409,7 @@ class _Sweep:
             self.environments.add(key)
         return key
 
-    def _row_of_the_dead(self, worker: TaskResult) -> Row:
+    def _row_without_answer(self, worker: TaskResult) -> Row:
         if worker.storage_error:
             raise OSError(worker.storage_error)
         task = worker.task

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, make_dataclass, replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from hashbench.processes import uncollected
 from hashbench.records import Leaf, OpRecord, Ref, Result, SettingsMark, TensorDigest, Trace
 from hashbench.trace.arguments import argument_text
 from hashbench.trace.digest import RawDigest, readable
@@ -93,23 +92,11 @@ def build_trace(
     the thread that made it, other than the program's own. Autograd nodes numbered below ``first_sequence`` were made
     before the trace, so no record is their forward op.
     """
-    with _collector_off():
+    with uncollected():  # the collector would find nothing here, and look at all that torch has made
         ids = Ids(first_sequence)
         return _built(
             records, leaves, results, marks, notes, ids, callers or {}, threads or {}, hashed_inputs=hashed_inputs
         )
-
-
-@contextmanager
-def _collector_off() -> Iterator[None]:
-    """The garbage collector would find nothing among what is built here, and look at all that torch has made."""
-    on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if on:
-            gc.enable()
 
 
 def _built(

@@ -24,7 +24,7 @@ from hashbench.results import audit_table, load
 from hashbench.results.audit_table import AUDIT_ROWS, Audit, AuditOptions
 from hashbench.results.invariance_table import INVARIANCE, INVARIANCE_ROWS, Invariance, InvarianceRow, audit_kind
 from hashbench.results.rows import read_table
-from hashbench.tools.audit import invariance, invariance_report
+from hashbench.tools.audit import invariance, invariance_report, report
 from hashbench.tools.audit.axis import Itemwise, draws, find_axis, widened, with_items
 from hashbench.tools.audit.cases import Case
 from hashbench.tools.audit.kernel import another_order, kernel_of, located
@@ -365,7 +365,7 @@ def test_the_text_lists_what_depends_on_the_batch_and_counts_the_rest() -> None:
         *("depends on the number", "mm", "float32", "1 of 2", "3"),
     )
     assert "(coupled): softmax" in text
-    assert invariance_report.counts([ROW, invariant]) == [("invariant", 1, 1), ("depends on the number", 1, 1)]
+    assert report.counts([ROW, invariant], Invariance) == [("invariant", 1, 1), ("depends on the number", 1, 1)]
     assert invariance_report.summary([]) == "No op was run."
 
 

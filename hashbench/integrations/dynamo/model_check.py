@@ -263,8 +263,7 @@ class ModelCheck:
         if self.session.budget <= 0 or left < _CONFIRMING_RUNS * max(run.seconds for run in self.eager.runs):
             why = "no experiments were asked for" if self.session.budget <= 0 else "the harness's --timeout is too near"
             return replace(outcome, confirmed=f"not tried: {why}")
-        options = replace(self.options, diagnose_budget=min(self.session.budget, left))
-        check = PairCheck(make, options, outcome.deterministic, spec=self.spec, target=FRESH_TARGET)
+        check = self._check(make, outcome, left)
         return check.diagnose(check.confirm(outcome))
 
     def _stressed(self, make: Attempt, outcome: Outcome) -> Outcome:
@@ -276,9 +275,12 @@ class ModelCheck:
         first = make()
         if isinstance(first, Failure):
             return outcome
+        return self._check(make, outcome, left).stress(replace(outcome, first=first), seconds=seconds)
+
+    def _check(self, make: Attempt, outcome: Outcome, left: float) -> PairCheck:
+        """A check whose diagnosis ends within the seconds that are ``left``."""
         options = replace(self.options, diagnose_budget=min(self.session.budget, left))
-        check = PairCheck(make, options, outcome.deterministic, spec=self.spec, target=FRESH_TARGET)
-        return check.stress(replace(outcome, first=first), seconds=seconds)
+        return PairCheck(make, options, outcome.deterministic, spec=self.spec, target=FRESH_TARGET)
 
     def _record_kernels(self, make: Attempt, outcome: Outcome) -> str:
         """Write the fingerprint of the model's kernels where that is asked for, or say why there is none."""

@@ -262,11 +262,11 @@ class _Audit:
         if len(ops) > 1:
             self.waiting.insert(0, (guilty,))
             return ""
-        row = self._row_of_the_dead(guilty, result)
+        row = self._row_without_answer(guilty, result)
         write_op(self.folder.path, guilty, [row])
         return f"{row.op}: {row.verdict}"
 
-    def _row_of_the_dead(self, op: Op, result: TaskResult) -> Any:
+    def _row_without_answer(self, op: Op, result: TaskResult) -> Any:
         """The one row of an op that ended its own process: by what it did, or by taking longer than it may."""
         seconds = self.request.seconds
         timed_out = result.timed_out or result.wall_seconds >= seconds

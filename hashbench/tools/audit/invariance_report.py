@@ -12,19 +12,12 @@ from hashbench.report.compare import Became, Change, Comparison
 from hashbench.results.audit_table import Audit, AuditManifest
 from hashbench.results.invariance_table import INVARIANCE_ROWS, Invariance, InvarianceRow
 from hashbench.text import a_few
-from hashbench.tools.audit.report import compared, other_conditions
+from hashbench.tools.audit.report import compared, other_conditions, table_of_counts, values_of
 
 COLUMNS = ("verdict", "op", "dtypes", "samples", "smallest batch", "kernel", "because", "repro")
 _WIDTH = 60
 _LISTED = (Invariance.DEPENDS, Invariance.PLACE, Invariance.UNSTEADY, Invariance.TIMEOUT, Invariance.CRASHED)
 """Verdicts whose ops are listed; those of others are counted."""
-
-
-def counts(rows: Iterable[InvarianceRow]) -> list[tuple[str, int, int]]:
-    """``(verdict, ops, samples)`` in the order of the verdicts. An op may be in several."""
-    samples = Counter((row.verdict, row.source, row.op) for row in rows)
-    of_verdicts = {word: [count for (verdict, *_), count in samples.items() if verdict == word] for word in Invariance}
-    return [(word, len(of_ops), sum(of_ops)) for word, of_ops in of_verdicts.items() if of_ops]
 
 
 def findings(rows: Iterable[InvarianceRow]) -> list[tuple[str, ...]]:
@@ -48,9 +41,7 @@ def coupled(rows: Iterable[InvarianceRow]) -> str:
 
 
 def _line(verdict: Invariance, op: str, rows: Sequence[InvarianceRow], measured: int) -> tuple[str, ...]:
-    def values(name: str) -> list[str]:
-        return list(dict.fromkeys(filter(None, (getattr(row, name) for row in rows))))
-
+    values = functools.partial(values_of, rows)
     smallest = [row.smallest_batch for row in rows if row.smallest_batch is not None]
     said = "; ".join(values("error" if verdict in (Invariance.TIMEOUT, Invariance.CRASHED) else "because")[:1])
     return (
@@ -75,7 +66,7 @@ def summary(rows: Sequence[InvarianceRow], *, style: str = "simple") -> str:
     parts = [tabulate(listed, headers=columns, tablefmt=style, disable_numparse=True)] if listed else []
     if names := coupled(rows):
         parts.append(f"Computed over the batch in at least one sample (coupled): {names}")
-    parts.append(tabulate(counts(rows), headers=("verdict", "ops", "samples"), tablefmt=style))
+    parts.append(table_of_counts(rows, Invariance, style=style))
     return "\n\n".join(parts)
 
 

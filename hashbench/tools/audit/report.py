@@ -23,7 +23,7 @@ from hashbench.results.audit_table import (
     AuditVerdict,
     Measured,
 )
-from hashbench.results.invariance_table import INVARIANCE_ROWS
+from hashbench.results.invariance_table import INVARIANCE_ROWS, InvarianceRow
 from hashbench.results.rows import RowFormat, csv_line, defuse
 from hashbench.text import a_few, one_line
 from hashbench.trace.file import OTHER_OPS
@@ -34,12 +34,10 @@ COLUMNS = ("verdict", "op", "pass", "dtypes", "samples", "kernel", "cause", "doc
 _WIDTH = 60
 
 
-def counts(rows: Iterable[AuditRow]) -> list[tuple[str, int, int]]:
-    """``(verdict, ops, samples)`` in the order of the verdicts. An op may be in several."""
+def counts(rows: Iterable[AuditRow | InvarianceRow], verdicts: Iterable[str]) -> list[tuple[str, int, int]]:
+    """``(verdict, ops, samples)`` in the order of ``verdicts``. An op may be in several."""
     samples = Counter((row.verdict, row.source, row.op) for row in rows)
-    of_verdicts = {
-        word: [count for (verdict, *_), count in samples.items() if verdict == word] for word in AuditVerdict
-    }
+    of_verdicts = {word: [count for (verdict, *_), count in samples.items() if verdict == word] for word in verdicts}
     return [(word, len(of_ops), sum(of_ops)) for word, of_ops in of_verdicts.items() if of_ops]
 
 
@@ -73,10 +71,13 @@ def _lines(rows: Iterable[AuditRow]) -> list[dict[str, str]]:
     return [_line(*key, groups[key]) for key in sorted(groups, key=lambda key: (order.index(key[0]), *key[1:]))]
 
 
-def _line(verdict: AuditVerdict, op: str, phase: str, rows: Sequence[AuditRow]) -> dict[str, str]:
-    def values(name: str) -> list[str]:
-        return list(dict.fromkeys(filter(None, (getattr(row, name) for row in rows))))
+def values_of(rows: Iterable[AuditRow | InvarianceRow], column: str) -> list[str]:
+    """What these rows have in a column, each once."""
+    return list(dict.fromkeys(filter(None, (getattr(row, column) for row in rows))))
 
+
+def _line(verdict: AuditVerdict, op: str, phase: str, rows: Sequence[AuditRow]) -> dict[str, str]:
+    values = functools.partial(values_of, rows)
     said = one_line("; ".join(values("error" if verdict in UNMEASURED else "documented")))
     cells = (
         verdict,
@@ -95,13 +96,13 @@ def summary(rows: Sequence[AuditRow]) -> str:
     """For a terminal: the findings, then the counts."""
     listed = [[*line.values()] for line in findings(rows) if line["verdict"] != AuditVerdict.NEVER_SEEN]
     parts = [tabulate(listed, headers=COLUMNS)] if listed else []
-    parts.append(_table_of_counts(rows) if rows else "No op was run.")
+    parts.append(table_of_counts(rows, AuditVerdict) if rows else "No op was run.")
     return "\n\n".join(parts)
 
 
 def tables_as_markdown(rows: Sequence[AuditRow]) -> str:
     """For a page of documentation: the counts, the findings, then what is as documented because it was seen."""
-    parts = [_table_of_counts(rows, style="github")]
+    parts = [table_of_counts(rows, AuditVerdict, style="github")]
     for title, lines in (("", findings(rows)), ("Seen as torch documents it:", confirmed(rows))):
         if lines:
             cells = [[cell.replace("|", "/") for cell in line.values()] for line in lines]
@@ -109,8 +110,9 @@ def tables_as_markdown(rows: Sequence[AuditRow]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _table_of_counts(rows: Iterable[AuditRow], *, style: str = "simple") -> str:
-    return tabulate(counts(rows), headers=("verdict", "ops", "samples"), tablefmt=style)
+def table_of_counts(rows: Iterable[AuditRow | InvarianceRow], verdicts: Iterable[str], *, style: str = "simple") -> str:
+    """A table of :func:`counts`."""
+    return tabulate(counts(rows, verdicts), headers=("verdict", "ops", "samples"), tablefmt=style)
 
 
 # ------------------------------------------------------------------------------------------------ two audits
