@@ -472,6 +472,28 @@ alias inserted in front of the kernel: kernel at index_put
     2: detach x
     index_put x => y|Y
 
+result is another part of what was written: outside at slice; opaque_producer=False; benign=0
+    x = relu input/0 -> x
+    slice x (0, 0, 2 | 0, 2, 4)
+    result x a|b
+
+result is a view that only one run takes: sequence at t; opaque_producer=False; benign=0
+    x = relu input/0 -> x
+    2: y = t x
+    result x v|V
+
+result is a part whose size was computed: kernel at bincount
+    x = relu input/0 -> x
+    n = bincount input/1 -> y|Y
+    _local_scalar_dense n scalar=3|4
+    slice x (0, 0, 3 | 0, 0, 4)
+    result x v|V
+
+result is written behind torch's back beside a view that both runs take: outside at relu; opaque_producer=True
+    x = relu input/0 -> x
+    slice x (0, 0, 2)
+    result x a|b
+
 view that only one run takes: sequence at t
     x = relu input/0 -> r
     2: t x

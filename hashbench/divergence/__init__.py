@@ -56,8 +56,12 @@ def find(first: Trace, second: Trace, *, differing: Sequence[str] | None = None)
     chosen = _choose(known, reached) if pairs or not by_results else None
     opaque = first_opaque(runs)
     if chosen is None and pairs:
+        viewed = set() if opaque else _causal_slice(known, _odd_views(known, *pairs[0]))
+        reached |= viewed
         chosen = (
-            opaque_source(runs, opaque) if opaque else _written_after_the_last_record(known, differing[0], *pairs[0])
+            opaque_source(runs, opaque)
+            if opaque
+            else _choose(known, viewed) or _written_after_the_last_record(known, differing[0], *pairs[0])
         )
     if chosen is not None and chosen.origin in (Origin.SEQUENCE, Origin.OUTSIDE, Origin.RANKS):
         reached |= _causal_slice(known, _scalars_that_chose(known, chosen))
@@ -188,6 +192,16 @@ def _settings_source(runs: PairedRuns) -> Source | None:
             return Source(Origin.SETTINGS, f"setting:{name}", position, detail, *shown)
         position = a.position
     return None
+
+
+def _odd_views(known: Differences, a: Result | None, b: Result | None) -> Iterator[str]:
+    """The views that one run took differently of what wrote a result: the result may be another view of the same."""
+    if a is None or b is None or not a.source or unwritten_memory(known.runs, a.source) is not None:
+        return
+    for node, records in known.runs.records.items():
+        view = node in known.differs and not _wrote(known.runs, node) and not any(r and r.opaque for r in records)
+        if view and a.source in known.runs.read_by(node):
+            yield node
 
 
 def _written_after_the_last_record(known: Differences, name: str, a: Result | None, b: Result | None) -> Source:
