@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from _pytest.terminal import TerminalReporter
 from command_helpers import Main, Said
+from running_order import LONGEST_FIRST
 
 from hashbench import cli
 from hashbench.diagnose.fresh_process import POOL_VARIABLE, SERVER_VARIABLE
@@ -80,25 +81,6 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
         terminalreporter.section("probes of this machine")
         for line in sorted(said):
             terminalreporter.line(line)
-
-
-LONGEST_FIRST = (
-    "tests/world/test_generators.py",  # looks at all modules: 20 times as long once transformers and timm are loaded
-    # One behind the other in each worker: they share what their diagnoses start.
-    *(f"specimens training {share}" for share in ("0", "2", "1", "3", "--tracer python")),
-    *(f"specimens inference --stress --threads 2 --diagnose-budget 30 {share}" for share in (1, 0, 2)),
-    *(f"specimens inference {share}" for share in ("0", "1", "--diagnose-budget 0", "--tracer python")),
-    *("specimens batches", "tests/executors/test_ray.py", "tests/diagnosis/test_diagnosis.py", "tests/test_stress.py"),
-    *("tests/integrations/test_dynamo_eager_runs.py", "tests/test_cli.py", "tests/test_nightly_cli.py"),
-    *("tests/test_compiled.py", "tests/test_batch_invariance.py", "tests/test_extending.py", "tests/test_company.py"),
-    "tests/integrations/test_dynamo_command.py",
-    *("tests/native/test_parity.py", "tests/integrations/test_pytest_plugin.py", "tests/executors/test_local.py"),
-    *("tests/tools/test_pipeline_specimens.py", "tests/repro/test_repro.py", "tests/tools/test_audit_invariance.py"),
-    *("tests/fingerprint/test_verify_command.py", "tests/test_docs.py", "tests/cli/test_audit_command.py"),
-    *("tests/native/test_build.py", "tests/test_gpu_benchmark.py", "tests/tools/test_pipeline_command.py"),
-    *("tests/devices/test_triton_kernel.py", "tests/test_collectives.py"),
-)
-"""The groups and files that take longest, in this order: on two cores the rest then fills what they leave."""
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -265,6 +265,7 @@ MODELS = {"relu": relu, "scaled": scaled}
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_servers")
 def test_a_sweep_says_so_in_its_csv_and_its_table_and_goes_on_where_it_stopped(tmp_path: Path, capsys):
     (tmp_path / "zoo.py").write_text(ZOO)
     words = ["sweep", "--suite", str(tmp_path / "zoo.py"), "--batch-invariant", "--output", str(tmp_path / "out")]
@@ -464,6 +465,7 @@ def test_a_search_that_fails_leaves_the_status(monkeypatch, part):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_servers")
 def test_the_page_shows_what_is_printed(tmp_path: Path, capsys, monkeypatch):
     page = (Path(__file__).parent.parent / "docs" / "batch_invariance.md").read_text(encoding="utf-8")
     command = next(line for line in page.splitlines() if "--only batch_scale" in line)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from _pytest.mark.structures import ParameterSet
+from running_order import LONGEST_FIRST
 
 import hashbench
 from hashbench import cli
@@ -83,8 +84,8 @@ WITHOUT_SPECIMEN = {"unreproduced"}
 
 SHARES = {"training": 4, "inference": 2}
 """Sweeps into which the diagnosed specimens of a mode are divided."""
-STRESSED_SHARES = 3
-"""The same for those that are stressed."""
+STRESSED_SHARES = 2
+"""The same for those that are stressed, of which each sweep starts a server of its own."""
 NUMBER = {name: number // 2 for number, name in enumerate(HERE)}
 """The same for a specimen and its twin."""
 
@@ -169,10 +170,8 @@ def row_by_python(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "mode"),
-    [pytest.param(*pair, marks=pytest.mark.xdist_group(f"specimens {pair[1]} --tracer python")) for pair in BY_PYTHON],
-)
+@pytest.mark.xdist_group("specimens --tracer python")  # one worker, whose fork server is replaced for them
+@pytest.mark.parametrize(("name", "mode"), BY_PYTHON)
 def test_row_of_the_python_tracer_says_its_truth(
     name: str, mode: str, row_by_python: Callable[[str, str], Row]
 ) -> None:
@@ -233,6 +232,11 @@ def test_operator_without_deterministic_kernel_is_named_and_run_with_warnings(
 ) -> None:
     row = row_of(name, mode)
     assert (row.deterministic, row.nondeterministic_op) == ("warn", "aten.put_.default")
+
+
+def test_all_sweeps_are_among_what_is_begun_first() -> None:
+    groups = {group_of(*pair) for pair in (*RUNNABLE, *SKIPPED)}
+    assert {group for group in LONGEST_FIRST if group.startswith("specimens ")} >= groups
 
 
 @pytest.mark.parametrize("origin", Origin)
