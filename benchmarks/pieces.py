@@ -58,14 +58,18 @@ _PIECES = (
     ("entering and leaving the trace", "entered", "no mode"),
     ("noting which module is being called, and which step of the optimizer", "followed", "entered"),
     ("naming modules and their state, at the first call", "named", "followed"),
-    ("calls boxed by torch and passed on, nothing recorded (at most)", "boxed", "no mode"),
+    ("calls boxed by torch and passed on, nothing recorded (at most)", "boxed", "entered"),
     ("digests", "native", "without digests"),
 )
 """What is measured, and the two arms whose difference it is."""
 
 
 def _arms(step: TrainingStep, library: Library) -> dict[str, Arm]:
-    def traced(*, hashes: bool = True, calls: bool = True, follow: bool = True, named: bool = False) -> Arm:
+    other = _trace(library, hashes=False)
+
+    def traced(
+        *, hashes: bool = True, calls: bool = True, follow: bool = True, named: bool = False, passed_on: bool = False
+    ) -> Arm:
         def arm() -> AbstractContextManager[object]:
             trace = _trace(library, hashes=hashes)
             tracer = trace._tracer
@@ -73,6 +77,8 @@ def _arms(step: TrainingStep, library: Library) -> dict[str, Arm]:
                 tracer.register_model(step.model)
             if not follow:
                 tracer._modules.follow = tracer._modules.rest = _nothing  # type: ignore[method-assign]
+            if passed_on:
+                return _passed_on(library, trace, other)
             return trace if calls else _unseen(library, trace)
 
         return arm
@@ -82,7 +88,7 @@ def _arms(step: TrainingStep, library: Library) -> dict[str, Arm]:
         "entered": traced(calls=False, follow=False),
         "followed": traced(calls=False, named=True),
         "named": traced(calls=False),
-        "boxed": lambda: _boxed(library),
+        "boxed": traced(follow=False, passed_on=True),
         "without digests": traced(hashes=False),
         "native": traced(),
     }
@@ -113,13 +119,14 @@ def _unseen(library: Library, trace: HashDebugTrace) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _boxed(library: Library) -> Iterator[None]:
-    """Every call comes to the recorder's fallback, which passes it on, since no trace is being made."""
-    library.thread(1)
-    try:
-        yield
-    finally:
-        library.thread(0)
+def _passed_on(library: Library, trace: HashDebugTrace, other: HashDebugTrace) -> Iterator[None]:
+    """The trace, and every call comes to the recorder's fallback, which passes it on, as in another trace's thread."""
+    with trace:
+        state = library.enter(other._tracer._recorder, 0)
+        try:
+            yield
+        finally:
+            library.leave(state)
 
 
 def _nothing() -> None:

@@ -89,16 +89,17 @@ class CPlan(ctypes.Structure):
 class Listener(Protocol):
     """A trace, as far as the recorder asks it for something."""
 
-    def is_parameter(self, tensor: torch.Tensor) -> bool: ...
+    def name_of_leaf(self, tensor: torch.Tensor, number: int) -> int: ...
 
-    def digest_odd(self, tensor: torch.Tensor, number: int) -> int: ...
+    def digest_odd(self, tensor: torch.Tensor, number: int, *, blank: bool) -> int: ...
 
     def handle(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any: ...
 
 
 _PLAN = ctypes.PYFUNCTYPE(None, ctypes.c_int32, ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(CPlan))
-_CLASSIFY = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.py_object)
-_ODD = ctypes.PYFUNCTYPE(ctypes.c_uint32, ctypes.py_object, ctypes.c_int32)
+_HAS_DATA = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.py_object)
+_CLASSIFY = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.py_object, ctypes.c_int32)
+_ODD = ctypes.PYFUNCTYPE(ctypes.c_uint32, ctypes.py_object, ctypes.c_int32, ctypes.c_int32)
 _POINTER, _INT, _I32, _I64, _U64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64
 _ENTRY_POINTS: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
     ("register", _INT, ()),
@@ -148,7 +149,7 @@ class Library:
     ) -> None:
         self.listener: Listener | None = None
         self.errors: list[BaseException] = []
-        self._describe = describe
+        self._describe, self._holds_data = describe, has_data
         self._library = ctypes.PyDLL(str(path))
         for name, result, arguments in _ENTRY_POINTS:
             function = getattr(self._library, f"hb_{name}")
@@ -157,7 +158,7 @@ class Library:
         self._kept = (
             _PLAN(self._plan),
             _CLASSIFY(self._classify),
-            _CLASSIFY(lambda tensor: int(has_data(tensor))),
+            _HAS_DATA(self._has_data),
             _ODD(self._odd),
         )  # ctypes does not keep them
         if not self.register():
@@ -212,23 +213,36 @@ class Library:
             self.errors.append(error)
             out[0] = CPlan(python=1, traced=1)
 
-    def _classify(self, tensor: torch.Tensor) -> int:
+    def _classify(self, tensor: torch.Tensor, number: int) -> int:
         try:
-            return -2 if self.listener is not None and self.listener.is_parameter(tensor) else -1
+            return -1 if self.listener is None else self.listener.name_of_leaf(tensor, number)
         except BaseException as error:  # Ctrl-C
             self.errors.append(error)
             return -1
 
-    def _odd(self, tensor: torch.Tensor, number: int) -> int:
+    def _has_data(self, tensor: torch.Tensor) -> int:
+        try:
+            return int(self._holds_data(tensor))
+        except BaseException as error:
+            self.errors.append(error)
+            return 0
+
+    def _odd(self, tensor: torch.Tensor, number: int, blank: int) -> int:
         try:
             assert self.listener is not None
-            return self.listener.digest_odd(tensor, number)
+            return self.listener.digest_odd(tensor, number, blank=bool(blank))
         except BaseException as error:
             self.errors.append(error)
             return 0
 
     def _handle(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        return func(*args, **kwargs) if self.listener is None else self.listener.handle(func, args, kwargs)
+        if self.listener is not None:
+            return self.listener.handle(func, args, kwargs)
+        self.make(1)  # the trace has ended meanwhile
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.make(0)
 
 
 class _MethodDef(ctypes.Structure):

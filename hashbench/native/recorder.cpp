@@ -80,7 +80,8 @@ struct Argument {
 };
 
 struct Op {
-  std::atomic<const void*> key{nullptr};  // the address of its schema; none once the op is taken back
+  const void* key = nullptr;        // the address of its schema
+  std::atomic<Op*> next{nullptr};  // of those at its place
   int32_t id = 0;
   Plan plan{};
   int32_t arguments = 0, positional = 0, returns = 0;
@@ -241,31 +242,41 @@ struct Writers {
   }
 };
 
-// Tensors that a model or a caller has named.
+// Tensors that a model or a caller has named. torch.utils.swap_tensors refuses a tensor to which there is a weak
+// reference, so that a tensor is known again by its address and its storage, of which there is one.
 struct Names {
   struct Slot {
     c10::TensorImpl* tensor;
+    c10::StorageImpl* storage;
     int32_t number;
   };
-  std::vector<Slot> slots = std::vector<Slot>(256, Slot{nullptr, -1});
+  std::vector<Slot> slots = std::vector<Slot>(256, Slot{nullptr, nullptr, -1});
   size_t used = 0;
 
   ~Names() {
     for (const auto& slot : slots)
-      if (slot.tensor) c10::raw::weak_intrusive_ptr::decref(slot.tensor);
+      if (slot.storage) c10::raw::weak_intrusive_ptr::decref(slot.storage);
   }
   void set(c10::TensorImpl* tensor, int32_t number) {
     Slot* slot = place(tensor);
-    if (!slot->tensor) {
-      if (++used * 2 > slots.size()) {
-        grow();
-        slot = place(tensor);
-      }
-      c10::raw::weak_intrusive_ptr::incref(tensor);
+    if (!slot->tensor && ++used * 2 > slots.size()) {
+      grow();
+      slot = place(tensor);
     }
-    *slot = {tensor, number};
+    c10::StorageImpl* storage = storage_of(tensor);
+    if (storage) c10::raw::weak_intrusive_ptr::incref(storage);
+    if (slot->storage) c10::raw::weak_intrusive_ptr::decref(slot->storage);
+    *slot = {tensor, storage, number};
   }
-  int32_t of(c10::TensorImpl* tensor) { return place(tensor)->number; }
+  // -1: none. Where `certain` is false, the tensor may be another one at its address: Python knows.
+  int32_t of(c10::TensorImpl* tensor, bool& certain) {
+    const Slot* slot = place(tensor);
+    certain = slot->storage && slot->storage == storage_of(tensor);
+    return slot->number;
+  }
+  static c10::StorageImpl* storage_of(const c10::TensorImpl* tensor) {
+    return tensor->has_storage() ? tensor->unsafe_storage().unsafeGetStorageImpl() : nullptr;
+  }
   Slot* place(c10::TensorImpl* tensor) {
     const size_t mask = slots.size() - 1;
     size_t i = spread(tensor) & mask;
@@ -273,7 +284,7 @@ struct Names {
     return &slots[i];
   }
   void grow() {
-    std::vector<Slot> old(slots.size() * 2, Slot{nullptr, -1});
+    std::vector<Slot> old(slots.size() * 2, Slot{nullptr, nullptr, -1});
     old.swap(slots);
     for (const Slot& slot : old)
       if (slot.tensor) *place(slot.tensor) = slot;
@@ -298,9 +309,11 @@ using Guard = std::lock_guard<Lock>;
 // ------------------------------------------------------------------------------------------------------- one trace
 
 // What Python answers; each is called with the GIL.
-using Classify = int32_t (*)(_object* tensor);                        // a leaf without a name: -1, or -2 for a Parameter
+// The number of a leaf's name, which may be this one; without a name -1, or -2 for a Parameter.
+using Classify = int32_t (*)(_object* tensor, int32_t number);
 using HasData = int32_t (*)(_object* tensor);                         // 0: it stands for a tensor that is computed later
-using DigestOdd = uint32_t (*)(_object* tensor, int32_t number);      // hashes and marks it; number of the digest
+// Hashes what a record wrote, unless it is blank, and marks it; number of the digest.
+using DigestOdd = uint32_t (*)(_object* tensor, int32_t number, int32_t blank);
 using Failed = void (*)(int32_t op);
 
 struct Recorder {
@@ -320,7 +333,7 @@ struct Recorder {
   bool over = false;  // what is under way is no longer recorded
   int32_t calls = 0;  // under way
   bool dropped = false;
-  uint64_t thread = 0;
+  uint64_t thread = 0, trace = 0;  // where it was begun, and as which of this process
   Interned others, metas;
   Writers writers;
   Names names;
@@ -335,16 +348,17 @@ std::atomic<Recorder*> current{nullptr};
 
 // ---------------------------------------------------------------------------------------------------------------- ops
 
-constexpr size_t kMostOps = 1 << 15;
-std::array<std::atomic<Op*>, kMostOps> ops;
+constexpr size_t kPlaces = 1 << 15;
+std::array<std::atomic<Op*>, kPlaces> ops;
 std::mutex ops_lock;
 int32_t ops_made = 0;
 
-Op* known_op(const void* key, size_t& at) {
-  for (at = spread(key) & (kMostOps - 1);; at = (at + 1) & (kMostOps - 1)) {
-    Op* op = ops[at].load(std::memory_order_acquire);
-    if (!op || op->key.load(std::memory_order_relaxed) == key) return op;
-  }
+std::atomic<Op*>& place_of(const void* key) { return ops[spread(key) & (kPlaces - 1)]; }
+
+Op* known_op(const void* key) {
+  Op* op = place_of(key).load(std::memory_order_acquire);
+  while (op && op->key != key) op = op->next.load(std::memory_order_acquire);
+  return op;
 }
 
 Argument argument_of(const c10::Argument& argument) {
@@ -379,8 +393,7 @@ Argument argument_of(const c10::Argument& argument) {
 
 Op* op_of(const c10::OperatorHandle& handle) {
   const auto& schema = handle.schema();
-  size_t at;
-  if (Op* op = known_op(&schema, at)) return op;
+  if (Op* op = known_op(&schema)) return op;
   auto made = std::make_unique<Op>();
   made->key = &schema;
   {
@@ -397,8 +410,10 @@ Op* op_of(const c10::OperatorHandle& handle) {
     made->each.push_back(argument_of(argument));
   }
   std::lock_guard<std::mutex> guard(ops_lock);
-  if (Op* op = known_op(&schema, at)) return op;  // another thread was faster
-  ops[at].store(made.get(), std::memory_order_release);
+  if (Op* op = known_op(&schema)) return op;  // another thread was faster
+  auto& place = place_of(&schema);
+  made->next = place.load(std::memory_order_relaxed);
+  place.store(made.get(), std::memory_order_release);
   return made.release();
 }
 
@@ -407,8 +422,10 @@ struct Forgets final : c10::OpRegistrationListener {
   void onOperatorRegistered(const c10::OperatorHandle&) override {}
   void onOperatorDeregistered(const c10::OperatorHandle& handle) override {
     if (!handle.hasSchema()) return;
-    size_t at;
-    if (Op* op = known_op(&handle.schema(), at)) op->key = nullptr;
+    std::lock_guard<std::mutex> guard(ops_lock);
+    std::atomic<Op*>* place = &place_of(&handle.schema());
+    for (Op* op = place->load(); op; place = &op->next, op = place->load())
+      if (op->key == &handle.schema()) return place->store(op->next.load());  // kept: a call of it may be under way
   }
 };
 
@@ -452,10 +469,16 @@ void gather(const char* from, c10::IntArrayRef sizes, c10::IntArrayRef strides, 
   for (int64_t i = 0; i < size; i++) gather(from + i * step, sizes, strides, dim + 1, item, out);
 }
 
+// Whether its memory is all there: a storage may be made smaller under a tensor.
+bool is_whole(const at::Tensor& tensor) {
+  return at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.element_size(), tensor.storage_offset()) <=
+      storage_of(tensor)->nbytes();
+}
+
 uint64_t digest(const Recorder& recorder, const at::Tensor& tensor) {
   if (!recorder.hashes) return 0;
   const auto* data = static_cast<const char*>(tensor.const_data_ptr());
-  if (!tensor.numel() || !data) return hash("", 0);
+  if (!tensor.numel() || !data || !is_whole(tensor)) return hash("", 0);
   if (tensor.is_non_overlapping_and_dense()) return hash(data, tensor.nbytes());
   std::string packed;
   gather(data, tensor.sizes(), tensor.strides(), 0, tensor.element_size(), packed);
@@ -609,6 +632,7 @@ struct Ended {
 // A call that Python records. What Python is shown of plain tensors are others on the same memory: a Python object of a
 // tensor, or of its storage, counts as one more owner, by which autograd takes another way later.
 struct Handed {
+  Recorder& recorder;
   const Op& op;
   const c10::OperatorHandle& handle;
   c10::DispatchKeySet keys;
@@ -620,7 +644,7 @@ struct Handed {
 
 struct Scratch {
   Recorder* owner = nullptr;  // of the lane that this thread is in; null: the program's own, of whatever trace
-  bool entered = false;       // the trace was entered in this thread
+  uint64_t entered = 0;       // the number of the trace that was entered in this thread
   uint32_t lane = 0;
   uint32_t context = 0;
   std::vector<Read> reads;
@@ -630,7 +654,11 @@ struct Scratch {
   int32_t open = 0;               // calls under way of which the inner calls are recorded
   std::vector<int32_t> children;  // records made inside these that have no parent yet
   std::vector<int32_t> lanes;     // started inside these
-  std::vector<std::pair<at::Tensor, int32_t>> unnamed;
+  struct Unnamed {
+    at::Tensor tensor;
+    int32_t node, name;  // the name may be this one
+  };
+  std::vector<Unnamed> unnamed;
 };
 thread_local Scratch scratch;
 
@@ -714,8 +742,8 @@ c10::IValue shown(Recorder& recorder, Handed& call, const c10::IValue& value, bo
   return value;
 }
 
-// Make the call with its own tensors, and put on `stack` what Python is shown of the outputs.
-void make(Recorder& recorder, Handed& call, c10::Stack* stack) {
+// Make the call with its own tensors, and put on `stack` what Python is shown of the outputs. Its trace may be over.
+void make(Handed& call, c10::Stack* stack) {
   {
     c10::impl::ForceDispatchKeyGuard as_before(call.entry);
     call.handle.redispatchBoxed(call.keys & kAfter, call.stack);
@@ -733,7 +761,7 @@ void make(Recorder& recorder, Handed& call, c10::Stack* stack) {
   stack->resize(stack->size() - static_cast<size_t>(call.op.arguments));
   const auto outputs = static_cast<size_t>(call.op.returns);
   for (size_t i = call.stack->size() - outputs; i < call.stack->size(); i++)
-    stack->push_back(shown(recorder, call, (*call.stack)[i], true));
+    stack->push_back(shown(call.recorder, call, (*call.stack)[i], true));
 }
 
 // Python looks at the call with nothing above its kernel in force, and makes it once more, which comes back to `fallback`.
@@ -755,7 +783,7 @@ void record_in_python(Recorder& recorder, const Op& op, const c10::OperatorHandl
     }
   }
   Ended ended;
-  Handed call{op, handle, keys, stack, c10::impl::tls_local_dispatch_key_set(), {}, {}};
+  Handed call{recorder, op, handle, keys, stack, c10::impl::tls_local_dispatch_key_set(), {}, {}};
   if (!op.plan.open) call.entry.included_ = call.entry.included_.remove(kKey);
   c10::Stack arguments;
   for (size_t i = stack->size() - static_cast<size_t>(op.arguments); i < stack->size(); i++)
@@ -784,8 +812,9 @@ bool read(Recorder& recorder, Scratch& scratch, const at::Tensor& tensor, int32_
   } else {
     if (tensor.nbytes() < storage->nbytes() || !tensor.is_contiguous()) return false;  // a part of a leaf
     node = -1 - static_cast<int32_t>(recorder.leaves.count);
-    const int32_t name = recorder.names.of(tensor.unsafeGetTensorImpl());
-    if (name < 0) scratch.unnamed.emplace_back(tensor, node);
+    bool certain;
+    const int32_t name = recorder.names.of(tensor.unsafeGetTensorImpl(), certain);
+    if (!certain) scratch.unnamed.push_back({tensor, node, name});
     recorder.leaves.push({reinterpret_cast<uint64_t>(storage), digest(recorder, tensor),
                           static_cast<int64_t>(recorder.records.count), meta_of(recorder, tensor),
                           context_of(recorder, scratch), name, 0});
@@ -796,10 +825,10 @@ bool read(Recorder& recorder, Scratch& scratch, const at::Tensor& tensor, int32_
 }
 
 void name_leaves(Recorder& recorder, Scratch& scratch) {
-  for (const auto& [tensor, node] : scratch.unnamed) {
-    const int32_t name = ask(classify, -1, tensor);
+  for (const auto& [tensor, node, name] : scratch.unnamed) {
+    const int32_t answer = ask(classify, -1, tensor, name);
     Guard guard(recorder.lock);
-    recorder.leaves[static_cast<size_t>(-1 - node)].name = name;
+    recorder.leaves[static_cast<size_t>(-1 - node)].name = answer;
   }
   scratch.unnamed.clear();
 }
@@ -812,13 +841,15 @@ bool has_own_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys)
 void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::Stack* stack) {
   Scratch& outer_scratch = scratch;  // a variable of the thread costs a call each time that it is named
   Scratch& scratch = outer_scratch;
-  Recorder* on = current.load(std::memory_order_acquire);
-  if (scratch.owner && scratch.owner != on) on = nullptr;  // the trace that this thread belongs to is over
-  if (on && scratch.making) {
-    make(*on, *std::exchange(scratch.making, nullptr), stack);
+  if (scratch.making) {
+    make(*std::exchange(scratch.making, nullptr), stack);
     return;
   }
+  Recorder* on = current.load(std::memory_order_acquire);
+  if (!on) c10::impl::tls_set_dispatch_key_included(kKey, false);  // the trace was left where this thread's keys are not
+  if (scratch.owner && scratch.owner != on) on = nullptr;  // the trace that this thread belongs to is over
   Op* const op = on ? op_of(handle) : nullptr;
+  if (on && on != current.load(std::memory_order_acquire)) on = nullptr;  // it has ended while Python was asked of the op
   if (!on || !op->plan.traced || (op->plan.decomposes && !has_own_kernel(handle, keys))) {
     handle.redispatchBoxed(keys & kAfter, stack);
     return;
@@ -827,7 +858,7 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
   const Plan& plan = op->plan;
   const auto node = torch::autograd::get_current_node();
   const bool backward = node != nullptr;
-  if (!backward && !scratch.owner && !scratch.entered) {  // a backend's thread, with the state of the one that it works for
+  if (!backward && !scratch.owner && scratch.entered != recorder.trace) {  // a backend's thread, with the state of the one that it works for
     handle.redispatchBoxed(keys & kAfter, stack);
     return;
   }
@@ -1030,7 +1061,7 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
   }
   if (scratch.open) scratch.children.push_back(number);
   for (const auto& [tensor, place] : odd) {
-    const uint32_t at = ask(digest_odd, 0u, tensor, number);
+    const uint32_t at = ask(digest_odd, 0u, tensor, number, static_cast<int32_t>(plan.blank));
     Guard guard(recorder.lock);
     recorder.writes[place].meta = at;
   }
@@ -1119,7 +1150,9 @@ void hb_delete(Recorder* recorder) {
 
 int hb_begin(Recorder* recorder) {  // 0 where another trace is being made in this process
   Recorder* none = nullptr;
+  static std::atomic<uint64_t> begun{0};
   recorder->thread = at::RecordFunction::currentThreadId();
+  recorder->trace = ++begun;
   recorder->over = false;
   return current.compare_exchange_strong(none, recorder);
 }
@@ -1131,8 +1164,9 @@ int32_t hb_end(Recorder* recorder) {  // the op that raised last; -1: none
   return recorder->failed;
 }
 void hb_thread(int included) {
-  c10::impl::tls_set_dispatch_key_included(kKey, included);
-  scratch.entered = included;
+  Recorder* on = current.load();
+  c10::impl::tls_set_dispatch_key_included(kKey, included && on);
+  scratch.entered = included && on ? on->trace : 0;
 }
 
 // A lane that begins here: its calls are those of the thread that enters it, until it leaves it.
@@ -1222,6 +1256,7 @@ int32_t hb_take_leaf(Recorder* recorder, void** storages, int32_t count, int pyt
 // Around Python's call of the op that it was given: the call comes back to `fallback`, which makes it as it was to be made.
 void hb_make(int begins) {
   scratch.making = begins ? scratch.handed : nullptr;
+  if (begins) c10::impl::tls_set_dispatch_key_included(kKey, true);  // also where the trace has ended meanwhile
   c10::impl::tls_set_dispatch_key_excluded(kKey, !begins);
 }
 // Of a tensor or a storage that Python is shown: the call's own.
@@ -1236,12 +1271,14 @@ void* hb_origin(void* shown) {
 // The number of the name of a tensor of the call; -1: none, -2: none and an nn.Parameter.
 int32_t hb_name_of(Recorder* recorder, void* tensor) {
   auto* impl = static_cast<c10::TensorImpl*>(tensor);
+  int32_t number;
   {
     Guard guard(recorder->lock);
-    const int32_t number = recorder->names.of(impl);
-    if (number >= 0) return number;
+    bool certain;
+    number = recorder->names.of(impl, certain);
+    if (certain) return number;
   }
-  return ask(classify, -1, at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl)));
+  return ask(classify, -1, at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl)), number);
 }
 // Around a call that Python records: the records made in it become its children.
 int64_t hb_open() {

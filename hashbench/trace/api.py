@@ -103,6 +103,7 @@ class HashDebugTrace:
                 consequence="its records are closed, so new ones would be lost",
                 tip="Make a new HashDebugTrace for every run.",
             )
+        native.settle()
         if is_tracing():
             raise HashbenchError(
                 "cannot enter a trace inside another",

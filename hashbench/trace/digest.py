@@ -28,6 +28,7 @@ import torch
 import xxhash
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 from hashbench.devices.ledger import Ledger, Pending
@@ -119,6 +120,8 @@ def raw_digest(tensor: torch.Tensor, ledger: Ledger | None = None) -> RawDigest:
     """
     if has_no_data(type(tensor)):
         return tensor.dtype, tuple(tensor.shape), (), "fake"
+    if type(tensor) is not torch.Tensor and is_lazy(tensor):  # its class refuses to be asked for a shape
+        return tensor.dtype, (), (), EMPTY
     if type(tensor) is not torch.Tensor and is_traceable_wrapper_subclass(tensor):
         if is_distributed(type(tensor)):
             return raw_digest(local_tensor(tensor), ledger)
@@ -194,7 +197,7 @@ def python_digest(value: object) -> TensorDigest:
 def is_dense(tensor: torch.Tensor) -> bool:
     """Whether the elements fill one block of memory without holes or overlaps, in any order of dimensions."""
     expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+    for stride, size in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
         if size == 1:
             continue
         if stride != expected:
@@ -203,10 +206,20 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
+def is_whole(tensor: torch.Tensor) -> bool:
+    """Whether the memory of a tensor is all there: a storage may be made smaller under it."""
+    try:
+        there = tensor.untyped_storage().nbytes()
+        last = sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+    except (NotImplementedError, RuntimeError):
+        return True  # it has none
+    return bool(not tensor.numel() or (tensor.storage_offset() + last + 1) * tensor.element_size() <= there)
+
+
 def _hash_strided(tensor: torch.Tensor, ledger: Ledger | None = None) -> int | Pending:
     if not tensor.is_cpu or (ledger is not None and ledger.everywhere):
         return (ledger or Ledger()).add(_dense(tensor))
-    if tensor.numel() == 0:
+    if tensor.numel() == 0 or not is_whole(tensor):
         return EMPTY
     packed = _dense(tensor)
     return hash_memory(packed.data_ptr(), packed.nbytes)

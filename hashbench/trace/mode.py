@@ -36,6 +36,7 @@ from hashbench.trace.digest import (
     components,
     has_no_data,
     is_distributed,
+    is_whole,
     local_tensor,
     python_digest,
     raw_digest,
@@ -226,7 +227,7 @@ class TracingMode(TorchDispatchMode, Listener):
     # ------------------------------------------------------------------------- what the caller names and notes
 
     def register_model(self, model: torch.nn.Module) -> NamedState:
-        with untraced():
+        with untraced(), torch._C.DisableTorchFunction():  # parameters without a shape yet refuse to be asked
             found = self._modules.register(model)
             TracingMode.named(self, found)
             for tensor in [*model.parameters(), *model.buffers()]:
@@ -651,10 +652,11 @@ class TracingMode(TorchDispatchMode, Listener):
         if self._observer.callback is not None:
             leaf_id = self._observer.ids.add_leaf(kind, name)
             self._observer.callback.leaf(leaf_id, tensor if content is None else content)
-        if views is None:
+        if views is None and (content is not None or is_whole(tensor)):
             digest = self._write(tensor if content is None else content, (self._token, number, None), blank=False)
         else:
-            views[view_key(tensor)] = number
+            if views is not None:
+                views[view_key(tensor)] = number
             set_mark(tensor, (self._token, number, views))
             digest = raw_digest(tensor, self._ledger)
         seen = digest if content is None else raw_digest(tensor, self._ledger)

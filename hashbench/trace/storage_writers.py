@@ -72,7 +72,7 @@ def view_key(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Which part of its storage a tensor shows; the empty tuple without a storage."""
     if _storage(tensor) is None:
         return ()
-    return tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride())
+    return tensor.storage_offset(), tuple(tensor.size()), tuple(tensor.stride())
 
 
 def offset(tensor: torch.Tensor) -> int:

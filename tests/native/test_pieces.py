@@ -9,6 +9,7 @@ import torch
 
 import hashbench
 from hashbench import HashDebugTrace
+from hashbench.native.library import is_recorded
 from hashbench.trace import native
 
 pytestmark = [
@@ -57,15 +58,17 @@ def test_each_arm_takes_away_what_it_says(monkeypatch: pytest.MonkeyPatch) -> No
         made.clear()
         with arm():
             step()
+            boxed = is_recorded()
         for trace in made:
             known = len(trace._tracer._modules.contexts.modules) > 1
             records = trace.finish().records
             values = {output.value for record in records for output in record.outputs if output.value}
-            seen[name] = known, len(records) > 100, len(values) > 100
+            seen[name] = boxed, known, len(records) > 100, len(values) > 100
     assert seen == {
-        "entered": (False, False, False),
-        "followed": (True, False, False),
-        "named": (True, False, False),
-        "without digests": (True, True, False),
-        "native": (True, True, True),
+        "entered": (False, False, False, False),
+        "followed": (False, True, False, False),
+        "named": (False, True, False, False),
+        "boxed": (True, False, False, False),
+        "without digests": (True, True, True, False),
+        "native": (True, True, True, True),
     }

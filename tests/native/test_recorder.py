@@ -649,7 +649,7 @@ def test_an_error_of_a_trace_that_raised_is_not_the_next_ones(monkeypatch: pytes
 
 def test_ctrl_c_while_the_recorder_asks_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.ones(3)
-    monkeypatch.setattr(NativeTracer, "is_parameter", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(NativeTracer, "name_of_leaf", lambda *_: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt), HashDebugTrace(tracer="native"):
         x.sin()
 

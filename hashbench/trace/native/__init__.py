@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from hashbench.native.build import RETRY, TRIAL, Unavailable, build
-from hashbench.native.library import Library, is_free
+from hashbench.native.library import Library, is_free, is_recorded
 from hashbench.text import one_line, shorten
 from hashbench.trace.callbacks import TraceOptions
 from hashbench.trace.digest import digest, has_no_data
@@ -51,6 +51,13 @@ def _opened(path: Path) -> tuple[Library, Ops]:
     ops = Ops()
     known_original(torch.nn.Module._call_impl)  # reads a source: now rather than in each process that is forked later
     return Library(path, ops.describe, lambda tensor: not has_no_data(type(tensor))), ops
+
+
+def settle() -> None:
+    """Take out of force here what a trace left that was ended elsewhere: in another thread, or in a hook of autograd's,
+    which puts back the keys that it has found."""
+    if is_recorded() and not isinstance(loaded := load(), Unavailable) and loaded[0].listener is None:
+        loaded[0].thread(0)
 
 
 def make_tracer(options: TraceOptions) -> NativeTracer:

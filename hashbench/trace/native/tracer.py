@@ -201,20 +201,25 @@ class NativeTracer(TracingMode):
         return found
 
     def named(self, state: NamedState) -> None:
-        tensors = array("Q", [tensor._cdata for tensor in state.tensors])
+        with torch._C.DisableTorchFunction():  # a mode of the program's own sees what is asked of tensors
+            tensors = array("Q", [tensor._cdata for tensor in state.tensors])
         self._library.name(self._recorder, tensors.buffer_info()[0], len(tensors), state.first)
 
     # ------------------------------------------------------------------------------------------ what the recorder asks
 
-    def is_parameter(self, tensor: torch.Tensor) -> bool:
-        """Whether a leaf that nobody named is a parameter."""
-        return isinstance(tensor, torch.nn.Parameter)
+    def name_of_leaf(self, tensor: torch.Tensor, number: int) -> int:
+        """The number of a leaf's name, ``number`` where it is that parameter or buffer still; -1 where it has none, or
+        -2 where it is a parameter."""
+        if number >= 0 and self._modules.is_state(number, tensor):
+            return number
+        return -2 if isinstance(tensor, torch.nn.Parameter) else -1
 
-    def digest_odd(self, tensor: torch.Tensor, number: int) -> int:
+    def digest_odd(self, tensor: torch.Tensor, number: int, *, blank: bool) -> int:
         """Hash and mark what record ``number`` wrote, a tensor that the recorder cannot hash."""
         set_mark(tensor, (self._token, number, None))
         self._take(_storages((tensor,)))
-        self._odd_digests.append(raw_digest(tensor, self._ledger))
+        digest = raw_digest(tensor, self._ledger)
+        self._odd_digests.append((*digest[:3], None) if blank else digest)
         return len(self._odd_digests) - 1
 
     def handle(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
