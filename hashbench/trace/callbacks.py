@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -223,20 +223,28 @@ class CallObserver:
             self._handed_over[identity.id] = record = build_record(raw, self.ids, identity, forward, kept)
             self.callback.recorded(record)
 
+    def records(self) -> list[RawRecord]:
+        """The records so far, as they were appended. Waits for devices."""
+        self._add_undeclared_writes()
+        return list(map(RawRecord._make, list(self._records)))  # other threads may append
+
+    def notes_of(self, numbers: Container[int]) -> dict[int, dict[str, Any]]:
+        """The notes of these records: there may be some of calls that are not done, or that failed."""
+        return {number: notes for number, notes in list(self.kept.items()) if number in numbers}
+
     def resolved(
-        self, results: Sequence[RawResult]
+        self, records: Sequence[RawRecord], results: Sequence[RawResult]
     ) -> tuple[Sequence[RawRecord], Sequence[RawResult], Mapping[int, Mapping[str, Any]]]:
-        """Records, results and notes, in which every number is the place of a record. Waits for devices.
+        """Records, results and notes, in which every number is the place of a record.
 
         Of one thread they are that already. Several threads that dispatch at once append in another order than they
         take numbers, and leave a number out where an op was done and its digest then failed.
         """
-        self._add_undeclared_writes()
-        records = [RawRecord._make(record) for record in self._records]
+        notes = self.notes_of({record.number for record in records})
         in_order = all(record.number == index for index, record in enumerate(records))
         if in_order and self._possible.empty:
-            return records, results, self.kept
-        return without_gaps(records, results, self.kept, self._possible.node)
+            return records, results, notes
+        return without_gaps(records, results, notes, self._possible.node)
 
     def _input_digest(self, tensor: torch.Tensor) -> RawDigest:
         """The digest of a tensor before a call; ``pending`` of one that a collective still writes."""

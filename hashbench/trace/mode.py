@@ -308,7 +308,7 @@ class TracingMode(TorchDispatchMode, Listener):
 
     def built(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
         """What was recorded so far, and notes by record number."""
-        records, results, notes = self._observer.resolved(self._results)
+        records, results, notes = self._observer.resolved(self._observer.records(), self._results)
         trace = build_trace(
             records,
             self._leaves,

@@ -29,6 +29,7 @@ from hashbench.trace import threads as starting
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.digest import digest, untraced
 from hashbench.trace.mode import TracingMode
+from hashbench.trace.native import tracer as native_tracer
 from hashbench.trace.tracer import native_unavailable
 from tests.native import programs
 
@@ -528,3 +529,43 @@ def test_work_that_is_handed_over_in_a_trace_and_begins_after_it_is_not_recorded
         release.set()
         assert not late.result()[1]
     assert names(trace.finish().records) == ["sin"]
+
+
+@torch.library.custom_op("hashbench_lanes::waits", mutates_args=())
+def waits(x: torch.Tensor) -> torch.Tensor:
+    found = x + 1
+    INNER.set()
+    OUTER.wait(60)
+    return found
+
+
+INNER, OUTER = threading.Event(), threading.Event()
+
+
+@either
+@pytest.mark.parametrize("before", [True, False], ids=["before it is read", "once it is read"])
+def test_what_is_asked_of_a_trace_while_a_thread_records_has_what_was_done_by_then(
+    before: bool, options: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call of the thread ends while the main thread reads what the recorder kept: the calls inside are known, and it
+    is not."""
+    INNER.clear()
+    OUTER.clear()
+    with HashDebugTrace(tracer="native", **options) as trace:
+        thread = threading.Thread(target=lambda: waits(torch.ones(2)).mul(2))
+        thread.start()
+        assert INNER.wait(60)
+
+        class Meanwhile(native_tracer.Kept):
+            def __init__(self, *arguments: Any) -> None:
+                if not before:
+                    super().__init__(*arguments)
+                OUTER.set()
+                thread.join()
+                if before:
+                    super().__init__(*arguments)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(native_tracer, "Kept", Meanwhile)
+            assert {"aten.ones.default", "aten.add.Tensor"} <= set(trace.stats["operation_types"])
+    assert names(trace.finish().records) == ["ones", "add", "waits", "mul"]

@@ -86,9 +86,8 @@ class Kept:
         """By number of a record the number of the one inside which it was called."""
         return {number: call[_CALLER] for number, call in enumerate(self._calls) if call[_CALLER] >= 0}
 
-    def placed(self, record: tuple[Any, ...], contexts: Contexts) -> RawRecord:
+    def placed(self, made: RawRecord, contexts: Contexts) -> RawRecord:
         """A record that Python made, as one of the thread that made it."""
-        made = RawRecord._make(record)
         kept = self._calls[made.number]
         sequence = made.sequence | kept[_SEQUENCE]
         if not kept[_LANE_OF]:

@@ -389,29 +389,32 @@ class NativeTracer(TracingMode):
         return xxhash.xxh3_128_digest(b"".join([*content, repr(rest).encode()]))
 
     def built(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
-        kept, contexts = Kept(self._library, self._recorder, self._ops.by_number), self._contexts
-        in_python = [kept.placed(record, contexts) for record in self._records]
+        # Other threads may be recording: what is taken first refers to nothing that is not taken.
+        results: Sequence[RawResult] = list(self._results)
+        made, contexts = self._observer.records(), self._contexts
+        kept = Kept(self._library, self._recorder, self._ops.by_number)
+        in_python = [kept.placed(record, contexts) for record in made]
         records: Sequence[RawRecord]
-        results: Sequence[RawResult]
         notes: Mapping[int, Mapping[str, Any]]
         if self._mixed:
             by_number = {record.number: record for record in in_python}
             records = list(kept.records(contexts, by_number, self._odd_digests))
             leaves = list(kept.leaves(contexts, self._modules.state, self._registered, iter(self._leaves)))
-            numbers, results, notes = [record.number for record in records], self._results, self._observer.kept
+            numbers = [record.number for record in records]
+            notes = self._observer.notes_of(set(numbers))
         else:
-            self._records[:] = in_python
-            numbers, leaves = sorted([record.number for record in in_python]), self._leaves
-            records, results, notes = self._observer.resolved(self._results)
+            numbers, leaves = sorted([record.number for record in in_python]), list(self._leaves)
+            records, results, notes = self._observer.resolved(in_python, results)
         lanes = kept.lanes()
         lane_of = list(map(kept.lane_of, numbers)) if len(lanes) > 1 else []
         callers = kept.callers()
         callers |= callers_of(numbers, lane_of, lanes) if lane_of else {}
-        if numbers and numbers[-1] >= len(numbers):  # some failed, and Python left them out
+        gaps = bool(numbers) and numbers[-1] >= len(numbers)  # some failed, or are not done, and have no record
+        if callers or gaps:
             places = {number: place for place, number in enumerate(numbers)}
             callers = {places[at]: places[to] for at, to in callers.items() if at in places and to in places}
             lanes = [lane._replace(position=bisect_left(numbers, lane.position)) for lane in lanes]
-            if self._mixed:
+            if self._mixed and gaps:
                 records, results, notes = without_gaps(records, results, notes)
         recorded = Recorded(records, leaves, results, self._setting_marks, notes, callers)
         if lane_of:
