@@ -17,6 +17,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -187,7 +188,8 @@ size_t spread(const void* address) {
 }
 
 // Storage -> who wrote it last. A weak reference keeps the struct and not its memory, so that no address is mistaken for
-// the storage that had it before.
+// the storage that had it before. Structs of storages that are gone lie between the blocks of the C library's heap, which
+// then finds no room for the next large one: most are let go after a few more, the rest whenever there are a quarter more.
 struct Writers {
   struct Entry {
     c10::StorageImpl* storage;
@@ -195,17 +197,16 @@ struct Writers {
     int32_t python;  // Python knows more: parts of a leaf, or a collective under way
   };
   std::vector<Entry> slots = std::vector<Entry>(1024, Entry{nullptr, 0, 0});
-  size_t used = 0;
+  std::array<const c10::StorageImpl*, 16> last{};  // entered last; one may be gone from the table
+  size_t used = 0, entered = 0, sweep_at = 64;
 
   ~Writers() {
     for (auto& entry : slots)
       if (entry.storage) c10::raw::weak_intrusive_ptr::decref(entry.storage);
   }
   Entry* find(const c10::StorageImpl* storage) {
-    const size_t mask = slots.size() - 1;
-    for (size_t i = spread(storage) & mask; slots[i].storage; i = (i + 1) & mask)
-      if (slots[i].storage == storage) return &slots[i];
-    return nullptr;
+    Entry* entry = place(storage);
+    return entry->storage ? entry : nullptr;
   }
   void set(c10::StorageImpl* storage, int32_t node, int32_t python) {
     if (Entry* entry = find(storage)) {
@@ -213,32 +214,48 @@ struct Writers {
       entry->python = python;
       return;
     }
-    if ((used + 1) * 2 > slots.size()) sweep();
+    if (Entry* entry = place(last[entered % last.size()]); entry->storage && is_gone(*entry)) erase(entry);
+    last[entered % last.size()] = storage;
+    if (++entered >= sweep_at) sweep();
     c10::raw::weak_intrusive_ptr::incref(storage);
-    insert({storage, node, python});
-  }
-  void insert(Entry entry) {
-    const size_t mask = slots.size() - 1;
-    size_t i = spread(entry.storage) & mask;
-    while (slots[i].storage) i = (i + 1) & mask;
-    slots[i] = entry;
+    *place(storage) = {storage, node, python};
     used++;
   }
-  void sweep() {  // those whose memory is gone are forgotten
+  size_t slot_of(const c10::StorageImpl* storage) const { return spread(storage) & (slots.size() - 1); }
+  Entry* place(const c10::StorageImpl* storage) {
+    size_t i = slot_of(storage);
+    while (slots[i].storage && slots[i].storage != storage) i = (i + 1) & (slots.size() - 1);
+    return &slots[i];
+  }
+  static bool is_gone(const Entry& entry) { return !c10::raw::weak_intrusive_ptr::use_count(entry.storage); }
+  void erase(Entry* entry) {
+    c10::raw::weak_intrusive_ptr::decref(entry->storage);
+    used--;
+    const size_t mask = slots.size() - 1;
+    size_t free = static_cast<size_t>(entry - slots.data());
+    slots[free].storage = nullptr;
+    for (size_t i = (free + 1) & mask; slots[i].storage; i = (i + 1) & mask) {
+      if (((i - slot_of(slots[i].storage)) & mask) < ((i - free) & mask)) continue;  // it is found before the free slot
+      slots[free] = slots[i];
+      slots[i].storage = nullptr;
+      free = i;
+    }
+  }
+  void sweep() {
     std::vector<Entry> old;
     old.swap(slots);
-    size_t alive = 0;
-    for (auto& entry : old)
-      if (entry.storage && c10::raw::weak_intrusive_ptr::use_count(entry.storage)) alive++;
+    const auto end = std::remove_if(old.begin(), old.end(), [](const Entry& entry) {
+      if (!entry.storage) return true;
+      if (!is_gone(entry)) return false;
+      c10::raw::weak_intrusive_ptr::decref(entry.storage);
+      return true;
+    });
+    used = static_cast<size_t>(end - old.begin());
     size_t size = 1024;
-    while (size < alive * 4) size *= 2;
+    while (size < used * 4) size *= 2;
     slots.assign(size, Entry{nullptr, 0, 0});
-    used = 0;
-    for (auto& entry : old) {
-      if (!entry.storage) continue;
-      if (c10::raw::weak_intrusive_ptr::use_count(entry.storage)) insert(entry);
-      else c10::raw::weak_intrusive_ptr::decref(entry.storage);
-    }
+    for (auto entry = old.begin(); entry != end; ++entry) *place(entry->storage) = *entry;
+    sweep_at = entered + std::max<size_t>(64, used / 4);
   }
 };
 

@@ -421,6 +421,37 @@ def test_no_tensor_is_kept_alive_and_its_address_is_no_others() -> None:
     assert digest(doubled) == records[1].outputs[0]
 
 
+def test_structs_of_storages_that_are_gone_are_used_again() -> None:
+    with HashDebugTrace(tracer="native"):
+        places = {torch.rand(8).untyped_storage()._cdata for _ in range(400)}
+    assert len(places) < 100
+
+
+class HeapInfo(ctypes.Structure):
+    """What glibc's ``mallinfo2`` returns."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "used", "free", "keepcost")
+    ]
+
+
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="this C library does not say what its heap holds"
+)
+def test_structs_of_storages_that_lived_longer_are_given_back_soon() -> None:
+    info = ctypes.CDLL(None).mallinfo2
+    info.restype = HeapInfo
+    with HashDebugTrace(tracer="native"):
+        held = [torch.rand(8) for _ in range(10_000)]
+        del held
+        before = info().used
+        for _ in range(3_000):
+            torch.rand(8)
+        given_back = before - info().used
+    assert given_back > 10_000 * 80
+
+
 class Counting(TorchDispatchMode):
     """Another mode of the program's own."""
 
