@@ -309,7 +309,7 @@ def _make_repro(folder: Path) -> None:
     import torch
 
     from hashbench.records import Decision, Diagnosis, Evidence
-    from hashbench.replay.call import capture
+    from hashbench.replay.capture import capture
     from hashbench.repro import write_repro
 
     x = torch.arange(8.0)

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from hashbench.records import CallFacts, Decision, Diagnosis, Evidence, ExperimentResult, Rate
-from hashbench.replay.call import CapturedCall, capture
+from hashbench.replay.call import CapturedCall
+from hashbench.replay.capture import capture
 
 aten: Any = torch.ops.aten
 

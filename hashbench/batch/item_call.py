@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from hashbench.batch.layout import ItemAxis
-from hashbench.replay.call import LINE, is_plain, keys_below_a_mode, wait_for
+from hashbench.replay.call import LINE, keys_below_a_mode, wait_for
+from hashbench.replay.capture import is_plain
 from hashbench.replay.methods import exact_numbers
 from hashbench.run.rng import preserved_rng, random_states, reset_rng_state, seed_host, states_differ
 from hashbench.run.settings import applied

@@ -20,10 +20,12 @@ from hashbench.diagnose.fresh_process import run_python
 from hashbench.errors import HashbenchError, first_line
 from hashbench.io import replace_file
 from hashbench.records import Decision
-from hashbench.replay.call import CapturedCall, CaptureError, capture
+from hashbench.replay.call import CapturedCall
+from hashbench.replay.capture import CaptureError, capture
 from hashbench.replay.ops import needs_definition
 from hashbench.repro import script
-from hashbench.repro.call_file import TENSORS_FILE, BadCallError
+from hashbench.repro.call_arguments import BadCallError
+from hashbench.repro.call_file import TENSORS_FILE
 from hashbench.trace.op_schema import plan_of
 
 SCRIPT_FILE = "repro.py"

@@ -16,7 +16,7 @@ from xxhash import xxh3_64_digest
 
 from hashbench.batch.layout import WHOLE, Company, Cut, Shape
 from hashbench.batch.match import CallRows, TensorRows
-from hashbench.replay.call import is_plain
+from hashbench.replay.capture import is_plain
 from hashbench.trace.arguments import leaves, named_arguments, tensors_in
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.digest import dtype_name, raw_digest, readable

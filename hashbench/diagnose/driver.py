@@ -38,7 +38,8 @@ from hashbench.records import (
     op_of,
 )
 from hashbench.replay import facts
-from hashbench.replay.call import MIB, CapturedCall, CaptureError, capture
+from hashbench.replay.call import MIB, CapturedCall
+from hashbench.replay.capture import CaptureError, capture
 from hashbench.replay.ops import definition_of
 from hashbench.repro import torch_docs
 from hashbench.results.folder import file_key

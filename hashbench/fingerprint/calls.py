@@ -24,19 +24,10 @@ from hashbench.fingerprint.values import (
     fill,
     range_of,
 )
-from hashbench.replay.call import (
-    CapturedCall,
-    CaptureError,
-    Memory,
-    Slot,
-    TensorForm,
-    Windows,
-    is_plain,
-    may_resize,
-    refuse_shadows,
-)
+from hashbench.replay.call import CapturedCall, Memory, Slot, TensorForm
+from hashbench.replay.capture import CaptureError, Windows, is_plain, may_resize, refuse_shadows
 from hashbench.replay.ops import path_among, why_refused
-from hashbench.repro.call_file import Arguments, BadCallError, check_arguments, encoded, find_op
+from hashbench.repro.call_arguments import Arguments, BadCallError, check_arguments, encoded, find_op
 from hashbench.trace.arguments import leaves, mapped
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.digest import dtype_name, untraced

@@ -22,17 +22,8 @@ from hashbench.fingerprint.distance import FLOATS
 from hashbench.fingerprint.document import Fingerprints, Kernel, ModelFingerprint, TensorWord, tensor_word
 from hashbench.fingerprint.library import Listener, listener
 from hashbench.fingerprint.values import UNIT, Arena, bits_of, scrambled
-from hashbench.replay.call import (
-    CapturedCall,
-    Slot,
-    TensorForm,
-    in_force,
-    is_plain,
-    keys_below_a_mode,
-    laid_over,
-    may_resize,
-    wait_for,
-)
+from hashbench.replay.call import CapturedCall, Slot, TensorForm, in_force, keys_below_a_mode, laid_over, wait_for
+from hashbench.replay.capture import is_plain, may_resize
 from hashbench.run.rng import random_states, states_differ
 from hashbench.run.settings import deterministic_settings
 from hashbench.trace.api import HashDebugTrace

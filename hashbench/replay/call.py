@@ -1,9 +1,7 @@
-"""A captured call: one dispatched call of an op as data, how it is captured, and live copies that can be run again.
+"""A captured call: one dispatched call of an op as data, and live copies of it that can be run again.
 
-Tensors become forms over memories, so that arguments that shared memory share it again, holes and overlaps included.
-Only the window of a storage that the arguments touch is kept. What has no plain memory (sparse, quantized, nested,
-wrapper) is kept as a clone. Live copies are for use under :func:`in_force`, which disables dispatch modes and puts the
-captured settings in force.
+Tensors are forms over memories, so that arguments that shared memory share it again, holes and overlaps included.
+Live copies are for use under :func:`in_force`, which disables dispatch modes and puts the captured settings in force.
 """
 
 from __future__ import annotations
@@ -11,26 +9,23 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hashbench.records import TensorDigest
-from hashbench.replay.ops import is_custom, why_refused
-from hashbench.run.rng import preserved_rng, random_states, restore_random_states
-from hashbench.run.settings import applied, settings
+from hashbench.run.rng import preserved_rng, restore_random_states
+from hashbench.run.settings import applied
 from hashbench.trace.arguments import argument_text, leaves, mapped, tensors_in
-from hashbench.trace.digest import components, hash_memory, is_dense, raw_digest, readable, unobserved, untraced
+from hashbench.trace.digest import components, hash_memory, is_dense, raw_digest, readable, unobserved
 from hashbench.trace.op_schema import plan_of
 
 LINE = 64
 """Bytes. torch aligns its memory to as many, and no kernel asks for more; windows begin at a multiple of it."""
 
 MIB = 2**20
-_PAGE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,179 +167,6 @@ def held_bytes(tensor: torch.Tensor) -> int:
         return sum(part.untyped_storage().nbytes() for part in components(tensor))
     except (RuntimeError, NotImplementedError):
         return tensor.numel() * tensor.itemsize
-
-
-# ------------------------------------------------------------------------------------------------------ capturing
-
-_PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-
-
-class CaptureError(Exception):
-    """A call that cannot be captured, or not within the limit; the text is the reason."""
-
-
-def capture(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, limit_bytes: int) -> CapturedCall:
-    """The call of ``func`` that is about to be made. Draws no random numbers and writes nothing.
-
-    Raises:
-        CaptureError: it does something else than compute on tensors (:func:`~hashbench.replay.ops.why_refused`); its
-            tensors take more than ``limit_bytes``; or an argument is a fake or meta tensor, or an object
-            that is not a plain value, which cannot be made again.
-    """
-    refused = why_refused(func) if isinstance(func, torch._ops.OpOverload) else ""
-    if refused:
-        raise CaptureError(f"{refused}, and only ops that compute on tensors are replayed")
-    tensors: list[torch.Tensor] = []
-    generators: list[torch.Generator] = []
-
-    def slot(value: Any) -> Any:
-        """What stands for a tensor or generator; a plain value as it is."""
-        if isinstance(value, torch.Tensor):
-            refuse_shadows(value)
-            tensors.append(value)
-            return Slot(len(tensors) - 1)
-        if isinstance(value, torch.Generator):
-            generators.append(value)
-            return GeneratorSlot(len(generators) - 1, str(value.device))
-        if type(value) not in _PLAIN:
-            raise CaptureError(f"an argument is a {type(value).__module__}.{type(value).__qualname__}")
-        return value
-
-    in_force, grad_enabled = settings(), torch.is_grad_enabled()
-    with untraced():
-        new_args, new_kwargs = mapped(tuple(args), slot), mapped(dict(kwargs), slot)
-        windows = Windows([tensor for tensor in tensors if is_plain(tensor)], whole=may_resize(func))
-        needed = windows.nbytes + sum(held_bytes(tensor) for tensor in tensors if not is_plain(tensor))
-        if needed > limit_bytes:
-            sizes = f"{needed / MIB:.1f} MiB of inputs, more than the limit of {limit_bytes / MIB:.1f} MiB"
-            raise CaptureError(f"{func} has {sizes}")
-        call = CapturedCall(
-            op=str(func),
-            func=func,
-            args=new_args,
-            kwargs=new_kwargs,
-            tensors=tuple(windows.form(tensor) if is_plain(tensor) else _cloned(tensor) for tensor in tensors),
-            memories=windows.memories(),
-            generators=tuple(generator.get_state().clone() for generator in generators),
-            settings=in_force,
-            grad_enabled=grad_enabled,
-            threads=torch.get_num_threads(),
-        )
-        return replace(call, random_states=random_states(call.device, outside_torch=is_custom(func)))
-
-
-def may_resize(func: Any) -> bool:
-    """Whether the op may give an argument another size, which then depends on the whole storage."""
-    schema = getattr(func, "_schema", None)
-    return plan_of(func).resizes or (schema is not None and any(item.is_out for item in schema.arguments))
-
-
-def refuse_shadows(tensor: torch.Tensor) -> None:
-    """Tensors without content of their own stand for others; to run an op on them proves nothing."""
-    if isinstance(tensor, FakeTensor):
-        raise CaptureError("an argument is a fake tensor")
-    if tensor.is_meta:
-        raise CaptureError("an argument is a meta tensor")
-    if torch._is_functional_tensor(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        raise CaptureError("an argument is a tensor of a transform (functionalisation, vmap, grad)")
-
-
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is nothing but a form over a storage."""
-    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or tensor.layout is not torch.strided:
-        return False
-    return not (tensor.is_nested or tensor.is_quantized or tensor._is_zerotensor())
-
-
-def _cloned(tensor: torch.Tensor) -> torch.Tensor:
-    try:
-        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-    except (RuntimeError, NotImplementedError, TypeError) as error:
-        raise CaptureError(f"an argument, a {type(tensor).__name__}, cannot be copied: {error}") from error
-
-
-@dataclass(slots=True)
-class _Window:
-    """A range of addresses on one device, and the storages that lie in it."""
-
-    device: torch.device
-    start: int
-    end: int
-    storages: list[torch.UntypedStorage]
-
-
-class Windows:
-    """The parts of memory that some tensors touch: one for each storage; storages that overlap in memory (two tensors
-    made from one NumPy array) are one."""
-
-    def __init__(self, tensors: Sequence[torch.Tensor], *, whole: bool) -> None:
-        by_storage: dict[int, _Window] = {}
-        for tensor in tensors:
-            storage = tensor.untyped_storage()
-            start, end = byte_span(tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.itemsize)
-            start, end = (0, storage.nbytes()) if whole else (start - start % LINE, end)
-            begin = storage.data_ptr()
-            touched = _Window(tensor.device, begin + start, begin + end, [storage])
-            window = by_storage.setdefault(storage._cdata, touched)
-            if window.start == window.end:
-                by_storage[storage._cdata] = touched
-            elif end > start:
-                window.start, window.end = min(window.start, touched.start), max(window.end, touched.end)
-        self._windows: list[_Window] = []
-        self._numbers: dict[int, int] = {}
-        for key, window in sorted(by_storage.items(), key=lambda item: (str(item[1].device), item[1].start)):
-            last = self._windows[-1] if self._windows else None
-            if last is None or last.device != window.device or not last.start <= window.start < last.end:
-                self._windows.append(window)
-            elif window.end > window.start:
-                last.end = max(last.end, window.end)
-                last.storages += window.storages
-            else:
-                self._windows.append(window)
-            self._numbers[key] = len(self._windows) - 1
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all windows."""
-        return sum(window.end - window.start for window in self._windows)
-
-    def form(self, tensor: torch.Tensor) -> TensorForm:
-        """The tensor as a form over its window."""
-        storage = tensor.untyped_storage()
-        number = self._numbers[storage._cdata]
-        distance = storage.data_ptr() + tensor.storage_offset() * tensor.itemsize - self._windows[number].start
-        if not tensor.numel():
-            distance = 0
-        if distance % tensor.itemsize:
-            raise CaptureError("two arguments share memory at a distance that is not a whole number of elements")
-        return TensorForm(
-            storage=number,
-            dtype=tensor.dtype,
-            shape=tuple(tensor.shape),
-            stride=tuple(tensor.stride()),
-            offset=int(distance // tensor.itemsize),
-            requires_grad=tensor.requires_grad,
-            parameter=isinstance(tensor, torch.nn.Parameter),
-            conj=tensor.is_conj(),
-            neg=tensor.is_neg(),
-        )
-
-    def memories(self) -> tuple[Memory, ...]:
-        """Copies of all windows."""
-        return tuple(map(self.memory, range(len(self._windows))))
-
-    def memory(self, number: int) -> Memory:
-        """A copy of the window that forms call ``storage=number``."""
-        window = self._windows[number]
-        content = torch.empty(window.end - window.start, dtype=torch.uint8, device=window.device)
-        for storage in window.storages:
-            begin = storage.data_ptr()
-            start, end = max(begin, window.start), min(begin + storage.nbytes(), window.end)
-            if end > start:
-                part = torch.empty(0, dtype=torch.uint8, device=window.device)
-                part.set_(storage, start - begin, (end - start,))  # type: ignore[call-overload]
-                content[start - window.start : end - window.start] = part
-        return Memory(content, window.start % _PAGE)
 
 
 # ----------------------------------------------------------------------------------------------------- live copies

@@ -15,7 +15,8 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 
 from hashbench.records import TensorDigest
-from hashbench.replay.call import CallOutcome, CapturedCall, capture, in_force, outcome_of
+from hashbench.replay.call import CallOutcome, CapturedCall, in_force, outcome_of
+from hashbench.replay.capture import capture
 from hashbench.run.rng import preserved_rng
 from hashbench.trace import arguments
 from hashbench.trace.api import HashDebugTrace

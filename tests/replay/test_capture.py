@@ -16,16 +16,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hashbench.replay.call import (
-    CallOutcome,
-    CapturedCall,
-    CaptureError,
-    Slot,
-    TensorForm,
-    capture,
-    in_force,
-    outcome_of,
-)
+from hashbench.replay.call import CallOutcome, CapturedCall, Slot, TensorForm, in_force, outcome_of
+from hashbench.replay.capture import CaptureError, capture
 from hashbench.replay.ops import is_custom
 from hashbench.run.rng import preserved_rng
 from hashbench.run.settings import preserved, settings

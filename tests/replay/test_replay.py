@@ -25,7 +25,8 @@ from hashbench.processes import Budget, phases_told_to
 from hashbench.records import Evidence, TensorDigest
 from hashbench.replay import Replays, experiments, methods
 from hashbench.replay import call as calls_module
-from hashbench.replay.call import CallOutcome, CapturedCall, TensorForm, capture, in_force, outcome_of
+from hashbench.replay.call import CallOutcome, CapturedCall, TensorForm, in_force, outcome_of
+from hashbench.replay.capture import capture
 from hashbench.replay.controls import load
 from hashbench.replay.controls import memory as poison_module
 from hashbench.replay.facts import have_chosen_values, have_same_values, have_tied_places, representation_of

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from hashbench.replay.call import CaptureError, capture
+from hashbench.replay.capture import CaptureError, capture
 from hashbench.replay.ops import MODE_ARGUMENTS, OTHER_NAMESPACES, TENSOR_NAMESPACES, path_among, why_refused
 
 aten: Any = torch.ops.aten

@@ -15,7 +15,8 @@ from repro_helpers import PLACE, aten, captured, document_in, signed_again
 from hashbench.errors import HashbenchError
 from hashbench.replay.call import CapturedCall, GeneratorSlot, Slot, in_force
 from hashbench.repro import call_file
-from hashbench.repro.call_file import Arguments, BadCallError, _Tensors, encoded, fits, named_in, substitutes
+from hashbench.repro.call_arguments import Arguments, BadCallError, encoded, fits
+from hashbench.repro.call_file import _Tensors, named_in, substitutes
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,8 @@ from hashbench.errors import named_line
 from hashbench.io import from_json, replace_file
 from hashbench.processes import Budget, variables
 from hashbench.records import BATCH_INVARIANCE, Evidence, ModelSpec, Row, RunOptions
-from hashbench.replay.call import CapturedCall, CaptureError, capture
+from hashbench.replay.call import CapturedCall
+from hashbench.replay.capture import CaptureError, capture
 from hashbench.repro import torch_docs
 from hashbench.repro.torch_docs import NOT_LISTED, Documentation
 from hashbench.results.audit_table import VARYING, AuditOptions, AuditRow, AuditVerdict, Measured, op_file, write_op

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import (
 
 from hashbench.errors import HashbenchError
 from hashbench.native.library import is_recorded
-from hashbench.replay.call import CaptureError
+from hashbench.replay.capture import CaptureError
 from hashbench.replay.ops import is_custom
 from hashbench.run.leaves import NotComparableError
 from hashbench.run.outcome import failure_of

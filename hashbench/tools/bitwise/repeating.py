@@ -12,17 +12,8 @@ from typing import Any, Literal
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from hashbench.replay.call import (
-    CaptureError,
-    LiveMemory,
-    Memory,
-    TensorForm,
-    Windows,
-    is_plain,
-    laid_over,
-    may_resize,
-    refuse_shadows,
-)
+from hashbench.replay.call import LiveMemory, Memory, TensorForm, laid_over
+from hashbench.replay.capture import CaptureError, Windows, is_plain, may_resize, refuse_shadows
 from hashbench.replay.controls import POISONS, poisoned_memory
 from hashbench.replay.ops import is_custom
 from hashbench.run.leaves import flatten
