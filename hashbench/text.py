@@ -82,10 +82,28 @@ def as_written(row: Row) -> Row:
     return replace(row, accuracy=str(Status.PASS), kernel="", module="", phase="", cause="", confidence="")
 
 
+_CIRCUMSTANCES = "|".join(Circumstance)
+_STRESSED = re.compile(rf"({_CIRCUMSTANCES}) (?:([0-9]{{1,9}})/([0-9]{{1,9}})|not run \(.*\))")
+"""What the column ``stressed`` says of one circumstance."""
+
+
+def _each_stressed(text: str) -> list[str]:
+    return re.split(rf"; (?=(?:{_CIRCUMSTANCES}) )", text)
+
+
 def stress_counts(row: Row) -> dict[str, tuple[int, int]]:
     """Circumstance → how many of its stressed pairs differ, and how many there were; empty where none were made."""
-    counts = re.findall(r"(\w+) (\d+)/(\d+)", row.stressed)
-    return {name: (int(differing), int(trials)) for name, differing, trials in counts}
+    found = map(_STRESSED.fullmatch, _each_stressed(row.stressed))
+    return {one[1]: (int(one[2]), int(one[3])) for one in found if one is not None and one[2]}
+
+
+def is_stressed(text: str) -> bool:
+    """Whether ``text`` is what the column ``stressed`` may hold: each circumstance once, of whose pairs no more differ
+    than there were, or why there were none. Empty is, too."""
+    found = [_STRESSED.fullmatch(one) for one in _each_stressed(text)] if text else []
+    known = [one for one in found if one is not None]
+    once = len({one[1] for one in known}) == len(found)
+    return once and all(int(one[2]) <= int(one[3]) and int(one[3]) > 0 for one in known if one[2])
 
 
 _SINGULAR = {"runs": "run", "replays": "replay", "pairs": "pair", "processes": "process"}

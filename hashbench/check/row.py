@@ -149,7 +149,7 @@ def _with_diagnosis(row: Row, diagnosis: Diagnosis) -> Row:
 
 def _stressed_text(results: Sequence[ExperimentResult]) -> str:
     """``threads 0/4; process not run (timeout)``"""
-    return "; ".join(result.word().partition("/")[2] for result in results)
+    return "; ".join(result.word().partition("/")[2].replace("; ", ", ") for result in results)
 
 
 def _with_latent(row: Row, circumstance: str, latent: Outcome) -> Row:

@@ -26,7 +26,7 @@ from hashbench.catalog import WRITTEN, Circumstance, family_of
 from hashbench.errors import HashbenchError
 from hashbench.io import from_json, read_file, read_json_object, to_json
 from hashbench.records import COLUMNS_ADDED, ROW_KEY, ROW_SCHEMA, TRACER_SINCE, ExpectedRow, Row
-from hashbench.text import one_line
+from hashbench.text import is_stressed, one_line
 
 if TYPE_CHECKING:
     import pandas
@@ -324,6 +324,9 @@ class RowFormat(Generic[T]):
         for column, (_, words) in self.words.items():
             if family_of(getattr(row, column)) not in words:
                 raise ValueError(f"not a row: {column} is {getattr(row, column)!r:.80}")
+        for column, (valid, what, _) in self.checks.items():
+            if not valid(text := str(getattr(row, column))):
+                raise ValueError(f"not a row: {column} is {text!r:.80}, not {what}")
         for column, number in ((name, getattr(row, name)) for name, kind in self.types.items() if kind is int):
             if number is not None and not self.whole[0].fullmatch(str(number)):
                 raise ValueError(f"not a row: {column} is {number}, not {self.whole[1]}")
@@ -416,6 +419,7 @@ def _label(key: Sequence[str]) -> str:
     return f"{name} ({scope})" if scope else name
 
 
+_STRESSED = (is_stressed, "how many pairs differ of how many there were", "Such a cell reads: threads 0/5; load 0/6.")
 ROWS = RowFormat(
     Row,
     what="accuracies",
@@ -425,6 +429,7 @@ ROWS = RowFormat(
     required=("dev", "name", "batch_size", "accuracy"),  # dynamo's columns: no file without them is one of accuracies
     filled=("dev", "name", "accuracy"),  # a model that never loaded has no batch size
     words={"accuracy": ("status", WRITTEN), "latent": ("circumstance", ("", *Circumstance))},
+    checks={"stressed": _STRESSED},
     ranges={
         **dict.fromkeys(("rate", "rate_low", "rate_high", "latent_rate"), (0.0, 1.0)),
         **dict.fromkeys(("seconds", "overhead_seconds", "peak_memory_mib", "device_memory_mib"), (0.0, 1e12)),
@@ -452,7 +457,8 @@ def is_link(text: str) -> bool:
 
 _DATE = (is_date, "a date", "Write it as 2026-11-20, or leave it empty.")
 _ADDRESS = (is_link, "an address", "It begins with https:// and holds no spaces or quotes.")
-EXPECTED_ROWS = replace(ROWS, kind=ExpectedRow, checks={"since": _DATE, "seen": _DATE, "link": _ADDRESS})
+_OF_EXPECTED = {"since": _DATE, "seen": _DATE, "link": _ADDRESS}
+EXPECTED_ROWS = replace(ROWS, kind=ExpectedRow, checks={**ROWS.checks, **_OF_EXPECTED})
 """How an :class:`ExpectedRow` is written and read."""
 
 row_key = ROWS.key_of
@@ -478,5 +484,5 @@ def read_rows(path: Path) -> list[Row]:
 def rows_of(table: Table) -> list[Row]:
     """The rows of a CSV of ours, each an :class:`ExpectedRow` where it has a column of these alone; see
     :func:`read_rows`."""
-    is_expected = not EXPECTED_ROWS.checks.keys().isdisjoint(table.cells.columns)
+    is_expected = not _OF_EXPECTED.keys().isdisjoint(table.cells.columns)
     return list(EXPECTED_ROWS.rows(table)) if is_expected else ROWS.rows(table)

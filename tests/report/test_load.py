@@ -10,10 +10,12 @@ import math
 
 import pytest
 
+from hashbench import cli
 from hashbench.errors import HashbenchError
 from hashbench.records import COLUMNS_ADDED, ROW_COLUMNS, ROW_SCHEMA, Row, RowEvidence
 from hashbench.results.load import Selection, kind_of_csv, load_sweep
 from hashbench.results.rows import ROWS, read_rows, row_from_json, row_to_json
+from hashbench.text import stress_counts
 
 from .rows import PLAIN, row, selection, write_rows, write_sweep
 
@@ -27,7 +29,11 @@ FULL = Row(
         }[field.type]
         for index, field in enumerate(dataclasses.fields(Row))
     }
-    | {"accuracy": "pass", "latent": "load"}
+    | {
+        "accuracy": "pass",
+        "latent": "load",
+        "stressed": "threads 0/5; load 2/6; process not run (out of time; it was killed)",
+    }
 )
 
 SURVIVING_ROWS = {
@@ -417,3 +423,33 @@ def test_files_of_two_kinds_make_no_sweep(tmp_path):
 )
 def test_the_header_tells_who_wrote_a_csv(header, kind):
     assert kind_of_csv(header.split(",")) == kind
+
+
+FORGED = {
+    "more than there were": "threads 5/1",
+    "more than there were, behind others": "threads 0/3; load 0/4; memory 9/4",
+    "none of none": "threads 0/0",
+    "a circumstance that is none": "weather 0/3",
+    "twice the same": "threads 0/3; threads 0/3",
+    "no count": "threads often",
+    "no end": "threads 0/3; ",
+    "a word": "yes",
+}
+
+
+@pytest.mark.parametrize("forged", FORGED.values(), ids=FORGED.keys())
+def test_counts_of_stressed_pairs_that_cannot_be_are_refused_in_one_line(tmp_path, capsys, forged):
+    write_rows(tmp_path / "base.csv", [row(accuracy="pass", stressed="threads 0/3")])
+    write_rows(tmp_path / "new.csv", [row(accuracy="pass", stressed=forged)])
+    assert cli.main(["compare", str(tmp_path / "base.csv"), str(tmp_path / "new.csv")]) == 2
+    assert capsys.readouterr().err == (
+        f"hashbench: line 2 of {tmp_path / 'new.csv'} has {forged!r} as stressed: that is not how many pairs differ of "
+        "how many there were. Such a cell reads: threads 0/5; load 0/6.\n"
+    )
+    with pytest.raises(ValueError, match="not a row: stressed is"):
+        row_from_json(row_to_json(row(accuracy="pass", stressed=forged)))
+
+
+def test_counts_in_a_reason_are_none_of_pairs():
+    told = row(accuracy="pass", stressed="load 0/6; process not run (step 9/1 failed)")
+    assert stress_counts(told) == {"load": (0, 6)}
