@@ -210,10 +210,12 @@ def is_whole(tensor: torch.Tensor) -> bool:
     """Whether the memory of a tensor is all there: a storage may be made smaller under it."""
     try:
         there = tensor.untyped_storage().nbytes()
-        last = sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+        span = tensor.numel()
+        if span and not tensor.is_contiguous():
+            span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
     except (NotImplementedError, RuntimeError):
         return True  # it has none
-    return bool(not tensor.numel() or (tensor.storage_offset() + last + 1) * tensor.element_size() <= there)
+    return bool(not span or (tensor.storage_offset() + span) * tensor.element_size() <= there)
 
 
 def _hash_strided(tensor: torch.Tensor, ledger: Ledger | None = None) -> int | Pending:
