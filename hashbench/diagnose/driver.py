@@ -24,7 +24,7 @@ from hashbench.diagnose import fresh_process
 from hashbench.diagnose.pairs import CONTROLS, Pairs, process_results
 from hashbench.divergence import find as find_divergence
 from hashbench.errors import HashbenchError
-from hashbench.processes import Budget, new_python, tell_phase
+from hashbench.processes import Budget, tell_phase
 from hashbench.records import (
     NO_TIME,
     CallFacts,
@@ -284,9 +284,8 @@ def _with_repro(case: Case, findings: Findings, diagnosis: Diagnosis) -> Diagnos
     definition = definition_of(call.func)
     argument = definition.argument if definition is not None else None
     tell_phase("running the repro")
-    # A fork of a server may have what defines the op; that the repro finds it, too, only a new Python shows.
-    by = new_python if definition is not None else fresh_process.run_python
-    reproduced = repro.run_in_fresh_process(folder, timeout=REPRO_SECONDS, definition=argument, by=by)
+    run_python = fresh_process.run_python  # which finds what defines the op only where a new Python does
+    reproduced = repro.run_in_fresh_process(folder, timeout=REPRO_SECONDS, definition=argument, by=run_python)
     return replace(diagnosis, repro=name, reproduced=reproduced)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import socket
@@ -305,7 +306,7 @@ def _asked_of(server: str, task: str) -> Iterator[Callable[[float], str]]:
 def run_python(code: str, *arguments: str, seconds: float) -> Finished:
     """How ``python -P -c CODE ARGUMENTS`` ends, with an empty standard input, after at most ``seconds``: a fork of the
     server, where one is there, which spares the import of torch; else, or where that ends before it can say how, a
-    new Python."""
+    new Python. Both find the same modules at the same places."""
     if is_served():
         with (
             tempfile.TemporaryDirectory(prefix="hashbench-", ignore_cleanup_errors=True) as folder,
@@ -428,6 +429,7 @@ def _prepare(target: str, preload: Sequence[str] = ()) -> None:
 def serve(descriptor: str, target: str, *preload: str) -> NoReturn:
     """What the server of a sweep does: imports, then a fork for each task that comes to the socket with that
     descriptor."""
+    plain = sys.path[:-1]  # without what the command line has added for the import of this module
     with socket.socket(fileno=int(descriptor)) as listener:
         sys.path[:] = json.loads(sys.stdin.readline())
         end_with_input()
@@ -437,23 +439,28 @@ def serve(descriptor: str, target: str, *preload: str) -> NoReturn:
             with suppress(OSError):  # no memory for another process: whoever asked sees no answer
                 if not os.fork():
                     listener.close()
-                    _answer_one(connection)
+                    _answer_one(connection, plain)
             connection.close()
             with suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
 
 
-def _answer_one(connection: socket.socket) -> NoReturn:
+def _answer_one(connection: socket.socket, plain: Sequence[str]) -> NoReturn:
     """The one task that comes through ``connection``, in this process, or where it has several folders in a fork of it
-    for each; whoever gave it is told by its end, and ends these processes by closing it."""
+    for each; whoever gave it is told by its end, and ends these processes by closing it. ``plain`` is ``sys.path`` of
+    a new Python."""
     try:
         os.setpgid(0, 0)
         with connection.makefile() as lines:
             content = json.loads(lines.readline())
         end_with(connection.fileno())
         if "code" in content:
-            _run_program(from_json(_Program, content), told=connection)
+            program = from_json(_Program, content)
+            same_path = program.environment.get("PYTHONPATH") == os.environ.get("PYTHONPATH")
+            if same_path and "torch" not in _forgotten(plain):
+                _run_program(program, told=connection)
+            exit_at_once()  # a new Python runs it
         sys.path[:] = content["path"]
         task = from_json(_Task, content)
         if task.cpus:
@@ -483,6 +490,25 @@ def _answer(task: _Task, folder: Path, *, told: socket.socket | None = None) -> 
     if told is not None:
         told.sendall(_DONE)
     exit_at_once()  # whatever the model has started must not keep the answer waiting
+
+
+def _forgotten(plain: Sequence[str]) -> set[str]:
+    """The packages that were here, and that a new Python would find elsewhere or not at all: they are here no more.
+    From now on modules are looked for as by a new Python, whose ``sys.path`` is ``plain``."""
+    sys.path[:] = plain
+    importlib.invalidate_caches()
+    elsewhere = set()
+    for name, module in [(name, module) for name, module in sys.modules.items() if "." not in name]:
+        if (here := getattr(module, "__spec__", None)) is not None and here.has_location:
+            del sys.modules[name]  # else it would be what is found
+            found = importlib.util.find_spec(name)
+            if found is not None and found.origin == here.origin:
+                sys.modules[name] = module
+            else:
+                elsewhere.add(name)
+    for name in [name for name in sys.modules if name.partition(".")[0] in elsewhere]:
+        del sys.modules[name]
+    return elsewhere
 
 
 def _run_program(program: _Program, *, told: socket.socket) -> NoReturn:

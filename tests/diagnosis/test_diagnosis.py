@@ -429,15 +429,18 @@ def test_a_call_that_cannot_be_captured_says_why_and_is_not_replayed() -> None:
     assert driver.replay_call(case("kernel"), findings) is findings
 
 
-@pytest.mark.parametrize("func", ["an op of torch", "a custom op"])
-def test_a_repro_that_needs_a_definition_runs_in_a_new_python(
-    func: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("func", "definition"), [("an op of torch", None), ("a custom op", "module")])
+def test_a_repro_runs_in_a_fork_of_a_server_also_where_it_needs_a_definition(
+    func: str, definition: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran_by = []
     monkeypatch.setattr(driver, "definition_of", {"a custom op": Definition("module")}.get)
     monkeypatch.setattr(driver.repro, "write_repro", lambda *_, **__: None)
-    monkeypatch.setattr(driver.repro, "run_in_fresh_process", lambda *_, by, **__: ran_by.append(by))
+    monkeypatch.setattr(
+        *(driver.repro, "run_in_fresh_process"),
+        lambda *_, by, definition, **__: ran_by.append((by, definition)),
+    )
     wanted = SimpleNamespace(spec=ModelSpec("zoo", "model"), options=RunOptions(output=str(tmp_path)))
     findings = SimpleNamespace(call=SimpleNamespace(func=func), replays=None)
     driver._with_repro(wanted, findings, Diagnosis(Decision("unknown", "open", "", ""), Evidence(origin="")))
-    assert ran_by == [driver.new_python if func == "a custom op" else fresh_process.run_python]
+    assert ran_by == [(fresh_process.run_python, definition)]

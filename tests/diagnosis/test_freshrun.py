@@ -264,6 +264,66 @@ def test_a_program_ends_in_a_fork_of_a_server_as_in_a_new_python(
     assert (failed.status, failed.last_line) == (1, "ZeroDivisionError: division by zero")
 
 
+WHERE = """
+import importlib.util, sys
+print(sys.path)
+for name in ("fresh_targets", "of_the_sweep", "of_all", "torch", "psutil", "hashbench"):
+    found = importlib.util.find_spec(name)
+    print(name, found and found.origin)
+try:
+    import of_the_sweep
+except ModuleNotFoundError as error:
+    print(error)
+"""
+"""Tells where modules are found, and loads none of those that take long."""
+
+
+@pytest.mark.parametrize("written", ["before", "after"])
+def test_a_program_in_a_fork_of_a_server_finds_the_modules_that_a_new_python_finds(
+    written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, of_all = tmp_path / "ours", tmp_path / "of all"
+    monkeypatch.syspath_prepend(str(ours))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(of_all), os.environ.get("PYTHONPATH", "")]))
+    of_all.mkdir()
+    ours.mkdir()
+
+    def write() -> None:
+        """With the times of the folders as before: a clock need not have ticked since Python has listed them."""
+        for file in (ours / "of_the_sweep.py", of_all / "of_all.py"):
+            before = file.parent.stat()
+            file.touch()
+            os.utime(file.parent, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    if written == "before":
+        write()
+    with fresh_process.served("fresh_targets:Runner", preload=("of_the_sweep",)):
+        assert run_python("", seconds=600).status == 0
+        write()
+        known = processes.new_python(WHERE, seconds=600)
+        monkeypatch.setattr(fresh_process, "new_python", None)
+        assert run_python(WHERE, seconds=600) == known
+    assert "of_the_sweep None\nof_all /" in known.stdout
+    assert known.stdout.endswith("No module named 'of_the_sweep'\n")
+
+
+def test_a_program_of_which_a_fork_of_a_server_would_have_another_torch_or_path_runs_in_a_new_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "ours" / "torch"
+    other.mkdir(parents=True)
+    (other / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(other.parent))
+    new = Finished(0, "a new Python", "")
+    monkeypatch.setattr(fresh_process, "new_python", lambda *_, **__: new)
+    with fresh_process.served("torch"):
+        assert run_python("", seconds=600) == new
+    with fresh_process.served("fresh_targets:Runner"):
+        assert run_python("", seconds=600) != new
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        assert run_python("", seconds=600) == new
+
+
 def test_a_program_out_of_time_is_ended_in_a_fork_of_a_server_with_what_it_started(tmp_path: Path) -> None:
     code = (
         "import os, subprocess, sys, time; child = subprocess.Popen(['sleep', '600'])\n"
