@@ -219,6 +219,7 @@ class Circumstance(StrEnum):
     ADDRESS = "address", "other addresses of memory and objects"
     PROCESS = "process", "another process, or one in which other runs went before"
     COLLECTOR = "collector", "garbage collected at other moments"
+    TOGETHER = "together", "several circumstances at once: none was seen to do it alone"
     CLOCK = "clock", "another time", True
     ENTROPY = "entropy", "other random numbers of the system", True
 

@@ -22,7 +22,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
-from time import monotonic
+from time import monotonic, process_time
 from types import FrameType, MappingProxyType
 from typing import IO, Never
 
@@ -250,6 +250,20 @@ class Budget:
     def left(self) -> float:
         """Seconds that are left; below 0 when it is overdrawn."""
         return self._ends - monotonic()
+
+
+class QuietBudget(Budget):
+    """So many seconds as they are on a machine with nothing else to do: those in which this process waits for a
+    processor do not count, up to ``most`` seconds of the clock. A busy machine does not use it up."""
+
+    def __init__(self, seconds: float, *, most: float) -> None:
+        super().__init__(most)
+        self._seconds, self._began, self._computed = seconds, monotonic(), process_time()
+
+    def left(self) -> float:
+        """Seconds that are left, by the clock or by what this process has computed, whichever took less."""
+        used = min(monotonic() - self._began, process_time() - self._computed)
+        return min(self._seconds - used, super().left())
 
 
 # -------------------------------------------------------------------------------------------- what is done just now

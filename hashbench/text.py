@@ -118,6 +118,9 @@ def when(phase: str, iteration: int | None) -> str:
 def rate(row: Row) -> str:
     """``33 of 33 replays``; empty where nothing was counted."""
     if row.accuracy == Status.LATENT and row.latent_rate is not None:
+        together = stress_counts(row).get(row.latent) if row.latent == Circumstance.TOGETHER else None
+        if together is not None:
+            return f"{together[0]} of {together[1]} pairs under several circumstances at once"
         return f"{row.latent_rate:.0%} of pairs under {row.latent}"
     if row.rate is None or row.trials is None:
         return ""

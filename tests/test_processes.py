@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from sweep_helpers import alive, wait_until
 
+from hashbench import processes
 from hashbench.processes import Child, Interrupts, python_calling, run
 
 FOREVER = "import time; time.sleep(600)"
@@ -132,3 +133,18 @@ def test_a_process_that_ignores_ctrl_c_goes_on_ignoring_it():
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_seconds_that_a_busy_machine_takes_are_not_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, computed = [100.0], [7.0]
+    monkeypatch.setattr(processes, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(processes, "process_time", lambda: computed[0])
+    budget = processes.QuietBudget(5.0, most=50.0)
+    assert budget.left() == 5.0
+    clock[0], computed[0] = 130.0, 8.0  # it waited for a processor
+    assert budget.left() == 4.0
+    clock[0], computed[0] = 149.0, 8.0
+    assert budget.left() == 1.0, "of the most that the clock may show"
+    budget = processes.QuietBudget(5.0, most=50.0)
+    clock[0], computed[0] = 151.0, 18.0  # with several threads
+    assert budget.left() == 3.0

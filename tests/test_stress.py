@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import itertools
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ import pytest
 import torch
 from runner_helpers import FunctionRunner
 
-from hashbench import cli
+from hashbench import cli, processes
 from hashbench.catalog import LATENT, Circumstance
 from hashbench.causes import decide
 from hashbench.check import stress
@@ -256,6 +257,70 @@ def test_what_comes_by_chance_is_tried_a_few_times_under_each_circumstance_befor
     assert (row.latent, row.latent_rate) == ("load", 1.0)
     assert runs["stress: threads alone"] == 3, "two pairs, which agree"
     assert runs["stress: load alone"] == 11, "ten pairs, which differ"
+
+
+def by_phases(**others: Callable[[int], float]) -> tuple[Callable[[], float], Callable[[str], None]]:
+    """A value that depends on what the process does just now, and what is to be told of that: in a phase whose words,
+    with ``_`` between them, are a name of ``others``, what that gives for the number of the run in it; else 1."""
+    phases, runs = [""], Counter[str]()
+
+    def factor() -> float:
+        name = phases[-1].removeprefix("stress: ").replace(" ", "_")
+        runs[name] += 1
+        return others[name](runs[name]) if name in others else 1.0
+
+    return factor, phases.append
+
+
+def test_a_busy_machine_does_not_use_up_the_time_to_tell_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(step=0.4)
+    monkeypatch.setattr(processes, "monotonic", lambda: float(next(clock)))
+    row = row_of(Scaled(provoking("load")), replace(STRESS, iterations=1, diagnose_budget=0))
+    assert (row.latent, row.latent_rate) == ("load", 1.0)
+
+
+def test_the_collector_is_named_whenever_it_would_have_run_by_itself() -> None:
+    factor, told_to = by_phases(collector_alone=lambda number: float(number != 3))
+    of_collector = provoking("collector")
+
+    def value() -> float:
+        by_itself = factor()  # counts in every run
+        return by_itself if gc.isenabled() and gc.get_threshold()[0] > 10 else of_collector()
+
+    with phases_told_to(told_to):
+        row = row_of(Scaled(value), replace(STRESS, iterations=1, diagnose_budget=0))
+    assert (row.latent, row.latent_rate) == ("collector", 1.0)
+
+
+def test_no_circumstance_is_blamed_for_what_comes_as_often_without_it() -> None:
+    """A difference of the first stressed run, and of one run with more threads alone."""
+    chances = {"run_1": lambda _: 0.0, "threads_alone": lambda number: float(number != 2)}
+    factor, told_to = by_phases(all_circumstances_again=lambda number: float(number not in (3, 4)), **chances)
+    with phases_told_to(told_to):
+        row = row_of(Scaled(factor), replace(STRESS, iterations=1, diagnose_budget=0))
+    assert (row.accuracy, row.latent, row.latent_kernel) == ("pass", "together", "aten.mul.Tensor")
+    assert row.latent_rate == pytest.approx(3 / 11, abs=1e-3)
+    assert "threads 0/1; load 0/1; memory 0/1" in row.stressed
+    assert row.stressed.endswith("together 3/11")
+    words = "3 of 11 pairs under several circumstances at once"
+    assert f"it differs in {words} (several circumstances at once: none" in sweep_table([row])
+    assert f"they differ in {words}" in five_lines(told(row), folder=Path())
+
+
+@pytest.mark.parametrize(("both", "name"), [(lambda _: True, "threads"), (lambda busy: busy, "together")])
+def test_of_two_circumstances_those_are_named_without_which_runs_do_not_differ(
+    both: Callable[[bool], bool], name: str
+) -> None:
+    """A difference that more threads bring about by chance: in any case, or under load alone."""
+    of_load = provoking("load")
+    turns = itertools.count()
+
+    def value() -> float:
+        many = torch.get_num_threads() >= oversubscribed()
+        return float(next(turns) % 2) if many and both(bool(of_load())) else 1.0
+
+    row = row_of(Scaled(value), replace(STRESS, iterations=1, diagnose_budget=0))
+    assert (row.accuracy, row.latent) == ("pass", name)
 
 
 def test_what_only_depends_on_the_number_of_threads_is_none() -> None:

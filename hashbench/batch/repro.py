@@ -248,7 +248,7 @@ def _heading(call: ItemCall, decision: Decision, seen_in: str) -> str:
 
 def run_item_repro(folder: Path, *, timeout: float) -> str:
     """Run the repro in a fresh process; what came of it: ``yes: 2 of 4 items
-    differ between 4 items and 8``, ``no: …``, ``failed: …`` or ``timeout after 60 s``."""
+    differ between 4 items and 8``, ``no: …``, ``failed: …`` or ``timeout after 300 s``."""
     done = run_python(_RUN, str((folder / SCRIPT_FILE).resolve()), seconds=timeout)
     if done.status is None:
         return f"timeout after {timeout:g} s"

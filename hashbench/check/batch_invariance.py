@@ -38,6 +38,7 @@ from hashbench.records import (
     Trace,
     Verdict,
 )
+from hashbench.repro import REPRO_SECONDS
 from hashbench.results.folder import file_key
 from hashbench.run import outputs
 from hashbench.run.outcome import BatchFacts, Outcome, Run, log_error
@@ -49,10 +50,6 @@ class RunAt(Protocol):
     :class:`~hashbench.run.outcome.Attempt`."""
 
     def __call__(self, size: int, *, watcher: TraceCallback | None = None) -> Run | Failure: ...
-
-
-REPRO_SECONDS = 60.0
-"""How long the repro may take in a fresh process."""
 
 
 @dataclass(frozen=True, slots=True)

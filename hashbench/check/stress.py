@@ -3,7 +3,8 @@
 All circumstances of a run share one, with more threads than cores, which is compared with a run of a fresh process
 with as many threads: two runs tell whether anything differs. As long as there is time, further runs in other variations
 follow; where the number of threads is its own, the first run of the plain pair is the other side. Where a pair differs,
-further pairs tell which circumstance it was, and each of those is provoked alone.
+further pairs tell which circumstance it was, and each of those is provoked alone. Where none does it alone, as far as
+there was time to try, none is blamed: pairs under all of them together are counted.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from time import perf_counter
 import torch
 
 from hashbench.catalog import Circumstance, Confidence, Origin, Status
+from hashbench.causes import stats
 from hashbench.causes.evidence import removes
 from hashbench.diagnose import fresh_process
 from hashbench.divergence import find as find_divergence
-from hashbench.processes import Budget, available_memory_mib, peak_memory_mib, tell_phase
+from hashbench.processes import Budget, QuietBudget, available_memory_mib, peak_memory_mib, tell_phase
 from hashbench.records import (
     Decision,
     Diagnosis,
@@ -53,6 +55,10 @@ NAMING_SHARE = 0.3
 """Part of the budget of the diagnosis that it may take to tell which circumstance it was."""
 NAMING_SECONDS = 5.0
 """What that may take in any case."""
+NAMING_PATIENCE = 10
+"""Times as many seconds of the clock it may take on a busy machine."""
+MOST_WITHOUT = 60
+"""Pairs without a circumstance at most that are to show that it is what makes the difference."""
 PROCESS_SECONDS = 120.0
 """How long a fresh process may take."""
 
@@ -60,23 +66,29 @@ TOGETHER = tuple(name for name in controls.WITHIN_A_RUN if name != Circumstance.
 """What shares one run with the threads of the plain pair."""
 _STEADY = (Circumstance.MEMORY, Circumstance.ADDRESS, Circumstance.COLLECTOR)
 """Circumstances that bring the same difference about whenever they are the same."""
+_SIDES = {Circumstance.MEMORY: (1, 2), Circumstance.COLLECTOR: (2, 1)}
+"""Variations of those that are provoked on both sides: an earlier run may have left what memory was filled with, and
+left alone the collector runs when it happens to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Provoked:
-    """A circumstance, in the ``variations`` that two runs differ in (the same twice: by chance), how often that was
-    seen, and the two runs, of which the second may have failed."""
+    """A circumstance, or several of which none does it alone, in the ``variations`` that two runs differ in (the same
+    twice: by chance), how many of how many pairs did, and two such runs, of which the second may have failed."""
 
     names: tuple[str, ...]
     variations: tuple[int, int]
     counts: tuple[int, int]
     first: Run | None = field(default=None, repr=False)
     second: Run | Failure | None = field(default=None, repr=False)
+    makes_it: tuple[str, ...] = ()
+    """Those of them that make the difference, where not all do."""
 
     @property
     def name(self) -> str:
-        """The one that it is called by."""
-        return self.names[0]
+        """What it is called by."""
+        names = self.makes_it or self.names
+        return names[0] if len(names) == 1 else str(Circumstance.TOGETHER)
 
 
 class StressedAttempt:
@@ -128,9 +140,17 @@ class Stress:
         self.trials: Counter[str] = Counter()
         self.differing: Counter[str] = Counter()
         self.notes: dict[str, str] = {}
+        self.pairs = 0
+        """Pairs under several circumstances so far."""
 
     def look(self) -> Provoked | None:
         """What first made two runs differ; ``None`` where nothing did."""
+        found = self._look()
+        if found is not None and found.name == Circumstance.TOGETHER:
+            self.differing[found.name], self.trials[found.name] = found.counts
+        return found
+
+    def _look(self) -> Provoked | None:
         self.began = perf_counter()
         names = (Circumstance.THREADS, *TOGETHER)
         with self._fresh(controls.oversubscribed()) as waited:
@@ -165,6 +185,7 @@ class Stress:
         base, later = self._run(names, 0), self._run((), 0)
         if isinstance(base, Failure) or isinstance(later, Failure):
             return self._of_processes(other, first)
+        self.pairs += 1
         if _differ(base, first):
             return self._name(names, (0, 1), base, first)
         if _differ(self.first, later):  # as an earlier run left it
@@ -173,7 +194,7 @@ class Stress:
             again = waited()
         if again is not None and differing_results(self.first, again):
             return self._of_processes(self.first, again)
-        return self._alone_of(names, (0, 1)) or self._of_processes(other, first)
+        return self._alone_of(names, (0, 1), self._budget()) or self._of_processes(other, first)
 
     def _further_runs(self, names: tuple[str, ...], first: Run) -> Provoked | None:
         """Runs in other variations, as many as there is time for."""
@@ -246,6 +267,7 @@ class Stress:
         assert isinstance(first, Run)
         assert isinstance(second, Run)
         self.trials.update(names)
+        self.pairs += 1
         return self._name(tuple(names), variations, first, second) if _differ(first, second) else None
 
     def _raised(self, names: Sequence[str], variation: int, failure: Failure) -> Provoked | None:
@@ -268,48 +290,77 @@ class Stress:
     # ------------------------------------------------------------------------------------------ which one it was
 
     def _name(self, names: tuple[str, ...], variations: tuple[int, int], first: Run, second: Run) -> Provoked:
-        """The one of several circumstances that made two runs differ; all of them where none does so alone."""
-        if found := self._alone_of(names, variations):
+        """The one of several circumstances that made two runs differ; all of them, with how many of the pairs under all
+        do, where none was seen to do so alone."""
+        budget = self._budget()
+        if found := self._alone_of(names, variations, budget):
             return found
-        known = (name for name in (Circumstance.THREADS, Circumstance.LOAD) if name in names)
-        among = tuple(dict.fromkeys((*map(str, known), *names)))
-        self.differing[among[0]] += 1
-        return Provoked(among, variations, (1, 1), first, second)
+        tell_phase("stress: all circumstances again")
+        again = self._alone(names, variations, (AGAIN, AGAIN), budget)
+        differing, trials = again.counts
+        return Provoked(names, variations, (1 + differing, self.pairs + trials), first, second)
 
-    def _alone_of(self, names: tuple[str, ...], variations: tuple[int, int]) -> Provoked | None:
+    def _budget(self) -> Budget:
+        """What it may take to tell which circumstance it was."""
+        seconds = max(NAMING_SECONDS, self.options.diagnose_budget * NAMING_SHARE)
+        return QuietBudget(seconds, most=max(NAMING_PATIENCE * NAMING_SECONDS, self.options.diagnose_budget))
+
+    def _alone_of(self, names: tuple[str, ...], variations: tuple[int, int], budget: Budget) -> Provoked | None:
         """The one of several circumstances under which alone runs differ, too."""
-        budget = Budget(max(NAMING_SECONDS, self.options.diagnose_budget * NAMING_SHARE))
         plain = self._alone((), (0, 0), (TO_TELL, TO_TELL), budget)
         if plain.counts[0] == TO_TELL:  # each run finds what the one before it left behind
             return self._of_processes(plain.first, plain.second, plain.counts)
         if plain.counts == (0, TO_TELL) and (later := self._changed_for_good()) is not None:
             return self._of_processes(self.first, later)
-        # Memory is filled on both sides: an earlier run may have left what it was filled with.
-        sides = {Circumstance.MEMORY: (1, 2)}
+        seen: dict[tuple[str, ...], tuple[int, int]] = {(): plain.counts}
         tries: list[tuple[tuple[str, ...], tuple[int, int], tuple[int, int]]]
-        tries = [((str(name),), sides.get(name, variations), (TO_TELL, TO_TELL)) for name in _STEADY if name in names]
+        tries = [((str(name),), _SIDES.get(name, variations), (TO_TELL, TO_TELL)) for name in _STEADY if name in names]
         threads = (str(Circumstance.THREADS),) if Circumstance.THREADS in names else ()
         load = str(Circumstance.LOAD)
         by_chance = [((*kept, load), (0, 1)) for kept in dict.fromkeys(((), threads))]
         if threads:
             by_chance.insert(0, (threads, (0, 0)))
         tries += [(*tried, (few, AGAIN)) for few in (FEW, AGAIN) for tried in by_chance]
-        for tried, sides_of, pairs in tries:
+        for tried, sides, pairs in tries:
             if budget.left() <= 0:
                 return None
             tell_phase(f"stress: {' and '.join(tried)} alone")
-            alone = self._alone(tried, sides_of, pairs, budget)
-            if alone.counts[0]:
-                self.differing[alone.name] += 1
-                return alone
+            alone = self._alone(tried, sides, pairs, budget)
+            steady = tried[0] in _STEADY
+            if not steady:
+                seen[tried] = _sum(seen.get(tried, (0, 0)), alone.counts)
+            if alone.counts[0] and (makes_it := tried if steady else self._makes_it(tried, seen, budget)):
+                found = replace(alone, makes_it=makes_it)
+                if found.name != Circumstance.TOGETHER:
+                    self.differing[found.name] += 1
+                return found
         return None
+
+    def _makes_it(
+        self, names: tuple[str, ...], seen: dict[tuple[str, ...], tuple[int, int]], budget: Budget
+    ) -> tuple[str, ...]:
+        """Those of the circumstances of these ``names``, under which runs differ by chance, without which they differ
+        less often, by more than luck explains: none where further pairs without them, which ``seen`` has the counts of
+        from then on, do not show that."""
+        makes_it = []
+        for name in names:
+            others = tuple(other for other in names if other != name)
+            tell_phase(f"stress: without {name}")
+            needed = min(stats.trials_needed(seen[names], level=stats.ONE_OF_FEW), MOST_WITHOUT)
+            more = needed - seen.get(others, (0, 0))[1]
+            if more > 0 and budget.left() > 0:
+                without = self._alone(others, (0, int(Circumstance.LOAD in others)), (more, more), budget)
+                seen[others] = _sum(seen.get(others, (0, 0)), without.counts)
+            if stats.fewer(seen[names], seen.get(others, (0, 0)), level=stats.ONE_OF_FEW):
+                makes_it.append(name)
+        return tuple(makes_it)
 
     def _alone(
         self, names: tuple[str, ...], variations: tuple[int, int], pairs: tuple[int, int], budget: Budget
     ) -> Provoked:
         """Pairs under these circumstances alone: a few, and so many where one of these differs. Of one that always
         brings the same about, pairs without it must agree as well."""
-        steady = bool(names) and names[0] in _STEADY
+        steady = len(names) == 1 and names[0] in _STEADY
         differing = trials = 0
         few, most = pairs
         pair: tuple[Run | None, Run | None] = None, None
@@ -347,6 +398,10 @@ class Stress:
     def _trace(run: Run) -> Trace:
         assert run.trace is not None
         return run.trace
+
+
+def _sum(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    return one[0] + other[0], one[1] + other[1]
 
 
 def _differ(first: Run, second: Run) -> bool:

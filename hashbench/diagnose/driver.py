@@ -49,8 +49,6 @@ from hashbench.trace.arguments import tensors_in
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.op_schema import plan_of
 
-REPRO_SECONDS = 60.0
-"""Time limit of a repro's own run; it is made to take a few seconds."""
 MOST_SOURCES = 20
 """Independent sources looked for at most."""
 COPIES = 6
@@ -200,15 +198,23 @@ def poison_allocation(case: Case, findings: Findings) -> Findings:
 
 
 def poison_memory(case: Case, findings: Findings) -> Findings:
-    """Whether results follow what fresh memory holds."""
+    """Whether results follow what fresh memory holds. Runs of a pair under other circumstances differ in these, too."""
+    if case.outcome.circumstance not in _NOT_BETWEEN_RUNS:
+        note = "the runs of a pair differ in a circumstance"
+        return findings.plus(ExperimentResult("poison", "pair", note=note))
     return findings.plus(case.pairs.poison())
+
+
+_NOT_BETWEEN_RUNS = ("", Circumstance.MEMORY, Circumstance.THREADS)
+"""Circumstances that are the same in both runs of the pairs that experiments repeat."""
 
 
 def control_environment(case: Case, findings: Findings) -> Findings:
     """Pairs that each hold one thing outside torch still; also the number of threads, where a kernel is to blame whose
     call could not be captured, and the garbage collector where that was provoked."""
     threads = findings.evidence.origin == Origin.KERNEL and findings.call is None
-    wanted = {"one_thread": threads, "no_collector": case.outcome.circumstance == Circumstance.COLLECTOR}
+    collector = case.outcome.circumstance in (Circumstance.COLLECTOR, Circumstance.TOGETHER)
+    wanted = {"one_thread": threads, "no_collector": collector}
     names = [name for name in CONTROLS if wanted.get(name, True)]
     return findings.plus(case.pairs.generators(), *map(case.pairs.under, names))
 
@@ -285,7 +291,7 @@ def _with_repro(case: Case, findings: Findings, diagnosis: Diagnosis) -> Diagnos
     argument = definition.argument if definition is not None else None
     tell_phase("running the repro")
     run_python = fresh_process.run_python  # which finds what defines the op only where a new Python does
-    reproduced = repro.run_in_fresh_process(folder, timeout=REPRO_SECONDS, definition=argument, by=run_python)
+    reproduced = repro.run_in_fresh_process(folder, timeout=repro.REPRO_SECONDS, definition=argument, by=run_python)
     return replace(diagnosis, repro=name, reproduced=reproduced)
 
 

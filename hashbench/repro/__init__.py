@@ -39,6 +39,8 @@ from hashbench.run import environment
 from hashbench.run.outputs import Difference
 
 SCRIPT_FILE, REPORT_FILE = "repro.py", "REPORT.md"
+REPRO_SECONDS = 300.0
+"""Time limit of a repro's own run. It is made to take a few seconds, many times as long on a busy machine."""
 OUTPUT_HEADING, NOT_RUN = "## Last output of repro.py", "It was not run yet."
 
 _RUN_AND_COUNT = """
@@ -295,7 +297,7 @@ def run_in_fresh_process(
         by: what runs it.
 
     Returns:
-        ``yes: 20 of 20 calls differ``, ``no: 0 of 500 calls differ``, ``failed: …`` or ``timeout after 60 s``.
+        ``yes: 20 of 20 calls differ``, ``no: 0 of 500 calls differ``, ``failed: …`` or ``timeout after 300 s``.
     """
     with TemporaryDirectory() as temporary:
         counted = Path(temporary) / "counted.json"

@@ -22,6 +22,7 @@ from hashbench.check.function import FunctionCall
 from hashbench.errors import HashbenchError, named_line
 from hashbench.io import from_json
 from hashbench.records import Decision, ModelSpec, Row, RunOptions
+from hashbench.repro import REPRO_SECONDS
 from hashbench.results.audit_table import AuditOptions
 from hashbench.results.invariance_table import Invariance, InvarianceRow
 from hashbench.run.settings import settings
@@ -35,8 +36,6 @@ from hashbench.trace.arguments import tensors_in
 ITEMS, MANY_ITEMS, LARGE_ITEMS, LARGE = 8, 32, 13, 2**14
 """Items of the reference: of a sample as it is, of a widened one, and of one whose items are widened to more than so
 many elements each."""
-
-REPRO_SECONDS = 60.0
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 31)
 """Numbers of items that are compared with the reference, those below it."""
