@@ -390,18 +390,61 @@ def rolled_of_some(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("function", "kernel", "why"),
     [
-        (lambda x: x + torch.rand(len(x) * 3)[0] * 0 + torch.rand(()), "aten.rand.default", "0 of 3 repetitions"),
         (lambda x: x * (x > -100).sum(), "aten.sum.default", "0 of 3 repetitions"),
         (lambda x: x * torch.full((), 1 / len(x)), "aten.full.default", "0 of 3 repetitions"),
         (rolled_of_some, "aten.flip.default", "the call cannot be repeated on other items"),
     ],
-    ids=["a generator", "a count", "an argument", "no call that can be repeated"],
+    ids=["a count", "an argument", "no call that can be repeated"],
 )
 def test_where_no_experiment_decides_what_is_computed_from_other_items_is_likely_coupling(function, kernel, why):
     x = torch.tensor([1.0, -1, 2, 3, 4, -2, 5, 6])[:, None] * torch.arange(1.0, 7)
     row = checked(function, x, options=replace(BATCH, diagnose_budget=20.0))
     assert (row.kernel, row.cause, row.confidence) == (kernel, "batch_coupling", "likely"), row.because
     assert why in row.because
+
+
+class Parts(torch.nn.Module):
+    """Draws for each item in one part, and once for all in another."""
+
+    def __init__(self, draw: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.first, self.drops, self.mixes = Lambda(lambda x: x + torch.rand(()) * 0), Lambda(draw), Lambda(shuffled)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.mixes(self.drops(self.first(x)))
+
+
+def shuffled(x: torch.Tensor) -> torch.Tensor:
+    return x[:, torch.randperm(x.shape[1])]
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_random_numbers_that_follow_how_many_an_earlier_call_drew_are_blamed_on_that_call(*, private: bool):
+    def drops(x: torch.Tensor) -> torch.Tensor:
+        dropped = x * (torch.rand_like(x) > 0.5)
+        return dropped + torch.rand((), generator=torch.Generator()) * 0 if private else dropped
+
+    runner = FunctionRunner(replace(BATCH, diagnose_budget=20.0))
+    runner.build = lambda: Workload(module=Parts(drops), inputs=(torch.arange(1.0, 801).view(8, 100),))
+    row = runner.run_model(ModelSpec("zoo", "model"))
+    assert (row.accuracy, row.kernel, row.module) == (
+        "fail_batch_invariance_at_4",
+        "aten.rand_like.default",
+        "Parts.drops",
+    )
+    said = "random numbers differ by the batch: it draws another amount of them, so that the generator stands elsewhere"
+    assert row.detail == row.because == f"{said} before aten.randperm.default in Parts.mixes"
+    assert (row.cause, row.confidence) == ("batch_coupling", "proven")
+    assert row.advice.startswith("Draw for each item from a torch.Generator of its own")
+
+
+def test_what_draws_as_much_for_every_batch_is_blamed_for_nothing():
+    def drops(x: torch.Tensor) -> torch.Tensor:
+        return x * (torch.rand(100) > 0.5)
+
+    runner = FunctionRunner(BATCH)
+    runner.build = lambda: Workload(module=Parts(drops), inputs=(torch.randn(8, 100),))
+    assert runner.run_model(ModelSpec("zoo", "model")).accuracy == "pass"
 
 
 def noisy(x: torch.Tensor) -> torch.Tensor:

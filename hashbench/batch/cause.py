@@ -85,6 +85,10 @@ CONTROLS = ("one_thread", "deterministic", "onednn_off", "sdpa_math")
 """Settings that may remove a dependence on the number of items: each is a remedy where it does."""
 
 
+DRAW_APART = "Draw for each item from a torch.Generator of its own, or switch the drawing off (model.eval())."
+"""What to do about random numbers that follow the batch."""
+
+
 def decide(evidence: ItemEvidence) -> Decision:
     """The cause that the experiments show.
 
@@ -100,8 +104,7 @@ def decide(evidence: ItemEvidence) -> Decision:
         return Decision("unknown", Confidence.OPEN, because, advice)
     if evidence.random and not content.differing:
         because = "it draws random numbers: other ones at every place of the batch"
-        advice = "Draw for each item from a torch.Generator of its own, or switch the drawing off (model.eval())."
-        return Decision("unknown", Confidence.OPEN, because, advice)
+        return Decision("unknown", Confidence.OPEN, because, DRAW_APART)
     steady = same.trials >= 2
     if content.differing:
         confidence = Confidence.PROVEN if steady else Confidence.LIKELY

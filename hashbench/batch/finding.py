@@ -116,6 +116,11 @@ class Comparison:
             for node in self._order
             if node in reached and (self.judged[node].guilt is Guilt.GUILTY or self._parts(node))
         )
+        if drawer := self._drew_for(guilty[0]) if guilty else "":
+            reader = self._records[guilty[0]]
+            where = f" in {reader.module}" if reader.module else ""
+            said = f"random numbers differ by the {self._on}: it draws another amount of them"
+            return (drawer, *guilty), f"{said}, so that the generator stands elsewhere before {reader.op}{where}"
         if guilty:
             return guilty, self.judged[guilty[0]].coupled or self._instead_of(guilty[0])
         strict = set() if self.company.together else self._slice(strictly=True)
@@ -137,6 +142,39 @@ class Comparison:
         if unknown:
             return (), f"which rows belong to which item cannot be told from {unknown[0]} on"
         return (), "no call differs whose rows could be followed to the outputs"
+
+    @property
+    def drawn(self) -> bool:
+        """Whether the first source did no more than to draw another amount of random numbers than its counterpart."""
+        return len(self.sources) > 1 and self.judged[self.sources[0]].guilt is not Guilt.GUILTY
+
+    @property
+    def _on(self) -> str:
+        return "company" if self.company.together else "batch"
+
+    def _drew_for(self, node: str) -> str:
+        """The call that drew another amount of random numbers, where a guilty one differs for that alone: nothing
+        that it reads or writes has rows of items. Empty where there is none."""
+        one = self.judged[node]
+        if not one.reference or any(m.sizes for m in (*one.read.values(), *one.written)):
+            return ""
+        drawer = self._drawer(self._records[node], self._references[one.reference])
+        known = drawer is not None and drawer.id in self.judged and self.judged[drawer.id].reference
+        return drawer.id if drawer is not None and known and drawer.id != node else ""
+
+    def _drawer(self, record: OpRecord, reference: OpRecord) -> OpRecord | None:
+        """The first call of the smaller run that drew another amount of random numbers than its counterpart: of those
+        before ``record`` that began with equal generators, behind which one did not, the last that wrote another number
+        of values. ``None`` where the generators before ``record`` are equal, or none did."""
+        drew: OpRecord | None = None
+        for one in self.other.trace.records if record.rng != reference.rng else ():
+            twin = self._references.get(self.counterparts.get(one.id, ""))
+            if one.id == record.id or (twin is not None and one.rng != twin.rng):
+                break
+            if one.rng and twin is not None and not one.inside:
+                shapes = [[digest.shape for digest in call.outputs] for call in (one, twin)]
+                drew = one if shapes[0] != shapes[1] else drew
+        return drew
 
     @property
     def coupled(self) -> bool:
@@ -279,10 +317,14 @@ class Comparison:
         if self.company.together and not given:
             return Guilt.GUILTY, f"it reads nothing, and follows from {record.arguments} and {reference.arguments}"
         if other_numbers:
-            return Guilt.GUILTY, "it draws from a generator that has drawn another number of times for another batch"
+            drawer = self._drawer(record, reference)
+            first = f" (the first to is {drawer.op} in {drawer.module or 'the model'})" if drawer is not None else ""
+            return (
+                Guilt.GUILTY,
+                f"it draws from a generator that has drawn another amount for another {self._on}{first}",
+            )
         if _SIZES.sub("", record.arguments) != _SIZES.sub("", reference.arguments):
-            on = "company" if self.company.together else "batch"
-            return Guilt.GUILTY, f"its arguments depend on the {on}: {record.arguments} and {reference.arguments}"
+            return Guilt.GUILTY, f"its arguments depend on the {self._on}: {record.arguments} and {reference.arguments}"
         return Guilt.GUILTY, ""
 
     def _match_state(self, reference: TensorRows, other: TensorRows) -> Match:
@@ -381,6 +423,7 @@ class BatchFinding:
     ``not_attributable`` counts records of which it cannot be told which rows belong to which item.
     ``coupled``: what it leaves of an item follows from other items, or from how many there are, by what it computes: it
     reduces over the batch, reorders its rows, or is given a number or a generator that depends on the batch.
+    ``drawn``: the kernel gives items the same, and draws another amount of random numbers, which another call reads.
     ``call`` is the call at ``batch``, captured for experiments; ``None`` where that was not possible. ``pair`` is the
     call as both runs made it (:class:`~hashbench.batch.call_pair.CallPair`), where the first items of ``call`` alone do
     not differ from the rest.
@@ -400,5 +443,6 @@ class BatchFinding:
     not_attributable: int = 0
     detail: str = ""
     coupled: bool = False
+    drawn: bool = False
     call: Any = field(default=None, compare=False, repr=False)
     pair: Any = field(default=None, compare=False, repr=False)

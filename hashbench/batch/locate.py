@@ -125,6 +125,7 @@ def finding_of(run_at: RunAt, compared: RowsCompared) -> BatchFinding | Failure:
         not_attributable=len(comparison.not_attributable),
         detail=comparison.detail,
         coupled=comparison.coupled,
+        drawn=comparison.drawn,
     )
     if not comparison.sources:
         return finding
@@ -201,6 +202,8 @@ def _described(
     )
     if not judged.reference:
         return finding
+    if finding.drawn:
+        return replace(finding, reference_shapes=_shapes(comparison.reference, judged.reference))
     call, why = _item_call(comparison, judged, compared.numbers.get(node, ()), captured)
     difference = _isolated_difference(call, captured, company) if call is not None else None
     pair = None

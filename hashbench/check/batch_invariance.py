@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from hashbench.batch.call_pair import diagnose
-from hashbench.batch.cause import advice_for, decide
+from hashbench.batch.cause import DRAW_APART, advice_for, decide
 from hashbench.batch.finding import BatchFinding
 from hashbench.batch.item_call import ItemCall
 from hashbench.batch.layout import Company
@@ -269,6 +269,10 @@ class BatchCheck:
             decision = Decision("batch_coupling", Confidence.PROVEN, found.detail, advice_for("batch_coupling"))
             no_repro = "no repro: it reads no tensor, and its arguments are others"
             return replace(outcome, diagnosis=Diagnosis(decision, Evidence(origin=Origin.KERNEL), reproduced=no_repro))
+        if found.drawn:  # the states of the generators show it
+            decision = Decision("batch_coupling", Confidence.PROVEN, found.detail, DRAW_APART)
+            no_repro = "no repro: the kernel gives each item the same, and what reads other random numbers follows"
+            return replace(outcome, diagnosis=Diagnosis(decision, Evidence(origin=Origin.KERNEL), reproduced=no_repro))
         tell_phase("experiments on the kernel's call")
         evidence = diagnose(found.call, found.pair, budget=self.options.diagnose_budget)
         coupled = found.coupled and (self.pair is None or self.pair.company.turned)
@@ -368,7 +372,7 @@ def with_finding(outcome: Outcome, found: BatchFinding, reference: Trace | None,
         iteration=None if place is None else records[place].iteration,
         module=found.module,
         forward_op="",
-        detail="; ".join(filter(None, (_how_far(found, unit), found.detail))),
+        detail="; ".join(filter(None, ("" if found.drawn else _how_far(found, unit), found.detail))),
         source=found.source_line,
     )
     names = outcome.difference.names if outcome.difference is not None else ()
