@@ -19,7 +19,7 @@ from command_helpers import Main, Said
 from running_order import LONGEST_FIRST
 
 from hashbench import cli
-from hashbench.diagnose.fresh_process import POOL_VARIABLE, SERVER_VARIABLE
+from hashbench.diagnose.fresh_process import LOADED_VARIABLE, POOL_VARIABLE, SERVER_VARIABLE
 from hashbench.processes import variables
 from hashbench.records import RunOptions
 from hashbench.suites.selection import Selection
@@ -127,15 +127,16 @@ def _frozen_modules() -> None:
     gc.freeze()
 
 
-_SERVERS = {name: f"TESTS_{name}" for name in (SERVER_VARIABLE, POOL_VARIABLE)}
+_SERVERS = {name: f"TESTS_{name}" for name in (SERVER_VARIABLE, LOADED_VARIABLE, POOL_VARIABLE)}
 """What names the servers of a run of the tests in the environment of its workers, which alone would make every process
 use them: a test has them by asking for ``shared_servers``."""
 
 
 @contextlib.contextmanager
 def _servers() -> Iterator[None]:
-    """What every sweep that diagnoses would start for itself; nothing is imported there until the first one asks."""
-    with diagnosis_servers([SweepRequest(Selection(("specimens",)), RunOptions(), Path())]):
+    """What every sweep that diagnoses or stresses would start for itself; nothing is imported there until the first one
+    asks."""
+    with diagnosis_servers([SweepRequest(Selection(("specimens",)), RunOptions(stress=True), Path())]):
         yield
 
 

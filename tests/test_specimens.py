@@ -85,7 +85,7 @@ WITHOUT_SPECIMEN = {"unreproduced"}
 SHARES = {"training": 4, "inference": 2}
 """Sweeps into which the diagnosed specimens of a mode are divided."""
 STRESSED_SHARES = 2
-"""The same for those that are stressed, of which each sweep starts a server of its own."""
+"""The same for those that are stressed."""
 NUMBER = {name: number // 2 for number, name in enumerate(HERE)}
 """The same for a specimen and its twin."""
 

@@ -67,6 +67,9 @@ TORCH_ALONE = "torch._inductor.config"
 SERVER_VARIABLE = "HASHBENCH_FRESH_SERVER"
 """Names the socket of the server of a sweep in the environment of its workers."""
 
+LOADED_VARIABLE = "HASHBENCH_FRESH_LOADED"
+"""Names there what that server imports and calls before it forks, for whoever may share it."""
+
 POOL_VARIABLE = "HASHBENCH_FRESH_POOL"
 """Names the sockets of its pool there, as ``PATH`` does folders; the last one is that of a fixed order."""
 
@@ -223,7 +226,7 @@ def served(
     ``at_once=False`` it begins when it is first asked: a sweep in which nobody asks pays for a bare Python."""
     with (
         _server(target, preload, environment, at_once=at_once) as address,
-        variables({SERVER_VARIABLE: address}),
+        variables({SERVER_VARIABLE: address, LOADED_VARIABLE: " ".join((target, *preload))}),
     ):
         yield
 
@@ -272,9 +275,9 @@ def _server(
         yield address
 
 
-def is_served() -> bool:
-    """Whether this process is inside a context of :func:`served`."""
-    return bool(os.environ.get(SERVER_VARIABLE))
+def is_served(*loaded: str) -> bool:
+    """Whether this process is inside a context of :func:`served` whose Python has, among others, ``loaded`` these."""
+    return bool(os.environ.get(SERVER_VARIABLE)) and {*loaded} <= {*os.environ.get(LOADED_VARIABLE, "").split()}
 
 
 def is_pooled() -> bool:

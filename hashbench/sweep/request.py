@@ -127,8 +127,7 @@ def run(
         executor = cluster or devices.executor(jobs=request.jobs or 1, memory_mib=request.memory_mib)
         if cluster is None and options.device == "cpu":
             if options.stress:
-                preload = devices.preload
-                stack.enter_context(fresh_process.served(preload=preload, environment=WORKER_VARIABLES))
+                stack.enter_context(_stress_server(devices.preload, at_once=True))
             stack.enter_context(diagnosis_servers([request]))
         result = run_sweep(
             specs,
@@ -150,16 +149,16 @@ def run(
 
 @contextlib.contextmanager
 def diagnosis_servers(requests: Collection[SweepRequest]) -> Iterator[None]:
-    """A context in which what the diagnoses of these sweeps run in fresh processes are forks of Pythons that have
-    imported torch, and begin when they are first asked: repros of one, the runs of an experiment of several, where
-    there is memory for these. None where nothing is diagnosed on this machine's CPU; those that are there already are
-    shared."""
-    diagnosed = [
-        request.options
-        for request in requests
-        if request.executor == LOCAL and request.options.device == "cpu" and request.options.diagnose_budget > 0
-    ]
+    """A context in which what these sweeps run in fresh processes are forks of Pythons that have imported torch, and
+    begin when they are first asked: repros of diagnoses, and what is stressed, of one, the runs of an experiment of
+    several, where there is memory for these. None where nothing is diagnosed or stressed on this machine's CPU; those
+    that are there already are shared."""
+    here = [request.options for request in requests if request.executor == LOCAL and request.options.device == "cpu"]
+    diagnosed = [options for options in here if options.diagnose_budget > 0]
     with contextlib.ExitStack() as stack:
+        if stressed := [options for options in here if options.stress]:
+            needed = {name: None for options in stressed for name in preload_for(options.tracer)}
+            stack.enter_context(_stress_server(tuple(needed), at_once=False))
         if diagnosed and not fresh_process.is_served():
             alone = fresh_process.served(fresh_process.TORCH_ALONE, environment=WORKER_VARIABLES, at_once=False)
             stack.enter_context(alone)
@@ -168,6 +167,14 @@ def diagnosis_servers(requests: Collection[SweepRequest]) -> Iterator[None]:
             preload = (NATIVE_PRELOAD,) if native else ()
             stack.enter_context(fresh_process.pooled(preload=preload, environment=WORKER_VARIABLES))
         yield
+
+
+def _stress_server(preload: Sequence[str], *, at_once: bool) -> contextlib.AbstractContextManager[None]:
+    """A context in which the fresh process of a stressed model is a fork of a Python that has what workers have; of the
+    one that is there, where that has it."""
+    if fresh_process.is_served(fresh_process.DEFAULT_TARGET, *preload):
+        return contextlib.nullcontext()
+    return fresh_process.served(preload=preload, environment=WORKER_VARIABLES, at_once=at_once)
 
 
 def _record_fingerprints(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 from hashbench.cli import main
-from hashbench.diagnose.fresh_process import DEFAULT_TARGET, POOL_VARIABLE, SERVER_VARIABLE, TORCH_ALONE
+from hashbench.diagnose.fresh_process import (
+    DEFAULT_TARGET,
+    LOADED_VARIABLE,
+    POOL_VARIABLE,
+    SERVER_VARIABLE,
+    TORCH_ALONE,
+)
 from hashbench.processes import variables
 from hashbench.records import RunOptions
 from hashbench.suites.selection import Selection
@@ -94,9 +100,11 @@ def test_repros_are_forks_of_a_server_that_loads_torch_when_asked(
     Sweeps(monkeypatch, tmp_path, {"device": {"type": "cpu"}})
     servers = []
 
-    def served(target: str = DEFAULT_TARGET, *, at_once: bool = True, **_: object) -> AbstractContextManager[None]:
+    def served(
+        target: str = DEFAULT_TARGET, *, preload: Sequence[str] = (), at_once: bool = True, **_: object
+    ) -> AbstractContextManager[None]:
         servers.append((target, at_once))
-        return variables({SERVER_VARIABLE: "/somewhere"})
+        return variables({SERVER_VARIABLE: "/somewhere", LOADED_VARIABLE: " ".join((target, *preload))})
 
     monkeypatch.setattr("hashbench.diagnose.fresh_process.served", served)
     assert run(*flags.split()) == 0
@@ -108,9 +116,9 @@ def test_sweeps_inside_a_context_share_its_servers(tmp_path: Path, monkeypatch: 
     begun, free = [], [6400.0]
 
     @contextmanager
-    def served(target: str = DEFAULT_TARGET, **_: object) -> Iterator[None]:
+    def served(target: str = DEFAULT_TARGET, preload: Sequence[str] = (), **_: object) -> Iterator[None]:
         begun.append(target)
-        with variables({SERVER_VARIABLE: "/somewhere"}):
+        with variables({SERVER_VARIABLE: "/somewhere", LOADED_VARIABLE: " ".join((target, *preload))}):
             yield
 
     @contextmanager
@@ -134,6 +142,18 @@ def test_sweeps_inside_a_context_share_its_servers(tmp_path: Path, monkeypatch: 
         assert begun == [*both, DEFAULT_TARGET], "which has more than torch"
     assert run("--tracer", "python") == 0
     assert begun == [*both, DEFAULT_TARGET, TORCH_ALONE, "a pool with "]
+    begun.clear()
+    stressed = replace(ours, options=RunOptions(stress=True, tracer="python"))
+    with diagnosis_servers([ours, stressed]):
+        assert (run(), run("--stress", "--tracer", "python")) == (0, 0)
+        assert begun == [DEFAULT_TARGET, both[1]], "one for both"
+        assert run("--stress") == 0
+        assert begun == [DEFAULT_TARGET, both[1], DEFAULT_TARGET], "which has the native tracer, too"
+    begun.clear()
+    with diagnosis_servers([replace(without, options=RunOptions(diagnose_budget=0, stress=True)), stressed]):
+        assert (run("--stress"), run("--stress", "--tracer", "python")) == (0, 0)
+        assert begun[0] == DEFAULT_TARGET
+        assert DEFAULT_TARGET not in begun[1:]
     begun.clear()
     free[0] = 6399.0
     assert run() == 0

@@ -76,10 +76,13 @@ def test_a_server_inside_of_another_leaves_that_one_as_it_was() -> None:
     with fresh_process.served("fresh_targets:Runner"):
         outer = os.environ[fresh_process.SERVER_VARIABLE]
         assert fresh_process.is_served()
-        with fresh_process.served("fresh_targets:Runner"):
+        with fresh_process.served("fresh_targets:Runner", preload=("fresh_targets:preloaded", "json")):
             assert os.environ[fresh_process.SERVER_VARIABLE] != outer
+            assert fresh_process.is_served("json", "fresh_targets:Runner")
+            assert not fresh_process.is_served("json", "torch")
             assert not fresh("tell").failures
         assert os.environ[fresh_process.SERVER_VARIABLE] == outer
+        assert not fresh_process.is_served("json")
         assert not fresh("tell").failures
     assert not fresh_process.is_served()
     assert not Path(outer).parent.exists()
