@@ -3,7 +3,9 @@ isolation; and whether they are still those of a file."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,13 +37,36 @@ SECONDS = 60.0
 fingerprint says."""
 
 
-def fingerprint_of(spec: ModelSpec, options: RunOptions) -> ModelFingerprint | Failure:
-    """The fingerprint of a model, or why it cannot be run. Settings and random state are as before afterwards."""
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
+"""Of ``mallopt``, in the headers of glibc."""
+
+
+def fingerprint_of(spec: ModelSpec, options: RunOptions, *, own_process: bool = False) -> ModelFingerprint | Failure:
+    """The fingerprint of a model, or why it cannot be run. Settings and random state are as before afterwards.
+
+    Where this process does nothing else (``own_process``), it keeps the memory that kernels free from then on.
+    """
     runner = BenchmarkRunner(options)
     wanted = options.deterministic or spec.deterministic or "on"
     with preserved_rng():
         collected, _ = again_with_warnings(functools.partial(_collected, runner, spec), wanted)
+        if own_process:
+            keep_freed_memory()
         return collected.failure or fingerprint_from(collected.kernels, spec, options, level=collected.deterministic)
+
+
+def keep_freed_memory() -> bool:
+    """Let the C library keep what is freed for what is allocated next, until the process ends; false where it cannot.
+
+    Else large outputs come from the system each time, which clears their pages.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except AttributeError:  # another C library
+        return False
+    return bool(mallopt(_MMAP_THRESHOLD, 2**30) and mallopt(_TRIM_THRESHOLD, 2**31 - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +117,7 @@ def fingerprint_from(
 def record_model(spec: ModelSpec, options: RunOptions) -> Row:
     """What a worker of ``hashbench fingerprint record`` calls: write the model's fingerprint into the folder
     ``options.output``, in a file of the model's own. The row tells why there is none."""
-    made = fingerprint_of(spec, options)
+    made = fingerprint_of(spec, options, own_process=True)
     row = Row(options.device, spec.name, None, Status.PASS, suite=spec.suite, mode=options.mode)
     if isinstance(made, Failure):
         return replace(row, accuracy=Status.FIRST_RUN_FAIL, error=made.error)

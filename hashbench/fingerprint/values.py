@@ -116,11 +116,11 @@ def fill(out: np.ndarray[Any, Any], dtype: torch.dtype, *, values: str, number: 
 
 
 class Arena:
-    """Memory for calls that run one after another. It is used again: memory that the system has just given costs more
-    than what is copied to it."""
+    """Memory for calls that run one after another. It is used again: memory that the system has just given costs up to
+    ten times what it takes to write there. It is as large as the largest call needed."""
 
-    MOST = 2**30
-    """Bytes. What is larger is given back."""
+    AHEAD = 2**30
+    """Bytes. Of a smaller call, twice what it needs is taken, for larger ones that may come."""
 
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
@@ -133,9 +133,7 @@ class Arena:
         memory = self._memory
         if needed > len(memory):
             self._memory = np.empty(0, np.uint8)  # given back first
-            memory = np.empty(max(needed, min(2 * needed, self.MOST)), np.uint8)
-            if needed <= self.MOST:
-                self._memory = memory
+            memory = self._memory = np.empty(max(needed, min(2 * needed, self.AHEAD)), np.uint8)
         start = -memory.ctypes.data % _PAGE + repetition * LINE % _PAGE
         return [memory[start + begin : start + begin + size] for begin, size in zip(begins, sizes, strict=True)]
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import ctypes
 import functools
 import gc
 import itertools
 import json
 import math
 import random
+import subprocess
+import sys
 import tracemalloc
 import weakref
 import zlib
@@ -497,17 +500,36 @@ def test_an_arena_is_used_again_and_its_rooms_lie_apart() -> None:
         assert begins[0] == large + repetition % 64 * 64
 
 
-def test_what_is_larger_than_an_arena_keeps_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(values.Arena, "MOST", 2**20)
+def test_the_memory_of_the_largest_call_is_used_again() -> None:
     arena = values.Arena()
-    tracemalloc.start()
-    try:
-        arena.rooms([2**24], repetition=0)
-        assert tracemalloc.get_traced_memory()[0] < 2**20
-        arena.rooms([2**19], repetition=0)
-        assert 2**19 < tracemalloc.get_traced_memory()[0] < 2**21
-    finally:
-        tracemalloc.stop()
+    arena.rooms([2**31], repetition=0)[0][0] = 7
+    arena.rooms([2**20], repetition=0)
+    assert arena.rooms([2**31], repetition=0)[0][0] == 7
+
+
+FAULTS = """
+import resource, sys, torch
+from hashbench.check.fingerprint import keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.empty(2**26, dtype=torch.uint8).fill_(1)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+kept = len(sys.argv) > 1 and keep_freed_memory()
+print(int(kept), min(faults() for _ in range(5)))
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="this C library has no mallopt")
+def test_what_kernels_free_stays_with_the_process_of_a_model() -> None:
+    def faults(*arguments: str) -> tuple[int, int]:
+        told = subprocess.run([sys.executable, "-c", FAULTS, *arguments], capture_output=True, text=True, check=True)
+        kept, number = told.stdout.split()
+        return int(kept), int(number)
+
+    assert faults("kept") < (1, 100)
+    assert faults() > (0, 1000)  # 64 MiB come from the system each time, page by page
 
 
 def test_what_a_kernel_writes_to_its_arguments_is_in_no_other_run() -> None:
