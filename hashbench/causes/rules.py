@@ -104,6 +104,13 @@ def _state(evidence: Evidence) -> Decision:
     return decision(evidence, "initial_state", PROVEN if shown else LIKELY, because, named=_singled_out(evidence))
 
 
+def _collected(evidence: Evidence) -> Decision | None:
+    """Of what an earlier run left, the garbage collector removed as much as it had got to."""
+    if not removes(evidence, "no_collector", "pair"):
+        return None
+    return removal(evidence, "garbage_collection", evidence.arm("no_collector", "pair"), PROVEN)
+
+
 def _written_behind(evidence: Evidence) -> Decision | None:
     if not evidence.opaque_producer:
         return None
@@ -368,6 +375,11 @@ def _held_still_around(evidence: Evidence) -> Decision | None:
     return _held_still_or_timed(evidence, places=MODEL_CONTROLS)
 
 
+def _follows_fresh_memory_around(evidence: Evidence) -> Decision | None:
+    """A kernel that differs in place, with all its inputs restored, does not do so for what was in memory before."""
+    return None if _repeat_differs(evidence) else _follows_fresh_memory(evidence)
+
+
 def _representation(evidence: Evidence) -> Decision | None:
     """Left when nothing names a mechanism; proven once the last experiment, in fresh processes, was tried."""
     word = _facts(evidence).representation or evidence.representation
@@ -412,13 +424,14 @@ RULES: dict[str, tuple[Rule, ...]] = {
         partial(_shown_by_the_trace, cause="input_pipeline", sentence="the model's inputs differ before the first op"),
     ),
     Origin.RNG: (_generator,),
-    Origin.STATE: (_state,),
+    Origin.STATE: (_follows_fresh_memory, _collected, _state),
     Origin.OUTSIDE: (_follows_fresh_memory, _written_behind, _hashed, _held_still, _value_from_outside),
-    Origin.SEQUENCE: (_control_flow, _held_still, _written_beside, _reordered),
+    Origin.SEQUENCE: (_follows_fresh_memory, _control_flow, _held_still, _written_beside, _reordered),
     Origin.RANKS: (_other_ranks,),
     Origin.KERNEL: (
         _uninitialized,  # memory that follows the poison matches no record, so that is no argument against it
         *map(_capped, _INSIDE),
+        _follows_fresh_memory_around,
         _held_still_around,
         _representation,
         _opaque_producer,

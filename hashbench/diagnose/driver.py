@@ -128,13 +128,15 @@ def stages_of(case: Case) -> Sequence[Stage]:
         case Origin.SETTINGS | Origin.RANKS:
             return ()
         case Origin.KERNEL:
-            return capture_call, replay_call, poison_allocation, *map(_unless_proven, (*around, start_processes))
+            before = capture_call, replay_call, poison_allocation
+            return *before, *map(_unless_proven, (*around, start_processes)), try_memory_and_collector
         case Origin.STATE:
-            return *around, start_processes
+            return *around, start_processes, try_memory_and_collector
         case Origin.SEQUENCE | Origin.OUTSIDE:
-            return *around, _unless_proven(start_processes), _unless_proven(start_processes_in_fixed_order)
+            in_processes = map(_unless_proven, (start_processes, start_processes_in_fixed_order))
+            return *around, *in_processes, try_memory_and_collector
         case _:
-            return *around, _unless_proven(start_processes)
+            return *around, _unless_proven(start_processes), try_memory_and_collector
 
 
 # ------------------------------------------------------------------------------------------------- the stages
@@ -227,6 +229,28 @@ def start_processes(case: Case, findings: Findings) -> Findings:
 def start_processes_in_fixed_order(case: Case, findings: Findings) -> Findings:
     """Runs in fresh processes with the same string hashes and memory addresses."""
     return findings.plus(*_in_processes(case, "fixed_order", runs=1))
+
+
+def try_memory_and_collector(case: Case, findings: Findings) -> Findings:
+    """What else may follow from the runs before, where nothing but these explains the difference, or nothing at all:
+    whether results follow what fresh memory holds, and pairs without the garbage collector. Stressed pairs, which
+    provoke both, have had them."""
+    decided = causes.decide(findings.evidence)
+    in_kernel = findings.evidence.origin == Origin.KERNEL
+    undecided = (Confidence.OPEN,) if in_kernel else (Confidence.OPEN, Confidence.LIKELY)
+    if case.outcome.circumstance or (decided.cause != "surviving_state" and decided.confidence not in undecided):
+        return findings
+    made = {arm.name for arm in findings.evidence.arms if arm.on == "pair"}
+    if case.budget.left() <= 0:
+        names = {"no_collector", "poison"} - made
+        return findings.plus(*(ExperimentResult(name, "pair", note=NO_TIME) for name in sorted(names)))
+    if "no_collector" not in made and findings.evidence.arm("pair", "pair").differing:
+        findings = findings.plus(case.pairs.under("no_collector"))
+    collected = causes.decide(findings.evidence).cause == "garbage_collection" and findings.proven
+    if "poison" not in made and not collected and case.budget.left() > 0:
+        differing = case.outcome.verdict.differing if case.outcome.verdict is not None else ()
+        findings = findings.plus(case.pairs.poison(among=differing))
+    return findings
 
 
 def _in_processes(case: Case, name: str, *, runs: int) -> Sequence[ExperimentResult]:

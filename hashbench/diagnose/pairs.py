@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
+from typing import TypeVar
 
 import torch
 
@@ -118,15 +119,20 @@ class Pairs:
         """Pairs without a trace, by their results."""
         return self._runs("untraced", UNCHANGED, traced=False)
 
-    def poison(self) -> ExperimentResult:
+    def poison(self, *, among: Sequence[str] = ()) -> ExperimentResult:
         """Memory that nobody wrote filled with one value or another: trials are runs with the second value, differing
-        those whose results follow it. Results that also vary under one value are left out. On an accelerator every run
-        begins with what its allocator has free filled, from which kernels take memory for themselves."""
+        those whose results follow it; ``among``: at least one of these does. Results that also vary under one value are
+        left out: which value a run has follows no pattern that repeats, as what is left from run to run may. On an
+        accelerator every run begins with what its allocator has free filled, from which kernels take memory for
+        themselves."""
         reserve = controls.reserve_for_a_run(self.device)
         seen: dict[int, list[Mapping[str, object]]] = {value: [] for value in controls.POISONS}
         seconds: list[float] = []
+        following: Sequence[str] = ()
         while len(seconds) < 2 * self.replays and (len(seconds) < 4 or self.budget.left() > seconds[-1]):
-            for value, digests in seen.items():
+            if among and len(seconds) >= 2 * CLEAR and not following:
+                break  # what varies under one value does so for good
+            for value, digests in _in_turn(list(seen.items()), len(seconds) // 2):
                 change = functools.partial(controls.poisoned_memory, value, device=self.device, reserve=reserve)
                 tell_phase(f"poison: run {len(seconds) + 1}")
                 run, took = self._one(change, traced=True)
@@ -134,8 +140,9 @@ class Pairs:
                     return _failed("poison", run)
                 digests.append(run.noted)
                 seconds.append(took)
-        one, two = (_steady(runs) for runs in seen.values())
-        following = [name for name in one if name in two and one[name] != two[name]]
+            one, two = (_steady(runs) for runs in seen.values())
+            following = [name for name in one if name in two and one[name] != two[name]]
+            following = following if not among or set(among) & set(following) else ()
         trials, results = len(seconds) // 2, seen[controls.POISONS[0]][0]
         counts = (trials, trials, 2) if following else (trials, 0, 1)
         found = f"{len(following)} of {len(results)} results follow the value" if following else ""
@@ -239,6 +246,14 @@ def process_results(fresh: FreshRuns, original: Divergence | None, *, name: str)
             counts = len(compared), differing, 1 + differing
             results.append(ExperimentResult(experiment, "process", *counts, note="" if compared else note))
     return tuple(results)
+
+
+_T = TypeVar("_T")
+
+
+def _in_turn(both: Sequence[_T], turn: int) -> Sequence[_T]:
+    """Two things in the order that they have in this turn, by the sequence of Thue and Morse."""
+    return both[:: -1 if turn.bit_count() % 2 else 1]
 
 
 def _failed(name: str, run: Failure) -> ExperimentResult:

@@ -521,6 +521,9 @@ OUTSIDE = {
     },
     "surviving_state proven": {
         "state, gone in fresh processes": seen("state", PAIR, INSIDE, "process/fresh_process 0/3"),
+        "state that neither memory nor the collector changes": seen(
+            "state", PAIR, INSIDE, "process/fresh_process 0/3", "pair/no_collector 20/20", "pair/poison 0/20"
+        ),
         "a counter of the process": seen("outside", PAIR, INSIDE, "process/fresh_process 0/3"),
     },
     "surviving_state likely": {
@@ -561,6 +564,30 @@ OUTSIDE = {
     },
     "garbage_collection proven": {
         "objects in cycles": seen("outside", PAIR, "pair/clocks 20/20", "pair/no_collector 0/20"),
+        "objects in cycles, which the collector finds at one moment in all first runs": seen(
+            "outside", PAIR, INSIDE, "process/fresh_process 0/3", "pair/no_collector 0/20"
+        ),
+        "parameters that follow what the collector has found": seen(
+            "state", PAIR, INSIDE, "process/fresh_process 0/3", "pair/no_collector 0/20"
+        ),
+        "a number of objects, read out, chooses the path": seen(
+            "sequence", PAIR, INSIDE, "process/fresh_process 0/3", "pair/no_collector 0/20", steered=True
+        ),
+        "one of torch's kernels agrees in place, and the pair follows the collector": kernel(
+            NEVER, PAIR, INSIDE, "process/fresh_process 0/3", "pair/no_collector 0/20"
+        ),
+    },
+    "uninitialized_memory proven": {
+        "memory of the C library, that earlier runs leave something in": seen(
+            "outside", PAIR, INSIDE, "process/fresh_process 0/3", "pair/poison 20/20"
+        ),
+        "parameters from memory that nobody wrote": seen(
+            "state", PAIR, INSIDE, "process/fresh_process 0/3", "pair/poison 20/20"
+        ),
+        "a branch chosen by memory that nobody wrote": seen(
+            "sequence", PAIR, INSIDE, "process/fresh_process 0/3", "pair/poison 20/20", steered=True
+        ),
+        "memory is read around a kernel that agrees in place": kernel(NEVER, PAIR, "pair/poison 20/20"),
     },
     "garbage_collection likely": {
         "one in twenty, without the collector in short arms": seen(

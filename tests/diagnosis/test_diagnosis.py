@@ -269,9 +269,51 @@ def test_a_single_source_has_no_others() -> None:
 # -------------------------------------------------------------------------------------------------- from a zoo
 
 ZOO = """
+import weakref
+
+import numpy as np
 import torch
 
 SEEN = []
+
+
+class Entry:
+    def __init__(self, cyclic):
+        self.own = self if cyclic else None
+
+
+class Counts(torch.nn.Module):
+    def __init__(self, cyclic):
+        super().__init__()
+        self.cyclic = cyclic
+
+    def forward(self, x):
+        alive = weakref.WeakSet()
+        for _ in range(911):  # the collector runs after 700 new objects, wherever that is in this loop
+            alive.add(Entry(self.cyclic))
+        return x * (1.0 + len(alive))
+
+
+class Reads(torch.nn.Module):
+    def __init__(self, cleared):
+        super().__init__()
+        self.cleared = cleared
+
+    def forward(self, x):
+        SEEN.append(1)
+        memory = np.empty(4096, dtype=np.float32)
+        memory[:] = len(SEEN)
+        del memory
+        memory = np.empty(4096, dtype=np.float32)  # the C library hands out what was given back just now
+        if self.cleared:
+            memory[:] = 0
+        return x * (1.0 + float(memory[2048]))
+
+
+class Toggles(torch.nn.Module):
+    def forward(self, x):
+        SEEN.append(1)
+        return x * (1.0 + len(SEEN) % 2)
 
 
 class Caches(torch.nn.Module):
@@ -305,6 +347,11 @@ class Scatters(torch.nn.Module):
 
 MODELS = {
     "caches": lambda: (Caches(), (torch.randn(4, 8),)),
+    "counts": lambda: (Counts(True), (torch.randn(4, 8),)),
+    "counts_twin": lambda: (Counts(False), (torch.randn(4, 8),)),
+    "reads": lambda: (Reads(False), (torch.randn(4, 8),)),
+    "reads_twin": lambda: (Reads(True), (torch.randn(4, 8),)),
+    "toggles": lambda: (Toggles(), (torch.randn(4, 8),)),
     "orders": lambda: (Orders(), (torch.randn(4, 8),)),
     "scatters": lambda: (Scatters(), (torch.randn(200_000, 8),)),
 }
@@ -329,6 +376,29 @@ def test_what_only_fresh_processes_tell_apart(name: str, cause: str, tmp_path: P
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_servers")
+@pytest.mark.parametrize(
+    ("name", "cause", "arm"),
+    [
+        ("counts", "garbage_collection", "pair/no_collector 0/"),
+        ("reads", "uninitialized_memory", "pair/poison 6/6"),
+        ("toggles", "surviving_state", "pair/poison 0/"),
+    ],
+)
+def test_what_the_collector_or_unwritten_memory_does_is_not_called_a_surviving_state(
+    name: str, cause: str, arm: str, tmp_path: Path
+) -> None:
+    row = row_of(name, tmp_path, iterations=1)
+    assert (row.accuracy, row.cause, row.confidence) == ("eager_two_runs_differ", cause, "proven"), row.evidence.text
+    assert arm in row.evidence.text
+
+
+@pytest.mark.parametrize("name", ["counts_twin", "reads_twin"])
+def test_what_leaves_nothing_to_the_collector_or_to_memory_is_clean(name: str, tmp_path: Path) -> None:
+    assert row_of(name, tmp_path).accuracy == "pass"
+
+
+@pytest.mark.slow
 def test_row_of_a_captured_kernel_has_a_repro_that_reproduces(tmp_path: Path) -> None:
     row = row_of("scatters", tmp_path)
     assert (row.cause, row.confidence) == ("accumulation_order", "proven"), row.evidence.text
@@ -341,16 +411,17 @@ def test_row_of_a_captured_kernel_has_a_repro_that_reproduces(tmp_path: Path) ->
 # ----------------------------------------------------------------------------------------------------------- the stages
 
 ENVIRONMENT = ["repeat_pair", "control_environment"]
+LAST = "try_memory_and_collector"
 STAGES = {
     "settings": [],
-    "input": [*ENVIRONMENT, "start_processes"],
-    "rng": [*ENVIRONMENT, "start_processes"],
-    "state": [*ENVIRONMENT, "start_processes"],
-    "outside": [*ENVIRONMENT, "start_processes", "start_processes_in_fixed_order"],
-    "sequence": [*ENVIRONMENT, "start_processes", "start_processes_in_fixed_order"],
+    "input": [*ENVIRONMENT, "start_processes", LAST],
+    "rng": [*ENVIRONMENT, "start_processes", LAST],
+    "state": [*ENVIRONMENT, "start_processes", LAST],
+    "outside": [*ENVIRONMENT, "start_processes", "start_processes_in_fixed_order", LAST],
+    "sequence": [*ENVIRONMENT, "start_processes", "start_processes_in_fixed_order", LAST],
     "kernel": [
         *("capture_call", "replay_call", "poison_allocation"),
-        *(*ENVIRONMENT, "start_processes"),
+        *(*ENVIRONMENT, "start_processes", LAST),
     ],
 }
 

@@ -15,7 +15,7 @@ import torch
 from hashbench.diagnose import driver
 from hashbench.diagnose.driver import Recorder, Replacer
 from hashbench.diagnose.fresh_process import FreshRuns
-from hashbench.diagnose.pairs import Pairs, process_results, still_there
+from hashbench.diagnose.pairs import CLEAR, Pairs, process_results, still_there
 from hashbench.divergence import find as find_divergence
 from hashbench.processes import Budget
 from hashbench.records import Divergence, ExperimentResult, Failure, RunCounts, RunOptions, Trace
@@ -180,7 +180,23 @@ def test_before_each_run_the_free_blocks_of_the_device_are_filled(monkeypatch: p
     arm = Pairs(run_of(compute), None, replays=3, budget=Budget(60.0), device="xpu:1").poison()
     assert arm.trials == 3
     one, two = ((value, torch.device("xpu:1"), reserve) for value in controls.POISONS)
-    assert happened == [one, "run", two, "run"] * 3
+    assert happened == [one, "run", two, "run", two, "run", one, "run", two, "run", one, "run"]
+
+
+@pytest.mark.parametrize("period", [2, 3, 4, 6])
+def test_results_that_come_again_in_turn_do_not_follow_what_memory_is_filled_with(period: int) -> None:
+    runs = itertools.count()
+
+    def compute() -> torch.Tensor:
+        return torch.tensor(float(next(runs) % period < period / 2))
+
+    arm = Pairs(run_of(compute), None, replays=8, budget=Budget(60.0)).poison()
+    assert (arm.trials, arm.differing) == (8, 0)
+
+
+def test_where_none_of_the_results_follows_memory_that_are_asked_for_that_is_seen_soon() -> None:
+    pairs = Pairs(run_of(lambda: torch.ones(3)), None, replays=20, budget=Budget(60.0))
+    assert pairs.poison(among=("output",)).trials == CLEAR
 
 
 def test_the_pairs_of_a_diagnosis_know_where_the_model_runs() -> None:
