@@ -138,7 +138,7 @@ def test_whoever_listens_is_told_what_is_being_done() -> None:
     with phases_told_to(told.append):
         check(workload(lambda _, out: out + next(numbers)), replace(INFERENCE, diagnose_budget=60.0, replays=2))
     stages = list(dict.fromkeys(re.sub(r" \d+.*", "", phase) for phase in told))
-    controlled = ["generators", "entropy", "clocks", "one_worker"]
+    controlled = ["generators", "entropy", "clocks", "one_worker", "no_collector", "poison"]
     assert told[:3] == ["run 1 of 2", "run 2 of 2", "confirming pair 1"]
     assert stages == ["run", "confirming pair", *(f"{name}: run" for name in ("pair", *controlled))]
     assert {"pair: run 1", "pair: run 2", "pair: run 3"} <= set(told)
