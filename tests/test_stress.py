@@ -279,6 +279,21 @@ def test_a_busy_machine_does_not_use_up_the_time_to_tell_what_it_was(monkeypatch
     assert (row.latent, row.latent_rate) == ("load", 1.0)
 
 
+@pytest.mark.parametrize(
+    ("step", "runs"), [(0.4, stress.MOST), (20.0, 2)], ids=["a busy machine", "a model that waits"]
+)
+def test_what_is_small_is_run_often_whatever_else_the_machine_does(
+    monkeypatch: pytest.MonkeyPatch, step: float, runs: int
+) -> None:
+    clock, computed, phases = itertools.count(step=step), itertools.count(), list[str]()
+    monkeypatch.setattr(stress, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(stress, "process_time", lambda: next(computed) / 100)
+    with phases_told_to(phases.append):
+        row = row_of(Scaled(lambda: 1.0), replace(STRESS, iterations=1))
+    assert (row.accuracy, row.latent) == ("pass", "")
+    assert len({phase for phase in phases if phase.startswith("stress: run ")}) == runs
+
+
 def test_the_collector_is_named_whenever_it_would_have_run_by_itself() -> None:
     factor, told_to = by_phases(collector_alone=lambda number: float(number != 3))
     of_collector = provoking("collector")

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from time import perf_counter
+from time import perf_counter, process_time
 
 import torch
 
@@ -44,7 +44,10 @@ from hashbench.trace.callbacks import TraceCallback
 SHARE = 1.3
 """Part of the seconds of the plain pair within which stressed runs are expected to end, but for the first two."""
 SHORT_SECONDS = 1.0
-"""Seconds that stressed runs of this process may take in any case: what is small is run often."""
+"""Seconds that stressed runs of this process may take in any case, as they are on a machine with nothing else to do:
+what is small is run often."""
+PATIENCE = 10
+"""Times as many seconds of the clock, where a machine is busy."""
 MOST = 6
 """Stressed runs of this process."""
 AGAIN, FEW = 10, 2
@@ -55,8 +58,6 @@ NAMING_SHARE = 0.3
 """Part of the budget of the diagnosis that it may take to tell which circumstance it was."""
 NAMING_SECONDS = 5.0
 """What that may take in any case."""
-NAMING_PATIENCE = 10
-"""Times as many seconds of the clock it may take on a busy machine."""
 MOST_WITHOUT = 60
 """Pairs without a circumstance at most that are to show that it is what makes the difference."""
 PROCESS_SECONDS = 120.0
@@ -137,6 +138,9 @@ class Stress:
         self.device = torch.device(options.device)
         self.began = perf_counter()
         self.took = self.spent = 0.0
+        """Seconds of the last stressed run, and of all."""
+        self.computing = self.computed = 0.0
+        """The same but for what other work on the machine added."""
         self.trials: Counter[str] = Counter()
         self.differing: Counter[str] = Counter()
         self.notes: dict[str, str] = {}
@@ -199,10 +203,7 @@ class Stress:
     def _further_runs(self, names: tuple[str, ...], first: Run) -> Provoked | None:
         """Runs in other variations, as many as there is time for."""
         for variation in range(2, MOST + 1):
-            if (
-                perf_counter() + self.took > self.began + SHARE * self.seconds
-                and self.spent + self.took > SHORT_SECONDS
-            ):
+            if perf_counter() + self.took > self.began + SHARE * self.seconds and not self._is_short:
                 return None
             tell_phase(f"stress: run {variation}")
             if variation == 2:
@@ -212,6 +213,12 @@ class Stress:
             if found is not None:
                 return found
         return None
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether one more run takes little time."""
+        computed, spent = self.computed + self.computing, self.spent + self.took
+        return computed <= SHORT_SECONDS and spent <= PATIENCE * SHORT_SECONDS
 
     @contextmanager
     def _fresh(self, threads: int) -> Iterator[Callable[[], Run | None]]:
@@ -303,7 +310,7 @@ class Stress:
     def _budget(self) -> Budget:
         """What it may take to tell which circumstance it was."""
         seconds = max(NAMING_SECONDS, self.options.diagnose_budget * NAMING_SHARE)
-        return QuietBudget(seconds, most=max(NAMING_PATIENCE * NAMING_SECONDS, self.options.diagnose_budget))
+        return QuietBudget(seconds, most=max(PATIENCE * NAMING_SECONDS, self.options.diagnose_budget))
 
     def _alone_of(self, names: tuple[str, ...], variations: tuple[int, int], budget: Budget) -> Provoked | None:
         """The one of several circumstances under which alone runs differ, too."""
@@ -387,12 +394,14 @@ class Stress:
     # ------------------------------------------------------------------------------------------------------ runs
 
     def _run(self, names: Sequence[str], variation: int) -> Run | Failure:
-        began = perf_counter()
+        began, computed = perf_counter(), process_time()
         try:
             return StressedAttempt(self.attempt, names, (variation, variation), device=self.device)()
         finally:
             self.took = perf_counter() - began
             self.spent += self.took
+            self.computing = min(self.took, process_time() - computed)
+            self.computed += self.computing
 
     @staticmethod
     def _trace(run: Run) -> Trace:
