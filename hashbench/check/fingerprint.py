@@ -3,9 +3,7 @@ isolation; and whether they are still those of a file."""
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +24,7 @@ from hashbench.fingerprint.text import five_lines, verified_text
 from hashbench.fingerprint.verify import Request, summary
 from hashbench.processes import tell_phase
 from hashbench.records import Failure, ModelSpec, Row, RunOptions
+from hashbench.replay.controls.memory import set_malloc_option
 from hashbench.run.environment import collect
 from hashbench.run.outcome import release_memory
 from hashbench.run.rng import preserved_rng
@@ -60,13 +59,7 @@ def keep_freed_memory() -> bool:
 
     Else large outputs come from the system each time, which clears their pages.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except AttributeError:  # another C library
-        return False
-    return bool(mallopt(_MMAP_THRESHOLD, 2**30) and mallopt(_TRIM_THRESHOLD, 2**31 - 1))
+    return set_malloc_option(_MMAP_THRESHOLD, 2**30) and set_malloc_option(_TRIM_THRESHOLD, 2**31 - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from hashbench.divergence import find
 from hashbench.errors import HashbenchError
 from hashbench.native.library import Library, is_recorded, xxh3
 from hashbench.records import Trace
+from hashbench.replay.controls.circumstances import _heap
 from hashbench.trace import callbacks, file, mode, native
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.digest import digest, untraced
@@ -427,28 +428,17 @@ def test_structs_of_storages_that_are_gone_are_used_again() -> None:
     assert len(places) < 100
 
 
-class HeapInfo(ctypes.Structure):
-    """What glibc's ``mallinfo2`` returns."""
-
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "used", "free", "keepcost")
-    ]
-
-
-@pytest.mark.skipif(
-    not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="this C library does not say what its heap holds"
-)
+@pytest.mark.skipif(_heap() is None, reason="this C library does not say what its heap holds")
 def test_structs_of_storages_that_lived_longer_are_given_back_soon() -> None:
-    info = ctypes.CDLL(None).mallinfo2
-    info.restype = HeapInfo
+    library = _heap()
+    assert library is not None
     with HashDebugTrace(tracer="native"):
         held = [torch.rand(8) for _ in range(10_000)]
         del held
-        before = info().used
+        before = library.mallinfo2().uordblks
         for _ in range(3_000):
             torch.rand(8)
-        given_back = before - info().used
+        given_back = before - library.mallinfo2().uordblks
     assert given_back > 10_000 * 80
 
 

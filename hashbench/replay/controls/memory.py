@@ -190,13 +190,18 @@ def _reaches_small_tensors(value: int) -> bool:
         return ctypes.string_at(again.data_ptr(), again.nbytes) == bytes([value]) * again.nbytes
 
 
-def _set_perturbation(value: int) -> bool:
+def set_malloc_option(option: int, value: int) -> bool:
+    """Set an option of glibc's ``mallopt``, by its number in glibc's headers; false where the C library has none."""
     if not sys.platform.startswith("linux"):
         return False
     try:
-        return bool(ctypes.CDLL(None).mallopt(_M_PERTURB, value))
+        return bool(ctypes.CDLL(None).mallopt(option, value))
     except (AttributeError, OSError):  # another C library
         return False
+
+
+def _set_perturbation(value: int) -> bool:
+    return set_malloc_option(_M_PERTURB, value)
 
 
 def _usual_perturbation() -> int:
