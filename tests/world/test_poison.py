@@ -178,9 +178,11 @@ def test_afterwards_memory_is_as_it_comes(error: bool) -> None:
     fresh = [torch.empty(4096, dtype=torch.uint8) for _ in range(64)]
     again = [one for one in fresh if one.data_ptr() in places]
     assert again, "none of 64 blocks is handed out again"
-    # The C library keeps its links at the begin and the end of a free block.
-    assert {7} in [set(one[64:-64].tolist()) for one in again]
-    assert not any(POISONS[0] in one[64:-64].tolist() for one in again)
+    # The C library keeps its links at the begin and the end of a free block. Smaller things may have lain inside of it
+    # since, with any bytes; what is poisoned holds one byte throughout.
+    contents = [set(one[64:-64].tolist()) for one in again]
+    assert {7} in contents
+    assert {POISONS[0]} not in contents
 
 
 @needs_glibc
