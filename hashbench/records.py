@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-TRACE_SCHEMA = 1
+TRACE_SCHEMA = 2
 """Version of the text form of a trace; a file of another version is refused."""
 
 ROW_SCHEMA = 8

@@ -82,7 +82,7 @@ def test_a_trace_says_what_made_it_and_why(monkeypatch: pytest.MonkeyPatch, tmp_
     made = trace.finish()
     assert (made.tracer, made.tracer_reason) == ("python", REASON)
     head = (tmp_path / "a.log").read_text().split("\n")[0]
-    assert head == f"hashbench-trace\t1\tplain\ttracer=python\ttracer_reason={REASON}"
+    assert head == f"hashbench-trace\t2\tplain\ttracer=python\ttracer_reason={REASON}"
     assert file.read(tmp_path / "a.log") == made
     trace.export_to_json(tmp_path / "a.json")
     written = json.loads((tmp_path / "a.json").read_text())
@@ -90,7 +90,7 @@ def test_a_trace_says_what_made_it_and_why(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_a_python_tracer_that_was_asked_for_has_no_reason() -> None:
-    assert file.dumps(traced("python")).split("\n")[0] == "hashbench-trace\t1\tplain\ttracer=python"
+    assert file.dumps(traced("python")).split("\n")[0] == "hashbench-trace\t2\tplain\ttracer=python"
 
 
 def test_a_native_trace_names_no_op_that_a_mode_changes() -> None:

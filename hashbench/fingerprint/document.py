@@ -23,8 +23,8 @@ from hashbench.io import document_digest, from_json, read_json_object, to_json, 
 from hashbench.records import DETERMINISTIC, contiguous_stride
 from hashbench.results.folder import file_key
 
-FINGERPRINT_SCHEMA = 3
-"""Version of the file. Of version 2, whose kernels are not compressed, files are read, too; others are refused."""
+FINGERPRINT_SCHEMA = 4
+"""Version of the file; one of another version is refused. (Until version 3, what is large had other digests.)"""
 
 FOLDER = "fingerprints"
 """In a results folder: a file for each model."""
@@ -387,7 +387,8 @@ def _compressed(table: Mapping[str, Any]) -> str:
 
 
 def _table_of(model: Mapping[str, object]) -> Mapping[str, Any]:
-    """The table that :func:`_compressed` wrote, with its rows as ``kernels``; a model of version 2 is one itself."""
+    """The table that :func:`_compressed` wrote, with its rows as ``kernels``; of a model whose kernels are not
+    compressed, that is the model."""
     text = model.get("kernels")
     if not isinstance(text, str):
         return model
@@ -440,10 +441,8 @@ def read(path: Path) -> Fingerprints:
     content = read_json_object(path)
     if "schema" not in content or "models" not in content:
         _refuse(path, "it holds no fingerprints")
-    if content["schema"] not in (2, FINGERPRINT_SCHEMA):
-        _refuse(
-            path, f"it is of schema {str(content['schema'])[:20]}, and this hashbench reads 2 and {FINGERPRINT_SCHEMA}"
-        )
+    if content["schema"] != FINGERPRINT_SCHEMA:
+        _refuse(path, f"it is of schema {str(content['schema'])[:20]}, and this hashbench reads {FINGERPRINT_SCHEMA}")
     if content.get("sha256") != document_digest(content):
         _refuse(path, "it was changed or is truncated: its checksum is another")
     try:

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any, Protocol
 
+import psutil
 import torch
 import xxhash._xxhash
 
@@ -104,6 +105,7 @@ _POINTER, _INT, _I32, _I64, _U64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int32
 _ENTRY_POINTS: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
     ("register", _INT, ()),
     ("prepare", None, (_POINTER,) * 5),
+    ("set_team", None, (_POINTER,) * 4),
     ("let_construct", None, (_POINTER, _POINTER)),
     ("let_through", None, (ctypes.c_char_p, ctypes.c_char_p)),
     ("new", _POINTER, (_INT, _INT, _INT, _U64)),
@@ -164,9 +166,11 @@ class Library:
         if not self.register():
             raise OSError(f"torch uses the dispatch key {NATIVE_KEY}")
         self.prepare(*(ctypes.cast(function, _POINTER) for function in (xxh3(), *self._kept)))
+        self.set_team(*_openmp())
         self.let_construct(*_constructors())
+        self._threads_at_fork = 1
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._forked)
+            os.register_at_fork(before=self._forks, after_in_child=self._forked)
         self._fallback = torch.library.Library("_", "IMPL")
         self._fallback.fallback(self._handle, PYTHON_KEY)
         for ns, name in _decomposing():
@@ -201,10 +205,16 @@ class Library:
 
     # ---------------------------------------------------------------------------------------- what the recorder asks
 
+    def _forks(self) -> None:
+        self._threads_at_fork = psutil.Process().num_threads()
+
     def _forked(self) -> None:
-        """A process that was forked during a trace goes on without it."""
+        """A process that was forked during a trace goes on without it. Where its parent had threads, OpenMP may take
+        them for its own, and would wait for them for ever: then it is not asked for any."""
         self.forked()
         self.listener = None
+        if self._threads_at_fork > 1:
+            self.set_team(*_NO_TEAM)
 
     def _plan(self, number: int, name: bytes, overload: bytes, out: Any) -> None:
         try:
@@ -282,6 +292,24 @@ def _constructors() -> list[int]:
             raise OSError(f"torch.Tensor.{name} is not the method that is known")
         found.append(address)
     return found
+
+
+_NO_TEAM = (None,) * 4
+
+
+def _openmp() -> tuple[Any, ...]:
+    """How threads of torch's own OpenMP are had: the functions that ``set_team`` wants, from the library that torch's
+    kernels call; none where torch was built without, or with one that has no such entry point."""
+    kernels = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    try:
+        library = ctypes.CDLL(str(kernels))
+        found = [getattr(library, name) for name in _OPENMP]
+    except (OSError, AttributeError):
+        return _NO_TEAM
+    return tuple(ctypes.cast(function, _POINTER) for function in found)
+
+
+_OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "omp_get_max_threads")
 
 
 def xxh3() -> Any:

@@ -20,6 +20,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <cstring>
 #include <deque>
@@ -448,6 +449,74 @@ struct Forgets final : c10::OpRegistrationListener {
 
 // ------------------------------------------------------------------------------------------------------------ digests
 
+// The digest of more bytes than these is that of the digests of its pieces (hashbench/trace/digest.py, `hash_memory`),
+// which several threads can make.
+constexpr size_t kPiece = 1 << 16;
+
+struct Pieces {
+  const char* data;
+  size_t size, count;
+  uint64_t* digests;  // big-endian
+
+  void hash_from(size_t begin, size_t end) const noexcept {
+    for (size_t i = begin; i < end; i++) {
+      const uint64_t made = hash(data + i * kPiece, std::min(kPiece, size - i * kPiece));
+      for (int byte = 0; byte < 8; byte++) reinterpret_cast<uint8_t*>(digests + i)[byte] = made >> (56 - 8 * byte) & 255;
+    }
+  }
+};
+
+// The threads of torch's own OpenMP. Each hashes the pieces that at::parallel_for would give it, which a kernel has most
+// likely left in its cache: from another core's they come half as fast, and the next kernel misses them there.
+struct Team {
+  void (*run)(void (*function)(void*), void* argument, unsigned threads, unsigned flags) = nullptr;
+  int (*place)() = nullptr;  // of this thread
+  int (*size)() = nullptr;
+  int (*most)() = nullptr;
+};
+Team team;
+
+void hash_share(void* pieces) {
+  const auto& all = *static_cast<const Pieces*>(pieces);
+  const size_t share = (all.count + team.size() - 1) / team.size(), begin = team.place() * share;
+  all.hash_from(begin, std::min(all.count, begin + share));
+}
+
+// Which way is faster for content of about one size. A team that sleeps (OMP_WAIT_POLICY), or whose processors are busy,
+// can take ten times as long as one thread: so both are timed, the slower one now and then.
+class Pace {
+  static constexpr uint32_t kAgain = 128;
+  std::atomic<uint32_t> calls{0};
+  std::array<std::atomic<float>, 2> seconds{};  // of one thread, of the team; 0: not known
+
+ public:
+  template <typename F>
+  void run(const F& hashed_by) {
+    const float alone = seconds[0].load(std::memory_order_relaxed), shared = seconds[1].load(std::memory_order_relaxed);
+    const bool slower = calls.fetch_add(1, std::memory_order_relaxed) % kAgain == kAgain - 1;
+    const bool by_team = !shared || (alone && (shared < alone) != slower);
+    const auto start = std::chrono::steady_clock::now();
+    hashed_by(by_team);
+    const std::chrono::duration<float> taken = std::chrono::steady_clock::now() - start;
+    const float before = slower ? 0 : by_team ? shared : alone;
+    seconds[by_team].store(before ? before + (taken.count() - before) / 8 : taken.count(), std::memory_order_relaxed);
+  }
+};
+std::array<Pace, 64> paces;  // by the bits of the number of pieces
+
+uint64_t hash_content(const char* data, size_t size) {
+  if (size <= kPiece) return hash(data, size);
+  const size_t count = (size + kPiece - 1) / kPiece;
+  std::vector<uint64_t> digests(count);
+  Pieces all{data, size, count, digests.data()};
+  if (!team.run || team.most() == 1) all.hash_from(0, count);
+  else paces[std::bit_width(count)].run([&](bool by_team) {
+    if (by_team) team.run(hash_share, &all, 0, 0);  // all of them: another number would end threads and begin others
+    else all.hash_from(0, count);
+  });
+  return hash(digests.data(), count * sizeof(uint64_t));
+}
+
 bool is_plain(const Recorder& recorder, const at::Tensor& tensor) {
   return !(tensor.key_set().raw_repr() & ~kPlain.raw_repr()) &&
       !(recorder.odd_dtypes >> static_cast<int>(tensor.scalar_type()) & 1) && tensor.dim() <= 32 &&
@@ -496,10 +565,10 @@ uint64_t digest(const Recorder& recorder, const at::Tensor& tensor) {
   if (!recorder.hashes) return 0;
   const auto* data = static_cast<const char*>(tensor.const_data_ptr());
   if (!tensor.numel() || !data || !is_whole(tensor)) return hash("", 0);
-  if (tensor.is_non_overlapping_and_dense()) return hash(data, tensor.nbytes());
+  if (tensor.is_non_overlapping_and_dense()) return hash_content(data, tensor.nbytes());
   std::string packed;
   gather(data, tensor.sizes(), tensor.strides(), 0, tensor.element_size(), packed);
-  return hash(packed.data(), packed.size());
+  return hash_content(packed.data(), packed.size());
 }
 
 uint64_t generator_digest(at::Generator generator) {
@@ -1136,6 +1205,12 @@ void hb_prepare(void* hash_function, void* plan_function, void* classify_functio
   static auto* kept = new c10::RegistrationHandleRAII(
       c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Forgets>()));
   (void)kept;
+}
+
+// Threads that hash large content: OpenMP's functions, or nothing, and one thread does.
+void hb_set_team(void* run, void* place, void* size, void* most) {
+  team = {reinterpret_cast<decltype(team.run)>(run), reinterpret_cast<decltype(team.place)>(place),
+          reinterpret_cast<decltype(team.size)>(size), reinterpret_cast<decltype(team.most)>(most)};
 }
 
 // Calls of an op that decomposes cost nothing: its parts are seen. Its schema name is `ns::name.overload`.

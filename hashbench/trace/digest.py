@@ -1,4 +1,4 @@
-"""Hash of a tensor's content: XXH3 over its bytes, with dtype, shape and stride beside it.
+"""Hash of a tensor's content: XXH3 over its bytes (:func:`hash_memory`), with dtype, shape and stride beside it.
 
 It goes over the bytes in memory order, so it sees positions, signs and NaN payloads, and is equal for equal content at
 any address. What is hashed, by kind of tensor:
@@ -41,6 +41,7 @@ is an int, a text for tensors without data, ``None`` for blank memory, or, for w
 whose ``resolve`` waits for the number."""
 
 _hash = xxhash.xxh3_64_intdigest
+_digest = xxhash.xxh3_64_digest
 
 
 class _BufferTypes(dict[int, Callable[[int], Any]]):
@@ -68,9 +69,20 @@ BY_DTYPE: Mapping[torch.dtype, Callable[[torch.Tensor], torch.Tensor]] = Mapping
 are hashed as they are."""
 
 
+PIECE = 2**16
+"""Bytes. The digest of more is made of the digests of its pieces, which the native tracer has several threads make."""
+
+
 def hash_memory(address: int, nbytes: int) -> int:
-    """XXH3-64 of ``nbytes`` bytes at ``address``, read in place."""
-    return _hash(_buffer[nbytes](address)) if nbytes and address else EMPTY
+    """XXH3-64 of ``nbytes`` bytes at ``address``, read in place; of more than :data:`PIECE`, that of the digests of its
+    pieces of so many bytes (the last may be shorter), one after another, most significant byte first."""
+    if not (nbytes and address):
+        return EMPTY
+    content = _buffer[nbytes](address)
+    if nbytes <= PIECE:
+        return _hash(content)
+    view = memoryview(content)
+    return _hash(b"".join([_digest(view[start : start + PIECE]) for start in range(0, nbytes, PIECE)]))
 
 
 @dataclass(frozen=True, slots=True)

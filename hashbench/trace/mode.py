@@ -30,11 +30,13 @@ from hashbench.trace.compiled import CompiledCalls, Exports, is_compiled_backwar
 from hashbench.trace.digest import (
     BY_DTYPE,
     EMPTY,
+    PIECE,
     RawDigest,
     _buffer,
     _hash,
     components,
     has_no_data,
+    hash_memory,
     is_distributed,
     is_whole,
     local_tensor,
@@ -423,7 +425,8 @@ class TracingMode(TorchDispatchMode, Listener):
                 if not size:
                     return dtype, tensor.shape, None, EMPTY
                 if address:
-                    return dtype, tensor.shape, None, _hash(_buffer[size](address))
+                    value = _hash(_buffer[size](address)) if size <= PIECE else hash_memory(address, size)
+                    return dtype, tensor.shape, None, value
         except (NotImplementedError, RuntimeError):
             pass  # a tensor without a storage or strides: sparse, nested, opaque; without an address: zero tensors
         if isinstance(tensor, FakeTensor):

@@ -141,7 +141,7 @@ def test_what_cannot_be_compared_with_is_refused(tmp_path: Path, content: bytes 
         assert files.read(path).put_back == content.put_back
 
 
-@pytest.mark.parametrize("version", [0, 2, 1.0, True, "1", None])
+@pytest.mark.parametrize("version", [0, 1, 2.0, True, "1", None])
 def test_another_schema_version_is_refused(path: Path, version: object) -> None:
     path.write_bytes(signed({**json.loads(path.read_bytes()), "schema": version}))
     with pytest.raises(HashbenchError, match="schema version"):

@@ -27,7 +27,7 @@ from hashbench.text import one_line, shorten
 from hashbench.tools.observer.recording import Observation, Recording, Saved
 from hashbench.trace.file import digest_text, parse_digest
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the document; another one is refused."""
 
 KIND = "hashbench-observations"
