@@ -105,7 +105,8 @@ _POINTER, _INT, _I32, _I64, _U64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int32
 _ENTRY_POINTS: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
     ("register", _INT, ()),
     ("prepare", None, (_POINTER,) * 5),
-    ("set_team", None, (_POINTER,) * 4),
+    ("set_team", None, (_POINTER,) * 5),
+    ("end_team", _INT, ()),
     ("let_construct", None, (_POINTER, _POINTER)),
     ("let_through", None, (ctypes.c_char_p, ctypes.c_char_p)),
     ("new", _POINTER, (_INT, _INT, _INT, _U64)),
@@ -168,7 +169,7 @@ class Library:
         self.prepare(*(ctypes.cast(function, _POINTER) for function in (xxh3(), *self._kept)))
         self.set_team(*_openmp())
         self.let_construct(*_constructors())
-        self._threads_at_fork = 1
+        self._hashes_alone_in_child = False
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(before=self._forks, after_in_child=self._forked)
         self._fallback = torch.library.Library("_", "IMPL")
@@ -206,14 +207,15 @@ class Library:
     # ---------------------------------------------------------------------------------------- what the recorder asks
 
     def _forks(self) -> None:
-        self._threads_at_fork = psutil.Process().num_threads()
+        """A child of this process would take OpenMP's threads for its own, and wait for them for ever. Those that a
+        digest has begun are ended; where others may be torch's own, the child's digests do not ask for any."""
+        self._hashes_alone_in_child = not self.end_team() and psutil.Process().num_threads() > 1
 
     def _forked(self) -> None:
-        """A process that was forked during a trace goes on without it. Where its parent had threads, OpenMP may take
-        them for its own, and would wait for them for ever: then it is not asked for any."""
+        """A process that was forked during a trace goes on without it."""
         self.forked()
         self.listener = None
-        if self._threads_at_fork > 1:
+        if self._hashes_alone_in_child:
             self.set_team(*_NO_TEAM)
 
     def _plan(self, number: int, name: bytes, overload: bytes, out: Any) -> None:
@@ -294,7 +296,7 @@ def _constructors() -> list[int]:
     return found
 
 
-_NO_TEAM = (None,) * 4
+_NO_TEAM = (None,) * 5
 
 
 def _openmp() -> tuple[Any, ...]:
@@ -309,7 +311,13 @@ def _openmp() -> tuple[Any, ...]:
     return tuple(ctypes.cast(function, _POINTER) for function in found)
 
 
-_OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "omp_get_max_threads")
+_OPENMP = (
+    "GOMP_parallel",
+    "omp_get_thread_num",
+    "omp_get_num_threads",
+    "omp_get_max_threads",
+    "omp_pause_resource_all",
+)
 
 
 def xxh3() -> Any:

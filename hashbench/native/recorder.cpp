@@ -473,8 +473,10 @@ struct Team {
   int (*place)() = nullptr;  // of this thread
   int (*size)() = nullptr;
   int (*most)() = nullptr;
+  int (*pause)(int kind) = nullptr;
 };
 Team team;
+thread_local bool team_was_run = false;  // by a digest in this thread
 
 void hash_share(void* pieces) {
   const auto& all = *static_cast<const Pieces*>(pieces);
@@ -511,8 +513,9 @@ uint64_t hash_content(const char* data, size_t size) {
   Pieces all{data, size, count, digests.data()};
   if (!team.run || team.most() == 1) all.hash_from(0, count);
   else paces[std::bit_width(count)].run([&](bool by_team) {
-    if (by_team) team.run(hash_share, &all, 0, 0);  // all of them: another number would end threads and begin others
-    else all.hash_from(0, count);
+    if (!by_team) return all.hash_from(0, count);
+    team_was_run = true;
+    team.run(hash_share, &all, 0, 0);  // all of them: another number would end threads and begin others
   });
   return hash(digests.data(), count * sizeof(uint64_t));
 }
@@ -1208,9 +1211,15 @@ void hb_prepare(void* hash_function, void* plan_function, void* classify_functio
 }
 
 // Threads that hash large content: OpenMP's functions, or nothing, and one thread does.
-void hb_set_team(void* run, void* place, void* size, void* most) {
+void hb_set_team(void* run, void* place, void* size, void* most, void* pause) {
   team = {reinterpret_cast<decltype(team.run)>(run), reinterpret_cast<decltype(team.place)>(place),
-          reinterpret_cast<decltype(team.size)>(size), reinterpret_cast<decltype(team.most)>(most)};
+          reinterpret_cast<decltype(team.size)>(size), reinterpret_cast<decltype(team.most)>(most),
+          reinterpret_cast<decltype(team.pause)>(pause)};
+}
+// Ends the threads that digests may have begun in this one, and says whether it has none now; OpenMP begins them again.
+int hb_end_team() {
+  constexpr int kHard = 2;  // omp_pause_hard
+  return std::exchange(team_was_run, false) && team.pause && team.pause(kHard) == 0;
 }
 
 // Calls of an op that decomposes cost nothing: its parts are seen. Its schema name is `ns::name.overload`.

@@ -86,7 +86,7 @@ class TeamOfTwo:
                 _FUNCTION(function)(argument)
 
         self._kept = (_RUN(run), _NUMBER(lambda: self.place), _NUMBER(lambda: 2), _NUMBER(lambda: 2))
-        library.set_team(*(ctypes.cast(function, ctypes.c_void_p) for function in self._kept))
+        library.set_team(*(ctypes.cast(function, ctypes.c_void_p) for function in self._kept), None)
 
 
 def test_a_team_hashes_what_is_large_and_nothing_else(library: Library) -> None:
@@ -124,7 +124,27 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
+FORKED_LATER = """
+import os, signal, sys, torch
+from hashbench import HashDebugTrace
+
+torch.set_num_threads(2)
+small = torch.ones(25_000)
+with HashDebugTrace(tracer="native"):
+    for _ in range(300):
+        small.mul(2)  # in one thread, but digests may have begun more
+child = os.fork()
+if not child:
+    signal.alarm(60)
+    os._exit(0 if torch.ones(10**6).mul(2).sum() == 2e6 else 1)  # untraced, this begins OpenMP's first threads
+if os.waitpid(child, 0)[1]:
+    sys.exit(1)
+sys.exit(0 if torch.ones(10**6).mul(2).sum() == 2e6 else 2)
+"""
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_a_forked_process_does_not_wait_for_threads_that_it_has_not() -> None:
-    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("program", [FORKED, FORKED_LATER], ids=["with torch's threads", "with those of digests"])
+def test_a_forked_process_does_not_wait_for_threads_that_it_has_not(program: str) -> None:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
