@@ -452,6 +452,7 @@ struct Forgets final : c10::OpRegistrationListener {
 // The digest of more bytes than these is that of the digests of its pieces (hashbench/trace/digest.py, `hash_memory`),
 // which several threads can make.
 constexpr size_t kPiece = 1 << 16;
+constexpr size_t kAlone = 2;  // pieces that one thread hashes: at::parallel_for has most kernels write 128 KiB of floats so
 
 struct Pieces {
   const char* data;
@@ -511,7 +512,7 @@ uint64_t hash_content(const char* data, size_t size) {
   const size_t count = (size + kPiece - 1) / kPiece;
   std::vector<uint64_t> digests(count);
   Pieces all{data, size, count, digests.data()};
-  if (!team.run || team.most() == 1) all.hash_from(0, count);
+  if (count <= kAlone || !team.run || team.most() == 1) all.hash_from(0, count);
   else paces[std::bit_width(count)].run([&](bool by_team) {
     if (!by_team) return all.hash_from(0, count);
     team_was_run = true;

@@ -91,9 +91,9 @@ class TeamOfTwo:
 
 def test_a_team_hashes_what_is_large_and_nothing_else(library: Library) -> None:
     team = TeamOfTwo(library, seconds=0)
-    small, found = digests(PIECE, 3)
+    small, found = digests(2 * PIECE, 140)
     assert (found, team.calls) == ({by_pieces(small)}, 0)
-    large, found = digests(7 * PIECE + 5, 200)
+    large, found = digests(2 * PIECE + 1, 200)
     assert found == {by_pieces(large)}
     assert team.calls >= 1
 
@@ -110,7 +110,7 @@ import os, signal, sys, torch
 from hashbench import HashDebugTrace
 
 torch.set_num_threads(2)
-small = torch.ones(25_000)  # 100 kB, of which torch computes with one thread
+small = torch.ones(25_000, dtype=torch.float64)  # 200 kB, of which torch computes with one thread
 with HashDebugTrace(tracer="native"):
     torch.ones(10**6).mul(2)  # OpenMP has begun its threads
 child = os.fork()
@@ -129,7 +129,7 @@ import os, signal, sys, torch
 from hashbench import HashDebugTrace
 
 torch.set_num_threads(2)
-small = torch.ones(25_000)
+small = torch.ones(25_000, dtype=torch.float64)
 with HashDebugTrace(tracer="native"):
     for _ in range(300):
         small.mul(2)  # in one thread, but digests may have begun more
