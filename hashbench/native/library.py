@@ -105,7 +105,7 @@ _POINTER, _INT, _I32, _I64, _U64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int32
 _ENTRY_POINTS: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
     ("register", _INT, ()),
     ("prepare", None, (_POINTER,) * 5),
-    ("set_team", None, (_POINTER,) * 5),
+    ("set_team", None, (_POINTER,) * 4),
     ("end_team", _INT, ()),
     ("let_construct", None, (_POINTER, _POINTER)),
     ("let_through", None, (ctypes.c_char_p, ctypes.c_char_p)),
@@ -296,7 +296,7 @@ def _constructors() -> list[int]:
     return found
 
 
-_NO_TEAM = (None,) * 5
+_NO_TEAM = (None,) * 4
 
 
 def _openmp() -> tuple[Any, ...]:
@@ -315,7 +315,6 @@ _OPENMP = (
     "GOMP_parallel",
     "omp_get_thread_num",
     "omp_get_num_threads",
-    "omp_get_max_threads",
     "omp_pause_resource_all",
 )
 

@@ -8,6 +8,7 @@
 // Loaded by hashbench/native/library.py, which says what the entry points at the end take and return.
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
@@ -473,7 +474,6 @@ struct Team {
   void (*run)(void (*function)(void*), void* argument, unsigned threads, unsigned flags) = nullptr;
   int (*place)() = nullptr;  // of this thread
   int (*size)() = nullptr;
-  int (*most)() = nullptr;
   int (*pause)(int kind) = nullptr;
 };
 Team team;
@@ -512,7 +512,7 @@ uint64_t hash_content(const char* data, size_t size) {
   const size_t count = (size + kPiece - 1) / kPiece;
   std::vector<uint64_t> digests(count);
   Pieces all{data, size, count, digests.data()};
-  if (count <= kAlone || !team.run || team.most() == 1) all.hash_from(0, count);
+  if (count <= kAlone || !team.run || at::get_num_threads() == 1) all.hash_from(0, count);
   else paces[std::bit_width(count)].run([&](bool by_team) {
     if (!by_team) return all.hash_from(0, count);
     team_was_run = true;
@@ -1212,10 +1212,9 @@ void hb_prepare(void* hash_function, void* plan_function, void* classify_functio
 }
 
 // Threads that hash large content: OpenMP's functions, or nothing, and one thread does.
-void hb_set_team(void* run, void* place, void* size, void* most, void* pause) {
+void hb_set_team(void* run, void* place, void* size, void* pause) {
   team = {reinterpret_cast<decltype(team.run)>(run), reinterpret_cast<decltype(team.place)>(place),
-          reinterpret_cast<decltype(team.size)>(size), reinterpret_cast<decltype(team.most)>(most),
-          reinterpret_cast<decltype(team.pause)>(pause)};
+          reinterpret_cast<decltype(team.size)>(size), reinterpret_cast<decltype(team.pause)>(pause)};
 }
 // Ends the threads that digests may have begun in this one, and says whether it has none now; OpenMP begins them again.
 int hb_end_team() {

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -85,11 +86,12 @@ class TeamOfTwo:
             for self.place in range(2):
                 _FUNCTION(function)(argument)
 
-        self._kept = (_RUN(run), _NUMBER(lambda: self.place), _NUMBER(lambda: 2), _NUMBER(lambda: 2))
+        self._kept = (_RUN(run), _NUMBER(lambda: self.place), _NUMBER(lambda: 2))
         library.set_team(*(ctypes.cast(function, ctypes.c_void_p) for function in self._kept), None)
 
 
-def test_a_team_hashes_what_is_large_and_nothing_else(library: Library) -> None:
+def test_a_team_hashes_what_is_large_and_nothing_else(library: Library, threads: Callable[[int], None]) -> None:
+    threads(2)
     team = TeamOfTwo(library, seconds=0)
     small, found = digests(2 * PIECE, 140)
     assert (found, team.calls) == ({by_pieces(small)}, 0)
@@ -98,7 +100,18 @@ def test_a_team_hashes_what_is_large_and_nothing_else(library: Library) -> None:
     assert team.calls >= 1
 
 
-def test_a_team_that_is_slower_is_asked_now_and_then(library: Library) -> None:
+def test_a_thread_of_the_program_has_no_team_where_torch_has_one_thread(
+    library: Library, threads: Callable[[int], None]
+) -> None:
+    threads(1)
+    team = TeamOfTwo(library, seconds=0)
+    with ThreadPoolExecutor() as pool:  # OpenMP has as many threads for a new one as there are processors
+        large, found = pool.submit(digests, 300 * PIECE, 2).result()
+    assert (found, team.calls) == ({by_pieces(large)}, 0)
+
+
+def test_a_team_that_is_slower_is_asked_now_and_then(library: Library, threads: Callable[[int], None]) -> None:
+    threads(2)
     team = TeamOfTwo(library, seconds=0.05)
     large, found = digests(80 * PIECE, 260)
     assert found == {by_pieces(large)}
