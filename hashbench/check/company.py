@@ -14,7 +14,7 @@ import torch
 
 from hashbench.batch.layout import Company
 from hashbench.catalog import Status
-from hashbench.run.workload import Tokens, map_tensors
+from hashbench.run.workload import Tokens, cache_among, map_tensors
 
 Given = Callable[[Callable[..., Any], Any], Any]
 """Makes the inputs of one run from the copy of the model that it has, and from all inputs."""
@@ -140,10 +140,10 @@ def pair_of(company: str, model: Callable[..., Any], inputs: Any, tokens: Tokens
 def _tokens_taken(model: Callable[..., Any]) -> Tokens:
     """What a model takes of what :class:`Tokens` names."""
     taken, known = inspect.signature(getattr(model, "forward", model)).parameters, Tokens()
-    mask, positions, cache, use_cache = (
-        name if name in taken else "" for name in (known.mask, "position_ids", known.cache, known.use_cache)
+    mask, positions, use_cache = (
+        name if name in taken else "" for name in (known.mask, "position_ids", known.use_cache)
     )
-    return Tokens(mask=mask, positions=positions, cache=cache, use_cache=use_cache)
+    return Tokens(mask=mask, positions=positions, cache=cache_among(taken), use_cache=use_cache)
 
 
 def _ids(inputs: Mapping[str, Any], name: str, *, least: int) -> torch.Tensor:
@@ -219,7 +219,7 @@ def _cached(company: str, tokens: Tokens, inputs: Mapping[str, Any]) -> Pair:
     """All tokens at once, and the last ones after a cache of the first."""
     count = _ids(inputs, tokens.decoded, least=4).shape[1]
     if not tokens.cache or not tokens.use_cache:
-        raise NoCompanyError("it takes no cache: no past_key_values with use_cache")
+        raise NoCompanyError("it takes no cache: no past_key_values or cache with use_cache")
     chunked = company == "chunked-prefill"
     count -= count % 2 if chunked else 0
     size = count // 2 if chunked else 1

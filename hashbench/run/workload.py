@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,15 @@ class Tokens:
     decoded: str = "input_ids"
     cache: str = "past_key_values"
     use_cache: str = "use_cache"
+
+
+CACHES = ("past_key_values", "cache", "cache_params", "state")
+"""What transformers calls a cache, as an argument and in outputs: ``cache`` since 5.24, for all models."""
+
+
+def cache_among(parameters: Container[str]) -> str:
+    """What a function that takes these ``parameters`` calls its cache; empty where it takes none."""
+    return next((name for name in CACHES if name in parameters), "")
 
 
 @dataclass(frozen=True, slots=True)

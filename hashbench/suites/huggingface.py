@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from hashbench.errors import HashbenchError
 from hashbench.processes import variables
 from hashbench.records import ModelSpec
-from hashbench.run.workload import Tokens, Workload
+from hashbench.run.workload import Tokens, Workload, cache_among
 from hashbench.suites.csv_file import task_of
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
@@ -85,7 +85,7 @@ def _tokens(module: nn.Module) -> Tokens:
         positions="position_ids" if "position_ids" in taken else None if relative else "",
         padding=getattr(config.get_text_config(), "pad_token_id", None) or 0,
         decoded="decoder_input_ids" if "decoder_input_ids" in taken else "input_ids",
-        cache=next((name for name in ("past_key_values", "cache_params", "state") if name in taken), ""),
+        cache=cache_among(taken),
         use_cache=known.use_cache if known.use_cache in taken else "",
     )
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 
 import pytest
 import torch
 from runner_helpers import FunctionRunner
 
+from hashbench.check.company import pair_of
 from hashbench.errors import HashbenchError
 from hashbench.records import ModelSpec, RunOptions
 from hashbench.run.leaves import leaves
-from hashbench.run.workload import Workload, call
+from hashbench.run.workload import CACHES, Workload, cache_among, call
 from hashbench.suites.huggingface import OFFLINE, TASKS
 from hashbench.suites.registry import catalog, load
 
@@ -73,7 +75,7 @@ def test_a_small_model_of_each_task_runs_and_learns_without_network(name):
     with torch.no_grad():
         output = inference.module.eval()(**inference.inputs)
     assert getattr(output, "loss", None) is None
-    assert getattr(output, "past_key_values", None) is None
+    assert [name for name in CACHES if getattr(output, name, None) is not None] == []
 
     training = load(SMALL[name], mode="training")
     loss = training.loss(training.module.train()(**training.inputs))
@@ -151,4 +153,17 @@ def test_cache_of_keys_and_values_is_compared_beside_the_logits(kind):
         workload = build()
         names = {name for name, _ in leaves(call(workload.module, workload.inputs), "output")}
     of_self = "" if kind.startswith("GPT2") else ".self_attention_cache"
-    assert {"output.logits", f"output.past_key_values{of_self}.layers.0.keys"} <= names
+    cache = cache_among(inspect.signature(workload.module.forward).parameters)  # `cache` since transformers 5.24
+    assert {"output.logits", f"output.{cache}{of_self}.layers.0.keys"} <= names
+
+
+@pytest.mark.usefixtures("no_network")
+@pytest.mark.parametrize("name", ["DistillGPT2", "T5ForConditionalGeneration", "MambaForCausalLM"])
+def test_a_small_text_model_is_given_a_cache_by_the_name_that_it_takes(name: str) -> None:
+    workload = load(SMALL[name], mode="inference")
+    assert workload.tokens is not None
+    assert workload.tokens.cache in inspect.signature(workload.module.forward).parameters
+    pair = pair_of("cached-decode", workload.module.eval(), workload.inputs, workload.tokens)
+    with torch.no_grad():
+        given = pair.given(pair.company.size)(workload.module, workload.inputs)
+    assert given[workload.tokens.cache] is not None
