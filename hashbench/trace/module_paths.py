@@ -279,8 +279,13 @@ def _walk(module: torch.nn.Module, path: str, found: dict[torch.nn.Module, str])
                 _walk(child, f"{path}.{name}", found)
 
 
-_KNOWN = frozenset({"3dd0447cad1ac3cb08f3d932c041652ec8ba8ccf48b53ad580494f514f48510f"})
-"""SHA-256 of the sources of ``Module._call_impl`` that :func:`_call_impl` may stand for: torch 2.15's."""
+_KNOWN = frozenset(
+    {
+        "62587dee2896dff4e5585ac472ac5b15ba49fd64aaec8d79bc136fa95ee5ec3b",  # 2.11 to 2.14
+        "3dd0447cad1ac3cb08f3d932c041652ec8ba8ccf48b53ad580494f514f48510f",  # 2.15
+    }
+)
+"""SHA-256 of the sources of ``Module._call_impl`` that :func:`_call_impl` may stand for, and the torch that has them."""
 
 
 @functools.cache

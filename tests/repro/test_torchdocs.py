@@ -68,11 +68,6 @@ SAID = {
         f"{RAISES}torch.nn.functional.interpolate{DIFFERENTIATING} and one of the following modes is used: "
         "linear, bilinear, bicubic, trilinear",
     ),
-    "a mode that is not in the list": (
-        ("aten.upsample_nearest2d_backward.default", "cuda", ""),
-        f"{NOT_LISTED} for cuda ({RAISES}torch.nn.functional.interpolate "
-        "when attempting to differentiate an MPS tensor in some cases)",
-    ),
     "another name in ATen": (
         ("aten.grid_sampler_3d_backward.default", "cuda", ""),
         f"{RAISES}torch.nn.functional.grid_sample{DIFFERENTIATING}",
@@ -82,14 +77,30 @@ SAID = {
         f"{DETERMINISTIC}torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d "
         "when called on CUDA tensor",
     ),
+    "only for other devices": (
+        ("aten.histc.default", "cpu", ""),
+        f"{NOT_LISTED} for cpu ({RAISES}torch.histc when called on a CUDA tensor)",
+    ),
+}
+
+SINCE_2_15 = (
+    "        * :func:`torch.nn.MaxPool2d`, :func:`torch.nn.MaxPool3d`, and :func:`torch.nn.AvgPool3d`\n"
+    "          when attempting to differentiate an MPS tensor\n"
+    "        * :func:`torch.nn.functional.interpolate` when attempting to differentiate an MPS tensor\n"
+    "          in some cases\n"
+)
+"""Items of the list of what raises."""
+
+SAID_SINCE_2_15 = {
+    "a mode that is not in the list": (
+        ("aten.upsample_nearest2d_backward.default", "cuda", ""),
+        f"{NOT_LISTED} for cuda ({RAISES}torch.nn.functional.interpolate "
+        "when attempting to differentiate an MPS tensor in some cases)",
+    ),
     "several modules in one item": (
         ("aten.max_pool2d_with_indices_backward.default", "mps", ""),
         f"{RAISES}torch.nn.MaxPool2d, torch.nn.MaxPool3d, torch.nn.AvgPool3d "
         "when attempting to differentiate an MPS tensor",
-    ),
-    "only for other devices": (
-        ("aten.histc.default", "cpu", ""),
-        f"{NOT_LISTED} for cpu ({RAISES}torch.histc when called on a CUDA tensor)",
     ),
 }
 
@@ -108,6 +119,19 @@ NOT_SAID = {
 
 @pytest.mark.parametrize(("asked", "said"), SAID.values(), ids=SAID)
 def test_what_is_listed(asked: tuple[str, str, str], said: str) -> None:
+    op, device, backward_of = asked
+    assert look_up(op, device=device, backward_of=backward_of).text == said
+
+
+@pytest.mark.parametrize(("asked", "said"), SAID_SINCE_2_15.values(), ids=SAID_SINCE_2_15)
+def test_what_is_listed_since_torch_2_15(
+    asked: tuple[str, str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docstring = torch.use_deterministic_algorithms.__doc__
+    assert docstring is not None
+    if SINCE_2_15 not in docstring:
+        before, last, after = docstring.rpartition("        * :func:`torch.Tensor.scatter_reduce`")
+        monkeypatch.setattr(torch.use_deterministic_algorithms, "__doc__", f"{before}{SINCE_2_15}{last}{after}")
     op, device, backward_of = asked
     assert look_up(op, device=device, backward_of=backward_of).text == said
 

@@ -27,7 +27,7 @@ def load() -> tuple[Library, Ops] | Unavailable:
     nobody has."""
     if not is_free():
         return Unavailable(
-            f"torch {torch.__version__} leaves no dispatch key free to see calls by", "install torch 2.15"
+            f"torch {torch.__version__} leaves no dispatch key free to see calls by", "install torch 2.13 or newer"
         )
     built = build(trial=TRIAL)
     if isinstance(built, Unavailable):
