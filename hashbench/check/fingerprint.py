@@ -3,12 +3,15 @@ isolation; and whether they are still those of a file."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import mmap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from hashbench.catalog import Status
@@ -36,8 +39,11 @@ SECONDS = 60.0
 fingerprint says."""
 
 
-_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 """Of ``mallopt``, in the headers of glibc."""
+
+_SMALLEST = 2**28
+"""Bytes for which large pages are worth asking."""
 
 
 def fingerprint_of(spec: ModelSpec, options: RunOptions, *, own_process: bool = False) -> ModelFingerprint | Failure:
@@ -48,18 +54,32 @@ def fingerprint_of(spec: ModelSpec, options: RunOptions, *, own_process: bool = 
     runner = BenchmarkRunner(options)
     wanted = options.deterministic or spec.deterministic or "on"
     with preserved_rng():
-        collected, _ = again_with_warnings(functools.partial(_collected, runner, spec), wanted)
         if own_process:
             keep_freed_memory()
+        collected, _ = again_with_warnings(functools.partial(_collected, runner, spec), wanted)
         return collected.failure or fingerprint_from(collected.kernels, spec, options, level=collected.deterministic)
 
 
 def keep_freed_memory() -> bool:
-    """Let the C library keep what is freed for what is allocated next, until the process ends; false where it cannot.
+    """Let the C library keep what is freed for what is allocated next, until the process ends, and ask the system for
+    large pages there; false where the C library cannot.
 
-    Else large outputs come from the system each time, which clears their pages.
+    Else large tensors come from the system each time, page by page, each of which it clears: that was half of the time
+    that a large model takes.
     """
-    return set_malloc_option(_MMAP_THRESHOLD, 2**30) and set_malloc_option(_TRIM_THRESHOLD, 2**31 - 1)
+    if not (set_malloc_option(_MMAP_MAX, 0) and set_malloc_option(_TRIM_THRESHOLD, -1)):
+        return False
+    library = ctypes.CDLL(None)
+    library.malloc.restype = ctypes.c_void_p
+    size, block = psutil.virtual_memory().available, None
+    while size >= _SMALLEST and not (block := library.malloc(ctypes.c_size_t(size))):
+        size //= 2
+    if block:  # nothing of it is touched: what is allocated next lies there
+        begin = -(-block // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = (block + size - begin) // mmap.PAGESIZE * mmap.PAGESIZE
+        library.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), mmap.MADV_HUGEPAGE)
+        library.free(ctypes.c_void_p(block))
+    return True
 
 
 @dataclass(frozen=True, slots=True)

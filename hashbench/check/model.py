@@ -11,7 +11,7 @@ import contextlib
 import copy
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -134,11 +134,31 @@ class BenchmarkRunner:
             return traces_of(self._preparing(workload, spec.optimizer), self.options, runs=runs, threads=threads)
 
     def watched_run(self, spec: ModelSpec, watcher: TraceCallback, *, level: str) -> Run | Failure:
-        """Build the model and make one traced run of which ``watcher`` sees every call. Its memory is for the caller to
-        give back."""
+        """Build the model and make one traced run of it, without results, of which ``watcher`` sees every call. Its
+        memory is for the caller to give back.
+
+        It is one step, after which the optimizer makes another: its first one has other kernels than all later ones,
+        forward and backward pass do not. With ``options.iterations`` there are so many whole steps.
+        """
         with deterministic_settings(level, threads=self.options.threads), self.pick_grad():
             workload = self.prepare(self.load_model(spec))
-            return watched(self._preparing(workload, spec.optimizer), self.options, watcher)
+            workload = replace(workload, iterations=self.options.iterations or 1)
+
+            def prepare() -> Prepared:  # nobody runs it again: no copy
+                model, inputs = workload.module, self.fresh_inputs(workload)
+                optimizer = self.init_optimizer(workload, model, spec.optimizer)
+
+                def execute(trace: HashDebugTrace | None) -> dict[str, Any]:
+                    with trace or contextlib.nullcontext():
+                        for _ in self._steps(workload, model, inputs, optimizer, trace):
+                            pass
+                        if optimizer is not None and self.options.iterations is None:
+                            optimizer.step()
+                    return {}
+
+                return Prepared(model, inputs, execute)
+
+            return watched(prepare, self.options, watcher)
 
     def load_model(self, spec: ModelSpec) -> Workload:
         """Build the model and its inputs from the seed."""
@@ -292,14 +312,10 @@ class BenchmarkRunner:
         trace: HashDebugTrace | None,
     ) -> dict[str, Any]:
         """All steps of one run; returns its results by name."""
-        step = self.forward_and_backward_pass if self.training else self.forward_pass
         results: dict[str, Any] = {}
         with trace or contextlib.nullcontext():
-            for iteration in range(workload.iterations or DEFAULT_ITERATIONS):
-                if trace is not None:
-                    trace.iteration = iteration
-                    trace.mark(f"iteration {iteration}")
-                for (kind, path), value in step(workload, model, inputs, optimizer, trace):
+            for iteration, named in self._steps(workload, model, inputs, optimizer, trace):
+                for (kind, path), value in named:
                     with untraced():
                         add_result(results, trace, f"{kind}.{iteration}{path}", value, copied=True)
         if self.training:
@@ -307,6 +323,22 @@ class BenchmarkRunner:
             for name, value in outputs.state_results(model, optimizer):
                 add_result(results, trace, name, value, copied=shared)
         return results
+
+    def _steps(
+        self,
+        workload: Workload,
+        model: torch.nn.Module,
+        inputs: Any,
+        optimizer: torch.optim.Optimizer | None,
+        trace: HashDebugTrace | None,
+    ) -> Iterator[tuple[int, list[tuple[tuple[str, str], Any]]]]:
+        """Make one step after another in a ``trace`` that is active; gives the results of each by name."""
+        step = self.forward_and_backward_pass if self.training else self.forward_pass
+        for iteration in range(workload.iterations or DEFAULT_ITERATIONS):
+            if trace is not None:
+                trace.iteration = iteration
+                trace.mark(f"iteration {iteration}")
+            yield iteration, step(workload, model, inputs, optimizer, trace)
 
     def forward_pass(
         self,

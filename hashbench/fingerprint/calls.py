@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from hashbench.fingerprint.document import Kernel, TensorWord, tensor_word
 from hashbench.fingerprint.values import (
     ANY,
     POSITIVE,
+    SHARED,
     UNIT,
     Arena,
     NoValuesError,
@@ -26,7 +27,7 @@ from hashbench.fingerprint.values import (
 )
 from hashbench.replay.call import CapturedCall, Memory, Slot, TensorForm
 from hashbench.replay.capture import CaptureError, Windows, is_plain, may_resize, refuse_shadows
-from hashbench.replay.ops import path_among, why_refused
+from hashbench.replay.ops import TORCH_NAMESPACES, path_among, why_refused
 from hashbench.repro.call_arguments import Arguments, BadCallError, check_arguments, encoded, find_op
 from hashbench.trace.arguments import leaves, mapped
 from hashbench.trace.callbacks import TraceCallback
@@ -116,7 +117,7 @@ class KernelCollector(TraceCallback):
             op=str(func),
             args=tuple(encoded(value) for value in new_args),
             kwargs={name: encoded(value) for name, value in new_kwargs.items()},
-            tensors=tuple(self._words(tensors, forms)),
+            tensors=tuple(self._words(tensors, forms, custom=func.namespace not in TORCH_NAMESPACES)),
             place=f"{step.partition('.')[0]} {module}".strip(),
             calls=0,
             library="",
@@ -124,21 +125,28 @@ class KernelCollector(TraceCallback):
             samples=(),
         )
 
-    def _words(self, tensors: Sequence[torch.Tensor], forms: Sequence[TensorForm]) -> list[str]:
+    def _words(self, tensors: Sequence[torch.Tensor], forms: Sequence[TensorForm], *, custom: bool) -> list[str]:
         numbers: dict[int, int] = {}
         words = []
         for tensor, form in zip(tensors, forms, strict=True):
             shared = numbers.get(form.storage)
             numbers.setdefault(form.storage, len(numbers))
             word = TensorWord(
-                dtype_name(form.dtype), form.shape, form.stride, form.offset, shared, self._values(tensor)
+                dtype_name(form.dtype),
+                form.shape,
+                form.stride,
+                form.offset,
+                shared,
+                self._values(tensor, custom=custom),
             )
             words.append(word.text())
         return words
 
-    def _values(self, tensor: torch.Tensor) -> str:
+    def _values(self, tensor: torch.Tensor, *, custom: bool) -> str:
+        """What says which numbers a kernel is run on. An op of somebody else's may take some for places, where it
+        reads and writes unchecked: the first of anything is always there."""
         if tensor.is_floating_point() or tensor.is_complex():
-            return range_of(tensor)
+            return UNIT if custom else range_of(tensor)
         content, limits = content_of(tensor)
         return f"#{self.contents.setdefault(content, len(self.contents))}" if content else limits
 
@@ -197,7 +205,7 @@ def call_of(
     repetition: int = -1,
 ) -> CapturedCall:
     """The call of a signature with synthetic numbers, on ``device``. Its memories lie in the ``arena``, on the host, in
-    the place of this ``repetition``.
+    the place of this ``repetition``; what its op only reads may be shared with other calls of that arena.
 
     Raises:
         HashbenchError: its op is not loaded.
@@ -213,7 +221,12 @@ def call_of(
     reason = why_left_out(func) or path_among(func, leaves([args, kwargs]))
     if reason:
         raise BadCallError(f"{func}: {reason}")
-    rooms = _filled_rooms(forms, words, contents, arena or Arena(), repetition)
+    written = {
+        forms[slot.index].storage
+        for slot in leaves(plan_of(func).written_values(args, kwargs))
+        if isinstance(slot, Slot)
+    }
+    rooms = _filled_rooms(forms, words, contents, arena or Arena(shares=False), repetition, written)
     return CapturedCall(
         op=str(func),
         func=func,
@@ -240,33 +253,51 @@ def _forms(words: Sequence[TensorWord]) -> tuple[TensorForm, ...]:
     return tuple(forms)
 
 
+_Held = Sequence[tuple[TensorForm, TensorWord]]
+"""The tensors that lie in one memory."""
+
+
 def _filled_rooms(
     forms: Sequence[TensorForm],
     words: Sequence[TensorWord],
     contents: Sequence[str],
     arena: Arena,
     repetition: int,
+    written: Collection[int],
 ) -> list[np.ndarray[Any, Any]]:
-    """The memories of a call, as flat bytes."""
+    """The memories of a call, as flat bytes. Those that are ``written`` are its own."""
     held: defaultdict[int, list[tuple[TensorForm, TensorWord]]] = defaultdict(list)
     for form, word in zip(forms, words, strict=True):
         held[form.storage].append((form, word))
-    sizes = [max(form.span()[1] for form, _ in held[number]) for number in sorted(held)]
-    rooms = arena.rooms(sizes, repetition=repetition)
-    for number, room in enumerate(rooms):
+    sizes = {number: max(form.span()[1] for form, _ in held[number]) for number in sorted(held)}
+    rooms = {}
+    for number, size in sizes.items():
+        values = _range(held[number])
+        if arena.shares and size >= SHARED and number not in written and values is not None:
+            dtype = held[number][0][0].dtype
+            rooms[number] = arena.shared(size, dtype, values=values, number=number)
+    own = [number for number in sizes if number not in rooms]
+    memory = arena.rooms([sizes[number] for number in own], repetition=repetition)
+    for number, room in zip(own, memory, strict=True):
         _fill(room, number, held[number], contents)
-    return rooms
+        rooms[number] = room
+    return [rooms[number] for number in sizes]
 
 
-def _fill(
-    room: np.ndarray[Any, Any], number: int, held: Sequence[tuple[TensorForm, TensorWord]], contents: Sequence[str]
-) -> None:
-    """Write the bytes of one memory, and of all tensors that lie in it."""
+def _range(held: _Held) -> str | None:
+    """The range of the floating-point numbers that a memory holds; ``None`` where it holds others."""
     dtype = held[0][0].dtype
     if any(form.dtype != dtype for form, _ in held):
         raise NoValuesError("two arguments of different dtypes share memory")
-    if dtype.is_floating_point or dtype.is_complex:
-        values = min((word.values for _, word in held), key=lambda value: _WIDEST_FIRST.index(_known(value)))
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return None
+    return min((word.values for _, word in held), key=lambda value: _WIDEST_FIRST.index(_known(value)))
+
+
+def _fill(room: np.ndarray[Any, Any], number: int, held: _Held, contents: Sequence[str]) -> None:
+    """Write the bytes of one memory, and of all tensors that lie in it."""
+    dtype, values = held[0][0].dtype, _range(held)
+    if values is not None:
         fill(room, dtype, values=values, number=number)
         return
     limits = [word.values for _, word in held if not word.values.startswith("#")]

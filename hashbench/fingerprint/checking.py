@@ -76,11 +76,13 @@ def _checked(
     recorded = Result(kernel.outputs, kernel.samples)
     try:
         device = torch.device(model.device)
-        call = call_of(kernel, model.contents, device=device, arena=made)
-        seen = result_of(call, last=True)
+        seen = result_of(call_of(kernel, model.contents, device=device, arena=made), last=True)
+        if seen.outputs != recorded.outputs and not made.is_intact():  # an earlier kernel wrote what this one reads
+            made.forget()
+            seen = result_of(call_of(kernel, model.contents, device=device, arena=made), last=True)
         if seen.outputs == recorded.outputs:
             return Checked(number, SAME)
-        call = call_of(kernel, model.contents, device=device, arena=made)
+        call = call_of(kernel, model.contents, device=device)
         _refuse_varying(call, seen, recorded, copies)
         library = listening.library_of(call.func, device, lambda: result_of(call, arena=copies))
     except (NotRepeatableError, ValueError, HashbenchError) as error:

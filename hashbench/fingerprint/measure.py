@@ -18,10 +18,9 @@ import xxhash
 
 from hashbench.errors import HashbenchError, named_line
 from hashbench.fingerprint.calls import KernelCollector, call_of
-from hashbench.fingerprint.distance import FLOATS
-from hashbench.fingerprint.document import Fingerprints, Kernel, ModelFingerprint, TensorWord, tensor_word
+from hashbench.fingerprint.document import Fingerprints, Kernel, ModelFingerprint, TensorWord
 from hashbench.fingerprint.library import Listener, listener
-from hashbench.fingerprint.values import UNIT, Arena, bits_of, scrambled
+from hashbench.fingerprint.values import Arena, bits_of, scrambled
 from hashbench.replay.call import CapturedCall, Slot, TensorForm, in_force, keys_below_a_mode, laid_over, wait_for
 from hashbench.replay.capture import is_plain, may_resize
 from hashbench.run.rng import random_states, states_differ
@@ -41,7 +40,7 @@ from hashbench.trace.op_schema import plan_of
 REPEATS = 3
 """Runs of each signature; where they do not agree, it has no fingerprint."""
 
-LONG = 0.1
+LONG = 0.02
 """CPU seconds of the calling thread, which does its share of each kernel: what else a machine does takes none of them.
 A signature that takes longer is run one time less."""
 
@@ -239,31 +238,33 @@ def record(run: Callable[[], object], *, name: str, deterministic: str = "on") -
 def measure(collected: KernelCollector, *, device: torch.device, seconds: float = 3600.0) -> Measured:
     """Run every collected signature :data:`REPEATS` times, long ones once less; for use inside :func:`isolation`. One
     that has not begun after so many CPU ``seconds`` of this thread is left out."""
-    began, contents = time.thread_time(), tuple(collected.contents)
-    left_out: defaultdict[str, Counter[str]] = defaultdict(Counter, collected.left_out)
-    kernels = []
     arenas = Arena(), Arena()
+    measured = _all_measured(collected, arenas, device=device, seconds=seconds)
+    if arenas[0].is_intact():
+        return measured
+    arenas = Arena(shares=False), Arena()  # a kernel has written what others read, too
+    return _all_measured(collected, arenas, device=device, seconds=seconds)
+
+
+def _all_measured(
+    collected: KernelCollector, arenas: tuple[Arena, Arena], *, device: torch.device, seconds: float
+) -> Measured:
+    began, contents = time.thread_time(), tuple(collected.contents)
+    left_out: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for reason, ops in collected.left_out.items():
+        left_out[reason].update(ops)
+    kernels = []
     with listener() as listening:
         for kernel in collected.kernels:
             if time.thread_time() - began >= seconds:
                 left_out[f"no time left after {seconds:g} CPU s"][kernel.op] += kernel.calls
                 continue
             measured, reason = _measured(kernel, contents, device, listening, arenas)
-            if reason.startswith(_RAISES) and (other := _of_units(kernel)) != kernel:
-                measured, reason = _measured(other, contents, device, listening, arenas)
             if reason:
                 left_out[reason][kernel.op] += kernel.calls
             else:
                 kernels.append(measured)
     return Measured(tuple(kernels), contents, left_out)
-
-
-def _of_units(kernel: Kernel) -> Kernel:
-    """The kernel on numbers from 0 to 1: an op may take some of its numbers as places, such as that of an image in its
-    batch, and refuse others."""
-    words = (tensor_word(word) for word in kernel.tensors)
-    units = (replace(word, values=UNIT) if word.dtype in FLOATS else word for word in words)
-    return replace(kernel, tensors=tuple(word.text() for word in units))
 
 
 def _measured(

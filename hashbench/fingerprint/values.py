@@ -67,7 +67,13 @@ def _words() -> np.ndarray[Any, Any]:
 
 @functools.lru_cache(maxsize=8)
 def _float_bits(dtype: torch.dtype, values: str) -> np.ndarray[Any, Any]:
-    """One period of numbers of a floating-point ``dtype`` in the range ``values``, as their bits."""
+    """One period of numbers of a floating-point ``dtype`` in the range ``values``, as their bits.
+
+    Raises:
+        NoValuesError: ``values`` is not such a range.
+    """
+    if values not in (ANY, POSITIVE, UNIT):
+        raise NoValuesError(f"{values[:40]!r} is not a range of synthetic numbers")
     exponent_bits, fraction_bits = FLOATS[dtype_name(dtype)]
     bias = (1 << (exponent_bits - 1)) - 1
     words = _words()
@@ -97,8 +103,6 @@ def fill(out: np.ndarray[Any, Any], dtype: torch.dtype, *, values: str, number: 
     elements = len(out) // dtype.itemsize
     begin = number * _STEP % PERIOD
     if dtype_name(dtype) in FLOATS:
-        if values not in (ANY, POSITIVE, UNIT):
-            raise NoValuesError(f"{values[:40]!r} is not a range of synthetic numbers")
         period = _float_bits(dtype, values)
     elif dtype in _WHOLE:
         low, high = whole_range(values)
@@ -108,22 +112,25 @@ def fill(out: np.ndarray[Any, Any], dtype: torch.dtype, *, values: str, number: 
         period = (np.int64(low) + (words % np.uint64(high - low + 1)).astype(np.int64)).astype(f"i{dtype.itemsize}")
     else:
         raise NoValuesError(f"no synthetic values for {dtype_name(dtype)}")
-    numbers, done = out.view(period.dtype), 0
-    while done < elements:
-        part = period[begin : begin + elements - done]
-        numbers[done : done + len(part)] = part
-        begin, done = 0, done + len(part)
+    _repeat(period, out.view(period.dtype), begin=begin)
+
+
+SHARED = 2**20
+"""Bytes. Numbers that a call only reads are not written anew for it where they are as many."""
+
+_AHEAD = 2**30
+"""Bytes. Of less memory than this, twice what is needed is taken, for larger calls that may come."""
 
 
 class Arena:
     """Memory for calls that run one after another. It is used again: memory that the system has just given costs up to
-    ten times what it takes to write there. It is as large as the largest call needed."""
+    ten times what it takes to write there. It is as large as the largest call needed. With ``shares`` calls may read
+    the same memory."""
 
-    AHEAD = 2**30
-    """Bytes. Of a smaller call, twice what it needs is taken, for larger ones that may come."""
-
-    def __init__(self) -> None:
+    def __init__(self, *, shares: bool = True) -> None:
+        self.shares = shares
         self._memory = np.empty(0, np.uint8)
+        self._shared: dict[tuple[torch.dtype, str], _Periods] = {}
 
     def rooms(self, sizes: Sequence[int], *, repetition: int) -> list[np.ndarray[Any, Any]]:
         """Rooms of so many bytes, in the place of those before. Each begins at a multiple of 64, all lie apart, and the
@@ -133,9 +140,77 @@ class Arena:
         memory = self._memory
         if needed > len(memory):
             self._memory = np.empty(0, np.uint8)  # given back first
-            memory = self._memory = np.empty(max(needed, min(2 * needed, self.AHEAD)), np.uint8)
+            memory = self._memory = np.empty(max(needed, min(2 * needed, _AHEAD)), np.uint8)
         start = -memory.ctypes.data % _PAGE + repetition * LINE % _PAGE
         return [memory[start + begin : start + begin + size] for begin, size in zip(begins, sizes, strict=True)]
+
+    def shared(self, size: int, dtype: torch.dtype, *, values: str, number: int) -> np.ndarray[Any, Any]:
+        """So many bytes that hold what :func:`fill` would write there, for whoever only reads them: they lie in memory
+        that others read, too, and begin at a multiple of 64.
+
+        Raises:
+            NoValuesError: ``values`` is not a range of synthetic numbers.
+        """
+        kind = _PARTS.get(dtype, dtype)
+        if (kind, values) not in self._shared:
+            self._shared[kind, values] = _Periods(_float_bits(kind, values))
+        return self._shared[kind, values].room(size, number=number)
+
+    def is_intact(self) -> bool:
+        """Whether what is shared holds what it held: a kernel may write what its schema says it only reads."""
+        return all(periods.is_intact() for periods in self._shared.values())
+
+    def forget(self) -> None:
+        """Give what is shared back: it is written anew."""
+        self._shared.clear()
+
+
+class _Periods:
+    """One period of numbers behind the other, in as much memory as was needed so far."""
+
+    def __init__(self, period: np.ndarray[Any, Any]) -> None:
+        self._period = period
+        self._all = self._numbers = np.empty(0, period.dtype)
+        """Of all there is room for, ``_numbers`` are written."""
+
+    def room(self, size: int, *, number: int) -> np.ndarray[Any, Any]:
+        """The numbers of memory ``number`` of a call, as flat bytes. A period is odd: of as many that follow each other
+        as a line has numbers, one begins where a line does."""
+        in_line = LINE // self._period.itemsize
+        begin = number * _STEP % PERIOD
+        while begin % in_line:
+            begin += PERIOD
+        end = begin + size // self._period.itemsize
+        if end > len(self._numbers):
+            self._write(end)
+        return self._numbers[begin:end].view(np.uint8)
+
+    def _write(self, end: int) -> None:
+        """Write numbers up to this one."""
+        done, width = len(self._numbers), self._period.itemsize
+        if end > len(self._all):
+            self._all = self._numbers = np.empty(0, self._period.dtype)  # given back first
+            size = max(end * width, min(2 * end * width, _AHEAD))
+            done, memory = 0, np.empty(size + LINE, np.uint8)
+            self._all = memory[-memory.ctypes.data % LINE :][:size].view(self._period.dtype)
+        self._numbers = self._all[:end]
+        _repeat(self._period, self._numbers[done:], begin=done % PERIOD)
+
+    def is_intact(self) -> bool:
+        """Whether all that is written is as it was written."""
+        return all(
+            np.array_equal(self._numbers[begin : begin + PERIOD], self._period[: len(self._numbers) - begin])
+            for begin in range(0, len(self._numbers), PERIOD)
+        )
+
+
+def _repeat(period: np.ndarray[Any, Any], numbers: np.ndarray[Any, Any], *, begin: int) -> None:
+    """Write a period of numbers, from ``begin`` on, over and over."""
+    done = 0
+    while done < len(numbers):
+        part = period[begin : begin + len(numbers) - done]
+        numbers[done : done + len(part)] = part
+        begin, done = 0, done + len(part)
 
 
 def whole_range(values: str) -> tuple[int, int]:

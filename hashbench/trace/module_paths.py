@@ -285,7 +285,7 @@ _KNOWN = frozenset(
         "3dd0447cad1ac3cb08f3d932c041652ec8ba8ccf48b53ad580494f514f48510f",  # 2.15
     }
 )
-"""SHA-256 of the sources of ``Module._call_impl`` that :func:`_call_impl` may stand for, and the torch that has them."""
+"""SHA-256 of the sources of ``Module._call_impl`` that :func:`_call_impl` may stand for, by torch's release."""
 
 
 @functools.cache

@@ -418,10 +418,17 @@ def test_what_writes_a_sparse_or_nested_tensor_is_left_out(tmp_path: Path) -> No
     assert document.read(tmp_path / "sparse.json") == recorded
 
 
-def test_an_op_that_takes_numbers_as_places_runs_on_numbers_from_0_to_1() -> None:
+def test_an_op_of_somebody_elses_runs_on_numbers_from_0_to_1() -> None:
+    """It may take some as places, and write there unchecked."""
     library = torch.library.Library("fingerprint_places", "DEF")
     library.define("row(Tensor x, Tensor boxes, Tensor columns) -> Tensor")
-    library.impl("row", lambda x, boxes, at: x[[0 if 0 <= box[0] < 1 else 1 // 0 for box in boxes]][:, at], "CPU")
+    places: list[int] = []
+
+    def row(x: torch.Tensor, boxes: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        places.extend(int(box[0]) for box in boxes)
+        return x[[0] * len(boxes)][:, at]
+
+    library.impl("row", row, "CPU")
 
     boxes = torch.tensor([[0.0, 9.0], [0.5, -7.0], [0.25, 3.0], [0.0, 0.0]])
     columns = torch.tensor([2, 0])
@@ -429,6 +436,7 @@ def test_an_op_that_takes_numbers_as_places_runs_on_numbers_from_0_to_1() -> Non
     (kernel,) = [kernel for kernel in made.models[0].kernels if kernel.op == "fingerprint_places.row.default"]
     assert [tensor_word(word).values for word in kernel.tensors] == [values.UNIT, values.UNIT, "#0"]
     assert verified(made).changed == ()
+    assert set(places) == {0}
     library._destroy()
 
 
@@ -500,6 +508,55 @@ def test_an_arena_is_used_again_and_its_rooms_lie_apart() -> None:
         assert begins[0] == large + repetition % 64 * 64
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float8_e5m2, torch.complex64])
+def test_what_calls_share_is_what_would_be_written_for_each(dtype: torch.dtype) -> None:
+    arena = values.Arena()
+    for number, elements in ((0, 3), (7, 1000), (1, values.PERIOD), (2, 2 * values.PERIOD + 5), (3, 10)):
+        room = arena.shared(elements * dtype.itemsize, dtype, values=values.ANY, number=number)
+        alone = values.filled(dtype, elements, values=values.ANY, number=number)
+        assert room.tobytes() == alone.numpy().tobytes()
+        assert room.ctypes.data % 64 == 0
+    assert arena.is_intact()
+    room[-1] ^= 1
+    assert not arena.is_intact()
+    arena.forget()
+    assert arena.is_intact()
+    assert arena.shared(len(room), dtype, values=values.ANY, number=3).tobytes() == alone.numpy().tobytes()
+
+
+@pytest.fixture
+def spoiling() -> Iterator[Callable[[], None]]:
+    """A program of two kernels that read much; the first one also writes there, which its schema does not say."""
+    library = torch.library.Library("fingerprint_spoils", "DEF")
+    library.define("first(Tensor x) -> Tensor")
+    library.define("second(Tensor x) -> Tensor")
+
+    def first(x: torch.Tensor) -> torch.Tensor:
+        total = x[:100].sum()
+        x.numpy()[:100] += 1.0
+        return total
+
+    library.impl("first", first, "CPU")
+    library.impl("second", lambda x: x[:50].sum(), "CPU")
+    x = torch.ones(values.SHARED // 4)
+
+    def program() -> None:
+        torch.ops.fingerprint_spoils.first(x)
+        torch.ops.fingerprint_spoils.second(x)
+
+    yield program
+    library._destroy()
+
+
+def test_what_a_kernel_writes_without_saying_so_is_in_no_other(spoiling: Callable[[], None]) -> None:
+    made = record(spoiling, name="both")
+    first, second = (kernel for kernel in made.models[0].kernels if kernel.op.startswith("fingerprint_spoils."))
+    (alone,) = record(lambda: torch.ops.fingerprint_spoils.second(torch.ones(values.SHARED // 4)), name="one").models
+    assert (first.op, second.op) == ("fingerprint_spoils.first.default", "fingerprint_spoils.second.default")
+    assert second.outputs == alone.kernels[-1].outputs
+    assert {checked.status for checked in check(made)} == {SAME}
+
+
 def test_the_memory_of_the_largest_call_is_used_again() -> None:
     arena = values.Arena()
     arena.rooms([2**31], repetition=0)[0][0] = 7
@@ -549,7 +606,7 @@ def test_what_a_kernel_writes_to_its_arguments_is_in_no_other_run() -> None:
 
 
 def test_the_memory_of_a_model_is_given_back_once_before_its_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also that of one that refers to itself, and of the copy that ran."""
+    """Also that of one that refers to itself. It is not copied: nobody runs it again."""
     ran: list[weakref.ref[torch.nn.Module]] = []
     collections: list[None] = []
 
@@ -574,9 +631,30 @@ def test_the_memory_of_a_model_is_given_back_once_before_its_kernels_run(monkeyp
     runner.build = build
     collected = fingerprint._collected(runner, ModelSpec("zoo", "net"), "on")
     assert [kernel.op for kernel in collected.kernels.kernels] == ["aten.addmm.default"]
-    assert len({*map(id, ran)}) > 1
+    assert len(ran) > 1
     assert [one() for one in ran] == [None] * len(ran)
     assert len(collections) == 1
+
+
+@pytest.mark.parametrize(("iterations", "forwards"), [(None, 1), (3, 3)])
+def test_a_model_makes_one_step_and_its_optimizer_two(iterations: int | None, forwards: int) -> None:
+    """The second one of an optimizer with momentum has other kernels than the first."""
+    ran: list[None] = []
+
+    class Counted(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            ran.append(None)
+            return super().forward(x)
+
+    def momentum(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=False)
+
+    runner = FunctionRunner(RunOptions(mode="training", iterations=iterations))
+    runner.build = lambda: Workload(Counted(3, 3), (torch.ones(2, 3),), make_optimizer=momentum)
+    collected = fingerprint._collected(runner, ModelSpec("zoo", "net"), "on")
+    assert len(ran) == forwards
+    ops = {kernel.op for kernel in collected.kernels.kernels if kernel.place.startswith("optimizer")}
+    assert {"aten.clone.default", "aten.mul_.Tensor"} <= ops
 
 
 def test_a_kernel_that_begins_after_the_cpu_time_of_a_model_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
