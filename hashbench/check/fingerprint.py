@@ -45,6 +45,9 @@ _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 _SMALLEST = 2**28
 """Bytes for which large pages are worth asking."""
 
+OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
+"""Holds ``2`` where Linux counts memory that a process has asked for and not touched, so that others get less."""
+
 
 def fingerprint_of(spec: ModelSpec, options: RunOptions, *, own_process: bool = False) -> ModelFingerprint | Failure:
     """The fingerprint of a model, or why it cannot be run. Settings and random state are as before afterwards.
@@ -69,17 +72,23 @@ def keep_freed_memory() -> bool:
     """
     if not (set_malloc_option(_MMAP_MAX, 0) and set_malloc_option(_TRIM_THRESHOLD, -1)):
         return False
+    if OVERCOMMIT.read_text(encoding="utf-8").strip() != "2":
+        _ask_for_large_pages()
+    return True
+
+
+def _ask_for_large_pages() -> None:
+    """What is allocated next lies in a block of all memory that the machine has left. Nothing of it is touched here."""
     library = ctypes.CDLL(None)
     library.malloc.restype = ctypes.c_void_p
     size, block = psutil.virtual_memory().available, None
     while size >= _SMALLEST and not (block := library.malloc(ctypes.c_size_t(size))):
         size //= 2
-    if block:  # nothing of it is touched: what is allocated next lies there
+    if block:
         begin = -(-block // mmap.PAGESIZE) * mmap.PAGESIZE
         length = (block + size - begin) // mmap.PAGESIZE * mmap.PAGESIZE
         library.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), mmap.MADV_HUGEPAGE)
         library.free(ctypes.c_void_p(block))
-    return True
 
 
 @dataclass(frozen=True, slots=True)

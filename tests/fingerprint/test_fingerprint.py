@@ -589,6 +589,30 @@ def test_what_kernels_free_stays_with_the_process_of_a_model() -> None:
     assert faults() > (0, 1000)  # 64 MiB come from the system each time, page by page
 
 
+ASKED = """
+import pathlib, sys
+import psutil
+from hashbench.check import fingerprint
+
+fingerprint.OVERCOMMIT = pathlib.Path(sys.argv[1])
+before = psutil.Process().memory_info()
+assert fingerprint.keep_freed_memory()
+after = psutil.Process().memory_info()
+print(after.vms - before.vms, after.rss - before.rss)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="this C library has no mallopt")
+@pytest.mark.parametrize(("mode", "asks"), [("0", True), ("2", False)])
+def test_memory_is_asked_for_ahead_where_that_takes_none_from_others(mode: str, asks: bool, tmp_path: Path) -> None:
+    (tmp_path / "overcommit_memory").write_text(f"{mode}\n")
+    command = [sys.executable, "-c", ASKED, str(tmp_path / "overcommit_memory")]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
+    asked, touched = map(int, told.stdout.split())
+    assert (asked >= 2**28) == asks
+    assert touched < 2**26
+
+
 def test_what_a_kernel_writes_to_its_arguments_is_in_no_other_run() -> None:
     """All have their memory in one place."""
 
