@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -90,3 +93,32 @@ def test_the_trace_of_a_run_that_is_watched_is_made_when_somebody_asks_for_it(tr
     assert run.recorded._trace._finished is None
     assert run.trace is not None
     assert len(run.trace.records) == 2
+
+
+PREPARED = """
+import torch
+from hashbench.records import RunOptions
+from hashbench.run.outcome import Prepared, traces_of
+
+drawn = []
+
+def prepare():
+    drawn.append(float(torch.rand(())))
+    return Prepared(torch.nn.Linear(2, 2), (), lambda trace: {})
+
+traces_of(prepare, RunOptions(), runs=1)
+print(len(drawn), drawn[-1])
+"""
+
+
+@pytest.mark.slow
+def test_with_fixed_addresses_the_second_copy_counts_and_draws_the_same_numbers() -> None:
+    def prepared(seed: str) -> tuple[str, str]:
+        command = [sys.executable, "-c", PREPARED]
+        made = subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, check=True)
+        copies, drawn = made.stdout.decode().split()
+        return copies, drawn
+
+    (once, drawn), (twice, again) = prepared("random"), prepared("0")
+    assert (once, twice) == ("1", "2")
+    assert drawn == again

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import logging
 import re
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +32,7 @@ from hashbench.records import (
 from hashbench.run import outputs
 from hashbench.run.addresses import arranged_addresses
 from hashbench.run.leaves import LeftOut, NotComparableError
-from hashbench.run.rng import reset_rng_state
+from hashbench.run.rng import preserved_rng, reset_rng_state
 from hashbench.run.settings import applied, preserved, settings
 from hashbench.trace.api import HashDebugTrace, Recording
 from hashbench.trace.callbacks import TraceCallback
@@ -142,6 +143,9 @@ def traces_of(
     kept: list[bytes] = []
 
     def prepare_in_order() -> Prepared:
+        if not sys.flags.hash_randomization:
+            with preserved_rng():
+                prepare()  # what is made or freed the first time alone moves nothing the second time
         kept[:] = arranged_addresses()
         return prepare()
 

@@ -484,6 +484,21 @@ def test_fresh_processes_trace_by_the_tracer_of_the_runs(
     assert told == [asked]
 
 
+@pytest.mark.parametrize(
+    ("differing", "counted"),
+    [([0], 0), ([2, 0], 0), ([3, 1], 1)],
+    ids=["none differs", "none the second time", "both times"],
+)
+def test_processes_of_a_fixed_order_that_differ_are_made_once_more(
+    differing: list[int], counted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = [(ExperimentResult("fixed_order", "process", 3, number, 1 + number),) for number in differing]
+    monkeypatch.setattr(driver, "_in_processes", lambda *_, **__: left.pop(0))
+    findings = driver.start_processes_in_fixed_order(case("sequence"), OPEN)
+    assert [arm.differing for arm in findings.evidence.arms if arm.name == "fixed_order"] == [counted]
+    assert left == []
+
+
 @pytest.mark.parametrize("allocation", [True, False])
 def test_an_allocation_is_not_replayed_but_poisoned(*, allocation: bool) -> None:
     findings = driver.Findings(Evidence("kernel", call=CallFacts("aten.empty.default", allocation=allocation)))
