@@ -72,7 +72,7 @@ def keep_freed_memory() -> bool:
     """
     if not (set_malloc_option(_MMAP_MAX, 0) and set_malloc_option(_TRIM_THRESHOLD, -1)):
         return False
-    if OVERCOMMIT.read_text(encoding="utf-8").strip() != "2":
+    if not OVERCOMMIT.exists() or OVERCOMMIT.read_text(encoding="utf-8").strip() != "2":
         _ask_for_large_pages()
     return True
 

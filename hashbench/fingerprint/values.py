@@ -70,8 +70,10 @@ def _float_bits(dtype: torch.dtype, values: str) -> np.ndarray[Any, Any]:
     """One period of numbers of a floating-point ``dtype`` in the range ``values``, as their bits.
 
     Raises:
-        NoValuesError: ``values`` is not such a range.
+        NoValuesError: there are none for this dtype, or ``values`` is not such a range.
     """
+    if dtype_name(dtype) not in FLOATS:
+        raise NoValuesError(f"no synthetic values for {dtype_name(dtype)}")
     if values not in (ANY, POSITIVE, UNIT):
         raise NoValuesError(f"{values[:40]!r} is not a range of synthetic numbers")
     exponent_bits, fraction_bits = FLOATS[dtype_name(dtype)]
@@ -102,16 +104,14 @@ def fill(out: np.ndarray[Any, Any], dtype: torch.dtype, *, values: str, number: 
     dtype = _PARTS.get(dtype, dtype)
     elements = len(out) // dtype.itemsize
     begin = number * _STEP % PERIOD
-    if dtype_name(dtype) in FLOATS:
-        period = _float_bits(dtype, values)
-    elif dtype in _WHOLE:
+    if dtype in _WHOLE:
         low, high = whole_range(values)
         words = _words()
         if begin + elements <= PERIOD:  # as nearly always: to make a whole period takes ten milliseconds
             words, begin = words[begin : begin + elements], 0
         period = (np.int64(low) + (words % np.uint64(high - low + 1)).astype(np.int64)).astype(f"i{dtype.itemsize}")
     else:
-        raise NoValuesError(f"no synthetic values for {dtype_name(dtype)}")
+        period = _float_bits(dtype, values)
     _repeat(period, out.view(period.dtype), begin=begin)
 
 
@@ -149,7 +149,7 @@ class Arena:
         that others read, too, and begin at a multiple of 64.
 
         Raises:
-            NoValuesError: ``values`` is not a range of synthetic numbers.
+            NoValuesError: there are none for this dtype, or ``values`` is not a range of them.
         """
         kind = _PARTS.get(dtype, dtype)
         if (kind, values) not in self._shared:
@@ -172,6 +172,7 @@ class _Periods:
         self._period = period
         self._all = self._numbers = np.empty(0, period.dtype)
         """Of all there is room for, ``_numbers`` are written."""
+        self._was_intact = True
 
     def room(self, size: int, *, number: int) -> np.ndarray[Any, Any]:
         """The numbers of memory ``number`` of a call, as flat bytes. A period is odd: of as many that follow each other
@@ -189,6 +190,7 @@ class _Periods:
         """Write numbers up to this one."""
         done, width = len(self._numbers), self._period.itemsize
         if end > len(self._all):
+            self._was_intact = self.is_intact()
             self._all = self._numbers = np.empty(0, self._period.dtype)  # given back first
             size = max(end * width, min(2 * end * width, _AHEAD))
             done, memory = 0, np.empty(size + LINE, np.uint8)
@@ -197,8 +199,8 @@ class _Periods:
         _repeat(self._period, self._numbers[done:], begin=done % PERIOD)
 
     def is_intact(self) -> bool:
-        """Whether all that is written is as it was written."""
-        return all(
+        """Whether all that is written is as it was written, and was so whenever it moved."""
+        return self._was_intact and all(
             np.array_equal(self._numbers[begin : begin + PERIOD], self._period[: len(self._numbers) - begin])
             for begin in range(0, len(self._numbers), PERIOD)
         )

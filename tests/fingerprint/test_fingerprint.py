@@ -524,6 +524,19 @@ def test_what_calls_share_is_what_would_be_written_for_each(dtype: torch.dtype) 
     assert arena.shared(len(room), dtype, values=values.ANY, number=3).tobytes() == alone.numpy().tobytes()
 
 
+def test_what_was_spoilt_before_more_was_needed_is_not_forgotten() -> None:
+    arena = values.Arena()
+    arena.shared(4000, torch.float32, values=values.ANY, number=0)[0] ^= 1
+    arena.shared(values._AHEAD // 2 + 4, torch.float32, values=values.ANY, number=0)
+    assert not arena.is_intact()
+
+
+@pytest.mark.parametrize("made", [values.Arena().shared, lambda *of, **more: values.filled(*of[::-1], **more)])
+def test_there_are_no_numbers_for_a_dtype_of_no_significand(made: Callable[..., object]) -> None:
+    with pytest.raises(values.NoValuesError, match="no synthetic values for float8_e8m0fnu"):
+        made(values.SHARED, torch.float8_e8m0fnu, values=values.ANY, number=0)
+
+
 @pytest.fixture
 def spoiling() -> Iterator[Callable[[], None]]:
     """A program of two kernels that read much; the first one also writes there, which its schema does not say."""
