@@ -26,7 +26,7 @@ import traceback
 import types
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -273,6 +273,11 @@ def _server(
             handed = (listener.fileno(),)
             stack.enter_context(Child(command, task=task, environment={**given, **order}, handed=handed))
         yield address
+
+
+def unpooled() -> AbstractContextManager[None]:
+    """A context in which fresh processes come from new Pythons, whether or not there is a pool."""
+    return variables({POOL_VARIABLE: ""})
 
 
 def is_served(*loaded: str) -> bool:

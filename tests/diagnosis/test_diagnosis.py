@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -485,18 +486,33 @@ def test_fresh_processes_trace_by_the_tracer_of_the_runs(
 
 
 @pytest.mark.parametrize(
-    ("differing", "counted"),
-    [([0], 0), ([2, 0], 0), ([3, 1], 1)],
-    ids=["none differs", "none the second time", "both times"],
+    ("made", "counted"),
+    [
+        ([(3, 0)], (3, 0)),
+        ([(3, 2), (3, 0)], (3, 0)),
+        ([(3, 3), (3, 1), (3, 0)], (3, 0)),
+        ([(3, 3), (3, 1), (3, 2)], (3, 2)),
+        ([(3, 1), (0, 0)], (3, 1)),
+    ],
+    ids=["none differs", "none the second time", "none the third time", "each time", "no time for more"],
 )
-def test_processes_of_a_fixed_order_that_differ_are_made_once_more(
-    differing: list[int], counted: int, monkeypatch: pytest.MonkeyPatch
+def test_processes_of_a_fixed_order_that_differ_are_made_again_by_another_python(
+    made: list[tuple[int, int]], counted: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = [(ExperimentResult("fixed_order", "process", 3, number, 1 + number),) for number in differing]
-    monkeypatch.setattr(driver, "_in_processes", lambda *_, **__: left.pop(0))
+    left = [(ExperimentResult("fixed_order", "process", trials, number, 1 + number),) for trials, number in made]
+    pools: list[str] = []
+
+    def in_processes(*_: object, **__: object) -> tuple[ExperimentResult, ...]:
+        pools.append(os.environ[fresh_process.POOL_VARIABLE])
+        return left.pop(0)
+
+    monkeypatch.setenv(fresh_process.POOL_VARIABLE, "pool")
+    monkeypatch.setattr(driver, "_in_processes", in_processes)
     findings = driver.start_processes_in_fixed_order(case("sequence"), OPEN)
-    assert [arm.differing for arm in findings.evidence.arms if arm.name == "fixed_order"] == [counted]
-    assert left == []
+    arms = [(arm.trials, arm.differing) for arm in findings.evidence.arms if arm.name == "fixed_order"]
+    assert (arms, left) == ([counted], [])
+    assert pools == ["pool", "", ""][: len(made)]
+    assert os.environ[fresh_process.POOL_VARIABLE] == "pool"
 
 
 @pytest.mark.parametrize("allocation", [True, False])
