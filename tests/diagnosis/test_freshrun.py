@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from sweep_helpers import wait_until
 
 from hashbench import processes
 from hashbench.diagnose import fresh_process
@@ -42,6 +43,17 @@ def told(found: FreshRuns) -> list[list[str]]:
     """By process, what its runs say."""
     assert not found.failures
     return [[trace.records[0].arguments for trace in traces] for traces in found.processes]
+
+
+def servers_of_fresh_processes() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "fresh_process:serve" in " ".join(child.cmdline())]
+
+
+def server_of_fresh_processes() -> psutil.Process:
+    """Returns the one server. A child that is only just becoming another program has no command line yet."""
+    wait_until(lambda: len(servers_of_fresh_processes()) == 1)
+    (server,) = servers_of_fresh_processes()
+    return server
 
 
 def test_each_process_makes_its_runs_and_knows_nothing_of_the_others() -> None:
@@ -125,7 +137,7 @@ def test_what_a_server_of_a_pool_does_not_do_any_more_a_new_python_does() -> Non
     with fresh_process.pooled("fresh_targets:Runner"):
         assert not fresh("tell", processes=4).failures
         assert len(orders(fresh("order", processes=4, fixed_order=True))) == 1
-        servers = [child for child in psutil.Process().children() if ":serve" in " ".join(child.cmdline())]
+        servers = servers_of_fresh_processes()
         assert len(servers) == 5
         for ended in (servers[2], servers[4]):
             ended.kill()
@@ -176,9 +188,7 @@ def test_of_a_server_that_has_ended_one_is_told_at_once_and_no_other_python_is_s
     monkeypatch.setattr(fresh_process, "_run_all", None)
     with fresh_process.served("fresh_targets:Runner"):
         assert not fresh("tell").failures  # it has begun, by the name that it is known by
-        (server,) = (
-            child for child in psutil.Process().children() if "fresh_process:serve" in " ".join(child.cmdline())
-        )
+        server = server_of_fresh_processes()
         server.kill()
         server.wait()
         assert fresh("tell").failures == ("the server of fresh processes has ended",)
@@ -202,8 +212,7 @@ def test_a_server_has_imported_and_called_what_it_was_asked_to_before_it_forks()
 
 def test_a_server_that_nobody_asks_is_a_python_that_has_imported_nothing() -> None:
     with fresh_process.served("fresh_targets:Runner", at_once=False):
-        children = psutil.Process().children()
-        (server,) = (child for child in children if "fresh_process:serve" in " ".join(child.cmdline()))
+        server = server_of_fresh_processes()
         while server.status() != psutil.STATUS_SLEEPING:
             time.sleep(0.01)
         assert processes._LAUNCHER in server.cmdline()
@@ -346,9 +355,7 @@ def test_a_program_out_of_time_is_ended_in_a_fork_of_a_server_with_what_it_start
 def test_a_program_runs_in_a_new_python_where_the_server_has_ended() -> None:
     with fresh_process.served("fresh_targets:Runner"):
         assert run_python("", seconds=600).status == 0  # it has begun, by the name that it is known by
-        (server,) = (
-            child for child in psutil.Process().children() if "fresh_process:serve" in " ".join(child.cmdline())
-        )
+        server = server_of_fresh_processes()
         server.kill()
         server.wait()
         assert run_python("print('here')", seconds=600) == Finished(0, "here\n", "")
