@@ -13,6 +13,59 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_reshape_alias_ops.h>
+#include <ATen/ops/_softmax_ops.h>
+#include <ATen/ops/_softmax_backward_data_ops.h>
+#include <ATen/ops/_unsafe_view_ops.h>
+#include <ATen/ops/add_ops.h>
+#include <ATen/ops/addmm_ops.h>
+#include <ATen/ops/alias_ops.h>
+#include <ATen/ops/as_strided_ops.h>
+#include <ATen/ops/bmm_ops.h>
+#include <ATen/ops/clone_ops.h>
+#include <ATen/ops/copy_ops.h>
+#include <ATen/ops/detach_ops.h>
+#include <ATen/ops/div_ops.h>
+#include <ATen/ops/embedding_ops.h>
+#include <ATen/ops/embedding_dense_backward_ops.h>
+#include <ATen/ops/expand_ops.h>
+#include <ATen/ops/fill_ops.h>
+#include <ATen/ops/gelu_ops.h>
+#include <ATen/ops/gelu_backward_ops.h>
+#include <ATen/ops/hardsigmoid_ops.h>
+#include <ATen/ops/hardsigmoid_backward_ops.h>
+#include <ATen/ops/hardswish_ops.h>
+#include <ATen/ops/hardswish_backward_ops.h>
+#include <ATen/ops/masked_fill_ops.h>
+#include <ATen/ops/max_pool2d_with_indices_ops.h>
+#include <ATen/ops/mean_ops.h>
+#include <ATen/ops/mm_ops.h>
+#include <ATen/ops/mul_ops.h>
+#include <ATen/ops/native_layer_norm_ops.h>
+#include <ATen/ops/native_layer_norm_backward_ops.h>
+#include <ATen/ops/neg_ops.h>
+#include <ATen/ops/permute_ops.h>
+#include <ATen/ops/pow_ops.h>
+#include <ATen/ops/relu_ops.h>
+#include <ATen/ops/rsqrt_ops.h>
+#include <ATen/ops/select_ops.h>
+#include <ATen/ops/sigmoid_ops.h>
+#include <ATen/ops/sigmoid_backward_ops.h>
+#include <ATen/ops/silu_ops.h>
+#include <ATen/ops/silu_backward_ops.h>
+#include <ATen/ops/slice_ops.h>
+#include <ATen/ops/squeeze_ops.h>
+#include <ATen/ops/sub_ops.h>
+#include <ATen/ops/sum_ops.h>
+#include <ATen/ops/t_ops.h>
+#include <ATen/ops/tanh_ops.h>
+#include <ATen/ops/tanh_backward_ops.h>
+#include <ATen/ops/threshold_backward_ops.h>
+#include <ATen/ops/transpose_ops.h>
+#include <ATen/ops/unsqueeze_ops.h>
+#include <ATen/ops/view_ops.h>
+#include <ATen/ops/where_ops.h>
+#include <ATen/ops/zero_ops.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/function.h>
@@ -24,10 +77,10 @@
 #include <bit>
 #include <chrono>
 #include <cstring>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -136,6 +189,10 @@ struct Chunked {
   std::vector<std::unique_ptr<T[]>> chunks;
   size_t count = 0;
 
+  void clear() {
+    count = 0;
+    if (chunks.size() > 1) chunks.resize(1);
+  }
   T& push(const T& item) {
     if (count == chunks.size() << kBits) chunks.emplace_back(new T[kSize]);
     T& place = chunks[count >> kBits][count & (kSize - 1)];
@@ -153,23 +210,48 @@ struct Chunked {
   }
 };
 
+// A table of free places, in the memory of one that is no longer used where that has as many.
+template <typename Slot>
+std::vector<Slot> emptied(size_t size, const Slot& free, std::vector<Slot> used = {}) {
+  if (used.size() != size) return std::vector<Slot>(size, free);
+  std::fill(used.begin(), used.end(), free);
+  return used;
+}
+
 // Byte strings by number. Two of one XXH3 are taken for equal, as contents of tensors are.
 struct Interned {
+  static constexpr size_t kBlock = 1 << 14;
   struct Slot {
     uint64_t hash;
     int32_t number;  // -1: free
   };
-  std::deque<std::string> all;  // one that Python reads stays where it is
-  std::vector<Slot> slots = std::vector<Slot>(1024, Slot{0, -1});
+  std::vector<std::string_view> all;  // in `blocks`: one that Python reads stays where it is
+  std::vector<std::unique_ptr<char[]>> blocks;
+  char* room = nullptr;  // in the last block, and how much
+  size_t left = 0;
+  std::vector<Slot> slots = emptied<Slot>(1024, {0, -1});
 
+  void clear() {
+    all.clear();
+    if (blocks.size() > 1) blocks.resize(1);
+    if (!blocks.empty()) room = blocks[0].get(), left = kBlock;
+    slots = emptied<Slot>(1024, {0, -1}, std::move(slots));
+  }
   uint32_t number(Hash hash, const char* data, size_t size) {
     const uint64_t h = hash(data, size);
     Slot* slot = place(h);
     if (slot->number >= 0) return static_cast<uint32_t>(slot->number);
     *slot = {h, static_cast<int32_t>(all.size())};
-    all.emplace_back(data, size);
+    all.push_back(kept(data, size));
     if (all.size() * 2 > slots.size()) grow();
     return static_cast<uint32_t>(all.size() - 1);
+  }
+  std::string_view kept(const char* data, size_t size) {
+    if (size > left) blocks.emplace_back(new char[left = std::max(size, kBlock)]), room = blocks.back().get();
+    std::memcpy(room, data, size);
+    const std::string_view made(room, size);
+    room += size, left -= size;
+    return made;
   }
   Slot* place(uint64_t h) {
     const size_t mask = slots.size() - 1;
@@ -198,13 +280,17 @@ struct Writers {
     int32_t node;
     int32_t python;  // Python knows more: parts of a leaf, or a collective under way
   };
-  std::vector<Entry> slots = std::vector<Entry>(1024, Entry{nullptr, 0, 0});
+  std::vector<Entry> slots = emptied<Entry>(1024, {nullptr, 0, 0});
   std::array<const c10::StorageImpl*, 16> last{};  // entered last; one may be gone from the table
   size_t used = 0, entered = 0, sweep_at = 64;
 
-  ~Writers() {
+  void clear() {
     for (auto& entry : slots)
       if (entry.storage) c10::raw::weak_intrusive_ptr::decref(entry.storage);
+    slots = emptied<Entry>(1024, {nullptr, 0, 0}, std::move(slots));
+    last = {};
+    used = entered = 0;
+    sweep_at = 64;
   }
   Entry* find(const c10::StorageImpl* storage) {
     Entry* entry = place(storage);
@@ -269,12 +355,14 @@ struct Names {
     c10::StorageImpl* storage;
     int32_t number;
   };
-  std::vector<Slot> slots = std::vector<Slot>(256, Slot{nullptr, nullptr, -1});
+  std::vector<Slot> slots = emptied<Slot>(256, {nullptr, nullptr, -1});
   size_t used = 0;
 
-  ~Names() {
+  void clear() {
     for (const auto& slot : slots)
       if (slot.storage) c10::raw::weak_intrusive_ptr::decref(slot.storage);
+    slots = emptied<Slot>(256, {nullptr, nullptr, -1}, std::move(slots));
+    used = 0;
   }
   void set(c10::TensorImpl* tensor, int32_t number) {
     Slot* slot = place(tensor);
@@ -335,6 +423,31 @@ using HasData = int32_t (*)(_object* tensor);                         // 0: it s
 using DigestOdd = uint32_t (*)(_object* tensor, int32_t number, int32_t blank);
 using Failed = void (*)(int32_t op);
 
+// All that a trace fills. One that is no longer used is kept for the next trace: to have memory from the system, page by
+// page, and to give it back takes longer than to fill it.
+struct Tables {
+  static inline std::atomic<Tables*> spare{nullptr};
+  Chunked<Record> records;
+  Chunked<Read> reads;
+  Chunked<Write> writes;
+  Chunked<Leaf> leaves;
+  Chunked<Lane> lanes;
+  Interned others, metas;
+  Writers writers;
+  Names names;
+
+  static Tables* taken() {
+    Tables* kept = spare.exchange(nullptr);
+    return kept ? kept : new Tables();
+  }
+  void give_back() {
+    records.clear(), reads.clear(), writes.clear(), leaves.clear(), lanes.clear();
+    others.clear(), metas.clear();
+    writers.clear(), names.clear();
+    delete spare.exchange(this);
+  }
+};
+
 struct Recorder {
   Lock lock;  // never held while Python is called: another thread may hold the GIL and wait for it
   bool hashes = true;
@@ -344,18 +457,21 @@ struct Recorder {
   std::atomic<uint32_t> context{0};
   std::atomic<int32_t> failed{-1};
   uint64_t odd_dtypes = 0;
-  Chunked<Record> records;
-  Chunked<Read> reads;
-  Chunked<Write> writes;
-  Chunked<Leaf> leaves;
-  Chunked<Lane> lanes;
+  Tables* const tables = Tables::taken();
+  Chunked<Record>& records = tables->records;
+  Chunked<Read>& reads = tables->reads;
+  Chunked<Write>& writes = tables->writes;
+  Chunked<Leaf>& leaves = tables->leaves;
+  Chunked<Lane>& lanes = tables->lanes;
+  Interned &others = tables->others, &metas = tables->metas;
+  Writers& writers = tables->writers;
+  Names& names = tables->names;
   bool over = false;  // what is under way is no longer recorded
   int32_t calls = 0;  // under way
   bool dropped = false;
   uint64_t thread = 0, trace = 0;  // where it was begun, and as which of this process
-  Interned others, metas;
-  Writers writers;
-  Names names;
+
+  ~Recorder() { tables->give_back(); }
 };
 
 Hash hash = nullptr;
@@ -745,7 +861,7 @@ struct Scratch {
   std::vector<int32_t> children;  // records made inside these that have no parent yet
   std::vector<int32_t> lanes;     // started inside these
   struct Unnamed {
-    at::Tensor tensor;
+    const at::Tensor* tensor;  // an argument of the call
     int32_t node, name;  // the name may be this one
   };
   std::vector<Unnamed> unnamed;
@@ -904,7 +1020,7 @@ bool read(Recorder& recorder, Scratch& scratch, const at::Tensor& tensor, int32_
     node = -1 - static_cast<int32_t>(recorder.leaves.count);
     bool certain;
     const int32_t name = recorder.names.of(tensor.unsafeGetTensorImpl(), certain);
-    if (!certain) scratch.unnamed.push_back({tensor, node, name});
+    if (!certain) scratch.unnamed.push_back({&tensor, node, name});
     recorder.leaves.push({reinterpret_cast<uint64_t>(storage), digest(recorder, tensor),
                           static_cast<int64_t>(recorder.records.count), meta_of(recorder, tensor),
                           context_of(recorder, scratch), name, 0});
@@ -916,7 +1032,7 @@ bool read(Recorder& recorder, Scratch& scratch, const at::Tensor& tensor, int32_
 
 void name_leaves(Recorder& recorder, Scratch& scratch) {
   for (const auto& [tensor, node, name] : scratch.unnamed) {
-    const int32_t answer = ask(classify, -1, tensor, name);
+    const int32_t answer = ask(classify, -1, *tensor, name);
     Guard guard(recorder.lock);
     recorder.leaves[static_cast<size_t>(-1 - node)].name = answer;
   }
@@ -927,6 +1043,209 @@ void name_leaves(Recorder& recorder, Scratch& scratch) {
 bool has_own_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys) {
   return handle.hasKernelForDispatchKey((keys & kAfter).highestPriorityTypeId());
 }
+
+// One call that is recorded here, between its arrival and its record. It copies no tensor while it has the lock: of one
+// that Python alone holds that takes the GIL.
+struct Call {
+  Recorder& recorder;
+  Scratch& scratch;
+  const Op& op;
+  const bool backward;
+  UnderWay under_way{recorder};
+  const size_t first = scratch.reads.size(), outer = scratch.children.size(), outer_lanes = scratch.lanes.size();
+  uint64_t written = op.plan.written;
+  c10::SmallVector<const at::Tensor*, 4> targets;
+  c10::SmallVector<at::Tensor, 4> held;
+  c10::SmallVector<c10::StorageImpl*, 8> given;
+  c10::SmallVector<const at::Tensor*, 4> wrote;
+  at::Generator generator;
+  std::string scalar;  // what it returns that is no tensor
+  int last = 0;        // arguments by position from here on have their defaults
+  uint32_t others = 0;
+  uint64_t rng = 0;
+  int64_t sequence = 0;
+  bool plain = true;  // else Python has to record it
+
+  // Its arguments one by one, with the recorder's lock.
+  void begin() {
+    under_way.begin();
+    scratch.others.clear();
+  }
+  void add(const at::Tensor& tensor, int position, int index = 0) {
+    plain = plain && read(recorder, scratch, tensor, position | index << 8, given);
+    if (written >> position & 1) targets.push_back(&tensor);
+  }
+  bool is_told(int position, bool usual) const { return position < last || (position >= op.positional && !usual); }
+  std::string& text_of(int position) {
+    scratch.others.push_back(static_cast<char>(position));
+    return scratch.others;
+  }
+  void add(const c10::IValue& value, int position) {
+    if (value.isTensor() && value.toTensor().defined() && !is_number(value.toTensor())) {
+      add(value.toTensor(), position);
+      return;
+    }
+    const Argument& argument = op.each[position];
+    bool told = is_told(position, position >= op.positional && is_default(argument, value));
+    if (argument.lists &&
+        (value.isTensorList() || (value.isList() && !value.isIntList() && !value.isDoubleList() && !value.isBoolList()))) {
+      int index = 0;
+      int tensors = 0;
+      for (const c10::IValue& item : value.toListRef()) {
+        index++;
+        if (is_no_tensor(item)) continue;
+        tensors++;
+        add(item.toTensor(), position, index);
+        if (!plain) break;
+      }
+      told = told && (!index || tensors < index);
+    } else if (value.isGenerator()) {
+      generator = value.toGenerator();
+      plain = generator.device().is_cpu();
+    } else if (value.isDevice()) {
+      plain = value.toDevice().is_cpu();
+    } else if (value.isSymInt() && !value.isInt()) {
+      plain = false;
+    }
+    if (told) put_value(text_of(position), value);
+  }
+  void end_arguments() {
+    if (plain && !scratch.others.empty()) others = recorder.others.number(hash, scratch.others.data(), scratch.others.size());
+    recorder.records.fetch();
+    recorder.reads.fetch();
+    recorder.writes.fetch();
+  }
+
+  // What is asked of Python and of generators, without the lock; the call is no longer this one's where it is not plain.
+  void before_kernel() {
+    if (!plain) scratch.reads.resize(first);
+    if (scratch.unnamed.empty() && !(plain && op.plan.seeded)) return;
+    Quiet quiet;
+    name_leaves(recorder, scratch);
+    if (plain && op.plan.seeded) rng = generator_digest(generator);
+  }
+  void note_sequence(const torch::autograd::Node* node) {
+    sequence = node ? in_thread(recorder, static_cast<int64_t>(node->sequence_nr()), node->thread_id())
+                    : in_thread(recorder, static_cast<int64_t>(at::sequence_number::peek()) - 1,
+                                at::RecordFunction::currentThreadId());
+  }
+  // The kernel takes its arguments off the stack.
+  void hold_targets() {
+    held.reserve(targets.size());
+    for (const auto*& target : targets) {
+      held.push_back(*target);
+      target = &held.back();
+    }
+  }
+  void undo() {
+    scratch.reads.resize(first);
+    scratch.children.resize(outer);
+    scratch.lanes.resize(outer_lanes);
+  }
+  template <typename Kernel>
+  decltype(auto) run(const Kernel& kernel) {
+    scratch.open += op.plan.open;
+    struct Closes {
+      Call& call;
+      ~Closes() { call.scratch.open -= call.op.plan.open; }
+    } closes{*this};
+    try {
+      return kernel();
+    } catch (...) {
+      undo();
+      recorder.failed = op.id;
+      throw;
+    }
+  }
+
+  // Its outputs one by one; each stays where it is until the call is recorded.
+  void output(const at::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    for (const auto* target : targets)
+      if (target->is_same(tensor)) return;
+    if (!op.plan.fresh && tensor.has_storage()) {
+      const auto* storage = storage_of(tensor);
+      for (const auto* one : given)
+        if (one == storage) return;
+      Guard guard(recorder.lock);
+      if (recorder.writers.find(storage)) return;
+    }
+    wrote.push_back(&tensor);
+  }
+  void output(const c10::IValue& value) {
+    if (value.isTensor()) output(value.toTensor());
+    else if (value.isTensorList())
+      for (const c10::IValue& item : value.toListRef()) output(item.toTensor());
+    else if (op.returns == 1) put_value(scalar, value);
+  }
+  // Whether a call inside this one wrote just that, and nobody since: it is shown, not written.
+  bool is_shown(const c10::StorageImpl* storage, uint64_t digest, uint32_t meta) {
+    if (scratch.children.size() == outer && scratch.lanes.size() == outer_lanes) return false;
+    const auto* entry = recorder.writers.find(storage);
+    if (!entry || entry->python || entry->node < 0) return false;
+    const Record& child = recorder.records[static_cast<size_t>(entry->node)];
+    bool inside = started_since(recorder, static_cast<int32_t>(child.lane), outer_lanes);
+    for (size_t c = outer; c < scratch.children.size() && !inside; c++) inside = scratch.children[c] == entry->node;
+    for (size_t w = 0; inside && child.op >= 0 && w < child.writes; w++) {
+      const Write& write = recorder.writes[child.first_write + w];
+      if (write.state == 0 && write.digest == digest && write.meta == meta) return true;
+    }
+    return false;
+  }
+  // Nothing is recorded of the thread meanwhile.
+  void record() {
+    wrote.append(targets.begin(), targets.end());
+    c10::SmallVector<uint64_t, 4> digests;
+    for (const auto* tensor : wrote)
+      digests.push_back(op.plan.blank || !is_plain(recorder, *tensor) ? 0 : digest(recorder, *tensor));
+    c10::SmallVector<std::pair<at::Tensor, size_t>, 1> odd;
+    int32_t number;
+    {
+      Guard guard(recorder.lock);
+      if (recorder.over) return undo();
+      number = static_cast<int32_t>(recorder.records.count);
+      Record record{};
+      record.rng = rng;
+      record.op = op.id;
+      record.others = others;
+      record.parent = -1;
+      record.context = context_of(recorder, scratch) | (backward ? 1u << 31 : 0);
+      record.lane = scratch.lane;
+      record.sequence = sequence;
+      record.first_read = static_cast<uint32_t>(recorder.reads.count);
+      record.first_write = static_cast<uint32_t>(recorder.writes.count);
+      for (size_t i = first; i < scratch.reads.size(); i++) recorder.reads.push(scratch.reads[i]);
+      record.reads = static_cast<uint32_t>(scratch.reads.size() - first);
+      scratch.reads.resize(first);
+      for (size_t i = outer; i < scratch.children.size(); i++)
+        recorder.records[static_cast<size_t>(scratch.children[i])].parent = number;
+      for (size_t i = 0; i < wrote.size(); i++) {
+        const at::Tensor& tensor = *wrote[i];
+        if (!is_plain(recorder, tensor)) {
+          odd.emplace_back(tensor, recorder.writes.count);
+          recorder.writes.push({0, 0, 2});
+        } else {
+          const uint32_t meta = meta_of(recorder, tensor);
+          if (is_shown(storage_of(tensor), digests[i], meta)) continue;
+          recorder.writes.push({digests[i], meta, op.plan.blank});
+          recorder.writers.set(storage_of(tensor), number, 0);
+        }
+        record.writes++;
+      }
+      record.scalar = scalar.empty() ? 0 : 1 + recorder.others.number(hash, scalar.data(), scalar.size());
+      recorder.records.push(record);
+      scratch.children.resize(outer);
+      close_lanes(recorder, outer_lanes, number);
+      if (odd.empty()) under_way.end();
+    }
+    if (scratch.open) scratch.children.push_back(number);
+    for (const auto& [tensor, place] : odd) {
+      const uint32_t at = ask(digest_odd, 0u, tensor, number, static_cast<int32_t>(op.plan.blank));
+      Guard guard(recorder.lock);
+      recorder.writes[place].meta = at;
+    }
+  }
+};
 
 void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::Stack* stack) {
   Scratch& outer_scratch = scratch;  // a variable of the thread costs a call each time that it is named
@@ -947,214 +1266,181 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
   Recorder& recorder = *on;
   const Plan& plan = op->plan;
   const auto node = torch::autograd::get_current_node();
-  const bool backward = node != nullptr;
-  if (!backward && !scratch.owner && scratch.entered != recorder.trace) {  // a backend's thread, with the state of the one that it works for
+  if (!node && !scratch.owner && scratch.entered != recorder.trace) {  // a backend's thread, with the state of the one that it works for
     handle.redispatchBoxed(keys & kAfter, stack);
     return;
   }
-  UnderWay under_way{recorder};
-  if (plan.python || recorder.everything_python || (backward && recorder.backward_python.load(std::memory_order_relaxed))) {
+  Call call{recorder, scratch, *op, node != nullptr};
+  if (plan.python || recorder.everything_python || (node && recorder.backward_python.load(std::memory_order_relaxed))) {
     {
       Guard guard(recorder.lock);
-      under_way.begin();
+      call.under_way.begin();
     }
     record_in_python(recorder, *op, handle, keys, stack);
     return;
   }
 
   const size_t base = stack->size() - static_cast<size_t>(op->arguments);
-  const size_t first = scratch.reads.size();
-  c10::SmallVector<at::Tensor, 4> targets;  // this frame alone holds them: the kernel takes its arguments off the stack
-  c10::SmallVector<c10::StorageImpl*, 8> given;
-  at::Generator generator;
-  uint32_t others = 0;
-  uint64_t rng = 0;
-  bool plain = true;
   {
     Guard guard(recorder.lock);
-    under_way.begin();
-    uint64_t written = plan.written;
+    call.begin();
     if (plan.statistics && (plan.training < 0 || ((*stack)[base + plan.training].isBool() && (*stack)[base + plan.training].toBool())))
-      written |= plan.statistics;
-    int last = op->positional;
+      call.written |= plan.statistics;
+    int& last = call.last = op->positional;
     while (last > 0 && is_default(op->each[last - 1], (*stack)[base + last - 1])) last--;
-    auto& text = scratch.others;
-    text.clear();
-    for (int position = 0; plain && position < op->arguments; position++) {
-      const c10::IValue& value = (*stack)[base + position];
-      if (value.isTensor() && value.toTensor().defined() && !is_number(value.toTensor())) {
-        const at::Tensor& tensor = value.toTensor();
-        plain = read(recorder, scratch, tensor, position, given);
-        if (written >> position & 1) targets.push_back(tensor);
-        continue;
-      }
-      const Argument& argument = op->each[position];
-      bool other = position < last || (position >= op->positional && !is_default(argument, value));
-      if (argument.lists &&
-          (value.isTensorList() || (value.isList() && !value.isIntList() && !value.isDoubleList() && !value.isBoolList()))) {
-        int index = 0;
-        int tensors = 0;
-        for (const c10::IValue& item : value.toListRef()) {
-          index++;
-          if (is_no_tensor(item)) continue;
-          tensors++;
-          if (!(plain = read(recorder, scratch, item.toTensor(), position | index << 8, given))) break;
-          if (written >> position & 1) targets.push_back(item.toTensor());
-        }
-        other = other && (!index || tensors < index);
-      } else if (value.isGenerator()) {
-        generator = value.toGenerator();
-        plain = generator.device().is_cpu();
-      } else if (value.isDevice()) {
-        plain = value.toDevice().is_cpu();
-      } else if (value.isSymInt() && !value.isInt()) {
-        plain = false;
-      }
-      if (other) {
-        text.push_back(static_cast<char>(position));
-        put_value(text, value);
-      }
-    }
-    if (plain && !text.empty()) others = recorder.others.number(hash, text.data(), text.size());
-    recorder.records.fetch();
-    recorder.reads.fetch();
-    recorder.writes.fetch();
+    for (int position = 0; call.plain && position < op->arguments; position++) call.add((*stack)[base + position], position);
+    call.end_arguments();
   }
-  if (!plain) {
-    scratch.reads.resize(first);
-    if (!scratch.unnamed.empty()) {
-      Quiet quiet;
-      name_leaves(recorder, scratch);
-    }
+  call.before_kernel();
+  if (!call.plain) {
     record_in_python(recorder, *op, handle, keys, stack);
     return;
   }
-  if (!scratch.unnamed.empty() || plan.seeded) {
-    Quiet quiet;
-    name_leaves(recorder, scratch);
-    if (plan.seeded) rng = generator_digest(generator);
-  }
-
-  const auto sequence = backward ? in_thread(recorder, static_cast<int64_t>(node->sequence_nr()), node->thread_id())
-                                 : in_thread(recorder, static_cast<int64_t>(at::sequence_number::peek()) - 1,
-                                             at::RecordFunction::currentThreadId());
-  const size_t outer = scratch.children.size();
-  const size_t outer_lanes = scratch.lanes.size();
-  scratch.open += plan.open;
+  call.hold_targets();
+  call.note_sequence(node.get());
   Quiet quiet(!plan.open);
-  try {
-    handle.redispatchBoxed(keys & kAfter, stack);
-    scratch.open -= plan.open;
-  } catch (...) {
-    scratch.open -= plan.open;
-    scratch.reads.resize(first);
-    scratch.children.resize(outer);
-    scratch.lanes.resize(outer_lanes);
-    recorder.failed = op->id;
-    throw;
-  }
-
+  call.run([&] { handle.redispatchBoxed(keys & kAfter, stack); });
   quiet.begin();
-  Record record{};
-  record.rng = rng;
-  record.op = op->id;
-  record.others = others;
-  record.parent = -1;
-  record.context = context_of(recorder, scratch) | (backward ? 1u << 31 : 0);
-  record.lane = scratch.lane;
-  record.sequence = sequence;
+  for (size_t i = stack->size() - static_cast<size_t>(op->returns); i < stack->size(); i++) call.output((*stack)[i]);
+  call.record();
+}
 
-  c10::SmallVector<const at::Tensor*, 4> wrote;  // on the stack, or among `targets`
-  const size_t results = stack->size() - static_cast<size_t>(op->returns);
-  std::string scalar;
-  {
-    auto output = [&](const at::Tensor& tensor) {
-      if (!tensor.defined()) return;
-      for (const auto& target : targets)
-        if (target.is_same(tensor)) return;
-      if (!plan.fresh && tensor.has_storage()) {
-        const auto* storage = storage_of(tensor);
-        for (const auto* one : given)
-          if (one == storage) return;
-        Guard guard(recorder.lock);
-        if (recorder.writers.find(storage)) return;
-      }
-      wrote.push_back(&tensor);
-    };
-    for (size_t i = results; i < stack->size(); i++) {
-      const c10::IValue& value = (*stack)[i];
-      if (value.isTensor()) output(value.toTensor());
-      else if (value.isTensorList())
-        for (const c10::IValue& item : value.toListRef()) output(item.toTensor());
-      else if (op->returns == 1) put_value(scalar, value);
-    }
-  }
-  for (const auto& tensor : targets) wrote.push_back(&tensor);
-  c10::SmallVector<uint64_t, 4> digests;
-  for (const auto* tensor : wrote) digests.push_back(plan.blank || !is_plain(recorder, *tensor) ? 0 : digest(recorder, *tensor));
+// ------------------------------------------------------------------------------------------- calls that are not boxed
 
-  c10::SmallVector<std::pair<at::Tensor, size_t>, 1> odd;
-  int32_t number;
-  {
-    Guard guard(recorder.lock);
-    if (recorder.over) {
-      scratch.reads.resize(first);
-      scratch.children.resize(outer);
-      scratch.lanes.resize(outer_lanes);
-      return;
-    }
-    number = static_cast<int32_t>(recorder.records.count);
-    record.first_read = static_cast<uint32_t>(recorder.reads.count);
-    for (size_t i = first; i < scratch.reads.size(); i++) recorder.reads.push(scratch.reads[i]);
-    record.reads = static_cast<uint32_t>(scratch.reads.size() - first);
-    scratch.reads.resize(first);
-    for (size_t i = outer; i < scratch.children.size(); i++) {
-      const int32_t child = scratch.children[i];
-      recorder.records[static_cast<size_t>(child)].parent = number;
-    }
-    record.first_write = static_cast<uint32_t>(recorder.writes.count);
-    uint32_t writes = 0;
-    for (size_t i = 0; i < wrote.size(); i++) {
-      const at::Tensor& tensor = *wrote[i];
-      if (!is_plain(recorder, tensor)) {
-        odd.emplace_back(tensor, recorder.writes.count);
-        recorder.writes.push({0, 0, 2});
-      } else {
-        const uint32_t meta = meta_of(recorder, tensor);
-        c10::StorageImpl* storage = storage_of(tensor);
-        // What a call inside this one wrote, and nobody since, is shown, not written.
-        if (scratch.children.size() > outer || scratch.lanes.size() > outer_lanes) {
-          const auto* entry = recorder.writers.find(storage);
-          bool shown = false;
-          if (entry && !entry->python && entry->node >= 0) {
-            const Record& child = recorder.records[static_cast<size_t>(entry->node)];
-            bool inside = started_since(recorder, static_cast<int32_t>(child.lane), outer_lanes);
-            for (size_t c = outer; c < scratch.children.size() && !inside; c++) inside = scratch.children[c] == entry->node;
-            for (size_t w = 0; inside && child.op >= 0 && w < child.writes && !shown; w++) {
-              const Write& write = recorder.writes[child.first_write + w];
-              shown = write.state == 0 && write.digest == digests[i] && write.meta == meta;
-            }
-          }
-          if (shown) continue;
-        }
-        recorder.writes.push({digests[i], meta, plan.blank});
-        recorder.writers.set(storage, number, 0);
-      }
-      writes++;
-    }
-    record.writes = writes;
-    record.scalar = scalar.empty() ? 0 : 1 + recorder.others.number(hash, scalar.data(), scalar.size());
-    recorder.records.push(record);
-    scratch.children.resize(outer);
-    close_lanes(recorder, outer_lanes, number);
-    if (odd.empty()) under_way.end();
+// An argument as `put_value` and `is_default` have it, with no value of torch's own made of it.
+bool is_default(const Argument&, const at::Tensor&) { return false; }
+bool is_default(const Argument& argument, int64_t value) { return argument.usual == Argument::kInt && value == argument.integer; }
+bool is_default(const Argument& argument, double value) { return argument.usual == Argument::kDouble && value == argument.number; }
+bool is_default(const Argument& argument, bool value) { return argument.usual == Argument::kBool && value == (argument.integer != 0); }
+bool is_default(const Argument& argument, at::IntArrayRef value) {
+  return argument.usual == Argument::kOther && argument.value.isIntList() && value.equals(argument.value.toIntVector());
+}
+void put_value(std::string& text, int64_t value) { put(text, 'i', &value, 8); }
+void put_value(std::string& text, double value) { put(text, 'd', &value, 8); }
+void put_value(std::string& text, bool value) { text.push_back(value ? 't' : 'f'); }
+void put_value(std::string& text, at::IntArrayRef value) { put_list(text, 'I', value); }
+
+// Calls `use` with an argument in the simplest form that it has.
+template <typename Use, typename T>
+decltype(auto) simply(const Use& use, const T& value) {
+  if constexpr (std::is_same_v<T, at::Tensor>) {
+    if (value.defined() && !is_number(value)) return use(value);
+  } else if constexpr (std::is_same_v<T, std::optional<at::Tensor>>) {
+    if (value && value->defined() && !is_number(*value)) return use(*value);
+  } else if constexpr (std::is_same_v<T, c10::SymIntArrayRef>) {
+    if (const auto plain = c10::asIntArrayRefSlowOpt(value)) return use(*plain);
+  } else if constexpr (std::is_same_v<T, c10::SymInt>) {
+    if (const auto plain = value.maybe_as_int()) return use(*plain);
+  } else if constexpr (std::is_same_v<T, at::Scalar>) {
+    if (value.isBoolean()) return use(value.toBool());
+    if (!value.isSymbolic() && value.isIntegral(false)) return use(value.toLong());
+    if (!value.isSymbolic() && value.isFloatingPoint()) return use(value.toDouble());
+  } else if constexpr (std::is_same_v<T, at::OptionalIntArrayRef>) {
+    if (value) return use(*value);
+  } else if constexpr (std::is_same_v<T, int64_t> || std::is_same_v<T, double> || std::is_same_v<T, bool> || std::is_same_v<T, at::IntArrayRef>) {
+    return use(value);
   }
-  if (scratch.open) scratch.children.push_back(number);
-  for (const auto& [tensor, place] : odd) {
-    const uint32_t at = ask(digest_odd, 0u, tensor, number, static_cast<int32_t>(plan.blank));
-    Guard guard(recorder.lock);
-    recorder.writes[place].meta = at;
+  return use(c10::IValue(value));
+}
+
+// A kernel of one op at the recorder's key, which takes and returns what its C++ function does: no tensor gets a second
+// owner, and nothing is put on a stack. What is not to be recorded here, or not so simply, it gives to `fallback`.
+template <typename Of, typename Schema = typename Of::schema>
+struct Unboxed;
+
+template <typename Of, typename Result, typename... Args>
+struct Unboxed<Of, Result(Args...)> {
+  template <typename T>
+  static constexpr bool kList = std::is_same_v<T, at::TensorList> || std::is_same_v<T, at::ITensorListRef> ||
+      std::is_same_v<T, c10::List<std::optional<at::Tensor>>>;
+  static_assert(!(kList<std::decay_t<Args>> || ...), "a value made of a list would go before its tensors are named");
+  static inline const c10::OperatorHandle* handle = nullptr;
+  static inline std::atomic<const Op*> known{nullptr};
+
+  static Result kernel(c10::DispatchKeySet keys, Args... args) {
+    Scratch& outer_scratch = scratch;
+    Scratch& scratch = outer_scratch;
+    Recorder* on = current.load(std::memory_order_acquire);
+    const Op* op = known.load(std::memory_order_acquire);
+    if (!on || !op || scratch.making || (scratch.owner && scratch.owner != on) || on->everything_python)
+      return boxed(keys, std::forward<Args>(args)...);
+    const auto node = torch::autograd::get_current_node();
+    if (node ? on->backward_python.load(std::memory_order_relaxed) : !scratch.owner && scratch.entered != on->trace)
+      return boxed(keys, std::forward<Args>(args)...);
+    Call call{*on, scratch, *op, node != nullptr};
+    {
+      Guard guard(on->lock);
+      call.begin();
+      add(call, std::index_sequence_for<Args...>(), args...);
+      call.end_arguments();
+      if (!call.plain) call.under_way.end();
+    }
+    call.before_kernel();
+    if (!call.plain) return boxed(keys, std::forward<Args>(args)...);
+    call.note_sequence(node.get());
+    Quiet quiet;
+    Result result = call.run([&]() -> Result { return Of::redispatch(keys & kAfter, std::forward<Args>(args)...); });
+    if constexpr (std::is_same_v<std::decay_t<Result>, at::Tensor>) call.output(result);
+    else std::apply([&](const auto&... each) { (call.output(each), ...); }, result);
+    call.record();
+    return result;
   }
+
+  template <size_t... position>
+  static void add(Call& call, std::index_sequence<position...>, const std::decay_t<Args>&... args) {
+    const auto& each = call.op.each;
+    const bool usual[] = {simply([&](const auto& value) { return is_default(each[position], value); }, args)...};
+    call.last = call.op.positional;
+    while (call.last > 0 && usual[call.last - 1]) call.last--;
+    (simply(
+         [&](const auto& value) {
+           using T = std::decay_t<decltype(value)>;
+           if constexpr (std::is_same_v<T, at::Tensor> || std::is_same_v<T, c10::IValue>) call.add(value, position);
+           else if (call.is_told(position, usual[position])) put_value(call.text_of(position), value);
+         },
+         args),
+     ...);
+  }
+
+  static Result boxed(c10::DispatchKeySet keys, Args... args) {
+    if (!known.load(std::memory_order_relaxed) && current.load()) {
+      const Op* op = op_of(*handle);
+      const Plan& plan = op->plan;
+      const bool other = plan.python || plan.open || plan.seeded || plan.statistics || plan.decomposes || !plan.traced;
+      if (!other) known.store(op, std::memory_order_release);
+    }
+    return c10::impl::BoxedKernelWrapper<Result(Args...)>::call(
+        c10::BoxedKernel::makeFromFunction<&fallback>(), *handle, keys, std::forward<Args>(args)...);
+  }
+
+  static void add_to(torch::Library& library) {
+    handle = new c10::OperatorHandle(c10::Dispatcher::singleton().findSchemaOrThrow(Of::name, Of::overload_name));
+    const std::string overload = Of::overload_name;
+    library.impl((overload.empty() ? Of::name : Of::name + ("." + overload)).c_str(), TORCH_FN(kernel));
+  }
+};
+
+template <typename... Of>
+void add_unboxed(torch::Library& library) {
+  (Unboxed<Of>::add_to(library), ...);
+}
+
+// Ops whose kernels often take no longer than to box the call.
+void add_usual(torch::Library& library) {
+  add_unboxed<
+      at::_ops::_reshape_alias, at::_ops::_softmax, at::_ops::_softmax_backward_data, at::_ops::_unsafe_view,
+      at::_ops::add_Tensor, at::_ops::add__Tensor, at::_ops::addmm, at::_ops::alias, at::_ops::as_strided,
+      at::_ops::bmm, at::_ops::clone, at::_ops::copy_, at::_ops::detach, at::_ops::div_Scalar, at::_ops::div_Tensor,
+      at::_ops::div__Scalar, at::_ops::div__Tensor, at::_ops::embedding, at::_ops::embedding_dense_backward,
+      at::_ops::expand, at::_ops::fill__Scalar, at::_ops::gelu, at::_ops::gelu_backward, at::_ops::hardsigmoid,
+      at::_ops::hardsigmoid_backward, at::_ops::hardswish, at::_ops::hardswish_, at::_ops::hardswish_backward,
+      at::_ops::masked_fill_Scalar, at::_ops::max_pool2d_with_indices, at::_ops::mean_dim, at::_ops::mm,
+      at::_ops::mul_Scalar, at::_ops::mul_Tensor, at::_ops::mul__Tensor, at::_ops::native_layer_norm, at::_ops::native_layer_norm_backward, at::_ops::neg,
+      at::_ops::permute, at::_ops::pow_Tensor_Scalar, at::_ops::relu, at::_ops::relu_, at::_ops::rsqrt,
+      at::_ops::select_int, at::_ops::sigmoid, at::_ops::sigmoid_backward, at::_ops::silu, at::_ops::silu_backward,
+      at::_ops::slice_Tensor, at::_ops::squeeze_dim, at::_ops::sub_Tensor, at::_ops::sum_dim_IntList, at::_ops::t,
+      at::_ops::tanh, at::_ops::tanh_backward, at::_ops::threshold_backward, at::_ops::transpose_int,
+      at::_ops::unsqueeze, at::_ops::view, at::_ops::where_self, at::_ops::zero_>(library);
 }
 
 // ------------------------------------------------------------------------------------- what makes tensors of other classes
@@ -1194,6 +1480,8 @@ int hb_register() {
   try {
     static auto* kept = new torch::Library(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
     kept->fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+    static auto* unboxed = new torch::Library(torch::Library::IMPL, "aten", kKey, __FILE__, __LINE__);
+    add_usual(*unboxed);
     return 1;
   } catch (const std::exception&) {
     return 0;
@@ -1426,7 +1714,7 @@ void hb_copy(Recorder* recorder, int what, int64_t count, void* out) {
 }
 const char* hb_text(Recorder* recorder, int what, int64_t number, int64_t* size) {
   Guard guard(recorder->lock);
-  const auto& text = (what == 4 ? recorder->others : recorder->metas).all[static_cast<size_t>(number)];
+  const std::string_view text = (what == 4 ? recorder->others : recorder->metas).all[static_cast<size_t>(number)];
   *size = static_cast<int64_t>(text.size());
   return text.data();
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hashbench import HashDebugTrace
+from hashbench.native.library import NATIVE_KEY
 from hashbench.records import OpRecord
 from hashbench.trace.digest import untraced
 from hashbench.trace.tracer import native_unavailable
@@ -115,6 +118,105 @@ def test_arguments_reads_and_writes_are_those_of_the_python_tracer(call: Any, op
     assert native.scalar == python.scalar
     assert [ref.argument for ref in native.inputs] == [ref.argument for ref in python.inputs]
     assert [output.shape for output in native.outputs] == [output.shape for output in python.outputs]
+
+
+UNBOXED: dict[str, Any] = {
+    "sizes": lambda: X.view(3, 1),
+    "no sizes": lambda: torch.ones(1).view([]),
+    "sizes by their usual": lambda: X.expand(2, 3),
+    "sizes, and another flag": lambda: torch.ops.aten.expand(X, [2, 3], implicit=True),
+    "a flag that is always said": lambda: torch.ops.aten._softmax(X, 0, False),
+    "two lists": lambda: X.as_strided([2], [1]),
+    "two lists and an offset": lambda: X.as_strided([2], [1], 1),
+    "only tensors": lambda: X.t(),
+    "ints": lambda: torch.ones(2, 3).transpose(0, -1),
+    "ints that may be none": lambda: torch.ops.aten.slice(X, 0, None, None, 2),
+    "an int that is usual": lambda: torch.ops.aten.slice(X, 0, 1, None, 1),
+    "an alpha that is usual": lambda: torch.add(X, Y),
+    "an alpha": lambda: torch.add(X, Y, alpha=2),
+    "an alpha of another kind": lambda: torch.add(X, Y, alpha=1.0),
+    "a number in place of a tensor": lambda: X * 2.5,
+    "a whole number in place of a tensor": lambda: X + 2,
+    "a flag in place of a tensor": lambda: X * True,
+    "a complex number": lambda: torch.ops.aten.div.Scalar(X, 2j),
+    "scalars": lambda: torch.addmm(torch.ones(1), torch.ones(2, 2), torch.ones(2, 2), beta=0, alpha=0.5),
+    "a scalar that is a flag": lambda: torch.zeros(2).fill_(True),
+    "a written argument": lambda: torch.zeros(3).add_(X),
+    "a written argument that is also read": lambda: (y := torch.ones(3)).mul_(y),
+    "a written view": lambda: torch.zeros(3, 2)[:, 1].copy_(X),
+    "lists that are usual": lambda: torch.ops.aten.max_pool2d_with_indices(torch.rand(1, 4, 4), [2, 2]),
+    "lists that are usual and said": lambda: torch.ops.aten.max_pool2d_with_indices(torch.rand(1, 4, 4), [2, 2], [], 0),
+    "another list": lambda: torch.ops.aten.max_pool2d_with_indices(torch.rand(1, 4, 4), [2, 2], [1, 1]),
+    "a flag behind lists": lambda: torch.ops.aten.max_pool2d_with_indices(torch.rand(1, 5, 5), [2], ceil_mode=True),
+    "dimensions that may be none": lambda: X.mean(None),
+    "dimensions and a flag": lambda: X.sum([0], keepdim=True),
+    "a dtype": lambda: X.sum([0], dtype=torch.float64),
+    "a text": lambda: torch.nn.functional.gelu(X, approximate="tanh"),
+    "a text that is usual": lambda: torch.nn.functional.gelu(X),
+    "a format": lambda: torch.ones(1, 2, 2, 2).clone(memory_format=torch.channels_last),
+    "tensors that are left out, and three results": lambda: torch.ops.aten.native_layer_norm(X, [3], None, None, 1e-5),
+    "tensors that may be left out": lambda: torch.nn.functional.layer_norm(X, [3], Y, X),
+    "results that are not asked for": lambda: torch.ops.aten.native_layer_norm_backward(
+        *(X, X, [3], torch.zeros(1), torch.ones(1), Y, None, [True, False, False])
+    ),
+    "a part of a leaf": lambda: X[1:] * 2,
+    "a leaf of another kind": lambda: X.to_sparse() * 2,
+    "a conjugated view": lambda: torch.ones(2, dtype=torch.complex64).conj() * 2,
+    "another device": lambda: torch.ones(2, device="meta") * 2,
+    "a tensor without elements": lambda: torch.ones(0).add_(1),
+}
+
+
+@pytest.mark.parametrize("call", UNBOXED.values(), ids=UNBOXED)
+def test_calls_that_are_not_boxed_have_the_records_of_the_python_tracer(call: Any) -> None:
+    def traced(tracer: str) -> list[Any]:
+        torch.manual_seed(0)
+        with HashDebugTrace(tracer=tracer) as trace:
+            call()
+        return [replace(record, module="") for record in trace.finish().records]
+
+    traced("native")  # of an op that the recorder does not know yet the call is boxed
+    native, python = traced("native"), traced("python")
+    assert native
+    assert [(one.op, one.arguments, one.inputs, one.outputs) for one in native] == [
+        (one.op, one.arguments, one.inputs, one.outputs) for one in python
+    ]
+
+
+def test_the_ops_of_these_calls_have_kernels_that_are_not_boxed() -> None:
+    names = ("view", "t", "transpose.int", "slice.Tensor", "add.Tensor", "add_.Tensor", "sum.dim_IntList", "clone")
+    assert all(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", NATIVE_KEY) for name in names)
+    assert not torch._C._dispatch_has_kernel_for_dispatch_key("aten::sort", NATIVE_KEY)
+
+
+def test_an_op_that_raises_leaves_no_record_and_its_name() -> None:
+    other = torch.ones(2)
+    with HashDebugTrace(tracer="native") as trace:
+        X.sin()
+        with pytest.raises(RuntimeError, match="size of tensor"):
+            X.add_(other)
+        X.cos()
+    assert [record.op for record in trace.finish().records] == ["aten.sin.default", "aten.cos.default"]
+    assert trace.failed_op == "aten.add_.Tensor"
+
+
+def test_a_tensor_that_python_alone_holds_is_recorded_in_many_threads() -> None:
+    """Torch takes the GIL where a second owner of such a tensor comes or goes, which another thread may hold that waits
+    for the recorder."""
+
+    def work() -> None:
+        for _ in range(200):
+            x = torch.ones(2)
+            x = x * x
+            x.add_(x)
+
+    with HashDebugTrace(tracer="native") as trace:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(trace.finish().records) == 4 * 200 * 3
 
 
 def test_factories_under_a_fake_tensor_mode_make_no_records() -> None:

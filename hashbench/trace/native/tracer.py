@@ -13,7 +13,7 @@ import threading
 import weakref
 from array import array
 from bisect import bisect_left
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
@@ -57,7 +57,7 @@ class _Lane:
 
     def __init__(self, tracer: NativeTracer, number: int, name: str, context: int) -> None:
         self.tracer, self.number, self.name, self.context = tracer, number, name, context
-        self.started: Counter[int] = Counter()
+        self.started: dict[int, int] = defaultdict(int)
 
     def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         with self.tracer.entered(self):
@@ -73,7 +73,7 @@ class NativeTracer(TracingMode):
         self._library, self._ops = library, ops
         observed = self._observer.wanted or self._observer.callback is not None or self._ledger.everywhere
         self._mixed = not observed
-        odd = sum(1 << number for number, dtype in library.dtypes.items() if dtype in BY_DTYPE)
+        odd = sum(1 << number for number, dtype in library.dtypes.items() if dtype in BY_DTYPE) if BY_DTYPE else 0
         self._recorder = library.new(1, int(observed), int(self._records_nothing), odd)
         self._contexts = self._modules.contexts
         self._contexts.cell = memoryview(library.context(self._recorder).contents).cast("B").cast("I")
@@ -81,7 +81,7 @@ class NativeTracer(TracingMode):
         self._starts = Starts()
         self._calls = _Calls()
         self._entered, self._entering = 0, threading.Lock()
-        self._started: Counter[int] = Counter()
+        self._started: dict[int, int] = defaultdict(int)
         self._names_of_lanes: dict[int, str] = {}
         ours = library, self._recorder, self._calls
         self._next_number, self._make = functools.partial(_take_number, *ours), functools.partial(_make, *ours)
