@@ -233,6 +233,7 @@ struct Interned {
 
   void clear() {
     all.clear();
+    if (all.capacity() > kBlock) all.shrink_to_fit();
     if (blocks.size() > 1) blocks.resize(1);
     if (!blocks.empty()) room = blocks[0].get(), left = kBlock;
     slots = emptied<Slot>(1024, {0, -1}, std::move(slots));
