@@ -1,9 +1,10 @@
 // Records every dispatched call: what it read, what it wrote, and digests of the latter.
 //
-// A fallback on a dispatch key that torch leaves free sees every call just before its kernel: behind autograd, autocast,
-// functorch's transforms, dispatch modes and tensor subclasses, which make of one call those that are computed. It changes
-// nothing of what is dispatched, holds no tensor, and calls no operator itself. What it does not know how to record (a
-// sparse tensor, an accelerator, a collective, a call that somebody looks at) it hands to Python, by a second key.
+// A fallback on a dispatch key that torch leaves free, and kernels of usual ops at that key, see every call just before its
+// kernel: behind autograd, autocast, functorch's transforms, dispatch modes and tensor subclasses, which make of one call
+// those that are computed. They change nothing of what is dispatched, hold no tensor, and call no operator themselves. What
+// they do not know how to record (a sparse tensor, an accelerator, a collective, a call that somebody looks at) they hand to
+// Python, by a second key.
 //
 // Loaded by hashbench/native/library.py, which says what the entry points at the end take and return.
 
@@ -719,15 +720,17 @@ bool is_no_tensor(const c10::IValue& value) { return !value.isTensor() || !value
 bool is_number(const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl()->is_wrapped_number(); }
 
 // Read by hashbench/trace/native/decode.py, `_Values`.
+void put_value(std::string& text, int64_t value) { put(text, 'i', &value, 8); }
+void put_value(std::string& text, double value) { put(text, 'd', &value, 8); }
+void put_value(std::string& text, bool value) { text.push_back(value ? 't' : 'f'); }
+void put_value(std::string& text, at::IntArrayRef value) { put_list(text, 'I', value); }
 void put_value(std::string& text, const c10::IValue& value) {
   if (value.isInt()) {
-    const int64_t v = value.toInt();
-    put(text, 'i', &v, 8);
+    put_value(text, value.toInt());
   } else if (value.isDouble()) {
-    const double v = value.toDouble();
-    put(text, 'd', &v, 8);
+    put_value(text, value.toDouble());
   } else if (value.isBool()) {
-    text.push_back(value.toBool() ? 't' : 'f');
+    put_value(text, value.toBool());
   } else if (value.isTensor() && value.toTensor().defined()) {
     const void* data = value.toTensor().const_data_ptr();
     switch (value.toTensor().scalar_type()) {
@@ -777,13 +780,20 @@ void put_value(std::string& text, const c10::IValue& value) {
   }
 }
 
+bool is_default(const Argument&, const at::Tensor&) { return false; }
+bool is_default(const Argument& argument, int64_t value) { return argument.usual == Argument::kInt && value == argument.integer; }
+bool is_default(const Argument& argument, double value) { return argument.usual == Argument::kDouble && value == argument.number; }
+bool is_default(const Argument& argument, bool value) { return argument.usual == Argument::kBool && value == (argument.integer != 0); }
+bool is_default(const Argument& argument, at::IntArrayRef value) {
+  return argument.usual == Argument::kOther && argument.value.isIntList() && value.equals(argument.value.toIntVector());
+}
 bool is_default(const Argument& argument, const c10::IValue& value) {
   switch (argument.usual) {
     case Argument::kNothing: return false;
     case Argument::kNone: return value.isNone();
-    case Argument::kInt: return value.isInt() && value.toInt() == argument.integer;
-    case Argument::kDouble: return value.isDouble() && value.toDouble() == argument.number;
-    case Argument::kBool: return value.isBool() && value.toBool() == (argument.integer != 0);
+    case Argument::kInt: return value.isInt() && is_default(argument, value.toInt());
+    case Argument::kDouble: return value.isDouble() && is_default(argument, value.toDouble());
+    case Argument::kBool: return value.isBool() && is_default(argument, value.toBool());
     case Argument::kOther: return !value.isNone() && !value.isTensor() && value == argument.value;
   }
   return false;
@@ -1076,7 +1086,10 @@ struct Call {
     plain = plain && read(recorder, scratch, tensor, position | index << 8, given);
     if (written >> position & 1) targets.push_back(&tensor);
   }
-  bool is_told(int position, bool usual) const { return position < last || (position >= op.positional && !usual); }
+  template <typename T>
+  bool is_told(int position, const T& value) const {
+    return position < last || (position >= op.positional && !is_default(op.each[position], value));
+  }
   std::string& text_of(int position) {
     scratch.others.push_back(static_cast<char>(position));
     return scratch.others;
@@ -1087,7 +1100,7 @@ struct Call {
       return;
     }
     const Argument& argument = op.each[position];
-    bool told = is_told(position, position >= op.positional && is_default(argument, value));
+    bool told = is_told(position, value);
     if (argument.lists &&
         (value.isTensorList() || (value.isList() && !value.isIntList() && !value.isDoubleList() && !value.isBoolList()))) {
       int index = 0;
@@ -1308,20 +1321,7 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
 
 // ------------------------------------------------------------------------------------------- calls that are not boxed
 
-// An argument as `put_value` and `is_default` have it, with no value of torch's own made of it.
-bool is_default(const Argument&, const at::Tensor&) { return false; }
-bool is_default(const Argument& argument, int64_t value) { return argument.usual == Argument::kInt && value == argument.integer; }
-bool is_default(const Argument& argument, double value) { return argument.usual == Argument::kDouble && value == argument.number; }
-bool is_default(const Argument& argument, bool value) { return argument.usual == Argument::kBool && value == (argument.integer != 0); }
-bool is_default(const Argument& argument, at::IntArrayRef value) {
-  return argument.usual == Argument::kOther && argument.value.isIntList() && value.equals(argument.value.toIntVector());
-}
-void put_value(std::string& text, int64_t value) { put(text, 'i', &value, 8); }
-void put_value(std::string& text, double value) { put(text, 'd', &value, 8); }
-void put_value(std::string& text, bool value) { text.push_back(value ? 't' : 'f'); }
-void put_value(std::string& text, at::IntArrayRef value) { put_list(text, 'I', value); }
-
-// Calls `use` with an argument in the simplest form that it has.
+// Calls `use` with an argument as `put_value` and `is_default` take it: where they can, with no value of torch's own made of it.
 template <typename Use, typename T>
 decltype(auto) simply(const Use& use, const T& value) {
   if constexpr (std::is_same_v<T, at::Tensor>) {
@@ -1397,7 +1397,7 @@ struct Unboxed<Of, Result(Args...)> {
          [&](const auto& value) {
            using T = std::decay_t<decltype(value)>;
            if constexpr (std::is_same_v<T, at::Tensor> || std::is_same_v<T, c10::IValue>) call.add(value, position);
-           else if (call.is_told(position, usual[position])) put_value(call.text_of(position), value);
+           else if (call.is_told(position, value)) put_value(call.text_of(position), value);
          },
          args),
      ...);
