@@ -39,7 +39,7 @@ def measure(suite: str, mode: str, *, only: Sequence[str] = (), threads: int | N
     sizes: list[float] = []
     with tempfile.TemporaryDirectory(prefix="hashbench-bench-") as folder:
         options = RunOptions(mode=mode, threads=threads, output=folder)
-        executor = LocalExecutor(preload=(*preload_for("native"), __name__))
+        executor = LocalExecutor(preload=(*preload_for("native", fingerprinted=True), __name__))
         executor.start(target=f"{__name__}:recorded")
         try:
             _one(executor, specs[0], options)  # files and pages that the first one reads

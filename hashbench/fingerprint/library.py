@@ -8,6 +8,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -75,6 +76,22 @@ class Listener:
             heard[0] = self._file.read().decode(errors="replace")
             if others := _PRINTED.sub("", heard[0]):
                 os.write(1, others.encode(errors="replace"))
+
+
+def measure_clock() -> bool:
+    """Have MKL measure the processor's clock; false where torch has no MKL that can be asked.
+
+    MKL says the clock before the first call that it prints in a process, and takes up to a second for it: it counts
+    until the seconds of the system's time change. Forks of this process know it already. No call is made by this, so no
+    threads begin.
+    """
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        measure = library.mkl_serv_get_clocks_frequency
+    except (OSError, AttributeError):
+        return False
+    measure.restype = ctypes.c_double
+    return float(measure()) > 0
 
 
 _NAMED = {"cudnn": "cuDNN", "miopen": "MIOpen"}

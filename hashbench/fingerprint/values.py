@@ -20,14 +20,16 @@ import numpy as np
 import torch
 
 from hashbench.fingerprint.distance import FLOATS
+from hashbench.fingerprint.periods import Periods, can_repeat
 from hashbench.replay.call import LINE
 from hashbench.trace.digest import dtype_name
 
-PERIOD = 1_048_573
-"""Numbers repeat after so many, a prime: no dimension of a tensor is a multiple of it."""
+PERIOD = 17 * 2**16
+"""Numbers repeat after so many: a million, of which any size fills whole pages (of up to 64 KiB). Rows of a matrix are
+alike after as many rows as this has in common with their length: of 4096 numbers 272, of 768 4,352, of 1000 139,264."""
 
 _STEP = 7919 * 131
-"""How far the numbers of one memory begin behind those of the one before it."""
+"""How far the numbers of one memory begin behind those of the one before it, to the next multiple of :data:`LINE`."""
 
 KEPT_BYTES = 2048
 """Recorded content is kept where it takes so many bytes at most, compressed; of what is larger, the range is."""
@@ -103,7 +105,7 @@ def fill(out: np.ndarray[Any, Any], dtype: torch.dtype, *, values: str, number: 
     """
     dtype = _PARTS.get(dtype, dtype)
     elements = len(out) // dtype.itemsize
-    begin = number * _STEP % PERIOD
+    begin = _begin(number)
     if dtype in _WHOLE:
         low, high = whole_range(values)
         words = _words()
@@ -113,6 +115,11 @@ def fill(out: np.ndarray[Any, Any], dtype: torch.dtype, *, values: str, number: 
     else:
         period = _float_bits(dtype, values)
     _repeat(period, out.view(period.dtype), begin=begin)
+
+
+def _begin(number: int) -> int:
+    """Where in their period the numbers of memory ``number`` of a call begin: where a line of the cache does, too."""
+    return number * _STEP % PERIOD // LINE * LINE
 
 
 SHARED = 2**20
@@ -125,12 +132,12 @@ _AHEAD = 2**30
 class Arena:
     """Memory for calls that run one after another. It is used again: memory that the system has just given costs up to
     ten times what it takes to write there. It is as large as the largest call needed. With ``shares`` calls may read
-    the same memory."""
+    the same memory, where this system has such (:class:`~hashbench.fingerprint.periods.Periods`)."""
 
     def __init__(self, *, shares: bool = True) -> None:
-        self.shares = shares
+        self.shares = shares and can_repeat(numbers=PERIOD)
         self._memory = np.empty(0, np.uint8)
-        self._shared: dict[tuple[torch.dtype, str], _Periods] = {}
+        self._shared: dict[tuple[torch.dtype, str], Periods] = {}
 
     def rooms(self, sizes: Sequence[int], *, repetition: int) -> list[np.ndarray[Any, Any]]:
         """Rooms of so many bytes, in the place of those before. Each begins at a multiple of 64, all lie apart, and the
@@ -153,8 +160,8 @@ class Arena:
         """
         kind = _PARTS.get(dtype, dtype)
         if (kind, values) not in self._shared:
-            self._shared[kind, values] = _Periods(_float_bits(kind, values))
-        return self._shared[kind, values].room(size, number=number)
+            self._shared[kind, values] = Periods(_float_bits(kind, values))
+        return self._shared[kind, values].room(size, begin=_begin(number))
 
     def is_intact(self) -> bool:
         """Whether what is shared holds what it held: a kernel may write what its schema says it only reads."""
@@ -163,47 +170,6 @@ class Arena:
     def forget(self) -> None:
         """Give what is shared back: it is written anew."""
         self._shared.clear()
-
-
-class _Periods:
-    """One period of numbers behind the other, in as much memory as was needed so far."""
-
-    def __init__(self, period: np.ndarray[Any, Any]) -> None:
-        self._period = period
-        self._all = self._numbers = np.empty(0, period.dtype)
-        """Of all there is room for, ``_numbers`` are written."""
-        self._was_intact = True
-
-    def room(self, size: int, *, number: int) -> np.ndarray[Any, Any]:
-        """The numbers of memory ``number`` of a call, as flat bytes. A period is odd: of as many that follow each other
-        as a line has numbers, one begins where a line does."""
-        in_line = LINE // self._period.itemsize
-        begin = number * _STEP % PERIOD
-        while begin % in_line:
-            begin += PERIOD
-        end = begin + size // self._period.itemsize
-        if end > len(self._numbers):
-            self._write(end)
-        return self._numbers[begin:end].view(np.uint8)
-
-    def _write(self, end: int) -> None:
-        """Write numbers up to this one."""
-        done, width = len(self._numbers), self._period.itemsize
-        if end > len(self._all):
-            self._was_intact = self.is_intact()
-            self._all = self._numbers = np.empty(0, self._period.dtype)  # given back first
-            size = max(end * width, min(2 * end * width, _AHEAD))
-            done, memory = 0, np.empty(size + LINE, np.uint8)
-            self._all = memory[-memory.ctypes.data % LINE :][:size].view(self._period.dtype)
-        self._numbers = self._all[:end]
-        _repeat(self._period, self._numbers[done:], begin=done % PERIOD)
-
-    def is_intact(self) -> bool:
-        """Whether all that is written is as it was written, and was so whenever it moved."""
-        return self._was_intact and all(
-            np.array_equal(self._numbers[begin : begin + PERIOD], self._period[: len(self._numbers) - begin])
-            for begin in range(0, len(self._numbers), PERIOD)
-        )
 
 
 def _repeat(period: np.ndarray[Any, Any], numbers: np.ndarray[Any, Any], *, begin: int) -> None:

@@ -110,9 +110,11 @@ def run(
             cluster = stack.enter_context(contextlib.closing(resolve_name(make)(request, specs)))
         # Where others run the models, this machine need not have the device; each of theirs tells its own, and how it
         # traces.
-        devices = local_devices(options.device, options.tracer) if cluster is None else local_devices("cpu")
         if cluster is None:
+            devices = local_devices(options.device, options.tracer, fingerprinted=request.fingerprints)
             options = replace(options, device=devices.device)
+        else:
+            devices = local_devices("cpu")
         environment = {**devices.environment, "command_line": list(request.command_line)}
         if cluster is not None:
             environment.pop("tracer", None)
@@ -157,7 +159,8 @@ def diagnosis_servers(requests: Collection[SweepRequest]) -> Iterator[None]:
     diagnosed = [options for options in here if options.diagnose_budget > 0]
     with contextlib.ExitStack() as stack:
         if stressed := [options for options in here if options.stress]:
-            needed = {name: None for options in stressed for name in preload_for(options.tracer)}
+            fingerprinted = any(request.fingerprints for request in requests)
+            needed = {name: None for of in stressed for name in preload_for(of.tracer, fingerprinted=fingerprinted)}
             stack.enter_context(_stress_server(tuple(needed), at_once=False))
         if diagnosed and not fresh_process.is_served():
             alone = fresh_process.served(fresh_process.TORCH_ALONE, environment=WORKER_VARIABLES, at_once=False)
@@ -245,9 +248,9 @@ class LocalDevices:
         return LocalExecutor(jobs=jobs, preload=self.preload, devices=self.assignments, memory_mib=memory_mib)
 
 
-def local_devices(device: str, tracer: str = "python") -> LocalDevices:
-    """What workers on ``device`` get, traced by ``tracer``; its notes say which devices are left out and which variable
-    does not count.
+def local_devices(device: str, tracer: str = "python", *, fingerprinted: bool = False) -> LocalDevices:
+    """What workers on ``device`` get, traced by ``tracer``; where ``fingerprinted``, they record kernel fingerprints,
+    too. Its notes say which devices are left out and which variable does not count.
 
     A child process tells: one that has asked CUDA anything cannot fork workers that use it, so this one never asks. On
     the CPU it is a fork of the server that the workers come from, too.
@@ -257,11 +260,11 @@ def local_devices(device: str, tracer: str = "python") -> LocalDevices:
     """
     collect = functools.partial(fingerprints.collect_in_child, device=device, variables=WORKER_VARIABLES, tracer=tracer)
     if device == "cpu":
-        preload = preload_for(tracer)
+        preload = preload_for(tracer, fingerprinted=fingerprinted)
         by = functools.partial(answer_of_a_fork, preload=preload)
         return LocalDevices(collect(by=by), device, preload=preload)
     environment = collect()
-    preload = preload_for(environment.get("tracer", "python"))
+    preload = preload_for(environment.get("tracer", "python"), fingerprinted=fingerprinted)
     assignments = visibility.assignments(device, environment, os.environ)
     if not assignments:
         return LocalDevices(environment, device, preload=preload)

@@ -126,7 +126,8 @@ def test_another_preload_gets_another_server_and_the_same_one_is_kept(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("tracer", "recorder"), [("native", True), ("python", False)])
 def test_the_server_loads_torch_and_the_recorder_once_and_starts_no_threads(tmp_path, tracer, recorder):
-    row = run_script(tmp_path, "--preload", " ".join(preload_for(tracer)), "a=torch")
+    preload = preload_for(tracer, fingerprinted=recorder)
+    row = run_script(tmp_path, "--preload", " ".join(preload), "a=torch")
     assert f"torch preloaded True, recorder {recorder}, threads in the server 1, in parallel 2" in row
 
 

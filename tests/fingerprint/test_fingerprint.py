@@ -11,6 +11,7 @@ import gc
 import itertools
 import json
 import math
+import os
 import random
 import subprocess
 import sys
@@ -36,6 +37,7 @@ from hashbench.fingerprint.calls import KernelCollector
 from hashbench.fingerprint.checking import check
 from hashbench.fingerprint.document import Fingerprints, TensorWord, tensor_word
 from hashbench.fingerprint.measure import RANDOM, VARIES, record
+from hashbench.fingerprint.periods import Periods, can_repeat
 from hashbench.fingerprint.verify import CHANGED, NOT_RUN, SAME, Checked, Verification, summary
 from hashbench.io import document_digest
 from hashbench.records import ModelSpec, RunOptions
@@ -86,14 +88,14 @@ def planted(op: str, kernel: Callable[..., Any]) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------ synthetic numbers
 
 KNOWN_VALUES = [
-    ("float64", "", "c78c04fb38509a97"),
-    ("float32", "", "d02afa02661d80ce"),
-    ("float32", ">=0", "5c943d788a0f19b0"),
-    ("float32", "0..1", "140da8259140e22e"),
-    ("bfloat16", "", "8857fdc7b0afa1a7"),
-    ("float16", "0..1", "2bf76e69d4a60236"),
-    ("float8_e4m3fn", "", "c87a9b8f53785c97"),
-    ("float8_e5m2", ">=0", "29004ad7158ee6f9"),
+    ("float64", "", "a012022ac46c1ce8"),
+    ("float32", "", "00652771851928a3"),
+    ("float32", ">=0", "d2fb3f8d87ae8734"),
+    ("float32", "0..1", "6f77bfd3082e79b5"),
+    ("bfloat16", "", "6d98043d0f2533cb"),
+    ("float16", "0..1", "dd84c7f1f2425b02"),
+    ("float8_e4m3fn", "", "8ae2db884a6a8753"),
+    ("float8_e5m2", ">=0", "ffe4f7b4f44c0d04"),
 ]
 
 
@@ -120,10 +122,10 @@ def test_whole_numbers_stay_in_their_range() -> None:
         values.filled(torch.quint8, 8, values="", number=0)
 
 
-@pytest.mark.parametrize("elements", [1, 100, 11184, 11185, values.PERIOD + 1])
+@pytest.mark.parametrize("elements", [1, 100, 76736, 76737, values.PERIOD + 1])
 def test_whole_numbers_are_those_of_their_places_however_few_there_are(elements: int) -> None:
-    """Memory number 1 begins 11184 places before the end of the period, and goes on from its beginning."""
-    places = (np.arange(elements) + values.PERIOD - 11184) % values.PERIOD
+    """Memory number 1 begins 76736 places before the end of the period, and goes on from its beginning."""
+    places = (np.arange(elements) + values.PERIOD - 76736) % values.PERIOD
     made = values.filled(torch.int16, elements, values="-3..5", number=1).view(torch.int16)
     assert np.array_equal(made.numpy(), (values.scrambled(values.PERIOD)[places] % 9).astype(np.int16) - 3)
 
@@ -527,8 +529,50 @@ def test_what_calls_share_is_what_would_be_written_for_each(dtype: torch.dtype) 
 def test_what_was_spoilt_before_more_was_needed_is_not_forgotten() -> None:
     arena = values.Arena()
     arena.shared(4000, torch.float32, values=values.ANY, number=0)[0] ^= 1
-    arena.shared(values._AHEAD // 2 + 4, torch.float32, values=values.ANY, number=0)
+    arena.shared(2**30, torch.float32, values=values.ANY, number=0)
     assert not arena.is_intact()
+
+
+def test_however_much_is_shared_takes_the_memory_of_one_period() -> None:
+    period = np.arange(values.PERIOD, dtype=np.uint32)
+    periods = Periods(period)
+    small = periods.room(4096, begin=16)
+    large = periods.room(2**30, begin=0).view(np.uint32)
+    assert np.array_equal(large, np.resize(period, len(large)))
+    large[-1] = 0  # in the last period, and so in all
+    assert np.flatnonzero(large == 0).tolist()[1] == (len(large) - 1) % values.PERIOD
+    assert not periods.is_intact()
+    del periods
+    assert small.view(np.uint32)[0] == 16  # who has memory keeps it
+
+
+def test_shared_numbers_leave_no_descriptor_and_no_memory_behind() -> None:
+    def held() -> tuple[int, int]:
+        return len(list(Path("/proc/self/fd").iterdir())), Path("/proc/self/maps").read_text().count(
+            "hashbench numbers"
+        )
+
+    before = held()
+    arena = values.Arena()
+    arena.shared(2**28, torch.float32, values=values.ANY, number=0)
+    assert held()[0] == before[0] + 1
+    assert held()[1] > before[1]
+    del arena
+    assert held() == before
+
+
+def test_where_memory_cannot_repeat_every_call_has_its_own_and_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = torch.ones(2 * values.SHARED // 4)
+    with_shared = record(lambda: large.sum(), name="sum")
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.setattr(values, "Periods", None)
+    assert not values.Arena().shares
+    assert record(lambda: large.sum(), name="sum").models == with_shared.models
+
+
+def test_numbers_fill_whole_pages_of_any_size() -> None:
+    assert all(can_repeat(page, numbers=values.PERIOD) for page in (4096, 16384, 65536))
+    assert not can_repeat(3 * 4096, numbers=values.PERIOD)
 
 
 @pytest.mark.parametrize("made", [values.Arena().shared, lambda *of, **more: values.filled(*of[::-1], **more)])

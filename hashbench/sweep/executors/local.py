@@ -55,6 +55,9 @@ not survive the fork; running an op there would."""
 NATIVE_PRELOAD = "hashbench.trace.native:load"
 """Loads the native tracer, which takes 0.2 s; last, when the ops of those modules are known."""
 
+FINGERPRINT_PRELOAD = "hashbench.fingerprint.library:measure_clock"
+"""Spares each worker that records kernel fingerprints up to a second."""
+
 _SHARE_OF_MEMORY = 0.9
 """Of the memory that is available at the start: what workers may be expected to take together."""
 
@@ -94,9 +97,11 @@ class _Running:
     deadline: float
 
 
-def preload_for(tracer: str) -> tuple[str, ...]:
-    """What the server imports and calls where workers trace by ``tracer``; ``auto`` is native wherever it can be."""
-    return DEFAULT_PRELOAD if tracer == "python" else (*DEFAULT_PRELOAD, NATIVE_PRELOAD)
+def preload_for(tracer: str, *, fingerprinted: bool = False) -> tuple[str, ...]:
+    """What the server imports and calls where workers trace by ``tracer``; ``auto`` is native wherever it can be. With
+    ``fingerprinted``, workers record kernel fingerprints, too."""
+    native = () if tracer == "python" else (NATIVE_PRELOAD,)
+    return (*DEFAULT_PRELOAD, *native, *([FINGERPRINT_PRELOAD] if fingerprinted else []))
 
 
 def answer_of_a_fork(

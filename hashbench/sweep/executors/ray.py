@@ -164,10 +164,11 @@ class RayExecutor:
         self._address, self._jobs, self._patience = cluster.address, request.jobs, cluster.patience
         gpus = float(device != "cpu") if cluster.gpus is None else cluster.gpus
         self._demand = Demand(cpus=threads, gpus=gpus, custom=cluster.resources)
+        needed = preload_for(request.options.tracer, fingerprinted=request.fingerprints)
         self._common = {
             "version": __version__,
             "threads": threads,
-            "preload": list(preload_for(request.options.tracer) if preload is None else preload),
+            "preload": list(needed if preload is None else preload),
             "fingerprint": fingerprint,
             "device": device,
             "tracer": request.options.tracer,

@@ -1,0 +1,92 @@
+"""Numbers that repeat, in memory that repeats: one period of them is mapped over and over, so that however many a call
+reads, they take the memory of one period, and nobody writes them again."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import os
+from typing import Any
+
+import numpy as np
+
+_SMALLEST, _AHEAD = 2**25, 2**30
+"""Bytes that are mapped at first, and up to which twice what is needed is, for larger calls that may come. None of it
+takes memory."""
+
+
+class Periods:
+    """One period of numbers behind the other, as often as was needed so far.
+
+    Args:
+        period: flat; its bytes fill whole pages.
+
+    Raises:
+        OSError: this system cannot map the same memory several times; :func:`can_repeat` tells beforehand.
+    """
+
+    def __init__(self, period: np.ndarray[Any, Any]) -> None:
+        self._period = period
+        self._file = os.memfd_create("hashbench numbers")
+        try:
+            os.truncate(self._file, period.nbytes)
+            self._mapped = self._map(_SMALLEST)
+        except BaseException:
+            os.close(self._file)
+            raise
+        self._mapped[: period.nbytes] = period.view(np.uint8)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_mapped"):  # what is mapped stays where it is until nobody has it
+            os.close(self._file)
+
+    def room(self, size: int, *, begin: int) -> np.ndarray[Any, Any]:
+        """So many bytes from number ``begin`` of a period on."""
+        first = begin * self._period.itemsize
+        if first + size > len(self._mapped):
+            self._mapped = self._map(max(first + size, min(2 * (first + size), _AHEAD)))
+        return self._mapped[first : first + size]
+
+    def is_intact(self) -> bool:
+        """Whether the numbers are those of the period: somebody may have written there."""
+        return np.array_equal(self._mapped[: self._period.nbytes], self._period.view(np.uint8))
+
+    def _map(self, size: int) -> np.ndarray[Any, Any]:
+        """At least so many bytes in which the file lies over and over."""
+        length = self._period.nbytes
+        size = -(-size // length) * length
+        place = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        numbers = np.frombuffer(place, np.uint8)  # which keeps the place, and with it all that is mapped there
+        for begin in range(0, size, length):
+            _map_over(numbers.ctypes.data + begin, length, self._file)
+        return numbers
+
+
+def can_repeat(page: int = mmap.PAGESIZE, *, numbers: int) -> bool:
+    """Whether memory can be mapped several times here, and so many numbers of any size fill whole pages."""
+    return hasattr(os, "memfd_create") and numbers % page == 0
+
+
+def _map_over(address: int, length: int, file: int) -> None:
+    """Have a file lie at an address, in place of what is mapped there.
+
+    Raises:
+        OSError: the system refuses.
+    """
+    protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED
+    if _mmap()(address, length, protection, flags, file, 0) != address:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+_MAP_FIXED = 0x10
+"""Of ``mmap``, in the headers of Linux on every processor but Alpha, HP PA and Xtensa. Python has no name for it."""
+
+
+@functools.cache
+def _mmap() -> Any:
+    function = ctypes.CDLL(None, use_errno=True).mmap
+    function.restype = ctypes.c_void_p
+    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
+    return function
