@@ -64,8 +64,15 @@ class Periods:
 
 
 def can_repeat(page: int = mmap.PAGESIZE, *, numbers: int) -> bool:
-    """Whether memory can be mapped several times here, and so many numbers of any size fill whole pages."""
-    return hasattr(os, "memfd_create") and numbers % page == 0
+    """Whether memory can be mapped several times here, which is tried, and so many numbers of any size fill whole
+    pages."""
+    if not hasattr(os, "memfd_create") or numbers % page:
+        return False
+    try:
+        Periods(np.zeros(page, np.uint8))
+    except OSError:  # a sandbox need not allow it
+        return False
+    return True
 
 
 def _map_over(address: int, length: int, file: int) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import ctypes
+import errno
 import functools
 import gc
 import itertools
@@ -561,10 +562,20 @@ def test_shared_numbers_leave_no_descriptor_and_no_memory_behind() -> None:
     assert held() == before
 
 
-def test_where_memory_cannot_repeat_every_call_has_its_own_and_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def refused(*_: object) -> int:
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+
+@pytest.mark.parametrize("memfd", [None, refused])
+def test_where_memory_cannot_repeat_every_call_has_its_own_and_gives_the_same(
+    memfd: Callable[..., int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     large = torch.ones(2 * values.SHARED // 4)
     with_shared = record(lambda: large.sum(), name="sum")
-    monkeypatch.delattr(os, "memfd_create")
+    if memfd:
+        monkeypatch.setattr(os, "memfd_create", memfd)
+    else:
+        monkeypatch.delattr(os, "memfd_create")
     monkeypatch.setattr(values, "Periods", None)
     assert not values.Arena().shares
     assert record(lambda: large.sum(), name="sum").models == with_shared.models
