@@ -226,7 +226,7 @@ def call_of(
         for slot in leaves(plan_of(func).written_values(args, kwargs))
         if isinstance(slot, Slot)
     }
-    rooms = _filled_rooms(forms, words, contents, arena or Arena(shares=False), repetition, written)
+    rooms = _filled_rooms(forms, words, contents, arena or Arena(), repetition, written)
     return CapturedCall(
         op=str(func),
         func=func,

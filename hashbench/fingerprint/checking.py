@@ -54,7 +54,7 @@ def check(
     """
     numbers = itertools.count()
     known: dict[tuple[str, ...], Checked] = {}
-    arenas = Arena(), Arena()
+    arenas = Arena(shares=True), Arena()
     with listener() as listening:
         for model in fingerprints.models:
             with isolation(deterministic=model.deterministic, threads=threads), applied(dict(settings)):

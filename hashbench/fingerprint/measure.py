@@ -238,11 +238,11 @@ def record(run: Callable[[], object], *, name: str, deterministic: str = "on") -
 def measure(collected: KernelCollector, *, device: torch.device, seconds: float = 3600.0) -> Measured:
     """Run every collected signature :data:`REPEATS` times, long ones once less; for use inside :func:`isolation`. One
     that has not begun after so many CPU ``seconds`` of this thread is left out."""
-    arenas = Arena(), Arena()
+    arenas = Arena(shares=True), Arena()
     measured = _all_measured(collected, arenas, device=device, seconds=seconds)
     if arenas[0].is_intact():
         return measured
-    arenas = Arena(shares=False), Arena()  # a kernel has written what others read, too
+    arenas = Arena(), Arena()  # a kernel has written what others read, too
     return _all_measured(collected, arenas, device=device, seconds=seconds)
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-_SMALLEST, _AHEAD = 2**25, 2**30
-"""Bytes that are mapped at first, and up to which twice what is needed is, for larger calls that may come. None of it
-takes memory."""
+_FIRST, _AHEAD = 8, 2**30
+"""Periods that are mapped at first, and bytes up to which twice what is needed is, for larger calls that may come. None
+of it takes memory."""
 
 
 class Periods:
@@ -31,7 +31,7 @@ class Periods:
         self._file = os.memfd_create("hashbench numbers")
         try:
             os.truncate(self._file, period.nbytes)
-            self._mapped = self._map(_SMALLEST)
+            self._mapped = self._map(_FIRST * period.nbytes)
         except BaseException:
             os.close(self._file)
             raise

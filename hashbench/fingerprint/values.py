@@ -134,7 +134,7 @@ class Arena:
     ten times what it takes to write there. It is as large as the largest call needed. With ``shares`` calls may read
     the same memory, where this system has such (:class:`~hashbench.fingerprint.periods.Periods`)."""
 
-    def __init__(self, *, shares: bool = True) -> None:
+    def __init__(self, *, shares: bool = False) -> None:
         self.shares = shares and can_repeat(numbers=PERIOD)
         self._memory = np.empty(0, np.uint8)
         self._shared: dict[tuple[torch.dtype, str], Periods] = {}

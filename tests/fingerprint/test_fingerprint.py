@@ -33,7 +33,7 @@ from runner_helpers import FunctionRunner
 
 from hashbench.check import fingerprint
 from hashbench.errors import HashbenchError
-from hashbench.fingerprint import document, measure, text, values
+from hashbench.fingerprint import document, measure, periods, text, values
 from hashbench.fingerprint.calls import KernelCollector
 from hashbench.fingerprint.checking import check
 from hashbench.fingerprint.document import Fingerprints, TensorWord, tensor_word
@@ -536,14 +536,14 @@ def test_what_was_spoilt_before_more_was_needed_is_not_forgotten() -> None:
 
 def test_however_much_is_shared_takes_the_memory_of_one_period() -> None:
     period = np.arange(values.PERIOD, dtype=np.uint32)
-    periods = Periods(period)
-    small = periods.room(4096, begin=16)
-    large = periods.room(2**30, begin=0).view(np.uint32)
+    repeated = Periods(period)
+    small = repeated.room(4096, begin=16)
+    large = repeated.room(2**30, begin=0).view(np.uint32)
     assert np.array_equal(large, np.resize(period, len(large)))
     large[-1] = 0  # in the last period, and so in all
     assert np.flatnonzero(large == 0).tolist()[1] == (len(large) - 1) % values.PERIOD
-    assert not periods.is_intact()
-    del periods
+    assert not repeated.is_intact()
+    del repeated
     assert small.view(np.uint32)[0] == 16  # who has memory keeps it
 
 
@@ -577,8 +577,16 @@ def test_where_memory_cannot_repeat_every_call_has_its_own_and_gives_the_same(
     else:
         monkeypatch.delattr(os, "memfd_create")
     monkeypatch.setattr(values, "Periods", None)
-    assert not values.Arena().shares
+    assert not values.Arena(shares=True).shares
     assert record(lambda: large.sum(), name="sum").models == with_shared.models
+
+
+def test_few_calls_of_the_system_tell_whether_memory_can_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    mapped = []
+    original = periods._map_over
+    monkeypatch.setattr(periods, "_map_over", lambda *of: mapped.append(of) or original(*of))
+    values.Arena(shares=True)
+    assert 0 < len(mapped) < 10
 
 
 def test_numbers_fill_whole_pages_of_any_size() -> None:
