@@ -24,7 +24,8 @@ from hashbench.records import DETERMINISTIC, contiguous_stride
 from hashbench.results.folder import file_key
 
 FINGERPRINT_SCHEMA = 5
-"""Version of the file; one of another version is refused. (Until version 3, what is large had other digests.)"""
+"""Version of the file; one of another version is refused. (Until version 3, what is large had other
+digests; until 4, kernels ran on other numbers.)"""
 
 FOLDER = "fingerprints"
 """In a results folder: a file for each model."""

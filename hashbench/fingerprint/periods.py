@@ -7,6 +7,7 @@ import ctypes
 import functools
 import mmap
 import os
+import weakref
 from typing import Any
 
 import numpy as np
@@ -29,17 +30,10 @@ class Periods:
     def __init__(self, period: np.ndarray[Any, Any]) -> None:
         self._period = period
         self._file = os.memfd_create("hashbench numbers")
-        try:
-            os.truncate(self._file, period.nbytes)
-            self._mapped = self._map(_FIRST * period.nbytes)
-        except BaseException:
-            os.close(self._file)
-            raise
+        weakref.finalize(self, os.close, self._file)  # what is mapped stays where it is until nobody has it
+        os.truncate(self._file, period.nbytes)
+        self._mapped = self._map(_FIRST * period.nbytes)
         self._mapped[: period.nbytes] = period.view(np.uint8)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_mapped"):  # what is mapped stays where it is until nobody has it
-            os.close(self._file)
 
     def room(self, size: int, *, begin: int) -> np.ndarray[Any, Any]:
         """So many bytes from number ``begin`` of a period on."""

@@ -25,11 +25,12 @@ from hashbench.replay.call import LINE
 from hashbench.trace.digest import dtype_name
 
 PERIOD = 17 * 2**16
-"""Numbers repeat after so many: a million, of which any size fills whole pages (of up to 64 KiB). Rows of a matrix are
-alike after as many rows as this has in common with their length: of 4096 numbers 272, of 768 4,352, of 1000 139,264."""
+"""Numbers repeat after so many: a million, of which any size fills whole pages (of up to 64 KiB). Rows of a
+matrix repeat after this divided by the greatest divisor that it and their length share: rows of 4096 numbers after 272,
+of 768 after 4,352, of 1000 after 139,264."""
 
 _STEP = 7919 * 131
-"""How far the numbers of one memory begin behind those of the one before it, to the next multiple of :data:`LINE`."""
+"""How far the numbers of one memory begin behind those of the one before it, before :func:`_begin` rounds it down."""
 
 KEPT_BYTES = 2048
 """Recorded content is kept where it takes so many bytes at most, compressed; of what is larger, the range is."""
@@ -118,7 +119,8 @@ def fill(out: np.ndarray[Any, Any], dtype: torch.dtype, *, values: str, number: 
 
 
 def _begin(number: int) -> int:
-    """Where in their period the numbers of memory ``number`` of a call begin: where a line of the cache does, too."""
+    """Where in their period the numbers of memory ``number`` of a call begin: at a multiple of
+    64 numbers, which of any size is one of 64 bytes, too."""
     return number * _STEP % PERIOD // LINE * LINE
 
 

@@ -129,7 +129,7 @@ def run(
         executor = cluster or devices.executor(jobs=request.jobs or 1, memory_mib=request.memory_mib)
         if cluster is None and options.device == "cpu":
             if options.stress:
-                stack.enter_context(_stress_server(devices.preload, at_once=True))
+                stack.enter_context(_stress_server(preload_for(options.tracer), at_once=True))
             stack.enter_context(diagnosis_servers([request]))
         result = run_sweep(
             specs,
@@ -159,8 +159,7 @@ def diagnosis_servers(requests: Collection[SweepRequest]) -> Iterator[None]:
     diagnosed = [options for options in here if options.diagnose_budget > 0]
     with contextlib.ExitStack() as stack:
         if stressed := [options for options in here if options.stress]:
-            fingerprinted = any(request.fingerprints for request in requests)
-            needed = {name: None for of in stressed for name in preload_for(of.tracer, fingerprinted=fingerprinted)}
+            needed = {name: None for options in stressed for name in preload_for(options.tracer)}
             stack.enter_context(_stress_server(tuple(needed), at_once=False))
         if diagnosed and not fresh_process.is_served():
             alone = fresh_process.served(fresh_process.TORCH_ALONE, environment=WORKER_VARIABLES, at_once=False)
@@ -173,8 +172,8 @@ def diagnosis_servers(requests: Collection[SweepRequest]) -> Iterator[None]:
 
 
 def _stress_server(preload: Sequence[str], *, at_once: bool) -> contextlib.AbstractContextManager[None]:
-    """A context in which the fresh process of a stressed model is a fork of a Python that has what workers have; of the
-    one that is there, where that has it."""
+    """A context in which the fresh process of a stressed model is a fork of a Python that has what workers trace with;
+    of the one that is there, where that has it."""
     if fresh_process.is_served(fresh_process.DEFAULT_TARGET, *preload):
         return contextlib.nullcontext()
     return fresh_process.served(preload=preload, environment=WORKER_VARIABLES, at_once=at_once)
@@ -235,7 +234,7 @@ def _refuse_batch_size(options: RunOptions, specs: Sequence[ModelSpec]) -> None:
 class LocalDevices:
     """The ``environment``'s fingerprint; ``device`` as workers call theirs; the ``assignments`` that they are given in
     turn (none on the CPU and on kinds that cannot be shared out); ``notes`` for the user, a line each; ``preload`` is
-    imported and called before workers are forked, and before models run in fresh processes."""
+    imported and called before workers are forked."""
 
     environment: dict[str, Any]
     device: str
