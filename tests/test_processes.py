@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -148,3 +149,23 @@ def test_seconds_that_a_busy_machine_takes_are_not_used_up(monkeypatch: pytest.M
     budget = processes.QuietBudget(5.0, most=50.0)
     clock[0], computed[0] = 151.0, 18.0  # with several threads
     assert budget.left() == 3.0
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the C library is glibc on Linux")
+def test_what_was_freed_and_kept_goes_back_to_the_system() -> None:
+    code = """
+        import psutil
+        from hashbench.processes import return_free_memory
+
+        def taken():
+            return psutil.Process().memory_info().rss / 2**20
+
+        blocks = [bytearray(65536) for _ in range(4000)]  # too small for pages of their own
+        del blocks[: len(blocks) - 1]  # the last one keeps what lies before it
+        before = taken()
+        return_free_memory()
+        print(before, taken())
+    """
+    before, after = map(float, run(python(textwrap.dedent(code)), seconds=60).stdout.split())
+    assert before > 250
+    assert after < before - 200

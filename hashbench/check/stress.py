@@ -22,7 +22,14 @@ from hashbench.causes import stats
 from hashbench.causes.evidence import removes
 from hashbench.diagnose import fresh_process
 from hashbench.divergence import find as find_divergence
-from hashbench.processes import Budget, QuietBudget, available_memory_mib, peak_memory_mib, tell_phase
+from hashbench.processes import (
+    Budget,
+    QuietBudget,
+    available_memory_mib,
+    peak_memory_mib,
+    return_free_memory,
+    tell_phase,
+)
 from hashbench.records import (
     Decision,
     Diagnosis,
@@ -159,7 +166,10 @@ class Stress:
         names = (Circumstance.THREADS, *TOGETHER)
         with self._fresh(controls.oversubscribed()) as waited:
             beside = peak_memory_mib() <= available_memory_mib() / 2  # of the run and of the process, at the same time
-            other = None if beside else waited()
+            other = None
+            if not beside:
+                return_free_memory()
+                other = waited()
             tell_phase("stress: run 1")
             first = self._run(names, 1)
             other = waited() if beside and isinstance(first, Run) else other
