@@ -8,6 +8,7 @@ import itertools
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -437,6 +438,31 @@ def test_the_fresh_process_runs_beside_the_stressed_run_where_memory_suffices(
     row = runner.run_model(ModelSpec("none", "model"))
     assert " ".join(steps).startswith(order)
     assert "process not run (nothing came back)" in row.stressed
+
+
+@pytest.mark.parametrize("usual", [0.0, 1e6])
+def test_a_fresh_process_may_take_as_long_as_the_plain_pair_took(usual: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+
+    @contextmanager
+    def begun(*_: object, **__: object) -> Iterator[Callable[[float], FreshRuns]]:
+        def waited(seconds: float) -> FreshRuns:
+            given.append(seconds)
+            return FreshRuns()
+
+        yield waited
+
+    def slow() -> float:
+        time.sleep(0.02)
+        return 1.0
+
+    monkeypatch.setattr(fresh_process, "begun", begun)
+    monkeypatch.setattr(stress, "PROCESS_SECONDS", usual)
+    runner = FunctionRunner(STRESS)
+    runner.build = lambda: Workload(Scaled(slow), (torch.ones(8),))
+    runner.run_model(ModelSpec("none", "model"))
+    (seconds,) = given
+    assert max(usual, 0.04) <= seconds <= max(usual, 60)
 
 
 def test_a_function_is_stressed_without_a_fresh_process(tmp_path: Path) -> None:

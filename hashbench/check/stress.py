@@ -68,7 +68,7 @@ NAMING_SECONDS = 5.0
 MOST_WITHOUT = 60
 """Pairs without a circumstance at most that are to show that it is what makes the difference."""
 PROCESS_SECONDS = 120.0
-"""How long a fresh process may take."""
+"""How long a fresh process may take; where the plain pair took longer, so long."""
 
 TOGETHER = tuple(name for name in controls.WITHIN_A_RUN if name != Circumstance.THREADS)
 """What shares one run with the threads of the plain pair."""
@@ -251,7 +251,7 @@ class Stress:
 
     def _run_of(self, waited: Callable[[float], fresh_process.FreshRuns]) -> Run | None:
         tell_phase("stress: a fresh process")
-        fresh = waited(PROCESS_SECONDS)
+        fresh = waited(max(PROCESS_SECONDS, self.seconds))
         if fresh.processes:
             return Run(fresh.processes[0][0], {})
         self.notes[Circumstance.PROCESS] = fresh.failures[0] if fresh.failures else "nothing came back"
