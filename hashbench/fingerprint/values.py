@@ -38,6 +38,9 @@ KEPT_BYTES = 2048
 KEPT_ELEMENTS = 1 << 20
 """Where it has more elements, nobody tries."""
 
+_PIECE = 1 << 16
+"""Bytes that are compressed before one looks whether they are too many already."""
+
 _PAGE = 4096
 
 _FIRST = 4096
@@ -242,10 +245,21 @@ def content_of(tensor: torch.Tensor) -> tuple[str, str]:
     low, high = int(numbers.min()), int(numbers.max())
     if numbers.size <= KEPT_ELEMENTS:
         width = next((w for w in (1, 2, 4) if -(1 << (8 * w - 1)) <= low and high < 1 << (8 * w - 1)), 8)
-        packed = zlib.compress(numbers.astype(f"<i{width}").tobytes(), 9)
-        if len(packed) <= KEPT_BYTES:
+        packed = _compressed(numbers.astype(f"<i{width}").tobytes())
+        if packed:
             return f"{width}:{base64.b64encode(packed).decode()}", ""
     return "", f"{low}..{high}"
+
+
+def _compressed(content: bytes) -> bytes:
+    """The content in at most :data:`KEPT_BYTES`; empty where it takes more, which its first part may show."""
+    encoder, packed = zlib.compressobj(9), b""
+    for start in range(0, len(content), _PIECE):
+        packed += encoder.compress(content[start : start + _PIECE])
+        if len(packed) > KEPT_BYTES:
+            return b""
+    packed += encoder.flush()
+    return packed if len(packed) <= KEPT_BYTES else b""
 
 
 def _whole_kind(dtype: torch.dtype) -> str:

@@ -141,7 +141,10 @@ def test_few_whole_numbers_take_little_memory() -> None:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("tensor", [torch.arange(7), torch.tensor([True, False]), torch.zeros(0, dtype=torch.int32)])
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.arange(7), torch.tensor([True, False]), torch.zeros(0, dtype=torch.int32), torch.arange(200_000) % 2],
+)
 def test_recorded_content_comes_back(tensor: torch.Tensor) -> None:
     content, limits = values.content_of(tensor)
 
@@ -153,6 +156,29 @@ def test_of_large_content_the_range_is_kept() -> None:
     large = values.filled(torch.int64, 100_000, values="4..77", number=0).view(torch.int64)
 
     assert values.content_of(large) == ("", "4..77")
+
+
+def test_content_that_shows_early_that_it_is_large_is_not_compressed_to_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[int] = []
+
+    class Counting:
+        def __init__(self, level: int) -> None:
+            self._encoder = compressobj(level)
+
+        def compress(self, content: bytes) -> bytes:
+            given.append(len(content))
+            return self._encoder.compress(content)
+
+        def flush(self) -> bytes:
+            return self._encoder.flush()
+
+    compressobj = zlib.compressobj
+    monkeypatch.setattr(zlib, "compressobj", Counting)
+    large = values.filled(torch.int64, 1_000_000, values="4..77", number=0).view(torch.int64)
+    assert values.content_of(large) == ("", "4..77")
+    assert 0 < sum(given) < 100_000
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
