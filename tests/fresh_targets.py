@@ -101,6 +101,19 @@ class Runner:
             time.sleep(0.01)
         return trace(str(len(list(folder.iterdir()))))
 
+    def count(self, spec: ModelSpec, *_: object) -> Trace:
+        """How many processes were seen to run together within a second."""
+        folder = Path(spec.arguments["folder"])
+        mark = folder / str(os.getpid())
+        mark.touch()
+        ends, most = time.monotonic() + 1, 1
+        while most < 2 and time.monotonic() < ends:
+            time.sleep(0.01)
+            most = max(most, len(list(folder.iterdir())))
+        time.sleep(0.1)  # the other one looks, too
+        mark.unlink()
+        return trace(str(most))
+
     def half(self, _spec: ModelSpec, _level: str, number: int) -> Trace:
         return trace("fine") if number else damaged()
 

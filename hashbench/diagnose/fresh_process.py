@@ -39,13 +39,16 @@ from hashbench.processes import (
     NO_VARIABLES,
     Child,
     Finished,
+    available_memory_mib,
     describe_end,
     end_with,
     end_with_input,
     exit_at_once,
     import_or_call,
     new_python,
+    peak_memory_mib,
     python_calling,
+    return_free_memory,
     uncollected,
     variables,
 )
@@ -57,7 +60,7 @@ PROCESSES = 4
 a fixed order three agree with a fourth, where three others did not, with p = 0.05."""
 
 AT_ONCE = 2
-"""Processes that run at the same time: importing torch keeps a core busy for seconds."""
+"""Processes that run at the same time, where memory suffices: importing torch keeps a core busy for seconds."""
 
 DEFAULT_TARGET = "hashbench.check.model:BenchmarkRunner"
 
@@ -97,7 +100,7 @@ class FreshRuns:
 @dataclass(frozen=True, slots=True)
 class _Task:
     """What a new Python is to do: ``path`` is ``sys.path``, ``cpus`` are the processors of the one that wants it, and
-    each fork answers in one of the ``folders``."""
+    each fork answers in one of the ``folders``, so many ``at_once``."""
 
     spec: ModelSpec
     options: RunOptions
@@ -108,6 +111,7 @@ class _Task:
     threads: int | None = None
     cpus: tuple[int, ...] = ()
     folders: tuple[str, ...] = ()
+    at_once: int = AT_ONCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +157,8 @@ def begun(
     them, so many seconds for all together: what has not ended then is a failure, and ends with the context.
 
     One process that a server makes runs while the body does something else. All others begin when they are waited for,
-    two at a time: forks of the Pythons of a pool, each of another one, where there are enough, else of new ones. With a
-    fixed order, all are forks of one.
+    two at a time (one where twice the memory that this process has taken at most is not free): forks of the Pythons of
+    a pool, each of another one, where there are enough, else of new ones. With a fixed order, all are forks of one.
 
     Args:
         spec: the model, which each process builds from nothing.
@@ -168,7 +172,8 @@ def begun(
         target: ``module:class``. A process makes ``class(options).traces_of(spec, level=level, runs=runs,
             threads=threads)``, a list of traces and failures.
     """
-    task = _Task(spec, options, level, runs, target, tuple(sys.path), threads, _cpus())
+    at_once = _at_once() if processes > 1 else 1
+    task = _Task(spec, options, level, runs, target, tuple(sys.path), threads, _cpus(), at_once=at_once)
     with ExitStack() as stack:
         parent = stack.enter_context(tempfile.TemporaryDirectory(prefix="hashbench-"))
         folders = tuple(str(Path(parent, f"process-{number:04}")) for number in range(processes))
@@ -185,13 +190,23 @@ def begun(
         servers, environment = ([fixed] if fixed else [], _FIXED) if fixed_order else (pool, _RANDOM)
         if (processes > 1 or fixed_order) and len(groups) <= len(servers):
             yield lambda seconds: _read(
-                folders, _run_in_pool(tasks, servers, environment, deadline=monotonic() + seconds)
+                folders, _run_in_pool(tasks, servers, environment, at_once=at_once, deadline=monotonic() + seconds)
             )
         elif processes > 1 or fixed_order or not is_served():
-            yield lambda seconds: _read(folders, _run_all(tasks, environment, deadline=monotonic() + seconds))
+            yield lambda seconds: _read(
+                folders, _run_all(tasks, environment, at_once=at_once, deadline=monotonic() + seconds)
+            )
         else:
             ended = stack.enter_context(_asked_of(os.environ[SERVER_VARIABLE], tasks[groups[0]]))
             yield lambda seconds: _read(folders, {folders[0]: ended(seconds)})
+
+
+def _at_once() -> int:
+    """How many processes may run together, each of which may take what this one has taken at most."""
+    needed = AT_ONCE * peak_memory_mib()
+    if needed > available_memory_mib():
+        return_free_memory()
+    return AT_ONCE if needed <= available_memory_mib() else 1
 
 
 def _read(folders: Sequence[str], ended: Mapping[str, str]) -> FreshRuns:
@@ -344,26 +359,31 @@ def _run_by_the_server(program: _Program, *, seconds: float) -> Finished:
 
 
 def _run_in_pool(
-    tasks: Mapping[tuple[str, ...], str], pool: Sequence[str], environment: Mapping[str, str], *, deadline: float
+    tasks: Mapping[tuple[str, ...], str],
+    pool: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    at_once: int,
+    deadline: float,
 ) -> dict[str, str]:
-    """Ask another server for each group of folders, two at a time; for each folder how that ended, in words. What a
+    """Ask another server for each group of folders, so many at a time; for each folder how that ended, in words. What a
     server that has ended was asked for, a new Python with these variables does."""
     ended: dict[str, str] = {}
     asked = list(zip(tasks, pool, strict=False))
     while asked and monotonic() <= deadline:
         with ExitStack() as stack:
             begun_now = [
-                (group, stack.enter_context(_asked_of(server, tasks[group]))) for group, server in asked[:AT_ONCE]
+                (group, stack.enter_context(_asked_of(server, tasks[group]))) for group, server in asked[:at_once]
             ]
             for group, waited in begun_now:
                 ended |= dict.fromkeys(group, waited(max(0.001, deadline - monotonic())))
-        del asked[:AT_ONCE]
+        del asked[:at_once]
     lost = {group: task for group, task in tasks.items() if ended.get(group[0]) == _SERVER_ENDED}
-    return ended | _run_all(lost, environment, deadline=deadline)
+    return ended | _run_all(lost, environment, at_once=at_once, deadline=deadline)
 
 
 def _run_all(
-    tasks: Mapping[tuple[str, ...], str], environment: Mapping[str, str], *, deadline: float
+    tasks: Mapping[tuple[str, ...], str], environment: Mapping[str, str], *, at_once: int, deadline: float
 ) -> dict[str, str]:
     """Start a Python for each group of folders; for each folder how it ended, in words."""
     ended: dict[str, str] = {}
@@ -371,7 +391,7 @@ def _run_all(
     waiting = list(tasks)
     try:
         while (waiting or running) and monotonic() <= deadline:
-            while waiting and len(running) < AT_ONCE:
+            while waiting and len(running) < at_once:
                 group = waiting.pop(0)
                 command = python_calling("hashbench.diagnose.fresh_process:main", dies_with_us=True)
                 running[group] = Child(command, task=f"{tasks[group]}\n", environment=environment)
@@ -399,7 +419,7 @@ def main() -> NoReturn:
 
 
 def _answer_all(task: _Task) -> None:
-    """Imports, then a fork of this process for each folder of ``task``, two at a time.
+    """Imports, then a fork of this process for each folder of ``task``, as many at a time as it says.
 
     The forks have the same string hashes and memory addresses as long as nothing is allocated between them. New
     interpreters do not, even with a fixed seed and without random addresses: Python lists the folders of ``sys.path``,
@@ -414,7 +434,7 @@ def _answer_all(task: _Task) -> None:
             os.close(turns)
             os.read(my_turn, 1)
             _answer(task, Path(task.folders[number]))
-    os.write(turns, bytes(AT_ONCE))
+    os.write(turns, bytes(task.at_once))
     folders = dict(zip(forks, task.folders, strict=True))
     for _ in forks:
         process, status = os.wait()

@@ -441,7 +441,30 @@ def test_arguments_that_are_not_plain_data_are_a_text() -> None:
     assert found == FreshRuns(failures=("the model's arguments cannot be written as JSON",) * 2)
 
 
-def test_two_processes_run_at_a_time(tmp_path: Path) -> None:
+def test_two_processes_run_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fresh_process, "available_memory_mib", lambda: 1e9)
+    assert told(fresh("meet", processes=2, arguments={"folder": str(tmp_path)})) == [["2"], ["2"]]
+
+
+@pytest.mark.parametrize("fixed_order", [False, True], ids=["random order", "fixed order"])
+@pytest.mark.parametrize("pooled", [False, True], ids=["of new Pythons", "of a pool"])
+def test_where_memory_suffices_for_one_process_they_run_one_after_another(
+    pooled: bool, fixed_order: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    returned: list[bool] = []
+    one = 1.5 * processes.peak_memory_mib()
+    monkeypatch.setattr(fresh_process, "available_memory_mib", lambda: one)
+    monkeypatch.setattr(fresh_process, "return_free_memory", lambda: returned.append(True))
+    with fresh_process.pooled("fresh_targets:Runner") if pooled else contextlib.nullcontext():
+        found = fresh("count", processes=2, fixed_order=fixed_order, arguments={"folder": str(tmp_path)})
+    assert told(found) == [["1"], ["1"]]
+    assert returned
+
+
+def test_memory_that_a_process_returns_lets_two_run_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    free: list[float] = [1.5 * processes.peak_memory_mib()]
+    monkeypatch.setattr(fresh_process, "available_memory_mib", lambda: free[-1])
+    monkeypatch.setattr(fresh_process, "return_free_memory", lambda: free.append(1e9))
     assert told(fresh("meet", processes=2, arguments={"folder": str(tmp_path)})) == [["2"], ["2"]]
 
 
