@@ -41,7 +41,7 @@ class SegmentPooling(nn.Module):
 
 
 def segment_pooling(*, in_order: bool) -> Example:
-    points, objects = 200_000, 1000
+    points, objects = 800_000, 1000  # enough for two threads to meet on a busy machine, too
     return SegmentPooling(8, objects, in_order=in_order), (torch.randn(points, 8), torch.randint(objects, (points,)))
 
 
@@ -107,7 +107,7 @@ class PlaceRecognition(nn.Module):
 
 
 def place_recognition(*, in_order: bool) -> Example:
-    views, places = 200_000, 1000
+    views, places = 800_000, 1000  # enough for two threads to meet on a busy machine, too
     return PlaceRecognition(8, places, in_order=in_order), (torch.randn(views, 8), torch.randint(places, (views,)))
 
 

@@ -125,7 +125,7 @@ class AffinitySmoothing(nn.Module):
 
 
 def affinity_smoothing(*, copy_first: bool) -> Example:
-    nodes, features = 1152, 16
+    nodes, features = 1536, 16  # enough for two threads to meet on a busy machine, too
     return AffinitySmoothing(features, copy_first=copy_first), (torch.randn(nodes, features),)
 
 
