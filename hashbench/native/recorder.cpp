@@ -15,52 +15,58 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_reshape_alias_ops.h>
-#include <ATen/ops/_softmax_ops.h>
 #include <ATen/ops/_softmax_backward_data_ops.h>
+#include <ATen/ops/_softmax_ops.h>
 #include <ATen/ops/_unsafe_view_ops.h>
 #include <ATen/ops/add_ops.h>
+#include <ATen/ops/addcdiv_ops.h>
+#include <ATen/ops/addcmul_ops.h>
 #include <ATen/ops/addmm_ops.h>
 #include <ATen/ops/alias_ops.h>
 #include <ATen/ops/as_strided_ops.h>
+#include <ATen/ops/bernoulli_ops.h>
 #include <ATen/ops/bmm_ops.h>
 #include <ATen/ops/clone_ops.h>
 #include <ATen/ops/copy_ops.h>
 #include <ATen/ops/detach_ops.h>
 #include <ATen/ops/div_ops.h>
-#include <ATen/ops/embedding_ops.h>
 #include <ATen/ops/embedding_dense_backward_ops.h>
+#include <ATen/ops/embedding_ops.h>
+#include <ATen/ops/empty_like_ops.h>
 #include <ATen/ops/expand_ops.h>
 #include <ATen/ops/fill_ops.h>
-#include <ATen/ops/gelu_ops.h>
 #include <ATen/ops/gelu_backward_ops.h>
-#include <ATen/ops/hardsigmoid_ops.h>
+#include <ATen/ops/gelu_ops.h>
 #include <ATen/ops/hardsigmoid_backward_ops.h>
-#include <ATen/ops/hardswish_ops.h>
+#include <ATen/ops/hardsigmoid_ops.h>
 #include <ATen/ops/hardswish_backward_ops.h>
+#include <ATen/ops/hardswish_ops.h>
+#include <ATen/ops/lerp_ops.h>
 #include <ATen/ops/masked_fill_ops.h>
 #include <ATen/ops/max_pool2d_with_indices_ops.h>
 #include <ATen/ops/mean_ops.h>
 #include <ATen/ops/mm_ops.h>
 #include <ATen/ops/mul_ops.h>
-#include <ATen/ops/native_layer_norm_ops.h>
 #include <ATen/ops/native_layer_norm_backward_ops.h>
+#include <ATen/ops/native_layer_norm_ops.h>
 #include <ATen/ops/neg_ops.h>
 #include <ATen/ops/permute_ops.h>
 #include <ATen/ops/pow_ops.h>
 #include <ATen/ops/relu_ops.h>
 #include <ATen/ops/rsqrt_ops.h>
 #include <ATen/ops/select_ops.h>
-#include <ATen/ops/sigmoid_ops.h>
 #include <ATen/ops/sigmoid_backward_ops.h>
-#include <ATen/ops/silu_ops.h>
+#include <ATen/ops/sigmoid_ops.h>
 #include <ATen/ops/silu_backward_ops.h>
+#include <ATen/ops/silu_ops.h>
 #include <ATen/ops/slice_ops.h>
+#include <ATen/ops/sqrt_ops.h>
 #include <ATen/ops/squeeze_ops.h>
 #include <ATen/ops/sub_ops.h>
 #include <ATen/ops/sum_ops.h>
 #include <ATen/ops/t_ops.h>
-#include <ATen/ops/tanh_ops.h>
 #include <ATen/ops/tanh_backward_ops.h>
+#include <ATen/ops/tanh_ops.h>
 #include <ATen/ops/threshold_backward_ops.h>
 #include <ATen/ops/transpose_ops.h>
 #include <ATen/ops/unsqueeze_ops.h>
@@ -1407,7 +1413,7 @@ struct Unboxed<Of, Result(Args...)> {
     if (!known.load(std::memory_order_relaxed) && current.load()) {
       const Op* op = op_of(*handle);
       const Plan& plan = op->plan;
-      const bool other = plan.python || plan.open || plan.seeded || plan.statistics || plan.decomposes || !plan.traced;
+      const bool other = plan.python || plan.open || plan.statistics || plan.decomposes || !plan.traced;
       if (!other) known.store(op, std::memory_order_release);
     }
     return c10::impl::BoxedKernelWrapper<Result(Args...)>::call(
@@ -1430,18 +1436,20 @@ void add_unboxed(torch::Library& library) {
 void add_usual(torch::Library& library) {
   add_unboxed<
       at::_ops::_reshape_alias, at::_ops::_softmax, at::_ops::_softmax_backward_data, at::_ops::_unsafe_view,
-      at::_ops::add_Tensor, at::_ops::add__Tensor, at::_ops::addmm, at::_ops::alias, at::_ops::as_strided,
-      at::_ops::bmm, at::_ops::clone, at::_ops::copy_, at::_ops::detach, at::_ops::div_Scalar, at::_ops::div_Tensor,
-      at::_ops::div__Scalar, at::_ops::div__Tensor, at::_ops::embedding, at::_ops::embedding_dense_backward,
+      at::_ops::add_Tensor, at::_ops::add__Tensor, at::_ops::addcdiv_, at::_ops::addcmul_, at::_ops::addmm,
+      at::_ops::alias, at::_ops::as_strided, at::_ops::bernoulli__float, at::_ops::bmm, at::_ops::clone,
+      at::_ops::copy_, at::_ops::detach, at::_ops::div_Scalar, at::_ops::div_Tensor, at::_ops::div__Scalar,
+      at::_ops::div__Tensor, at::_ops::embedding, at::_ops::embedding_dense_backward, at::_ops::empty_like,
       at::_ops::expand, at::_ops::fill__Scalar, at::_ops::gelu, at::_ops::gelu_backward, at::_ops::hardsigmoid,
       at::_ops::hardsigmoid_backward, at::_ops::hardswish, at::_ops::hardswish_, at::_ops::hardswish_backward,
-      at::_ops::masked_fill_Scalar, at::_ops::max_pool2d_with_indices, at::_ops::mean_dim, at::_ops::mm,
-      at::_ops::mul_Scalar, at::_ops::mul_Tensor, at::_ops::mul__Tensor, at::_ops::native_layer_norm, at::_ops::native_layer_norm_backward, at::_ops::neg,
-      at::_ops::permute, at::_ops::pow_Tensor_Scalar, at::_ops::relu, at::_ops::relu_, at::_ops::rsqrt,
-      at::_ops::select_int, at::_ops::sigmoid, at::_ops::sigmoid_backward, at::_ops::silu, at::_ops::silu_backward,
-      at::_ops::slice_Tensor, at::_ops::squeeze_dim, at::_ops::sub_Tensor, at::_ops::sum_dim_IntList, at::_ops::t,
-      at::_ops::tanh, at::_ops::tanh_backward, at::_ops::threshold_backward, at::_ops::transpose_int,
-      at::_ops::unsqueeze, at::_ops::view, at::_ops::where_self, at::_ops::zero_>(library);
+      at::_ops::lerp__Scalar, at::_ops::masked_fill_Scalar, at::_ops::max_pool2d_with_indices, at::_ops::mean_dim,
+      at::_ops::mm, at::_ops::mul_Scalar, at::_ops::mul_Tensor, at::_ops::mul__Tensor, at::_ops::native_layer_norm,
+      at::_ops::native_layer_norm_backward, at::_ops::neg, at::_ops::permute, at::_ops::pow_Tensor_Scalar,
+      at::_ops::relu, at::_ops::relu_, at::_ops::rsqrt, at::_ops::select_int, at::_ops::sigmoid,
+      at::_ops::sigmoid_backward, at::_ops::silu, at::_ops::silu_backward, at::_ops::slice_Tensor, at::_ops::sqrt,
+      at::_ops::squeeze_dim, at::_ops::sub_Tensor, at::_ops::sum_dim_IntList, at::_ops::t, at::_ops::tanh,
+      at::_ops::tanh_backward, at::_ops::threshold_backward, at::_ops::transpose_int, at::_ops::unsqueeze,
+      at::_ops::view, at::_ops::where_self, at::_ops::zero_>(library);
 }
 
 // ------------------------------------------------------------------------------------- what makes tensors of other classes
@@ -1538,6 +1546,11 @@ void hb_delete(Recorder* recorder) {
   delete recorder;
 }
 
+void hb_thread(int included) {
+  Recorder* on = current.load();
+  c10::impl::tls_set_dispatch_key_included(kKey, included && on);
+  scratch.entered = included && on ? on->trace : 0;
+}
 int hb_begin(Recorder* recorder) {  // 0 where another trace is being made in this process
   Recorder* none = nullptr;
   static std::atomic<uint64_t> begun{0};
@@ -1547,16 +1560,12 @@ int hb_begin(Recorder* recorder) {  // 0 where another trace is being made in th
   return current.compare_exchange_strong(none, recorder);
 }
 int32_t hb_end(Recorder* recorder) {  // the op that raised last; -1: none
+  hb_thread(0);
   Guard guard(recorder->lock);
   recorder->over = true;
   Recorder* active = recorder;
   current.compare_exchange_strong(active, nullptr);
   return recorder->failed;
-}
-void hb_thread(int included) {
-  Recorder* on = current.load();
-  c10::impl::tls_set_dispatch_key_included(kKey, included && on);
-  scratch.entered = included && on ? on->trace : 0;
 }
 
 // A lane that begins here: its calls are those of the thread that enters it, until it leaves it.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import inspect
 import threading
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, MutableSequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import itemgetter
 from types import FunctionType
@@ -50,14 +51,14 @@ _NOWHERE: _Known = lambda: None, "", 0
 class Contexts:
     """Numbers for where calls are made; each stands for a module, an iteration, and whether an optimizer steps.
 
-    ``cell[0]`` is the one of now. A step has a number for each module that is known, from ``start`` on, by the module's
+    ``cell`` holds the one of now. A step has a number for each module that is known, from ``start`` on, by the module's
     place in ``modules``. The step of now may get more; the next begins behind them.
     """
 
     __slots__ = ("cell", "modules", "start", "steps")
 
     def __init__(self) -> None:
-        self.cell: MutableSequence[int] | memoryview = [0]
+        self.cell = ctypes.c_uint32()
         self.start = 0
         self.modules = [""]
         self.steps: list[tuple[int, int | None, bool]] = [(0, None, False)]
@@ -164,7 +165,7 @@ class ModulePaths:
     def begin(self, iteration: int | None) -> None:
         """Another iteration, or a step of an optimizer, begins or ends."""
         self.contexts.begin(iteration, optimizing=self.optimizing)
-        self.contexts.cell[0] = self.contexts.start + self.calls[-1][2]
+        self.contexts.cell.value = self.contexts.start + self.calls[-1][2]
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -245,13 +246,13 @@ class ModulePaths:
             if known is None or known[0]() is not module:
                 known = self.new(module)
             self.calls.append(known)
-            self.contexts.cell[0] = self.contexts.start + known[2]
+            self.contexts.cell.value = self.contexts.start + known[2]
 
     def leave(self, _module: torch.nn.Module, _inputs: Any, _output: Any) -> None:
         """Is called after every module, where :func:`_call_impl` does not do this itself."""
         if len(self.calls) > 1 and self.get_ident() == self.thread:
             del self.calls[-1]
-            self.contexts.cell[0] = self.contexts.start + self.calls[-1][2]
+            self.contexts.cell.value = self.contexts.start + self.calls[-1][2]
 
     def new(self, module: torch.nn.Module) -> _Known:
         """Name a module that is no part of a known model."""
@@ -324,7 +325,7 @@ def _call_impl(self: Any, *args: Any, _followed: ModulePaths, **kwargs: Any) -> 
     if known is None or known[0]() is not self:
         known = _followed.new(self)
     calls.append(known)
-    contexts.cell[0] = contexts.start + known[2]
+    contexts.cell.value = contexts.start + known[2]
     try:
         result = forward(*args, **kwargs)
     except BaseException:
@@ -332,6 +333,6 @@ def _call_impl(self: Any, *args: Any, _followed: ModulePaths, **kwargs: Any) -> 
             _followed.leave(self, args, None)
         raise
     if _followed.following and len(calls) > 1:  # a trace may end inside a module, or step aside there
-        del calls[-1]
-        contexts.cell[0] = contexts.start + calls[-1][2]
+        calls.pop()
+        contexts.cell.value = contexts.start + calls[-1][2]
     return result

@@ -7,6 +7,7 @@ of the untraced program. So traces of the two are never compared as if they were
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ class Choice:
     reason: str = ""
 
 
+@functools.cache
 def native_unavailable() -> Unavailable | None:
     """What is wrong where the native tracer cannot be used in this process; ``None`` where it can."""
     from hashbench.native.build import Unavailable

@@ -164,6 +164,19 @@ UNBOXED: dict[str, Any] = {
     "a conjugated view": lambda: torch.ones(2, dtype=torch.complex64).conj() * 2,
     "another device": lambda: torch.ones(2, device="meta") * 2,
     "a tensor without elements": lambda: torch.ones(0).add_(1),
+    "random numbers": lambda: torch.zeros(3).bernoulli_(),
+    "random numbers, and what is drawn next": lambda: (
+        torch.zeros(3).bernoulli_(0.25),
+        torch.zeros(3).bernoulli_(0.25),
+    ),
+    "random numbers of another generator": lambda: torch.zeros(3).bernoulli_(
+        generator=torch.Generator().manual_seed(1)
+    ),
+    "memory that nobody has written": lambda: torch.empty_like(X).fill_(1),
+    "such memory of another kind": lambda: torch.empty_like(X, dtype=torch.int32, device="cpu").fill_(1),
+    "such memory in another format": lambda: torch.empty_like(X[None, None, None], memory_format=torch.channels_last),
+    "such memory on another device": lambda: torch.empty_like(X, device="meta"),
+    "a step of Adam": lambda: torch.zeros(3).lerp_(X, 0.5).addcmul_(X, Y, value=0.5).sqrt().addcdiv_(X, Y),
 }
 
 
@@ -178,13 +191,14 @@ def test_calls_that_are_not_boxed_have_the_records_of_the_python_tracer(call: An
     traced("native")  # of an op that the recorder does not know yet the call is boxed
     native, python = traced("native"), traced("python")
     assert native
-    assert [(one.op, one.arguments, one.inputs, one.outputs) for one in native] == [
-        (one.op, one.arguments, one.inputs, one.outputs) for one in python
+    assert [(one.op, one.arguments, one.inputs, one.outputs, one.rng) for one in native] == [
+        (one.op, one.arguments, one.inputs, one.outputs, one.rng) for one in python
     ]
 
 
 def test_the_ops_of_these_calls_have_kernels_that_are_not_boxed() -> None:
-    names = ("view", "t", "transpose.int", "slice.Tensor", "add.Tensor", "add_.Tensor", "sum.dim_IntList", "clone")
+    names = ["view", "t", "transpose.int", "slice.Tensor", "add.Tensor", "add_.Tensor", "sum.dim_IntList", "clone"]
+    names += ["bernoulli_.float", "empty_like", "lerp_.Scalar", "addcmul_", "addcdiv_", "sqrt"]
     assert all(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", NATIVE_KEY) for name in names)
     assert not torch._C._dispatch_has_kernel_for_dispatch_key("aten::sort", NATIVE_KEY)
 

@@ -76,7 +76,7 @@ class NativeTracer(TracingMode):
         odd = sum(1 << number for number, dtype in library.dtypes.items() if dtype in BY_DTYPE) if BY_DTYPE else 0
         self._recorder = library.new(1, int(observed), int(self._records_nothing), odd)
         self._contexts = self._modules.contexts
-        self._contexts.cell = memoryview(library.context(self._recorder).contents).cast("B").cast("I")
+        self._contexts.cell = library.context(self._recorder).contents
         self._odd_digests: list[RawDigest] = []
         self._starts = Starts()
         self._calls = _Calls()
@@ -111,8 +111,9 @@ class NativeTracer(TracingMode):
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self._rest()
-        failed = self._library.end(self._recorder)
+        super()._rest()
+        self._starts.rest()
+        failed = self._library.end(self._recorder)  # also of this thread's calls, as `_rest` would
         self._library.listener = None
         if failed >= 0:
             self.failed_op = self._ops.by_number[failed].plan.name
@@ -124,7 +125,7 @@ class NativeTracer(TracingMode):
     def finish(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
         """All that was recorded, and notes by record number; the raw records are released."""
         built = super().finish()
-        self._contexts.cell = [0]
+        self._contexts.cell = ctypes.c_uint32()
         with self._entering:
             # A thread may be in a call, also this one, which ends the trace: it keeps this object, and the recorder.
             if not self._entered and not self._library.count(self._recorder, CALLS):
@@ -152,7 +153,7 @@ class NativeTracer(TracingMode):
         if number < 0:
             return None
         parent = self._calls.lane
-        context = self._contexts.cell[0] if parent is None else parent.context
+        context = self._contexts.cell.value if parent is None else parent.context
         started = self._started if parent is None else parent.started
         name = f"{'t' if parent is None else parent.name}{started[context]}."
         started[context] += 1
@@ -182,7 +183,7 @@ class NativeTracer(TracingMode):
 
     def _identity(self, plan: OpPlan) -> RecordIdentity:
         node, lane = _current_autograd_node(), self._calls.lane
-        module, iteration, optimizing = self._contexts[self._contexts.cell[0] if lane is None else lane.context]
+        module, iteration, optimizing = self._contexts[self._contexts.cell.value if lane is None else lane.context]
         sequence = _get_sequence_nr() - 1 if node is None else node._sequence_nr()
         return self._observer.ids.add_record(
             plan.name,
