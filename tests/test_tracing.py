@@ -10,6 +10,7 @@ import random
 import re
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -913,6 +914,47 @@ def test_a_verdict_names_the_iteration_where_one_was_counted(at: int, train: boo
     assert verdict.divergence.iteration == expected
     shown = [line for line in str(verdict).splitlines() if line.startswith("phase:")]
     assert shown == [f"phase:            forward{'' if expected is None else f', iteration {expected}'}"]
+
+
+class _OwnParameter(nn.Parameter):
+    pass
+
+
+class _OwnTensor(torch.Tensor):
+    pass
+
+
+def _marked() -> torch.Tensor:
+    tensor = torch.ones(2)
+    tensor._is_param = True  # type: ignore[attr-defined]
+    return tensor
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.ones(2),
+        lambda: nn.Parameter(torch.ones(2)),
+        lambda: _OwnParameter(torch.ones(2)),
+        lambda: torch.ones(2).as_subclass(_OwnTensor),
+        lambda: nn.Parameter(torch.ones(2).as_subclass(_OwnTensor)),
+        _marked,
+    ],
+    ids=[
+        "a tensor",
+        "a parameter",
+        "of a class of its own",
+        "another class",
+        "a parameter of it",
+        "a tensor marked so",
+    ],
+)
+def test_a_leaf_is_a_parameter_where_torch_takes_it_for_one(make: Callable[[], torch.Tensor]) -> None:
+    tensor = make()
+    with HashDebugTrace() as trace, torch.no_grad():
+        tensor * 2
+    (leaf,) = trace.finish().leaves
+    assert leaf.id.partition("/")[0] == ("parameter" if isinstance(tensor, nn.Parameter) else "other")
 
 
 def test_records_are_those_that_their_constructor_makes() -> None:

@@ -82,6 +82,14 @@ class _WithoutContentError(Exception):
     """An op has made a fake tensor: nothing was computed, and there is nothing to record."""
 
 
+def is_parameter(tensor: torch.Tensor) -> bool:
+    """What ``isinstance(tensor, torch.nn.Parameter)`` says, which calls a function in Python for each tensor."""
+    kind = type(tensor)
+    if kind is _Tensor:
+        return getattr(tensor, "_is_param", False)
+    return kind is _Parameter or isinstance(tensor, _Parameter)
+
+
 def is_tracing() -> bool:
     """Whether a trace is active in this thread."""
     if is_recorded():
@@ -631,7 +639,7 @@ class TracingMode(TorchDispatchMode, Listener):
         return storage_key(tensor) or 0
 
     def _is_parameter(self, tensor: torch.Tensor) -> bool:
-        return isinstance(tensor, _Parameter)
+        return is_parameter(tensor)
 
     def _new_leaf(self, tensor: torch.Tensor, views: LeafViews | None, *, content: torch.Tensor | None = None) -> int:
         """Hash a tensor that no op of this trace wrote, name it, and mark its storage with its number."""

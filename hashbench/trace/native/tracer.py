@@ -30,7 +30,7 @@ from hashbench.trace.build import RawRecord, RawResult, RecordIdentity, build_tr
 from hashbench.trace.callbacks import TraceOptions
 from hashbench.trace.digest import BY_DTYPE, RawDigest, components, is_waiting, local_tensor, raw_digest, untraced
 from hashbench.trace.lanes import Recorded, arranged, callers_of
-from hashbench.trace.mode import TracingMode, _current_autograd_node, _get_sequence_nr, call_with_callback
+from hashbench.trace.mode import TracingMode, _current_autograd_node, _get_sequence_nr, call_with_callback, is_parameter
 from hashbench.trace.module_paths import NamedState
 from hashbench.trace.native.decode import Kept, content_of, leaf_storages
 from hashbench.trace.native.ops import Ops, plan_of
@@ -213,7 +213,7 @@ class NativeTracer(TracingMode):
         -2 where it is a parameter."""
         if number >= 0 and self._modules.is_state(number, tensor):
             return number
-        return -2 if isinstance(tensor, torch.nn.Parameter) else -1
+        return -2 if is_parameter(tensor) else -1
 
     def digest_odd(self, tensor: torch.Tensor, number: int, *, blank: bool) -> int:
         """Hash and mark what record ``number`` wrote, a tensor that the recorder cannot hash."""
