@@ -1546,11 +1546,6 @@ void hb_delete(Recorder* recorder) {
   delete recorder;
 }
 
-void hb_thread(int included) {
-  Recorder* on = current.load();
-  c10::impl::tls_set_dispatch_key_included(kKey, included && on);
-  scratch.entered = included && on ? on->trace : 0;
-}
 int hb_begin(Recorder* recorder) {  // 0 where another trace is being made in this process
   Recorder* none = nullptr;
   static std::atomic<uint64_t> begun{0};
@@ -1560,12 +1555,16 @@ int hb_begin(Recorder* recorder) {  // 0 where another trace is being made in th
   return current.compare_exchange_strong(none, recorder);
 }
 int32_t hb_end(Recorder* recorder) {  // the op that raised last; -1: none
-  hb_thread(0);
   Guard guard(recorder->lock);
   recorder->over = true;
   Recorder* active = recorder;
   current.compare_exchange_strong(active, nullptr);
   return recorder->failed;
+}
+void hb_thread(int included) {
+  Recorder* on = current.load();
+  c10::impl::tls_set_dispatch_key_included(kKey, included && on);
+  scratch.entered = included && on ? on->trace : 0;
 }
 
 // A lane that begins here: its calls are those of the thread that enters it, until it leaves it.

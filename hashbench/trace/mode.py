@@ -638,9 +638,6 @@ class TracingMode(TorchDispatchMode, Listener):
     def _storage_key(self, tensor: torch.Tensor) -> int:
         return storage_key(tensor) or 0
 
-    def _is_parameter(self, tensor: torch.Tensor) -> bool:
-        return is_parameter(tensor)
-
     def _new_leaf(self, tensor: torch.Tensor, views: LeafViews | None, *, content: torch.Tensor | None = None) -> int:
         """Hash a tensor that no op of this trace wrote, name it, and mark its storage with its number."""
         with self._leaf_lock:
@@ -658,7 +655,7 @@ class TracingMode(TorchDispatchMode, Listener):
             self._unread.pop(key, None)
             kind, name, initial = self._registered.get(key, (kind, name, None))
         if not kind:
-            kind = "parameter" if self._is_parameter(tensor) else "other"
+            kind = "parameter" if is_parameter(tensor) else "other"
             name = self._modules.current
         if self._observer.callback is not None:
             leaf_id = self._observer.ids.add_leaf(kind, name)

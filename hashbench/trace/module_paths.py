@@ -251,7 +251,7 @@ class ModulePaths:
     def leave(self, _module: torch.nn.Module, _inputs: Any, _output: Any) -> None:
         """Is called after every module, where :func:`_call_impl` does not do this itself."""
         if len(self.calls) > 1 and self.get_ident() == self.thread:
-            del self.calls[-1]
+            self.calls.pop()
             self.contexts.cell.value = self.contexts.start + self.calls[-1][2]
 
     def new(self, module: torch.nn.Module) -> _Known:

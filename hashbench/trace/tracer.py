@@ -27,7 +27,7 @@ class Choice:
     reason: str = ""
 
 
-@functools.cache
+@functools.cache  # to ask for the imports again would be a tenth of what it takes to make and enter a trace
 def native_unavailable() -> Unavailable | None:
     """What is wrong where the native tracer cannot be used in this process; ``None`` where it can."""
     from hashbench.native.build import Unavailable

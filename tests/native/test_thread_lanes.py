@@ -24,11 +24,11 @@ from hashbench.divergence import find
 from hashbench.errors import HashbenchError
 from hashbench.native.library import is_recorded
 from hashbench.records import OpRecord, Trace
-from hashbench.trace import file
+from hashbench.trace import file, mode
 from hashbench.trace import threads as starting
 from hashbench.trace.callbacks import TraceCallback
 from hashbench.trace.digest import digest, untraced
-from hashbench.trace.mode import TracingMode
+from hashbench.trace.mode import is_parameter
 from hashbench.trace.native import tracer as native_tracer
 from hashbench.trace.tracer import native_unavailable
 from tests.native import programs
@@ -345,20 +345,19 @@ def test_a_watcher_is_told_the_ids_and_records_of_the_finished_trace() -> None:
 def test_what_two_threads_read_first_at_once_in_python_and_in_cpp_is_one_leaf(monkeypatch: pytest.MonkeyPatch) -> None:
     x, sparse = torch.rand(3, 2), torch.eye(3).to_sparse()
     begun, over = threading.Event(), threading.Event()
-    is_parameter = TracingMode._is_parameter
 
-    def held_up(tracer: TracingMode, tensor: torch.Tensor) -> bool:
+    def held_up(tensor: torch.Tensor) -> bool:
         if tensor.layout is torch.strided and tensor.data_ptr() == x.data_ptr():
             begun.set()
             assert over.wait(60)
-        return is_parameter(tracer, tensor)
+        return is_parameter(tensor)
 
     def read_in_cpp() -> None:
         assert begun.wait(60)
         x.sin()
         over.set()
 
-    monkeypatch.setattr(TracingMode, "_is_parameter", held_up)
+    monkeypatch.setattr(mode, "is_parameter", held_up)
     trace, _ = traced(lambda: in_threads([lambda: torch.sparse.mm(sparse, x), read_in_cpp]))
     (leaf,) = (leaf for leaf in trace.leaves if leaf.digest == digest(x))
     reads = [record.op for record in trace.records if leaf.id in [ref.source for ref in record.inputs]]

@@ -111,9 +111,8 @@ class NativeTracer(TracingMode):
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        super()._rest()
-        self._starts.rest()
-        failed = self._library.end(self._recorder)  # also of this thread's calls, as `_rest` would
+        self._rest()
+        failed = self._library.end(self._recorder)
         self._library.listener = None
         if failed >= 0:
             self.failed_op = self._ops.by_number[failed].plan.name
