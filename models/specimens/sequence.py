@@ -120,25 +120,26 @@ def node_graph(*, in_order: bool) -> Example:
 
 
 class AdaptiveDepth(nn.Module):
-    """Apply one layer as often as a byte from a hardware source says, which no experiment can hold still."""
+    """Apply each layer as often as a byte from a hardware source says, which no experiment can hold still."""
 
-    def __init__(self, features: int, *, source: str) -> None:
+    def __init__(self, features: int, layers: int, *, source: str) -> None:
         super().__init__()
-        self.layer = nn.Linear(features, features)
+        self.layers = nn.ModuleList(nn.Linear(features, features) for _ in range(layers))
         self.source = source
 
     def depth(self) -> int:
         with Path(self.source).open("rb", buffering=0) as source:
-            return 1 + source.read(1)[0] % 64
+            return 1 + source.read(1)[0] % 16
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        for _ in range(self.depth()):
-            features = torch.tanh(features + self.layer(features))
+        for layer in self.layers:
+            for _ in range(self.depth()):
+                features = torch.tanh(features + layer(features))
         return features
 
 
 def adaptive_depth(*, source: str) -> Example:
-    return AdaptiveDepth(16, source=source), (torch.randn(8, 16),)
+    return AdaptiveDepth(16, 3, source=source), (torch.randn(8, 16),)
 
 
 MODELS = {

@@ -131,7 +131,7 @@ class BudgetedSolver(nn.Module):
 
 
 def budgeted_solver(*, decodes: bool) -> Example:
-    return BudgetedSolver(16, 5, decodes=decodes), (torch.randn(8, 16),)
+    return BudgetedSolver(16, 10, decodes=decodes), (torch.randn(8, 16),)
 
 
 MODELS = {
