@@ -174,8 +174,8 @@ class Library:
             os.register_at_fork(before=self._forks, after_in_child=self._forked)
         self._fallback = torch.library.Library("_", "IMPL")
         self._fallback.fallback(self._handle, PYTHON_KEY)
-        for ns, name in _decomposing():
-            self.let_through(ns.encode(), name.encode())
+        for name, overload in _decomposing():
+            self.let_through(name.encode(), overload.encode())
         _let_higher_order_ops_through()
 
     def __getattr__(self, name: str) -> Any:  # the entry points, for mypy
@@ -334,14 +334,14 @@ _BACKENDS = ("CPU", "CUDA", "HIP", "XPU", "MPS", "MTIA", "HPU", "XLA", "PrivateU
 
 
 def _decomposing() -> Iterator[tuple[str, str]]:
-    """The ops that are made of others, in every dispatch and on every device: namespace, and name with overload."""
+    """The ops that are made of others, in every dispatch and on every device: name with namespace, and overload."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     for full in torch._C._dispatch_get_all_op_names():
         if not has_kernel(full, "CompositeImplicitAutograd") or has_kernel(full, NATIVE_KEY):
             continue
         if not any(has_kernel(full, backend) for backend in _BACKENDS):
-            ns, _, name = full.partition("::")
-            yield ns, name
+            name, _, overload = full.partition(".")
+            yield name, overload
 
 
 def _let_higher_order_ops_through() -> None:

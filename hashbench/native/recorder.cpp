@@ -13,6 +13,7 @@
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/boxing/KernelFunction.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_reshape_alias_ops.h>
 #include <ATen/ops/_softmax_backward_data_ops.h>
@@ -75,8 +76,11 @@
 #include <ATen/ops/zero_ops.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#if __has_include(<torch/csrc/autograd/node.h>)
+#include <torch/csrc/autograd/node.h>
+#else
 #include <torch/csrc/autograd/function.h>
-#include <torch/library.h>
+#endif
 
 #include <algorithm>
 #include <array>
@@ -558,6 +562,12 @@ Op* op_of(const c10::OperatorHandle& handle) {
   made->next = place.load(std::memory_order_relaxed);
   place.store(made.get(), std::memory_order_release);
   return made.release();
+}
+
+// What is registered stays so for as long as the process lives, also while it ends.
+void keep(c10::RegistrationHandleRAII handle) {
+  static auto* const kept = new std::vector<c10::RegistrationHandleRAII>();
+  kept->push_back(std::move(handle));
 }
 
 // What takes an op back (a library of torch's that is destroyed) frees its schema, and the next op may have that address.
@@ -1129,6 +1139,9 @@ struct Call {
     }
     if (told) put_value(text_of(position), value);
   }
+  void add(at::IntArrayRef value, int position) {
+    if (is_told(position, value)) put_value(text_of(position), value);
+  }
   void end_arguments() {
     if (plain && !scratch.others.empty()) others = recorder.others.number(hash, scratch.others.data(), scratch.others.size());
     recorder.records.fetch();
@@ -1327,7 +1340,15 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
 
 // ------------------------------------------------------------------------------------------- calls that are not boxed
 
-// Calls `use` with an argument as `put_value` and `is_default` take it: where they can, with no value of torch's own made of it.
+// The trace in which a call of this thread is recorded without boxing; null: `fallback` knows what is to be done with it.
+Recorder* recorder_of(const Scratch& scratch, const torch::autograd::Node* node) {
+  Recorder* on = current.load(std::memory_order_acquire);
+  if (!on || scratch.making || (scratch.owner && scratch.owner != on) || on->everything_python) return nullptr;
+  if (node ? on->backward_python.load(std::memory_order_relaxed) : !scratch.owner && scratch.entered != on->trace) return nullptr;
+  return on;
+}
+
+// Calls `use` with an argument as `Call::add` and `is_default` take it: tensors and lists as they are, the rest as values of torch's.
 template <typename Use, typename T>
 decltype(auto) simply(const Use& use, const T& value) {
   if constexpr (std::is_same_v<T, at::Tensor>) {
@@ -1336,44 +1357,41 @@ decltype(auto) simply(const Use& use, const T& value) {
     if (value && value->defined() && !is_number(*value)) return use(*value);
   } else if constexpr (std::is_same_v<T, c10::SymIntArrayRef>) {
     if (const auto plain = c10::asIntArrayRefSlowOpt(value)) return use(*plain);
-  } else if constexpr (std::is_same_v<T, c10::SymInt>) {
-    if (const auto plain = value.maybe_as_int()) return use(*plain);
-  } else if constexpr (std::is_same_v<T, at::Scalar>) {
-    if (value.isBoolean()) return use(value.toBool());
-    if (!value.isSymbolic() && value.isIntegral(false)) return use(value.toLong());
-    if (!value.isSymbolic() && value.isFloatingPoint()) return use(value.toDouble());
   } else if constexpr (std::is_same_v<T, at::OptionalIntArrayRef>) {
     if (value) return use(*value);
-  } else if constexpr (std::is_same_v<T, int64_t> || std::is_same_v<T, double> || std::is_same_v<T, bool> || std::is_same_v<T, at::IntArrayRef>) {
+  } else if constexpr (std::is_same_v<T, at::IntArrayRef>) {
     return use(value);
   }
   return use(c10::IValue(value));
 }
 
-// A kernel of one op at the recorder's key, which takes and returns what its C++ function does: no tensor gets a second
-// owner, and nothing is put on a stack. What is not to be recorded here, or not so simply, it gives to `fallback`.
-template <typename Of, typename Schema = typename Of::schema>
-struct Unboxed;
+template <typename Schema>
+class Unboxed;
 
-template <typename Of, typename Result, typename... Args>
-struct Unboxed<Of, Result(Args...)> {
+// The kernel of one op at the recorder's key, which takes and returns what its C++ function does: no tensor gets a second
+// owner, and nothing is put on a stack. What is not to be recorded here, or not so simply, it gives to `fallback`. Ops of
+// one signature share the code, most of which is no longer in the cache when the next call comes.
+template <typename Result, typename... Args>
+class Unboxed<Result(Args...)> final : public c10::OperatorKernel {
   template <typename T>
   static constexpr bool kList = std::is_same_v<T, at::TensorList> || std::is_same_v<T, at::ITensorListRef> ||
       std::is_same_v<T, c10::List<std::optional<at::Tensor>>>;
   static_assert(!(kList<std::decay_t<Args>> || ...), "a value made of a list would go before its tensors are named");
-  static inline const c10::OperatorHandle* handle = nullptr;
-  static inline std::atomic<const Op*> known{nullptr};
+  using Redispatch = Result (*)(c10::DispatchKeySet, Args...);
+  const c10::OperatorHandle handle;
+  const Redispatch redispatch;
+  std::atomic<const Op*> known{nullptr};
 
-  static Result kernel(c10::DispatchKeySet keys, Args... args) {
+ public:
+  Unboxed(c10::OperatorHandle handle, Redispatch redispatch) : handle(std::move(handle)), redispatch(redispatch) {}
+
+  Result operator()(c10::DispatchKeySet keys, Args... args) {
     Scratch& outer_scratch = scratch;
     Scratch& scratch = outer_scratch;
-    Recorder* on = current.load(std::memory_order_acquire);
     const Op* op = known.load(std::memory_order_acquire);
-    if (!on || !op || scratch.making || (scratch.owner && scratch.owner != on) || on->everything_python)
-      return boxed(keys, std::forward<Args>(args)...);
     const auto node = torch::autograd::get_current_node();
-    if (node ? on->backward_python.load(std::memory_order_relaxed) : !scratch.owner && scratch.entered != on->trace)
-      return boxed(keys, std::forward<Args>(args)...);
+    Recorder* on = op ? recorder_of(scratch, node.get()) : nullptr;
+    if (!on) return boxed(keys, std::forward<Args>(args)...);
     Call call{*on, scratch, *op, node != nullptr};
     {
       Guard guard(on->lock);
@@ -1386,55 +1404,63 @@ struct Unboxed<Of, Result(Args...)> {
     if (!call.plain) return boxed(keys, std::forward<Args>(args)...);
     call.note_sequence(node.get());
     Quiet quiet;
-    Result result = call.run([&]() -> Result { return Of::redispatch(keys & kAfter, std::forward<Args>(args)...); });
+    Result result = call.run([&]() -> Result { return redispatch(keys & kAfter, std::forward<Args>(args)...); });
     if constexpr (std::is_same_v<std::decay_t<Result>, at::Tensor>) call.output(result);
     else std::apply([&](const auto&... each) { (call.output(each), ...); }, result);
     call.record();
     return result;
   }
 
+ private:
   template <size_t... position>
   static void add(Call& call, std::index_sequence<position...>, const std::decay_t<Args>&... args) {
     const auto& each = call.op.each;
     const bool usual[] = {simply([&](const auto& value) { return is_default(each[position], value); }, args)...};
     call.last = call.op.positional;
     while (call.last > 0 && usual[call.last - 1]) call.last--;
-    (simply(
-         [&](const auto& value) {
-           using T = std::decay_t<decltype(value)>;
-           if constexpr (std::is_same_v<T, at::Tensor> || std::is_same_v<T, c10::IValue>) call.add(value, position);
-           else if (call.is_told(position, value)) put_value(call.text_of(position), value);
-         },
-         args),
-     ...);
+    (simply([&](const auto& value) { call.add(value, position); }, args), ...);
   }
 
-  static Result boxed(c10::DispatchKeySet keys, Args... args) {
+  Result boxed(c10::DispatchKeySet keys, Args... args) {
     if (!known.load(std::memory_order_relaxed) && current.load()) {
-      const Op* op = op_of(*handle);
+      const Op* op = op_of(handle);
       const Plan& plan = op->plan;
       const bool other = plan.python || plan.open || plan.statistics || plan.decomposes || !plan.traced;
       if (!other) known.store(op, std::memory_order_release);
     }
     return c10::impl::BoxedKernelWrapper<Result(Args...)>::call(
-        c10::BoxedKernel::makeFromFunction<&fallback>(), *handle, keys, std::forward<Args>(args)...);
-  }
-
-  static void add_to(torch::Library& library) {
-    handle = new c10::OperatorHandle(c10::Dispatcher::singleton().findSchemaOrThrow(Of::name, Of::overload_name));
-    const std::string overload = Of::overload_name;
-    library.impl((overload.empty() ? Of::name : Of::name + ("." + overload)).c_str(), TORCH_FN(kernel));
+        c10::BoxedKernel::makeFromFunction<&fallback>(), handle, keys, std::forward<Args>(args)...);
   }
 };
 
-template <typename... Of>
-void add_unboxed(torch::Library& library) {
-  (Unboxed<Of>::add_to(library), ...);
+}  // namespace
+
+// A call that comes boxed goes to `fallback` as it is; torch would unbox it for the kernel, by code of each signature.
+template <typename Schema>
+struct c10::impl::make_boxed_from_unboxed_functor<Unboxed<Schema>, false> {
+  static void call(c10::OperatorKernel*, const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::Stack* stack) {
+    fallback(handle, keys, stack);
+  }
+};
+
+namespace {
+
+template <typename Of>
+void register_unboxed() {
+  using Kernel = Unboxed<typename Of::schema>;
+  auto& dispatcher = c10::Dispatcher::singleton();
+  auto kernel = std::make_unique<Kernel>(dispatcher.findSchemaOrThrow(Of::name, Of::overload_name), &Of::redispatch);
+  keep(dispatcher.registerImpl({Of::name, Of::overload_name}, kKey, c10::KernelFunction::makeFromUnboxedFunctor<false, Kernel>(std::move(kernel)),
+                               c10::impl::CppSignature::make<typename Of::schema>(), nullptr, __FILE__));
 }
 
 // Ops whose kernels often take no longer than to box the call.
-void add_usual(torch::Library& library) {
-  add_unboxed<
+template <typename... Of>
+void register_each() {
+  (register_unboxed<Of>(), ...);
+}
+void register_usual() {
+  register_each<
       at::_ops::_reshape_alias, at::_ops::_softmax, at::_ops::_softmax_backward_data, at::_ops::_unsafe_view,
       at::_ops::add_Tensor, at::_ops::add__Tensor, at::_ops::addcdiv_, at::_ops::addcmul_, at::_ops::addmm,
       at::_ops::alias, at::_ops::as_strided, at::_ops::bernoulli__float, at::_ops::bmm, at::_ops::clone,
@@ -1449,7 +1475,7 @@ void add_usual(torch::Library& library) {
       at::_ops::sigmoid_backward, at::_ops::silu, at::_ops::silu_backward, at::_ops::slice_Tensor, at::_ops::sqrt,
       at::_ops::squeeze_dim, at::_ops::sub_Tensor, at::_ops::sum_dim_IntList, at::_ops::t, at::_ops::tanh,
       at::_ops::tanh_backward, at::_ops::threshold_backward, at::_ops::transpose_int, at::_ops::unsqueeze,
-      at::_ops::view, at::_ops::where_self, at::_ops::zero_>(library);
+      at::_ops::view, at::_ops::where_self, at::_ops::zero_>();
 }
 
 // ------------------------------------------------------------------------------------- what makes tensors of other classes
@@ -1487,10 +1513,8 @@ void hb_let_construct(MethodDef* first, MethodDef* second) {
 // False where torch uses the key itself.
 int hb_register() {
   try {
-    static auto* kept = new torch::Library(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
-    kept->fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
-    static auto* unboxed = new torch::Library(torch::Library::IMPL, "aten", kKey, __FILE__, __LINE__);
-    add_usual(*unboxed);
+    keep(c10::Dispatcher::singleton().registerFallback(kKey, c10::KernelFunction::makeFromBoxedFunction<&fallback>(), __FILE__));
+    register_usual();
     return 1;
   } catch (const std::exception&) {
     return 0;
@@ -1503,9 +1527,7 @@ void hb_prepare(void* hash_function, void* plan_function, void* classify_functio
   classify = reinterpret_cast<Classify>(classify_function);
   has_data = reinterpret_cast<HasData>(data_function);
   digest_odd = reinterpret_cast<DigestOdd>(odd_function);
-  static auto* kept = new c10::RegistrationHandleRAII(
-      c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Forgets>()));
-  (void)kept;
+  keep(c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Forgets>()));
 }
 
 // Threads that hash large content: OpenMP's functions, or nothing, and one thread does.
@@ -1519,12 +1541,9 @@ int hb_end_team() {
   return std::exchange(team_was_run, false) && team.pause && team.pause(kHard) == 0;
 }
 
-// Calls of an op that decomposes cost nothing: its parts are seen. Its schema name is `ns::name.overload`.
-void hb_let_through(const char* ns, const char* name) {
-  static auto* kept = new std::vector<std::unique_ptr<torch::Library>>();
-  auto library = std::make_unique<torch::Library>(torch::Library::IMPL, ns, kKey, __FILE__, __LINE__);
-  library->impl(name, torch::CppFunction::makeFallthrough());
-  kept->push_back(std::move(library));
+// Calls of an op that decomposes cost nothing: its parts are seen. Its schema name is `name.overload`.
+void hb_let_through(const char* name, const char* overload) {
+  keep(c10::Dispatcher::singleton().registerImpl({name, overload}, kKey, c10::KernelFunction::makeFallthrough(), std::nullopt, nullptr, __FILE__));
 }
 
 Recorder* hb_new(int hashes, int everything_python, int nothing_recorded, uint64_t odd_dtypes) {
