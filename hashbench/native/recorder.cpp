@@ -658,10 +658,12 @@ uint64_t hash_content(const char* data, size_t size) {
 bool is_plain(const Recorder& recorder, const at::Tensor& tensor) {
   return !(tensor.key_set().raw_repr() & ~kPlain.raw_repr()) &&
       !(recorder.odd_dtypes >> static_cast<int>(tensor.scalar_type()) & 1) && tensor.dim() <= 32 &&
-      tensor.unsafeGetTensorImpl()->has_storage();
+      tensor.unsafeGetTensorImpl()->unsafe_storage();
 }
 
-c10::StorageImpl* storage_of(const at::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl(); }
+c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
 
 uint32_t meta_of(Recorder& recorder, const at::Tensor& tensor) {
   int64_t buffer[1 + 2 * 32];
@@ -695,6 +697,7 @@ void gather(const char* from, c10::IntArrayRef sizes, c10::IntArrayRef strides, 
 
 // Whether its memory is all there: a storage may be made smaller under a tensor.
 bool is_whole(const at::Tensor& tensor) {
+  if (tensor.is_contiguous()) return tensor.storage_offset() * tensor.itemsize() + tensor.nbytes() <= storage_of(tensor)->nbytes();
   return at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.element_size(), tensor.storage_offset()) <=
       storage_of(tensor)->nbytes();
 }
@@ -796,14 +799,13 @@ void put_value(std::string& text, const c10::IValue& value) {
   }
 }
 
-bool is_default(const Argument&, const at::Tensor&) { return false; }
 bool is_default(const Argument& argument, int64_t value) { return argument.usual == Argument::kInt && value == argument.integer; }
 bool is_default(const Argument& argument, double value) { return argument.usual == Argument::kDouble && value == argument.number; }
 bool is_default(const Argument& argument, bool value) { return argument.usual == Argument::kBool && value == (argument.integer != 0); }
 bool is_default(const Argument& argument, at::IntArrayRef value) {
   return argument.usual == Argument::kOther && argument.value.isIntList() && value.equals(argument.value.toIntVector());
 }
-bool is_default(const Argument& argument, const c10::IValue& value) {
+[[gnu::noinline]] bool is_default(const Argument& argument, const c10::IValue& value) {
   switch (argument.usual) {
     case Argument::kNothing: return false;
     case Argument::kNone: return value.isNone();
@@ -839,17 +841,23 @@ struct UnderWay {
   }
 };
 
+// Whether calls of this thread come here; torch's own function for it is not inlined, and is called twice for each call.
+void set_seen(bool seen) {
+  auto& keys = c10::impl::raw_local_dispatch_key_set;
+  keys.set_included(seen ? keys.included().add(kKey) : keys.included().remove(kKey));
+}
+
 // Off while a call is looked at, and inside kernels whose own calls are not recorded.
 struct Quiet {
   explicit Quiet(bool from_now = true) {
     if (from_now) begin();
   }
   void begin() {
-    if (!off) c10::impl::tls_set_dispatch_key_included(kKey, false);
+    if (!off) set_seen(false);
     off = true;
   }
   ~Quiet() {  // the call may have ended the trace
-    if (off && current.load(std::memory_order_relaxed)) c10::impl::tls_set_dispatch_key_included(kKey, true);
+    if (off && current.load(std::memory_order_relaxed)) set_seen(true);
   }
   Quiet(const Quiet&) = delete;
   bool off = false;
@@ -858,7 +866,7 @@ struct Quiet {
 // What restores the state of the thread after a call does not know that the call has ended the trace.
 struct Ended {
   ~Ended() {
-    if (!current.load(std::memory_order_relaxed)) c10::impl::tls_set_dispatch_key_included(kKey, false);
+    if (!current.load(std::memory_order_relaxed)) set_seen(false);
   }
 };
 
@@ -880,7 +888,6 @@ struct Scratch {
   uint64_t entered = 0;       // the number of the trace that was entered in this thread
   uint32_t lane = 0;
   uint32_t context = 0;
-  std::vector<Read> reads;
   std::string others;
   Handed* handed = nullptr;  // to Python
   Handed* making = nullptr;  // by Python, which calls the op now
@@ -893,7 +900,18 @@ struct Scratch {
   };
   std::vector<Unnamed> unnamed;
 };
-thread_local Scratch scratch;
+constinit thread_local Scratch* scratch_here = nullptr;
+
+// Of a pointer to it no code has to be called at each access, which asks whether it is made.
+[[gnu::noinline]] Scratch& made_scratch() {
+  struct Kept {
+    ~Kept() { delete std::exchange(scratch_here, nullptr); }
+  };
+  thread_local Kept kept;
+  (void)&kept;
+  return *(scratch_here = new Scratch());
+}
+Scratch& this_thread() { return scratch_here ? *scratch_here : made_scratch(); }
 
 uint32_t context_of(const Recorder& recorder, const Scratch& scratch) {
   return scratch.owner ? scratch.context : recorder.context.load(std::memory_order_relaxed);
@@ -905,7 +923,7 @@ int64_t in_thread(const Recorder& recorder, int64_t sequence, uint64_t thread) {
 }
 
 // Whether a lane is one of those that this thread has started since there were `first`, or was started in one.
-bool started_since(Recorder& recorder, int32_t lane, size_t first) {
+bool started_since(Recorder& recorder, const Scratch& scratch, int32_t lane, size_t first) {
   for (; lane; lane = recorder.lanes[static_cast<size_t>(lane)].parent)
     for (size_t i = first; i < scratch.lanes.size(); i++)
       if (scratch.lanes[i] == lane) return true;
@@ -913,7 +931,7 @@ bool started_since(Recorder& recorder, int32_t lane, size_t first) {
 }
 
 // The op in which this thread has started lanes since there were `first` is done, and is this record.
-void close_lanes(Recorder& recorder, size_t first, int32_t number) {
+void close_lanes(Recorder& recorder, Scratch& scratch, size_t first, int32_t number) {
   for (size_t i = first; i < scratch.lanes.size(); i++) recorder.lanes[static_cast<size_t>(scratch.lanes[i])].caller = number;
   scratch.lanes.resize(first);
 }
@@ -1021,6 +1039,7 @@ void record_in_python(Recorder& recorder, const Op& op, const c10::OperatorHandl
   c10::Stack arguments;
   for (size_t i = stack->size() - static_cast<size_t>(op.arguments); i < stack->size(); i++)
     arguments.push_back(shown(recorder, call, (*stack)[i]));
+  Scratch& scratch = this_thread();
   Handed* outer = std::exchange(scratch.handed, &call);
   try {
     c10::impl::ExcludeDispatchKeyGuard quiet(kNotAfter);
@@ -1031,30 +1050,6 @@ void record_in_python(Recorder& recorder, const Op& op, const c10::OperatorHandl
     throw;
   }
   scratch.handed = outer;
-}
-
-// One tensor among the arguments: who wrote it last. False where Python has to record the call.
-bool read(Recorder& recorder, Scratch& scratch, const at::Tensor& tensor, int32_t argument, c10::SmallVector<c10::StorageImpl*, 8>& given) {
-  if (!is_plain(recorder, tensor)) return false;
-  c10::StorageImpl* storage = storage_of(tensor);
-  given.push_back(storage);
-  int32_t node;
-  if (const auto* entry = recorder.writers.find(storage)) {
-    if (entry->python) return false;
-    node = entry->node;
-  } else {
-    if (tensor.nbytes() < storage->nbytes() || !tensor.is_contiguous()) return false;  // a part of a leaf
-    node = -1 - static_cast<int32_t>(recorder.leaves.count);
-    bool certain;
-    const int32_t name = recorder.names.of(tensor.unsafeGetTensorImpl(), certain);
-    if (!certain) scratch.unnamed.push_back({&tensor, node, name});
-    recorder.leaves.push({reinterpret_cast<uint64_t>(storage), digest(recorder, tensor),
-                          static_cast<int64_t>(recorder.records.count), meta_of(recorder, tensor),
-                          context_of(recorder, scratch), name, 0});
-    recorder.writers.set(storage, node, 0);
-  }
-  scratch.reads.push_back({node, argument, tensor.storage_offset()});
-  return true;
 }
 
 void name_leaves(Recorder& recorder, Scratch& scratch) {
@@ -1078,12 +1073,14 @@ struct Call {
   Scratch& scratch;
   const Op& op;
   const bool backward;
+  const size_t outer = scratch.children.size(), outer_lanes = scratch.lanes.size();
   UnderWay under_way{recorder};
-  const size_t first = scratch.reads.size(), outer = scratch.children.size(), outer_lanes = scratch.lanes.size();
+  std::unique_lock<Lock> lock{recorder.lock, std::defer_lock};
+  Quiet quiet{false};
   uint64_t written = op.plan.written;
   c10::SmallVector<const at::Tensor*, 4> targets;
-  c10::SmallVector<at::Tensor, 4> held;
   c10::SmallVector<c10::StorageImpl*, 8> given;
+  c10::SmallVector<Read, 8> reads;
   c10::SmallVector<const at::Tensor*, 4> wrote;
   at::Generator generator;
   std::string scalar;  // what it returns that is no tensor
@@ -1093,13 +1090,44 @@ struct Call {
   int64_t sequence = 0;
   bool plain = true;  // else Python has to record it
 
+  [[gnu::noinline]] Call(Recorder& recorder, Scratch& scratch, const Op& op, bool backward)
+      : recorder(recorder), scratch(scratch), op(op), backward(backward) {}
+
   // Its arguments one by one, with the recorder's lock.
-  void begin() {
+  [[gnu::noinline]] void begin() {
+    lock.lock();
     under_way.begin();
     scratch.others.clear();
   }
+  // One tensor among them: who wrote it last. False where Python has to record the call.
+  bool read(const at::Tensor& tensor, int32_t argument) {
+    if (!is_plain(recorder, tensor)) return false;
+    c10::StorageImpl* storage = storage_of(tensor);
+    given.push_back(storage);
+    int32_t node;
+    if (const auto* entry = recorder.writers.find(storage)) {
+      if (entry->python) return false;
+      node = entry->node;
+    } else {
+      if (tensor.nbytes() < storage->nbytes() || !tensor.is_contiguous()) return false;  // a part of a leaf
+      node = new_leaf(tensor, storage);
+    }
+    reads.push_back({node, argument, tensor.storage_offset()});
+    return true;
+  }
+  [[gnu::noinline]] int32_t new_leaf(const at::Tensor& tensor, c10::StorageImpl* storage) {
+    const int32_t node = -1 - static_cast<int32_t>(recorder.leaves.count);
+    bool certain;
+    const int32_t name = recorder.names.of(tensor.unsafeGetTensorImpl(), certain);
+    if (!certain) scratch.unnamed.push_back({&tensor, node, name});
+    recorder.leaves.push({reinterpret_cast<uint64_t>(storage), digest(recorder, tensor),
+                          static_cast<int64_t>(recorder.records.count), meta_of(recorder, tensor),
+                          context_of(recorder, scratch), name, 0});
+    recorder.writers.set(storage, node, 0);
+    return node;
+  }
   void add(const at::Tensor& tensor, int position, int index = 0) {
-    plain = plain && read(recorder, scratch, tensor, position | index << 8, given);
+    plain = plain && read(tensor, position | index << 8);
     if (written >> position & 1) targets.push_back(&tensor);
   }
   template <typename T>
@@ -1110,7 +1138,7 @@ struct Call {
     scratch.others.push_back(static_cast<char>(position));
     return scratch.others;
   }
-  void add(const c10::IValue& value, int position) {
+  [[gnu::noinline]] void add(const c10::IValue& value, int position) {
     if (value.isTensor() && value.toTensor().defined() && !is_number(value.toTensor())) {
       add(value.toTensor(), position);
       return;
@@ -1139,60 +1167,40 @@ struct Call {
     }
     if (told) put_value(text_of(position), value);
   }
-  void add(at::IntArrayRef value, int position) {
+  [[gnu::noinline]] void add_tensor(const at::Tensor& tensor, int position) {
+    if (tensor.defined() && !is_number(tensor)) [[likely]] add(tensor, position);
+    else add(c10::IValue(tensor), position);
+  }
+  [[gnu::noinline]] void add(at::IntArrayRef value, int position) {
     if (is_told(position, value)) put_value(text_of(position), value);
   }
-  void end_arguments() {
+  // They have all been added: what is asked of Python and of generators, without the lock, and the last before the kernel.
+  // False where the call is to be recorded by Python.
+  [[gnu::noinline]] bool end_arguments(const torch::autograd::Node* node) {
     if (plain && !scratch.others.empty()) others = recorder.others.number(hash, scratch.others.data(), scratch.others.size());
     recorder.records.fetch();
     recorder.reads.fetch();
     recorder.writes.fetch();
-  }
-
-  // What is asked of Python and of generators, without the lock; the call is no longer this one's where it is not plain.
-  void before_kernel() {
-    if (!plain) scratch.reads.resize(first);
-    if (scratch.unnamed.empty() && !(plain && op.plan.seeded)) return;
-    Quiet quiet;
-    name_leaves(recorder, scratch);
-    if (plain && op.plan.seeded) rng = generator_digest(generator);
-  }
-  void note_sequence(const torch::autograd::Node* node) {
+    lock.unlock();
+    if (!scratch.unnamed.empty() || (plain && op.plan.seeded)) {
+      Quiet asking;
+      name_leaves(recorder, scratch);
+      if (plain && op.plan.seeded) rng = generator_digest(generator);
+    }
+    if (!plain) return false;
     sequence = node ? in_thread(recorder, static_cast<int64_t>(node->sequence_nr()), node->thread_id())
                     : in_thread(recorder, static_cast<int64_t>(at::sequence_number::peek()) - 1,
                                 at::RecordFunction::currentThreadId());
+    if (!op.plan.open) quiet.begin();
+    return true;
   }
-  // The kernel takes its arguments off the stack.
-  void hold_targets() {
-    held.reserve(targets.size());
-    for (const auto*& target : targets) {
-      held.push_back(*target);
-      target = &held.back();
-    }
-  }
-  void undo() {
-    scratch.reads.resize(first);
+  [[gnu::cold]] void failed() {
     scratch.children.resize(outer);
     scratch.lanes.resize(outer_lanes);
+    recorder.failed = op.id;
   }
-  template <typename Kernel>
-  decltype(auto) run(const Kernel& kernel) {
-    scratch.open += op.plan.open;
-    struct Closes {
-      Call& call;
-      ~Closes() { call.scratch.open -= call.op.plan.open; }
-    } closes{*this};
-    try {
-      return kernel();
-    } catch (...) {
-      undo();
-      recorder.failed = op.id;
-      throw;
-    }
-  }
-
   // Its outputs one by one; each stays where it is until the call is recorded.
-  void output(const at::Tensor& tensor) {
+  [[gnu::noinline]] void output(const at::Tensor& tensor) {
     if (!tensor.defined()) return;
     for (const auto* target : targets)
       if (target->is_same(tensor)) return;
@@ -1217,7 +1225,7 @@ struct Call {
     const auto* entry = recorder.writers.find(storage);
     if (!entry || entry->python || entry->node < 0) return false;
     const Record& child = recorder.records[static_cast<size_t>(entry->node)];
-    bool inside = started_since(recorder, static_cast<int32_t>(child.lane), outer_lanes);
+    bool inside = started_since(recorder, scratch, static_cast<int32_t>(child.lane), outer_lanes);
     for (size_t c = outer; c < scratch.children.size() && !inside; c++) inside = scratch.children[c] == entry->node;
     for (size_t w = 0; inside && child.op >= 0 && w < child.writes; w++) {
       const Write& write = recorder.writes[child.first_write + w];
@@ -1226,16 +1234,27 @@ struct Call {
     return false;
   }
   // Nothing is recorded of the thread meanwhile.
-  void record() {
+  [[gnu::noinline]] void record() {
+    quiet.begin();
     wrote.append(targets.begin(), targets.end());
-    c10::SmallVector<uint64_t, 4> digests;
-    for (const auto* tensor : wrote)
-      digests.push_back(op.plan.blank || !is_plain(recorder, *tensor) ? 0 : digest(recorder, *tensor));
+    struct Content {
+      uint64_t digest;
+      bool plain;
+    };
+    c10::SmallVector<Content, 4> contents;
+    for (const auto* tensor : wrote) {
+      const bool plain = is_plain(recorder, *tensor);
+      contents.push_back({plain && !op.plan.blank ? digest(recorder, *tensor) : 0, plain});
+    }
     c10::SmallVector<std::pair<at::Tensor, size_t>, 1> odd;
     int32_t number;
     {
       Guard guard(recorder.lock);
-      if (recorder.over) return undo();
+      if (recorder.over) {
+        scratch.children.resize(outer);
+        scratch.lanes.resize(outer_lanes);
+        return;
+      }
       number = static_cast<int32_t>(recorder.records.count);
       Record record{};
       record.rng = rng;
@@ -1247,28 +1266,27 @@ struct Call {
       record.sequence = sequence;
       record.first_read = static_cast<uint32_t>(recorder.reads.count);
       record.first_write = static_cast<uint32_t>(recorder.writes.count);
-      for (size_t i = first; i < scratch.reads.size(); i++) recorder.reads.push(scratch.reads[i]);
-      record.reads = static_cast<uint32_t>(scratch.reads.size() - first);
-      scratch.reads.resize(first);
+      for (const Read& read : reads) recorder.reads.push(read);
+      record.reads = static_cast<uint32_t>(reads.size());
       for (size_t i = outer; i < scratch.children.size(); i++)
         recorder.records[static_cast<size_t>(scratch.children[i])].parent = number;
       for (size_t i = 0; i < wrote.size(); i++) {
         const at::Tensor& tensor = *wrote[i];
-        if (!is_plain(recorder, tensor)) {
+        if (!contents[i].plain) {
           odd.emplace_back(tensor, recorder.writes.count);
           recorder.writes.push({0, 0, 2});
         } else {
           const uint32_t meta = meta_of(recorder, tensor);
-          if (is_shown(storage_of(tensor), digests[i], meta)) continue;
-          recorder.writes.push({digests[i], meta, op.plan.blank});
+          if (is_shown(storage_of(tensor), contents[i].digest, meta)) continue;
+          recorder.writes.push({contents[i].digest, meta, op.plan.blank});
           recorder.writers.set(storage_of(tensor), number, 0);
         }
         record.writes++;
       }
       record.scalar = scalar.empty() ? 0 : 1 + recorder.others.number(hash, scalar.data(), scalar.size());
       recorder.records.push(record);
-      scratch.children.resize(outer);
-      close_lanes(recorder, outer_lanes, number);
+      if (scratch.children.size() > outer) scratch.children.resize(outer);
+      if (scratch.lanes.size() > outer_lanes) close_lanes(recorder, scratch, outer_lanes, number);
       if (odd.empty()) under_way.end();
     }
     if (scratch.open) scratch.children.push_back(number);
@@ -1281,14 +1299,13 @@ struct Call {
 };
 
 void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::Stack* stack) {
-  Scratch& outer_scratch = scratch;  // a variable of the thread costs a call each time that it is named
-  Scratch& scratch = outer_scratch;
+  Scratch& scratch = this_thread();
   if (scratch.making) {
     make(*std::exchange(scratch.making, nullptr), stack);
     return;
   }
   Recorder* on = current.load(std::memory_order_acquire);
-  if (!on) c10::impl::tls_set_dispatch_key_included(kKey, false);  // the trace was left where this thread's keys are not
+  if (!on) set_seen(false);  // the trace was left where this thread's keys are not
   if (scratch.owner && scratch.owner != on) on = nullptr;  // the trace that this thread belongs to is over
   Op* const op = on ? op_of(handle) : nullptr;
   if (on && on != current.load(std::memory_order_acquire)) on = nullptr;  // it has ended while Python was asked of the op
@@ -1314,26 +1331,28 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
   }
 
   const size_t base = stack->size() - static_cast<size_t>(op->arguments);
-  {
-    Guard guard(recorder.lock);
-    call.begin();
-    if (plan.statistics && (plan.training < 0 || ((*stack)[base + plan.training].isBool() && (*stack)[base + plan.training].toBool())))
-      call.written |= plan.statistics;
-    int& last = call.last = op->positional;
-    while (last > 0 && is_default(op->each[last - 1], (*stack)[base + last - 1])) last--;
-    for (int position = 0; call.plain && position < op->arguments; position++) call.add((*stack)[base + position], position);
-    call.end_arguments();
-  }
-  call.before_kernel();
-  if (!call.plain) {
+  call.begin();
+  if (plan.statistics && (plan.training < 0 || ((*stack)[base + plan.training].isBool() && (*stack)[base + plan.training].toBool())))
+    call.written |= plan.statistics;
+  int& last = call.last = op->positional;
+  while (last > 0 && is_default(op->each[last - 1], (*stack)[base + last - 1])) last--;
+  for (int position = 0; call.plain && position < op->arguments; position++) call.add((*stack)[base + position], position);
+  if (!call.end_arguments(node.get())) {
     record_in_python(recorder, *op, handle, keys, stack);
     return;
   }
-  call.hold_targets();
-  call.note_sequence(node.get());
-  Quiet quiet(!plan.open);
-  call.run([&] { handle.redispatchBoxed(keys & kAfter, stack); });
-  quiet.begin();
+  c10::SmallVector<at::Tensor, 4> held;  // the kernel takes its arguments off the stack
+  held.reserve(call.targets.size());
+  for (const auto*& target : call.targets) target = &held.emplace_back(*target);
+  scratch.open += plan.open;
+  try {
+    handle.redispatchBoxed(keys & kAfter, stack);
+  } catch (...) {
+    scratch.open -= plan.open;
+    call.failed();
+    throw;
+  }
+  scratch.open -= plan.open;
   for (size_t i = stack->size() - static_cast<size_t>(op->returns); i < stack->size(); i++) call.output((*stack)[i]);
   call.record();
 }
@@ -1348,14 +1367,10 @@ Recorder* recorder_of(const Scratch& scratch, const torch::autograd::Node* node)
   return on;
 }
 
-// Calls `use` with an argument as `Call::add` and `is_default` take it: tensors and lists as they are, the rest as values of torch's.
+// Calls `use` with an argument as `Call::add` and `is_default` take it: lists as they are, the rest as values of torch's.
 template <typename Use, typename T>
 decltype(auto) simply(const Use& use, const T& value) {
-  if constexpr (std::is_same_v<T, at::Tensor>) {
-    if (value.defined() && !is_number(value)) return use(value);
-  } else if constexpr (std::is_same_v<T, std::optional<at::Tensor>>) {
-    if (value && value->defined() && !is_number(*value)) return use(*value);
-  } else if constexpr (std::is_same_v<T, c10::SymIntArrayRef>) {
+  if constexpr (std::is_same_v<T, c10::SymIntArrayRef>) {
     if (const auto plain = c10::asIntArrayRefSlowOpt(value)) return use(*plain);
   } else if constexpr (std::is_same_v<T, at::OptionalIntArrayRef>) {
     if (value) return use(*value);
@@ -1386,25 +1401,23 @@ class Unboxed<Result(Args...)> final : public c10::OperatorKernel {
   Unboxed(c10::OperatorHandle handle, Redispatch redispatch) : handle(std::move(handle)), redispatch(redispatch) {}
 
   Result operator()(c10::DispatchKeySet keys, Args... args) {
-    Scratch& outer_scratch = scratch;
-    Scratch& scratch = outer_scratch;
+    Scratch& scratch = this_thread();
     const Op* op = known.load(std::memory_order_acquire);
     const auto node = torch::autograd::get_current_node();
     Recorder* on = op ? recorder_of(scratch, node.get()) : nullptr;
     if (!on) return boxed(keys, std::forward<Args>(args)...);
     Call call{*on, scratch, *op, node != nullptr};
-    {
-      Guard guard(on->lock);
-      call.begin();
-      add(call, std::index_sequence_for<Args...>(), args...);
-      call.end_arguments();
-      if (!call.plain) call.under_way.end();
-    }
-    call.before_kernel();
-    if (!call.plain) return boxed(keys, std::forward<Args>(args)...);
-    call.note_sequence(node.get());
-    Quiet quiet;
-    Result result = call.run([&]() -> Result { return redispatch(keys & kAfter, std::forward<Args>(args)...); });
+    call.begin();
+    add(call, std::index_sequence_for<Args...>(), args...);
+    if (!call.end_arguments(node.get())) return boxed(keys, std::forward<Args>(args)...);
+    Result result = [&]() -> Result {
+      try {
+        return redispatch(keys & kAfter, std::forward<Args>(args)...);
+      } catch (...) {
+        call.failed();
+        throw;
+      }
+    }();
     if constexpr (std::is_same_v<std::decay_t<Result>, at::Tensor>) call.output(result);
     else std::apply([&](const auto&... each) { (call.output(each), ...); }, result);
     call.record();
@@ -1414,14 +1427,25 @@ class Unboxed<Result(Args...)> final : public c10::OperatorKernel {
  private:
   template <size_t... position>
   static void add(Call& call, std::index_sequence<position...>, const std::decay_t<Args>&... args) {
-    const auto& each = call.op.each;
-    const bool usual[] = {simply([&](const auto& value) { return is_default(each[position], value); }, args)...};
+    const bool usual[] = {is_usual(call.op.each[position], args)...};
     call.last = call.op.positional;
     while (call.last > 0 && usual[call.last - 1]) call.last--;
-    (simply([&](const auto& value) { call.add(value, position); }, args), ...);
+    (add(call, position, args), ...);
+  }
+  template <typename T>
+  static bool is_usual(const Argument& argument, const T& value) {
+    if constexpr (std::is_same_v<T, at::Tensor>) return false;
+    else if constexpr (std::is_same_v<T, std::optional<at::Tensor>>) return !value && argument.usual == Argument::kNone;
+    else return simply([&](const auto& simple) { return is_default(argument, simple); }, value);
+  }
+  template <typename T>
+  static void add(Call& call, int position, const T& value) {
+    if constexpr (std::is_same_v<T, at::Tensor>) call.add_tensor(value, position);
+    else if constexpr (std::is_same_v<T, std::optional<at::Tensor>>) value ? call.add_tensor(*value, position) : call.add(c10::IValue(), position);
+    else simply([&](const auto& simple) { call.add(simple, position); }, value);
   }
 
-  Result boxed(c10::DispatchKeySet keys, Args... args) {
+  [[gnu::cold, gnu::noinline]] Result boxed(c10::DispatchKeySet keys, Args... args) {
     if (!known.load(std::memory_order_relaxed) && current.load()) {
       const Op* op = op_of(handle);
       const Plan& plan = op->plan;
@@ -1581,13 +1605,15 @@ int32_t hb_end(Recorder* recorder) {  // the op that raised last; -1: none
   return recorder->failed;
 }
 void hb_thread(int included) {
+  Scratch& scratch = this_thread();
   Recorder* on = current.load();
-  c10::impl::tls_set_dispatch_key_included(kKey, included && on);
+  set_seen(included && on);
   scratch.entered = included && on ? on->trace : 0;
 }
 
 // A lane that begins here: its calls are those of the thread that enters it, until it leaves it.
 int32_t hb_lane(Recorder* recorder) {
+  Scratch& scratch = this_thread();
   Guard guard(recorder->lock);
   if (scratch.owner && scratch.owner != recorder) return -1;  // a thread of a trace that is over
   const auto number = static_cast<int32_t>(recorder->lanes.count);
@@ -1600,6 +1626,7 @@ struct Entered {
   bool recorded;
 };
 Entered* hb_enter(Recorder* recorder, int32_t lane) {
+  Scratch& scratch = this_thread();
   auto* entered = new Entered{std::exchange(scratch, Scratch()), c10::impl::tls_is_dispatch_key_included(kKey)};
   scratch.owner = recorder;
   scratch.lane = static_cast<uint32_t>(lane);
@@ -1607,11 +1634,12 @@ Entered* hb_enter(Recorder* recorder, int32_t lane) {
     Guard guard(recorder->lock);
     scratch.context = recorder->lanes[static_cast<size_t>(lane)].context;
   }
-  c10::impl::tls_set_dispatch_key_included(kKey, true);
+  set_seen(true);
   return entered;
 }
 void hb_leave(Entered* entered) {
-  c10::impl::tls_set_dispatch_key_included(kKey, entered->recorded);
+  Scratch& scratch = this_thread();
+  set_seen(entered->recorded);
   scratch = std::move(entered->before);
   delete entered;
 }
@@ -1622,8 +1650,9 @@ int64_t hb_thread_mark(Recorder* recorder) {
 }
 // In a process that was forked while a trace was being made: it goes on without.
 void hb_forked() {
+  Scratch& scratch = this_thread();
   if (Recorder* recorder = current.exchange(nullptr)) new (&recorder->lock) Lock();  // its owner may be no more
-  c10::impl::tls_set_dispatch_key_included(kKey, false);
+  set_seen(false);
   scratch = Scratch();
 }
 
@@ -1647,6 +1676,7 @@ void hb_set_node(Recorder* recorder, void* storage, int32_t node, int python) {
   recorder->writers.set(static_cast<c10::StorageImpl*>(storage), node, python);
 }
 int32_t hb_take_record(Recorder* recorder) {  // the number of a record that Python has
+  Scratch& scratch = this_thread();
   Guard guard(recorder->lock);
   const auto number = static_cast<int32_t>(recorder->records.count);
   Record record{};
@@ -1672,12 +1702,14 @@ int32_t hb_take_leaf(Recorder* recorder, void** storages, int32_t count, int pyt
 }
 // Around Python's call of the op that it was given: the call comes back to `fallback`, which makes it as it was to be made.
 void hb_make(int begins) {
+  Scratch& scratch = this_thread();
   scratch.making = begins ? scratch.handed : nullptr;
-  if (begins) c10::impl::tls_set_dispatch_key_included(kKey, true);  // also where the trace has ended meanwhile
+  if (begins) set_seen(true);  // also where the trace has ended meanwhile
   c10::impl::tls_set_dispatch_key_excluded(kKey, !begins);
 }
 // Of a tensor or a storage that Python is shown: the call's own.
 void* hb_origin(void* shown) {
+  Scratch& scratch = this_thread();
   if (!scratch.handed) return shown;
   for (const auto& [original, copy] : scratch.handed->tensors)
     if (copy.unsafeGetTensorImpl() == shown) return original.unsafeGetTensorImpl();
@@ -1699,13 +1731,15 @@ int32_t hb_name_of(Recorder* recorder, void* tensor) {
 }
 // Around a call that Python records: the records made in it become its children.
 int64_t hb_open() {
+  Scratch& scratch = this_thread();
   scratch.open++;
   return static_cast<int64_t>(scratch.children.size() | scratch.lanes.size() << 32);
 }
 void hb_close(Recorder* recorder, int64_t before, int32_t number) {  // number: -1 where the call raised
+  Scratch& scratch = this_thread();
   Guard guard(recorder->lock);
   const auto outer = before & 0xFFFFFFFF;
-  close_lanes(*recorder, static_cast<size_t>(before >> 32), number);
+  close_lanes(*recorder, scratch, static_cast<size_t>(before >> 32), number);
   scratch.open--;
   auto& children = scratch.children;
   if (number >= 0)
