@@ -1159,9 +1159,9 @@ struct Call {
       told = told && (!index || tensors < index);
     } else if (value.isGenerator()) {
       generator = value.toGenerator();
-      plain = generator.device().is_cpu();
+      plain = plain && generator.device().is_cpu();
     } else if (value.isDevice()) {
-      plain = value.toDevice().is_cpu();
+      plain = plain && value.toDevice().is_cpu();
     } else if (value.isSymInt() && !value.isInt()) {
       plain = false;
     }

@@ -20,6 +20,7 @@ from hashbench.trace.tracer import native_unavailable
 pytestmark = pytest.mark.skipif(native_unavailable() is not None, reason="the native tracer cannot be built here")
 
 X, Y = torch.arange(3.0), torch.ones(3)
+PART = torch.ones(6)[2:5]
 _NAMES = "hashbench_arguments"
 _VALUES = 'Tensor x, int i=3, float d=1.5, bool t=True, bool f=False, str s="mean", int[] l=[1, 2], float? n=None'
 _SCHEMAS = (
@@ -176,6 +177,9 @@ UNBOXED: dict[str, Any] = {
     "such memory of another kind": lambda: torch.empty_like(X, dtype=torch.int32, device="cpu").fill_(1),
     "such memory in another format": lambda: torch.empty_like(X[None, None, None], memory_format=torch.channels_last),
     "such memory on another device": lambda: torch.empty_like(X, device="meta"),
+    "a part of a leaf, and then a generator": lambda: PART.bernoulli_(1.0, generator=torch.Generator().manual_seed(1)),
+    "a part of a leaf, and then a device": lambda: torch.empty_like(PART, device="cpu").fill_(1),
+    "another device, and then this one": lambda: torch.empty_like(torch.ones(2, device="meta"), device="cpu").fill_(1),
     "a step of Adam": lambda: torch.zeros(3).lerp_(X, 0.5).addcmul_(X, Y, value=0.5).sqrt().addcdiv_(X, Y),
 }
 
