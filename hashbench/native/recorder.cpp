@@ -285,24 +285,27 @@ size_t spread(const void* address) {
 
 // Storage -> who wrote it last. A weak reference keeps the struct and not its memory, so that no address is mistaken for
 // the storage that had it before. Structs of storages that are gone lie between the blocks of the C library's heap, which
-// then finds no room for the next large one: most are let go after a few more, the rest whenever there are a quarter more.
+// then finds no room for the next large one: most are let go after a few more, the rest whenever there are a quarter more,
+// of small ones, which need no room, as many more: each time all structs are looked at, of which none is in the cache.
 struct Writers {
   struct Entry {
     c10::StorageImpl* storage;
     int32_t node;
     int32_t python;  // Python knows more: parts of a leaf, or a collective under way
   };
+  static constexpr size_t kFewest = 256, kWeight = 4;
+  static constexpr int64_t kLarge = 1 << 17;  // bytes
   std::vector<Entry> slots = emptied<Entry>(1024, {nullptr, 0, 0});
   std::array<const c10::StorageImpl*, 16> last{};  // entered last; one may be gone from the table
-  size_t used = 0, entered = 0, sweep_at = 64;
+  size_t used = 0, entered = 0, weight = 0, sweep_at = kFewest;  // a large one has the weight of four
 
   void clear() {
     for (auto& entry : slots)
       if (entry.storage) c10::raw::weak_intrusive_ptr::decref(entry.storage);
     slots = emptied<Entry>(1024, {nullptr, 0, 0}, std::move(slots));
     last = {};
-    used = entered = 0;
-    sweep_at = 64;
+    used = entered = weight = 0;
+    sweep_at = kFewest;
   }
   Entry* find(const c10::StorageImpl* storage) {
     Entry* entry = place(storage);
@@ -316,7 +319,9 @@ struct Writers {
     }
     if (Entry* entry = place(last[entered % last.size()]); entry->storage && is_gone(*entry)) erase(entry);
     last[entered % last.size()] = storage;
-    if (++entered >= sweep_at) sweep();
+    entered++;
+    weight += storage->sym_nbytes().maybe_as_int().value_or(0) < kLarge ? 1 : kWeight;
+    if (weight >= sweep_at) sweep();
     c10::raw::weak_intrusive_ptr::incref(storage);
     *place(storage) = {storage, node, python};
     used++;
@@ -355,7 +360,7 @@ struct Writers {
     while (size < used * 4) size *= 2;
     slots.assign(size, Entry{nullptr, 0, 0});
     for (auto entry = old.begin(); entry != end; ++entry) *place(entry->storage) = *entry;
-    sweep_at = entered + std::max<size_t>(64, used / 4);
+    sweep_at = weight + std::max(kFewest, used);
   }
 };
 
@@ -841,25 +846,29 @@ struct UnderWay {
   }
 };
 
-// Whether calls of this thread come here; torch's own function for it is not inlined, and is called twice for each call.
-void set_seen(bool seen) {
-  auto& keys = c10::impl::raw_local_dispatch_key_set;
+// Which keys are in force for a thread. It is looked up once in each: where it lies costs a call, and torch's functions that
+// change it are not inlined.
+using ThreadKeys = c10::impl::PODLocalDispatchKeySet;
+ThreadKeys& keys_here() { return c10::impl::raw_local_dispatch_key_set; }
+
+// Whether calls of the thread come here.
+void set_seen(bool seen, ThreadKeys& keys = keys_here()) {
   keys.set_included(seen ? keys.included().add(kKey) : keys.included().remove(kKey));
 }
 
 // Off while a call is looked at, and inside kernels whose own calls are not recorded.
 struct Quiet {
-  explicit Quiet(bool from_now = true) {
-    if (from_now) begin();
-  }
+  Quiet() : Quiet(keys_here()) { begin(); }
+  explicit Quiet(ThreadKeys& keys) : keys(keys) {}  // not yet
   void begin() {
-    if (!off) set_seen(false);
+    if (!off) set_seen(false, keys);
     off = true;
   }
   ~Quiet() {  // the call may have ended the trace
-    if (off && current.load(std::memory_order_relaxed)) set_seen(true);
+    if (off && current.load(std::memory_order_relaxed)) set_seen(true, keys);
   }
   Quiet(const Quiet&) = delete;
+  ThreadKeys& keys;
   bool off = false;
 };
 
@@ -884,6 +893,7 @@ struct Handed {
 };
 
 struct Scratch {
+  ThreadKeys* keys = &keys_here();
   Recorder* owner = nullptr;  // of the lane that this thread is in; null: the program's own, of whatever trace
   uint64_t entered = 0;       // the number of the trace that was entered in this thread
   uint32_t lane = 0;
@@ -1076,7 +1086,7 @@ struct Call {
   const size_t outer = scratch.children.size(), outer_lanes = scratch.lanes.size();
   UnderWay under_way{recorder};
   std::unique_lock<Lock> lock{recorder.lock, std::defer_lock};
-  Quiet quiet{false};
+  Quiet quiet{*scratch.keys};
   uint64_t written = op.plan.written;
   c10::SmallVector<const at::Tensor*, 4> targets;
   c10::SmallVector<c10::StorageImpl*, 8> given;
@@ -1517,7 +1527,8 @@ std::array<Method, 2> constructors{};
 
 template <size_t which>
 _object* constructed(_object* self, _object* args, _object* kwargs) {
-  Quiet quiet(c10::impl::tls_is_dispatch_key_included(kKey));
+  Quiet quiet(keys_here());
+  if (c10::impl::tls_is_dispatch_key_included(kKey)) quiet.begin();
   return constructors[which](self, args, kwargs);
 }
 

@@ -429,17 +429,29 @@ def test_structs_of_storages_that_are_gone_are_used_again() -> None:
 
 
 @pytest.mark.skipif(_heap() is None, reason="this C library does not say what its heap holds")
-def test_structs_of_storages_that_lived_longer_are_given_back_soon() -> None:
+@pytest.mark.parametrize(("elements", "calls"), [(1 << 15, 3_000), (8, 11_000)], ids=["large", "small"])
+def test_structs_of_storages_that_lived_longer_are_given_back_soon(elements: int, calls: int) -> None:
+    """A quarter as many calls later where they make large storages, between which the structs would lie, as many where
+    they make small ones."""
     library = _heap()
     assert library is not None
-    with HashDebugTrace(tracer="native"):
-        held = [torch.rand(8) for _ in range(10_000)]
-        del held
-        before = library.mallinfo2().uordblks
-        for _ in range(3_000):
-            torch.rand(8)
-        given_back = before - library.mallinfo2().uordblks
-    assert given_back > 10_000 * 80
+
+    def growth(*, lived: bool) -> int:
+        """Bytes by which the heap grows with the records of the calls, less the structs that are given back."""
+        with HashDebugTrace(tracer="native"):
+            held = []
+            for _ in range(10_000):
+                tensor = torch.rand(8)
+                if lived:
+                    held.append(tensor)
+            del held, tensor
+            before = library.mallinfo2().uordblks
+            for _ in range(calls):
+                torch.empty(elements)
+            return int(library.mallinfo2().uordblks - before)
+
+    growth(lived=False)  # of tables that the next trace finds
+    assert growth(lived=False) - growth(lived=True) > 10_000 * 80
 
 
 class Counting(TorchDispatchMode):
