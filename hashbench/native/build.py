@@ -37,7 +37,7 @@ COMPILERS = ("c++", "g++", "clang++")
 """Tried in this order, unless ``$CXX`` names one."""
 
 BUILD_SECONDS = 300.0
-"""How long one compiler may take, which needs 10 s of CPU: beside busy neighbours that can be minutes."""
+"""How long one compiler may take, which needs 10 to 25 s of CPU: beside busy neighbours that can be minutes."""
 
 TRIAL_SECONDS = 120.0
 """How long a fresh process may take that imports torch and tries a library."""
