@@ -804,9 +804,6 @@ void put_value(std::string& text, const c10::IValue& value) {
   }
 }
 
-bool is_default(const Argument& argument, int64_t value) { return argument.usual == Argument::kInt && value == argument.integer; }
-bool is_default(const Argument& argument, double value) { return argument.usual == Argument::kDouble && value == argument.number; }
-bool is_default(const Argument& argument, bool value) { return argument.usual == Argument::kBool && value == (argument.integer != 0); }
 bool is_default(const Argument& argument, at::IntArrayRef value) {
   return argument.usual == Argument::kOther && argument.value.isIntList() && value.equals(argument.value.toIntVector());
 }
@@ -814,9 +811,9 @@ bool is_default(const Argument& argument, at::IntArrayRef value) {
   switch (argument.usual) {
     case Argument::kNothing: return false;
     case Argument::kNone: return value.isNone();
-    case Argument::kInt: return value.isInt() && is_default(argument, value.toInt());
-    case Argument::kDouble: return value.isDouble() && is_default(argument, value.toDouble());
-    case Argument::kBool: return value.isBool() && is_default(argument, value.toBool());
+    case Argument::kInt: return value.isInt() && value.toInt() == argument.integer;
+    case Argument::kDouble: return value.isDouble() && value.toDouble() == argument.number;
+    case Argument::kBool: return value.isBool() && value.toBool() == (argument.integer != 0);
     case Argument::kOther: return !value.isNone() && !value.isTensor() && value == argument.value;
   }
   return false;
@@ -1204,11 +1201,16 @@ struct Call {
     if (!op.plan.open) quiet.begin();
     return true;
   }
-  [[gnu::cold]] void failed() {
+  // It leaves no record.
+  [[gnu::cold]] void undo() {
     scratch.children.resize(outer);
     scratch.lanes.resize(outer_lanes);
+  }
+  [[gnu::cold]] void failed() {
+    undo();
     recorder.failed = op.id;
   }
+
   // Its outputs one by one; each stays where it is until the call is recorded.
   [[gnu::noinline]] void output(const at::Tensor& tensor) {
     if (!tensor.defined()) return;
@@ -1260,11 +1262,7 @@ struct Call {
     int32_t number;
     {
       Guard guard(recorder.lock);
-      if (recorder.over) {
-        scratch.children.resize(outer);
-        scratch.lanes.resize(outer_lanes);
-        return;
-      }
+      if (recorder.over) return undo();
       number = static_cast<int32_t>(recorder.records.count);
       Record record{};
       record.rng = rng;
@@ -1488,11 +1486,12 @@ void register_unboxed() {
                                c10::impl::CppSignature::make<typename Of::schema>(), nullptr, __FILE__));
 }
 
-// Ops whose kernels often take no longer than to box the call.
 template <typename... Of>
 void register_each() {
   (register_unboxed<Of>(), ...);
 }
+
+// Ops whose kernels often take no longer than to box the call.
 void register_usual() {
   register_each<
       at::_ops::_reshape_alias, at::_ops::_softmax, at::_ops::_softmax_backward_data, at::_ops::_unsafe_view,
