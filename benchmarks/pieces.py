@@ -19,7 +19,7 @@ from benchmarks.table import Table, machine
 from benchmarks.workloads import WORKLOADS, TrainingStep
 from hashbench import HashDebugTrace
 from hashbench.errors import HashbenchError
-from hashbench.native.library import Library
+from hashbench.native.library import Library, unrecorded
 from hashbench.trace import native
 
 USUAL = "BERT-like, 4 layers, 128 wide, 1x32"
@@ -79,7 +79,7 @@ def _arms(step: TrainingStep, library: Library) -> dict[str, Arm]:
                 tracer._modules.follow = tracer._modules.rest = _nothing  # type: ignore[method-assign]
             if passed_on:
                 return _passed_on(library, trace, other)
-            return trace if calls else _unseen(library, trace)
+            return trace if calls else _unseen(trace)
 
         return arm
 
@@ -111,10 +111,9 @@ def without_digests(library: Library) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _unseen(library: Library, trace: HashDebugTrace) -> Iterator[None]:
+def _unseen(trace: HashDebugTrace) -> Iterator[None]:
     """The trace, and no call comes to the recorder."""
-    with trace:
-        library.thread(0)
+    with trace, unrecorded():
         yield
 
 

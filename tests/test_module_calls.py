@@ -282,6 +282,63 @@ def test_a_module_at_the_place_of_a_dead_one_has_its_own_name(tracer: str) -> No
 
 
 @both
+@pytest.mark.usefixtures("_hooks")
+def test_modules_keep_their_names_when_others_die(tracer: str) -> None:
+    model, x = Outer(), torch.ones(2, 3)
+    with HashDebugTrace(tracer=tracer) as trace:
+        for _ in range(3):
+            model(x)
+            Inner()(x)
+    modules = list(dict.fromkeys(record.module for record in trace))
+    assert modules == ["Outer.linear", "Outer.inner", "Outer", "Inner", "Inner@2", "Inner@3"]
+
+
+@both
+def test_many_modules_each_have_their_name(tracer: str) -> None:
+    model, x = nn.Sequential(*[Inner() for _ in range(300)]), torch.ones(2)
+    with HashDebugTrace(tracer=tracer) as trace:
+        model(x)
+    assert list(dict.fromkeys(record.module for record in trace)) == [f"Sequential.{number}" for number in range(300)]
+
+
+@both
+@pytest.mark.usefixtures("_hooks")
+def test_a_module_that_calls_itself_is_left_once_for_each_call(tracer: str) -> None:
+    class Again(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Inner()
+
+        def forward(self, x: torch.Tensor, depth: int) -> torch.Tensor:
+            return self.inner(self(x, depth - 1)).exp() if depth else x.cos()
+
+    again, x = Again(), torch.ones(2)
+    with HashDebugTrace(tracer=tracer) as trace:
+        again(x, 2).tan()
+    modules = [(record.op.split(".")[1], record.module) for record in trace if record.op.split(".")[1] != "mul"]
+    twice = [("sin", "Again.inner"), ("exp", "Again")] * 2
+    assert modules == [("cos", "Again"), *twice, ("tan", "")]
+
+
+@both
+def test_another_trace_begun_inside_a_module_is_in_none_after_it(tracer: str) -> None:
+    second = HashDebugTrace(tracer=tracer)
+
+    class Changes(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first.__exit__(None, None, None)
+            second.__enter__()
+            return Inner()(x).cos()
+
+    x, first = torch.zeros(2), HashDebugTrace(tracer=tracer)
+    first.__enter__()
+    Changes()(x).exp()
+    second.__exit__(None, None, None)
+    modules = [(record.op.split(".")[1], record.module) for record in second]
+    assert modules == [("mul", "Inner"), ("sin", "Inner"), ("cos", ""), ("exp", "")]
+
+
+@both
 @pytest.mark.filterwarnings("ignore")
 def test_a_trace_that_is_entered_again_follows_modules_beside_hooks_as_before(tracer: str) -> None:
     model, x = Inner(), torch.ones(2)

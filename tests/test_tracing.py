@@ -209,6 +209,25 @@ def test_parameters_are_named_also_without_registration_and_tied_weights_are_one
     assert [leaf.id for leaf in trace.finish().leaves if leaf.kind == "parameter"] == ["parameter/Sequential.0.weight"]
 
 
+def test_a_parameter_with_two_names_in_one_module_has_the_first() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_parameter("none", None)
+            self.first = nn.Parameter(torch.ones(2))
+            self.second = self.first
+            self.register_buffer("state", torch.zeros(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.second + self.state
+
+    model, x = Twice(), torch.ones(2)
+    with HashDebugTrace() as trace:
+        model(x)
+    names = [leaf.id for leaf in trace.finish().leaves if leaf.kind != "other"]
+    assert names == ["parameter/Twice.first", "buffer/Twice.state"]
+
+
 def test_two_parts_of_one_storage_are_two_leaves() -> None:
     whole = torch.rand(8)
     first, second = whole[:4], whole[4:]

@@ -120,6 +120,12 @@ _ENTRY_POINTS: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
     ("forked", None, ()),
     ("thread_mark", _I64, (_POINTER,)),
     ("context", ctypes.POINTER(ctypes.c_uint32), (_POINTER,)),
+    ("contexts_from", None, (_POINTER, ctypes.c_uint32)),
+    ("know_modules", None, (_POINTER, _POINTER, _I32, _I32)),
+    ("forget_modules", None, (_POINTER,)),
+    ("leave_modules", _INT, (_POINTER,)),
+    ("place", _I32, (_POINTER,)),
+    ("module_functions", _POINTER, ()),
     ("backward_in_python", None, (_POINTER,)),
     ("name", None, (_POINTER, _POINTER, _I32, _I32)),
     ("node", _INT, (_POINTER, _POINTER, ctypes.POINTER(_I32))),
@@ -169,6 +175,7 @@ class Library:
         self.prepare(*(ctypes.cast(function, _POINTER) for function in (xxh3(), *self._kept)))
         self.set_team(*_openmp())
         self.let_construct(*_constructors())
+        self.enter_module, self.leave_module = _functions(self.module_functions())
         self._hashes_alone_in_child = False
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(before=self._forks, after_in_child=self._forked)
@@ -266,6 +273,13 @@ class _MethodDef(ctypes.Structure):
         ("flags", _INT),
         ("doc", ctypes.c_char_p),
     )
+
+
+def _functions(address: int) -> list[Any]:
+    """Functions of Python's that are two ``MethodDef``s of the recorder: calls of them cost least."""
+    make = ctypes.pythonapi.PyCFunction_NewEx
+    make.restype, make.argtypes = ctypes.py_object, (_POINTER, _POINTER, _POINTER)
+    return [make(address + i * ctypes.sizeof(_MethodDef), None, None) for i in range(2)]
 
 
 def _constructors() -> list[int]:

@@ -101,6 +101,7 @@ struct _object;
 extern "C" int PyGILState_Ensure();
 extern "C" void PyGILState_Release(int);
 extern "C" void Py_DecRef(_object*);
+extern "C" _object* PyLong_FromLong(long);
 using Method = _object* (*)(_object*, _object*, _object*);
 _object* THPVariable_Wrap(const at::TensorBase& tensor);
 
@@ -142,17 +143,21 @@ struct Argument {
   union {
     int64_t integer;
     double number;
+    const c10::IValue* value;  // of kOther; kept
   };
-  c10::IValue value;  // of kOther
 };
 
-struct Op {
+// In as few lines of the cache as may be: when an op is called again, none of it is there.
+struct alignas(64) Op {
   const void* key = nullptr;        // the address of its schema
   std::atomic<Op*> next{nullptr};  // of those at its place
-  int32_t id = 0;
+  int32_t id = 0, arguments = 0, positional = 0, returns = 0;
   Plan plan{};
-  int32_t arguments = 0, positional = 0, returns = 0;
-  std::vector<Argument> each;
+  c10::SmallVector<Argument, 7> each;
+
+  void fetch() const {
+    for (size_t line = 0; line < sizeof(Op); line += 64) __builtin_prefetch(reinterpret_cast<const char*>(this) + line);
+  }
 };
 
 // ------------------------------------------------------------------------------------------------------- raw records
@@ -199,21 +204,22 @@ struct Chunked {
   static constexpr size_t kBits = 14, kSize = size_t(1) << kBits;
   std::vector<std::unique_ptr<T[]>> chunks;
   size_t count = 0;
+  T *room = nullptr, *end = nullptr;  // in the chunk of the next one
 
   void clear() {
     count = 0;
     if (chunks.size() > 1) chunks.resize(1);
+    if (!chunks.empty()) room = chunks[0].get(), end = room + kSize;
   }
-  T& push(const T& item) {
-    if (count == chunks.size() << kBits) chunks.emplace_back(new T[kSize]);
-    T& place = chunks[count >> kBits][count & (kSize - 1)];
-    place = item;
+  [[gnu::hot]] void push(const T& item) {
+    if (room == end) room = chunks.emplace_back(new T[kSize]).get(), end = room + kSize;
+    *room++ = item;
     count++;
-    return place;
   }
   // What is written next comes into the cache meanwhile.
   void fetch() const {
-    if (count >> kBits < chunks.size()) __builtin_prefetch(&chunks[count >> kBits][count & (kSize - 1)], 1);
+    __builtin_prefetch(room, 1);
+    __builtin_prefetch(reinterpret_cast<const char*>(room + 1) - 1, 1);
   }
   T& operator[](size_t i) { return chunks[i >> kBits][i & (kSize - 1)]; }
   void copy(size_t number, T* out) {
@@ -221,13 +227,32 @@ struct Chunked {
   }
 };
 
-// A table of free places, in the memory of one that is no longer used where that has as many.
+// The slots of a table with open addressing, a power of two of them.
 template <typename Slot>
-std::vector<Slot> emptied(size_t size, const Slot& free, std::vector<Slot> used = {}) {
-  if (used.size() != size) return std::vector<Slot>(size, free);
-  std::fill(used.begin(), used.end(), free);
-  return used;
-}
+class Slots {
+  const size_t fewest;
+  const Slot free;
+  std::vector<Slot> all;
+
+ public:
+  Slots(size_t fewest, Slot free) : fewest(fewest), free(free), all(fewest, free) {}
+  size_t size() const { return all.size(); }
+  size_t mask() const { return all.size() - 1; }
+  Slot& operator[](size_t i) { return all[i & mask()]; }
+  size_t index(const Slot* slot) const { return static_cast<size_t>(slot - all.data()); }
+  auto begin() { return all.begin(); }
+  auto end() { return all.end(); }
+  // All are free then.
+  void clear() {
+    if (all.size() == fewest) std::fill(all.begin(), all.end(), free);
+    else renew(fewest);
+  }
+  std::vector<Slot> renew(size_t size) {
+    std::vector<Slot> old(size, free);
+    old.swap(all);
+    return old;
+  }
+};
 
 // Byte strings by number. Two of one XXH3 are taken for equal, as contents of tensors are.
 struct Interned {
@@ -240,21 +265,21 @@ struct Interned {
   std::vector<std::unique_ptr<char[]>> blocks;
   char* room = nullptr;  // in the last block, and how much
   size_t left = 0;
-  std::vector<Slot> slots = emptied<Slot>(1024, {0, -1});
+  Slots<Slot> slots{128, {0, -1}};  // few, since each that is used is in another line of the cache
 
   void clear() {
     all.clear();
     if (all.capacity() > kBlock) all.shrink_to_fit();
     if (blocks.size() > 1) blocks.resize(1);
     if (!blocks.empty()) room = blocks[0].get(), left = kBlock;
-    slots = emptied<Slot>(1024, {0, -1}, std::move(slots));
+    slots.clear();
   }
-  uint32_t number(Hash hash, const char* data, size_t size) {
-    const uint64_t h = hash(data, size);
+  [[gnu::hot]] uint32_t number(Hash hash, std::string_view text) {
+    const uint64_t h = hash(text.data(), text.size());
     Slot* slot = place(h);
     if (slot->number >= 0) return static_cast<uint32_t>(slot->number);
     *slot = {h, static_cast<int32_t>(all.size())};
-    all.push_back(kept(data, size));
+    all.push_back(kept(text.data(), text.size()));
     if (all.size() * 2 > slots.size()) grow();
     return static_cast<uint32_t>(all.size() - 1);
   }
@@ -265,16 +290,13 @@ struct Interned {
     room += size, left -= size;
     return made;
   }
-  Slot* place(uint64_t h) {
-    const size_t mask = slots.size() - 1;
-    size_t i = h & mask;
-    while (slots[i].number >= 0 && slots[i].hash != h) i = (i + 1) & mask;
+  Slot* place(uint64_t hash) {
+    size_t i = hash;
+    while (slots[i].number >= 0 && slots[i].hash != hash) i++;
     return &slots[i];
   }
   void grow() {
-    std::vector<Slot> old(slots.size() * 2, Slot{0, -1});
-    old.swap(slots);
-    for (const Slot& slot : old)
+    for (const Slot& slot : slots.renew(slots.size() * 2))
       if (slot.number >= 0) *place(slot.hash) = slot;
   }
 };
@@ -295,23 +317,23 @@ struct Writers {
   };
   static constexpr size_t kFewest = 256, kWeight = 4;
   static constexpr int64_t kLarge = 1 << 17;  // bytes
-  std::vector<Entry> slots = emptied<Entry>(1024, {nullptr, 0, 0});
+  Slots<Entry> slots{1024, {nullptr, 0, 0}};
   std::array<const c10::StorageImpl*, 16> last{};  // entered last; one may be gone from the table
   size_t used = 0, entered = 0, weight = 0, sweep_at = kFewest;  // a large one has the weight of four
 
   void clear() {
     for (auto& entry : slots)
       if (entry.storage) c10::raw::weak_intrusive_ptr::decref(entry.storage);
-    slots = emptied<Entry>(1024, {nullptr, 0, 0}, std::move(slots));
+    slots.clear();
     last = {};
     used = entered = weight = 0;
     sweep_at = kFewest;
   }
-  Entry* find(const c10::StorageImpl* storage) {
+  [[gnu::hot]] Entry* find(const c10::StorageImpl* storage) {
     Entry* entry = place(storage);
     return entry->storage ? entry : nullptr;
   }
-  void set(c10::StorageImpl* storage, int32_t node, int32_t python) {
+  [[gnu::hot]] void set(c10::StorageImpl* storage, int32_t node, int32_t python) {
     if (Entry* entry = find(storage)) {
       entry->node = node;
       entry->python = python;
@@ -326,40 +348,36 @@ struct Writers {
     *place(storage) = {storage, node, python};
     used++;
   }
-  size_t slot_of(const c10::StorageImpl* storage) const { return spread(storage) & (slots.size() - 1); }
-  Entry* place(const c10::StorageImpl* storage) {
-    size_t i = slot_of(storage);
-    while (slots[i].storage && slots[i].storage != storage) i = (i + 1) & (slots.size() - 1);
+  [[gnu::hot]] Entry* place(const c10::StorageImpl* storage) {
+    size_t i = spread(storage);
+    while (slots[i].storage && slots[i].storage != storage) i++;
     return &slots[i];
   }
   static bool is_gone(const Entry& entry) { return !c10::raw::weak_intrusive_ptr::use_count(entry.storage); }
   void erase(Entry* entry) {
     c10::raw::weak_intrusive_ptr::decref(entry->storage);
     used--;
-    const size_t mask = slots.size() - 1;
-    size_t free = static_cast<size_t>(entry - slots.data());
+    size_t free = slots.index(entry);
     slots[free].storage = nullptr;
-    for (size_t i = (free + 1) & mask; slots[i].storage; i = (i + 1) & mask) {
-      if (((i - slot_of(slots[i].storage)) & mask) < ((i - free) & mask)) continue;  // it is found before the free slot
+    for (size_t i = free + 1; slots[i].storage; i++) {
+      if (((i - spread(slots[i].storage)) & slots.mask()) < ((i - free) & slots.mask())) continue;  // found before the free slot
       slots[free] = slots[i];
       slots[i].storage = nullptr;
       free = i;
     }
   }
   void sweep() {
-    std::vector<Entry> old;
-    old.swap(slots);
-    const auto end = std::remove_if(old.begin(), old.end(), [](const Entry& entry) {
-      if (!entry.storage) return true;
-      if (!is_gone(entry)) return false;
-      c10::raw::weak_intrusive_ptr::decref(entry.storage);
-      return true;
-    });
-    used = static_cast<size_t>(end - old.begin());
+    std::vector<Entry> left;
+    for (const Entry& entry : slots) {
+      if (!entry.storage) continue;
+      if (is_gone(entry)) c10::raw::weak_intrusive_ptr::decref(entry.storage);
+      else left.push_back(entry);
+    }
+    used = left.size();
     size_t size = 1024;
     while (size < used * 4) size *= 2;
-    slots.assign(size, Entry{nullptr, 0, 0});
-    for (auto entry = old.begin(); entry != end; ++entry) *place(entry->storage) = *entry;
+    slots.renew(size);
+    for (const Entry& entry : left) *place(entry.storage) = entry;
     sweep_at = weight + std::max(kFewest, used);
   }
 };
@@ -372,13 +390,13 @@ struct Names {
     c10::StorageImpl* storage;
     int32_t number;
   };
-  std::vector<Slot> slots = emptied<Slot>(256, {nullptr, nullptr, -1});
+  Slots<Slot> slots{256, {nullptr, nullptr, -1}};
   size_t used = 0;
 
   void clear() {
     for (const auto& slot : slots)
       if (slot.storage) c10::raw::weak_intrusive_ptr::decref(slot.storage);
-    slots = emptied<Slot>(256, {nullptr, nullptr, -1}, std::move(slots));
+    slots.clear();
     used = 0;
   }
   void set(c10::TensorImpl* tensor, int32_t number) {
@@ -402,15 +420,12 @@ struct Names {
     return tensor->has_storage() ? tensor->unsafe_storage().unsafeGetStorageImpl() : nullptr;
   }
   Slot* place(c10::TensorImpl* tensor) {
-    const size_t mask = slots.size() - 1;
-    size_t i = spread(tensor) & mask;
-    while (slots[i].tensor && slots[i].tensor != tensor) i = (i + 1) & mask;
+    size_t i = spread(tensor);
+    while (slots[i].tensor && slots[i].tensor != tensor) i++;
     return &slots[i];
   }
   void grow() {
-    std::vector<Slot> old(slots.size() * 2, Slot{nullptr, nullptr, -1});
-    old.swap(slots);
-    for (const Slot& slot : old)
+    for (const Slot& slot : slots.renew(slots.size() * 2))
       if (slot.tensor) *place(slot.tensor) = slot;
   }
 };
@@ -429,6 +444,61 @@ struct Lock {
   void unlock() { held.store(false, std::memory_order_release); }
 };
 using Guard = std::lock_guard<Lock>;
+
+// The modules that a thread is in, by the places that Python has given them; place 0 is outside of all. Used with the GIL.
+struct Modules {
+  struct Slot {
+    const void* module;
+    uint32_t place;
+  };
+  struct Inside {
+    const void* module;
+    uint32_t before;
+  };
+  Slots<Slot> slots{128, {nullptr, 0}};
+  std::vector<Inside> inside;
+  size_t used = 0;
+  uint32_t start = 0, place = 0;  // the number of a context is their sum
+
+  void clear() {
+    forget();
+    inside.clear();
+    start = place = 0;
+  }
+  void forget() {
+    slots.clear();
+    used = 0;
+  }
+  void know(const void* module, uint32_t at) {
+    Slot* slot = slot_of(module);
+    if (!slot->module && ++used * 2 > slots.size()) {
+      for (const Slot& old : slots.renew(slots.size() * 2))
+        if (old.module) *slot_of(old.module) = old;
+      slot = slot_of(module);
+    }
+    *slot = {module, at};
+  }
+  Slot* slot_of(const void* module) {
+    size_t i = spread(module);
+    while (slots[i].module && slots[i].module != module) i++;
+    return &slots[i];
+  }
+  bool enter(const void* module) {  // false where it is not known
+    const Slot* slot = slot_of(module);
+    if (!slot->module) return false;
+    inside.push_back({module, place});
+    place = slot->place;
+    return true;
+  }
+  void leave(const void* module) {  // and all that were entered since
+    for (size_t depth = inside.size(); depth-- > 0;)
+      if (inside[depth].module == module) {
+        place = inside[depth].before;
+        inside.resize(depth);
+        return;
+      }
+  }
+};
 
 // ------------------------------------------------------------------------------------------------------- one trace
 
@@ -452,6 +522,7 @@ struct Tables {
   Interned others, metas;
   Writers writers;
   Names names;
+  Modules modules;
 
   static Tables* taken() {
     Tables* kept = spare.exchange(nullptr);
@@ -460,7 +531,7 @@ struct Tables {
   void give_back() {
     records.clear(), reads.clear(), writes.clear(), leaves.clear(), lanes.clear();
     others.clear(), metas.clear();
-    writers.clear(), names.clear();
+    writers.clear(), names.clear(), modules.clear();
     delete spare.exchange(this);
   }
 };
@@ -483,12 +554,14 @@ struct Recorder {
   Interned &others = tables->others, &metas = tables->metas;
   Writers& writers = tables->writers;
   Names& names = tables->names;
+  Modules& modules = tables->modules;
   bool over = false;  // what is under way is no longer recorded
   int32_t calls = 0;  // under way
   bool dropped = false;
   uint64_t thread = 0, trace = 0;  // where it was begun, and as which of this process
 
   ~Recorder() { tables->give_back(); }
+  void set_context() { context.store(modules.start + modules.place, std::memory_order_relaxed); }
 };
 
 Hash hash = nullptr;
@@ -539,7 +612,7 @@ Argument argument_of(const c10::Argument& argument) {
   else if (value.isInt()) made.usual = Argument::kInt, made.integer = value.toInt();
   else if (value.isDouble()) made.usual = Argument::kDouble, made.number = value.toDouble();
   else if (value.isBool()) made.usual = Argument::kBool, made.integer = value.toBool();
-  else made.value = value;
+  else made.value = new c10::IValue(value);
   return made;
 }
 
@@ -646,7 +719,7 @@ class Pace {
 };
 std::array<Pace, 64> paces;  // by the bits of the number of pieces
 
-uint64_t hash_content(const char* data, size_t size) {
+[[gnu::hot]] uint64_t hash_content(const char* data, size_t size) {
   if (size <= kPiece) return hash(data, size);
   const size_t count = (size + kPiece - 1) / kPiece;
   std::vector<uint64_t> digests(count);
@@ -660,7 +733,7 @@ uint64_t hash_content(const char* data, size_t size) {
   return hash(digests.data(), count * sizeof(uint64_t));
 }
 
-bool is_plain(const Recorder& recorder, const at::Tensor& tensor) {
+[[gnu::hot]] bool is_plain(const Recorder& recorder, const at::Tensor& tensor) {
   return !(tensor.key_set().raw_repr() & ~kPlain.raw_repr()) &&
       !(recorder.odd_dtypes >> static_cast<int>(tensor.scalar_type()) & 1) && tensor.dim() <= 32 &&
       tensor.unsafeGetTensorImpl()->unsafe_storage();
@@ -670,7 +743,7 @@ c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
-uint32_t meta_of(Recorder& recorder, const at::Tensor& tensor) {
+[[gnu::hot]] uint32_t meta_of(Recorder& recorder, const at::Tensor& tensor) {
   int64_t buffer[1 + 2 * 32];
   const auto sizes = tensor.sizes();
   const size_t dims = sizes.size();
@@ -682,7 +755,7 @@ uint32_t meta_of(Recorder& recorder, const at::Tensor& tensor) {
     count += dims;
     buffer[0] |= 1 << 8;
   }
-  return recorder.metas.number(hash, reinterpret_cast<const char*>(buffer), count * 8);
+  return recorder.metas.number(hash, {reinterpret_cast<const char*>(buffer), count * 8});
 }
 
 // One of each row that an expanded tensor shows many times, in logical order.
@@ -701,13 +774,13 @@ void gather(const char* from, c10::IntArrayRef sizes, c10::IntArrayRef strides, 
 }
 
 // Whether its memory is all there: a storage may be made smaller under a tensor.
-bool is_whole(const at::Tensor& tensor) {
+[[gnu::hot]] bool is_whole(const at::Tensor& tensor) {
   if (tensor.is_contiguous()) return tensor.storage_offset() * tensor.itemsize() + tensor.nbytes() <= storage_of(tensor)->nbytes();
   return at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.element_size(), tensor.storage_offset()) <=
       storage_of(tensor)->nbytes();
 }
 
-uint64_t digest(const Recorder& recorder, const at::Tensor& tensor) {
+[[gnu::hot]] uint64_t digest(const Recorder& recorder, const at::Tensor& tensor) {
   if (!recorder.hashes) return 0;
   const auto* data = static_cast<const char*>(tensor.const_data_ptr());
   if (!tensor.numel() || !data || !is_whole(tensor)) return hash("", 0);
@@ -804,17 +877,17 @@ void put_value(std::string& text, const c10::IValue& value) {
   }
 }
 
-bool is_default(const Argument& argument, at::IntArrayRef value) {
-  return argument.usual == Argument::kOther && argument.value.isIntList() && value.equals(argument.value.toIntVector());
+[[gnu::hot]] bool is_default(const Argument& argument, at::IntArrayRef value) {
+  return argument.usual == Argument::kOther && argument.value->isIntList() && value.equals(argument.value->toIntVector());
 }
-[[gnu::noinline]] bool is_default(const Argument& argument, const c10::IValue& value) {
+[[gnu::hot, gnu::noinline]] bool is_default(const Argument& argument, const c10::IValue& value) {
   switch (argument.usual) {
     case Argument::kNothing: return false;
     case Argument::kNone: return value.isNone();
     case Argument::kInt: return value.isInt() && value.toInt() == argument.integer;
     case Argument::kDouble: return value.isDouble() && value.toDouble() == argument.number;
     case Argument::kBool: return value.isBool() && value.toBool() == (argument.integer != 0);
-    case Argument::kOther: return !value.isNone() && !value.isTensor() && value == argument.value;
+    case Argument::kOther: return !value.isNone() && !value.isTensor() && value == *argument.value;
   }
   return false;
 }
@@ -849,7 +922,7 @@ using ThreadKeys = c10::impl::PODLocalDispatchKeySet;
 ThreadKeys& keys_here() { return c10::impl::raw_local_dispatch_key_set; }
 
 // Whether calls of the thread come here.
-void set_seen(bool seen, ThreadKeys& keys = keys_here()) {
+[[gnu::hot]] void set_seen(bool seen, ThreadKeys& keys = keys_here()) {
   keys.set_included(seen ? keys.included().add(kKey) : keys.included().remove(kKey));
 }
 
@@ -891,6 +964,7 @@ struct Handed {
 
 struct Scratch {
   ThreadKeys* keys = &keys_here();
+  uint64_t thread = at::RecordFunction::currentThreadId();
   Recorder* owner = nullptr;  // of the lane that this thread is in; null: the program's own, of whatever trace
   uint64_t entered = 0;       // the number of the trace that was entered in this thread
   uint32_t lane = 0;
@@ -920,12 +994,12 @@ constinit thread_local Scratch* scratch_here = nullptr;
 }
 Scratch& this_thread() { return scratch_here ? *scratch_here : made_scratch(); }
 
-uint32_t context_of(const Recorder& recorder, const Scratch& scratch) {
+[[gnu::hot]] uint32_t context_of(const Recorder& recorder, const Scratch& scratch) {
   return scratch.owner ? scratch.context : recorder.context.load(std::memory_order_relaxed);
 }
 
 // Autograd counts in every thread by itself.
-int64_t in_thread(const Recorder& recorder, int64_t sequence, uint64_t thread) {
+[[gnu::hot]] int64_t in_thread(const Recorder& recorder, int64_t sequence, uint64_t thread) {
   return thread == recorder.thread ? sequence : sequence | static_cast<int64_t>(thread) << 40;
 }
 
@@ -1097,17 +1171,17 @@ struct Call {
   int64_t sequence = 0;
   bool plain = true;  // else Python has to record it
 
-  [[gnu::noinline]] Call(Recorder& recorder, Scratch& scratch, const Op& op, bool backward)
+  [[gnu::hot, gnu::noinline]] Call(Recorder& recorder, Scratch& scratch, const Op& op, bool backward)
       : recorder(recorder), scratch(scratch), op(op), backward(backward) {}
 
   // Its arguments one by one, with the recorder's lock.
-  [[gnu::noinline]] void begin() {
+  [[gnu::hot, gnu::noinline]] void begin() {
     lock.lock();
     under_way.begin();
     scratch.others.clear();
   }
   // One tensor among them: who wrote it last. False where Python has to record the call.
-  bool read(const at::Tensor& tensor, int32_t argument) {
+  [[gnu::hot]] bool read(const at::Tensor& tensor, int32_t argument) {
     if (!is_plain(recorder, tensor)) return false;
     c10::StorageImpl* storage = storage_of(tensor);
     given.push_back(storage);
@@ -1122,7 +1196,7 @@ struct Call {
     reads.push_back({node, argument, tensor.storage_offset()});
     return true;
   }
-  [[gnu::noinline]] int32_t new_leaf(const at::Tensor& tensor, c10::StorageImpl* storage) {
+  [[gnu::hot, gnu::noinline]] int32_t new_leaf(const at::Tensor& tensor, c10::StorageImpl* storage) {
     const int32_t node = -1 - static_cast<int32_t>(recorder.leaves.count);
     bool certain;
     const int32_t name = recorder.names.of(tensor.unsafeGetTensorImpl(), certain);
@@ -1133,7 +1207,7 @@ struct Call {
     recorder.writers.set(storage, node, 0);
     return node;
   }
-  void add(const at::Tensor& tensor, int position, int index = 0) {
+  [[gnu::hot]] void add(const at::Tensor& tensor, int position, int index = 0) {
     plain = plain && read(tensor, position | index << 8);
     if (written >> position & 1) targets.push_back(&tensor);
   }
@@ -1145,7 +1219,7 @@ struct Call {
     scratch.others.push_back(static_cast<char>(position));
     return scratch.others;
   }
-  [[gnu::noinline]] void add(const c10::IValue& value, int position) {
+  [[gnu::hot, gnu::noinline]] void add(const c10::IValue& value, int position) {
     if (value.isTensor() && value.toTensor().defined() && !is_number(value.toTensor())) {
       add(value.toTensor(), position);
       return;
@@ -1174,17 +1248,17 @@ struct Call {
     }
     if (told) put_value(text_of(position), value);
   }
-  [[gnu::noinline]] void add_tensor(const at::Tensor& tensor, int position) {
+  [[gnu::hot, gnu::noinline]] void add_tensor(const at::Tensor& tensor, int position) {
     if (tensor.defined() && !is_number(tensor)) [[likely]] add(tensor, position);
     else add(c10::IValue(tensor), position);
   }
-  [[gnu::noinline]] void add(at::IntArrayRef value, int position) {
+  [[gnu::hot, gnu::noinline]] void add(at::IntArrayRef value, int position) {
     if (is_told(position, value)) put_value(text_of(position), value);
   }
   // They have all been added: what is asked of Python and of generators, without the lock, and the last before the kernel.
   // False where the call is to be recorded by Python.
-  [[gnu::noinline]] bool end_arguments(const torch::autograd::Node* node) {
-    if (plain && !scratch.others.empty()) others = recorder.others.number(hash, scratch.others.data(), scratch.others.size());
+  [[gnu::hot, gnu::noinline]] bool end_arguments(const torch::autograd::Node* node) {
+    if (plain && !scratch.others.empty()) others = recorder.others.number(hash, scratch.others);
     recorder.records.fetch();
     recorder.reads.fetch();
     recorder.writes.fetch();
@@ -1196,8 +1270,7 @@ struct Call {
     }
     if (!plain) return false;
     sequence = node ? in_thread(recorder, static_cast<int64_t>(node->sequence_nr()), node->thread_id())
-                    : in_thread(recorder, static_cast<int64_t>(at::sequence_number::peek()) - 1,
-                                at::RecordFunction::currentThreadId());
+                    : in_thread(recorder, static_cast<int64_t>(at::sequence_number::peek()) - 1, scratch.thread);
     if (!op.plan.open) quiet.begin();
     return true;
   }
@@ -1212,7 +1285,7 @@ struct Call {
   }
 
   // Its outputs one by one; each stays where it is until the call is recorded.
-  [[gnu::noinline]] void output(const at::Tensor& tensor) {
+  [[gnu::hot, gnu::noinline]] void output(const at::Tensor& tensor) {
     if (!tensor.defined()) return;
     for (const auto* target : targets)
       if (target->is_same(tensor)) return;
@@ -1246,7 +1319,7 @@ struct Call {
     return false;
   }
   // Nothing is recorded of the thread meanwhile.
-  [[gnu::noinline]] void record() {
+  [[gnu::hot, gnu::noinline]] void record() {
     quiet.begin();
     wrote.append(targets.begin(), targets.end());
     struct Content {
@@ -1291,7 +1364,7 @@ struct Call {
         }
         record.writes++;
       }
-      record.scalar = scalar.empty() ? 0 : 1 + recorder.others.number(hash, scalar.data(), scalar.size());
+      record.scalar = scalar.empty() ? 0 : 1 + recorder.others.number(hash, scalar);
       recorder.records.push(record);
       if (scratch.children.size() > outer) scratch.children.resize(outer);
       if (scratch.lanes.size() > outer_lanes) close_lanes(recorder, scratch, outer_lanes, number);
@@ -1368,7 +1441,7 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
 // ------------------------------------------------------------------------------------------- calls that are not boxed
 
 // The trace in which a call of this thread is recorded without boxing; null: `fallback` knows what is to be done with it.
-Recorder* recorder_of(const Scratch& scratch, const torch::autograd::Node* node) {
+[[gnu::hot]] Recorder* recorder_of(const Scratch& scratch, const torch::autograd::Node* node) {
   Recorder* on = current.load(std::memory_order_acquire);
   if (!on || scratch.making || (scratch.owner && scratch.owner != on) || on->everything_python) return nullptr;
   if (node ? on->backward_python.load(std::memory_order_relaxed) : !scratch.owner && scratch.entered != on->trace) return nullptr;
@@ -1408,9 +1481,10 @@ class Unboxed<Result(Args...)> final : public c10::OperatorKernel {
  public:
   Unboxed(c10::OperatorHandle handle, Redispatch redispatch) : handle(std::move(handle)), redispatch(redispatch) {}
 
-  Result operator()(c10::DispatchKeySet keys, Args... args) {
+  [[gnu::hot, gnu::always_inline]] inline Result operator()(c10::DispatchKeySet keys, Args... args) {
     Scratch& scratch = this_thread();
     const Op* op = known.load(std::memory_order_acquire);
+    if (op) op->fetch();
     const auto node = torch::autograd::get_current_node();
     Recorder* on = op ? recorder_of(scratch, node.get()) : nullptr;
     if (!on) return boxed(keys, std::forward<Args>(args)...);
@@ -1475,6 +1549,15 @@ struct c10::impl::make_boxed_from_unboxed_functor<Unboxed<Schema>, false> {
   }
 };
 
+// As torch's own, but beside what it calls: the linker puts functions that are marked hot on pages of their own, few of
+// which a call runs through.
+template <typename Schema, typename Result, typename... Args>
+struct c10::impl::wrap_kernel_functor_unboxed_<Unboxed<Schema>, Result(c10::DispatchKeySet, Args...)> {
+  [[gnu::hot]] static Result call(c10::OperatorKernel* kernel, c10::DispatchKeySet keys, Args... args) {
+    return (*static_cast<Unboxed<Schema>*>(kernel))(keys, std::forward<Args>(args)...);
+  }
+};
+
 namespace {
 
 template <typename Of>
@@ -1529,6 +1612,31 @@ _object* constructed(_object* self, _object* args, _object* kwargs) {
   Quiet quiet(keys_here());
   if (c10::impl::tls_is_dispatch_key_included(kKey)) quiet.begin();
   return constructors[which](self, args, kwargs);
+}
+
+// ------------------------------------------------------------------------------------------- functions of Python's
+
+// The trace that records the calls of this thread, which is no thread of a pool that it follows.
+[[gnu::hot]] Recorder* followed() {
+  Recorder* on = current.load(std::memory_order_relaxed);
+  return on && this_thread().entered == on->trace ? on : nullptr;
+}
+
+// Before and after a call of a module; each answers as Python's `ModuleStack` does (hashbench/trace/module_paths.py).
+[[gnu::hot]] _object* enter_module(_object*, _object* module) {
+  enum { kNotFollowed, kEntered, kUnknown };
+  Recorder* on = followed();
+  if (!on) return PyLong_FromLong(kNotFollowed);
+  if (!on->modules.enter(module)) return PyLong_FromLong(kUnknown);
+  on->set_context();
+  return PyLong_FromLong(kEntered);
+}
+[[gnu::hot]] _object* leave_module(_object*, _object* module) {
+  if (Recorder* on = followed()) {
+    on->modules.leave(module);
+    on->set_context();
+  }
+  return PyLong_FromLong(0);
 }
 
 }  // namespace
@@ -1587,7 +1695,7 @@ Recorder* hb_new(int hashes, int everything_python, int nothing_recorded, uint64
   recorder->nothing_recorded = nothing_recorded;
   recorder->odd_dtypes = odd_dtypes;
   recorder->lanes.push({0, 0, -1, 0});
-  recorder->others.number(hash, "", 0);  // 0: a call has no other arguments than tensors
+  recorder->others.number(hash, "");  // 0: a call has no other arguments than tensors
   return recorder;
 }
 void hb_delete(Recorder* recorder) {
@@ -1602,7 +1710,7 @@ void hb_delete(Recorder* recorder) {
 int hb_begin(Recorder* recorder) {  // 0 where another trace is being made in this process
   Recorder* none = nullptr;
   static std::atomic<uint64_t> begun{0};
-  recorder->thread = at::RecordFunction::currentThreadId();
+  recorder->thread = this_thread().thread;
   recorder->trace = ++begun;
   recorder->over = false;
   return current.compare_exchange_strong(none, recorder);
@@ -1656,7 +1764,7 @@ void hb_leave(Entered* entered) {
 // What autograd's number of a call of this thread is marked with: every thread counts by itself.
 int64_t hb_thread_mark(Recorder* recorder) {
   const auto node = torch::autograd::get_current_node();
-  return in_thread(*recorder, 0, node ? node->thread_id() : at::RecordFunction::currentThreadId());
+  return in_thread(*recorder, 0, node ? node->thread_id() : this_thread().thread);
 }
 // In a process that was forked while a trace was being made: it goes on without.
 void hb_forked() {
@@ -1667,10 +1775,36 @@ void hb_forked() {
 }
 
 uint32_t* hb_context(Recorder* recorder) { return reinterpret_cast<uint32_t*>(&recorder->context); }
+// The numbers of contexts begin at `start` from now on.
+void hb_contexts_from(Recorder* recorder, uint32_t start) {
+  recorder->modules.start = start;
+  recorder->set_context();
+}
+void hb_know_modules(Recorder* recorder, void** modules, int32_t count, int32_t first) {  // null: none
+  for (int32_t i = 0; i < count; i++)
+    if (modules[i]) recorder->modules.know(modules[i], static_cast<uint32_t>(first + i));
+}
+void hb_forget_modules(Recorder* recorder) { recorder->modules.forget(); }
+// Whether there were any.
+int hb_leave_modules(Recorder* recorder) {
+  const bool any = !recorder->modules.inside.empty();
+  recorder->modules.inside.clear();
+  recorder->modules.place = 0;
+  recorder->set_context();
+  return any;
+}
+int32_t hb_place(Recorder* recorder) { return static_cast<int32_t>(recorder->modules.place); }
+MethodDef* hb_module_functions() {
+  constexpr int kOneArgument = 8;  // METH_O
+  static MethodDef functions[] = {{"enter_module", reinterpret_cast<Method>(&enter_module), kOneArgument, nullptr},
+                                  {"leave_module", reinterpret_cast<Method>(&leave_module), kOneArgument, nullptr}};
+  return functions;
+}
 void hb_backward_in_python(Recorder* recorder) { recorder->backward_python = true; }
 void hb_name(Recorder* recorder, void** tensors, int32_t count, int32_t first) {
   Guard guard(recorder->lock);
-  for (int32_t i = 0; i < count; i++) recorder->names.set(static_cast<c10::TensorImpl*>(tensors[i]), first + i);
+  for (int32_t i = count; i-- > 0;)  // of several names the first stays
+    if (tensors[i]) recorder->names.set(static_cast<c10::TensorImpl*>(tensors[i]), first + i);
 }
 
 // 1 and the node where the storage is known, 2 where Python knows more, else 0.

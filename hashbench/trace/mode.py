@@ -246,7 +246,8 @@ class TracingMode(TorchDispatchMode, Listener):
         return found
 
     def named(self, state: NamedState) -> None:
-        self._state.update(zip(map(id, state.tensors), itertools.count(state.first)))
+        last = state.first + len(state.tensors) - 1
+        self._state.update(zip(map(id, reversed(state.tensors)), itertools.count(last, -1)))
 
     def register_inputs(self, inputs: Any) -> None:
         if self._records_nothing:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import hashlib
 import inspect
 import threading
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from operator import itemgetter
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -36,29 +36,22 @@ _HOOKS: tuple[dict[int, Any], ...] = (
 
 class NamedState(NamedTuple):
     """Parameters and buffers of a model, in the order of their numbers, the first of which is ``first``. A tensor that
-    has several names is called by the last of its numbers."""
+    has several names is called by the first of its numbers."""
 
     first: int
-    tensors: list[torch.Tensor]
-
-
-_Known = tuple[Callable[[], torch.nn.Module | None], str, int]
-"""A module: a weak reference, its path, and its place in ``Contexts.modules``."""
-
-_NOWHERE: _Known = lambda: None, "", 0
+    tensors: list[torch.Tensor | None]
 
 
 class Contexts:
     """Numbers for where calls are made; each stands for a module, an iteration, and whether an optimizer steps.
 
-    ``cell`` holds the one of now. A step has a number for each module that is known, from ``start`` on, by the module's
-    place in ``modules``. The step of now may get more; the next begins behind them.
+    A step has a number for each module that is known, from ``start`` on, by the module's place in ``modules``. The step
+    of now may get more; the next begins behind them.
     """
 
-    __slots__ = ("cell", "modules", "start", "steps")
+    __slots__ = ("modules", "start", "steps")
 
     def __init__(self) -> None:
-        self.cell = ctypes.c_uint32()
         self.start = 0
         self.modules = [""]
         self.steps: list[tuple[int, int | None, bool]] = [(0, None, False)]
@@ -72,6 +65,67 @@ class Contexts:
         """Path of the module, iteration, and whether an optimizer steps."""
         start, iteration, optimizing = self.steps[bisect_right(self.steps, number, key=itemgetter(0)) - 1]
         return self.modules[number - start], iteration, optimizing
+
+
+NOT_FOLLOWED, ENTERED, UNKNOWN = range(3)
+"""What entering a module comes to: it is called by a thread that is not followed; it counts from now on; it has no
+place yet, or none any more."""
+
+
+class ModuleStack:
+    """The modules that a thread is in, each by its place in ``Contexts.modules``; place 0 is outside of all. The native
+    recorder has such a stack of its own, for as long as each Python function costs more than all that it does."""
+
+    def __init__(self) -> None:
+        self.thread, self._get_ident = 0, threading.get_ident
+        self._place = 0
+        self._places: dict[int, int] = {}
+        self._inside: list[tuple[int, int]] = []  # id of a module, and the place before
+
+    @property
+    def place(self) -> int:
+        """That of the module that the thread is in."""
+        return self._place
+
+    def begin(self, start: int) -> None:
+        """The numbers of contexts begin at ``start`` from now on."""
+
+    def know(self, modules: Sequence[int], first: int) -> None:
+        """Give places from ``first`` on to modules, by their ids; 0 is none."""
+        self._places.update(zip(modules, count(first)))
+
+    def forget(self) -> None:
+        """No module has a place any more."""
+        self._places.clear()
+
+    def enter(self, module: torch.nn.Module) -> int:
+        """``ENTERED``, ``NOT_FOLLOWED`` or ``UNKNOWN``."""
+        if self._get_ident() != self.thread:
+            return NOT_FOLLOWED
+        place = self._places.get(id(module), 0)
+        if not place:
+            return UNKNOWN
+        self._inside.append((id(module), self._place))
+        self._place = place
+        return ENTERED
+
+    def leave(self, module: torch.nn.Module) -> None:
+        """Leave a module, and all that were entered since. Does nothing where it was not entered."""
+        if self._get_ident() != self.thread:
+            return
+        for depth in reversed(range(len(self._inside))):
+            entered, before = self._inside[depth]
+            if entered == id(module):
+                self._place = before
+                del self._inside[depth:]
+                return
+
+    def leave_all(self) -> bool:
+        """Leave all modules; whether there were any."""
+        inside = bool(self._inside)
+        self._inside.clear()
+        self._place = 0
+        return inside
 
 
 class Listener:
@@ -107,65 +161,75 @@ class ModulePaths:
         """How many global hooks of ours are in force before and after each module: 1 or 0."""
         self.original: Any = None
         self.contexts = Contexts()
-        self.get_ident, self.thread = threading.get_ident, 0
-        self.calls = [_NOWHERE]
-        """The modules that we are in."""
-        self._paths: dict[int, _Known] = {}
-        self.known_path = self._paths.get
-        self._known = [_NOWHERE]  # by place
+        self.thread = 0
+        self._known: list[Callable[[], torch.nn.Module | None]] = [lambda: None]  # weak references, by place
+        self._died, self._dies = False, _dies(weakref.ref(self))
         self._attributes: list[str] = []  # of the state, by number
-        self._owners: list[int] = []  # the place of its module; less than 0 (~place) where it is a buffer
+        self._ends: list[int] = []  # how many of them there are behind the parameters of each place, and its buffers
         self._roots: dict[str, int] = {}
         self._listener = Listener()
+        self.use(ModuleStack())
+
+    def use(self, stack: ModuleStack) -> None:
+        """Follow the modules by this stack, which knows none yet."""
+        self.stack, self.enter, self.leave = stack, stack.enter, stack.leave
 
     @property
     def current(self) -> str:
         """The path of the module that we are in; empty outside of all."""
-        return self.calls[-1][1]
+        return self.contexts.modules[self.stack.place]
 
     def register(self, root: torch.nn.Module) -> NamedState:
-        """Name a model and all modules in it after the class of the root; a second root of one class gets ``@2``."""
+        """Name a model and all modules in it after the class of the root, each by its first path as ``named_modules``
+        has it; a second root of one class gets ``@2``."""
         name = type(root).__name__
-        self._roots[name] = count = self._roots.get(name, 0) + 1
-        modules: dict[torch.nn.Module, str] = {}
-        _walk(root, name if count == 1 else f"{name}@{count}", modules)
-        attributes, owners, places = self._attributes, self._owners, self.contexts.modules
-        found = NamedState(len(owners), [])
-        for module, path in reversed(modules.items()):  # of tied tensors the first name stays
-            place = len(places)
+        self._roots[name] = number = self._roots.get(name, 0) + 1
+        places, known, attributes, ends = self.contexts.modules, self._known, self._attributes, self._ends
+        found, first, dies = NamedState(len(attributes), []), len(places), self._dies
+        tensors, modules = found.tensors, dict[int, None]()
+
+        def walk(module: torch.nn.Module, path: str) -> None:
+            modules[id(module)] = None
             places.append(path)
-            self._paths[id(module)] = known = weakref.ref(module), path, place
-            self._known.append(known)
-            for attribute, tensor in module._parameters.items():
-                if tensor is not None:
-                    found.tensors.append(tensor)
-                    attributes.append(attribute)
-                    owners.append(place)
-            for attribute, buffer in module._buffers.items():
-                if buffer is not None:
-                    found.tensors.append(buffer)
-                    attributes.append(attribute)
-                    owners.append(~place)
+            known.append(weakref.ref(module, dies))
+            if parameters := module._parameters:
+                attributes.extend(parameters.keys())
+                tensors.extend(parameters.values())
+            ends.append(len(attributes))
+            if buffers := module._buffers:
+                attributes.extend(buffers.keys())
+                tensors.extend(buffers.values())
+            ends.append(len(attributes))
+            if children := module._modules:
+                for name, child in children.items():
+                    if child is not None and id(child) not in modules:
+                        walk(child, f"{path}.{name}")
+
+        walk(root, name if number == 1 else f"{name}@{number}")
+        self.stack.know(list(modules), first)
         return found
 
     def state(self, number: int) -> tuple[str, str, str]:
         """Of a parameter or buffer: which of the two it was, the path of its module, and its name there."""
-        owner = self._owners[number]
-        place = owner if owner >= 0 else ~owner
-        return "parameter" if owner >= 0 else "buffer", self.contexts.modules[place], self._attributes[number]
+        place, is_buffer = self._owner(number)
+        return "buffer" if is_buffer else "parameter", self.contexts.modules[place], self._attributes[number]
 
     def is_state(self, number: int, tensor: torch.Tensor) -> bool:
         """Whether a tensor is that parameter or buffer still: its module may have died, and another one got its id."""
-        owner = self._owners[number]
-        module, attribute = self._known[owner if owner >= 0 else ~owner][0](), self._attributes[number]
+        module, attribute = self._known[self._owner(number)[0]](), self._attributes[number]
         return module is not None and (
             module._parameters.get(attribute) is tensor or module._buffers.get(attribute) is tensor
         )
 
+    def _owner(self, number: int) -> tuple[int, int]:
+        """The place of the module of a parameter or buffer, and 1 where it is a buffer."""
+        before, is_buffer = divmod(bisect_right(self._ends, number), 2)
+        return before + 1, is_buffer
+
     def begin(self, iteration: int | None) -> None:
         """Another iteration, or a step of an optimizer, begins or ends."""
         self.contexts.begin(iteration, optimizing=self.optimizing)
-        self.contexts.cell.value = self.contexts.start + self.calls[-1][2]
+        self.stack.begin(self.contexts.start)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -178,7 +242,8 @@ class ModulePaths:
 
     def start(self, listener: Listener) -> None:
         """Follow the module calls of this thread, and optimizers' steps, until :meth:`stop`."""
-        self.thread, self._listener = threading.get_ident(), listener
+        self.thread = self.stack.thread = threading.get_ident()
+        self._listener = listener
         try:
             self.follow()
         except BaseException:
@@ -188,8 +253,7 @@ class ModulePaths:
     def stop(self) -> None:
         """Follow them no longer, and refer to nobody who listened: what a trace keeps is released with it."""
         self.rest()
-        if self.optimizing or len(self.calls) > 1:  # left inside
-            self.calls[:] = [_NOWHERE]
+        if self.stack.leave_all() or self.optimizing:  # left inside
             self.optimizing = False
             self._listener.changed()
         self._listener = Listener()
@@ -235,29 +299,40 @@ class ModulePaths:
 
     def _add_hooks(self) -> None:
         self.hooks = 1
-        _global_forward_pre_hooks[-id(self)] = self.enter
-        _global_forward_hooks[-id(self)] = self.leave
+        _global_forward_pre_hooks[-id(self)] = self._enter_by_hook
+        _global_forward_hooks[-id(self)] = self._leave_by_hook
         _global_forward_hooks_always_called[-id(self)] = True
 
-    def enter(self, module: torch.nn.Module, _inputs: Any) -> None:
+    def _enter_by_hook(self, module: torch.nn.Module, _inputs: Any) -> None:
         """Is called before every module, where :func:`_call_impl` does not do this itself."""
-        if self.get_ident() == self.thread:
-            known = self.known_path(id(module))
-            if known is None or known[0]() is not module:
-                known = self.new(module)
-            self.calls.append(known)
-            self.contexts.cell.value = self.contexts.start + known[2]
+        state = self.enter(module)
+        if state != ENTERED:
+            self.met(module, state)
 
-    def leave(self, _module: torch.nn.Module, _inputs: Any, _output: Any) -> None:
+    def _leave_by_hook(self, module: torch.nn.Module, _inputs: Any, _output: Any) -> None:
         """Is called after every module, where :func:`_call_impl` does not do this itself."""
-        if len(self.calls) > 1 and self.get_ident() == self.thread:
-            self.calls.pop()
-            self.contexts.cell.value = self.contexts.start + self.calls[-1][2]
+        self.leave(module)
 
-    def new(self, module: torch.nn.Module) -> _Known:
-        """Name a module that is no part of a known model."""
-        self._listener.named(self.register(module))
-        return self._paths[id(module)]
+    def met(self, module: torch.nn.Module, state: int) -> bool:
+        """Name a module that could not be entered since it is no part of a known model, and enter it; whether it is
+        entered now."""
+        if state != UNKNOWN:
+            return False
+        if self._died:  # which is known only of those that are alive
+            self._died = False
+            alive = [known() for known in self._known]
+            self.stack.know([0 if one is None else id(one) for one in alive], 0)
+            state = self.enter(module)
+        if state == UNKNOWN:
+            self._listener.named(self.register(module))
+            state = self.enter(module)
+        return state == ENTERED
+
+    def forget(self) -> None:
+        """A module has died, and another one may get its id."""
+        if not self._died:
+            self._died = True
+            self.stack.forget()
 
     def _begin_step(self, *_: Any) -> None:
         self.optimizing = True
@@ -270,14 +345,15 @@ class ModulePaths:
             self._listener.stepped(optimizer)
 
 
-def _walk(module: torch.nn.Module, path: str, found: dict[torch.nn.Module, str]) -> None:
-    """Put a module and all in it into ``found``, each with its first path, as ``named_modules`` does in thrice the
-    time."""
-    if module not in found:
-        found[module] = path
-        for name, child in module._modules.items():
-            if child is not None:
-                _walk(child, f"{path}.{name}", found)
+def _dies(paths: weakref.ref[ModulePaths]) -> Callable[[object], None]:
+    """What is called when a module dies. It does not keep the paths."""
+
+    def dies(_module: object) -> None:
+        told = paths()
+        if told is not None:
+            told.forget()
+
+    return dies
 
 
 _KNOWN = frozenset(
@@ -318,21 +394,13 @@ def _call_impl(self: Any, *args: Any, _followed: ModulePaths, **kwargs: Any) -> 
     ):
         _followed.others()
         return _followed.original(self, *args, **kwargs)
-    if _followed.get_ident() != _followed.thread:
+    state = _followed.enter(self)
+    if state != 1 and not _followed.met(self, state):  # ENTERED
         return self.forward(*args, **kwargs)
-    forward = self.forward
-    calls, contexts, known = _followed.calls, _followed.contexts, _followed.known_path(id(self))
-    if known is None or known[0]() is not self:
-        known = _followed.new(self)
-    calls.append(known)
-    contexts.cell.value = contexts.start + known[2]
     try:
-        result = forward(*args, **kwargs)
+        result = self.forward(*args, **kwargs)
     except BaseException:
-        if _followed.following:
-            _followed.leave(self, args, None)
+        _followed.leave(self)
         raise
-    if _followed.following and len(calls) > 1:  # a trace may end inside a module, or step aside there
-        calls.pop()
-        contexts.cell.value = contexts.start + calls[-1][2]
+    _followed.leave(self)
     return result

@@ -31,7 +31,7 @@ from hashbench.trace.callbacks import TraceOptions
 from hashbench.trace.digest import BY_DTYPE, RawDigest, components, is_waiting, local_tensor, raw_digest, untraced
 from hashbench.trace.lanes import Recorded, arranged, callers_of
 from hashbench.trace.mode import TracingMode, _current_autograd_node, _get_sequence_nr, call_with_callback, is_parameter
-from hashbench.trace.module_paths import NamedState
+from hashbench.trace.module_paths import ModuleStack, NamedState
 from hashbench.trace.native.decode import Kept, content_of, leaf_storages
 from hashbench.trace.native.ops import Ops, plan_of
 from hashbench.trace.op_schema import OpPlan
@@ -64,6 +64,32 @@ class _Lane:
             return function(*args, **kwargs)
 
 
+class _RecordersStack(ModuleStack):
+    """The recorder's own stack of modules, of the thread whose calls it records."""
+
+    def __init__(self, library: Library, recorder: int) -> None:
+        super().__init__()
+        self._library, self._recorder = library, recorder
+        self.enter, self.leave = library.enter_module, library.leave_module  # type: ignore[method-assign]
+
+    @property
+    def place(self) -> int:
+        return int(self._library.place(self._recorder))
+
+    def begin(self, start: int) -> None:
+        self._library.contexts_from(self._recorder, start)
+
+    def know(self, modules: Sequence[int], first: int) -> None:
+        ids = array("Q", modules)
+        self._library.know_modules(self._recorder, ids.buffer_info()[0], len(ids), first)
+
+    def forget(self) -> None:
+        self._library.forget_modules(self._recorder)
+
+    def leave_all(self) -> bool:
+        return bool(self._library.leave_modules(self._recorder))
+
+
 class NativeTracer(TracingMode):
     """Records as :class:`~hashbench.trace.mode.TracingMode` does, but by a fallback on a dispatch key of its own: what
     is traced runs as it runs untraced."""
@@ -76,7 +102,8 @@ class NativeTracer(TracingMode):
         odd = sum(1 << number for number, dtype in library.dtypes.items() if dtype in BY_DTYPE) if BY_DTYPE else 0
         self._recorder = library.new(1, int(observed), int(self._records_nothing), odd)
         self._contexts = self._modules.contexts
-        self._contexts.cell = library.context(self._recorder).contents
+        self._context = library.context(self._recorder).contents
+        self._modules.use(_RecordersStack(library, self._recorder))
         self._odd_digests: list[RawDigest] = []
         self._starts = Starts()
         self._calls = _Calls()
@@ -124,7 +151,8 @@ class NativeTracer(TracingMode):
     def finish(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
         """All that was recorded, and notes by record number; the raw records are released."""
         built = super().finish()
-        self._contexts.cell = ctypes.c_uint32()
+        self._modules.use(ModuleStack())
+        self._context = ctypes.c_uint32()
         with self._entering:
             # A thread may be in a call, also this one, which ends the trace: it keeps this object, and the recorder.
             if not self._entered and not self._library.count(self._recorder, CALLS):
@@ -152,7 +180,7 @@ class NativeTracer(TracingMode):
         if number < 0:
             return None
         parent = self._calls.lane
-        context = self._contexts.cell.value if parent is None else parent.context
+        context = self._context.value if parent is None else parent.context
         started = self._started if parent is None else parent.started
         name = f"{'t' if parent is None else parent.name}{started[context]}."
         started[context] += 1
@@ -182,7 +210,7 @@ class NativeTracer(TracingMode):
 
     def _identity(self, plan: OpPlan) -> RecordIdentity:
         node, lane = _current_autograd_node(), self._calls.lane
-        module, iteration, optimizing = self._contexts[self._contexts.cell.value if lane is None else lane.context]
+        module, iteration, optimizing = self._contexts[self._context.value if lane is None else lane.context]
         sequence = _get_sequence_nr() - 1 if node is None else node._sequence_nr()
         return self._observer.ids.add_record(
             plan.name,
@@ -202,7 +230,7 @@ class NativeTracer(TracingMode):
 
     def named(self, state: NamedState) -> None:
         with torch._C.DisableTorchFunction():  # a mode of the program's own sees what is asked of tensors
-            tensors = array("Q", [tensor._cdata for tensor in state.tensors])
+            tensors = array("Q", [0 if tensor is None else tensor._cdata for tensor in state.tensors])
         self._library.name(self._recorder, tensors.buffer_info()[0], len(tensors), state.first)
 
     # ------------------------------------------------------------------------------------------ what the recorder asks
