@@ -175,7 +175,7 @@ class Library:
         self.prepare(*(ctypes.cast(function, _POINTER) for function in (xxh3(), *self._kept)))
         self.set_team(*_openmp())
         self.let_construct(*_constructors())
-        self.enter_module, self.leave_module = _functions(self.module_functions())
+        self.enter_module, self.enter_module_by_hook, self.leave_module = _functions(self.module_functions(), 3)
         self._hashes_alone_in_child = False
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(before=self._forks, after_in_child=self._forked)
@@ -275,11 +275,11 @@ class _MethodDef(ctypes.Structure):
     )
 
 
-def _functions(address: int) -> list[Any]:
-    """Functions of Python's that are two ``MethodDef``s of the recorder: calls of them cost least."""
+def _functions(address: int, count: int) -> list[Any]:
+    """Functions of Python's that are ``MethodDef``s of the recorder, side by side: calls of them cost least."""
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype, make.argtypes = ctypes.py_object, (_POINTER, _POINTER, _POINTER)
-    return [make(address + i * ctypes.sizeof(_MethodDef), None, None) for i in range(2)]
+    return [make(address + i * ctypes.sizeof(_MethodDef), None, None) for i in range(count)]
 
 
 def _constructors() -> list[int]:

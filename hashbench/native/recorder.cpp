@@ -1616,23 +1616,26 @@ _object* constructed(_object* self, _object* args, _object* kwargs) {
 
 // ------------------------------------------------------------------------------------------- functions of Python's
 
-// The trace that records the calls of this thread, which is no thread of a pool that it follows.
-[[gnu::hot]] Recorder* followed() {
+// The trace that records the calls of a thread, which is no thread of a pool that it follows.
+[[gnu::hot]] Recorder* followed(const Scratch& scratch) {
   Recorder* on = current.load(std::memory_order_relaxed);
-  return on && this_thread().entered == on->trace ? on : nullptr;
+  return on && scratch.entered == on->trace ? on : nullptr;
 }
 
 // Before and after a call of a module; each answers as Python's `ModuleStack` does (hashbench/trace/module_paths.py).
+template <bool by_hook>
 [[gnu::hot]] _object* enter_module(_object*, _object* module) {
-  enum { kNotFollowed, kEntered, kUnknown };
-  Recorder* on = followed();
+  enum { kNotFollowed, kEntered, kUnknown, kTraced };
+  const Scratch& scratch = this_thread();
+  if (!by_hook && scratch.keys->included().has(c10::DispatchKey::Tracer)) return PyLong_FromLong(kTraced);
+  Recorder* on = followed(scratch);
   if (!on) return PyLong_FromLong(kNotFollowed);
   if (!on->modules.enter(module)) return PyLong_FromLong(kUnknown);
   on->set_context();
   return PyLong_FromLong(kEntered);
 }
 [[gnu::hot]] _object* leave_module(_object*, _object* module) {
-  if (Recorder* on = followed()) {
+  if (Recorder* on = followed(this_thread())) {
     on->modules.leave(module);
     on->set_context();
   }
@@ -1796,7 +1799,8 @@ int hb_leave_modules(Recorder* recorder) {
 int32_t hb_place(Recorder* recorder) { return static_cast<int32_t>(recorder->modules.place); }
 MethodDef* hb_module_functions() {
   constexpr int kOneArgument = 8;  // METH_O
-  static MethodDef functions[] = {{"enter_module", reinterpret_cast<Method>(&enter_module), kOneArgument, nullptr},
+  static MethodDef functions[] = {{"enter_module", reinterpret_cast<Method>(&enter_module<false>), kOneArgument, nullptr},
+                                  {"enter_module_by_hook", reinterpret_cast<Method>(&enter_module<true>), kOneArgument, nullptr},
                                   {"leave_module", reinterpret_cast<Method>(&leave_module), kOneArgument, nullptr}};
   return functions;
 }

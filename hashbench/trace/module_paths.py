@@ -67,9 +67,9 @@ class Contexts:
         return self.modules[number - start], iteration, optimizing
 
 
-NOT_FOLLOWED, ENTERED, UNKNOWN = range(3)
+NOT_FOLLOWED, ENTERED, UNKNOWN, TRACED = range(4)
 """What entering a module comes to: it is called by a thread that is not followed; it counts from now on; it has no
-place yet, or none any more."""
+place yet, or none any more; ``torch.jit.trace`` is at work."""
 
 
 class ModuleStack:
@@ -99,7 +99,11 @@ class ModuleStack:
         self._places.clear()
 
     def enter(self, module: torch.nn.Module) -> int:
-        """``ENTERED``, ``NOT_FOLLOWED`` or ``UNKNOWN``."""
+        """``ENTERED``, ``NOT_FOLLOWED`` or ``UNKNOWN``; ``TRACED`` where torch's own code is to call the module."""
+        return TRACED if torch._C._is_tracing() else self.enter_by_hook(module)
+
+    def enter_by_hook(self, module: torch.nn.Module) -> int:
+        """The same where torch's own code calls the module."""
         if self._get_ident() != self.thread:
             return NOT_FOLLOWED
         place = self._places.get(id(module), 0)
@@ -305,28 +309,24 @@ class ModulePaths:
 
     def _enter_by_hook(self, module: torch.nn.Module, _inputs: Any) -> None:
         """Is called before every module, where :func:`_call_impl` does not do this itself."""
-        state = self.enter(module)
-        if state != ENTERED:
-            self.met(module, state)
+        if self.stack.enter_by_hook(module) == UNKNOWN:
+            self.meet(module)
 
     def _leave_by_hook(self, module: torch.nn.Module, _inputs: Any, _output: Any) -> None:
         """Is called after every module, where :func:`_call_impl` does not do this itself."""
         self.leave(module)
 
-    def met(self, module: torch.nn.Module, state: int) -> bool:
-        """Name a module that could not be entered since it is no part of a known model, and enter it; whether it is
-        entered now."""
-        if state != UNKNOWN:
-            return False
+    def meet(self, module: torch.nn.Module) -> None:
+        """Enter a module that has no place yet, or none any more."""
+        state = UNKNOWN
         if self._died:  # which is known only of those that are alive
             self._died = False
             alive = [known() for known in self._known]
             self.stack.know([0 if one is None else id(one) for one in alive], 0)
-            state = self.enter(module)
+            state = self.stack.enter_by_hook(module)
         if state == UNKNOWN:
             self._listener.named(self.register(module))
-            state = self.enter(module)
-        return state == ENTERED
+            self.stack.enter_by_hook(module)
 
     def forget(self) -> None:
         """A module has died, and another one may get its id."""
@@ -390,13 +390,17 @@ def _call_impl(self: Any, *args: Any, _followed: ModulePaths, **kwargs: Any) -> 
         or _global_backward_hooks
         or _global_forward_hooks
         or _global_forward_pre_hooks
-        or torch._C._is_tracing()
     ):
         _followed.others()
         return _followed.original(self, *args, **kwargs)
     state = _followed.enter(self)
-    if state != 1 and not _followed.met(self, state):  # ENTERED
-        return self.forward(*args, **kwargs)
+    if state != 1:  # ENTERED
+        if state == 3:  # TRACED
+            _followed.others()
+            return _followed.original(self, *args, **kwargs)
+        if state == 0:  # NOT_FOLLOWED
+            return self.forward(*args, **kwargs)
+        _followed.meet(self)
     try:
         result = self.forward(*args, **kwargs)
     except BaseException:

@@ -70,7 +70,8 @@ class _RecordersStack(ModuleStack):
     def __init__(self, library: Library, recorder: int) -> None:
         super().__init__()
         self._library, self._recorder = library, recorder
-        self.enter, self.leave = library.enter_module, library.leave_module  # type: ignore[method-assign]
+        self.enter, self.enter_by_hook = library.enter_module, library.enter_module_by_hook  # type: ignore[method-assign]
+        self.leave = library.leave_module  # type: ignore[method-assign]
 
     @property
     def place(self) -> int:
