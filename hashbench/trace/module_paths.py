@@ -74,7 +74,7 @@ place yet, or none any more; ``torch.jit.trace`` is at work."""
 
 class ModuleStack:
     """The modules that a thread is in, each by its place in ``Contexts.modules``; place 0 is outside of all. The native
-    recorder has such a stack of its own, for as long as each Python function costs more than all that it does."""
+    recorder has such a stack of its own, in C, where it costs less."""
 
     def __init__(self) -> None:
         self.thread, self._get_ident = 0, threading.get_ident
