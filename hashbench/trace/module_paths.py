@@ -379,8 +379,7 @@ def known_original(call: FunctionType) -> FunctionType | None:
 
 def _call_impl(self: Any, *args: Any, _followed: ModulePaths, **kwargs: Any) -> Any:
     """What ``torch.nn.Module._call_impl`` returns: in fewer steps where nobody has hooks, else by torch's code. This
-    one is run as that function's: global names are those of torch's module. What hooks of ours would do is done in
-    place, since each call of a function costs more here than all that it does."""
+    one is run as that function's: global names are those of torch's module."""
     if (
         self._backward_hooks
         or self._backward_pre_hooks
