@@ -227,7 +227,13 @@ struct Chunked {
   }
 };
 
-// The slots of a table with open addressing, a power of two of them.
+size_t spread(const void* address) {
+  return static_cast<size_t>((reinterpret_cast<uintptr_t>(address) >> 4) * 0x9E3779B97F4A7C15ull >> 20);
+}
+size_t spread(uint64_t hash) { return hash; }
+
+// The slots of a table with open addressing, a power of two of them. Each has a `key`, which is a number or an address,
+// and says whether it is free.
 template <typename Slot>
 class Slots {
   const size_t fewest;
@@ -236,9 +242,23 @@ class Slots {
 
  public:
   Slots(size_t fewest, Slot free) : fewest(fewest), free(free), all(fewest, free) {}
-  size_t size() const { return all.size(); }
   size_t mask() const { return all.size() - 1; }
   Slot& operator[](size_t i) { return all[i & mask()]; }
+  // Where a key is, or is to be put.
+  template <typename Key>
+  [[gnu::hot]] Slot* place(Key key) {
+    size_t i = spread(key);
+    while (!(*this)[i].is_free() && (*this)[i].key != key) i++;
+    return &(*this)[i];
+  }
+  // Where a key is to be put that makes `used` of them; there is room for it then.
+  template <typename Key>
+  Slot* place_of_new(Key key, size_t used) {
+    if (used * 2 > all.size())
+      for (const Slot& old : renew(all.size() * 2))
+        if (!old.is_free()) *place(old.key) = old;
+    return place(key);
+  }
   size_t index(const Slot* slot) const { return static_cast<size_t>(slot - all.data()); }
   auto begin() { return all.begin(); }
   auto end() { return all.end(); }
@@ -258,8 +278,9 @@ class Slots {
 struct Interned {
   static constexpr size_t kBlock = 1 << 14;
   struct Slot {
-    uint64_t hash;
-    int32_t number;  // -1: free
+    uint64_t key;  // the hash
+    int32_t number;
+    bool is_free() const { return number < 0; }
   };
   std::vector<std::string_view> all;  // in `blocks`: one that Python reads stays where it is
   std::vector<std::unique_ptr<char[]>> blocks;
@@ -276,12 +297,12 @@ struct Interned {
   }
   [[gnu::hot]] uint32_t number(Hash hash, std::string_view text) {
     const uint64_t h = hash(text.data(), text.size());
-    Slot* slot = place(h);
-    if (slot->number >= 0) return static_cast<uint32_t>(slot->number);
-    *slot = {h, static_cast<int32_t>(all.size())};
+    Slot* slot = slots.place(h);
+    if (!slot->is_free()) return static_cast<uint32_t>(slot->number);
+    const auto number = static_cast<int32_t>(all.size());
     all.push_back(kept(text.data(), text.size()));
-    if (all.size() * 2 > slots.size()) grow();
-    return static_cast<uint32_t>(all.size() - 1);
+    *slots.place_of_new(h, all.size()) = {h, number};
+    return static_cast<uint32_t>(number);
   }
   std::string_view kept(const char* data, size_t size) {
     if (size > left) blocks.emplace_back(new char[left = std::max(size, kBlock)]), room = blocks.back().get();
@@ -290,20 +311,7 @@ struct Interned {
     room += size, left -= size;
     return made;
   }
-  Slot* place(uint64_t hash) {
-    size_t i = hash;
-    while (slots[i].number >= 0 && slots[i].hash != hash) i++;
-    return &slots[i];
-  }
-  void grow() {
-    for (const Slot& slot : slots.renew(slots.size() * 2))
-      if (slot.number >= 0) *place(slot.hash) = slot;
-  }
 };
-
-size_t spread(const void* address) {
-  return static_cast<size_t>((reinterpret_cast<uintptr_t>(address) >> 4) * 0x9E3779B97F4A7C15ull >> 20);
-}
 
 // Storage -> who wrote it last. A weak reference keeps the struct and not its memory, so that no address is mistaken for
 // the storage that had it before. Structs of storages that are gone lie between the blocks of the C library's heap, which
@@ -311,9 +319,10 @@ size_t spread(const void* address) {
 // of small ones, which need no room, as many more: each time all structs are looked at, of which none is in the cache.
 struct Writers {
   struct Entry {
-    c10::StorageImpl* storage;
+    c10::StorageImpl* key;
     int32_t node;
     int32_t python;  // Python knows more: parts of a leaf, or a collective under way
+    bool is_free() const { return !key; }
   };
   static constexpr size_t kFewest = 256, kWeight = 4;
   static constexpr int64_t kLarge = 1 << 17;  // bytes
@@ -323,15 +332,15 @@ struct Writers {
 
   void clear() {
     for (auto& entry : slots)
-      if (entry.storage) c10::raw::weak_intrusive_ptr::decref(entry.storage);
+      if (entry.key) c10::raw::weak_intrusive_ptr::decref(entry.key);
     slots.clear();
     last = {};
     used = entered = weight = 0;
     sweep_at = kFewest;
   }
   [[gnu::hot]] Entry* find(const c10::StorageImpl* storage) {
-    Entry* entry = place(storage);
-    return entry->storage ? entry : nullptr;
+    Entry* entry = slots.place(storage);
+    return entry->is_free() ? nullptr : entry;
   }
   [[gnu::hot]] void set(c10::StorageImpl* storage, int32_t node, int32_t python) {
     if (Entry* entry = find(storage)) {
@@ -339,45 +348,40 @@ struct Writers {
       entry->python = python;
       return;
     }
-    if (Entry* entry = place(last[entered % last.size()]); entry->storage && is_gone(*entry)) erase(entry);
+    if (Entry* entry = find(last[entered % last.size()]); entry && is_gone(*entry)) erase(entry);
     last[entered % last.size()] = storage;
     entered++;
     weight += storage->sym_nbytes().maybe_as_int().value_or(0) < kLarge ? 1 : kWeight;
     if (weight >= sweep_at) sweep();
     c10::raw::weak_intrusive_ptr::incref(storage);
-    *place(storage) = {storage, node, python};
+    *slots.place(storage) = {storage, node, python};
     used++;
   }
-  [[gnu::hot]] Entry* place(const c10::StorageImpl* storage) {
-    size_t i = spread(storage);
-    while (slots[i].storage && slots[i].storage != storage) i++;
-    return &slots[i];
-  }
-  static bool is_gone(const Entry& entry) { return !c10::raw::weak_intrusive_ptr::use_count(entry.storage); }
+  static bool is_gone(const Entry& entry) { return !c10::raw::weak_intrusive_ptr::use_count(entry.key); }
   void erase(Entry* entry) {
-    c10::raw::weak_intrusive_ptr::decref(entry->storage);
+    c10::raw::weak_intrusive_ptr::decref(entry->key);
     used--;
     size_t free = slots.index(entry);
-    slots[free].storage = nullptr;
-    for (size_t i = free + 1; slots[i].storage; i++) {
-      if (((i - spread(slots[i].storage)) & slots.mask()) < ((i - free) & slots.mask())) continue;  // found before the free slot
+    slots[free].key = nullptr;
+    for (size_t i = free + 1; slots[i].key; i++) {
+      if (((i - spread(slots[i].key)) & slots.mask()) < ((i - free) & slots.mask())) continue;  // found before the free slot
       slots[free] = slots[i];
-      slots[i].storage = nullptr;
+      slots[i].key = nullptr;
       free = i;
     }
   }
   void sweep() {
     std::vector<Entry> left;
     for (const Entry& entry : slots) {
-      if (!entry.storage) continue;
-      if (is_gone(entry)) c10::raw::weak_intrusive_ptr::decref(entry.storage);
+      if (!entry.key) continue;
+      if (is_gone(entry)) c10::raw::weak_intrusive_ptr::decref(entry.key);
       else left.push_back(entry);
     }
     used = left.size();
     size_t size = 1024;
     while (size < used * 4) size *= 2;
     slots.renew(size);
-    for (const Entry& entry : left) *place(entry.storage) = entry;
+    for (const Entry& entry : left) *slots.place(entry.key) = entry;
     sweep_at = weight + std::max(kFewest, used);
   }
 };
@@ -386,9 +390,10 @@ struct Writers {
 // reference, so that a tensor is known again by its address and its storage, of which there is one.
 struct Names {
   struct Slot {
-    c10::TensorImpl* tensor;
+    c10::TensorImpl* key;
     c10::StorageImpl* storage;
     int32_t number;
+    bool is_free() const { return !key; }
   };
   Slots<Slot> slots{256, {nullptr, nullptr, -1}};
   size_t used = 0;
@@ -400,11 +405,8 @@ struct Names {
     used = 0;
   }
   void set(c10::TensorImpl* tensor, int32_t number) {
-    Slot* slot = place(tensor);
-    if (!slot->tensor && ++used * 2 > slots.size()) {
-      grow();
-      slot = place(tensor);
-    }
+    Slot* slot = slots.place(tensor);
+    if (slot->is_free()) slot = slots.place_of_new(tensor, ++used);
     c10::StorageImpl* storage = storage_of(tensor);
     if (storage) c10::raw::weak_intrusive_ptr::incref(storage);
     if (slot->storage) c10::raw::weak_intrusive_ptr::decref(slot->storage);
@@ -412,21 +414,12 @@ struct Names {
   }
   // -1: none. Where `certain` is false, the tensor may be another one at its address: Python knows.
   int32_t of(c10::TensorImpl* tensor, bool& certain) {
-    const Slot* slot = place(tensor);
+    const Slot* slot = slots.place(tensor);
     certain = slot->storage && slot->storage == storage_of(tensor);
     return slot->number;
   }
   static c10::StorageImpl* storage_of(const c10::TensorImpl* tensor) {
     return tensor->has_storage() ? tensor->unsafe_storage().unsafeGetStorageImpl() : nullptr;
-  }
-  Slot* place(c10::TensorImpl* tensor) {
-    size_t i = spread(tensor);
-    while (slots[i].tensor && slots[i].tensor != tensor) i++;
-    return &slots[i];
-  }
-  void grow() {
-    for (const Slot& slot : slots.renew(slots.size() * 2))
-      if (slot.tensor) *place(slot.tensor) = slot;
   }
 };
 
@@ -448,8 +441,9 @@ using Guard = std::lock_guard<Lock>;
 // The modules that a thread is in, by the places that Python has given them; place 0 is outside of all. Used with the GIL.
 struct Modules {
   struct Slot {
-    const void* module;
+    const void* key;
     uint32_t place;
+    bool is_free() const { return !key; }
   };
   struct Inside {
     const void* module;
@@ -470,22 +464,13 @@ struct Modules {
     used = 0;
   }
   void know(const void* module, uint32_t at) {
-    Slot* slot = slot_of(module);
-    if (!slot->module && ++used * 2 > slots.size()) {
-      for (const Slot& old : slots.renew(slots.size() * 2))
-        if (old.module) *slot_of(old.module) = old;
-      slot = slot_of(module);
-    }
+    Slot* slot = slots.place(module);
+    if (slot->is_free()) slot = slots.place_of_new(module, ++used);
     *slot = {module, at};
   }
-  Slot* slot_of(const void* module) {
-    size_t i = spread(module);
-    while (slots[i].module && slots[i].module != module) i++;
-    return &slots[i];
-  }
   bool enter(const void* module) {  // false where it is not known
-    const Slot* slot = slot_of(module);
-    if (!slot->module) return false;
+    const Slot* slot = slots.place(module);
+    if (slot->is_free()) return false;
     inside.push_back({module, place});
     place = slot->place;
     return true;

@@ -165,7 +165,6 @@ class ModulePaths:
         """How many global hooks of ours are in force before and after each module: 1 or 0."""
         self.original: Any = None
         self.contexts = Contexts()
-        self.thread = 0
         self._known: list[Callable[[], torch.nn.Module | None]] = [lambda: None]  # weak references, by place
         self._died, self._dies = False, _dies(weakref.ref(self))
         self._attributes: list[str] = []  # of the state, by number
@@ -246,8 +245,7 @@ class ModulePaths:
 
     def start(self, listener: Listener) -> None:
         """Follow the module calls of this thread, and optimizers' steps, until :meth:`stop`."""
-        self.thread = self.stack.thread = threading.get_ident()
-        self._listener = listener
+        self.stack.thread, self._listener = threading.get_ident(), listener
         try:
             self.follow()
         except BaseException:
@@ -341,7 +339,7 @@ class ModulePaths:
     def _end_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.optimizing = False
         self._listener.changed()
-        if threading.get_ident() == self.thread:
+        if threading.get_ident() == self.stack.thread:
             self._listener.stepped(optimizer)
 
 
