@@ -34,7 +34,7 @@ PACKAGES: tuple[tuple[str, frozenset[str]], ...] = (
     (
         "trace",
         frozenset({"api", "arguments", "build", "callbacks", "collectives", "compiled", "digest", "mode"})
-        | {"module_paths", "native", "op_schema", "storage_writers"},
+        | {"module_paths", "native", "op_schema", "registered", "storage_writers"},
     ),
     ("divergence", NO_MODULE),
     ("run", frozenset({"leaves", "outcome", "outputs", "rng", "settings", "workload"})),

@@ -211,6 +211,14 @@ def test_the_state_that_compiled_code_reads_is_compared() -> None:
     assert (divergence.origin, divergence.node) == ("state", "parameter/Net.first.weight")
 
 
+@pytest.mark.parametrize("tracer", ["auto", "python"])
+def test_what_was_read_before_compiled_code_keeps_its_name_and_what_was_not_is_read_by_it(tracer: str) -> None:
+    compiled = torch.compile(lambda x: x.sin(), backend="eager")
+    inputs = {"read": X, "unread": torch.ones(2)}
+    trace = traced(lambda x: compiled(x * 2), inputs=inputs, tracer=tracer)
+    assert [leaf.id for leaf in trace.leaves] == ["input/read", "input/unread"]
+
+
 def test_a_callback_is_given_the_records_of_the_finished_trace_also_behind_compiled_code() -> None:
     class Kept(TraceCallback):
         wants_records = True

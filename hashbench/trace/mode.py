@@ -47,6 +47,7 @@ from hashbench.trace.digest import (
 )
 from hashbench.trace.module_paths import Listener, ModulePaths, NamedState
 from hashbench.trace.op_schema import GROUP, OpPlan, Pattern, plan_of
+from hashbench.trace.registered import Registered
 from hashbench.trace.storage_writers import (
     IN_FLIGHT,
     LeafViews,
@@ -146,8 +147,7 @@ class TracingMode(TorchDispatchMode, Listener):
         self._leaves: list[RawLeaf] = []
         self._results: list[RawResult] = []
         self._setting_marks: list[SettingsMark] = []
-        self._registered: dict[int, tuple[str, str, RawDigest]] = {}
-        self._unread: dict[int, tuple[str, str, RawDigest]] = {}
+        self._registered = Registered()
         self._modules = ModulePaths()
         self._steps: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] | None = weakref.WeakKeyDictionary()
         self._plans: dict[int, OpPlan] = {}
@@ -241,7 +241,7 @@ class TracingMode(TorchDispatchMode, Listener):
             found = self._modules.register(model)
             TracingMode.named(self, found)
             for tensor in [*model.parameters(), *model.buffers()]:
-                if not self._records_nothing and storage_key(local_tensor(tensor)) not in self._registered:
+                if not self._records_nothing and local_tensor(tensor) not in self._registered:
                     self._register(tensor, *TracingMode._state_name(self, tensor))
         return found
 
@@ -258,11 +258,11 @@ class TracingMode(TorchDispatchMode, Listener):
 
     def _register(self, tensor: torch.Tensor, kind: str, name: str) -> None:
         tensor = local_tensor(tensor)
-        key = storage_key(tensor)
-        if key is not None:
+        if storage_key(tensor) is not None:
             if self._observer.callback is not None:
                 self._observer.callback.leaf(f"{kind}/{name}", tensor)
-            self._registered[key] = self._unread[key] = (kind, name, raw_digest(tensor, self._ledger))
+            registration = kind, name, raw_digest(tensor, self._ledger)
+            self._registered.add(tensor, registration, leaves=self._leaf_count())
 
     def mark(self, label: str, settings: Mapping[str, str]) -> None:
         self._setting_marks.append(SettingsMark(self._position(), label, tuple(sorted(settings.items()))))
@@ -286,6 +286,10 @@ class TracingMode(TorchDispatchMode, Listener):
     def _position(self) -> int:
         """How many records there are."""
         return len(self._records)
+
+    def _leaf_count(self) -> int:
+        """How many leaves there are."""
+        return len(self._leaves)
 
     def _next_leaf(self) -> int:
         """The number of the leaf that is to be added next."""
@@ -315,6 +319,7 @@ class TracingMode(TorchDispatchMode, Listener):
         self._records.clear()
         self._leaves.clear()
         self._results.clear()
+        self._registered = Registered()
         return built
 
     def built(self) -> tuple[Trace, Mapping[int, Mapping[str, Any]]]:
@@ -478,13 +483,12 @@ class TracingMode(TorchDispatchMode, Listener):
             for path, tensor in arguments.named_arguments(args, kwargs):
                 for part in components(tensor) or [tensor]:
                     reads += (path, self._node(plan, path, part), offset(part))
-            for kind, label, digest in self._unread.values():  # it may read any of these, and write it
+            for kind, label, digest in self._registered.unread():  # it may read any of these, and write it
                 reads += (kind, self._next_leaf(), 0)
                 self._leaves.append((kind, label, digest, self._position(), None))
                 if self._observer.callback is not None:
                     self._observer.ids.add_leaf(kind, label)
-            self._registered.clear()
-            self._unread.clear()
+            self._registered.close(leaves=self._leaf_count())
             others = [name, *(value for value in args if type(value) in PLAIN_TYPES)]
             others += [(key, value) for key, value in kwargs.items() if type(value) in PLAIN_TYPES]
             noted = self._observer.before(plan, args, kwargs) if self._observer.wanted else None
@@ -650,11 +654,7 @@ class TracingMode(TorchDispatchMode, Listener):
         self, number: int, tensor: torch.Tensor, views: LeafViews | None, content: torch.Tensor | None
     ) -> None:
         kind, name = self._state_name(tensor)
-        initial = None
-        if self._registered:
-            key = self._storage_key(tensor)
-            self._unread.pop(key, None)
-            kind, name, initial = self._registered.get(key, (kind, name, None))
+        kind, name, initial = self._registered.read(self._storage_key(tensor)) or (kind, name, None)
         if not kind:
             kind = "parameter" if is_parameter(tensor) else "other"
             name = self._modules.current

@@ -19,6 +19,7 @@ from hashbench.trace.lanes import Lane
 from hashbench.trace.mode import PLAIN_TYPES
 from hashbench.trace.module_paths import Contexts
 from hashbench.trace.native.ops import Op
+from hashbench.trace.registered import Registered
 
 _RECORD = struct.Struct("=qQiIIIIIiIII")
 _READ = struct.Struct("=iiq")
@@ -155,11 +156,13 @@ class Kept:
         self,
         contexts: Contexts,
         state: Callable[[int], tuple[str, str, str]],
-        registered: Mapping[int, tuple[str, str, RawDigest]],
+        registered: Registered,
         in_python: Iterator[RawLeaf],
     ) -> Iterator[RawLeaf]:
         """The leaves in their order; ``in_python`` are those that Python made."""
-        for storage, value, position, meta, context, name, _ in self._unpacked(LEAVES, _LEAF):
+        kept = self._unpacked(LEAVES, _LEAF)
+        registrations = registered.along(storage for storage, *_ in kept)
+        for (_, value, position, meta, context, name, _), registration in zip(kept, registrations, strict=True):
             if name == -3:
                 yield next(in_python)
                 continue
@@ -168,7 +171,7 @@ class Kept:
                 kind, path, attribute = state(name)
                 label = f"{path}.{attribute}"
             digest = (*self._metas[meta], value)
-            kind, label, initial = registered.get(storage, (kind, label, None))
+            kind, label, initial = registration or (kind, label, None)
             yield kind, label, digest, position, None if initial is None else (initial, digest)
 
     @functools.cached_property

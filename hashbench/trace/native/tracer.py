@@ -23,7 +23,7 @@ import torch
 import xxhash
 
 from hashbench.errors import HashbenchError
-from hashbench.native.library import CALLS, KNOWN, LANES, RECORDS, Library, is_recorded
+from hashbench.native.library import CALLS, KNOWN, LANES, LEAVES, RECORDS, Library, is_recorded
 from hashbench.records import TensorDigest, Trace
 from hashbench.trace import arguments
 from hashbench.trace.build import RawRecord, RawResult, RecordIdentity, build_trace, without_gaps
@@ -373,6 +373,9 @@ class NativeTracer(TracingMode):
     def _position(self) -> int:
         return int(self._library.count(self._recorder, RECORDS))
 
+    def _leaf_count(self) -> int:
+        return int(self._library.count(self._recorder, LEAVES))
+
     def _next_leaf(self, storages: array[int] | None = None, *, in_parts: bool = False) -> int:
         """The number of the leaf that is to be added next. In the same step the recorder is told that these storages
         show it, or parts of it; 0 where it just found so itself."""
@@ -382,8 +385,7 @@ class NativeTracer(TracingMode):
     def _begin_compiled(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self._bring(_storages(arguments.tensors_in([*args, *kwargs.values()])))
         if self._mixed:
-            for storage in leaf_storages(self._library, self._recorder):
-                self._unread.pop(storage, None)
+            self._registered.read_by(leaf_storages(self._library, self._recorder))
         super()._begin_compiled(name, args, kwargs)
 
     def _end_compiled(self, result: Any) -> None:
@@ -410,10 +412,9 @@ class NativeTracer(TracingMode):
         if kept is None:
             return b""
         content, leaves = kept
-        named = [
-            (self._registered.get(storage), self._modules.state(name) if name >= 0 else None)
-            for storage, name in leaves
-        ]
+        registered = self._registered.along(storage for storage, _ in leaves)
+        states = (self._modules.state(name) if name >= 0 else None for _, name in leaves)
+        named = list(zip(registered, states, strict=True))
         rest = (named, self._contexts.modules, self._contexts.steps, self._results, self._setting_marks)
         return xxhash.xxh3_128_digest(b"".join([*content, repr(rest).encode()]))
 

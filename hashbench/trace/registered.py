@@ -1,0 +1,71 @@
+"""What a caller names before an op reads it: inputs, parameters and buffers, by their storage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from hashbench.trace.digest import RawDigest
+from hashbench.trace.storage_writers import storage_key
+
+Registration = tuple[str, str, RawDigest]
+"""``(kind, name, digest at that time)``"""
+
+
+class Registered:
+    """Registrations by the address of a storage, and when they were made.
+
+    A weak reference keeps the struct of a storage and not its memory, so that no storage gets the address of one that
+    is registered and gone: the inputs of one step are, when the next begins.
+    """
+
+    def __init__(self) -> None:
+        self._now: dict[int, Registration] = {}
+        self._unread: dict[int, Registration] = {}
+        self._held: dict[int, StorageWeakRef] = {}
+        self._changes: list[tuple[int, int, Registration | None]] = []
+
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        return storage_key(tensor) in self._now
+
+    def add(self, tensor: torch.Tensor, registration: Registration, *, leaves: int) -> None:
+        """Register a tensor that has a storage, when there are so many leaves."""
+        held = StorageWeakRef(tensor.untyped_storage())
+        storage = int(held.cdata)
+        self._held.setdefault(storage, held)
+        self._now[storage] = self._unread[storage] = registration
+        self._changes.append((leaves, storage, registration))
+
+    def read(self, storage: int) -> Registration | None:
+        """The registration of a storage that an op reads now, or has just read."""
+        self._unread.pop(storage, None)
+        return self._now.get(storage)
+
+    def read_by(self, storages: Sequence[int]) -> None:
+        """Ops have read leaves, of which the storages are given in the leaves' order."""
+        for storage, registration in zip(storages, self.along(storages), strict=True):
+            if registration is not None and registration is self._now.get(storage):
+                self._unread.pop(storage, None)
+
+    def unread(self) -> list[Registration]:
+        """What no op has read so far."""
+        return list(self._unread.values())
+
+    def close(self, *, leaves: int) -> None:
+        """Nothing is registered any longer, from when there are so many leaves."""
+        self._changes += ((leaves, storage, None) for storage in self._now)
+        self._now.clear()
+        self._unread.clear()
+
+    def along(self, storages: Iterable[int]) -> Iterator[Registration | None]:
+        """The registration of each leaf when it was read, of which the storages are given in the leaves' order."""
+        now: dict[int, Registration | None] = {}
+        changes = iter(self._changes)
+        change = next(changes, None)
+        for number, storage in enumerate(storages):
+            while change is not None and change[0] <= number:
+                now[change[1]] = change[2]
+                change = next(changes, None)
+            yield now.get(storage)
