@@ -171,6 +171,7 @@ one: the environment is recorded with it, and no processor does anything else fo
 def test_a_night_after_a_change_of_the_environment_says_which_kernels_changed(tmp_path, monkeypatch):
     (tmp_path / "zoo.py").write_text(ANOTHER_NIGHT)
     flags = ("--", "--fingerprints", "--diagnose-budget", "0")
+    monkeypatch.delenv("MKL_CBWR", raising=False)
     done = run(*NIGHT, "--label", "2026-11-19", *flags, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
