@@ -380,4 +380,6 @@ def test_of_real_layers_every_call_is_attributed_and_none_that_only_moves_is_bla
     found = compared(module().eval(), size=1)
     assert all(found.judged[node].reference == "" for node in found.not_attributable)  # torch takes another op for one
     assert not [op for op in blamed(found) if op.partition(".")[2].startswith(_MOVING)]
-    assert sum(one.guilt is Guilt.CLEAN for one in found.judged.values()) >= 1
+    guilt = {one.guilt for one in found.judged.values()}
+    assert guilt - {Guilt.NOT_ATTRIBUTABLE}  # which calls differ is the processor's doing
+    assert blamed(found) or Guilt.PASSED_ON not in guilt
