@@ -293,7 +293,7 @@ class TracingMode(TorchDispatchMode, Listener):
 
     def _next_leaf(self) -> int:
         """The number of the leaf that is to be added next."""
-        return -1 - len(self._leaves)
+        return -1 - self._leaf_count()
 
     # --------------------------------------------------------------------------------------------- the finished trace
 

@@ -24,7 +24,7 @@ class Registered:
     def __init__(self) -> None:
         self._now: dict[int, Registration] = {}
         self._unread: dict[int, Registration] = {}
-        self._held: dict[int, StorageWeakRef] = {}
+        self._held: set[StorageWeakRef] = set()
         self._changes: list[tuple[int, int, Registration | None]] = []
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
@@ -34,7 +34,7 @@ class Registered:
         """Register a tensor that has a storage, when there are so many leaves."""
         held = StorageWeakRef(tensor.untyped_storage())
         storage = int(held.cdata)
-        self._held.setdefault(storage, held)
+        self._held.add(held)
         self._now[storage] = self._unread[storage] = registration
         self._changes.append((leaves, storage, registration))
 
@@ -46,7 +46,7 @@ class Registered:
     def read_by(self, storages: Sequence[int]) -> None:
         """Ops have read leaves, of which the storages are given in the leaves' order."""
         for storage, registration in zip(storages, self.along(storages), strict=True):
-            if registration is not None and registration is self._now.get(storage):
+            if registration is self._now.get(storage):  # else another has been made since
                 self._unread.pop(storage, None)
 
     def unread(self) -> list[Registration]:
