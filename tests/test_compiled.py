@@ -219,6 +219,17 @@ def test_what_was_read_before_compiled_code_keeps_its_name_and_what_was_not_is_r
     assert [leaf.id for leaf in trace.leaves] == ["input/read", "input/unread"]
 
 
+@pytest.mark.parametrize("tracer", ["auto", "python"])
+def test_compiled_code_may_read_what_was_named_anew_after_it_was_read(tracer: str) -> None:
+    compiled = torch.compile(lambda x: x.sin(), backend="eager")
+    torch._dynamo.reset()
+    with HashDebugTrace(inputs={"first": X}, tracer=tracer) as trace:
+        value = X * 2
+        trace.register_inputs({"second": X})
+        compiled(value)
+    assert [leaf.id for leaf in trace.finish().leaves] == ["input/first", "input/second"]
+
+
 def test_a_callback_is_given_the_records_of_the_finished_trace_also_behind_compiled_code() -> None:
     class Kept(TraceCallback):
         wants_records = True
