@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -48,15 +49,20 @@ def is_recorded() -> bool:
 
 @contextmanager
 def unrecorded() -> Iterator[None]:
-    """Calls of this thread are not recorded in here."""
-    recorded = is_recorded()
-    if recorded:
-        torch._C._dispatch_tls_set_dispatch_key_included(NATIVE_KEY, False)
+    """Record no call of this thread in here. Where some would be, no garbage is collected either: the ops of the
+    program's finalisers are recorded, behind this."""
+    if not is_recorded():
+        yield
+        return
+    collects = gc.isenabled()
+    gc.disable()
+    torch._C._dispatch_tls_set_dispatch_key_included(NATIVE_KEY, False)
     try:
         yield
     finally:
-        if recorded:
-            torch._C._dispatch_tls_set_dispatch_key_included(NATIVE_KEY, True)
+        torch._C._dispatch_tls_set_dispatch_key_included(NATIVE_KEY, True)
+        if collects:
+            gc.enable()
 
 
 PYTHON_KEY = "TESTING_ONLY_GenericMode"
@@ -132,7 +138,6 @@ _ENTRY_POINTS: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
     ("set_node", None, (_POINTER, _POINTER, _I32, _INT)),
     ("take_record", _I32, (_POINTER,)),
     ("take_leaf", _I32, (_POINTER, _POINTER, _I32, _INT)),
-    ("make", None, (_INT,)),
     ("origin", _POINTER, (_POINTER,)),
     ("name_of", _I32, (_POINTER, _POINTER)),
     ("open", _I64, ()),
@@ -176,6 +181,7 @@ class Library:
         self.set_team(*_openmp())
         self.let_construct(*_constructors())
         self.enter_module, self.enter_module_by_hook, self.leave_module = _functions(self.module_functions(), 3)
+        self.make: Callable[[], Any] = torch.ops.hashbench.make.default._op
         self._hashes_alone_in_child = False
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(before=self._forks, after_in_child=self._forked)
@@ -257,11 +263,7 @@ class Library:
     def _handle(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         if self.listener is not None:
             return self.listener.handle(func, args, kwargs)
-        self.make(1)  # the trace has ended meanwhile
-        try:
-            return func(*args, **kwargs)
-        finally:
-            self.make(0)
+        return self.make()  # the trace has ended meanwhile
 
 
 class _MethodDef(ctypes.Structure):

@@ -75,7 +75,9 @@
 #include <ATen/ops/where_ops.h>
 #include <ATen/ops/zero_ops.h>
 #include <ATen/record_function.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/jit/frontend/function_schema_parser.h>
 #if __has_include(<torch/csrc/autograd/node.h>)
 #include <torch/csrc/autograd/node.h>
 #else
@@ -100,6 +102,8 @@
 struct _object;
 extern "C" int PyGILState_Ensure();
 extern "C" void PyGILState_Release(int);
+extern "C" int PyGC_Disable();
+extern "C" int PyGC_Enable();
 extern "C" void Py_DecRef(_object*);
 extern "C" _object* PyLong_FromLong(long);
 using Method = _object* (*)(_object*, _object*, _object*);
@@ -601,6 +605,8 @@ Argument argument_of(const c10::Argument& argument) {
   return made;
 }
 
+void describe(Op& op, const char* name, const char* overload);
+
 Op* op_of(const c10::OperatorHandle& handle) {
   const auto& schema = handle.schema();
   if (Op* op = known_op(&schema)) return op;
@@ -610,9 +616,7 @@ Op* op_of(const c10::OperatorHandle& handle) {
     std::lock_guard<std::mutex> guard(ops_lock);
     made->id = ops_made++;
   }
-  const int gil = PyGILState_Ensure();
-  plan_of(made->id, schema.name().c_str(), schema.overload_name().c_str(), &made->plan);
-  PyGILState_Release(gil);
+  describe(*made, schema.name().c_str(), schema.overload_name().c_str());
   made->arguments = static_cast<int32_t>(schema.arguments().size());
   made->returns = static_cast<int32_t>(schema.returns().size());
   for (const auto& argument : schema.arguments()) {
@@ -947,6 +951,20 @@ struct Handed {
   std::vector<std::pair<c10::Storage, c10::Storage>> storages;
 };
 
+// While this thread is in Python for the recorder. No garbage is collected meanwhile, so that finalisers run behind the
+// call. What the program runs all the same (signal handlers; a collection that Python 3.12 has scheduled) comes to `fallback`.
+struct Scratch;
+struct InPython {
+  Scratch& scratch;
+  const c10::impl::LocalDispatchKeySet keys;  // in force for the program
+  const InPython* const outer;
+  const bool collects;  // the program lets it
+
+  InPython();
+  InPython(const InPython&) = delete;
+  ~InPython();
+};
+
 struct Scratch {
   ThreadKeys* keys = &keys_here();
   uint64_t thread = at::RecordFunction::currentThreadId();
@@ -956,7 +974,7 @@ struct Scratch {
   uint32_t context = 0;
   std::string others;
   Handed* handed = nullptr;  // to Python
-  Handed* making = nullptr;  // by Python, which calls the op now
+  const InPython* python = nullptr;  // for the recorder; null also while the program runs in between
   int32_t open = 0;               // calls under way of which the inner calls are recorded
   std::vector<int32_t> children;  // records made inside these that have no parent yet
   std::vector<int32_t> lanes;     // started inside these
@@ -1002,8 +1020,72 @@ void close_lanes(Recorder& recorder, Scratch& scratch, size_t first, int32_t num
   scratch.lanes.resize(first);
 }
 
+// The keys that were in force in front of autograd's kernel of a call, which has excluded its own. Those of autocast and of
+// modes stay excluded: nothing tells whether they were.
+c10::impl::LocalDispatchKeySet program_keys() {
+  auto keys = c10::impl::tls_local_dispatch_key_set();
+  keys.included_ = keys.included_.add(kKey);
+  if (c10::InferenceMode::is_enabled()) return keys;
+  keys.excluded_ = keys.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView;
+  keys.included_ = keys.included_.add(c10::DispatchKey::ADInplaceOrView);
+  return keys;
+}
+
+// Whether Python's garbage collector runs by itself from now on; returns whether it did.
+bool set_collects(bool collects) {
+  const int gil = PyGILState_Ensure();
+  const bool before = collects ? PyGC_Enable() : PyGC_Disable();
+  PyGILState_Release(gil);
+  return before;
+}
+
+InPython::InPython()
+    : scratch(this_thread()), keys(scratch.python ? scratch.python->keys : program_keys()),
+      outer(std::exchange(scratch.python, this)), collects(set_collects(false)) {}
+InPython::~InPython() {
+  if (collects) set_collects(true);
+  scratch.python = outer;
+}
+
+void describe(Op& op, const char* name, const char* overload) {
+  const InPython asking;
+  const int gil = PyGILState_Ensure();
+  plan_of(op.id, name, overload, &op.plan);
+  PyGILState_Release(gil);
+}
+
+// While the program, or a kernel, runs in between, with these keys in force.
+struct InProgram {
+  Scratch& scratch = this_thread();
+  Handed* const handed = std::exchange(scratch.handed, nullptr);
+  const InPython* const python = std::exchange(scratch.python, nullptr);
+  c10::impl::ForceDispatchKeyGuard guard;
+
+  explicit InProgram(const c10::impl::LocalDispatchKeySet& keys) : guard(keys) {
+    if (python->collects) set_collects(true);
+  }
+  InProgram(const InProgram&) = delete;
+  ~InProgram() {
+    if (python->collects) set_collects(false);
+    scratch.python = python;
+    scratch.handed = handed;
+  }
+};
+
+// Calls of the thread come here meanwhile, also where it asks Python with none coming.
+struct Seen {
+  ThreadKeys& keys = keys_here();
+  const bool before = keys.included().has(kKey);
+
+  Seen() { set_seen(true, keys); }
+  Seen(const Seen&) = delete;
+  ~Seen() { set_seen(before, keys); }
+};
+
 template <typename Result, typename... More>
 Result ask(Result (*question)(_object*, More...), Result otherwise, const at::Tensor& tensor, More... more) {
+  const InPython asking;
+  const Seen seen;
   const int gil = PyGILState_Ensure();
   _object* object = THPVariable_Wrap(tensor);
   const Result answer = object ? question(object, more...) : otherwise;
@@ -1059,10 +1141,13 @@ c10::IValue shown(Recorder& recorder, Handed& call, const c10::IValue& value, bo
   return value;
 }
 
-// Make the call with its own tensors, and put on `stack` what Python is shown of the outputs. Its trace may be over.
-void make(Handed& call, c10::Stack* stack) {
+// The op `hashbench::make`, by which Python has the call made that was handed to it: by an op of its own, so that no other
+// call is taken for that one, such as those of a signal handler. It gives what Python is shown of the outputs.
+void make(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
+  TORCH_CHECK(this_thread().handed, "hashbench::make is called where no call was handed over");
+  Handed& call = *this_thread().handed;
   {
-    c10::impl::ForceDispatchKeyGuard as_before(call.entry);
+    const InProgram kernel(call.entry);
     call.handle.redispatchBoxed(call.keys & kAfter, call.stack);
   }
   for (auto& [original, copy] : call.tensors) {  // an `out` of another size was given more memory
@@ -1075,30 +1160,57 @@ void make(Handed& call, c10::Stack* stack) {
     if (copy.sizes() != original.sizes() || copy.strides() != original.strides())
       copy.unsafeGetTensorImpl()->set_sizes_and_strides(original.sizes(), original.strides(), original.storage_offset());
   }
-  stack->resize(stack->size() - static_cast<size_t>(call.op.arguments));
-  const auto outputs = static_cast<size_t>(call.op.returns);
-  for (size_t i = call.stack->size() - outputs; i < call.stack->size(); i++)
-    stack->push_back(shown(call.recorder, call, (*call.stack)[i], true));
+  std::vector<c10::IValue> outputs;
+  for (size_t i = call.stack->size() - static_cast<size_t>(call.op.returns); i < call.stack->size(); i++) {
+    const c10::IValue& value = (*call.stack)[i];
+    const bool none = value.isTensor() && !value.toTensor().defined();  // a tuple refuses it
+    outputs.push_back(none ? c10::IValue() : shown(call.recorder, call, value, true));
+  }
+  if (outputs.empty()) stack->emplace_back();
+  else if (outputs.size() == 1) stack->push_back(std::move(outputs[0]));
+  else stack->emplace_back(c10::ivalue::Tuple::create(std::move(outputs)));
 }
 
-// Python looks at the call with nothing above its kernel in force, and makes it once more, which comes back to `fallback`.
+// Whether a value is, or holds, a tensor without data, or names the device of one: it stands for one that is computed
+// later. Where modes are off, a fake tensor shows that by its device alone.
+bool has_no_content(const c10::IValue& value, bool modes_off) {
+  if (value.isDevice()) return modes_off && value.toDevice().is_meta();
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    if (!tensor.defined()) return false;
+    if (modes_off && tensor.is_meta()) return true;
+    return tensor.key_set().has(c10::DispatchKey::Python) && !ask(has_data, 1, tensor);
+  }
+  if (!value.isList() || value.isIntList() || value.isDoubleList() || value.isBoolList()) return false;
+  const auto items = value.toListRef();
+  return std::any_of(items.begin(), items.end(), [&](const c10::IValue& item) { return has_no_content(item, modes_off); });
+}
+
+// Whether Python looks at a value without calling an op. Where a call has such values alone, the ops that arrive while Python
+// looks at it are the program's: what Python calls an op for all the same, it does in `unrecorded` (hashbench/native/library.py).
+bool is_plain(const Recorder& recorder, const c10::IValue& value) {
+  if (value.isTensor()) return !value.toTensor().defined() || is_number(value.toTensor()) || is_plain(recorder, value.toTensor());
+  if (value.isDevice()) return value.toDevice().is_cpu();
+  if (value.isGenerator()) return value.toGenerator().device().is_cpu();
+  if (!value.isList()) return !value.isObject();
+  const auto items = value.toListRef();
+  return std::all_of(items.begin(), items.end(), [&](const c10::IValue& item) { return is_plain(recorder, item); });
+}
+
+// Python looks at the call with nothing above its kernel in force, and calls `make`.
 void record_in_python(Recorder& recorder, const Op& op, const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::Stack* stack) {
   const bool modes_off = c10::impl::tls_local_dispatch_key_set().excluded_.has(c10::DispatchKey::Python);
-  for (size_t i = stack->size() - static_cast<size_t>(op.arguments); i < stack->size(); i++) {
-    const c10::IValue& value = (*stack)[i];  // a fake tensor stands for one that is computed later: nothing is computed now
-    if (modes_off && (value.isDevice() ? value.toDevice().is_meta() : value.isTensor() && value.toTensor().is_meta())) {
-      Quiet quiet;
+  {
+    Quiet quiet;
+    const auto is_later = [&](const c10::IValue& value) { return has_no_content(value, modes_off); };
+    if (std::any_of(stack->end() - op.arguments, stack->end(), is_later)) {
       handle.redispatchBoxed(keys & kAfter, stack);
       return;
     }
-    if (value.isTensor() && value.toTensor().defined() && value.toTensor().key_set().has(c10::DispatchKey::Python)) {
-      Quiet quiet;
-      if (!ask(has_data, 1, value.toTensor())) {
-        handle.redispatchBoxed(keys & kAfter, stack);
-        return;
-      }
-    }
   }
+  const auto arrived = stack->end() - op.arguments;
+  const bool calls_no_op = !op.plan.python &&
+      std::all_of(arrived, stack->end(), [&](const c10::IValue& value) { return is_plain(recorder, value); });
   Ended ended;
   Handed call{recorder, op, handle, keys, stack, c10::impl::tls_local_dispatch_key_set(), {}, {}};
   if (!op.plan.open) call.entry.included_ = call.entry.included_.remove(kKey);
@@ -1106,12 +1218,18 @@ void record_in_python(Recorder& recorder, const Op& op, const c10::OperatorHandl
   for (size_t i = stack->size() - static_cast<size_t>(op.arguments); i < stack->size(); i++)
     arguments.push_back(shown(recorder, call, (*stack)[i]));
   Scratch& scratch = this_thread();
+  const InPython looking;
   Handed* outer = std::exchange(scratch.handed, &call);
+  const auto children = scratch.children.size(), lanes = scratch.lanes.size();
+  const auto opened = scratch.open;
   try {
-    c10::impl::ExcludeDispatchKeyGuard quiet(kNotAfter);
+    c10::impl::ExcludeDispatchKeyGuard quiet(calls_no_op ? kNotAfter.remove(kKey) : kNotAfter);
     handle.redispatchBoxed((keys & kAfter) | c10::DispatchKeySet(kPythonKey), &arguments);
   } catch (...) {
     scratch.handed = outer;
+    scratch.open = opened;
+    scratch.children.resize(children);
+    scratch.lanes.resize(lanes);
     recorder.failed = op.id;
     throw;
   }
@@ -1119,12 +1237,11 @@ void record_in_python(Recorder& recorder, const Op& op, const c10::OperatorHandl
 }
 
 void name_leaves(Recorder& recorder, Scratch& scratch) {
-  for (const auto& [tensor, node, name] : scratch.unnamed) {
+  for (const auto& [tensor, node, name] : std::exchange(scratch.unnamed, {})) {
     const int32_t answer = ask(classify, -1, *tensor, name);
     Guard guard(recorder.lock);
     recorder.leaves[static_cast<size_t>(-1 - node)].name = answer;
   }
-  scratch.unnamed.clear();
 }
 
 // Some ops that decompose have a kernel of their own for some backends: `silu_backward` on the CPU.
@@ -1366,8 +1483,9 @@ struct Call {
 
 void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::Stack* stack) {
   Scratch& scratch = this_thread();
-  if (scratch.making) {
-    make(*std::exchange(scratch.making, nullptr), stack);
+  if (scratch.python) {  // what interrupts the recorder there: a call of the program's as any other
+    const InProgram interrupting(scratch.python->keys);
+    handle.callBoxed(stack);
     return;
   }
   Recorder* on = current.load(std::memory_order_acquire);
@@ -1428,7 +1546,7 @@ void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::
 // The trace in which a call of this thread is recorded without boxing; null: `fallback` knows what is to be done with it.
 [[gnu::hot]] Recorder* recorder_of(const Scratch& scratch, const torch::autograd::Node* node) {
   Recorder* on = current.load(std::memory_order_acquire);
-  if (!on || scratch.making || (scratch.owner && scratch.owner != on) || on->everything_python) return nullptr;
+  if (!on || scratch.python || (scratch.owner && scratch.owner != on) || on->everything_python) return nullptr;
   if (node ? on->backward_python.load(std::memory_order_relaxed) : !scratch.owner && scratch.entered != on->trace) return nullptr;
   return on;
 }
@@ -1645,6 +1763,8 @@ int hb_register() {
   try {
     keep(c10::Dispatcher::singleton().registerFallback(kKey, c10::KernelFunction::makeFromBoxedFunction<&fallback>(), __FILE__));
     register_usual();
+    keep(c10::Dispatcher::singleton().registerDef(torch::jit::parseSchema("hashbench::make() -> Any"), __FILE__));
+    keep(c10::Dispatcher::singleton().registerImpl({"hashbench::make", ""}, std::nullopt, c10::KernelFunction::makeFromBoxedFunction<&make>(), std::nullopt, nullptr, __FILE__));
     return 1;
   } catch (const std::exception&) {
     return 0;
@@ -1832,13 +1952,6 @@ int32_t hb_take_leaf(Recorder* recorder, void** storages, int32_t count, int pyt
   const auto number = -static_cast<int32_t>(recorder->leaves.count);
   for (int32_t i = 0; i < count; i++) recorder->writers.set(storage(i), number, python);
   return number;
-}
-// Around Python's call of the op that it was given: the call comes back to `fallback`, which makes it as it was to be made.
-void hb_make(int begins) {
-  Scratch& scratch = this_thread();
-  scratch.making = begins ? scratch.handed : nullptr;
-  if (begins) set_seen(true);  // also where the trace has ended meanwhile
-  c10::impl::tls_set_dispatch_key_excluded(kKey, !begins);
 }
 // Of a tensor or a storage that Python is shown: the call's own.
 void* hb_origin(void* shown) {

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from hashbench.devices.ledger import Ledger
+from hashbench.native.library import unrecorded
 from hashbench.records import OpRecord, TensorDigest
 from hashbench.trace import arguments
 from hashbench.trace.build import Ids, RawRecord, RawResult, RecordIdentity, build_record, without_gaps
@@ -149,8 +150,17 @@ class CallObserver:
         self.ids = Ids()
         self._options, self._token, self._ledger, self._records = options, token, ledger, records
         self._possible = PossibleWrites()
-        self._last = threading.local()  # the identity of the record that each thread made last
+        self._thread = threading.local()
         self._handed_over: dict[str, OpRecord] = {}
+
+    @property
+    def last(self) -> RecordIdentity | None:
+        """The identity of the record that this thread made last."""
+        return getattr(self._thread, "last", None)
+
+    @last.setter
+    def last(self, identity: RecordIdentity | None) -> None:
+        self._thread.last = identity
 
     def call(
         self, func: Any, plan: OpPlan, identity: RecordIdentity, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -158,22 +168,25 @@ class CallObserver:
         """Call an op that will have this record, with the callback around it; one that raises leaves no record."""
         assert self.callback is not None
         try:
-            self.callback.before(identity.id, func, args, kwargs)
+            with unrecorded():
+                self.callback.before(identity.id, func, args, kwargs)
             output = plan.call(*args, **kwargs)
-            self.callback.after(identity.id, func, args, kwargs, output)
+            with unrecorded():
+                self.callback.after(identity.id, func, args, kwargs, output)
         except BaseException:
             self.ids.take_back_record(identity.id)
             raise
-        self._last.identity = identity
+        self.last = identity
         return output
 
     def take_back(self) -> None:
         """The call made no record after all."""
-        self.ids.take_back_record(self._last.identity.id)
+        assert self.last is not None
+        self.ids.take_back_record(self.last.id)
 
     def opaque(self, identity: RecordIdentity) -> None:
         """A record was made that is no op's: the callback is not called around it."""
-        self._last.identity = identity
+        self.last = identity
 
     def before(self, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """What has to be looked at before a call."""
@@ -217,11 +230,13 @@ class CallObserver:
             print(self._line(number))
         if self.wants_records and self.callback is not None:
             self._add_undeclared_writes()
-            identity: RecordIdentity = self._last.identity
+            identity = self.last
+            assert identity is not None
             forward = None if identity.forward is None else self._handed_over.get(self.ids.records[identity.forward])
             raw = self._record(number).renumbered(self._possible.node)
             self._handed_over[identity.id] = record = build_record(raw, self.ids, identity, forward, kept)
-            self.callback.recorded(record)
+            with unrecorded():
+                self.callback.recorded(record)
 
     def records(self) -> list[RawRecord]:
         """The records so far, as they were appended. Waits for devices."""

@@ -135,11 +135,14 @@ def raw_digest(tensor: torch.Tensor, ledger: Ledger | None = None) -> RawDigest:
     if type(tensor) is not torch.Tensor and is_lazy(tensor):  # its class refuses to be asked for a shape
         return tensor.dtype, (), (), EMPTY
     if type(tensor) is not torch.Tensor and is_traceable_wrapper_subclass(tensor):
-        if is_distributed(type(tensor)):
-            return raw_digest(local_tensor(tensor), ledger)
-        return tensor.dtype, () if tensor.is_nested else tuple(tensor.shape), (), _hash_parts(_wrapped(tensor), ledger)
+        with unrecorded():
+            if is_distributed(type(tensor)):
+                return raw_digest(local_tensor(tensor), ledger)
+            shape = () if tensor.is_nested else tuple(tensor.shape)
+            return tensor.dtype, shape, (), _hash_parts(_wrapped(tensor), ledger)
     if tensor.is_nested:
-        return tensor.dtype, (), (), _hash_parts([tensor.values(), tensor._nested_tensor_size()], ledger)
+        with unrecorded():
+            return tensor.dtype, (), (), _hash_parts([tensor.values(), tensor._nested_tensor_size()], ledger)
     shape = tuple(tensor.shape)
     if tensor.layout is not torch.strided:
         return tensor.dtype, shape, (), _hash_parts(_sparse_parts(tensor), ledger)
@@ -147,7 +150,8 @@ def raw_digest(tensor: torch.Tensor, ledger: Ledger | None = None) -> RawDigest:
     if tensor.is_meta:
         return tensor.dtype, shape, stride, "meta"
     if tensor.is_quantized:
-        return tensor.dtype, shape, stride, _hash_quantized(tensor, ledger)
+        with unrecorded():
+            return tensor.dtype, shape, stride, _hash_quantized(tensor, ledger)
     return tensor.dtype, shape, stride, _hash_strided(tensor, ledger)
 
 
@@ -241,6 +245,14 @@ def _hash_strided(tensor: torch.Tensor, ledger: Ledger | None = None) -> int | P
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor without holes and overlaps whose bytes stand for those of ``tensor``: itself wherever possible."""
+    lazy = tensor._is_zerotensor() or tensor.is_conj() or tensor.is_neg() or tensor.dtype in BY_DTYPE
+    if not lazy and (tensor.is_contiguous() or is_dense(tensor)):
+        return tensor
+    with unrecorded():
+        return _copied(tensor)
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
     if tensor._is_zerotensor():  # stands for zeros without holding any
         tensor = torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     if tensor.is_conj() or tensor.is_neg():  # views whose bytes are those of the tensor they conjugate or negate
@@ -276,6 +288,7 @@ def _hash_quantized(tensor: torch.Tensor, ledger: Ledger | None) -> int | Pendin
     ).at_once()
 
 
+@unrecorded()
 def _sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     tensor = tensor.detach()
     if tensor.layout is torch.sparse_coo:

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from hashbench.devices.ledger import Ledger
-from hashbench.native.library import is_recorded
+from hashbench.native.library import is_recorded, unrecorded
 from hashbench.records import SettingsMark, TensorDigest, Trace
 from hashbench.trace import arguments
 from hashbench.trace.build import RawLeaf, RawResult, RecordIdentity, build_trace
@@ -142,9 +142,9 @@ class TracingMode(TorchDispatchMode, Listener):
         self._at_once = frozenset() if self._ledger.everywhere else _PLAIN_DTYPES
         # Autograd's threads, one for every device, dispatch at the same time. A number is taken in one step; records
         # may be appended in another order and are sorted at the end.
-        self._next_number, self._leaf_lock = itertools.count().__next__, threading.Lock()
+        self._next_number, self._leaf_lock = itertools.count().__next__, threading.RLock()
         self._records: list[tuple[Any, ...]] = []  # each a RawRecord, as a plain tuple
-        self._leaves: list[RawLeaf] = []
+        self._leaves: dict[int, RawLeaf] = {}  # by number
         self._results: list[RawResult] = []
         self._setting_marks: list[SettingsMark] = []
         self._registered = Registered()
@@ -327,7 +327,7 @@ class TracingMode(TorchDispatchMode, Listener):
         records, results, notes = self._observer.resolved(self._observer.records(), self._results)
         trace = build_trace(
             records,
-            self._leaves,
+            list(self._leaves.values()),
             results,
             marks=tuple(self._setting_marks),
             notes=notes,
@@ -484,8 +484,9 @@ class TracingMode(TorchDispatchMode, Listener):
                 for part in components(tensor) or [tensor]:
                     reads += (path, self._node(plan, path, part), offset(part))
             for kind, label, digest in self._registered.unread():  # it may read any of these, and write it
-                reads += (kind, self._next_leaf(), 0)
-                self._leaves.append((kind, label, digest, self._position(), None))
+                number = self._next_leaf()
+                reads += (kind, number, 0)
+                self._leaves[number] = kind, label, digest, self._position(), None
                 if self._observer.callback is not None:
                     self._observer.ids.add_leaf(kind, label)
             self._registered.close(leaves=self._leaf_count())
@@ -660,7 +661,8 @@ class TracingMode(TorchDispatchMode, Listener):
             name = self._modules.current
         if self._observer.callback is not None:
             leaf_id = self._observer.ids.add_leaf(kind, name)
-            self._observer.callback.leaf(leaf_id, tensor if content is None else content)
+            with unrecorded():
+                self._observer.callback.leaf(leaf_id, tensor if content is None else content)
         if views is None and (content is not None or is_whole(tensor)):
             digest = self._write(tensor if content is None else content, (self._token, number, None), blank=False)
         else:
@@ -670,7 +672,7 @@ class TracingMode(TorchDispatchMode, Listener):
             digest = raw_digest(tensor, self._ledger)
         seen = digest if content is None else raw_digest(tensor, self._ledger)
         registered = None if initial is None else (initial, seen)
-        self._leaves.append((kind, name, digest, self._position(), registered))
+        self._leaves[number] = kind, name, digest, self._position(), registered
 
 
 def call_with_callback(

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from hashbench.native.library import unrecorded
 from hashbench.trace.digest import components, is_dense
 
 LeafViews = dict[tuple[Any, ...], int]
@@ -86,6 +87,7 @@ def covers_storage(tensor: torch.Tensor) -> bool:
     return storage is None or (tensor.nbytes >= storage.nbytes() and is_dense(tensor))
 
 
+@unrecorded()
 def whole_storage(tensor: torch.Tensor) -> torch.Tensor:
     """All bytes of the tensor's storage, as a flat tensor that shares it."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())

@@ -157,14 +157,16 @@ class Kept:
         contexts: Contexts,
         state: Callable[[int], tuple[str, str, str]],
         registered: Registered,
-        in_python: Iterator[RawLeaf],
+        in_python: Mapping[int, RawLeaf],
     ) -> Iterator[RawLeaf]:
-        """The leaves in their order; ``in_python`` are those that Python made."""
+        """The leaves in their order; ``in_python`` are those that Python made, by number."""
         kept = self._unpacked(LEAVES, _LEAF)
         registrations = registered.along(storage for storage, *_ in kept)
-        for (_, value, position, meta, context, name, _), registration in zip(kept, registrations, strict=True):
+        for place, ((_, value, position, meta, context, name, _), registration) in enumerate(
+            zip(kept, registrations, strict=True)
+        ):
             if name == -3:
-                yield next(in_python)
+                yield in_python[-1 - place]
                 continue
             kind, label = "parameter" if name == -2 else "other", contexts[context][0]
             if name >= 0:

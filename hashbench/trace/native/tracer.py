@@ -23,7 +23,7 @@ import torch
 import xxhash
 
 from hashbench.errors import HashbenchError
-from hashbench.native.library import CALLS, KNOWN, LANES, LEAVES, RECORDS, Library, is_recorded
+from hashbench.native.library import CALLS, KNOWN, LANES, LEAVES, RECORDS, Library, is_recorded, unrecorded
 from hashbench.records import TensorDigest, Trace
 from hashbench.trace import arguments
 from hashbench.trace.build import RawRecord, RawResult, RecordIdentity, build_trace, without_gaps
@@ -42,8 +42,8 @@ _Int32 = ctypes.c_int32
 
 
 class _Calls(threading.local):
-    """What a thread is about: its lane, where it is not the program's own, and what was open around its last call. Of a
-    call that Python records: the storages that it was given, and marks that the recorder knows."""
+    """The state of one thread: its lane, where it is not the program's own. Of the call that Python records, which may
+    interrupt another: what was open around it, the storages that it was given, and marks that the recorder knows."""
 
     def __init__(self) -> None:
         self.lane: _Lane | None = None
@@ -245,9 +245,10 @@ class NativeTracer(TracingMode):
 
     def digest_odd(self, tensor: torch.Tensor, number: int, *, blank: bool) -> int:
         """Hash and mark what record ``number`` wrote, a tensor that the recorder cannot hash."""
-        set_mark(tensor, (self._token, number, None))
-        self._take(_storages((tensor,)))
-        digest = raw_digest(tensor, self._ledger)
+        with unrecorded():
+            set_mark(tensor, (self._token, number, None))
+            self._take(_storages((tensor,)))
+            digest = raw_digest(tensor, self._ledger)
         self._odd_digests.append((*digest[:3], None) if blank else digest)
         return len(self._odd_digests) - 1
 
@@ -256,36 +257,32 @@ class NativeTracer(TracingMode):
         backward of compiled code calls."""
         plan = self._plans.get(id(func)) or self._plan(func)
         if not plan.traced:
-            return self._make(func, False, *args, **kwargs)
-        if self._records_nothing:
-            return self._show(plan, args, kwargs)
-        given = arguments.tensors_in([*args, *kwargs.values()])
-        storages = _storages(given)
-        self._bring(storages)
-        around = self._calls.given, self._calls.known
-        self._calls.given, self._calls.known = set(self._origins(storages)), _marks_of(storages)
+            return self._library.make()
+        calls, observer = self._calls, self._observer
+        interrupted = calls.outer, calls.given, calls.known, observer.last
         try:
+            calls.outer = None
+            if self._records_nothing:
+                return self._show(plan, args, kwargs)
+            given = arguments.tensors_in([*args, *kwargs.values()])
+            storages = _storages(given)
+            self._bring(storages)
+            calls.given, calls.known = set(self._origins(storages)), _marks_of(storages)
             output = self.__torch_dispatch__(func, (), args, kwargs)
             self._take(_storages((*given, *arguments.tensors_in(output))))
+            return output
         finally:
-            self._calls.given, self._calls.known = around
             self._close()  # a watcher may raise once the call is made
-        return output
+            calls.outer, calls.given, calls.known, observer.last = interrupted
 
     def _plan(self, func: Any) -> OpPlan:
         plan = plan_of(func)
-        make = functools.partial(self._make, plan.call, func.namespace != "aten")
+        make = functools.partial(self._make, func.namespace != "aten")
         self._plans[id(func)] = plan = replace(plan, call=make)
         if self._observer.callback is not None and plan.traced:
             call = functools.partial(call_with_callback, weakref.ref(self), func, plan)
             self._plans[id(func)] = replace(plan, call=call)
         return self._plans[id(func)]
-
-    def _show(self, plan: OpPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        try:
-            return super()._show(plan, args, kwargs)
-        finally:
-            self._close()
 
     def _close(self) -> None:
         """End the call that this thread has made last where no record has done so."""
@@ -356,7 +353,7 @@ class NativeTracer(TracingMode):
                 self._add_leaf(number, tensor, views, content)
             except BaseException:  # its number is taken: what it holds is not known
                 unknown = tensor.dtype, tuple(tensor.shape), None, None
-                self._leaves.append(("other", self._modules.current, unknown, self._position(), None))
+                self._leaves[number] = "other", self._modules.current, unknown, self._position(), None
                 for storage in storages:
                     self._library.set_node(self._recorder, storage, number, 1)
                 raise
@@ -429,11 +426,14 @@ class NativeTracer(TracingMode):
         if self._mixed:
             by_number = {record.number: record for record in in_python}
             records = list(kept.records(contexts, by_number, self._odd_digests))
-            leaves = list(kept.leaves(contexts, self._modules.state, self._registered, iter(self._leaves)))
+            leaves = list(kept.leaves(contexts, self._modules.state, self._registered, self._leaves))
             numbers = [record.number for record in records]
             notes = self._observer.notes_of(set(numbers))
         else:
-            numbers, leaves = sorted([record.number for record in in_python]), list(self._leaves)
+            numbers, leaves = (
+                sorted([record.number for record in in_python]),
+                [leaf for _, leaf in sorted(self._leaves.items(), reverse=True)],
+            )
             records, results, notes = self._observer.resolved(in_python, results)
         lanes = kept.lanes()
         lane_of = list(map(kept.lane_of, numbers)) if len(lanes) > 1 else []
@@ -472,19 +472,16 @@ def _take_number(library: Library, recorder: int, calls: _Calls) -> int:
     return number
 
 
-def _make(library: Library, recorder: int, calls: _Calls, call: Any, opened: bool, /, *args: Any, **kwargs: Any) -> Any:
+def _make(library: Library, recorder: int, calls: _Calls, opened: bool, /, *_: Any, **__: Any) -> Any:
     """Make the call that the recorder handed over, as it was to be made; ``opened``: what it calls is recorded. No
     method: a trace's records keep it by their plans, and would keep the trace."""
     outer = library.open() if opened else None
-    library.make(1)
     try:
-        output = call(*args, **kwargs)
+        output = library.make()
     except BaseException:
         if outer is not None:
             library.close(recorder, outer, -1)
         raise
-    finally:
-        library.make(0)
     calls.outer = outer
     return output
 
